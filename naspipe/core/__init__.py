@@ -1,0 +1,1 @@
+"""Identities, messages, configuration and errors: the standard library only."""

@@ -1,0 +1,41 @@
+"""One access of one layer by one subnet: the record every number is computed from."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+from naspipe.core.ids import LayerId, PassId, SequenceId, StageId, Version
+
+
+class AccessKind(Enum):
+    """What the access did; the value is its letter in logs."""
+
+    FORWARD = "F"
+    """READ: the forward pass of a block."""
+    BACKWARD = "B"
+    """The backward pass of a block, recompute included; reads the version its forward read."""
+    WRITE = "W"
+    """The optimizer step; ``version`` is the one it made."""
+
+
+class Access(NamedTuple):
+    """One line of the access log; times are nanoseconds of the machine's monotonic clock.
+
+    ``digest`` is that of the written bytes, empty unless digests were asked for;
+    ``is_hit`` says whether the layer was on the device when the access began.
+    """
+
+    layer: LayerId
+    sequence_id: SequenceId
+    pass_id: PassId
+    kind: AccessKind
+    version: Version
+    stage: StageId
+    start_ns: int
+    end_ns: int
+    is_hit: bool = True
+    digest: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.layer}/{self.sequence_id}{self.kind.value}v{self.version}@{self.stage}"

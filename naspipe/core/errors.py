@@ -1,0 +1,41 @@
+"""The exception tree. Every message says what, where, expected and found, and what to do."""
+
+from __future__ import annotations
+
+
+class NaspipeError(Exception):
+    """Root of every error that naspipe raises on purpose."""
+
+
+class ConfigError(NaspipeError):
+    """The user's input cannot be used; raised before anything is written (exit status 2)."""
+
+
+class DataError(ConfigError):
+    """A data file is missing, damaged or cannot be fetched."""
+
+
+class BlockInputEditedError(NaspipeError):
+    """A block changed one of its inputs in place, which would corrupt the block before it."""
+
+
+class TransportError(NaspipeError):
+    """A peer is gone, silent for longer than the deadline, or sent what cannot be read."""
+
+
+class StageFailed(NaspipeError):
+    """A stage raised; carries the first cause: the stage, its task and its traceback."""
+
+    def __init__(self, stage: int, task: str, traceback_text: str) -> None:
+        self.stage = stage
+        self.task = task
+        self.traceback_text = traceback_text
+        super().__init__(f"stage {stage} failed in {task}\n{traceback_text}")
+
+
+class LogError(NaspipeError):
+    """A recorded file is damaged in its middle, where nothing can be repaired."""
+
+
+class InvariantError(NaspipeError):
+    """A rule of the schedule was broken: a bug in naspipe, never the user's doing."""

@@ -1,0 +1,54 @@
+"""Which stage runs which blocks of one subnet."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import NamedTuple
+
+from naspipe.core.errors import ConfigError
+from naspipe.core.ids import StageId
+
+
+class Partition(NamedTuple):
+    """Contiguous block ranges: stage s runs blocks ``bounds[s] <= block < bounds[s + 1]``.
+
+    Prints as ``0:25:51`` (two stages, 51 blocks).
+    """
+
+    bounds: tuple[int, ...]
+
+    @property
+    def num_stages(self) -> int:
+        """Number of stages."""
+        return len(self.bounds) - 1
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of blocks in the chain."""
+        return self.bounds[-1]
+
+    def blocks(self, stage: StageId) -> range:
+        """The blocks that a stage runs, in forward order."""
+        return range(self.bounds[stage], self.bounds[stage + 1])
+
+    def stage_of(self, block: int) -> StageId:
+        """The stage that runs a block."""
+        return StageId(bisect_right(self.bounds, block) - 1)
+
+    def __str__(self) -> str:
+        return ":".join(map(str, self.bounds))
+
+
+def make_partition(bounds: tuple[int, ...]) -> Partition:
+    """Check the bounds and make a partition.
+
+    Raises:
+        ConfigError: unless the bounds start at 0 and rise, at least one block to a stage.
+    """
+    rising = all(low < high for low, high in zip(bounds, bounds[1:], strict=False))
+    if len(bounds) < 2 or bounds[0] != 0 or not rising:
+        raise ConfigError(
+            f"partition {bounds}: expected bounds that start at 0 and rise, one block or more "
+            f"to each stage"
+        )
+    return Partition(bounds)

@@ -1,0 +1,175 @@
+"""A search space: a chain of blocks, each with its candidate layers, as plain factories.
+
+Nothing here imports torch: a factory is called only when its layer is first used.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from naspipe.core.errors import ConfigError
+from naspipe.core.ids import LayerId, StreamId
+from naspipe.core.rules import Exact, Rule
+
+Factory = Callable[[], Any]
+"""Makes one candidate: a ``torch.nn.Module`` with freshly initialised parameters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A choice block: the candidates of which every subnet takes one.
+
+    Args:
+        candidates: one factory per candidate.
+        kind: blocks of one kind have the same candidates, so their costs are measured once.
+        fields: batch fields handed to the candidate after the tensors of the block before.
+    """
+
+    candidates: tuple[Factory, ...]
+    kind: str | None = None
+    fields: tuple[str, ...] = ()
+
+    def __init__(
+        self, candidates: Iterable[Factory], *, kind: str | None = None, fields: Sequence[str] = ()
+    ) -> None:
+        object.__setattr__(self, "candidates", tuple(candidates))
+        object.__setattr__(self, "kind", kind)
+        object.__setattr__(self, "fields", tuple(fields))
+        if not self.candidates:
+            raise ConfigError("a block needs at least one candidate, found none")
+
+    @property
+    def rule(self) -> Rule:
+        """Choice blocks are always exact."""
+        return Exact()
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """A layer that every subnet uses, with the rule its READs follow.
+
+    Args:
+        name: how logs, checkpoints and errors call it.
+        factory: makes the module.
+        rule: ``Exact()``, ``Frozen()`` or ``Lag(K)``.
+        fields: batch fields handed to the module after the tensors of the block before.
+    """
+
+    name: str
+    factory: Factory
+    rule: Rule = field(default_factory=Exact)
+    fields: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fields", tuple(self.fields))
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_-]*", self.name):
+            raise ConfigError(
+                f"shared layer {self.name!r}: expected a name of letters, digits, - and _"
+            )
+
+    @property
+    def candidates(self) -> tuple[Factory, ...]:
+        """A shared layer is a block with one candidate."""
+        return (self.factory,)
+
+
+class Space:
+    """A named chain of blocks and shared layers.
+
+    A module takes the tensors that the block before returned, then the batch fields its
+    block names. The first block names ``("input",)`` unless it says otherwise.
+    """
+
+    def __init__(self, name: str, blocks: Iterable[Block | Shared]) -> None:
+        self.name = name
+        self.blocks: tuple[Block | Shared, ...] = tuple(blocks)
+        self._choice_positions = [
+            index for index, block in enumerate(self.blocks) if isinstance(block, Block)
+        ]
+        self._shared_positions: dict[str, int] = {}
+        for index, block in enumerate(self.blocks):
+            if isinstance(block, Shared):
+                if block.name in self._shared_positions:
+                    raise ConfigError(
+                        f"space {name}: two shared layers are called {block.name!r}; rename one"
+                    )
+                self._shared_positions[block.name] = index
+        if not self.blocks:
+            raise ConfigError(f"space {name}: expected at least one block, found none")
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """The rule of each block of the chain."""
+        return tuple(block.rule for block in self.blocks)
+
+    @property
+    def candidate_counts(self) -> tuple[int, ...]:
+        """Number of candidates of each choice block, shared layers left out."""
+        return tuple(len(self.blocks[index].candidates) for index in self._choice_positions)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """One label per block of the chain: the choice block's number or the shared name."""
+        numbers = {position: str(number) for number, position in enumerate(self._choice_positions)}
+        return tuple(
+            block.name if isinstance(block, Shared) else numbers[index]
+            for index, block in enumerate(self.blocks)
+        )
+
+    def fields(self, block: int) -> tuple[str, ...]:
+        """Batch fields that the module of this block of the chain is given."""
+        named = self.blocks[block].fields
+        return named if named or block else ("input",)
+
+    def chain(self, choices: Sequence[int]) -> tuple[int, ...]:
+        """Turn one choice per choice block into one candidate per block of the chain.
+
+        Raises:
+            ConfigError: when the number of choices or a choice does not fit the space.
+        """
+        counts = self.candidate_counts
+        if len(choices) != len(counts):
+            raise ConfigError(
+                f"space {self.name}: expected {len(counts)} choices, one per choice block, "
+                f"found {len(choices)}"
+            )
+        for number, (choice, count) in enumerate(zip(choices, counts, strict=True)):
+            if not 0 <= choice < count:
+                raise ConfigError(
+                    f"space {self.name}, choice block {number}: expected a choice from 0 to "
+                    f"{count - 1}, found {choice}"
+                )
+        chain = [0] * len(self.blocks)
+        for position, choice in zip(self._choice_positions, choices, strict=True):
+            chain[position] = int(choice)
+        return tuple(chain)
+
+    def label(self, block: int, candidate: int) -> str:
+        """``3.1`` for candidate 1 of choice block 3, or a shared layer's name."""
+        label = self.labels[block]
+        return label if isinstance(self.blocks[block], Shared) else f"{label}.{candidate}"
+
+    def layer(self, label: str, stream: StreamId = StreamId(0)) -> LayerId:
+        """The layer that a label such as ``3.1`` or ``head`` names.
+
+        Raises:
+            ConfigError: when the space has no such layer.
+        """
+        if label in self._shared_positions:
+            return LayerId(stream, self._shared_positions[label], 0)
+        if match := re.fullmatch(r"(\d+)\.(\d+)", label):
+            number, candidate = int(match.group(1)), int(match.group(2))
+            counts = self.candidate_counts
+            if number < len(counts) and candidate < counts[number]:
+                return LayerId(stream, self._choice_positions[number], candidate)
+        raise ConfigError(
+            f"space {self.name} has no layer {label!r}: expected BLOCK.CANDIDATE with a block "
+            f"below {len(self.candidate_counts)}, or one of "
+            f"{', '.join(self._shared_positions) or 'its shared layers (it has none)'}"
+        )
