@@ -1,0 +1,55 @@
+"""What a driver tells a stage's controller. Every event carries the driver's time stamp.
+
+Times are nanoseconds of one monotonic clock per machine (or of the simulator).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from naspipe.core.ids import LayerId, SequenceId
+from naspipe.core.partition import Partition
+from naspipe.core.subnet import Subnet
+from naspipe.core.task import Task
+
+
+@dataclass(frozen=True, slots=True)
+class SubnetAdmitted:
+    """A subnet may start. Told to every stage, in sequence order without gaps per stream."""
+
+    time_ns: int
+    subnet: Subnet
+    partition: Partition
+
+
+@dataclass(frozen=True, slots=True)
+class InputArrived:
+    """The input of ``task`` (activations, or gradients for a backward) is on its stage."""
+
+    time_ns: int
+    task: Task
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFinished:
+    """One block of the running task was computed, from ``start_ns`` to ``time_ns``."""
+
+    time_ns: int
+    task: Task
+    block: int
+    start_ns: int
+    is_hit: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class WriteFinished:
+    """A WRITE was applied, from ``start_ns`` to ``time_ns``: version ``sequence_id`` exists."""
+
+    time_ns: int
+    layer: LayerId
+    sequence_id: SequenceId
+    start_ns: int
+    digest: str = ""
+
+
+Event = SubnetAdmitted | InputArrived | BlockFinished | WriteFinished

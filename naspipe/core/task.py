@@ -1,0 +1,56 @@
+"""A task: one subnet's forward or backward on one stage."""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from typing import NamedTuple
+
+from naspipe.core.errors import ConfigError
+from naspipe.core.ids import PassId, SequenceId, StageId, StreamId
+
+
+class TaskKind(Enum):
+    """Direction of a task; the value is its letter in logs."""
+
+    FORWARD = "F"
+    BACKWARD = "B"
+
+
+class Task(NamedTuple):
+    """One pass of one subnet over one stage; prints as ``0.12.0F@3``.
+
+    The numbers are stream, sequence ID and pass; ``@3`` is the stage.
+    """
+
+    stream: StreamId
+    sequence_id: SequenceId
+    pass_id: PassId
+    kind: TaskKind
+    stage: StageId
+
+    def at(self, stage: StageId) -> Task:
+        """The task of the same pass and direction on another stage."""
+        return self._replace(stage=stage)
+
+    def __str__(self) -> str:
+        return f"{self.stream}.{self.sequence_id}.{self.pass_id}{self.kind.value}@{self.stage}"
+
+
+def parse_task(text: str) -> Task:
+    """Read a task's text form.
+
+    Raises:
+        ConfigError: when the text is not of the form ``0.12.0F@3``.
+    """
+    match = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)([FB])@(\d+)", text)
+    if match is None:
+        raise ConfigError(f"expected a task such as 0.12.0F@3, found {text!r}")
+    stream, sequence_id, pass_id, kind, stage = match.groups()
+    return Task(
+        StreamId(int(stream)),
+        SequenceId(int(sequence_id)),
+        PassId(int(pass_id)),
+        TaskKind(kind),
+        StageId(int(stage)),
+    )

@@ -1,0 +1,1 @@
+"""Causal order: which version each access asks for, and when it exists."""

@@ -1,0 +1,141 @@
+"""The version book of one stage: tickets at admission, versions as they come to exist.
+
+Each layer is a set of reference-counted versions. A subnet's ticket, handed out in
+sequence order, names the version it reads and the version its WRITE builds on; it is
+clear when that version exists. Nothing is ever compared with all earlier subnets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from naspipe.core.errors import InvariantError
+from naspipe.core.ids import INITIAL, LayerId, SequenceId, StreamId, Version
+from naspipe.core.ports import SyncPolicy
+from naspipe.core.rules import Rule
+from naspipe.core.subnet import Subnet
+
+
+class Ticket(NamedTuple):
+    """What one subnet may do with one layer: read ``reads``, then write on top of ``base``."""
+
+    layer: LayerId
+    reads: Version
+    base: Version
+    is_writer: bool
+
+
+@dataclass(slots=True)
+class _Layer:
+    """``users``: promised WRITEs that later readers may ask for, oldest first."""
+
+    users: list[Version] = field(default_factory=lambda: [INITIAL])
+    existing: set[Version] = field(default_factory=lambda: {INITIAL})
+    readers: dict[Version, int] = field(default_factory=dict)
+    newest: Version = INITIAL
+
+
+class VersionBook:
+    """Versions of the layers of one stage, under one synchronisation policy."""
+
+    def __init__(self, rules: Sequence[Rule], policy: SyncPolicy) -> None:
+        self._rules = tuple(rules)
+        self._policy = policy
+        self._layers: dict[LayerId, _Layer] = {}
+        self._next: dict[StreamId, int] = {}
+
+    def admit(self, subnet: Subnet, blocks: Iterable[int]) -> dict[int, Ticket]:
+        """Hand out the tickets of a subnet for this stage's blocks.
+
+        Raises:
+            InvariantError: when a sequence ID is missing or comes twice; without it
+                "no earlier writer" could not be known.
+        """
+        expected = self._next.get(subnet.stream, 0)
+        if subnet.sequence_id != expected:
+            raise InvariantError(
+                f"subnet {subnet.stream}.{subnet.sequence_id} admitted out of order: "
+                f"expected sequence ID {expected}"
+            )
+        self._next[subnet.stream] = expected + 1
+        return {block: self._ticket(subnet, block) for block in blocks}
+
+    def exists(self, layer: LayerId, version: Version) -> bool:
+        """Whether a version can be read here now."""
+        return version in self._state(layer).existing
+
+    def is_newest(self, layer: LayerId, version: Version) -> bool:
+        """Whether a WRITE on top of this version may be applied now."""
+        return self._state(layer).newest == version
+
+    def keeps(self, layer: LayerId, version: Version) -> bool:
+        """Whether a version will be read again, by an admitted subnet or by a later one."""
+        state = self._state(layer)
+        return state.readers.get(version, 0) > 0 or version >= self._floor(layer, state)
+
+    def release(self, layer: LayerId, version: Version) -> list[Version]:
+        """One reader is done with a version; returns the versions nobody will read again."""
+        state = self._state(layer)
+        left = state.readers.get(version, 0) - 1
+        if left < 0:
+            raise InvariantError(f"layer {layer}: version {version} released more than read")
+        if left:
+            state.readers[version] = left
+            return []
+        del state.readers[version]
+        return self._drop(layer, state)
+
+    def write(self, layer: LayerId, ticket: Ticket, version: Version) -> list[Version]:
+        """A WRITE was applied; returns the versions nobody will read again.
+
+        Raises:
+            InvariantError: when the WRITE was built on any but the newest version.
+        """
+        state = self._state(layer)
+        if state.newest != ticket.base:
+            raise InvariantError(
+                f"layer {layer}: WRITE {version} was to follow version {ticket.base}, "
+                f"found version {state.newest}"
+            )
+        state.newest = version
+        state.existing.add(version)
+        return self._drop(layer, state)
+
+    def _ticket(self, subnet: Subnet, block: int) -> Ticket:
+        layer = subnet.layer(block)
+        state = self._state(layer)
+        rule = self._rules[block]
+        reads = self._policy.version_to_read(rule, state.users, subnet.sequence_id)
+        state.readers[reads] = state.readers.get(reads, 0) + 1
+        base = state.users[-1]
+        is_writer = self._policy.is_writer(rule)
+        if is_writer:
+            state.users.append(Version(subnet.sequence_id))
+            oldest = self._floor(layer, state)
+            del state.users[: state.users.index(oldest)]
+        return Ticket(layer, reads, base, is_writer)
+
+    def _state(self, layer: LayerId) -> _Layer:
+        state = self._layers.get(layer)
+        if state is None:
+            state = self._layers[layer] = _Layer()
+        return state
+
+    def _floor(self, layer: LayerId, state: _Layer) -> Version:
+        """The oldest version that a subnet not yet admitted can ask for."""
+        reader = SequenceId(self._next.get(layer.stream, 0))
+        return self._policy.version_to_read(self._rules[layer.block], state.users, reader)
+
+    def _drop(self, layer: LayerId, state: _Layer) -> list[Version]:
+        if len(state.existing) == 1:
+            return []
+        floor = self._floor(layer, state)
+        dropped = [
+            version
+            for version in sorted(state.existing)
+            if version != state.newest and version < floor and not state.readers.get(version)
+        ]
+        state.existing.difference_update(dropped)
+        return dropped

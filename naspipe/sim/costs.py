@@ -1,0 +1,68 @@
+"""What things take on the virtual clock."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from naspipe.core.access import AccessKind
+from naspipe.core.ids import LayerId
+from naspipe.core.task import Task
+
+
+class Costs(Protocol):
+    """Durations in nanoseconds."""
+
+    def access_ns(self, layer: LayerId, kind: AccessKind) -> int:
+        """Compute time of one block's forward or backward, or of one WRITE."""
+        ...
+
+    def message_ns(self, receiver: Task) -> int:
+        """From the end of a task to the arrival of its output at the receiving stage."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockCosts:
+    """Fixed costs: one forward time per block of the chain and candidate, others in proportion."""
+
+    forward_ns: Mapping[tuple[int, int], int]
+    """Forward time by (block, candidate)."""
+    backward_ratio: float = 2.0
+    """Backward time over forward time; 3 with recompute."""
+    write_ns: int = 0
+    link_ns: int = 0
+
+    def access_ns(self, layer: LayerId, kind: AccessKind) -> int:
+        """See :class:`Costs`."""
+        if kind is AccessKind.WRITE:
+            return self.write_ns
+        forward = self.forward_ns[layer.block, layer.candidate]
+        return forward if kind is AccessKind.FORWARD else int(forward * self.backward_ratio)
+
+    def message_ns(self, receiver: Task) -> int:
+        """See :class:`Costs`."""
+        return self.link_ns
+
+
+@dataclass(slots=True)
+class RandomCosts:
+    """Every duration drawn anew between 0 and a maximum: for tests of what must not matter."""
+
+    seed: int
+    max_access_ns: int = 1000
+    max_message_ns: int = 3000
+    _random: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)
+
+    def access_ns(self, layer: LayerId, kind: AccessKind) -> int:
+        """See :class:`Costs`."""
+        return self._random.randint(0, self.max_access_ns)
+
+    def message_ns(self, receiver: Task) -> int:
+        """See :class:`Costs`."""
+        return self._random.randint(0, self.max_message_ns)

@@ -1,0 +1,1 @@
+"""One stage's decisions: the controller, and the admission of subnets."""

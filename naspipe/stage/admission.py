@@ -1,0 +1,49 @@
+"""Which subnets may be under way on a stage: a window over the sequence IDs."""
+
+from __future__ import annotations
+
+from naspipe.core.errors import ConfigError
+
+
+class AdmissionWindow:
+    """Admits sequence ID y when y < (oldest unfinished here) + ``window``, in order, no gaps.
+
+    The window is a range of sequence IDs, not a count of subnets, so the oldest unfinished
+    subnet is always inside it and nothing younger can take its place.
+    """
+
+    def __init__(self, window: int, num_subnets: int) -> None:
+        if window < 1:
+            raise ConfigError(f"window: expected 1 or more subnets under way, found {window}")
+        self._window = window
+        self._num_subnets = num_subnets
+        self._next = 0
+        self._oldest = 0
+        self._retired: set[int] = set()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every subnet of the stream is retired."""
+        return self._oldest == self._num_subnets
+
+    @property
+    def oldest(self) -> int:
+        """The oldest sequence ID that is not retired."""
+        return self._oldest
+
+    def open(self) -> range:
+        """Sequence IDs to admit now."""
+        return self.reach(self._oldest + self._window - 1)
+
+    def reach(self, sequence_id: int) -> range:
+        """Sequence IDs to admit so that this one is: a peer with an older view sent work for it."""
+        first, self._next = self._next, min(max(self._next, sequence_id + 1), self._num_subnets)
+        return range(first, self._next)
+
+    def retire(self, sequence_id: int) -> range:
+        """A subnet is done here; returns the sequence IDs to admit now."""
+        self._retired.add(sequence_id)
+        while self._oldest in self._retired:
+            self._retired.remove(self._oldest)
+            self._oldest += 1
+        return self.open()
