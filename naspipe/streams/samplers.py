@@ -1,0 +1,148 @@
+"""Samplers: each a pure function of the seed, whose first subnets never depend on how many follow.
+
+Every block draws from a random stream of its own, made with ``numpy.random.RandomState``,
+the generator whose output numpy keeps the same for good.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol, Self
+from zlib import crc32
+
+from numpy.random import RandomState
+
+from naspipe.core.errors import ConfigError
+from naspipe.streams.from_file import FileSampler
+
+Subnet = tuple[int, ...]
+"""One choice per choice block."""
+
+SAMPLERS = ("uniform", "fair", "spaced:W", "file:PATH")
+"""What a sampler may be called."""
+
+_CHUNK = 256
+
+
+class Sampler(Protocol):
+    """An endless iterator of subnets (``file:`` ends where its file does)."""
+
+    def draw(self) -> Subnet:
+        """The next subnet."""
+        ...
+
+    def __iter__(self) -> Iterator[Subnet]: ...
+
+    def __next__(self) -> Subnet: ...
+
+
+def make_sampler(text: str, candidate_counts: Sequence[int], seed: int) -> Sampler:
+    """Make the sampler that ``text`` names, for blocks of these numbers of candidates.
+
+    Raises:
+        ConfigError: for an unknown sampler, a bad argument, or a negative seed.
+    """
+    name, colon, argument = text.partition(":")
+    if name == "file" and argument:
+        return FileSampler(Path(argument), candidate_counts)
+    if seed < 0:
+        raise ConfigError(f"seed {seed}: expected 0 or more")
+    rule: _BlockRule
+    if text == "uniform":
+        rule = _uniform
+    elif text == "fair":
+        rule = _fair
+    elif name == "spaced" and colon:
+        rule = _spaced(_window(text, argument))
+    else:
+        raise ConfigError(f"unknown sampler {text!r}: expected one of {', '.join(SAMPLERS)}")
+    return _BlockSampler(
+        rule(_random_state(name, seed, block), count)
+        for block, count in enumerate(candidate_counts)
+    )
+
+
+def draw_stream(text: str, candidate_counts: Sequence[int], seed: int, steps: int) -> list[Subnet]:
+    """The first ``steps`` subnets of a sampler.
+
+    Raises:
+        ConfigError: as :func:`make_sampler`, or when a file holds fewer subnets.
+    """
+    sampler = make_sampler(text, candidate_counts, seed)
+    if isinstance(sampler, FileSampler) and len(sampler) < steps:
+        raise ConfigError(
+            f"{sampler.path} holds {len(sampler)} subnets, but the run has {steps} steps; "
+            f"ask for {len(sampler)} steps or fewer, or add subnets"
+        )
+    return [sampler.draw() for _ in range(steps)]
+
+
+_BlockRule = Callable[[RandomState, int], Iterator[int]]
+
+
+class _BlockSampler:
+    """One independent iterator of choices per block."""
+
+    def __init__(self, blocks: Iterable[Iterator[int]]) -> None:
+        self._blocks = tuple(blocks)
+
+    def draw(self) -> Subnet:
+        return tuple(map(next, self._blocks))
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Subnet:
+        return self.draw()
+
+
+def _random_state(name: str, seed: int, block: int) -> RandomState:
+    words = [crc32(name.encode()), block, seed & 0xFFFFFFFF]
+    while seed := seed >> 32:
+        words.append(seed & 0xFFFFFFFF)
+    return RandomState(words)
+
+
+def _fractions(random: RandomState) -> Iterator[float]:
+    """Numbers from 0 up to, never reaching, 1; nor does a product with n reach n."""
+    while True:
+        yield from random.random_sample(_CHUNK).tolist()
+
+
+def _uniform(random: RandomState, count: int) -> Iterator[int]:
+    """Any candidate, whatever came before."""
+    for fraction in _fractions(random):
+        yield int(fraction * count)
+
+
+def _fair(random: RandomState, count: int) -> Iterator[int]:
+    """A fresh permutation of the candidates every ``count`` subnets."""
+    while True:
+        yield from random.permutation(count).tolist()
+
+
+def _spaced(window: int) -> _BlockRule:
+    """Any candidate that the last ``window`` subnets did not use; at least one is left."""
+
+    def choices(random: RandomState, count: int) -> Iterator[int]:
+        free = list(range(count))
+        recent: deque[int] = deque()
+        for fraction in _fractions(random):
+            choice = free.pop(int(fraction * len(free)))
+            yield choice
+            recent.append(choice)
+            if len(recent) > min(window, count - 1):
+                free.append(recent.popleft())
+
+    return choices
+
+
+def _window(text: str, argument: str) -> int:
+    if not (argument.isascii() and argument.isdigit()):
+        raise ConfigError(
+            f"sampler {text!r}: expected spaced:W with a whole number W of subnets, as in "
+            f"spaced:8, found W = {argument!r}"
+        )
+    return int(argument)

@@ -1,0 +1,178 @@
+"""Append-only files of framed records: a header, then length, CRC32 and payload of each.
+
+The CRC32 covers the length too, so that a hole of zeros is never a record. A process that
+dies while it writes leaves a torn last record; that one is dropped. Any record that is
+damaged while whole records follow it is an error, because nothing can repair it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+from zlib import crc32
+
+from naspipe.core.errors import LogError
+
+MAX_PAYLOAD_BYTES = 1 << 20
+"""No record is longer, so a damaged length can never ask for much memory."""
+
+MAGIC_BYTES = 8
+_VERSION = struct.Struct("<I")
+_HEADER_BYTES = MAGIC_BYTES + _VERSION.size
+_FRAME = struct.Struct("<II")
+_LENGTH = struct.Struct("<I")
+
+
+def encode_frame(payload: bytes) -> bytes:
+    """One record as it stands in the file.
+
+    Raises:
+        LogError: when the payload is longer than ``MAX_PAYLOAD_BYTES``.
+    """
+    length = len(payload)
+    if length > MAX_PAYLOAD_BYTES:
+        raise LogError(
+            f"a record of {length} bytes is too long: expected {MAX_PAYLOAD_BYTES} at most"
+        )
+    return _FRAME.pack(length, crc32(payload, crc32(_LENGTH.pack(length)))) + payload
+
+
+class FramedWriter:
+    """Appends records to a file; makes it, or repairs the torn tail of one that exists.
+
+    Records are kept in memory until :meth:`flush`, which hands them to the operating system.
+    ``magic`` is 8 bytes that say what the file holds; ``version`` is its schema's.
+
+    Raises:
+        LogError: when the file exists and is damaged, or holds something else.
+    """
+
+    def __init__(self, path: Path, magic: bytes, version: int) -> None:
+        header = _header(magic, version)
+        end = _repaired_end(path, header)
+        self._file = path.open("r+b" if end else "wb", buffering=0)
+        self._frames: list[bytes] = []
+        if end:
+            self._file.truncate(end)
+            self._file.seek(end)
+        else:
+            self._frames.append(header)
+            self.flush()
+
+    def append(self, payload: bytes) -> None:
+        """Add one record; see :func:`encode_frame`."""
+        self._frames.append(encode_frame(payload))
+
+    def flush(self) -> None:
+        """Write the records kept so far."""
+        if self._frames:
+            data = memoryview(b"".join(self._frames))
+            self._frames.clear()
+            while data:
+                data = data[self._file.write(data) :]
+
+    def close(self) -> None:
+        """Flush and close; a second call does nothing."""
+        if not self._file.closed:
+            try:
+                self.flush()
+            finally:
+                self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def read_frames(path: Path, magic: bytes, version: int) -> Iterator[bytes]:
+    """The payloads of a file, in order; a torn last record is dropped.
+
+    Raises:
+        LogError: naming the file and the offset of what is damaged.
+    """
+    data = path.read_bytes()
+    for start, end in _frames(data, path, _header(magic, version)):
+        yield data[start:end]
+
+
+def _header(magic: bytes, version: int) -> bytes:
+    if len(magic) != MAGIC_BYTES:
+        raise ValueError(f"expected {MAGIC_BYTES} bytes of magic, found {magic!r}")
+    return magic + _VERSION.pack(version)
+
+
+def _repaired_end(path: Path, header: bytes) -> int:
+    """Where to append: behind the last whole record, or 0 for a file to begin anew."""
+    if not path.exists():
+        return 0
+    data = path.read_bytes()
+    end = len(header) if len(data) >= len(header) else 0
+    for _, end in _frames(data, path, header):  # noqa: B007
+        pass
+    return end
+
+
+def _frames(data: bytes, path: Path, header: bytes) -> Iterator[tuple[int, int]]:
+    """Start and end of each payload."""
+    _check_header(data, path, header)
+    offset = len(header)
+    while offset < len(data):
+        end = _frame_end(data, offset)
+        if end is None:
+            _check_torn(data, offset, path)
+            return
+        yield offset + _FRAME.size, end
+        offset = end
+
+
+def _check_header(data: bytes, path: Path, header: bytes) -> None:
+    found = data[: len(header)]
+    if header.startswith(found):
+        return
+    if found[:MAGIC_BYTES] != header[:MAGIC_BYTES]:
+        raise LogError(
+            f"{path}, offset 0: expected the header {header[:MAGIC_BYTES]!r}, "
+            f"found {found[:MAGIC_BYTES]!r}"
+        )
+    raise LogError(
+        f"{path}, offset {MAGIC_BYTES}: expected schema version "
+        f"{_VERSION.unpack(header[MAGIC_BYTES:])[0]}, found bytes {found[MAGIC_BYTES:].hex()}; "
+        f"read it with the naspipe that wrote it"
+    )
+
+
+def _frame_end(data: bytes, offset: int) -> int | None:
+    """Where the record at ``offset`` ends, or None unless a whole one stands there."""
+    if offset + _FRAME.size > len(data):
+        return None
+    length, checksum = _FRAME.unpack_from(data, offset)
+    end: int = offset + _FRAME.size + length
+    if length > MAX_PAYLOAD_BYTES or end > len(data):
+        return None
+    found = crc32(
+        memoryview(data)[offset + _FRAME.size : end], crc32(data[offset : offset + _LENGTH.size])
+    )
+    return end if found == checksum else None
+
+
+def _check_torn(data: bytes, offset: int, path: Path) -> None:
+    """Raise unless what stands at ``offset`` can be the torn last record."""
+    tail = len(data) - offset
+    if tail > _FRAME.size + MAX_PAYLOAD_BYTES:
+        raise LogError(f"{path}, offset {offset}: expected a record, found {tail} unreadable bytes")
+    for later in range(offset + 1, len(data) - _FRAME.size + 1):
+        if _frame_end(data, later) is not None:
+            raise LogError(
+                f"{path}, offset {offset}: expected a record with a matching CRC32, found a "
+                f"damaged one; whole records follow at offset {later}"
+            )

@@ -1,0 +1,71 @@
+"""How a recorded run's layers are called, from its manifest alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from naspipe.core.errors import ConfigError
+from naspipe.core.ids import LayerId, StreamId
+from naspipe.core.rules import Rule, parse_rule
+
+
+class SpaceLabels:
+    """Labels, rules and candidates of the blocks of a chain, as a manifest's ``space`` has them.
+
+    Raises:
+        ConfigError: when the manifest does not describe a space.
+    """
+
+    def __init__(self, space: Mapping[str, Any]) -> None:
+        try:
+            self.name = str(space["name"])
+            self.labels = tuple(map(str, space["labels"]))
+            self.is_shared = tuple(map(bool, space["shared"]))
+            self.rules: tuple[Rule, ...] = tuple(map(parse_rule, space["rules"]))
+            self.candidates = tuple(map(int, space["candidates"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"the manifest describes no space: {error!r}") from error
+        if len({len(self.labels), len(self.is_shared), len(self.rules), len(self.candidates)}) > 1:
+            raise ConfigError(f"space {self.name}: the manifest's lists differ in length")
+        self._positions = {label: position for position, label in enumerate(self.labels)}
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def label(self, layer: LayerId) -> str:
+        """``3.1`` or a shared layer's name; ``1:3.1`` in stream 1 and so on."""
+        stream, block, candidate = layer
+        if not 0 <= block < len(self):
+            return str(layer)
+        name = self.labels[block] if self.is_shared[block] else f"{self.labels[block]}.{candidate}"
+        return f"{stream}:{name}" if stream else name
+
+    def layer(self, label: str) -> LayerId:
+        """The layer that ``3.1``, ``head`` or ``1:3.1`` names.
+
+        Raises:
+            ConfigError: when the space has no such layer.
+        """
+        match = re.fullmatch(r"(?:(\d+):)?([^.:]+)(?:\.(\d+))?", label)
+        position = self._positions.get(match.group(2)) if match else None
+        if match and position is not None:
+            stream, candidate = StreamId(int(match.group(1) or 0)), match.group(3)
+            if self.is_shared[position] and candidate is None:
+                return LayerId(stream, position, 0)
+            if (
+                not self.is_shared[position]
+                and candidate is not None
+                and int(candidate) < self.candidates[position]
+            ):
+                return LayerId(stream, position, int(candidate))
+        raise ConfigError(f"space {self.name} has no layer {label!r}: expected {self._choices()}")
+
+    def _choices(self) -> str:
+        shared = [n for n, is_shared in zip(self.labels, self.is_shared, strict=True) if is_shared]
+        blocks = len(self) - len(shared)
+        choices = f"BLOCK.CANDIDATE with a block below {blocks}" if blocks else ""
+        if shared:
+            choices += f"{' or ' if choices else ''}one of {', '.join(shared)}"
+        return choices

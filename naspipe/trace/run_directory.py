@@ -1,0 +1,106 @@
+"""The run directory: where everything a run leaves behind is found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from naspipe.core.errors import ConfigError
+from naspipe.core.ids import StageId
+from naspipe.trace.files import write_json
+from naspipe.trace.losses import Loss, read_losses
+
+MANIFEST_FORMAT = 1
+
+
+class RunDirectory:
+    """Paths, manifest and losses of one run; making the object touches no file."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+
+    @property
+    def manifest(self) -> Path:
+        """What defines the run, what it ran on and what was measured."""
+        return self.path / "manifest.json"
+
+    @property
+    def losses(self) -> Path:
+        """One line per step, in sequence order."""
+        return self.path / "losses.jsonl"
+
+    @property
+    def stream(self) -> Path:
+        """The subnets, one list of choices a line."""
+        return self.path / "stream.jsonl"
+
+    def access_log(self, stage: StageId | int) -> Path:
+        """The access log of one stage."""
+        return self.path / "access" / f"stage-{stage}.msgpack"
+
+    def events_log(self, stage: StageId | int) -> Path:
+        """The recorded events of one stage's controller."""
+        return self.path / "events" / f"stage-{stage}.msgpack"
+
+    def checkpoint(self, name: str = "final") -> Path:
+        """The directory of one checkpoint."""
+        return self.path / "checkpoints" / name
+
+    def create(self) -> None:
+        """Make the directory and its folders.
+
+        Raises:
+            ConfigError: when something is there already; nothing is written then.
+        """
+        if self.path.exists() and not self.path.is_dir():
+            raise ConfigError(
+                f"run directory {self.path}: expected a directory, found a file; choose another "
+                f"with --run-dir"
+            )
+        if self.path.is_dir() and any(self.path.iterdir()):
+            raise ConfigError(
+                f"run directory {self.path} exists and is not empty; remove it, choose another "
+                f"with --run-dir, or continue that run with --resume"
+            )
+        try:
+            for folder in ("access", "events", "checkpoints"):
+                (self.path / folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"run directory {self.path} cannot be made: {error.strerror}"
+            ) from error
+
+    def write_manifest(self, manifest: Mapping[str, Any]) -> None:
+        """Replace the manifest, atomically."""
+        write_json(self.manifest, manifest)
+
+    def read_manifest(self) -> dict[str, Any]:
+        """The manifest.
+
+        Raises:
+            ConfigError: when this is not a run directory, or not one of this format.
+        """
+        try:
+            manifest = json.loads(self.manifest.read_bytes())
+        except OSError as error:
+            raise ConfigError(
+                f"{self.path} is not a run directory: expected {self.manifest}, "
+                f"found {error.strerror}"
+            ) from error
+        except ValueError as error:
+            raise ConfigError(
+                f"{self.path} is not a run directory: {self.manifest} is damaged: {error}"
+            ) from error
+        found = manifest.get("format") if isinstance(manifest, dict) else None
+        if not isinstance(manifest, dict) or found != MANIFEST_FORMAT:
+            raise ConfigError(
+                f"{self.path} is not a run directory of this version: expected format "
+                f"{MANIFEST_FORMAT} in {self.manifest}, found {found}"
+            )
+        return manifest
+
+    def read_losses(self) -> list[Loss]:
+        """Every recorded loss; see :func:`naspipe.trace.losses.read_losses`."""
+        return read_losses(self.losses)
