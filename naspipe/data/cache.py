@@ -1,0 +1,216 @@
+"""Where prepared data sets live: published whole or not at all, verified on every open."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from naspipe.core.errors import DataError
+
+RECORD_FILE = "record.json"
+RECORD_FORMAT = 1
+_STALE_SECONDS = 60.0
+_PUBLISH_ATTEMPTS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """What a builder knows about the data set it has just written."""
+
+    source: str
+    """Packages or library that the data came from."""
+    version: str
+    """Version of that source, ``unknown`` if the source did not say."""
+    licence: str
+    recipe: int
+    """Number of the preparation's rules; another number means other data from one source."""
+    counts: Mapping[str, int]
+    """Pairs, images, vocabulary: whatever helps to recognise the data."""
+
+
+def default_root() -> Path:
+    """``$XDG_CACHE_HOME/naspipe/data``, or ``~/.cache/naspipe/data``."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    # The XDG rules say that a relative path is to be ignored.
+    home = Path(base) if Path(base).is_absolute() else Path.home() / ".cache"
+    return home / "naspipe" / "data"
+
+
+def prepare_command(name: str, root: Path, *, force: bool = False) -> str:
+    """Return the command line that prepares ``name`` in ``root``, for error messages."""
+    command = f"naspipe data prepare {name}"
+    if root != default_root():
+        command += f" --data-dir {root}"
+    return command + " --force" if force else command
+
+
+def publish(
+    root: Path, name: str, build: Callable[[Path], Description], *, force: bool = False
+) -> Path:
+    """Make data set ``name`` under ``root`` with ``build`` and return its directory.
+
+    ``build`` fills an empty directory beside the target, which gets the target's name only when it
+    is whole. Several processes may publish at once: the first to finish wins and the others use
+    its result (with ``force``, the last to finish wins).
+    """
+    target = root / name
+    if target.exists() and not force:
+        return target
+    with _workplace(root, name) as partial:
+        description = build(partial)
+        _write_record(partial, name, description)
+        _install(partial, target, force=force)
+    return target
+
+
+def file_record(path: Path) -> dict[str, Any]:
+    """Return ``{"bytes", "sha256"}`` of a file."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"bytes": path.stat().st_size, "sha256": digest}
+
+
+def open_prepared(root: Path, name: str, recipe: int) -> tuple[Path, dict[str, Any]]:
+    """Return the directory and the record of ``name``, every file checked by size and SHA-256."""
+    target = root / name
+    if not target.is_dir():
+        raise DataError(
+            f"data set '{name}' is not prepared in {root}: run '{prepare_command(name, root)}'"
+        )
+    repair = f"repair it with '{prepare_command(name, root, force=True)}'"
+    record = _read_record(target / RECORD_FILE, repair)
+    if record["recipe"] != recipe:
+        raise DataError(
+            f"{target}: prepared by recipe {record['recipe']}, this naspipe expects recipe "
+            f"{recipe}: {repair}"
+        )
+    for file_name, expected in record["files"].items():
+        _verify(target / file_name, expected, repair)
+    return target, record
+
+
+def _verify(path: Path, expected: Mapping[str, Any], repair: str) -> None:
+    try:
+        size = path.stat().st_size
+        if size != expected["bytes"]:
+            raise DataError(f"{path}: expected {expected['bytes']} bytes, found {size}: {repair}")
+        found = file_record(path)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}): {repair}") from None
+    if found["sha256"] != expected["sha256"]:
+        raise DataError(
+            f"{path}: expected SHA-256 {expected['sha256'][:16]}…, found "
+            f"{found['sha256'][:16]}…: {repair}"
+        )
+
+
+def _read_record(path: Path, repair: str) -> dict[str, Any]:
+    try:
+        record = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read ({error}): {repair}") from None
+    if not _is_record(record):
+        raise DataError(f"{path}: not a data set's record of format {RECORD_FORMAT}: {repair}")
+    found: dict[str, Any] = record
+    return found
+
+
+def _is_record(record: object) -> bool:
+    if not isinstance(record, dict) or record.get("format") != RECORD_FORMAT:
+        return False
+    strings = all(isinstance(record.get(key), str) for key in ("name", "source", "version"))
+    files = record.get("files")
+    if not strings or not isinstance(record.get("recipe"), int) or not isinstance(files, dict):
+        return False
+    if not isinstance(record.get("counts"), dict):
+        return False
+    return all(
+        name == Path(name).name
+        and isinstance(entry, dict)
+        and isinstance(entry.get("bytes"), int)
+        and isinstance(entry.get("sha256"), str)
+        for name, entry in files.items()
+    )
+
+
+def _write_record(directory: Path, name: str, description: Description) -> None:
+    files = {path.name: file_record(path) for path in sorted(directory.iterdir())}
+    record = {
+        "format": RECORD_FORMAT,
+        "name": name,
+        "source": description.source,
+        "version": description.version,
+        "licence": description.licence,
+        "recipe": description.recipe,
+        "counts": dict(description.counts),
+        "files": files,
+    }
+    text = json.dumps(record, indent=2, ensure_ascii=False) + "\n"
+    (directory / RECORD_FILE).write_text(text, "utf-8")
+
+
+@contextmanager
+def _workplace(root: Path, name: str) -> Iterator[Path]:
+    """Yield an empty directory beside the target, removed afterwards unless it was renamed."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        _sweep(root, name)
+        partial = Path(tempfile.mkdtemp(prefix=f".{name}.partial-", dir=root))
+    except OSError as error:
+        raise DataError(
+            f"{root}: cannot be written ({error.strerror}): name another directory with --data-dir"
+        ) from None
+    descriptor = os.open(partial, os.O_RDONLY)
+    try:
+        # The lock says "my owner lives" and is gone with its process, however that ends.
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        partial.chmod(0o755)
+        yield partial
+    finally:
+        os.close(descriptor)
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _sweep(root: Path, name: str) -> None:
+    """Remove what processes that died while preparing ``name`` have left."""
+    for partial in sorted(root.glob(f".{name}.partial-*")):
+        with suppress(OSError):
+            if time.time() - partial.stat().st_mtime < _STALE_SECONDS:
+                continue
+            descriptor = os.open(partial, os.O_RDONLY)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(partial, ignore_errors=True)
+            finally:
+                os.close(descriptor)
+
+
+def _install(partial: Path, target: Path, *, force: bool) -> None:
+    for _ in range(_PUBLISH_ATTEMPTS):
+        try:
+            partial.rename(target)
+            return
+        except OSError as error:
+            if not target.is_dir():
+                raise DataError(
+                    f"{target}: cannot be written ({error.strerror}): name another directory "
+                    f"with --data-dir"
+                ) from None
+        if not force:
+            return  # another process was first; its result is as good
+        old = Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-", dir=target.parent))
+        with suppress(FileNotFoundError):  # another process took it away just now
+            target.rename(old)
+        shutil.rmtree(old, ignore_errors=True)
+    raise DataError(f"{target}: other processes keep replacing it: let them end, then try again")
