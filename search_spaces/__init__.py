@@ -1,0 +1,73 @@
+"""The search spaces that come with naspipe, by name and scale; imports without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import ModuleType
+
+from naspipe.core.rules import Rule
+from naspipe.core.space import Space
+from search_spaces.common import SCALES, Defaults, unknown
+from search_spaces.cv import spec as _cv
+from search_spaces.nlp import spec as _nlp
+
+__all__ = ["SCALES", "Defaults", "build", "candidate_names", "defaults", "names"]
+
+_SPECS: dict[str, ModuleType] = {
+    name: module for module in (_nlp, _cv) for name in module.VARIANT_COUNTS
+}
+
+
+def names() -> tuple[str, ...]:
+    """Every space's name, largest of its family first."""
+    return tuple(_SPECS)
+
+
+def build(
+    name: str,
+    scale: str,
+    info: Mapping[str, int],
+    rules: Mapping[str, Rule] | None = None,
+) -> Space:
+    """The space ``name`` at ``scale`` for data that describes itself by ``info``.
+
+    Args:
+        name: one of :func:`names`.
+        scale: one of :data:`SCALES`.
+        info: ``vocabulary`` and ``padding`` for text; ``channels``, ``height``, ``width`` and
+            ``classes`` for images.
+        rules: rules of shared layers, by their name, that replace the space's own.
+
+    Raises:
+        ConfigError: for a name, scale or shared layer that does not exist, or missing ``info``.
+    """
+    space: Space = _spec(name, scale).build(name, scale, info, rules)
+    return space
+
+
+def defaults(name: str, scale: str) -> Defaults:
+    """The data, batch, loss and optimizer of ``name`` at ``scale``.
+
+    Raises:
+        ConfigError: for a name or scale that does not exist.
+    """
+    chosen: Defaults = _spec(name, scale).defaults(scale)
+    return chosen
+
+
+def candidate_names(name: str) -> tuple[str, ...]:
+    """What each candidate of a block of ``name`` is, in words; the same for all its blocks.
+
+    Raises:
+        ConfigError: for a name that does not exist.
+    """
+    listed: tuple[str, ...] = _spec(name, SCALES[0]).candidate_names(name)
+    return listed
+
+
+def _spec(name: str, scale: str) -> ModuleType:
+    if name not in _SPECS:
+        raise unknown("search space", name, names())
+    if scale not in SCALES:
+        raise unknown("scale", scale, SCALES)
+    return _SPECS[name]

@@ -1,0 +1,75 @@
+"""What every space's specification is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from types import MappingProxyType
+from typing import Any
+
+from naspipe.core.errors import ConfigError
+from naspipe.core.rules import Rule
+
+SCALES = ("tiny", "small", "paper")
+"""Every space's scales; a scale changes widths and batches, never blocks or candidates."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Defaults:
+    """What a run of a space uses unless its user says otherwise."""
+
+    data: str
+    """Name of the data set."""
+    loss: Callable[[], Any]
+    """Makes the loss module, called with the last block's output and the target."""
+    optimizer: str
+    """Name of a class of ``torch.optim``."""
+    lr: float
+    """Learning rate of the first step."""
+    optimizer_options: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    """The optimizer's other arguments."""
+    schedule: str = "constant"
+    """How the learning rate follows from the sequence ID."""
+    max_tokens: int | None = None
+    """Padded tokens per batch and side, for text."""
+    batch_size: int | None = None
+    """Samples per batch, for images."""
+
+
+def unknown(what: str, found: object, known: Sequence[str]) -> ConfigError:
+    """The error for a name that does not exist, closest existing name first."""
+    close = get_close_matches(str(found), known, n=1, cutoff=0.0)
+    listed = [*close, *(name for name in known if name not in close)]
+    return ConfigError(f"unknown {what} {found!r}: expected one of {', '.join(listed)}")
+
+
+def require(space: str, info: Mapping[str, int], keys: Sequence[str]) -> tuple[int, ...]:
+    """The values of ``keys``, which the data describes itself by.
+
+    Raises:
+        ConfigError: when one is missing or is negative.
+    """
+    for key in keys:
+        if key not in info:
+            raise ConfigError(
+                f"space {space}: expected the data to state {', '.join(keys)}; "
+                f"found {', '.join(sorted(info)) or 'nothing'}; {key} is missing"
+            )
+        if info[key] < 0:
+            raise ConfigError(f"space {space}: expected {key} of 0 or more, found {info[key]}")
+    return tuple(info[key] for key in keys)
+
+
+def shared_rules(
+    space: str, defaults: Mapping[str, Rule], rules: Mapping[str, Rule] | None
+) -> dict[str, Rule]:
+    """The shared layers' rules: ``defaults`` with ``rules`` in their place.
+
+    Raises:
+        ConfigError: when ``rules`` names no shared layer.
+    """
+    for name in rules or {}:
+        if name not in defaults:
+            raise unknown(f"shared layer of space {space}", name, tuple(defaults))
+    return {**defaults, **(rules or {})}

@@ -1,0 +1,1 @@
+"""Image classification spaces: a chain of 32 choice blocks."""
