@@ -6,8 +6,8 @@ Nothing here imports torch: a factory is called only when its layer is first use
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from naspipe.core.errors import ConfigError
@@ -120,6 +120,33 @@ class Space:
         return tuple(
             block.name if isinstance(block, Shared) else numbers[index]
             for index, block in enumerate(self.blocks)
+        )
+
+    @property
+    def shared_rules(self) -> dict[str, Rule]:
+        """The rule of each shared layer, by name."""
+        return {name: self.blocks[index].rule for name, index in self._shared_positions.items()}
+
+    def with_rules(self, rules: Mapping[str, Rule]) -> Space:
+        """The same space with other rules for some of its shared layers.
+
+        Raises:
+            ConfigError: when the space has no shared layer of such a name.
+        """
+        for name in rules:
+            if name not in self._shared_positions:
+                raise ConfigError(
+                    f"space {self.name} has no shared layer {name!r}: expected "
+                    f"{', '.join(self._shared_positions) or 'no rule, as it has none'}"
+                )
+        return Space(
+            self.name,
+            (
+                replace(block, rule=rules.get(block.name, block.rule))
+                if isinstance(block, Shared)
+                else block
+                for block in self.blocks
+            ),
         )
 
     def fields(self, block: int) -> tuple[str, ...]:

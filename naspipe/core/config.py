@@ -1,0 +1,181 @@
+"""The frozen configuration tree: what defines a run's results, and what only its speed."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+from naspipe.core.errors import ConfigError
+from naspipe.core.rules import Rule, parse_rule
+
+SCHEDULES = ("constant", "linear", "cosine", "inverse_sqrt")
+PRECISIONS = ("float32", "bf16")
+
+
+def _expect(is_good: bool, what: str, expected: str, found: object) -> None:
+    if not is_good:
+        raise ConfigError(f"{what}: expected {expected}, found {found!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How every step is taken. Part of a run's definition."""
+
+    optimizer: str = "SGD"
+    """Name of a ``torch.optim`` class that works per layer."""
+    lr: float = 0.05
+    """Peak learning rate."""
+    optimizer_options: Mapping[str, Any] = field(default_factory=dict)
+    """Further keyword arguments of the optimizer; ``--set optimizer.momentum=0.9``."""
+    schedule: str = "constant"
+    """How the rate follows the sequence ID: constant, linear, cosine or inverse_sqrt."""
+    warmup_steps: int = 0
+    """Subnets over which the rate rises linearly from 0 to its peak."""
+    precision: str = "float32"
+    """float32, or bf16 for autocast with float32 weights."""
+    threads: int = 1
+    """Intra-op threads of every stage; part of the definition because sums depend on it."""
+
+    def __post_init__(self) -> None:
+        _expect(self.lr >= 0, "lr", "0 or more", self.lr)
+        _expect(self.schedule in SCHEDULES, "schedule", " or ".join(SCHEDULES), self.schedule)
+        _expect(self.warmup_steps >= 0, "warmup_steps", "0 or more", self.warmup_steps)
+        _expect(self.precision in PRECISIONS, "precision", "float32 or bf16", self.precision)
+        _expect(self.threads >= 1, "threads", "1 or more", self.threads)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Definition:
+    """Everything that the bits of a run depend on, beside the software and the hardware."""
+
+    space: str
+    scale: str = ""
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """What the data set says of itself: name, version, counts, checksums."""
+    loss: str = ""
+    recipe: Recipe = field(default_factory=Recipe)
+    rules: Mapping[str, str] = field(default_factory=dict)
+    """The rule of each shared layer, by its name."""
+    seed: int = 0
+    steps: int
+    """Subnets to train, one step each."""
+    sampler: str = "uniform"
+    policy: str = "csp"
+
+    def __post_init__(self) -> None:
+        _expect(self.steps >= 1, "steps", "1 or more", self.steps)
+        _expect(self.seed >= 0, "seed", "0 or more", self.seed)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for the manifest."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """How a run is carried out: never a matter of its bits."""
+
+    stages: int = 1
+    """Stage processes; one needs neither a second process nor sockets."""
+    recompute: bool = False
+    """Keep only each block's input and compute its forward again in the backward."""
+    window: int = 16
+    """Sequence IDs that may be under way at a time."""
+    order: str = "paper"
+    """Which of several clear tasks runs first."""
+    partly_clear: bool = True
+    """Start a forward whose first blocks are clear before all of the stage's are."""
+    device: str = "cpu"
+    transport: str = "ipc"
+    """ipc, or tcp on the loopback interface (ports ``port``, ``port`` + 1, ...)."""
+    port: int = 29600
+    """First port of the tcp transport: one for each stage and one for the launcher."""
+    timeout_seconds: float = 300.0
+    """How long a stage waits for a message before the run is given up."""
+    digests: bool = False
+    """Record a digest of the bytes that every WRITE leaves."""
+    record_events: bool = False
+    """Record every controller's input, so that it can be replayed."""
+
+    def __post_init__(self) -> None:
+        _expect(self.stages >= 1, "stages", "1 or more", self.stages)
+        _expect(self.window >= 1, "window", "1 or more", self.window)
+        _expect(self.device == "cpu", "device", "cpu", self.device)
+        _expect(self.transport in ("ipc", "tcp"), "transport", "ipc or tcp", self.transport)
+        _expect(1024 <= self.port <= 65000, "port", "1024 to 65000", self.port)
+        _expect(self.timeout_seconds > 0, "timeout_seconds", "more than 0", self.timeout_seconds)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for the manifest."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What ``--set key=value`` reaches: the recipe, the execution and the shared rules."""
+
+    recipe: Recipe = field(default_factory=Recipe)
+    execution: Execution = field(default_factory=Execution)
+    rules: Mapping[str, Rule] = field(default_factory=dict)
+
+
+def apply_settings(settings: Settings, assignments: Iterable[str]) -> Settings:
+    """Apply ``key=value`` texts in order.
+
+    Keys are the fields of :class:`Recipe` and :class:`Execution`, ``optimizer.OPTION``
+    and ``rule.SHARED_LAYER``.
+
+    Raises:
+        ConfigError: for a text without ``=``, an unknown key or a value that does not fit.
+    """
+    for text in assignments:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {text}: expected key=value, as in --set lr=0.01")
+        settings = _assign(settings, key.strip(), value.strip())
+    return settings
+
+
+def _assign(settings: Settings, key: str, value: str) -> Settings:
+    if key.startswith("optimizer.") and key != "optimizer.":
+        options = {**settings.recipe.optimizer_options, key.removeprefix("optimizer."): _any(value)}
+        return replace(settings, recipe=replace(settings.recipe, optimizer_options=options))
+    if key.startswith("rule.") and key != "rule.":
+        rules = {**settings.rules, key.removeprefix("rule."): parse_rule(value)}
+        return replace(settings, rules=rules)
+    recipe, execution = settings.recipe, settings.execution
+    if key in _scalar_fields(recipe):
+        return replace(settings, recipe=replace(recipe, **{key: _like(recipe, key, value)}))
+    if key in _scalar_fields(execution):
+        return replace(
+            settings, execution=replace(execution, **{key: _like(execution, key, value)})
+        )
+    known = [*_scalar_fields(recipe), *_scalar_fields(execution), "optimizer.OPTION", "rule.LAYER"]
+    close = difflib.get_close_matches(key, known, n=1)
+    hint = f" (did you mean {close[0]}?)" if close else ""
+    raise ConfigError(f"--set {key}: unknown key{hint}; expected one of {', '.join(known)}")
+
+
+def _scalar_fields(node: Recipe | Execution) -> list[str]:
+    return [f.name for f in fields(node) if f.name != "optimizer_options"]
+
+
+def _like(node: Recipe | Execution, key: str, text: str) -> Any:
+    """Read a value of the type that the field has now."""
+    kind = type(getattr(node, key))
+    try:
+        if kind is bool:
+            return {"true": True, "false": False, "1": True, "0": False}[text.lower()]
+        return kind(text)
+    except (KeyError, ValueError):
+        raise ConfigError(f"--set {key}: expected a {kind.__name__}, found {text!r}") from None
+
+
+def _any(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text

@@ -1,0 +1,63 @@
+"""A finished run, read back from its directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from naspipe.core.ids import LayerId
+from naspipe.core.space import Space
+from naspipe.runtime.checkpoint import layer_key, load_layer
+from naspipe.trace.log import read_run_accesses
+from naspipe.trace.order import access_order
+from naspipe.trace.run_directory import RunDirectory
+from naspipe.trace.snapshot import Checkpoint, read_checkpoint
+
+
+class Run:
+    """The results of a run.
+
+    Args:
+        space: the space it trained; factories make the modules that :meth:`layer` fills.
+        path: its run directory.
+    """
+
+    def __init__(self, space: Space, path: Path) -> None:
+        self.space = space
+        self.directory = RunDirectory(path)
+        self._checkpoint: Checkpoint | None = None
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """Everything that defines the run, what it ran on and what was measured."""
+        return self.directory.read_manifest()
+
+    @property
+    def losses(self) -> list[float]:
+        """The loss of every step, in sequence order."""
+        return [loss.value for loss in self.directory.read_losses()]
+
+    def layer(self, block: int, candidate: int) -> nn.Module:
+        """A trained candidate of a choice block.
+
+        Raises:
+            ConfigError: when the space has no such layer, or the run never used it.
+        """
+        return self._load(self.space.layer(f"{block}.{candidate}"))
+
+    def shared(self, name: str) -> nn.Module:
+        """A trained shared layer."""
+        return self._load(self.space.layer(name))
+
+    def access_order(self, block: int, candidate: int) -> str:
+        """A layer's accesses, as in ``2F-2B-5F-5B``."""
+        layer = self.space.layer(f"{block}.{candidate}")
+        return access_order(read_run_accesses(self.directory.path), layer)
+
+    def _load(self, layer: LayerId) -> nn.Module:
+        if self._checkpoint is None:
+            self._checkpoint = read_checkpoint(self.directory.checkpoint("final"))
+        module: nn.Module = self.space.blocks[layer.block].candidates[layer.candidate]()
+        return load_layer(module, layer_key(self.space, layer), self._checkpoint.tensors)

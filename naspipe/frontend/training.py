@@ -1,0 +1,153 @@
+"""From a space, its data and a definition to a finished run directory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from naspipe.core.config import Definition, Execution
+from naspipe.core.errors import ConfigError
+from naspipe.core.ids import SequenceId, StageId, StreamId
+from naspipe.core.partition import Partition
+from naspipe.core.space import Shared, Space
+from naspipe.core.subnet import Subnet
+from naspipe.planning.balance import balanced_partition
+from naspipe.runtime.compute import Workload, field_of
+from naspipe.runtime.determinism import deterministic_torch
+from naspipe.runtime.environment import describe_environment
+from naspipe.runtime.launcher import launch, profile_apart
+from naspipe.runtime.layer_store import LayerStore
+from naspipe.runtime.optimizers import check_optimizer
+from naspipe.runtime.reports import LaunchObserver
+from naspipe.runtime.stage_process import Job
+from naspipe.stage.builder import build_controller
+from naspipe.streams.from_file import write_stream
+from naspipe.streams.samplers import draw_stream
+from naspipe.trace.metrics import bubble_ratio
+from naspipe.trace.log import read_run_accesses
+from naspipe.trace.run_directory import RunDirectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """A run that is defined but not yet started."""
+
+    workload: Workload
+    execution: Execution
+    directory: RunDirectory
+    observer: LaunchObserver
+
+    def run(self) -> None:
+        """Check everything, then train and leave a complete run directory.
+
+        Raises:
+            ConfigError: when the input cannot be used; nothing has been written then.
+            StageFailed: when a stage raised; the manifest then says ``failed``.
+        """
+        subnets = self._check()
+        partition = self._partition()
+        self.directory.create()
+        write_stream(self.directory.stream, [self._choices(subnet) for subnet in subnets])
+        manifest = self._manifest(partition)
+        self.directory.write_manifest(manifest)
+        job = Job(
+            workload=self.workload,
+            execution=self.execution,
+            subnets=subnets,
+            partition=partition,
+            directory=self.directory,
+        )
+        start_ns = time.monotonic_ns()
+        try:
+            launch(job, self.observer)
+        except BaseException as error:
+            failure = {**manifest, "status": "failed", "failure": str(error)}
+            self.directory.write_manifest(failure)
+            raise
+        seconds = (time.monotonic_ns() - start_ns) / 1e9
+        measured = self._measure(seconds)
+        self.directory.write_manifest({**manifest, "status": "complete", "measured": measured})
+
+    def _check(self) -> tuple[Subnet, ...]:
+        """Everything that can be known to be wrong before anything is written."""
+        space, definition = self.workload.space, self.workload.definition
+        check_optimizer(definition.recipe)
+        build_controller(
+            StageId(0), space.rules, policy=definition.policy, order=self.execution.order
+        )
+        if self.execution.stages > len(space):
+            raise ConfigError(
+                f"{self.execution.stages} stages for {len(space)} blocks: expected at most one "
+                f"stage per block; choose --stages {len(space)} or less"
+            )
+        stream = draw_stream(
+            definition.sampler, space.candidate_counts, definition.seed, definition.steps
+        )
+        _check_batch(space, self.workload.data(definition.seed, 0))
+        _check_shared(space, self.workload)
+        return tuple(
+            Subnet(StreamId(0), SequenceId(number), space.chain(choices))
+            for number, choices in enumerate(stream)
+        )
+
+    def _choices(self, subnet: Subnet) -> tuple[int, ...]:
+        blocks = self.workload.space.blocks
+        return tuple(
+            candidate
+            for candidate, block in zip(subnet.chain, blocks, strict=True)
+            if not isinstance(block, Shared)
+        )
+
+    def _partition(self) -> Partition:
+        num_blocks = len(self.workload.space)
+        if self.execution.stages == 1:
+            return balanced_partition([1.0] * num_blocks, 1)
+        costs = profile_apart(self.workload)
+        return balanced_partition(costs.block_means_ns(num_blocks), self.execution.stages)
+
+    def _manifest(self, partition: Partition) -> dict[str, Any]:
+        space, definition = self.workload.space, self.workload.definition
+        return {
+            "format": 1,
+            "status": "running",
+            "definition": definition.as_dict(),
+            "execution": {**self.execution.as_dict(), "partition": str(partition)},
+            "environment": describe_environment(),
+            "space": {
+                "name": space.name,
+                "labels": list(space.labels),
+                "shared": [isinstance(block, Shared) for block in space.blocks],
+                "rules": [str(rule) for rule in space.rules],
+                "candidates": [len(block.candidates) for block in space.blocks],
+            },
+            "measured": {},
+        }
+
+    def _measure(self, seconds: float) -> dict[str, Any]:
+        accesses = read_run_accesses(self.directory.path)
+        return {
+            "seconds": seconds,
+            "steps_per_second": self.workload.definition.steps / seconds,
+            "bubble_ratio": bubble_ratio(accesses, self.execution.stages),
+        }
+
+
+
+def _check_batch(space: Space, batch: Mapping[str, Any]) -> None:
+    """The first batch must hold every field that the space names, and the loss's target."""
+    for block in range(len(space)):
+        for name in space.fields(block):
+            field_of(batch, name, 0)
+    field_of(batch, "target", 0)
+
+
+def _check_shared(space: Space, workload: Workload) -> None:
+    """Make every shared layer once, so that a parameter used in two of them is found."""
+    recipe = workload.definition.recipe
+    store = LayerStore(space, workload.definition.seed, recipe)
+    with deterministic_torch(recipe.threads):
+        for block in space.blocks:
+            if isinstance(block, Shared):
+                store[space.layer(block.name)]

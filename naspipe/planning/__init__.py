@@ -1,0 +1,1 @@
+"""Costs of layers, and the partitions that balance them."""

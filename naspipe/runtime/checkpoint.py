@@ -1,0 +1,82 @@
+"""Layers as raw bytes for a checkpoint, and back into modules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from naspipe.core.errors import ConfigError
+from naspipe.core.ids import LayerId
+from naspipe.core.space import Space
+from naspipe.runtime.layer_store import StoredLayer
+from naspipe.trace.snapshot import RawTensor
+
+_NAMES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
+    torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+
+
+def layer_key(space: Space, layer: LayerId) -> str:
+    """How checkpoints call a layer: ``stream/label``."""
+    return f"{layer.stream}/{space.label(layer.block, layer.candidate)}"
+
+
+def snapshot(
+    space: Space, layers: Iterable[tuple[LayerId, StoredLayer]]
+) -> tuple[dict[str, RawTensor], dict[str, Any], dict[str, int]]:
+    """Tensors, plain values of optimizer states, and versions of layers, by name."""
+    tensors: dict[str, RawTensor] = {}
+    scalars: dict[str, Any] = {}
+    versions: dict[str, int] = {}
+    for layer, stored in layers:
+        key = layer_key(space, layer)
+        versions[key] = int(stored.version)
+        for name, value in stored.tensors():
+            if isinstance(value, torch.Tensor):
+                tensors[f"{key}/{name}"] = to_raw(value)
+            else:
+                scalars[f"{key}/{name}"] = value
+    return tensors, scalars, versions
+
+
+def to_raw(tensor: torch.Tensor) -> RawTensor:
+    """The tensor's bytes in row-major order."""
+    flat = tensor.detach().contiguous().reshape(-1)
+    return RawTensor(
+        _NAMES[tensor.dtype], tuple(tensor.shape), flat.view(torch.uint8).numpy().tobytes()
+    )
+
+
+def from_raw(raw: RawTensor) -> torch.Tensor:
+    """A new tensor with these bytes."""
+    data = torch.frombuffer(bytearray(raw.data), dtype=torch.uint8) if raw.data else torch.empty(0)
+    return data.view(_DTYPES[raw.dtype]).reshape(raw.shape)
+
+
+def load_layer(module: nn.Module, key: str, tensors: Mapping[str, RawTensor]) -> nn.Module:
+    """Fill a module's parameters and buffers from a checkpoint.
+
+    Raises:
+        ConfigError: when the checkpoint has no such layer.
+    """
+    state = {
+        name.split("/", 3)[3]: from_raw(raw)
+        for name, raw in tensors.items()
+        if name.startswith((f"{key}/param/", f"{key}/buffer/"))
+    }
+    expected = set(dict(module.named_parameters())) | set(dict(module.named_buffers()))
+    if set(state) != expected:
+        raise ConfigError(
+            f"layer {key}: the checkpoint holds {sorted(state) or 'nothing of it'}, "
+            f"expected {sorted(expected)}"
+        )
+    with torch.no_grad():
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            tensor.copy_(state[name])
+    return module

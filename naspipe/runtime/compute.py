@@ -1,0 +1,162 @@
+"""What one stage holds of each pass, and the computing of its blocks and WRITEs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from naspipe.core.config import Definition
+from naspipe.core.errors import ConfigError
+from naspipe.core.ids import LayerId, PassId, SequenceId, StreamId, Version
+from naspipe.core.learning_rate import learning_rate
+from naspipe.core.space import Space
+from naspipe.core.task import Task, TaskKind
+from naspipe.runtime.determinism import block_seed
+from naspipe.runtime.layer_store import Gradients, LayerStore
+from naspipe.runtime.segment import Gradient, Segment, SegmentSpec, Tensors
+
+Batches = Callable[[int, int], Mapping[str, torch.Tensor]]
+"""The whole data protocol: (seed, sequence ID) -> named tensors, batch dimension first."""
+
+Loss = Callable[..., torch.Tensor]
+"""Called with the last block's outputs and the batch field ``target``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What is computed: the space, its data and loss, and the definition that names them."""
+
+    space: Space
+    data: Batches
+    loss: Loss
+    definition: Definition
+    recompute: bool = False
+
+
+@dataclass(slots=True)
+class _Pass:
+    """Tensors of one pass on this stage."""
+
+    inputs: Tensors = ()
+    segments: dict[int, Segment] = field(default_factory=dict)
+    gradients: tuple[Gradient, ...] = ()
+    parameter_gradients: dict[LayerId, Gradients] = field(default_factory=dict)
+    batch: Mapping[str, torch.Tensor] | None = None
+
+
+class StageCompute:
+    """Runs blocks and WRITEs in the order it is told; decides nothing."""
+
+    def __init__(self, workload: Workload) -> None:
+        self.store = LayerStore(
+            workload.space, workload.definition.seed, workload.definition.recipe
+        )
+        self._workload = workload
+        self._passes: dict[tuple[StreamId, SequenceId, PassId], _Pass] = {}
+
+    def accept(self, task: Task, tensors: tuple[Gradient, ...]) -> None:
+        """Take the input of a task: leaf tensors for a forward, gradients for a backward."""
+        state = self._pass(task)
+        if task.kind is TaskKind.FORWARD:
+            state.inputs = tuple(tensor for tensor in tensors if tensor is not None)
+        else:
+            state.gradients = tensors
+
+    def output(self, task: Task) -> tuple[Gradient, ...]:
+        """What the finished task hands on: leaf tensors, or gradients (absent ones as None)."""
+        state = self._pass(task)
+        if task.kind is TaskKind.BACKWARD:
+            return state.gradients
+        outputs, state.inputs = state.inputs, ()
+        return outputs
+
+    def run_block(self, task: Task, layer: LayerId, version: Version) -> torch.Tensor | None:
+        """Compute one block of a task; returns the loss where a forward reaches it."""
+        state = self._pass(task)
+        if task.kind is TaskKind.FORWARD:
+            return self._forward(state, task, layer, version)
+        segment = state.segments.pop(layer.block)
+        state.gradients = segment.backward(state.gradients)
+        state.parameter_gradients[layer] = segment.take_gradients()
+        return None
+
+    def write(
+        self, layer: LayerId, sequence_id: SequenceId, base: Version, keeps_base: bool
+    ) -> None:
+        """Apply a WRITE with the gradient its backward left."""
+        definition = self._workload.definition
+        lr = learning_rate(definition.recipe, sequence_id, definition.steps)
+        state = self._passes[layer.stream, sequence_id, PassId(0)]
+        gradients = state.parameter_gradients.pop(layer)
+        self.store[layer].write(gradients, sequence_id, base, keeps_base, lr)
+
+    def retire(self, stream: StreamId, sequence_id: SequenceId) -> None:
+        """Forget a subnet's tensors."""
+        for key in [key for key in self._passes if key[:2] == (stream, sequence_id)]:
+            del self._passes[key]
+
+    def _forward(
+        self, state: _Pass, task: Task, layer: LayerId, version: Version
+    ) -> torch.Tensor | None:
+        space, recipe = self._workload.space, self._workload.definition.recipe
+        block = layer.block
+        is_last = block == len(space) - 1
+        spec = SegmentSpec(
+            label=space.label(block, layer.candidate),
+            rule=space.blocks[block].rule,
+            seed=block_seed(
+                self._workload.definition.seed, task.sequence_id, block, task.pass_id
+            ),
+            precision=recipe.precision,
+            fields=tuple(self._field(state, task, name) for name in space.fields(block)),
+            finish=self._with_loss(state, task) if is_last else None,
+        )
+        # The last block's backward follows its forward at once, so its graph is kept.
+        keeps_graph = is_last or not self._workload.recompute
+        segment = Segment(spec, self.store[layer].bind(version), state.inputs, keeps_graph)
+        state.inputs = segment.forward()
+        state.segments[block] = segment
+        if not is_last:
+            return None
+        (loss,), state.inputs = state.inputs, ()
+        loss = loss.detach()
+        state.gradients = (torch.ones_like(loss),)
+        return loss
+
+    def _with_loss(self, state: _Pass, task: Task) -> Callable[[Tensors], Tensors]:
+        target = self._field(state, task, "target")
+
+        def finish(outputs: Tensors) -> Tensors:
+            return (self._workload.loss(*outputs, target),)
+
+        return finish
+
+    def _field(self, state: _Pass, task: Task, name: str) -> torch.Tensor:
+        if state.batch is None:
+            state.batch = self._workload.data(self._workload.definition.seed, task.sequence_id)
+        return field_of(state.batch, name, task.sequence_id)
+
+    def _pass(self, task: Task) -> _Pass:
+        key = (task.stream, task.sequence_id, task.pass_id)
+        state = self._passes.get(key)
+        if state is None:
+            state = self._passes[key] = _Pass()
+        return state
+
+
+def field_of(batch: Mapping[str, Any], name: str, sequence_id: int) -> torch.Tensor:
+    """A batch's field.
+
+    Raises:
+        ConfigError: when the batch has no such tensor.
+    """
+    value = batch.get(name)
+    if not isinstance(value, torch.Tensor):
+        raise ConfigError(
+            f"batch {sequence_id}: expected a tensor called {name!r}, found "
+            f"{', '.join(sorted(batch)) or 'an empty batch'}"
+        )
+    return value

@@ -1,0 +1,183 @@
+"""Carries one controller's commands out with real tensors, messages and clocks."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+from naspipe.core.access import Access
+from naspipe.core.commands import (
+    Command,
+    DropVersion,
+    RecordAccess,
+    RetireSubnet,
+    RunTask,
+    SendOutput,
+    WriteLayer,
+)
+from naspipe.core.errors import InvariantError, TransportError
+from naspipe.core.events import BlockFinished, Event, InputArrived, SubnetAdmitted, WriteFinished
+from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
+from naspipe.core.partition import Partition
+from naspipe.core.subnet import Subnet
+from naspipe.core.task import Task
+from naspipe.runtime.compute import StageCompute
+from naspipe.runtime.transport import Message, Transport
+from naspipe.stage.admission import AdmissionWindow
+from naspipe.stage.controller import StageController
+
+
+class StageSink(Protocol):
+    """Where a stage's results go: files and the launcher."""
+
+    def access(self, access: Access) -> None:
+        """One record of the access log."""
+        ...
+
+    def loss(self, stream: StreamId, sequence_id: SequenceId, loss: torch.Tensor) -> None:
+        """A step's loss, in the order in which steps reach it here."""
+        ...
+
+    def event(self, event: Event) -> None:
+        """An event that the controller is about to handle."""
+        ...
+
+
+class StageDriver:
+    """One stage's loop: messages in, one block at a time, WRITEs between blocks.
+
+    Args:
+        stage: which stage this is.
+        controller: takes every decision.
+        compute: tensors of this stage.
+        transport: the way to the other stages.
+        admission: which subnets may be under way.
+        admitted: the subnet and partition of a sequence ID.
+        sink: where results go.
+        timeout_seconds: how long to wait for a message before giving up.
+        digests: hash the bytes that every WRITE leaves.
+    """
+
+    def __init__(
+        self,
+        stage: StageId,
+        controller: StageController,
+        compute: StageCompute,
+        transport: Transport,
+        admission: AdmissionWindow,
+        admitted: Callable[[int], tuple[Subnet, Partition]],
+        sink: StageSink,
+        *,
+        timeout_seconds: float,
+        digests: bool = False,
+    ) -> None:
+        self.current = "start"
+        """What the stage is doing, for the report of a failure."""
+        self._stage = stage
+        self._controller = controller
+        self._compute = compute
+        self._transport = transport
+        self._admission = admission
+        self._admitted = admitted
+        self._sink = sink
+        self._timeout_seconds = timeout_seconds
+        self._digests = digests
+        self._task: Task | None = None
+        self._run: deque[tuple[LayerId, Version]] = deque()
+        self._events: deque[Event] = deque()
+
+    def run(self) -> None:
+        """Work until every subnet is retired here.
+
+        Raises:
+            TransportError: when nothing arrived for the time-out.
+            Exception: whatever a layer, the loss or the data raises.
+        """
+        self._admit(self._admission.open())
+        while not self._admission.is_finished:
+            if self._run:
+                self._step()
+                self._look()
+            else:
+                self._wait()
+
+    def _step(self) -> None:
+        """Compute the next block of the run."""
+        task, (layer, version) = self._task, self._run.popleft()
+        if task is None:
+            raise InvariantError(f"stage {self._stage}: a run of blocks without a task")
+        self.current = f"{task} block {layer.block} (layer {self._compute.store[layer].label})"
+        start_ns = time.monotonic_ns()
+        loss = self._compute.run_block(task, layer, version)
+        if loss is not None:
+            self._sink.loss(task.stream, task.sequence_id, loss)
+        self._tell(BlockFinished(time.monotonic_ns(), task, layer.block, start_ns))
+
+    def _look(self) -> None:
+        """Take in every message that is here already."""
+        while message := self._transport.receive(0):
+            self._accept(message)
+
+    def _wait(self) -> None:
+        self.current = "waiting"
+        message = self._transport.receive(self._timeout_seconds)
+        if message is None:
+            waiting = "; ".join(self._controller.unfinished[:3])
+            raise TransportError(
+                f"stage {self._stage}: nothing arrived for {self._timeout_seconds:g} s; "
+                f"oldest work: {waiting}"
+            )
+        self._accept(message)
+        self._look()
+
+    def _accept(self, message: Message) -> None:
+        task, tensors = message
+        self._admit(self._admission.reach(task.sequence_id))
+        self._compute.accept(task, tensors)
+        self._tell(InputArrived(time.monotonic_ns(), task))
+
+    def _admit(self, sequence_ids: Sequence[int]) -> None:
+        for sequence_id in sequence_ids:
+            self._tell(SubnetAdmitted(time.monotonic_ns(), *self._admitted(sequence_id)))
+
+    def _tell(self, event: Event) -> None:
+        """Let the controller handle an event, and what carrying its commands out leads to."""
+        self._events.append(event)
+        if len(self._events) > 1:
+            return
+        while self._events:
+            self._sink.event(self._events[0])
+            for command in self._controller.handle(self._events[0]):
+                self._carry_out(command)
+            self._events.popleft()
+
+    def _carry_out(self, command: Command) -> None:
+        match command:
+            case RunTask(task, reads):
+                self._task = task
+                self._run.extend(reads)
+            case WriteLayer():
+                self._write(command)
+            case SendOutput(receiver):
+                self._transport.send(receiver, self._compute.output(receiver))
+            case RecordAccess(access):
+                self._sink.access(access)
+            case DropVersion(layer, version):
+                self._compute.store[layer].drop(version)
+            case RetireSubnet(stream, sequence_id):
+                self._compute.retire(stream, sequence_id)
+                self._admit(self._admission.retire(sequence_id))
+
+    def _write(self, command: WriteLayer) -> None:
+        layer, sequence_id = command.layer, command.sequence_id
+        stored = self._compute.store[layer]
+        self.current = f"{layer.stream}.{sequence_id} WRITE of layer {stored.label}"
+        start_ns = time.monotonic_ns()
+        self._compute.write(layer, sequence_id, command.base, command.keeps_base)
+        end_ns = time.monotonic_ns()
+        digest = stored.digest() if self._digests else ""
+        self._tell(WriteFinished(end_ns, layer, sequence_id, start_ns, digest))

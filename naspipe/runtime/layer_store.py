@@ -1,0 +1,192 @@
+"""The layers of one stage: made lazily from their own seeds, with version and optimizer."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from naspipe.core.config import Recipe
+from naspipe.core.errors import ConfigError, InvariantError
+from naspipe.core.ids import INITIAL, LayerId, SequenceId, Version
+from naspipe.core.rules import Frozen, Lag, Rule
+from naspipe.core.space import Space
+from naspipe.runtime.determinism import layer_seed, seed_draws
+from naspipe.runtime.optimizers import make_optimizer
+
+Gradients = dict[str, torch.Tensor]
+"""Gradients by parameter name; a parameter without one is absent, never zero."""
+
+
+class BoundLayer:
+    """A layer's forward at one version, and the leaf tensors its gradients arrive at."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        call: Callable[..., Any],
+        parameters: Mapping[str, torch.Tensor],
+    ) -> None:
+        self.module = module
+        self.call = call
+        self._parameters = parameters
+
+    def take_gradients(self) -> Gradients:
+        """Move the gradients out of the parameters, leaving them absent."""
+        gradients: Gradients = {}
+        for name, parameter in self._parameters.items():
+            if parameter.grad is not None:
+                gradients[name] = parameter.grad
+                parameter.grad = None
+        return gradients
+
+
+class StoredLayer:
+    """One layer: module, newest version, optimizer state, and older versions still read.
+
+    A lagging layer is never bound itself: its readers bind immutable copies, because a
+    step in place would change what a pending backward needs.
+    """
+
+    def __init__(self, label: str, rule: Rule, module: nn.Module, recipe: Recipe) -> None:
+        self.label = label
+        self.module = module
+        self.version = INITIAL
+        self._rule = rule
+        self.parameters = dict(module.named_parameters())
+        if isinstance(rule, Frozen):
+            module.requires_grad_(False)
+        trained = [p for p in self.parameters.values() if p.requires_grad]
+        self.optimizer = make_optimizer(recipe, trained) if trained else None
+        self._copies: dict[Version, dict[str, torch.Tensor]] = {}
+
+    def bind(self, version: Version) -> BoundLayer:
+        """The layer at one version.
+
+        Raises:
+            InvariantError: when that version is not here.
+        """
+        if isinstance(self._rule, Lag):
+            copy = self._copy(version)
+
+            def call(*inputs: Any) -> Any:
+                return functional_call(self.module, copy, inputs)
+
+            return BoundLayer(self.module, call, copy)
+        if version != self.version:
+            raise InvariantError(
+                f"layer {self.label}: version {version} was asked for, found {self.version}"
+            )
+        return BoundLayer(self.module, self.module, self.parameters)
+
+    def write(
+        self, gradients: Gradients, version: SequenceId, base: Version, keeps_base: bool, lr: float
+    ) -> None:
+        """One optimizer step on top of ``base``; parameters without a gradient are left alone.
+
+        Raises:
+            InvariantError: when the newest version is not ``base``.
+        """
+        if self.version != base:
+            raise InvariantError(
+                f"layer {self.label}: WRITE {version} was to follow version {base}, "
+                f"found {self.version}"
+            )
+        if keeps_base:
+            self._copy(base)
+        else:
+            self.drop(base)
+        if self.optimizer is not None:
+            for name, gradient in gradients.items():
+                self.parameters[name].grad = gradient
+            self.optimizer.param_groups[0]["lr"] = lr
+            self.optimizer.step()
+            for name in gradients:
+                self.parameters[name].grad = None
+        self.version = Version(version)
+
+    def drop(self, version: Version) -> None:
+        """Forget the copy of an older version, if there is one."""
+        self._copies.pop(version, None)
+
+    def tensors(self) -> Iterator[tuple[str, Any]]:
+        """Everything a WRITE may change, by name: parameters, buffers, optimizer state."""
+        for name, parameter in self.parameters.items():
+            yield f"param/{name}", parameter.detach()
+        for name, buffer in self.module.named_buffers():
+            yield f"buffer/{name}", buffer
+        if self.optimizer is not None:
+            for name, parameter in self.parameters.items():
+                for key, value in sorted(self.optimizer.state.get(parameter, {}).items()):
+                    yield f"optimizer/{name}/{key}", value
+
+    def digest(self) -> str:
+        """Hash of the bytes that the last WRITE left."""
+        digest = hashlib.blake2b(digest_size=8)
+        for name, value in self.tensors():
+            digest.update(name.encode())
+            if isinstance(value, torch.Tensor):
+                digest.update(value.contiguous().reshape(-1).view(torch.uint8).numpy())
+            else:
+                digest.update(repr(value).encode())
+        return digest.hexdigest()
+
+    def _copy(self, version: Version) -> dict[str, torch.Tensor]:
+        copy = self._copies.get(version)
+        if copy is None:
+            if version != self.version:
+                raise InvariantError(
+                    f"layer {self.label}: version {version} was asked for, found {self.version} "
+                    f"and copies of {sorted(self._copies)}"
+                )
+            copy = {
+                name: parameter.detach().clone().requires_grad_(parameter.requires_grad)
+                for name, parameter in self.parameters.items()
+            }
+            self._copies[version] = copy
+        return copy
+
+
+class LayerStore:
+    """Makes each layer when it is first asked for, and keeps it."""
+
+    def __init__(self, space: Space, seed: int, recipe: Recipe) -> None:
+        self._space = space
+        self._seed = seed
+        self._recipe = recipe
+        self._layers: dict[LayerId, StoredLayer] = {}
+        self._owners: dict[int, str] = {}
+
+    def __getitem__(self, layer: LayerId) -> StoredLayer:
+        stored = self._layers.get(layer)
+        if stored is None:
+            stored = self._layers[layer] = self._make(layer)
+        return stored
+
+    def items(self) -> list[tuple[LayerId, StoredLayer]]:
+        """Every layer made so far, in chain order."""
+        return sorted(self._layers.items())
+
+    def _make(self, layer: LayerId) -> StoredLayer:
+        label = self._space.label(layer.block, layer.candidate)
+        block = self._space.blocks[layer.block]
+        seed_draws(layer_seed(self._seed, layer.block, layer.candidate))
+        module = block.candidates[layer.candidate]()
+        if not isinstance(module, nn.Module):
+            raise ConfigError(
+                f"layer {label}: expected its factory to return a torch.nn.Module, "
+                f"found {type(module).__name__}"
+            )
+        module.train()
+        for parameter in module.parameters():
+            owner = self._owners.setdefault(id(parameter), label)
+            if owner != label:
+                raise ConfigError(
+                    f"layers {owner} and {label} share one parameter: tied parameters are not "
+                    f"supported; let each factory make its own"
+                )
+        return StoredLayer(label, block.rule, module, self._recipe)

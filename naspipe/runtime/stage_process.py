@@ -1,0 +1,175 @@
+"""One stage from start to end: build it, run it, write what it leaves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import traceback
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from naspipe.core.access import Access
+from naspipe.core.config import Execution
+from naspipe.core.events import Event
+from naspipe.core.ids import SequenceId, StageId, StreamId
+from naspipe.core.partition import Partition
+from naspipe.core.subnet import Subnet
+from naspipe.runtime.checkpoint import snapshot
+from naspipe.runtime.compute import StageCompute, Workload
+from naspipe.runtime.determinism import deterministic_torch
+from naspipe.runtime.driver import StageDriver
+from naspipe.runtime.reports import Reporter, ZmqReporter
+from naspipe.runtime.transport import Endpoints, NoTransport, Transport, ZmqTransport
+from naspipe.stage.admission import AdmissionWindow
+from naspipe.stage.builder import build_controller
+from naspipe.trace.event_log import EventLogWriter
+from naspipe.trace.log import AccessLogWriter
+from naspipe.trace.run_directory import RunDirectory
+from naspipe.trace.snapshot import write_checkpoint
+
+_REPORT_EVERY_NS = 250_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One run, as every stage needs to know it."""
+
+    workload: Workload
+    execution: Execution
+    subnets: tuple[Subnet, ...]
+    partition: Partition
+    directory: RunDirectory
+
+
+class _Sink:
+    """Files of one stage, and reports to the launcher."""
+
+    def __init__(
+        self, log: AccessLogWriter, events: EventLogWriter | None, reporter: Reporter
+    ) -> None:
+        self._log = log
+        self._events = events
+        self._reporter = reporter
+        self._start_ns = self._reported_ns = time.monotonic_ns()
+        self._busy_ns = 0
+
+    def access(self, access: Access) -> None:
+        """See :class:`naspipe.runtime.driver.StageSink`."""
+        self._log.append(access)
+        self._busy_ns += access.end_ns - access.start_ns
+        if access.end_ns - self._reported_ns > _REPORT_EVERY_NS:
+            self._reported_ns = access.end_ns
+            elapsed_ns = access.end_ns - self._start_ns
+            self._reporter.report("busy", {"busy_ns": self._busy_ns, "elapsed_ns": elapsed_ns})
+
+    def loss(self, stream: StreamId, sequence_id: SequenceId, loss: torch.Tensor) -> None:
+        """See :class:`naspipe.runtime.driver.StageSink`."""
+        raw = loss.reshape(1).view(torch.uint8).numpy().tobytes()[::-1]
+        body = {"stream": stream, "sequence_id": sequence_id, "loss": float(loss), "bits": raw.hex()}
+        self._reporter.report("loss", body)
+
+    def event(self, event: Event) -> None:
+        """See :class:`naspipe.runtime.driver.StageSink`."""
+        if self._events is not None:
+            self._events.append(event)
+
+
+class StageRun:
+    """A stage of a job, ready to run."""
+
+    def __init__(self, job: Job, stage: StageId, transport: Transport, reporter: Reporter) -> None:
+        self._job = job
+        self._stage = stage
+        self._transport = transport
+        self._reporter = reporter
+        self._driver: StageDriver | None = None
+
+    @property
+    def current(self) -> str:
+        """What the stage is doing, for the report of a failure."""
+        return self._driver.current if self._driver else "start"
+
+    def run(self) -> None:
+        """Train this stage's part of every subnet, then write its layers and report."""
+        job, stage = self._job, self._stage
+        log_path = job.directory.access_log(stage)
+        events_path = job.directory.events_log(stage)
+        with AccessLogWriter(log_path) as log:
+            if not job.execution.record_events:
+                self._train(_Sink(log, None, self._reporter))
+            else:
+                with EventLogWriter(events_path) as events:
+                    self._train(_Sink(log, events, self._reporter))
+
+    def _train(self, sink: _Sink) -> None:
+        job, stage = self._job, self._stage
+        definition, execution = job.workload.definition, job.execution
+        compute = StageCompute(job.workload)
+        controller = build_controller(
+            stage,
+            job.workload.space.rules,
+            policy=definition.policy,
+            order=execution.order,
+            starts_partly_clear=execution.partly_clear,
+        )
+        self._driver = StageDriver(
+            stage,
+            controller,
+            compute,
+            self._transport,
+            AdmissionWindow(execution.window, len(job.subnets)),
+            lambda sequence_id: (job.subnets[sequence_id], job.partition),
+            sink,
+            timeout_seconds=execution.timeout_seconds,
+            digests=execution.digests,
+        )
+        with deterministic_torch(definition.recipe.threads):
+            self._driver.run()
+        self._driver.current = "writing its layers"
+        self._reporter.report("done", self._save(compute))
+
+    def _save(self, compute: StageCompute) -> dict[str, Any]:
+        tensors, scalars, versions = snapshot(self._job.workload.space, compute.store.items())
+        shard = write_checkpoint(
+            self._job.directory.checkpoint("final"), f"stage-{self._stage}.safetensors", tensors
+        )
+        return {"shard": shard, "scalars": scalars, "versions": versions}
+
+
+def run_alone(job: Job, reporter: Reporter) -> None:
+    """The run on one stage, in this process and without sockets."""
+    stage_run = StageRun(job, StageId(0), NoTransport(), reporter)
+    try:
+        stage_run.run()
+    except Exception:
+        reporter.report("failed", {"task": stage_run.current, "traceback": traceback.format_exc()})
+
+
+def stage_main(job: Job, stage: StageId, endpoints: Endpoints, lifeline: tuple[int, int]) -> None:
+    """The body of a stage's process: ends with the run, at its own failure, or with the launcher."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    read_end, write_end = lifeline
+    os.close(write_end)
+    threading.Thread(target=_end_with_launcher, args=(read_end,), daemon=True).start()
+    with ZmqReporter(stage, endpoints) as reporter:
+        task = "start"
+        try:
+            with ZmqTransport(stage, endpoints) as transport:
+                stage_run = StageRun(job, stage, transport, reporter)
+                try:
+                    stage_run.run()
+                finally:
+                    task = stage_run.current
+        except Exception:
+            reporter.report("failed", {"task": task, "traceback": traceback.format_exc()})
+
+
+def _end_with_launcher(read_end: int) -> None:
+    """Wait for the end of a pipe that only the launcher holds open."""
+    os.read(read_end, 1)
+    os._exit(1)
