@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgpack
 
@@ -12,9 +12,13 @@ from naspipe.core.ids import LayerId, PassId, SequenceId, StageId, StreamId, Ver
 
 MAGIC = b"NASPIPEA"
 SCHEMA_VERSION = 1
+FIELDS = (
+    "stream, sequence ID, pass, kind, block, candidate, version, stage, generation, start_ns, "
+    "end_ns, is_hit, digest"
+)
+"""The values of a record, in order; all whole numbers but the kind's letter and the last two."""
 
 _KINDS = {kind.value: kind for kind in AccessKind}
-_INTEGERS = 11
 _pack = msgpack.Packer().pack
 
 
@@ -27,25 +31,10 @@ class Recorded(NamedTuple):
 
 def encode_access(access: Access, generation: int) -> bytes:
     """One record's payload."""
-    (stream, block, candidate), sequence_id, pass_id, kind, version, stage, *rest = access
-    start_ns, end_ns, is_hit, digest = rest
-    payload: bytes = _pack(
-        (
-            stream,
-            sequence_id,
-            pass_id,
-            block,
-            candidate,
-            version,
-            stage,
-            generation,
-            start_ns,
-            end_ns,
-            is_hit,
-            kind._value_,
-            digest,
-        )
-    )
+    layer, sequence_id, pass_id, kind, version, stage, start_ns, end_ns, is_hit, digest = access
+    stream, block, candidate = layer
+    place = (stream, sequence_id, pass_id, kind._value_, block, candidate)
+    payload: bytes = _pack((*place, version, stage, generation, start_ns, end_ns, is_hit, digest))
     return payload
 
 
@@ -56,27 +45,29 @@ def decode_access(payload: bytes) -> Recorded:
         LogError: when the payload is not an access of this schema.
     """
     try:
-        values = msgpack.unpackb(payload)
-        (stream, seq, pass_id, block, candidate, version, stage, generation, start, end) = values[
-            :10
-        ]
-        is_hit, kind, digest = values[10:]
-        if not all(map(int.__instancecheck__, values[:_INTEGERS])):
-            raise TypeError
-        if not isinstance(digest, str):
-            raise TypeError
-        access = Access(
-            LayerId(StreamId(stream), block, candidate),
-            SequenceId(seq),
-            PassId(pass_id),
-            _KINDS[kind],
-            Version(version),
-            StageId(stage),
-            start,
-            end,
-            is_hit,
-            digest,
-        )
+        return _decode(msgpack.unpackb(payload))
     except (ValueError, TypeError, KeyError, msgpack.exceptions.UnpackException) as error:
-        raise LogError(f"expected an access record, found {payload!r:.200}") from error
+        raise LogError(f"expected an access ({FIELDS}), found {payload!r:.200}") from error
+
+
+def _decode(values: Any) -> Recorded:
+    (stream, sequence_id, pass_id, letter, block, candidate), rest = values[:6], values[6:]
+    version, stage, generation, start_ns, end_ns, is_hit, digest = rest
+    for number in (stream, sequence_id, pass_id, block, candidate, *rest[:5]):
+        if type(number) is not int:
+            raise TypeError
+    if type(is_hit) is not bool or type(digest) is not str:
+        raise TypeError
+    access = Access(
+        LayerId(StreamId(stream), block, candidate),
+        SequenceId(sequence_id),
+        PassId(pass_id),
+        _KINDS[letter],
+        Version(version),
+        StageId(stage),
+        start_ns,
+        end_ns,
+        is_hit,
+        digest,
+    )
     return Recorded(generation, access)
