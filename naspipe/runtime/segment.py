@@ -67,16 +67,10 @@ class Segment:
             ConfigError: when it returns something that is not tensors, or writes buffers
                 that its rule does not allow.
         """
-        before = {
-            (owner, name): (buffer, buffer._version, buffer.clone())
-            for owner in self._layer.module.modules()
-            for name, buffer in owner._buffers.items()
-            if buffer is not None
-        }
+        before = self._buffer_copies()
         outputs = self._compute()
-        for (owner, name), (buffer, version, copy) in before.items():
-            now = owner._buffers[name]
-            if now is buffer and buffer._version == version:
+        for (owner, name), copy in before.items():
+            if same_bits(owner._buffers[name], copy):
                 continue
             if not isinstance(self._spec.rule, Exact):
                 raise ConfigError(
@@ -111,6 +105,21 @@ class Segment:
         """Move the parameters' gradients out of the layer."""
         return self._layer.take_gradients()
 
+    def _buffer_copies(self) -> dict[tuple[nn.Module, str], torch.Tensor]:
+        """Copies of the buffers, where it matters whether the forward writes them.
+
+        Batch normalisation writes its statistics without raising their version counters,
+        so only the bytes tell.
+        """
+        if self._keeps_graph and isinstance(self._spec.rule, Exact):
+            return {}
+        return {
+            (owner, name): buffer.clone()
+            for owner in self._layer.module.modules()
+            for name, buffer in owner._buffers.items()
+            if buffer is not None
+        }
+
     def _recompute(self) -> Tensors:
         """The forward again, on the buffers it saw at first, which stay as that first one left them."""
         after = {(owner, name): owner._buffers[name] for owner, name in self._buffers}
@@ -143,6 +152,14 @@ class Segment:
             f"place, which would corrupt the block before it; use the out-of-place operation "
             f"(for example inplace=False)"
         )
+
+
+def same_bits(one: torch.Tensor | None, other: torch.Tensor) -> bool:
+    """Whether two tensors have the same shape, dtype and bytes."""
+    if one is None or one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    views = (t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (one, other))
+    return torch.equal(*views)
 
 
 def _leaf(output: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,83 @@
+"""Runs a space through naspipe and through the oracle, and compares every bit."""
+
+from __future__ import annotations
+
+import torch
+
+import naspipe
+from naspipe.core.rules import Frozen, Lag
+from naspipe.runtime.checkpoint import from_raw
+from naspipe.streams.from_file import read_stream
+from naspipe.trace.snapshot import read_checkpoint
+from tests.oracle import PlainLoop, bits
+
+
+def oracle_of(space, seed, optimizer, lr, options=None, bf16=False):
+    rules = {}
+    for block, rule in enumerate(space.rules):
+        if isinstance(rule, Lag):
+            rules[block] = rule.subnets
+        elif isinstance(rule, Frozen):
+            rules[block] = "frozen"
+    return PlainLoop(
+        [block.candidates for block in space.blocks],
+        [space.fields(block) for block in range(len(space))],
+        rules, seed, optimizer, lr, options, bf16,
+    )  # fmt: skip
+
+
+def plain_loop(space, data, loss, run, *, seed, optimizer, lr, options=None, bf16=False):
+    """The oracle, trained on the stream that a run recorded."""
+    oracle = oracle_of(space, seed, optimizer, lr, options, bf16)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    try:
+        for y, choices in enumerate(read_stream(run.directory.stream)):
+            oracle.step(y, space.chain(choices), data(seed, y), loss)
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.set_num_threads(threads)
+    return oracle
+
+
+def assert_same_bits(run, oracle):
+    """Losses, parameters, buffers and optimizer state: all there, nothing more, every bit."""
+    found = [int(loss.bits, 16) for loss in run.directory.read_losses()]
+    expected = [int.from_bytes(bits(loss)[2], "little") for loss in oracle.losses]
+    differ = [y for y, pair in enumerate(zip(found, expected, strict=True)) if len(set(pair)) > 1]
+    assert not differ, f"first loss that differs: subnet {differ[0]}"
+    checkpoint = read_checkpoint(run.directory.checkpoint("final"))
+    ours = {name: bits(from_raw(raw)) for name, raw in checkpoint.tensors.items()}
+    ours |= {name: ("scalar", value) for name, value in checkpoint.scalars.items()}
+    theirs = {}
+    for (block, candidate, name), value in oracle.tensors().items():
+        key = f"0/{run.space.label(block, candidate)}/{name}"
+        theirs[key] = bits(value) if isinstance(value, torch.Tensor) else ("scalar", value)
+    assert sorted(ours) == sorted(theirs)
+    wrong = [name for name in theirs if ours[name] != theirs[name]]
+    assert not wrong, f"{len(wrong)} tensors differ, among them {wrong[:5]}"
+
+
+def check(
+    tmp_path, space, data, loss, *, stages=(1, 2, 3, 4), steps=30, seed=1, optimizer="SGD",
+    lr=0.05, options=None, bf16=False, sampler="uniform", execution=None,
+):  # fmt: skip
+    """Train on each number of stages and compare each with one plain loop; returns the runs."""
+    runs = []
+    oracle = None
+    for number in stages:
+        run = naspipe.train(
+            space, data, loss, steps=steps, seed=seed, optimizer=optimizer, lr=lr,
+            optimizer_options=options, sampler=sampler, stages=number,
+            run_dir=tmp_path / f"{space.name}-{number}-{len(list(tmp_path.iterdir()))}",
+            recipe={"precision": "bf16"} if bf16 else None, execution=execution,
+        )  # fmt: skip
+        if oracle is None:
+            oracle = plain_loop(
+                space, data, loss, run, seed=seed, optimizer=optimizer, lr=lr, options=options,
+                bf16=bf16,
+            )  # fmt: skip
+        assert_same_bits(run, oracle)
+        runs.append(run)
+    return runs
