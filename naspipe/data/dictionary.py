@@ -17,7 +17,9 @@ def read_dictionary(path: Path) -> list[str]:
     try:
         text = path.read_text("utf-8")
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}); expected a dictionary") from None
+        raise DataError(
+            f"{path}: cannot be read ({error.strerror}); expected a dictionary"
+        ) from None
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: expected UTF-8 text, found byte {error.start} is not") from None
     symbols = list(SPECIAL_SYMBOLS)

@@ -12,8 +12,7 @@ from naspipe.data.dictionary import EOS, PADDING
 
 IntArray = npt.NDArray[np.int64]
 
-# A sentence that needs more tokens than a batch may have is refused; rows are counted padded.
-_SEED_MASK = 0xFFFF_FFFF
+_SEED_MASK = 0xFFFF_FFFF  # what numpy's generator takes
 
 
 def batch_ends(lengths: IntArray, max_tokens: int, required_multiple: int = 1) -> list[int]:

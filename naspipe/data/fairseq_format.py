@@ -63,7 +63,7 @@ class TokenFile:
         return tokens
 
     def check(self, vocabulary: int, end: int) -> None:
-        """Raise unless every sentence ends in token ``end`` and all tokens are below ``vocabulary``."""
+        """Raise unless all tokens are below ``vocabulary`` and each sentence ends in ``end``."""
         for start in range(0, len(self._tokens), _MANY_TOKENS):
             part = self._tokens[start : start + _MANY_TOKENS]
             low, high = int(part.min()) - self._shift, int(part.max()) - self._shift
@@ -120,7 +120,9 @@ def _read_mmap_index(
 ) -> tuple[IntArray, IntArray, np.dtype[Any]]:
     header = _MMAP_HEADER.size
     if len(content) < header:
-        raise DataError(f"{path}: truncated: expected at least {header} bytes, found {len(content)}")
+        raise DataError(
+            f"{path}: truncated: expected at least {header} bytes, found {len(content)}"
+        )
     _, version, code, number = _MMAP_HEADER.unpack(content[:header].tobytes())
     _check_version(path, version)
     dtype = _type_of(path, code)
@@ -147,7 +149,9 @@ def _read_lazy_index(
 ) -> tuple[IntArray, IntArray, np.dtype[Any]]:
     header = _LAZY_HEADER.size
     if len(content) < header:
-        raise DataError(f"{path}: truncated: expected at least {header} bytes, found {len(content)}")
+        raise DataError(
+            f"{path}: truncated: expected at least {header} bytes, found {len(content)}"
+        )
     _, version, code, item, number, dimensions = _LAZY_HEADER.unpack(content[:header].tobytes())
     _check_version(path, version)
     dtype = _type_of(path, code)
@@ -158,7 +162,9 @@ def _read_lazy_index(
             f"{path}: expected sentences (one dimension each), found {number} items with "
             f"{dimensions} dimensions in all"
         )
-    _check_length(path, len(content), header + 16 * (number + 1) + 8 * number, f"{number} sentences")
+    _check_length(
+        path, len(content), header + 16 * (number + 1) + 8 * number, f"{number} sentences"
+    )
     split = header + 8 * (number + 1)
     places = _array(content[header:split], "<i8")
     offsets = _array(content[split : split + 8 * (number + 1)], "<i8")

@@ -81,7 +81,9 @@ def binarise(
     Merges and dictionary are learned on train only and are those of both languages.
     """
     progress.phase("learn subwords", merges)
-    codes = learn_merges((text for pair in splits["train"] for text in pair), merges, progress.advance)
+    codes = learn_merges(
+        (text for pair in splits["train"] for text in pair), merges, progress.advance
+    )
     (directory / "codes.bpe").write_text(codes, "utf-8")
 
     progress.phase("cut and binarise", sum(map(len, splits.values())))

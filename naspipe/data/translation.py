@@ -59,7 +59,7 @@ class TranslationData:
         return len(self._source)
 
     def __call__(self, seed: int, sequence_id: int) -> dict[str, torch.Tensor]:
-        """Return int64 tensors source (B, S), previous (B, T) and target (B, T), fresh each time."""
+        """Return fresh int64 tensors source (B, S), previous (B, T) and target (B, T)."""
         if sequence_id < 0:
             raise ConfigError(f"sequence IDs count from 0, got {sequence_id}")
         epoch, place = divmod(sequence_id, self.batches_per_epoch)

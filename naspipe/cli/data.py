@@ -1,0 +1,86 @@
+"""``naspipe data``: fetch and prepare data sets, and list them."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+_EPILOG = """\
+examples:
+  naspipe data list
+  naspipe data prepare en-de-2k
+  naspipe data prepare en-de-2k --from ~/Downloads   (holding the two .deb files)
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``naspipe data`` to ``parser``."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.description = "Fetch and prepare data sets. Each is fetched once and kept in a cache."
+    parser.epilog = _EPILOG
+    actions = parser.add_subparsers(dest="data_action", required=True, metavar="ACTION")
+
+    prepare = actions.add_parser(
+        "prepare",
+        help="fetch and prepare a data set, unless that is done already",
+        description="Fetch and prepare a data set. Done already: verify it and say so.",
+    )
+    prepare.add_argument("name", metavar="NAME", help="a name of 'naspipe data list'")
+    prepare.add_argument(
+        "--from",
+        dest="source",
+        type=Path,
+        metavar="PATH",
+        help="do not download: a .deb file, or a directory of .deb files or their unpacked content",
+    )
+    prepare.add_argument("--force", action="store_true", help="prepare it anew")
+    _add_data_dir(prepare)
+
+    _add_data_dir(actions.add_parser("list", help="say what data sets there are"))
+
+
+def _add_data_dir(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--data-dir",
+        type=Path,
+        metavar="DIR",
+        help="where prepared data is kept (default: $XDG_CACHE_HOME or ~/.cache, + naspipe/data)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Carry the command out; errors are raised, the exit status is 0."""
+    root = None if arguments.data_dir is None else arguments.data_dir.expanduser().absolute()
+    if arguments.data_action == "list":
+        _list(root)
+    else:
+        _prepare(arguments, root)
+    return 0
+
+
+def _prepare(arguments: argparse.Namespace, root: Path | None) -> None:
+    from naspipe.data import registry
+    from naspipe.data.progress import ConsoleProgress
+
+    source = None if arguments.source is None else arguments.source.expanduser().absolute()
+    with ConsoleProgress() as progress:
+        place = registry.prepare(
+            arguments.name, root=root, source=source, force=arguments.force, progress=progress
+        )
+    if place is None:
+        print(f"{arguments.name}: needs no preparation")
+        return
+    record = registry.read_record(arguments.name, root)
+    counts = ", ".join(f"{key} {count:,}" for key, count in sorted(record["counts"].items()))
+    print(f"{arguments.name}: ready in {place}\n  from {record['version']}\n  {counts}")
+
+
+def _list(root: Path | None) -> None:
+    from naspipe.data import registry
+
+    for entry in registry.entries():
+        ready = registry.is_prepared(entry.name, root)
+        state = "ready" if ready else "not prepared"
+        if entry.build is None:
+            state = "no preparation needed"
+        print(f"{entry.name:18} {entry.summary} ({state})")

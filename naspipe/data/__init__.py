@@ -1,0 +1,9 @@
+"""Data sets: a batch is a pure function of (seed, sequence ID)."""
+
+from __future__ import annotations
+
+from naspipe.data.images import ImageData
+from naspipe.data.registry import entries, is_prepared, open_data, prepare
+from naspipe.data.translation import TranslationData
+
+__all__ = ["ImageData", "TranslationData", "entries", "is_prepared", "open_data", "prepare"]

@@ -1,0 +1,155 @@
+"""The data sets by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from naspipe.core.errors import ConfigError
+from naspipe.data import digits, fashion_mnist, image_folder, libreoffice_help
+from naspipe.data.cache import Description, default_root, open_prepared, publish
+from naspipe.data.images import ImageData
+from naspipe.data.progress import PreparationProgress, SilentProgress
+from naspipe.data.translation import TranslationData
+
+SPLITS = ("train", "valid", "test")
+DEFAULT_MAX_TOKENS = 4096
+DEFAULT_BATCH_SIZE = 64
+
+Builder = Callable[[Path, str, Path | None, PreparationProgress], Description]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of `naspipe data list`."""
+
+    name: str
+    summary: str
+    recipe: int = 0
+    build: Builder | None = None
+    """Prepares it; None where nothing has to be prepared."""
+
+
+_ENTRIES = {
+    entry.name: entry
+    for entry in (
+        Entry(
+            "en-de-2k",
+            "English-German sentences of LibreOffice's help, 2,000 subword merges",
+            libreoffice_help.RECIPE,
+            libreoffice_help.build,
+        ),
+        Entry(
+            "en-de-8k",
+            "the same sentences, 8,000 subword merges",
+            libreoffice_help.RECIPE,
+            libreoffice_help.build,
+        ),
+        Entry(
+            "fashion-mnist",
+            "60,000 + 10,000 grey 28x28 images of clothing, 10 classes",
+            fashion_mnist.RECIPE,
+            fashion_mnist.build,
+        ),
+        Entry("digits", "1,797 grey 8x8 images of digits, 10 classes, from scikit-learn"),
+        Entry("fairseq:DIR", "a translation data set that fairseq-preprocess wrote to DIR"),
+        Entry("image-folder:DIR", "images as DIR/train/CLASS/NAME.jpg (or .png), needs Pillow"),
+    )
+}
+
+
+def entries() -> list[Entry]:
+    """Return every data set there is; of ``PREFIX:DIR`` ones the user gives the directory."""
+    return list(_ENTRIES.values())
+
+
+def open_data(
+    name: str,
+    *,
+    root: Path | None = None,
+    max_tokens: int | None = None,
+    batch_size: int | None = None,
+    split: str = "train",
+    required_multiple: int = 1,
+    image_size: int = 224,
+) -> TranslationData | ImageData:
+    """Open one split of a data set; what had to be prepared is verified file by file.
+
+    ``max_tokens`` (per batch) is for translation data, ``batch_size`` (images) for images,
+    ``image_size`` (pixels) for image folders.
+    """
+    entry, directory = _find(name)
+    if split not in SPLITS:
+        raise ConfigError(f"split: expected one of {', '.join(SPLITS)}, found {split!r}")
+    is_translation = entry.build is libreoffice_help.build or entry.name == "fairseq:DIR"
+    wrong = ("batch_size", batch_size) if is_translation else ("max_tokens", max_tokens)
+    if wrong[1] is not None:
+        right = "max_tokens" if is_translation else "batch_size"
+        raise ConfigError(f"data set '{name}' takes {right}, not {wrong[0]}")
+    images = DEFAULT_BATCH_SIZE if batch_size is None else batch_size
+    tokens = DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens
+    if entry.name == "digits":
+        return digits.open_images(images, split)
+    if entry.name == "image-folder:DIR":
+        return image_folder.open_images(directory, images, split, image_size)
+    if entry.name == "fairseq:DIR":
+        return TranslationData(directory, tokens, split, required_multiple)
+    place, full = open_prepared(root or default_root(), name, entry.recipe)
+    record = _manifest_record(full)
+    if is_translation:
+        return TranslationData(place, tokens, split, required_multiple, record=record)
+    return fashion_mnist.open_images(place, images, split, record)
+
+
+def prepare(
+    name: str,
+    *,
+    root: Path | None = None,
+    source: Path | None = None,
+    force: bool = False,
+    progress: PreparationProgress | None = None,
+) -> Path | None:
+    """Prepare ``name`` unless that is done already, verify it and return its directory.
+
+    ``source`` replaces the download (see `naspipe.data.debian.unpacked`). Returns None for a data
+    set that needs no preparation.
+    """
+    entry, _ = _find(name)
+    if entry.build is None:
+        if source is not None or force:
+            raise ConfigError(
+                f"data set '{name}' needs no preparation: leave --from and --force out"
+            )
+        return None
+    build = entry.build
+    place = root or default_root()
+    report = progress or SilentProgress()
+    publish(place, name, lambda directory: build(directory, name, source, report), force=force)
+    return open_prepared(place, name, entry.recipe)[0]
+
+
+def is_prepared(name: str, root: Path | None = None) -> bool:
+    """Tell whether ``name`` can be opened without preparing it first; files are not verified."""
+    entry, _ = _find(name)
+    return entry.build is None or ((root or default_root()) / name).is_dir()
+
+
+def read_record(name: str, root: Path | None = None) -> dict[str, Any]:
+    """Return the record of a prepared data set, its files verified."""
+    entry, _ = _find(name)
+    return open_prepared(root or default_root(), name, entry.recipe)[1]
+
+
+def _find(name: str) -> tuple[Entry, Path]:
+    prefix, separator, place = name.partition(":")
+    entry = _ENTRIES.get(f"{prefix}:DIR" if separator and place else name)
+    if entry is None or (name.endswith(":DIR") and not Path(place).is_dir()):
+        raise ConfigError(f"unknown data set {name!r}: expected one of {', '.join(_ENTRIES)}")
+    return entry, Path(place)
+
+
+def _manifest_record(full: dict[str, Any]) -> dict[str, Any]:
+    kept = {key: full[key] for key in ("name", "source", "version", "recipe", "counts")}
+    return {**kept, "sha256": {name: entry["sha256"] for name, entry in full["files"].items()}}
