@@ -27,6 +27,7 @@ _WHATS = (
     "scalar",
     "loss",
 )
+_FINAL_STATE = ("tensor", "version", "scalar")
 
 
 class Difference(NamedTuple):
@@ -52,6 +53,8 @@ class Difference(NamedTuple):
 
     def __str__(self) -> str:
         where = f"step {self.sequence_id}" if self.sequence_id >= 0 else "before step 0"
+        if self.what in _FINAL_STATE:
+            where = f"final state, last written {'at ' * (self.sequence_id >= 0)}{where}"
         stream = f"stream {self.stream}, " if self.stream else ""
         layer = f", layer {self.layer}" if self.layer else ""
         return f"{stream}{where}{layer}: {self.what}: {self.detail}"

@@ -1,0 +1,1 @@
+"""The ``naspipe`` command: one module per subcommand."""

@@ -1,0 +1,94 @@
+"""Show whether runs left the same bits, or the first step and layer that differ.
+
+Every run is compared to the first: per-step losses, every parameter, buffer and optimizer
+state, and per layer the order of WRITEs and the version each READ saw.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from naspipe.core.errors import ConfigError, LogError
+from naspipe.trace.compare import Comparison, RecordedRun, compare_to
+from naspipe.trace.metrics import Summary, summarize
+
+_EXAMPLE = """\
+example:
+  naspipe compare runs/one-stage runs/two-stages runs/four-stages
+
+exit status: 0 identical; 1 they differ; 2 they cannot be compared
+"""
+
+_COLUMNS = ("run", "stages", "steps", "seconds", "steps/s", "bubble", "verdict")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.epilog = _EXAMPLE
+    parser.add_argument("reference", metavar="RUN", help="run directory to compare to")
+    parser.add_argument("others", metavar="RUN", nargs="+", help="run directories to compare")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the table and what differs; returns the exit status."""
+    try:
+        reference = RecordedRun(arguments.reference)
+        runs = [RecordedRun(path) for path in arguments.others]
+        comparisons = [compare_to(reference, other) for other in runs]
+        rows = [_row(reference, "reference")]
+        rows += [_row(*pair) for pair in zip(runs, map(_verdict, comparisons), strict=True)]
+    except LogError as error:
+        raise ConfigError(f"cannot be compared: {error}") from error
+    _print_table(rows)
+    for comparison in comparisons:
+        for warning in comparison.warnings:
+            print(f"naspipe: warning: {comparison.run}: {warning}", file=sys.stderr)
+        if not comparison.is_identical:
+            print(f"{comparison.run}: {comparison}")
+    if any(comparison.reason for comparison in comparisons):
+        return 2
+    return 0 if all(comparison.is_identical for comparison in comparisons) else 1
+
+
+def _verdict(comparison: Comparison) -> str:
+    if comparison.reason:
+        return "NOT COMPARABLE"
+    return "IDENTICAL" if comparison.is_identical else "DIFFERS"
+
+
+def _row(recorded: RecordedRun, verdict: str) -> tuple[str, ...]:
+    summary = summarize(recorded.accesses, recorded.num_stages) if recorded.accesses else None
+    return (str(recorded.path), str(recorded.num_stages), *_numbers(summary), verdict)
+
+
+def _numbers(summary: Summary | None) -> tuple[str, ...]:
+    if summary is None:
+        return ("-",) * 4
+    return (
+        str(summary.steps),
+        f"{summary.seconds:.2f}",
+        f"{summary.steps_per_second:.2f}",
+        f"{summary.bubble_ratio:.3f}",
+    )
+
+
+def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in _COLUMNS:
+        is_text = name in ("run", "verdict")
+        table.add_column(
+            name,
+            justify="left" if is_text else "right",
+            overflow="fold",
+            no_wrap=name != "run",
+        )
+    for row in rows:
+        table.add_row(*map(Text, row))
+    Console(highlight=False).print(table)

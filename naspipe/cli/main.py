@@ -1,0 +1,105 @@
+"""Train supernets on several stages at once, with the bits of a plain one-at-a-time loop."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from types import ModuleType
+
+from naspipe.core.errors import ConfigError, NaspipeError
+
+SUBCOMMANDS = {
+    "train": "train a supernet and write a run directory",
+    "compare": "show whether runs left the same bits, or what differs first",
+    "log": "print who read and who wrote each layer, in order",
+    "data": "fetch and check the data sets that the examples train on",
+}
+"""What ``naspipe --help`` lists; each is a module of this package, imported when it is called.
+
+Such a module has a docstring (its help), ``add_arguments(parser)`` and ``run(arguments) -> int``.
+"""
+
+_EXAMPLE = """\
+example: train on one stage and on two, then show that the bits are the same
+  naspipe train nlp.c1 --scale tiny --steps 100 --seed 1 --stages 1 --run-dir runs/one
+  naspipe train nlp.c1 --scale tiny --steps 100 --seed 1 --stages 2 --run-dir runs/two
+  naspipe compare runs/one runs/two
+  naspipe log runs/two --layer 3.1
+
+`naspipe COMMAND --help` says more about each command.
+exit status: 0 done; 1 failed, or runs differ; 2 the input cannot be used
+"""
+
+_EXIT_FAILED = 1
+_EXIT_USAGE = 2
+_EXIT_INTERRUPTED = 130
+_EXIT_BROKEN_PIPE = 141
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line (without the program's name) and return its exit status.
+
+    Raises:
+        SystemExit: from ``--help`` (0) and from options that argparse refuses (2).
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    name = next((word for word in words if not word.startswith("-")), None)
+    try:
+        module = _load(name) if name in SUBCOMMANDS else None
+        parser = build_parser(name, module)
+        arguments = parser.parse_args(words)
+        if module is None:
+            parser.print_help(sys.stderr)
+            return _EXIT_USAGE
+        status = int(module.run(arguments))
+        sys.stdout.flush()
+    except ConfigError as error:
+        print(f"naspipe: {error}", file=sys.stderr)
+        return _EXIT_USAGE
+    except NaspipeError as error:
+        print(f"naspipe: {error}", file=sys.stderr)
+        return _EXIT_FAILED
+    except KeyboardInterrupt:
+        print("naspipe: interrupted", file=sys.stderr)
+        return _EXIT_INTERRUPTED
+    except BrokenPipeError:
+        _silence_stdout()
+        return _EXIT_BROKEN_PIPE
+    return status
+
+
+def build_parser(
+    chosen: str | None = None, module: ModuleType | None = None
+) -> argparse.ArgumentParser:
+    """The parser of all commands; only the chosen one's arguments are known."""
+    parser = argparse.ArgumentParser(
+        prog="naspipe",
+        description=__doc__,
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", title="commands", dest="command")
+    for name, summary in SUBCOMMANDS.items():
+        subparser = commands.add_parser(
+            name,
+            help=summary,
+            description=module.__doc__ if module and name == chosen else None,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        if module and name == chosen:
+            module.add_arguments(subparser)
+    return parser
+
+
+def _load(name: str | None) -> ModuleType:
+    return import_module(f"naspipe.cli.{name}")
+
+
+def _silence_stdout() -> None:
+    """Nobody reads any more: keep the interpreter from failing as it flushes at its exit."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
