@@ -55,8 +55,8 @@ OPERATIONS = (
     Operation("conv pair", 3),
 )
 
-WIDTHS = {"tiny": 32, "small": 64, "paper": 1216}
-HALVINGS = {"tiny": 2, "small": 1, "paper": 4}
+WIDTHS = {"tiny": 24, "small": 64, "paper": 1216}
+HALVINGS = {"tiny": 1, "small": 1, "paper": 4}
 """How often the stem halves height and width."""
 
 _SHARED_RULES: dict[str, Rule] = {"stem": Lag(8), "head": Exact()}

@@ -138,30 +138,30 @@ def _decoder(width: int, operation: Operation, activation: str) -> Any:
 
 
 def _source_embedding(vocabulary: int, width: int, padding: int) -> Any:
-    from search_spaces.nlp.layers import SourceEmbedding
+    from search_spaces.nlp.shared_layers import SourceEmbedding
 
     return SourceEmbedding(vocabulary, width, padding)
 
 
 def _target_embedding(vocabulary: int, width: int, padding: int) -> Any:
-    from search_spaces.nlp.layers import TargetEmbedding
+    from search_spaces.nlp.shared_layers import TargetEmbedding
 
     return TargetEmbedding(vocabulary, width, padding)
 
 
 def _final_norm(width: int) -> Any:
-    from search_spaces.nlp.layers import FinalNorm
+    from search_spaces.nlp.shared_layers import FinalNorm
 
     return FinalNorm(width)
 
 
 def _head(width: int, vocabulary: int) -> Any:
-    from search_spaces.nlp.layers import Head
+    from search_spaces.nlp.shared_layers import Head
 
     return Head(width, vocabulary)
 
 
 def _loss() -> Any:
-    from search_spaces.nlp.layers import TokenLoss
+    from search_spaces.nlp.shared_layers import TokenLoss
 
     return TokenLoss(PADDING)
