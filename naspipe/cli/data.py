@@ -79,8 +79,8 @@ def _list(root: Path | None) -> None:
     from naspipe.data import registry
 
     for entry in registry.entries():
-        ready = registry.is_prepared(entry.name, root)
-        state = "ready" if ready else "not prepared"
         if entry.build is None:
             state = "no preparation needed"
+        else:
+            state = "ready" if registry.is_prepared(entry.name, root) else "not prepared"
         print(f"{entry.name:18} {entry.summary} ({state})")

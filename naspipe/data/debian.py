@@ -55,10 +55,11 @@ def unpacked(
             files = dict(zip(names, found, strict=True))
         return {name: _open(name, path, work / "unpacked" / name) for name, path in files.items()}
     except DataError as error:
+        listed = ", ".join(names)
+        advice = f"or get {listed} elsewhere and run" if source is None else f"get {listed} and run"
         raise DataError(
-            f"data set '{dataset}': {error}; or get the package(s) {', '.join(names)} elsewhere "
-            f"and run 'naspipe data prepare {dataset} --from PATH' (a .deb file, or a directory "
-            f"of .deb files or of their unpacked content)"
+            f"data set '{dataset}': {error}; {advice} 'naspipe data prepare {dataset} --from "
+            f"PATH' (a .deb file, or a directory of .deb files or of their unpacked content)"
         ) from None
 
 

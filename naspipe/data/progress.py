@@ -39,7 +39,10 @@ class SilentProgress:
 
 
 class ConsoleProgress:
-    """One line per phase on standard error; a context manager that owns the display."""
+    """One line per phase on standard error; a context manager that owns the display.
+
+    Nothing is shown before the first phase.
+    """
 
     def __init__(self) -> None:
         # The file is fixed now: a library that is silenced by redirecting stderr must not take
@@ -57,7 +60,6 @@ class ConsoleProgress:
         self._open: TaskID | None = None
 
     def __enter__(self) -> ConsoleProgress:
-        self._progress.start()
         return self
 
     def __exit__(
@@ -68,11 +70,13 @@ class ConsoleProgress:
     ) -> None:
         if kind is None:
             self._finish()
-        self._progress.stop()
+        if self._progress.live.is_started:
+            self._progress.stop()
 
     def phase(self, text: str, total: int | None = None) -> None:
         """End the open phase and begin another."""
         self._finish()
+        self._progress.start()
         self._open = self._progress.add_task(text, total=total)
 
     def advance(self, steps: int = 1) -> None:

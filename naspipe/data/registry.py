@@ -145,9 +145,9 @@ def read_record(name: str, root: Path | None = None) -> dict[str, Any]:
 def _find(name: str) -> tuple[Entry, Path]:
     prefix, separator, place = name.partition(":")
     entry = _ENTRIES.get(f"{prefix}:DIR" if separator and place else name)
-    if entry is None or (name.endswith(":DIR") and not Path(place).is_dir()):
+    if entry is None:
         raise ConfigError(f"unknown data set {name!r}: expected one of {', '.join(_ENTRIES)}")
-    return entry, Path(place)
+    return entry, Path(place).expanduser()
 
 
 def _manifest_record(full: dict[str, Any]) -> dict[str, Any]:
