@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from naspipe.core.config import Definition, Execution, Recipe
+from naspipe.core.config import Execution, Recipe
 from naspipe.core.space import Space
 from naspipe.frontend.run import Run
-from naspipe.frontend.training import Training
+from naspipe.frontend.training import Training, define
 from naspipe.runtime.compute import Batches, Loss, Workload
 from naspipe.runtime.reports import LaunchObserver, SilentObserver
 from naspipe.trace.run_directory import RunDirectory
@@ -54,17 +54,11 @@ def train(
         ConfigError: for input that cannot be used; nothing is written then.
         StageFailed: when a layer, the data or the loss raises in any stage.
     """
-    definition = Definition(
-        space=space.name,
-        data=dict(getattr(data, "record", None) or {"name": _name_of(data)}),
-        loss=_name_of(loss),
-        recipe=Recipe(
-            optimizer=optimizer, lr=lr, optimizer_options=optimizer_options or {}, **(recipe or {})
-        ),
-        rules={name: str(rule) for name, rule in space.shared_rules.items()},
-        seed=seed,
-        steps=steps,
-        sampler=sampler,
+    chosen = Recipe(
+        optimizer=optimizer, lr=lr, optimizer_options=optimizer_options or {}, **(recipe or {})
+    )
+    definition = define(
+        space, data, loss, recipe=chosen, seed=seed, steps=steps, sampler=sampler
     )
     how = Execution(stages=stages, **(execution or {}))
     path = Path(run_dir) if run_dir is not None else default_run_directory(space.name)
@@ -83,8 +77,3 @@ def default_run_directory(name: str) -> Path:
     """``runs/NAME-TIME`` below the working directory."""
     return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
-
-def _name_of(thing: object) -> str:
-    """A readable name of a callable, free of addresses."""
-    named = thing if hasattr(thing, "__qualname__") else type(thing)
-    return f"{getattr(named, '__module__', '')}.{getattr(named, '__qualname__', '')}"

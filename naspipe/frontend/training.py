@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from naspipe.core.config import Definition, Execution
+from naspipe.core.config import Definition, Execution, Recipe
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import SequenceId, StageId, StreamId
 from naspipe.core.partition import Partition
 from naspipe.core.space import Shared, Space
 from naspipe.core.subnet import Subnet
 from naspipe.planning.balance import balanced_partition
-from naspipe.runtime.compute import Workload, field_of
+from naspipe.runtime.compute import Batches, Loss, Workload, field_of
 from naspipe.runtime.determinism import deterministic_torch
 from naspipe.runtime.environment import describe_environment
 from naspipe.runtime.launcher import launch, profile_apart
@@ -28,6 +28,26 @@ from naspipe.streams.samplers import draw_stream
 from naspipe.trace.metrics import bubble_ratio
 from naspipe.trace.log import read_run_accesses
 from naspipe.trace.run_directory import RunDirectory
+
+
+def define(
+    space: Space, data: Batches, loss: Loss, *, recipe: Recipe, **identity: Any
+) -> Definition:
+    """The definition of a run; ``identity`` is its steps, seed, sampler, scale and policy."""
+    return Definition(
+        space=space.name,
+        data=dict(getattr(data, "record", None) or {"name": _name_of(data)}),
+        loss=_name_of(loss),
+        recipe=recipe,
+        rules={name: str(rule) for name, rule in space.shared_rules.items()},
+        **identity,
+    )
+
+
+def _name_of(thing: object) -> str:
+    """A readable name of a callable, free of addresses."""
+    named = thing if hasattr(thing, "__qualname__") else type(thing)
+    return f"{getattr(named, '__module__', '')}.{getattr(named, '__qualname__', '')}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

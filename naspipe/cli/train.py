@@ -1,0 +1,102 @@
+"""Train a supernet on one or several stages and write a run directory.
+
+The bits of the result depend on the definition (space, data, recipe, seed, steps, sampler)
+and never on the stages, the partition, recompute or the timing of messages.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+_EXAMPLE = """\
+examples:
+  naspipe train nlp.c1 --steps 100 --stages 2 --sampler spaced:8
+  naspipe train cv.c3 --set lr=0.01 --set optimizer.momentum=0.8 --set rule.stem=frozen
+  naspipe train mymodule:space --data mymodule:batches --stages 2
+
+spaces: nlp.c0 nlp.c1 nlp.c2 nlp.c3 cv.c1 cv.c2 cv.c3, or MODULE:ATTRIBUTE of your own
+samplers: uniform, fair, spaced:W, file:PATH (one JSON list of choices a line)
+settings: lr, schedule, warmup_steps, precision, optimizer, optimizer.OPTION, rule.SHARED_LAYER,
+  window, transport, port, timeout_seconds, record_events, ...
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.epilog = _EXAMPLE
+    parser.add_argument("space", metavar="SPACE", help="a space by name, or MODULE:ATTRIBUTE")
+    parser.add_argument("--scale", default="tiny", help="tiny, small or paper (default: tiny)")
+    parser.add_argument("--stages", type=int, default=1, metavar="N", help="stage processes")
+    parser.add_argument("--steps", type=int, default=100, metavar="S", help="subnets to train")
+    parser.add_argument("--seed", type=int, default=0, metavar="K")
+    parser.add_argument("--sampler", default="uniform", metavar="NAME")
+    parser.add_argument("--policy", default="csp", help="synchronisation policy: csp")
+    parser.add_argument("--order", default="paper", help="dispatch order: paper")
+    parser.add_argument("--device", default="cpu", help="cpu")
+    parser.add_argument("--recompute", action="store_true", help="keep only each block's input")
+    parser.add_argument(
+        "--digests", action="store_true", help="record a digest of the bytes of every WRITE"
+    )
+    parser.add_argument("--data", metavar="NAME", help="a data set, or MODULE:FUNCTION")
+    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where prepared data is kept")
+    parser.add_argument("--run-dir", type=Path, metavar="DIR", help="default: runs/SPACE-TIME")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="any other setting"
+    )
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Train; prints the run directory on stdout."""
+    from naspipe.core.config import Execution, Settings, apply_settings
+    from naspipe.frontend.api import default_run_directory
+    from naspipe.frontend.training import Training, define
+    from naspipe.frontend.workloads import find_workload
+    from naspipe.cli.progress import TrainingProgress
+    from naspipe.runtime.compute import Workload
+    from naspipe.trace.run_directory import RunDirectory
+
+    named = find_workload(
+        arguments.space, arguments.scale, arguments.data, arguments.data_dir
+    )
+    execution = Execution(
+        stages=arguments.stages,
+        recompute=arguments.recompute,
+        order=arguments.order,
+        device=arguments.device,
+        digests=arguments.digests,
+    )
+    settings = apply_settings(Settings(recipe=named.recipe, execution=execution), arguments.set)
+    space = named.space.with_rules(settings.rules)
+    definition = define(
+        space,
+        named.data,
+        named.loss,
+        recipe=settings.recipe,
+        scale=arguments.scale,
+        seed=arguments.seed,
+        steps=arguments.steps,
+        sampler=arguments.sampler,
+        policy=arguments.policy,
+    )
+    path = arguments.run_dir or default_run_directory(space.name.replace(":", "-"))
+    execution = settings.execution
+    title = f"{space.name} on {execution.stages} stage{'s' if execution.stages > 1 else ''}"
+    with TrainingProgress(
+        title, definition.steps, execution.stages, arguments.quiet
+    ) as progress:
+        Training(
+            workload=Workload(
+                space=space,
+                data=named.data,
+                loss=named.loss,
+                definition=definition,
+                recompute=execution.recompute,
+            ),
+            execution=execution,
+            directory=RunDirectory(path),
+            observer=progress,
+        ).run()
+    print(path)
+    return 0

@@ -1,0 +1,92 @@
+"""Names on the command line to spaces, data, losses and recipes."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import search_spaces
+from naspipe.core.config import Recipe
+from naspipe.core.errors import ConfigError
+from naspipe.core.space import Space
+from naspipe.data.registry import open_data
+from naspipe.runtime.compute import Batches, Loss
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Named:
+    """What a name on the command line stands for, and the recipe it starts from."""
+
+    space: Space
+    data: Batches
+    loss: Loss
+    recipe: Recipe
+
+
+def find_workload(name: str, scale: str, data_name: str | None, data_root: Path | None) -> Named:
+    """A space of naspipe's by name, or a user's own as ``module:attribute``.
+
+    A user's ``module:space`` is a :class:`Space`; its data is ``--data module:function``
+    (or a data set by name), its loss the module's ``loss`` if it has one.
+
+    Raises:
+        ConfigError: for a name that cannot be found or is not what it should be.
+    """
+    if ":" in name:
+        return _own(name, data_name, data_root)
+    defaults = search_spaces.defaults(name, scale)
+    data = _data(data_name or defaults.data, data_root, defaults.max_tokens, defaults.batch_size)
+    space = search_spaces.build(name, scale, getattr(data, "info", {}))
+    recipe = Recipe(
+        optimizer=defaults.optimizer,
+        lr=defaults.lr,
+        optimizer_options=dict(defaults.optimizer_options),
+        schedule=defaults.schedule,
+    )
+    return Named(space=space, data=data, loss=defaults.loss(), recipe=recipe)
+
+
+def _own(name: str, data_name: str | None, data_root: Path | None) -> Named:
+    from torch import nn
+
+    space = _attribute(name)
+    if not isinstance(space, Space):
+        raise ConfigError(f"{name}: expected a naspipe.Space, found {type(space).__name__}")
+    if data_name is None:
+        raise ConfigError(
+            f"{name}: a space of your own needs --data module:function or --data NAME "
+            f"(see `naspipe data list`)"
+        )
+    loss = getattr(sys.modules[name.partition(":")[0]], "loss", None) or nn.CrossEntropyLoss()
+    return Named(
+        space=space, data=_data(data_name, data_root, None, None), loss=loss, recipe=Recipe()
+    )
+
+
+def _data(
+    name: str, root: Path | None, max_tokens: int | None, batch_size: int | None
+) -> Batches:
+    if ":" in name and not name.startswith(("fairseq:", "image-folder:")):
+        function: Callable[..., Any] = _attribute(name)
+        if not callable(function):
+            raise ConfigError(f"{name}: expected a function of (seed, sequence_id)")
+        return function
+    return open_data(name, root=root, max_tokens=max_tokens, batch_size=batch_size)
+
+
+def _attribute(name: str) -> Any:
+    module_name, _, attribute = name.partition(":")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        return getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"{name}: expected module:attribute, importable from {Path.cwd().name}/ or installed; "
+            f"{error}"
+        ) from error
+    finally:
+        sys.path.pop(0)
