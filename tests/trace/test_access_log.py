@@ -1,0 +1,113 @@
+"""The access log: equal values come back, over stages and over resumes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from naspipe.core.access import Access, AccessKind
+from naspipe.core.errors import LogError
+from naspipe.core.ids import LayerId
+from naspipe.trace.framing import FramedWriter
+from naspipe.trace.log import AccessLogWriter, read_access_log, read_run_accesses
+from naspipe.trace.records import MAGIC, SCHEMA_VERSION, decode_access, encode_access
+from tests.trace.fake_run import access
+
+small = st.integers(0, 1 << 20)
+times = st.integers(-(1 << 62), 1 << 62)
+accesses = st.builds(
+    Access,
+    st.builds(LayerId, small, small, small),
+    small,
+    small,
+    st.sampled_from(AccessKind),
+    st.integers(-1, 1 << 40),
+    small,
+    times,
+    times,
+    st.booleans(),
+    st.text(max_size=64),
+)
+
+
+@given(record=accesses, generation=small)
+def test_a_record_comes_back_equal(record: Access, generation: int) -> None:
+    found = decode_access(encode_access(record, generation))
+    assert found == (generation, record)
+    assert type(found.access) is Access and type(found.access.is_hit) is bool
+
+
+@given(records=st.lists(accesses, max_size=20))
+def test_a_log_comes_back_equal(
+    tmp_path_factory: pytest.TempPathFactory, records: list[Access]
+) -> None:
+    path = tmp_path_factory.mktemp("log") / "stage-0.msgpack"
+    with AccessLogWriter(path) as log:
+        for record in records:
+            log.append(record)
+    assert read_access_log(path) == records
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [],
+        5,
+        {},
+        [0] * 13,
+        [0, 0, 0, "X", 0, 0, 0, 0, 0, 0, 0, True, ""],
+        [0, 0, 0, "F", 0, 0, 0, 0, 0, 0, 0, 1, ""],
+        [0, 0, "0", "F", 0, 0, 0, 0, 0, 0, 0, True, ""],
+        [0, 0, 0, "F", 0, 0, 0, 0, 0, 0, 0, True, None],
+        [0, 0, 0, ["F"], 0, 0, 0, 0, 0, 0, 0, True, ""],
+        [0, 0, 0, "F", 0, 0, 0, 0, 0, 0, 0, True, "", 1],
+    ],
+)
+def test_what_is_no_access_is_refused(tmp_path: Path, values: object) -> None:
+    path = tmp_path / "log"
+    with FramedWriter(path, MAGIC, SCHEMA_VERSION) as frames:
+        frames.append(msgpack.packb(values))
+    with pytest.raises(LogError, match="record 0: expected an access"):
+        read_access_log(path)
+
+
+def test_a_payload_that_is_no_msgpack_is_refused() -> None:
+    for payload in (b"", b"\xc1", b"\x93\x01"):
+        with pytest.raises(LogError, match="expected an access"):
+            decode_access(payload)
+
+
+def test_stages_merge_by_time(tmp_path: Path) -> None:
+    (tmp_path / "access").mkdir()
+    for stage in (0, 1, 10):
+        with AccessLogWriter(tmp_path / "access" / f"stage-{stage}.msgpack") as log:
+            for place in range(3):
+                start = 100 * place - stage
+                log.append(access(0, 0, place, AccessKind.FORWARD, start, stage=stage))
+    starts = [record.start_ns for record in read_run_accesses(tmp_path)]
+    assert starts == sorted(starts) and len(starts) == 9
+
+
+def test_a_resume_replaces_what_it_did_again(tmp_path: Path) -> None:
+    """Generation 0 dies in subnet 2; generation 1 goes on from subnet 1, on a younger clock."""
+    (tmp_path / "access").mkdir()
+    path = tmp_path / "access" / "stage-0.msgpack"
+    with AccessLogWriter(path) as log:
+        for number in range(3):
+            start = 1000 + number * 10
+            log.append(access(0, 0, number, AccessKind.FORWARD, start, length_ns=5))
+    with AccessLogWriter(path, generation=1) as log:
+        for number in (1, 2, 3):
+            log.append(access(0, 0, number, AccessKind.FORWARD, number, length_ns=1))
+    assert len(read_access_log(path)) == 6
+    found = read_run_accesses(tmp_path)
+    assert [record.sequence_id for record in found] == [0, 1, 2, 3]
+    assert [record.start_ns for record in found] == [1000, 1005, 1006, 1007]
+
+
+def test_a_run_without_logs_has_no_accesses(tmp_path: Path) -> None:
+    assert read_run_accesses(tmp_path) == []

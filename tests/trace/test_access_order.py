@@ -1,0 +1,65 @@
+"""Access orders as text."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from naspipe.core.access import AccessKind
+from naspipe.core.errors import LogError
+from naspipe.core.ids import LayerId, StreamId
+from naspipe.trace.order import access_order, access_orders, format_order, parse_order
+from tests.trace.fake_run import CHAINS, access, sequential_accesses
+
+steps = st.lists(st.tuples(st.integers(0, 10**6), st.sampled_from("FB")))
+
+
+def layer(block: int, candidate: int) -> LayerId:
+    return LayerId(StreamId(0), block, candidate)
+
+
+@given(steps=steps)
+def test_text_comes_back_equal(steps: list[tuple[int, str]]) -> None:
+    assert parse_order(format_order(steps)) == steps
+
+
+@pytest.mark.parametrize("text", ["2", "F", "2F-", "2F 2B", "2W", "-1F", "2F--2B"])
+def test_other_text_is_refused(text: str) -> None:
+    with pytest.raises(LogError, match="expected an access order"):
+        parse_order(text)
+
+
+def test_sequential_orders() -> None:
+    orders = access_orders(sequential_accesses(CHAINS))
+    assert orders[layer(1, 1)] == "1F-1B-3F-3B"
+    assert orders[layer(3, 0)] == "0F-0B-1F-1B-2F-2B-3F-3B"
+    assert list(orders) == sorted(orders)
+
+
+def test_a_frozen_layer_has_only_reads() -> None:
+    assert access_order(sequential_accesses(CHAINS), layer(0, 0)) == "0F-1F-2F-3F"
+
+
+def test_a_layer_nobody_used_has_an_empty_order() -> None:
+    assert access_order(sequential_accesses(CHAINS), layer(1, 5)) == ""
+
+
+def test_the_backward_shows_only_as_its_write() -> None:
+    records = [
+        access(0, 0, 0, AccessKind.FORWARD, 0),
+        access(0, 0, 1, AccessKind.FORWARD, 10, stage=1),
+        access(0, 0, 0, AccessKind.BACKWARD, 20),
+        access(0, 0, 1, AccessKind.BACKWARD, 30, stage=1),
+        access(0, 0, 0, AccessKind.WRITE, 50, version=0),
+    ]
+    assert access_order(records, layer(0, 0)) == "0F-1F-0B"
+
+
+@given(seed=st.integers(0, 1000), chains=st.lists(st.sampled_from(CHAINS), max_size=8))
+def test_records_may_come_in_any_order(seed: int, chains: list[tuple[int, ...]]) -> None:
+    records = sequential_accesses(chains)
+    shuffled = random.Random(seed).sample(records, len(records))
+    assert access_orders(shuffled) == access_orders(records)
