@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from naspipe.core.access import Access
 from naspipe.core.config import Definition, Execution, Recipe
-from naspipe.core.errors import ConfigError
+from naspipe.core.errors import ConfigError, InvariantError
 from naspipe.core.ids import SequenceId, StageId, StreamId
 from naspipe.core.partition import Partition
 from naspipe.core.space import Shared, Space
@@ -22,6 +23,7 @@ from naspipe.runtime.layer_store import LayerStore
 from naspipe.runtime.optimizers import check_optimizer
 from naspipe.runtime.reports import LaunchObserver
 from naspipe.runtime.stage_process import Job
+from naspipe.schedule.invariants import violations
 from naspipe.stage.builder import build_controller
 from naspipe.streams.from_file import write_stream
 from naspipe.streams.samplers import draw_stream
@@ -87,7 +89,10 @@ class Training:
             self.directory.write_manifest(failure)
             raise
         seconds = (time.monotonic_ns() - start_ns) / 1e9
-        measured = self._measure(seconds)
+        accesses = read_run_accesses(self.directory.path)
+        if broken := list(violations(accesses, self.workload.space.rules, subnets)):
+            raise InvariantError(f"{len(broken)} rules of causal order broken: {broken[0]}")
+        measured = self._measure(seconds, accesses)
         self.directory.write_manifest({**manifest, "status": "complete", "measured": measured})
 
     def _check(self) -> tuple[Subnet, ...]:
@@ -145,8 +150,7 @@ class Training:
             "measured": {},
         }
 
-    def _measure(self, seconds: float) -> dict[str, Any]:
-        accesses = read_run_accesses(self.directory.path)
+    def _measure(self, seconds: float, accesses: list[Access]) -> dict[str, Any]:
         return {
             "seconds": seconds,
             "steps_per_second": self.workload.definition.steps / seconds,

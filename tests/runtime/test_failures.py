@@ -1,0 +1,136 @@
+"""A failure anywhere ends the run everywhere, soon, with its cause, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import naspipe as npp
+from naspipe.core.errors import ConfigError, StageFailed
+from tests.equivalence import spaces
+
+LOSS = nn.CrossEntropyLoss()
+
+
+class Breaks(nn.Module):
+    """Raises, or ends its process, when its batch is the one chosen."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.linear, self.how, self.calls = nn.Linear(24, 24), how, 0
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls == 5:
+            self.how()
+        return self.linear(x)
+
+
+def divide():
+    return 1 / 0
+
+
+def space(position, how):
+    blocks = [npp.Block([lambda: spaces.Residual(24, nn.LayerNorm)]) for _ in range(6)]
+    blocks[position] = npp.Block([lambda: Breaks(how)])
+    return npp.Space("breaks", [
+        npp.Shared("stem", lambda: nn.Linear(16, 24), rule=npp.Lag(3)),
+        *blocks,
+        npp.Shared("head", lambda: nn.Linear(24, 10)),
+    ])  # fmt: skip
+
+
+def leftovers():
+    return multiprocessing.active_children(), list(Path(tempfile.gettempdir()).glob("naspipe-*"))
+
+
+@pytest.mark.parametrize(("stages", "position"), [(1, 2), (2, 0), (2, 5), (4, 0), (4, 3), (4, 5)])
+def test_a_layer_that_raises(tmp_path, stages, position):
+    before = leftovers()
+    start = time.monotonic()
+    with pytest.raises(StageFailed) as caught:
+        npp.train(
+            space(position, divide), spaces.vectors, LOSS, steps=50, stages=stages,
+            run_dir=tmp_path / "run",
+        )  # fmt: skip
+    assert time.monotonic() - start < 10
+    assert "ZeroDivisionError" in caught.value.traceback_text
+    assert caught.value.task.startswith("0.4.0F@") and f"layer {position}.0" in caught.value.task
+    assert leftovers() == before
+    assert npp.Run(space(position, divide), tmp_path / "run").manifest["status"] == "failed"
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+def test_a_stage_that_dies(tmp_path, stages):
+    before = leftovers()
+    start = time.monotonic()
+    with pytest.raises(StageFailed, match="exit status 7"):
+        npp.train(
+            space(3, lambda: os._exit(7)), spaces.vectors, LOSS, steps=50, stages=stages,
+            run_dir=tmp_path / "run", execution={"timeout_seconds": 60.0},
+        )  # fmt: skip
+    assert time.monotonic() - start < 10
+    assert leftovers() == before
+
+
+def test_silence_is_given_up_after_the_time_out(tmp_path):
+    with pytest.raises(StageFailed, match=r"nothing arrived for 1 s; oldest work: 0\.4"):
+        npp.train(
+            space(0, lambda: time.sleep(20)), spaces.vectors, LOSS, steps=50, stages=2,
+            run_dir=tmp_path / "run", execution={"timeout_seconds": 1.0},
+        )  # fmt: skip
+
+
+class InPlace(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(24, 24)
+
+    def forward(self, x):
+        return self.linear(x.relu_())
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("front", [npp.Lag(2), npp.Frozen()])
+def test_an_edit_of_a_blocks_input_is_refused_with_its_name(tmp_path, recompute, front):
+    blocks = [npp.Block([nn.Identity]), npp.Block([InPlace])]
+    edits = npp.Space("edits", [
+        npp.Shared("stem", lambda: nn.Linear(16, 24), rule=front), *blocks,
+        npp.Shared("head", lambda: nn.Linear(24, 10)),
+    ])  # fmt: skip
+    with pytest.raises(StageFailed, match=r"block 1\.0 \(InPlace\) changes its input in place"):
+        npp.train(
+            edits, spaces.vectors, LOSS, steps=3, run_dir=tmp_path / "run",
+            execution={"recompute": recompute},
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", [npp.Lag(2), npp.Frozen()])
+def test_a_forward_that_writes_is_refused_where_the_rule_forbids_it(tmp_path, rule):
+    writes = npp.Space("writes", [
+        npp.Shared("stem", lambda: nn.Sequential(nn.Linear(16, 24), nn.BatchNorm1d(24)), rule=rule),
+        npp.Shared("head", lambda: nn.Linear(24, 10)),
+    ])  # fmt: skip
+    with pytest.raises(StageFailed, match="layer stem: its forward writes the buffer"):
+        npp.train(writes, spaces.vectors, LOSS, steps=3, run_dir=tmp_path / "run")
+
+
+def test_tied_parameters_are_refused_with_both_names(tmp_path):
+    weight = nn.Parameter(torch.zeros(16, 16))
+
+    def tied():
+        layer = nn.Linear(16, 16)
+        layer.weight = weight
+        return layer
+
+    space = npp.Space("tied", [npp.Shared("stem", tied), npp.Shared("head", tied)])
+    with pytest.raises(ConfigError, match="layers stem and head share one parameter"):
+        npp.train(space, spaces.vectors, LOSS, steps=3, run_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()

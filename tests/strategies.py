@@ -1,0 +1,36 @@
+"""Hypothesis strategies: streams, rules, partitions."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from naspipe.core.partition import Partition
+from naspipe.core.rules import Exact, Frozen, Lag
+from naspipe.core.subnet import Subnet
+
+
+@st.composite
+def pipelines(draw, max_subnets=14, max_blocks=7, max_candidates=3):
+    """Rules of a chain, a stream of subnets over it, and a partition on 1 to 4 stages."""
+    num_blocks = draw(st.integers(1, max_blocks))
+    choice = st.just(Exact())
+    shared = st.one_of(st.just(Exact()), st.just(Frozen()), st.builds(Lag, st.integers(0, 4)))
+    is_shared = draw(st.lists(st.booleans(), min_size=num_blocks, max_size=num_blocks))
+    rules = tuple(draw(shared if flag else choice) for flag in is_shared)
+    counts = [1 if flag else draw(st.integers(1, max_candidates)) for flag in is_shared]
+    chains = draw(
+        st.lists(
+            st.tuples(*(st.integers(0, count - 1) for count in counts)),
+            min_size=1,
+            max_size=max_subnets,
+        )
+    )
+    subnets = [Subnet(0, number, tuple(chain)) for number, chain in enumerate(chains)]
+    num_stages = draw(st.integers(1, min(4, num_blocks)))
+    cuts = draw(
+        st.lists(
+            st.integers(1, num_blocks - 1), min_size=num_stages - 1, max_size=num_stages - 1,
+            unique=True,
+        )
+    ) if num_blocks > 1 else []  # fmt: skip
+    return rules, subnets, Partition((0, *sorted(cuts), num_blocks))
