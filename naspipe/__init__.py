@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from naspipe.core.errors import ConfigError, NaspipeError, StageFailed
+from naspipe.core.errors import ConfigError, NaspipeError, StageFailedError
 from naspipe.core.rules import Exact, Frozen, Lag
 from naspipe.core.space import Block, Shared, Space
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Block", "ConfigError", "Exact", "Frozen", "Lag", "NaspipeError", "Run", "Shared", "Space",
-    "StageFailed", "train",
+    "StageFailedError", "train",
 ]  # fmt: skip
 __version__ = "0.1.0"
 

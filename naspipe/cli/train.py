@@ -49,17 +49,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train; prints the run directory on stdout."""
+    from naspipe.cli.progress import TrainingProgress
     from naspipe.core.config import Execution, Settings, apply_settings
     from naspipe.frontend.api import default_run_directory
     from naspipe.frontend.training import Training, define
     from naspipe.frontend.workloads import find_workload
-    from naspipe.cli.progress import TrainingProgress
     from naspipe.runtime.compute import Workload
     from naspipe.trace.run_directory import RunDirectory
 
-    named = find_workload(
-        arguments.space, arguments.scale, arguments.data, arguments.data_dir
-    )
+    named = find_workload(arguments.space, arguments.scale, arguments.data, arguments.data_dir)
     execution = Execution(
         stages=arguments.stages,
         recompute=arguments.recompute,
@@ -83,9 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     path = arguments.run_dir or default_run_directory(space.name.replace(":", "-"))
     execution = settings.execution
     title = f"{space.name} on {execution.stages} stage{'s' if execution.stages > 1 else ''}"
-    with TrainingProgress(
-        title, definition.steps, execution.stages, arguments.quiet
-    ) as progress:
+    with TrainingProgress(title, definition.steps, execution.stages, arguments.quiet) as progress:
         Training(
             workload=Workload(
                 space=space,

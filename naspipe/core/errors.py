@@ -23,7 +23,7 @@ class TransportError(NaspipeError):
     """A peer is gone, silent for longer than the deadline, or sent what cannot be read."""
 
 
-class StageFailed(NaspipeError):
+class StageFailedError(NaspipeError):
     """A stage raised; carries the first cause: the stage, its task and its traceback."""
 
     def __init__(self, stage: int, task: str, traceback_text: str) -> None:

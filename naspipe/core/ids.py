@@ -23,6 +23,10 @@ INITIAL = Version(-1)
 """The version every layer has before its first WRITE."""
 
 
+FIRST_STREAM = StreamId(0)
+"""The stream of a run that has only one."""
+
+
 class LayerId(NamedTuple):
     """One candidate of one block of one stream; prints as ``0:3.1``.
 

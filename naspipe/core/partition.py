@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from itertools import pairwise
 from typing import NamedTuple
 
 from naspipe.core.errors import ConfigError
@@ -45,7 +46,7 @@ def make_partition(bounds: tuple[int, ...]) -> Partition:
     Raises:
         ConfigError: unless the bounds start at 0 and rise, at least one block to a stage.
     """
-    rising = all(low < high for low, high in zip(bounds, bounds[1:], strict=False))
+    rising = all(low < high for low, high in pairwise(bounds))
     if len(bounds) < 2 or bounds[0] != 0 or not rising:
         raise ConfigError(
             f"partition {bounds}: expected bounds that start at 0 and rise, one block or more "

@@ -13,9 +13,7 @@ from naspipe.core.task import Task
 class SyncPolicy(Protocol):
     """Which version of a layer a subnet reads: the synchronisation policy of a run."""
 
-    def version_to_read(
-        self, rule: Rule, users: Sequence[Version], reader: SequenceId
-    ) -> Version:
+    def version_to_read(self, rule: Rule, users: Sequence[Version], reader: SequenceId) -> Version:
         """The version ``reader`` asks for.
 
         ``users`` holds, in rising order, the sequence IDs of the layer's earlier users,

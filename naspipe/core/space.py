@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from naspipe.core.errors import ConfigError
-from naspipe.core.ids import LayerId, StreamId
+from naspipe.core.ids import FIRST_STREAM, LayerId, StreamId
 from naspipe.core.rules import Exact, Rule
 
 Factory = Callable[[], Any]
@@ -182,7 +182,7 @@ class Space:
         label = self.labels[block]
         return label if isinstance(self.blocks[block], Shared) else f"{label}.{candidate}"
 
-    def layer(self, label: str, stream: StreamId = StreamId(0)) -> LayerId:
+    def layer(self, label: str, stream: StreamId = FIRST_STREAM) -> LayerId:
         """The layer that a label such as ``3.1`` or ``head`` names.
 
         Raises:

@@ -52,14 +52,12 @@ def train(
 
     Raises:
         ConfigError: for input that cannot be used; nothing is written then.
-        StageFailed: when a layer, the data or the loss raises in any stage.
+        StageFailedError: when a layer, the data or the loss raises in any stage.
     """
     chosen = Recipe(
         optimizer=optimizer, lr=lr, optimizer_options=optimizer_options or {}, **(recipe or {})
     )
-    definition = define(
-        space, data, loss, recipe=chosen, seed=seed, steps=steps, sampler=sampler
-    )
+    definition = define(space, data, loss, recipe=chosen, seed=seed, steps=steps, sampler=sampler)
     how = Execution(stages=stages, **(execution or {}))
     path = Path(run_dir) if run_dir is not None else default_run_directory(space.name)
     Training(
@@ -76,4 +74,3 @@ def train(
 def default_run_directory(name: str) -> Path:
     """``runs/NAME-TIME`` below the working directory."""
     return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-

@@ -27,8 +27,8 @@ from naspipe.schedule.invariants import violations
 from naspipe.stage.builder import build_controller
 from naspipe.streams.from_file import write_stream
 from naspipe.streams.samplers import draw_stream
-from naspipe.trace.metrics import bubble_ratio
 from naspipe.trace.log import read_run_accesses
+from naspipe.trace.metrics import bubble_ratio
 from naspipe.trace.run_directory import RunDirectory
 
 
@@ -66,7 +66,7 @@ class Training:
 
         Raises:
             ConfigError: when the input cannot be used; nothing has been written then.
-            StageFailed: when a stage raised; the manifest then says ``failed``.
+            StageFailedError: when a stage raised; the manifest then says ``failed``.
         """
         subnets = self._check()
         partition = self._partition()
@@ -156,7 +156,6 @@ class Training:
             "steps_per_second": self.workload.definition.steps / seconds,
             "bubble_ratio": bubble_ratio(accesses, self.execution.stages),
         }
-
 
 
 def _check_batch(space: Space, batch: Mapping[str, Any]) -> None:

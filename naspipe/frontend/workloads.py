@@ -67,9 +67,7 @@ def _own(name: str, data_name: str | None, data_root: Path | None) -> Named:
     )
 
 
-def _data(
-    name: str, root: Path | None, max_tokens: int | None, batch_size: int | None
-) -> Batches:
+def _data(name: str, root: Path | None, max_tokens: int | None, batch_size: int | None) -> Batches:
     if ":" in name and not name.startswith(("fairseq:", "image-folder:")):
         function: Callable[..., Any] = _attribute(name)
         if not callable(function):

@@ -13,7 +13,7 @@ def balanced_partition(costs: Sequence[float], num_stages: int) -> Partition:
     """Cut a chain of block costs into contiguous stages so that the dearest stage is cheapest.
 
     Dynamic programming over the first b blocks on the first s stages; of equally good cuts
-    the one with the earliest last bound is taken. O(blocks² × stages).
+    the one with the earliest last bound is taken. O(blocks² * stages).
 
     Raises:
         ConfigError: when there are more stages than blocks.

@@ -27,7 +27,7 @@ class CostTable:
     costs: Mapping[tuple[int, int], LayerCost]
 
     def block_means_ns(self, num_blocks: int) -> list[float]:
-        """Mean cost of each block over its measured candidates: what a static partition balances."""
+        """Mean cost of each block over its measured candidates: what static partitions balance."""
         sums = [0.0] * num_blocks
         counts = [0] * num_blocks
         for (block, _), cost in self.costs.items():

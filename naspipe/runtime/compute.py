@@ -107,9 +107,7 @@ class StageCompute:
         spec = SegmentSpec(
             label=space.label(block, layer.candidate),
             rule=space.blocks[block].rule,
-            seed=block_seed(
-                self._workload.definition.seed, task.sequence_id, block, task.pass_id
-            ),
+            seed=block_seed(self._workload.definition.seed, task.sequence_id, block, task.pass_id),
             precision=recipe.precision,
             fields=tuple(self._field(state, task, name) for name in space.fields(block)),
             finish=self._with_loss(state, task) if is_last else None,

@@ -22,7 +22,7 @@ import msgpack
 import torch
 import zmq
 
-from naspipe.core.errors import ConfigError, StageFailed, TransportError
+from naspipe.core.errors import ConfigError, StageFailedError, TransportError
 from naspipe.core.ids import StageId
 from naspipe.planning.cost import CostTable, LayerCost
 from naspipe.runtime.compute import Workload
@@ -51,7 +51,7 @@ class _Collector:
         """Handle one report.
 
         Raises:
-            StageFailed: when a stage reports that it failed.
+            StageFailedError: when a stage reports that it failed.
         """
         match kind:
             case "loss":
@@ -61,7 +61,7 @@ class _Collector:
             case "busy":
                 self._observer.on_busy(stage, body["busy_ns"], body["elapsed_ns"])
             case "failed":
-                raise StageFailed(stage, body["task"], body["traceback"])
+                raise StageFailedError(stage, body["task"], body["traceback"])
             case "done":
                 self.results[stage] = body
 
@@ -74,7 +74,7 @@ def launch(job: Job, observer: LaunchObserver) -> None:
     """Carry a run out on this machine, to its final checkpoint.
 
     Raises:
-        StageFailed: with the first cause, once every stage has ended.
+        StageFailedError: with the first cause, once every stage has ended.
         ConfigError: when a port is in use; nothing has been started then.
     """
     with ExitStack() as stack:
@@ -91,7 +91,7 @@ def profile_apart(workload: Workload) -> CostTable:
     """The quick profile, in a process of its own, so that this one stays fit for forking.
 
     Raises:
-        StageFailed: when a layer, the loss or the data raises.
+        StageFailedError: when a layer, the loss or the data raises.
     """
     receiver, sender = _FORK.Pipe(duplex=False)
     process = _FORK.Process(target=_profile_main, args=(workload, sender), name="naspipe-profile")
@@ -101,12 +101,12 @@ def profile_apart(workload: Workload) -> CostTable:
         try:
             costs, failure = msgpack.unpackb(receiver.recv_bytes())
         except EOFError:
-            raise StageFailed(0, "the profile of its layers", _obituary(process)) from None
+            raise StageFailedError(0, "the profile of its layers", _obituary(process)) from None
         finally:
             process.join()
             process.close()
     if failure:
-        raise StageFailed(0, "the profile of its layers", failure)
+        raise StageFailedError(0, "the profile of its layers", failure)
     return CostTable({(block, candidate): LayerCost(*cost) for block, candidate, cost in costs})
 
 
@@ -142,7 +142,7 @@ def make_endpoints(job: Job, directory: Path) -> Endpoints:
 
 
 def _run_stages(job: Job, endpoints: Endpoints, collector: _Collector) -> None:
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         raise ConfigError(
             "this process has used CUDA already, so stages cannot be forked from it; "
             "start training before the first CUDA call, or use the naspipe command"
@@ -184,7 +184,7 @@ def _supervise(
             if process.sentinel in ready:
                 poller.unregister(process.sentinel)
                 if stage not in collector.results and not inbox.poll(500):
-                    raise StageFailed(stage, "an unknown task", _obituary(process))
+                    raise StageFailedError(stage, "an unknown task", _obituary(process))
         if time.monotonic() > deadline:
             raise TransportError(f"no stage has reported for {timeout_seconds + 30:g} s")
 
@@ -202,6 +202,7 @@ def _stage_processes(job: Job, endpoints: Endpoints) -> Iterator[list[BaseProces
     """The stages' processes; none is left when the block ends, however it ends."""
     lifeline = os.pipe()
     processes: list[BaseProcess] = []
+    process: BaseProcess
     try:
         with _quiet_fork():
             for number in range(job.execution.stages):

@@ -130,7 +130,7 @@ class StoredLayer:
         for name, value in self.tensors():
             digest.update(name.encode())
             if isinstance(value, torch.Tensor):
-                digest.update(value.contiguous().reshape(-1).view(torch.uint8).numpy())
+                digest.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
             else:
                 digest.update(repr(value).encode())
         return digest.hexdigest()

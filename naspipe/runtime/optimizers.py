@@ -51,7 +51,9 @@ def check_optimizer(recipe: Recipe) -> None:
         raise ConfigError(f"optimizer {name}: {error}") from None
 
 
-def make_optimizer(recipe: Recipe, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+def make_optimizer(
+    recipe: Recipe, parameters: Iterable[torch.nn.Parameter]
+) -> torch.optim.Optimizer:
     """One layer's optimizer; its rate is set before each step."""
     options = {
         key: tuple(value) if isinstance(value, list) else value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from statistics import median
 
 import torch
@@ -33,7 +34,8 @@ def profile(workload: Workload) -> CostTable:
     first_of_kind: dict[str, int] = {}
     inputs: Tensors = ()
     for index, block in enumerate(space.blocks):
-        twin = first_of_kind.setdefault(block.kind, index) if _has_kind(block) else index
+        kind = block.kind if isinstance(block, Block) else None
+        twin = index if kind is None else first_of_kind.setdefault(kind, index)
         if twin != index:
             for candidate in _spread(len(block.candidates)):
                 costs[index, candidate] = costs[twin, candidate]
@@ -44,10 +46,6 @@ def profile(workload: Workload) -> CostTable:
             costs[index, candidate], outputs = _measure(workload, store, layer, inputs)
         inputs = outputs
     return CostTable(costs)
-
-
-def _has_kind(block: object) -> bool:
-    return isinstance(block, Block) and block.kind is not None
 
 
 def _spread(count: int) -> list[int]:
@@ -81,10 +79,10 @@ def _measure(
         times.append(time.perf_counter_ns())
         segment.backward(tuple(torch.ones_like(output) for output in outputs))
         times.append(time.perf_counter_ns())
-        stored.write(
-            segment.take_gradients(), SequenceId(repetition), stored.version, False, 0.0
-        )
+        stored.write(segment.take_gradients(), SequenceId(repetition), stored.version, False, 0.0)
         times.append(time.perf_counter_ns())
-        samples.append([after - before for before, after in zip(times, times[1:], strict=False)])
-    forward_ns, backward_ns, write_ns = (int(median(column)) for column in zip(*samples, strict=True))
+        samples.append([after - before for before, after in pairwise(times)])
+    forward_ns, backward_ns, write_ns = (
+        int(median(column)) for column in zip(*samples, strict=True)
+    )
     return LayerCost(forward_ns, backward_ns, write_ns), outputs

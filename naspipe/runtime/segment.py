@@ -121,7 +121,7 @@ class Segment:
         }
 
     def _recompute(self) -> Tensors:
-        """The forward again, on the buffers it saw at first, which stay as that first one left them."""
+        """The forward again, on the buffers it saw at first; the buffers stay as they are now."""
         after = {(owner, name): owner._buffers[name] for owner, name in self._buffers}
         for (owner, name), copy in self._buffers.items():
             owner._buffers[name] = copy

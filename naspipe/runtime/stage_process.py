@@ -69,7 +69,12 @@ class _Sink:
     def loss(self, stream: StreamId, sequence_id: SequenceId, loss: torch.Tensor) -> None:
         """See :class:`naspipe.runtime.driver.StageSink`."""
         raw = loss.reshape(1).view(torch.uint8).numpy().tobytes()[::-1]
-        body = {"stream": stream, "sequence_id": sequence_id, "loss": float(loss), "bits": raw.hex()}
+        body = {
+            "stream": stream,
+            "sequence_id": sequence_id,
+            "loss": float(loss),
+            "bits": raw.hex(),
+        }
         self._reporter.report("loss", body)
 
     def event(self, event: Event) -> None:
@@ -150,7 +155,7 @@ def run_alone(job: Job, reporter: Reporter) -> None:
 
 
 def stage_main(job: Job, stage: StageId, endpoints: Endpoints, lifeline: tuple[int, int]) -> None:
-    """The body of a stage's process: ends with the run, at its own failure, or with the launcher."""
+    """The body of a stage's process: ends with the run, its own failure, or the launcher."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     read_end, write_end = lifeline

@@ -36,7 +36,7 @@ def encode(tensor: torch.Tensor | None) -> tuple[list[Any] | None, memoryview]:
     raw = data.view(torch.uint8) if span else torch.empty(0, dtype=torch.uint8)
     phase = tensor.data_ptr() % ALIGNMENT
     name = str(tensor.dtype).removeprefix("torch.")
-    return [name, sizes, strides, phase, tensor.requires_grad], memoryview(raw.numpy())
+    return [name, sizes, strides, phase, tensor.requires_grad], raw.numpy().data
 
 
 def decode(entry: Any, frame: Any) -> torch.Tensor | None:
@@ -60,7 +60,7 @@ def decode(entry: Any, frame: Any) -> torch.Tensor | None:
     start = -memory.data_ptr() % ALIGNMENT + phase
     target = memory[start : start + len(frame)]
     if len(frame):
-        memoryview(target.numpy())[:] = frame
+        target.numpy().data[:] = frame
     tensor = target.view(dtype).as_strided(sizes, strides)
     return tensor.requires_grad_() if requires_grad else tensor
 

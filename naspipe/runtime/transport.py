@@ -92,7 +92,7 @@ def tcp_endpoints(port: int, num_stages: int) -> Endpoints:
 
 def bind_inbox(context: zmq.Context[Any], address: str, endpoints: Endpoints) -> zmq.Socket[Any]:
     """A socket that collects what others send to an address."""
-    inbox = context.socket(zmq.PULL)
+    inbox: zmq.Socket[Any] = context.socket(zmq.PULL)
     _limit(inbox)
     if endpoints.server_keys:
         inbox.curve_server = True
@@ -109,7 +109,7 @@ def connect_outbox(
     context: zmq.Context[Any], address: str, endpoints: Endpoints
 ) -> zmq.Socket[Any]:
     """A socket that sends to an address."""
-    outbox = context.socket(zmq.PUSH)
+    outbox: zmq.Socket[Any] = context.socket(zmq.PUSH)
     _limit(outbox)
     if endpoints.server_keys and endpoints.client_keys:
         outbox.curve_serverkey = endpoints.server_keys[0]

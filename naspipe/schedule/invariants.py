@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 
 from naspipe.core.access import Access, AccessKind
 from naspipe.core.ids import INITIAL, LayerId
@@ -65,7 +66,7 @@ def _layer_violations(
             if expected != INITIAL and forward.start_ns < found[expected, AccessKind.WRITE].end_ns:
                 yield f"{forward}: began before version {expected} was written"
             previous = write
-        if any(one.end_ns > other.start_ns for one, other in zip(chain, chain[1:], strict=False)):
+        if any(one.end_ns > other.start_ns for one, other in pairwise(chain)):
             yield f"{forward}: its READ, backward and WRITE overlap"
 
 

@@ -142,4 +142,3 @@ def simulate(
                 f"finished: " + "; ".join(stage.controller.unfinished[:3])
             )
     return [stage.accesses for stage in stages]
-

@@ -32,6 +32,4 @@ def build_controller(
     for what, name, known in (("policy", policy, POLICIES), ("order", order, ORDERS)):
         if name not in known:
             raise ConfigError(f"unknown {what} {name!r}: expected {' or '.join(known)}")
-    return StageController(
-        stage, rules, POLICIES[policy](), ORDERS[order](), starts_partly_clear
-    )
+    return StageController(stage, rules, POLICIES[policy](), ORDERS[order](), starts_partly_clear)

@@ -120,9 +120,7 @@ class StageController:
     def _on_admitted(self, event: SubnetAdmitted) -> None:
         subnet, blocks = event.subnet, event.partition.blocks(self._stage)
         tickets = self._book.admit(subnet, blocks)
-        task = Task(
-            subnet.stream, subnet.sequence_id, _FIRST_PASS, TaskKind.FORWARD, self._stage
-        )
+        task = Task(subnet.stream, subnet.sequence_id, _FIRST_PASS, TaskKind.FORWARD, self._stage)
         forward = _Work(task, list(reversed(blocks)), set())
         for block, ticket in tickets.items():
             if not self._book.exists(ticket.layer, ticket.reads):
@@ -177,9 +175,7 @@ class StageController:
         if task.kind is TaskKind.BACKWARD and not work.todo:
             self._settle(progress, commands)
 
-    def _on_task_finished(
-        self, progress: _Progress, work: _Work, commands: list[Command]
-    ) -> None:
+    def _on_task_finished(self, progress: _Progress, work: _Work, commands: list[Command]) -> None:
         """Hand the output on: to the next stage, to the stage before, or to our own backward."""
         task, partition = work.task, progress.partition
         blocks = partition.blocks(self._stage)

@@ -12,7 +12,11 @@ import naspipe as npp
 class Residual(nn.Module):
     def __init__(self, width, norm, dropout=0.0):
         super().__init__()
-        self.linear, self.norm, self.drop = nn.Linear(width, width), norm(width), nn.Dropout(dropout)
+        self.linear, self.norm, self.drop = (
+            nn.Linear(width, width),
+            norm(width),
+            nn.Dropout(dropout),
+        )
 
     def forward(self, x):
         return x + self.drop(torch.relu(self.linear(self.norm(x))))

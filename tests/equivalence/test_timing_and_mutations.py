@@ -9,7 +9,7 @@ import pytest
 from torch import nn
 
 import naspipe as npp
-from naspipe.core.errors import InvariantError, StageFailed
+from naspipe.core.errors import InvariantError, StageFailedError
 from naspipe.runtime import segment, stage_process
 from naspipe.runtime.compute import StageCompute
 from naspipe.runtime.layer_store import StoredLayer
@@ -70,9 +70,7 @@ def inject_delays(monkeypatch, seed):
 def expected(tmp_path_factory):
     space = spaces.mixed(end=npp.Lag(2))
     run = train(tmp_path_factory.mktemp("alone") / "run", space, 1)
-    oracle = plain_loop(
-        space, spaces.vectors, LOSS, run, seed=5, optimizer="Adam", lr=0.01
-    )
+    oracle = plain_loop(space, spaces.vectors, LOSS, run, seed=5, optimizer="Adam", lr=0.01)
     assert_same_bits(run, oracle)
     return space, oracle
 
@@ -92,7 +90,7 @@ def test_dropping_a_dependency_is_refused_by_the_version_check(tmp_path, monkeyp
         VersionBook, "exists",
         lambda book, layer, version: layer.block == 5 or exists(book, layer, version),
     )  # fmt: skip
-    with pytest.raises(StageFailed, match="version .* was asked for"):
+    with pytest.raises(StageFailedError, match=r"version .* was asked for"):
         train(tmp_path / "run", narrow(), 2, steps=60)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import naspipe as npp
-from naspipe.core.errors import ConfigError, StageFailed
+from naspipe.core.errors import ConfigError, StageFailedError
 from tests.equivalence import spaces
 
 LOSS = nn.CrossEntropyLoss()
@@ -55,7 +55,7 @@ def leftovers():
 def test_a_layer_that_raises(tmp_path, stages, position):
     before = leftovers()
     start = time.monotonic()
-    with pytest.raises(StageFailed) as caught:
+    with pytest.raises(StageFailedError) as caught:
         npp.train(
             space(position, divide), spaces.vectors, LOSS, steps=50, stages=stages,
             run_dir=tmp_path / "run",
@@ -71,7 +71,7 @@ def test_a_layer_that_raises(tmp_path, stages, position):
 def test_a_stage_that_dies(tmp_path, stages):
     before = leftovers()
     start = time.monotonic()
-    with pytest.raises(StageFailed, match="exit status 7"):
+    with pytest.raises(StageFailedError, match="exit status 7"):
         npp.train(
             space(3, lambda: os._exit(7)), spaces.vectors, LOSS, steps=50, stages=stages,
             run_dir=tmp_path / "run", execution={"timeout_seconds": 60.0},
@@ -81,7 +81,7 @@ def test_a_stage_that_dies(tmp_path, stages):
 
 
 def test_silence_is_given_up_after_the_time_out(tmp_path):
-    with pytest.raises(StageFailed, match=r"nothing arrived for 1 s; oldest work: 0\.4"):
+    with pytest.raises(StageFailedError, match=r"nothing arrived for 1 s; oldest work: 0\.4"):
         npp.train(
             space(0, lambda: time.sleep(20)), spaces.vectors, LOSS, steps=50, stages=2,
             run_dir=tmp_path / "run", execution={"timeout_seconds": 1.0},
@@ -105,7 +105,9 @@ def test_an_edit_of_a_blocks_input_is_refused_with_its_name(tmp_path, recompute,
         npp.Shared("stem", lambda: nn.Linear(16, 24), rule=front), *blocks,
         npp.Shared("head", lambda: nn.Linear(24, 10)),
     ])  # fmt: skip
-    with pytest.raises(StageFailed, match=r"block 1\.0 \(InPlace\) changes its input in place"):
+    with pytest.raises(
+        StageFailedError, match=r"block 1\.0 \(InPlace\) changes its input in place"
+    ):
         npp.train(
             edits, spaces.vectors, LOSS, steps=3, run_dir=tmp_path / "run",
             execution={"recompute": recompute},
@@ -118,7 +120,7 @@ def test_a_forward_that_writes_is_refused_where_the_rule_forbids_it(tmp_path, ru
         npp.Shared("stem", lambda: nn.Sequential(nn.Linear(16, 24), nn.BatchNorm1d(24)), rule=rule),
         npp.Shared("head", lambda: nn.Linear(24, 10)),
     ])  # fmt: skip
-    with pytest.raises(StageFailed, match="layer stem: its forward writes the buffer"):
+    with pytest.raises(StageFailedError, match="layer stem: its forward writes the buffer"):
         npp.train(writes, spaces.vectors, LOSS, steps=3, run_dir=tmp_path / "run")
 
 
