@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,21 @@ def _reason(reference: RecordedRun, run: RecordedRun) -> str:
         for key, one, other in _differing(reference.manifest.get(part), run.manifest.get(part)):
             return (
                 f"different runs: {part}.{key} is {one} in {reference.path}, {other} in {run.path}"
+            )
+    return _stream_reason(reference, run)
+
+
+def _stream_reason(reference: RecordedRun, run: RecordedRun) -> str:
+    """One definition can still have two streams: a ``file:`` sampler's file may change."""
+    lines = [
+        side.directory.stream.read_text().splitlines() if side.directory.stream.exists() else []
+        for side in (reference, run)
+    ]
+    for step, (one, other) in enumerate(zip_longest(*lines, fillvalue="absent")):
+        if one != other:
+            return (
+                f"different streams: subnet {step} is {one:.80} in {reference.path}, "
+                f"{other:.80} in {run.path}"
             )
     return ""
 

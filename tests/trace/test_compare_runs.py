@@ -190,6 +190,14 @@ def test_another_definition_cannot_be_compared(tmp_path: Path) -> None:
     assert "'y' in" in comparison.reason
 
 
+def test_another_stream_cannot_be_compared(tmp_path: Path) -> None:
+    paths = [FakeRun().write(tmp_path / name) for name in ("one", "other")]
+    (paths[0] / "stream.jsonl").write_text("[0, 1]\n[1, 1]\n")
+    (paths[1] / "stream.jsonl").write_text("[0, 1]\n[1, 0]\n")
+    (comparison,) = compare_runs(paths)
+    assert "different streams: subnet 1 is [1, 1] in" in comparison.reason
+
+
 def test_an_unfinished_run_cannot_be_compared(tmp_path: Path) -> None:
     comparison = compare(tmp_path, FakeRun(), FakeRun(status="failed"))
     assert "other is not complete: its manifest says 'failed'" in comparison.reason
