@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from naspipe.cli import main as cli
-from naspipe.core.errors import ConfigError, DataError, LogError, StageFailed
+from naspipe.core.errors import ConfigError, DataError, LogError, StageFailedError
 from tests.trace.fake_run import FakeRun, float32_bits
 
 COMMANDS = ("compare", "log")
@@ -122,7 +122,11 @@ def test_a_layer_of_another_stream_was_not_used(
     [
         (ConfigError("seed -1: expected more"), 2, "naspipe: seed -1: expected more\n"),
         (DataError("no file"), 2, "naspipe: no file\n"),
-        (StageFailed(1, "0.3.0F@1", "Traceback: x"), 1, "stage 1 failed in 0.3.0F@1\nTraceback"),
+        (
+            StageFailedError(1, "0.3.0F@1", "Traceback: x"),
+            1,
+            "stage 1 failed in 0.3.0F@1\nTraceback",
+        ),
         (LogError("damaged"), 1, "naspipe: damaged\n"),
         (KeyboardInterrupt(), 130, "interrupted"),
     ],
