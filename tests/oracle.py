@@ -53,7 +53,7 @@ class PlainLoop:
             module = self.layer(block, candidate)
             if block in self.history:
                 # The oldest of the last K + 1 versions: that of subnet y - 1 - K, or the first.
-                module = copy.deepcopy(self.history[block][0])
+                module = self.history[block][0]
             used.append(module)
             torch.manual_seed(keyed_seed(f"{self.seed}/{y}/{block}/0"))
             with autocast:
@@ -67,7 +67,7 @@ class PlainLoop:
             newest = self.layers[block, candidate]
             if module is not newest:
                 for p, q in zip(newest.parameters(), module.parameters(), strict=True):
-                    p.grad = q.grad
+                    p.grad, q.grad = q.grad, None
             optimizer = self.optimizers[block, candidate]
             if optimizer is not None:
                 optimizer.param_groups[0]["lr"] = self.lr(y) if callable(self.lr) else self.lr

@@ -33,12 +33,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the table and what differs; returns the exit status."""
+    return compare_groups([[arguments.reference, *arguments.others]])
+
+
+def compare_groups(groups: Sequence[Sequence[str]]) -> int:
+    """Compare the runs of each group to its first, in one table; returns the exit status."""
+    rows: list[tuple[str, ...]] = []
+    comparisons: list[Comparison] = []
     try:
-        reference = RecordedRun(arguments.reference)
-        runs = [RecordedRun(path) for path in arguments.others]
-        comparisons = [compare_to(reference, other) for other in runs]
-        rows = [_row(reference, "reference")]
-        rows += [_row(*pair) for pair in zip(runs, map(_verdict, comparisons), strict=True)]
+        for first, *others in groups:
+            reference = RecordedRun(first)
+            rows.append(_row(reference, "reference"))
+            for path in others:
+                recorded = RecordedRun(path)
+                comparisons.append(compare_to(reference, recorded))
+                rows.append(_row(recorded, _verdict(comparisons[-1])))
     except LogError as error:
         raise ConfigError(f"cannot be compared: {error}") from error
     _print_table(rows)
