@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -202,7 +203,7 @@ def _install(partial: Path, target: Path, *, force: bool) -> None:
             partial.rename(target)
             return
         except OSError as error:
-            if not target.is_dir():
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise DataError(
                     f"{target}: cannot be written ({error.strerror}): name another directory "
                     f"with --data-dir"
