@@ -200,8 +200,9 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, heads: int, hidden: Tenso
     if hidden is not None:
         bias = torch.zeros(hidden.shape, dtype=scores.dtype, device=scores.device)
         scores = scores + bias.masked_fill(hidden, _lowest(scores.dtype))
-    mixed = scores.softmax(-1).to(value.dtype) @ split(value)
-    return mixed.transpose(1, 2).flatten(2)
+    mixed: Tensor = scores.softmax(-1).to(value.dtype) @ split(value)
+    out: Tensor = mixed.transpose(1, 2).flatten(2)
+    return out
 
 
 class GatedLinear(nn.Module):

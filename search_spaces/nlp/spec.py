@@ -109,7 +109,7 @@ def defaults(scale: str) -> Defaults:
         data={"tiny": "en-de-2k", "small": "en-de-8k", "paper": "en-de-8k"}[scale],
         max_tokens={"tiny": 600, "small": 4096, "paper": 12288}[scale],
         optimizer="Adam",
-        lr={"tiny": 1e-3, "small": 7e-4, "paper": 3e-4}[scale],
+        lr={"tiny": 3e-3, "small": 1e-3, "paper": 3e-4}[scale],
         loss=_loss,
     )
 
