@@ -235,13 +235,13 @@ def _operation(operation: Operation, width: int, causal: bool) -> nn.Module:
 
 
 def _activation(name: str) -> nn.Module:
-    made: dict[str, type[nn.Module]] = {
-        "none": nn.Identity,
-        "relu": nn.ReLU,
-        "swish": nn.SiLU,
-        "leaky relu": nn.LeakyReLU,
+    made: dict[str, nn.Module] = {
+        "none": nn.Identity(),
+        "relu": nn.ReLU(),
+        "swish": nn.SiLU(),
+        "leaky relu": nn.LeakyReLU(0.1),  # at 0.01 hardly another layer than relu
     }
-    return made[name]()
+    return made[name]
 
 
 class EncoderCandidate(nn.Module):
