@@ -16,6 +16,7 @@ from naspipe.core.errors import ConfigError
 
 
 def parse() -> tuple[argparse.Namespace, list[str]]:
+    """The options of this script, and those that `naspipe train` is to have."""
     parser = argparse.ArgumentParser(
         prog="run_compare.sh",
         description=__doc__,

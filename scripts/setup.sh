@@ -27,8 +27,8 @@ if [ "$(cat .venv/naspipe-setup 2>/dev/null)" != "$wanted" ]; then
         echo "naspipe: $base cannot make a virtual environment; install its venv package" >&2
         exit 2
     }
-    "$PYTHON" -m pip install --quiet --disable-pip-version-check -c constraints.txt setuptools
-    "$PYTHON" -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+    "$PYTHON" -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt setuptools
+    "$PYTHON" -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt \
         --no-build-isolation -e '.[dev]'
     echo "$wanted" >.venv/naspipe-setup
 fi

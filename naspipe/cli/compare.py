@@ -7,8 +7,10 @@ state, and per layer the order of WRITEs and the version each READ saw.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from naspipe.core.errors import ConfigError, LogError
 from naspipe.trace.compare import Comparison, RecordedRun, compare_to
@@ -50,7 +52,7 @@ def compare_groups(groups: Sequence[Sequence[str]]) -> int:
                 rows.append(_row(recorded, _verdict(comparisons[-1])))
     except LogError as error:
         raise ConfigError(f"cannot be compared: {error}") from error
-    _print_table(rows)
+    _print_table(_shortened(rows))
     for comparison in comparisons:
         for warning in comparison.warnings:
             print(f"naspipe: warning: {comparison.run}: {warning}", file=sys.stderr)
@@ -59,6 +61,14 @@ def compare_groups(groups: Sequence[Sequence[str]]) -> int:
     if any(comparison.reason for comparison in comparisons):
         return 2
     return 0 if all(comparison.is_identical for comparison in comparisons) else 1
+
+
+def _shortened(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """The rows with runs named from the folder that they all share, which is printed above."""
+    paths = [Path(row[0]).absolute() for row in rows]
+    base = Path(os.path.commonpath([path.parent for path in paths]))
+    print(f"runs in {os.path.relpath(base)}:")
+    return [(str(path.relative_to(base)), *row[1:]) for path, row in zip(paths, rows, strict=True)]
 
 
 def _verdict(comparison: Comparison) -> str:

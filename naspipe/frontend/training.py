@@ -98,6 +98,7 @@ class Training:
     def _check(self) -> tuple[Subnet, ...]:
         """Everything that can be known to be wrong before anything is written."""
         space, definition = self.workload.space, self.workload.definition
+        self.directory.check_new()
         check_optimizer(definition.recipe)
         build_controller(
             StageId(0), space.rules, policy=definition.policy, order=self.execution.order

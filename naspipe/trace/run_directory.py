@@ -48,11 +48,11 @@ class RunDirectory:
         """The directory of one checkpoint."""
         return self.path / "checkpoints" / name
 
-    def create(self) -> None:
-        """Make the directory and its folders.
+    def check_new(self) -> None:
+        """Refuse a place where something is already; writes nothing.
 
         Raises:
-            ConfigError: when something is there already; nothing is written then.
+            ConfigError: naming the place and what to do.
         """
         if self.path.exists() and not self.path.is_dir():
             raise ConfigError(
@@ -61,9 +61,17 @@ class RunDirectory:
             )
         if self.path.is_dir() and any(self.path.iterdir()):
             raise ConfigError(
-                f"run directory {self.path} exists and is not empty; remove it, choose another "
-                f"with --run-dir, or continue that run with --resume"
+                f"run directory {self.path} exists and is not empty; remove it or choose another "
+                f"with --run-dir"
             )
+
+    def create(self) -> None:
+        """Make the directory and its folders.
+
+        Raises:
+            ConfigError: when something is there already; nothing is written then.
+        """
+        self.check_new()
         try:
             for folder in ("access", "events", "checkpoints"):
                 (self.path / folder).mkdir(parents=True, exist_ok=True)

@@ -36,7 +36,7 @@ def test_an_empty_directory_may_be_used(tmp_path: Path) -> None:
 
 def test_a_directory_in_use_is_refused_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("x")
-    with pytest.raises(ConfigError, match=rf"{tmp_path} exists and is not empty; .*--resume"):
+    with pytest.raises(ConfigError, match=rf"{tmp_path} exists and is not empty; .*--run-dir"):
         RunDirectory(tmp_path).create()
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
