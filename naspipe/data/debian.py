@@ -116,17 +116,17 @@ def _download(names: Sequence[str], work: Path) -> dict[str, Path]:
     options = _private_apt(work / "apt")
     target = work / "debs"
     target.mkdir(parents=True)
-    complaint = ""
+    before = ""
     try:
         _run(["apt-get", *options, "-q", "update"], UPDATE_SECONDS, "update apt's package lists")
     except DataError as error:
         # One broken source does not matter if another one has the packages.
-        complaint = f" (before that: {error})"
+        before = f"{error}; "
     try:
         command = ["apt-get", *options, "-q", "download", *names]
         _run(command, DOWNLOAD_SECONDS, f"download {', '.join(names)}", directory=target)
     except DataError as error:
-        raise DataError(f"{error}{complaint}; check the network and apt's sources") from None
+        raise DataError(f"{before}{error}; check the network and apt's sources") from None
     return {name: _locate(name, target) for name in names}
 
 
@@ -146,6 +146,7 @@ def _private_apt(place: Path) -> list[str]:
         "Dir::Cache::Archives": place / "cache" / "archives",
         "Dir::Log": place / "log",
         "APT::Sandbox::User": "root",  # no other user can write to this private directory
+        "APT::Update::Error-Mode": "any",  # else an unreachable mirror is only a warning
         "Acquire::Languages": "none",
         "Acquire::Retries": "2",
         "Acquire::http::Timeout": "20",

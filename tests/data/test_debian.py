@@ -101,7 +101,7 @@ def test_machine_without_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(DataError) as caught:
         fetch(tmp_path / "work", None)
     message = str(caught.value)
-    assert "E: no route to mirror" in message
+    assert "cannot update apt's package lists: apt-get: E: no route to mirror" in message
     assert "check the network" in message
     assert "--from PATH" in message
     assert "\n" not in message
