@@ -1,0 +1,97 @@
+"""Measure one stage against the plain loop, and two stages against one, in alternation.
+
+Every figure is steps per second of the training itself: from the first access to the last
+for naspipe, around the loop for the plain one. Data, start-up and checkpoints are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+import torch  # noqa: E402
+
+import naspipe  # noqa: E402
+from naspipe.frontend.workloads import Named, find_workload  # noqa: E402
+from naspipe.streams.samplers import draw_stream  # noqa: E402
+from naspipe.trace.log import read_run_accesses  # noqa: E402
+from naspipe.trace.metrics import summarize  # noqa: E402
+from tests.equivalence.harness import oracle_of  # noqa: E402
+
+
+def plain(named: Named, sampler: str, steps: int) -> float:
+    """Steps per second of the oracle."""
+    oracle = oracle_of(
+        named.space, 0, named.recipe.optimizer, named.recipe.lr, named.recipe.optimizer_options
+    )
+    stream = draw_stream(sampler, named.space.candidate_counts, 0, steps)
+    start = time.perf_counter()
+    for y, choices in enumerate(stream):
+        oracle.step(y, named.space.chain(choices), named.data(0, y), named.loss)
+    return steps / (time.perf_counter() - start)
+
+
+def piped(named: Named, sampler: str, steps: int, stages: int, directory: Path) -> float:
+    """Steps per second of naspipe."""
+    shutil.rmtree(directory, ignore_errors=True)
+    recipe = named.recipe
+    naspipe.train(
+        named.space, named.data, named.loss, steps=steps, optimizer=recipe.optimizer,
+        lr=recipe.lr, optimizer_options=recipe.optimizer_options, sampler=sampler, stages=stages,
+        run_dir=directory,
+    )  # fmt: skip
+    return summarize(read_run_accesses(directory), stages).steps_per_second
+
+
+def main() -> None:
+    """Measure, print medians and spread, write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--space", default="nlp.c1")
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--output", type=Path, default=ROOT / "artifacts/scaling/result.json")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    named = find_workload(arguments.space, "tiny", None, None)
+    ratios: dict[str, list[float]] = {}
+    speeds: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        for repetition in range(arguments.repetitions):
+            for sampler in ("spaced:8", "uniform"):
+                run = Path(scratch) / "run"
+                found = {"plain": plain(named, sampler, arguments.steps)}
+                for stages in (1, 2):
+                    found[f"{stages}"] = piped(named, sampler, arguments.steps, stages, run)
+                pairs = {"1 stage / plain loop": ("1", "plain"), "2 stages / 1 stage": ("2", "1")}
+                for what, (over, under) in pairs.items():
+                    ratios.setdefault(f"{sampler}: {what}", []).append(found[over] / found[under])
+                for what, speed in found.items():
+                    speeds.setdefault(f"{sampler}: {what} steps/s", []).append(speed)
+                print(repetition, sampler, {k: round(v, 2) for k, v in found.items()}, flush=True)
+    report(arguments, {**ratios, **speeds})
+
+
+def report(arguments: argparse.Namespace, figures: dict[str, list[float]]) -> None:
+    """Print and write median, least and most of every figure."""
+    result: dict[str, Any] = {"space": arguments.space, "steps": arguments.steps}
+    for what, values in figures.items():
+        median, least, most = statistics.median(values), min(values), max(values)
+        print(f"{what:32} median {median:6.3f}   {least:.3f} to {most:.3f}")
+        result[what] = {"median": median, "min": least, "max": most, "values": values}
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    arguments.output.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
