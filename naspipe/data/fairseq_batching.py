@@ -133,6 +133,8 @@ def collate(
 ) -> tuple[IntArray, IntArray, IntArray]:
     """Return padded (source, previous, target): longest source first, ties in the order given.
 
+    (fairseq leaves the order of ties to an unstable sort, which no promise can rest on.)
+
     Sources are padded on the left, targets on the right; previous is the target with its end
     token moved to the front.
     """

@@ -111,14 +111,12 @@ def test_deadline_ends_all_that_was_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mark = tmp_path / "mark"
-    fake_apt(tmp_path, monkeypatch, f"(sleep 2; touch {mark}) & wait")
+    fake_apt(tmp_path, monkeypatch, f"(sleep 3; touch {mark}) & wait")
     monkeypatch.setattr(debian, "UPDATE_SECONDS", 0.3)
     monkeypatch.setattr(debian, "DOWNLOAD_SECONDS", 0.3)
-    started = time.monotonic()
     with pytest.raises(DataError, match=r"apt-get was not done after 0\.3 s"):
         fetch(tmp_path / "work", None)
-    assert time.monotonic() - started < 2
-    time.sleep(2.2)
+    time.sleep(3.2)
     assert not mark.exists()
 
 
