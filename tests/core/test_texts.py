@@ -1,0 +1,100 @@
+"""Identities, tasks, partitions and rules: their text forms and what parses back."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from naspipe.core.access import Access, AccessKind
+from naspipe.core.errors import ConfigError
+from naspipe.core.ids import INITIAL, LayerId
+from naspipe.core.partition import Partition, make_partition
+from naspipe.core.rules import Exact, Frozen, Lag, parse_rule
+from naspipe.core.subnet import Subnet
+from naspipe.core.task import Task, TaskKind, parse_task
+
+numbers = st.integers(0, 1 << 70)
+tasks = st.builds(Task, numbers, numbers, numbers, st.sampled_from(TaskKind), numbers)
+
+
+def test_text_forms() -> None:
+    assert str(LayerId(0, 3, 1)) == "0:3.1"
+    assert str(Task(0, 12, 0, TaskKind.FORWARD, 3)) == "0.12.0F@3"
+    assert str(Task(1, 2, 4, TaskKind.BACKWARD, 0)) == "1.2.4B@0"
+    assert str(Subnet(0, 7, (0, 2, 1))) == "0.7(0,2,1)"
+    assert str(Partition((0, 25, 51))) == "0:25:51"
+    access = Access(LayerId(0, 3, 1), 5, 0, AccessKind.FORWARD, INITIAL, 2, 10, 20)
+    assert str(access) == "0:3.1/5Fv-1@2"
+
+
+@given(tasks)
+def test_a_task_parses_back(task: Task) -> None:
+    assert parse_task(str(task)) == task
+    assert task.at(9) == parse_task(str(task).partition("@")[0] + "@9")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "0.1.0W@1", "0.1F@1", "0.1.0F", "0.1.0F@-1", " 0.1.0F@1", "0.1.0F@1\n", "a.1.0F@1", "0x"],
+)
+def test_what_is_no_task(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_task(text)
+    assert str(caught.value) == f"expected a task such as 0.12.0F@3, found {text!r}"
+
+
+@given(st.one_of(st.just(Exact()), st.just(Frozen()), st.builds(Lag, st.integers(0, 1 << 70))))
+def test_a_rule_parses_back(rule: Exact | Frozen | Lag) -> None:
+    assert parse_rule(str(rule)) == rule
+
+
+def test_rules_are_told_apart() -> None:
+    assert len({Exact(), Frozen(), Lag(0), Lag(1), Lag(1)}) == 4
+    assert [str(rule) for rule in (Exact(), Frozen(), Lag(8))] == ["exact", "frozen", "lag(8)"]
+
+
+@pytest.mark.parametrize("text", ["", "Exact", "lag", "lag()", "lag(-1)", "lag(1.5)", "lag(8) "])
+def test_what_is_no_rule(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_rule(text)
+    assert str(caught.value) == (
+        f"unknown rule {text!r}: expected exact, frozen or lag(K), as in lag(8)"
+    )
+
+
+def test_a_lag_is_not_negative() -> None:
+    with pytest.raises(ConfigError, match=r"lag\(-1\): expected 0 or more subnets of lag"):
+        Lag(-1)
+
+
+def test_a_partition_by_hand() -> None:
+    partition = make_partition((0, 2, 3, 7))
+    assert (partition.num_stages, partition.num_blocks) == (3, 7)
+    assert [list(partition.blocks(stage)) for stage in range(3)] == [[0, 1], [2], [3, 4, 5, 6]]
+    assert [partition.stage_of(block) for block in range(7)] == [0, 0, 1, 2, 2, 2, 2]
+
+
+@given(st.sets(st.integers(1, 60), min_size=1).map(lambda cuts: (0, *sorted(cuts))))
+def test_every_block_has_the_stage_that_runs_it(bounds: tuple[int, ...]) -> None:
+    partition = make_partition(bounds)
+    blocks = [b for stage in range(partition.num_stages) for b in partition.blocks(stage)]
+    assert blocks == list(range(bounds[-1]))
+    assert all(
+        partition.stage_of(block) == stage
+        for stage in range(partition.num_stages)
+        for block in partition.blocks(stage)
+    )
+
+
+@given(st.lists(st.integers(-1, 6), max_size=5).map(tuple))
+def test_bounds_start_at_0_and_rise(bounds: tuple[int, ...]) -> None:
+    is_good = len(bounds) > 1 and bounds[0] == 0 and all(a < b for a, b in pairwise(bounds))
+    if is_good:
+        assert make_partition(bounds).bounds == bounds
+        return
+    with pytest.raises(ConfigError) as caught:
+        make_partition(bounds)
+    assert str(caught.value).startswith(f"partition {bounds}: expected bounds that start at 0")
