@@ -94,7 +94,7 @@ def defaults(scale: str) -> Defaults:
         data="fashion-mnist",
         batch_size={"tiny": 32, "small": 64, "paper": 64}[scale],
         optimizer="SGD",
-        lr=0.03,
+        lr=0.015,
         optimizer_options=MappingProxyType({"momentum": 0.9}),
         loss=_loss,
     )
