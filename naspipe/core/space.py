@@ -97,6 +97,11 @@ class Space:
                         f"space {name}: two shared layers are called {block.name!r}; rename one"
                     )
                 self._shared_positions[block.name] = index
+        numbers = {position: str(number) for number, position in enumerate(self._choice_positions)}
+        self._labels = tuple(
+            block.name if isinstance(block, Shared) else numbers[index]
+            for index, block in enumerate(self.blocks)
+        )
         if not self.blocks:
             raise ConfigError(f"space {name}: expected at least one block, found none")
 
@@ -116,11 +121,7 @@ class Space:
     @property
     def labels(self) -> tuple[str, ...]:
         """One label per block of the chain: the choice block's number or the shared name."""
-        numbers = {position: str(number) for number, position in enumerate(self._choice_positions)}
-        return tuple(
-            block.name if isinstance(block, Shared) else numbers[index]
-            for index, block in enumerate(self.blocks)
-        )
+        return self._labels
 
     @property
     def shared_rules(self) -> dict[str, Rule]:
