@@ -111,18 +111,22 @@ def test_deadline_ends_all_that_was_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mark = tmp_path / "mark"
-    fake_apt(tmp_path, monkeypatch, f"(sleep 3; touch {mark}) & wait")
+    fake_apt(tmp_path, monkeypatch, f"(sleep 1.5; touch {mark}) & wait")
     monkeypatch.setattr(debian, "UPDATE_SECONDS", 0.3)
     monkeypatch.setattr(debian, "DOWNLOAD_SECONDS", 0.3)
     with pytest.raises(DataError, match=r"apt-get was not done after 0\.3 s"):
         fetch(tmp_path / "work", None)
-    time.sleep(3.2)
+    time.sleep(1.5)
     assert not mark.exists()
 
 
 def test_apts_state_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = tmp_path / "log"
-    fake_apt(tmp_path, monkeypatch, f'echo "$@" >> {log}; touch pack-a_1_all.deb')
+    fake_apt(
+        tmp_path,
+        monkeypatch,
+        f'echo "$@" >> {log}; cd {tmp_path}/work/debs && touch pack-a_1_all.deb',
+    )
     with pytest.raises(DataError):  # the empty file is no package: dpkg-deb gives no version
         monkeypatch.setattr(debian, "_package_field", lambda deb, field: 1 / 0)
         try:
