@@ -26,10 +26,9 @@ events = st.one_of(
     st.builds(BlockFinished, numbers, tasks, numbers, numbers, st.booleans()),
     st.builds(WriteFinished, numbers, layers, numbers, numbers, st.text(max_size=20)),
 )
-names = st.sampled_from(
-    ["SubnetAdmitted", "InputArrived", "BlockFinished", "WriteFinished"]
-    + ["LayerId", "Partition", "Subnet", "Task", "tuple", "Event", "F", ""]
-)
+EVENTS = ("SubnetAdmitted", "InputArrived", "BlockFinished", "WriteFinished")
+TUPLES = ("LayerId", "Partition", "Subnet", "Task", "tuple")
+names = st.sampled_from([*EVENTS, *TUPLES, "Event", "F", ""])
 atoms = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.binary(max_size=5)
 )

@@ -1,0 +1,191 @@
+"""The shape of the code: what imports what, how large pieces are, and what nothing may use."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PURE = ("core", "schedule", "planning", "trace", "streams", "stage", "sim")
+MAX_FILE_LINES = 300
+MAX_FUNCTION_LINES = 60
+
+ALLOWED_FILES: dict[str, str] = {}
+"""Files that may be longer: path to reason and date."""
+
+ALLOWED_FUNCTIONS: dict[str, str] = {}
+"""Functions that may be longer: ``path:name`` to reason and date."""
+
+ENVIRONMENT = {
+    "naspipe/data/cache.py": "XDG_CACHE_HOME, as other programs keep their caches",
+    "naspipe/data/debian.py": "the environment that dpkg and apt are started with",
+    "naspipe/runtime/determinism.py": "CUBLAS_WORKSPACE_CONFIG, which cuBLAS reads nowhere else",
+    "naspipe/runtime/launcher.py": "the one place that may look at how it was started",
+}
+"""Files of the product that may touch the environment's variables, and why."""
+
+
+@functools.cache
+def tracked() -> tuple[str, ...]:
+    """Python files that git knows or that are new and not ignored."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z", "*.py"]
+    try:
+        listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    except (OSError, subprocess.CalledProcessError):
+        folders = ("naspipe", "search_spaces", "scripts", "tests")  # an unpacked archive
+        paths = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+        return tuple(sorted(path.relative_to(ROOT).as_posix() for path in paths))
+    return tuple(sorted(p for p in listed.stdout.split("\0") if p and (ROOT / p).exists()))
+
+
+@functools.cache
+def tree(path: str) -> ast.Module:
+    return ast.parse((ROOT / path).read_text("utf-8"), path)
+
+
+def product() -> list[str]:
+    return [path for path in tracked() if path.startswith(("naspipe/", "search_spaces/"))]
+
+
+def dotted(node: ast.AST) -> str:
+    """``os.environ`` for that expression; empty for what is no chain of names."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        before = dotted(node.value)
+        return f"{before}.{node.attr}" if before else ""
+    return ""
+
+
+def imported(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        return [f"{node.module}.{alias.name}" for alias in node.names]
+    return []
+
+
+def test_the_files_are_found() -> None:
+    assert {"naspipe/core/ids.py", "search_spaces/cv/spec.py"} <= set(product())
+    assert "tests/test_architecture.py" in tracked()
+
+
+def test_pure_packages_import_without_torch() -> None:
+    modules = [
+        path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        for path in product()
+        if path.split("/")[1] in PURE
+        or path in ("search_spaces/__init__.py", "search_spaces/common.py")
+        or path.endswith("/spec.py")
+    ]
+    assert len(modules) > 35
+    code = (
+        "import importlib, sys\n"
+        "sys.modules['torch'] = None\n"
+        "for name in sys.argv[1:]: importlib.import_module(name)\n"
+        "heavy = {'torch', 'zmq', 'rich', 'nni', 'sklearn'} & {\n"
+        "    name for name, module in sys.modules.items() if module}\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *modules], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_import_contracts_hold() -> None:
+    code = "from importlinter.cli import lint_imports_command; lint_imports_command()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--no-logo", "--no-cache"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 kept, 0 broken" in done.stdout, done.stdout
+
+
+def test_files_are_short() -> None:
+    lengths = {path: len((ROOT / path).read_text("utf-8").splitlines()) for path in tracked()}
+    long = {path for path, length in lengths.items() if length > MAX_FILE_LINES}
+    assert sorted(long) == sorted(ALLOWED_FILES), "split these, or drop them from the allow-list"
+
+
+def functions(path: str) -> Iterator[tuple[str, int]]:
+    """Name and lines of every function, decorators left out."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None
+            yield node.name, node.end_lineno - node.lineno + 1
+
+
+def test_functions_are_short() -> None:
+    long = {
+        f"{path}:{name}"
+        for path in tracked()
+        for name, length in functions(path)
+        if length > MAX_FUNCTION_LINES
+    }
+    assert sorted(long) == sorted(ALLOWED_FUNCTIONS), "split these, or drop them from the list"
+
+
+def dangers(module: ast.Module) -> Iterator[str]:
+    """Ways to run what a file or a message holds."""
+    for node in ast.walk(module):
+        for name in imported(node):
+            if name.split(".")[0] in ("pickle", "cPickle", "dill", "cloudpickle", "shelve"):
+                yield f"{node.lineno}: import {name}"  # type: ignore[attr-defined]
+            if name in ("marshal", "torch.load", "numpy.load", "joblib.load"):
+                yield f"{node.lineno}: import {name}"  # type: ignore[attr-defined]
+        if isinstance(node, ast.Call):
+            name = dotted(node.func)
+            if name in ("eval", "exec", "compile", "__import__", "builtins.eval", "builtins.exec"):
+                yield f"{node.lineno}: {name}()"
+            if name.split(".")[-1] == "load" and name.split(".")[0] in ("torch", "joblib"):
+                yield f"{node.lineno}: {name}()"
+            if any(keyword.arg == "allow_pickle" for keyword in node.keywords):
+                value = next(k.value for k in node.keywords if k.arg == "allow_pickle")
+                if not (isinstance(value, ast.Constant) and value.value is False):
+                    yield f"{node.lineno}: allow_pickle"
+            if name.split(".")[-1] in ("send_pyobj", "recv_pyobj"):
+                yield f"{node.lineno}: {name}()"
+
+
+def test_nothing_is_pickled_or_evaluated() -> None:
+    found = [f"{path}:{line}" for path in product() for line in dangers(tree(path))]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle", "from pickle import loads", "import torch; torch.load(f)", "eval('1')",
+        "from torch import load", "exec(x)", "numpy.load(f, allow_pickle=True)",
+        "socket.recv_pyobj()",
+    ],
+)  # fmt: skip
+def test_dangers_are_seen(source: str) -> None:
+    assert list(dangers(ast.parse(source)))
+    assert not list(dangers(ast.parse("numpy.load(f, allow_pickle=False); json.load(f)")))
+
+
+def touches_environment(module: ast.Module) -> bool:
+    names = ("os.environ", "os.getenv", "os.putenv", "os.environb", "os.unsetenv")
+    return any(
+        dotted(node) in names or any(name in names for name in imported(node))
+        for node in ast.walk(module)
+    )
+
+
+def test_the_environment_is_touched_in_few_places() -> None:
+    found = {path for path in product() if touches_environment(tree(path))}
+    assert found <= set(ENVIRONMENT)
+    assert touches_environment(ast.parse("from os import environ"))
+    assert touches_environment(ast.parse("import os; os.getenv('X')"))
+    assert not touches_environment(ast.parse("import os; os.getpid()"))
