@@ -1,0 +1,393 @@
+"""Bad input to ``naspipe train``: status 2, one line that helps, and nothing written."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from naspipe.cli.main import main
+from naspipe.data import digits, prepare
+from naspipe.trace.run_directory import RunDirectory
+from tests.data.test_registry import write_fashion
+
+MODULE = "bad_input_space"
+SOURCE = """
+import torch
+from torch import nn
+import naspipe as npp
+
+def make(name, *blocks):
+    return npp.Space(name, [*blocks, npp.Shared("head", lambda: nn.Linear(8, 4))])
+
+def linear():
+    return nn.Linear(8, 8)
+
+shared = linear()
+space = make("mine", npp.Shared("stem", linear, rule=npp.Lag(2)), npp.Block([linear, nn.Identity]))
+tied = make("tied", npp.Shared("a", lambda: shared), npp.Shared("b", lambda: shared))
+lagging_norm = make("norm", npp.Shared("stem", lambda: nn.BatchNorm1d(8), rule=npp.Lag(2)))
+no_module = make("no_module", npp.Shared("stem", lambda: 3))
+no_candidate = make("no_candidate", npp.Block([lambda: 3]))
+broken_factory = make("broken", npp.Shared("stem", lambda: 1 / 0))
+number = 3
+
+def data(seed, y):
+    draw = torch.Generator().manual_seed(seed * 1000 + y)
+    return {"input": torch.randn(6, 8, generator=draw), "target": torch.arange(6) % 4}
+
+def no_target(seed, y):
+    return {"input": torch.ones(2, 8)}
+
+def no_batch(seed, y):
+    return [torch.ones(2, 8)]
+
+def nothing(seed, y):
+    return None
+
+def no_arguments():
+    return {}
+
+def raises(seed, y):
+    raise RuntimeError("no such row")
+"""
+
+MINE = (f"{MODULE}:space", "--data", f"{MODULE}:data", "--steps", "3")
+DIGITS = ("cv.c3", "--data", "digits", "--steps", "3")
+LONG = "9" * 5000
+
+Case = tuple[tuple[str, ...], tuple[str, ...]]
+
+
+def fault(reason: str) -> pytest.MarkDecorator:
+    """What the product does not do yet; remove the mark with the fault."""
+    return pytest.mark.xfail(strict=True, reason=reason)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A working directory with a module of the user's own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    (tmp_path / f"{MODULE}.py").write_text(SOURCE)
+    yield tmp_path
+    for name in (MODULE, "broken_module", "raising_module"):
+        sys.modules.pop(name, None)
+
+
+class Refusal:
+    """Runs ``naspipe train`` and checks that it refuses as it should."""
+
+    def __init__(self, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.place, self.capsys = place, capsys
+
+    def __call__(self, *words: str, run_dir: str = "run") -> str:
+        before = self.tree()
+        try:
+            status = main(["train", *words, "--run-dir", run_dir])
+        except SystemExit as error:
+            status = error.code
+        output = self.capsys.readouterr()
+        assert status == 2, output.err
+        assert output.err.count("\n") == 1 and output.err.startswith("naspipe: "), output.err
+        assert output.out == "" and self.tree() == before
+        return output.err
+
+    def tree(self) -> dict[str, bytes]:
+        """Every path of the working directory, with its bytes."""
+        return {
+            path.relative_to(self.place).as_posix(): b"" if path.is_dir() else path.read_bytes()
+            for path in sorted(self.place.rglob("*"))
+        }
+
+
+@pytest.fixture
+def refused(place: Path, capsys: pytest.CaptureFixture[str]) -> Refusal:
+    return Refusal(place, capsys)
+
+
+def expect(line: str, *pieces: str) -> None:
+    """Pieces of a message, each of which must be in it."""
+    missing = [piece for piece in pieces if piece not in line]
+    assert not missing, line
+
+
+NAMES: list[Case] = [
+    (("cv.c9", "--data", "digits"), ("search space 'cv.c9'", "expected one of cv.c3", "nlp.c0")),
+    (("cv.c3", "--scale", "huge"), ("scale 'huge'", "expected one of", "tiny", "small", "paper")),
+    ((*MINE, "--sampler", "random"), ("sampler 'random'", "expected one of uniform", "spaced:W")),
+    ((*MINE, "--sampler", "spaced:x"), ("spaced:8", "found W = 'x'")),
+    ((*MINE, "--policy", "sync"), ("policy 'sync'", "expected csp")),
+    ((*MINE, "--order", "random"), ("order 'random'", "expected paper")),
+    ((*MINE, "--device", "tpu"), ("device", "expected", "cpu", "found 'tpu'")),
+    ((*MINE, "--stages", "0"), ("stages: expected 1 or more, found 0",)),
+    ((*MINE, "--stages", "4"), ("4 stages for 3 blocks", "choose --stages 3 or less")),
+    ((*DIGITS, "--stages", "35"), ("35 stages for 34 blocks", "choose --stages 34 or less")),
+    ((*MINE, "--steps", "0"), ("steps: expected 1 or more, found 0",)),
+    ((*MINE, "--seed", "-1"), ("seed: expected 0 or more, found -1",)),
+    (("cv.c3", "--data", "digit"), ("data set 'digit'", "expected one of", "digits")),
+]
+
+
+@pytest.mark.parametrize(("words", "pieces"), NAMES)
+def test_names_and_numbers(refused: Refusal, words: tuple[str, ...], pieces: tuple[str]) -> None:
+    expect(refused(*words), *pieces)
+
+
+OPTIMIZERS = "choose one of SGD, Adam, AdamW"
+ILLEGIBLE = fault("torch's words, which do not say what was expected and found")
+SETTINGS = [
+    ("optimizer=LBFGS", "optimizer LBFGS does not work per layer: it needs", OPTIMIZERS),
+    ("optimizer=SparseAdam", "does not work per layer: it takes sparse", OPTIMIZERS),
+    ("optimizer=Muon", "does not work per layer: it takes two-dim", OPTIMIZERS),
+    ("optimizer=AdmaW", "unknown optimizer 'AdmaW' (did you mean AdamW?)", "expected SGD, Adam"),
+    pytest.param("optimizer=sgd", "did you mean SGD?", marks=fault("no hint: case is compared")),
+    ("optimizer.momentun=0.9", "SGD has no option 'momentun'", "expected momentum"),
+    ("optimizer.lr=0.9", "SGD has no option 'lr'", "expected momentum"),
+    ("optimizer.nesterov=true", "Nesterov momentum requires a momentum and zero dampening"),
+    pytest.param("optimizer.momentum=-1", "momentum", "expected", marks=ILLEGIBLE),
+    pytest.param("optimizer.momentum=abc", "momentum", "expected", marks=ILLEGIBLE),
+    pytest.param("optimizer.momentum=null", "momentum", "expected", marks=ILLEGIBLE),
+    pytest.param("optimizer.momentum=NaN", "momentum", marks=fault("trains to NaN, status 0")),
+    pytest.param(
+        "optimizer.differentiable=true",
+        "differentiable",
+        marks=fault("fails at the first WRITE with status 1 and a run directory"),
+    ),
+    ("lrr=0.1", "--set lrr: unknown key (did you mean lr?)", "expected one of optimizer, lr"),
+    ("lr", "--set lr: expected key=value, as in --set lr=0.01"),
+    ("lr=fast", "--set lr: expected a float, found 'fast'"),
+    ("precision=fp8", "precision: expected float32 or bf16, found 'fp8'"),
+    ("window=0", "window: expected 1 or more, found 0"),
+    (f"window={LONG}", "--set window: expected a", "int"),
+    ("transport=udp", "transport: expected ipc or tcp, found 'udp'"),
+    ("port=80", "port: expected 1024 to 65000, found 80"),
+    ("rule.tail=exact", "space mine has no shared layer 'tail'", "expected stem, head"),
+    ("rule.stem=late", "unknown rule 'late'", "expected exact, frozen or lag(K)"),
+    pytest.param(f"rule.stem=lag({LONG})", "lag", marks=fault("ValueError: more than 4300 digits")),
+]
+
+
+@pytest.mark.parametrize(
+    ("words", "pieces"),
+    [
+        pytest.param(case.values[0], case.values[1:], marks=case.marks)
+        if hasattr(case, "marks")
+        else (case[0], case[1:])
+        for case in SETTINGS
+    ],
+    ids=lambda value: value[:40] if isinstance(value, str) else "",
+)
+def test_settings(refused: Refusal, words: str, pieces: tuple[str, ...]) -> None:
+    expect(refused(*MINE, "--set", words), *pieces)
+
+
+@pytest.mark.parametrize(
+    "betas",
+    [
+        pytest.param("0.9", marks=ILLEGIBLE),
+        pytest.param("[0.9]", marks=fault("IndexError, a traceback")),
+        pytest.param("[0.9,0.9,0.9]", marks=fault("status 1 at the first WRITE, a run directory")),
+    ],
+)
+def test_options_of_another_shape(refused: Refusal, betas: str) -> None:
+    line = refused(*MINE, "--set", "optimizer=Adam", "--set", f"optimizer.betas={betas}")
+    expect(line, "betas", "expected")
+
+
+@fault("OverflowError in a stage: status 1 and a run directory")
+def test_an_endless_time_out_on_two_stages(refused: Refusal) -> None:
+    expect(refused(*MINE, "--stages", "2", "--set", "timeout_seconds=inf"), "timeout_seconds")
+
+
+@fault("argparse prints its usage too: seven lines")
+def test_a_number_that_is_none(refused: Refusal) -> None:
+    expect(refused(*MINE, "--steps", "many"), "--steps", "'many'")
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        (json.dumps([0] * 31 + [12]) + "\n", ("s.jsonl:1, choice block 31", "0 to 11, found 12")),
+        ("\n[0, 1\n", ("s.jsonl:2: expected one choice per choice block, as in", "found '[0, 1'")),
+        ("[0, 1]\n" * 3, ("s.jsonl:1: expected 32 choices", "found 2")),
+        (json.dumps([0] * 32) + "\n", ("s.jsonl holds 1 subnets", "3 steps", "add subnets")),
+        ("", ("s.jsonl holds 0 subnets", "3 steps")),
+        (None, ("s.jsonl: expected a subnet list, found No such file",)),
+    ],
+)
+def test_streams_in_files(
+    refused: Refusal, place: Path, text: str | None, pieces: tuple[str, ...]
+) -> None:
+    if text is not None:
+        (place / "s.jsonl").write_text(text)
+    expect(refused(*DIGITS, "--sampler", "file:s.jsonl"), *pieces)
+
+
+@fault("ValueError: more than 4300 digits")
+def test_a_window_of_too_many_digits(refused: Refusal) -> None:
+    expect(refused(*MINE, "--sampler", f"spaced:{LONG}"), "spaced")
+
+
+def test_data_that_is_not_prepared(refused: Refusal) -> None:
+    line = refused("cv.c3", "--data-dir", "none")
+    expect(line, "'fashion-mnist' is not prepared in none", "naspipe data prepare fashion-mnist")
+
+
+@pytest.mark.parametrize("damage", [lambda old: old[:-1], lambda old: b"x" + old[1:]])
+@pytest.mark.parametrize("name", ["images", "record"])
+def test_data_that_is_damaged(refused: Refusal, place: Path, name: str, damage: object) -> None:
+    write_fashion(place / "package")
+    root = place / "cache"
+    prepare("fashion-mnist", root=root, source=place / "package")
+    file = next(path for path in (root / "fashion-mnist").iterdir() if name in path.name)
+    file.write_bytes(damage(file.read_bytes())[: -5 if name == "record" else None])  # type: ignore[operator]
+    line = refused("cv.c3", "--data-dir", str(root))
+    expect(line, file.name, f"naspipe data prepare fashion-mnist --data-dir {root} --force")
+
+
+def test_digits_that_are_damaged(
+    refused: Refusal, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (place / "digits.csv.gz").write_bytes(b"junk")
+    monkeypatch.setattr(digits, "_file", lambda: place / "digits.csv.gz")
+    expect(refused(*DIGITS), "digits.csv.gz: expected lines of whole numbers", "install")
+
+
+@pytest.mark.parametrize("name", ["fairseq", "image-folder"])
+def test_folders_that_hold_no_data(refused: Refusal, place: Path, name: str) -> None:
+    space = "nlp.c3" if name == "fairseq" else "cv.c3"
+    (place / "nothing").mkdir()
+    refused(space, "--data", f"{name}:nothing")
+
+
+def test_data_of_another_kind(refused: Refusal) -> None:
+    line = refused("nlp.c3", "--data", f"{MODULE}:data")
+    expect(line, "space nlp.c3", "vocabulary", "is missing")
+
+
+@fault("speaks of batch_size and max_tokens, which the user did not name")
+def test_a_data_set_of_another_kind(refused: Refusal) -> None:
+    expect(refused("nlp.c3", "--data", "digits"), "nlp.c3", "digits", "expected")
+
+
+def test_a_run_directory_that_exists(refused: Refusal, place: Path) -> None:
+    (place / "run").mkdir()
+    (place / "run" / "losses.jsonl").write_text("mine\n")
+    expect(refused(*MINE), "run directory run exists and is not empty", "--run-dir")
+
+
+@pytest.mark.parametrize("run_dir", ["file", "file/run"])
+def test_a_run_directory_that_cannot_be(refused: Refusal, place: Path, run_dir: str) -> None:
+    (place / "file").write_text("x")
+    expect(refused(*MINE, run_dir=run_dir), f"run directory {run_dir}")
+
+
+OWN_CODE = fault("a traceback of naspipe's, without a line that names what to do")
+
+
+@pytest.mark.parametrize(
+    ("space", "pieces"),
+    [
+        (f"{MODULE}:nowhere", ("expected module:attribute", "no attribute 'nowhere'")),
+        ("no_such_module:space", ("expected module:attribute", "No module named")),
+        (f"{MODULE}:number", ("expected a naspipe.Space, found int",)),
+        (f"{MODULE}:make", ("expected a naspipe.Space, found function",)),
+        (f"{MODULE}:", ("expected module:attribute",)),
+        (f"{MODULE}:tied", ("layers a and b share one parameter", "make its own")),
+        (f"{MODULE}:no_module", ("layer stem: expected", "torch.nn.Module, found int")),
+        pytest.param(":space", ("expected module:attribute",), marks=OWN_CODE),
+        pytest.param("broken_module:space", ("broken_module",), marks=OWN_CODE),
+        pytest.param("raising_module:space", ("raising_module",), marks=OWN_CODE),
+        pytest.param(f"{MODULE}:broken_factory", ("layer stem",), marks=OWN_CODE),
+        pytest.param(
+            f"{MODULE}:lagging_norm",
+            ("stem", "lag"),
+            marks=fault("refused only by a running stage: status 1, a run directory"),
+        ),
+        pytest.param(
+            f"{MODULE}:no_candidate",
+            ("layer 0.0", "found int"),
+            marks=fault("refused only by a running stage: status 1, a run directory"),
+        ),
+    ],
+)
+def test_spaces_of_ones_own(
+    refused: Refusal, place: Path, space: str, pieces: tuple[str, ...]
+) -> None:
+    (place / "broken_module.py").write_text("def f(:\n")
+    (place / "raising_module.py").write_text("1 / 0\n")
+    expect(refused(space, "--data", f"{MODULE}:data", "--steps", "3"), *pieces)
+
+
+@pytest.mark.parametrize(
+    ("data", "pieces"),
+    [
+        ("no_target", ("expected a tensor called 'target'", "found input")),
+        ("number", ("expected a function of (seed, sequence_id)",)),
+        ("nowhere", ("expected module:attribute", "no attribute 'nowhere'")),
+        pytest.param("no_batch", ("list",), marks=OWN_CODE),
+        pytest.param("nothing", ("NoneType",), marks=OWN_CODE),
+        pytest.param("no_arguments", ("no_arguments",), marks=OWN_CODE),
+        pytest.param("raises", ("no such row",), marks=OWN_CODE),
+    ],
+)
+def test_data_of_ones_own(refused: Refusal, data: str, pieces: tuple[str, ...]) -> None:
+    line = refused(f"{MODULE}:space", "--data", f"{MODULE}:{data}", "--steps", "3")
+    expect(line, *pieces)
+
+
+def test_a_space_of_ones_own_without_data(refused: Refusal) -> None:
+    line = refused(f"{MODULE}:space", "--steps", "3")
+    expect(line, "needs --data module:function", "naspipe data list")
+
+
+@fault("the bar is drawn before anything is checked, so a second line stays on a terminal")
+def test_one_line_on_a_terminal_too(refused: Refusal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich then takes stderr for a terminal
+    expect(refused(*MINE, "--policy", "sync"), "policy 'sync'")
+
+
+def free_ports(count: int) -> int:
+    """The first of some neighbouring ports that nobody listens on."""
+    for first in range(21_000, 31_000, 17):
+        sockets = [socket.socket() for _ in range(count)]
+        try:
+            for number, probe in enumerate(sockets, first):
+                probe.bind(("127.0.0.1", number))
+            return first
+        except OSError:
+            continue
+        finally:
+            for probe in sockets:
+                probe.close()
+    raise AssertionError("no free ports")
+
+
+@pytest.mark.parametrize("which", [0, 2])
+@fault("ports are tried after the run directory is written, which stays behind")
+def test_a_port_in_use(refused: Refusal, which: int) -> None:
+    port = free_ports(3)
+    with closing(socket.socket()) as taken:
+        taken.bind(("127.0.0.1", port + which))
+        taken.listen()
+        tcp = ("--stages", "2", "--set", "transport=tcp", "--set", f"port={port}")
+        line = refused(*MINE, *tcp)
+    expect(line, f"port {port + which} is in use", f"{port} to {port + 2} free", "--set port=N")
+
+
+def test_tcp_leaves_the_bits_of_one_stage(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    more = ("--steps", "25", "--seed", "3", "--set", "optimizer.momentum=0.9", "--quiet")
+    tcp = ("--stages", "2", "--set", "transport=tcp", "--set", f"port={free_ports(3)}")
+    assert main(["train", *MINE, *more, "--run-dir", "one"]) == 0
+    assert main(["train", *MINE, *more, *tcp, "--run-dir", "two"]) == 0
+    assert capsys.readouterr() == ("one\ntwo\n", "")
+    assert RunDirectory("two").read_manifest()["execution"]["transport"] == "tcp"
+    assert main(["compare", "one", "two"]) == 0
+    assert "IDENTICAL" in capsys.readouterr().out
