@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import sys
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -14,109 +12,10 @@ import pytest
 from naspipe.cli.main import main
 from naspipe.data import digits, prepare
 from naspipe.trace.run_directory import RunDirectory
+from tests.cli.refusals import DIGITS, LONG, MINE, MODULE, Refusal, expect, fault
 from tests.data.test_registry import write_fashion
 
-MODULE = "bad_input_space"
-SOURCE = """
-import torch
-from torch import nn
-import naspipe as npp
-
-def make(name, *blocks):
-    return npp.Space(name, [*blocks, npp.Shared("head", lambda: nn.Linear(8, 4))])
-
-def linear():
-    return nn.Linear(8, 8)
-
-shared = linear()
-space = make("mine", npp.Shared("stem", linear, rule=npp.Lag(2)), npp.Block([linear, nn.Identity]))
-tied = make("tied", npp.Shared("a", lambda: shared), npp.Shared("b", lambda: shared))
-lagging_norm = make("norm", npp.Shared("stem", lambda: nn.BatchNorm1d(8), rule=npp.Lag(2)))
-no_module = make("no_module", npp.Shared("stem", lambda: 3))
-no_candidate = make("no_candidate", npp.Block([lambda: 3]))
-broken_factory = make("broken", npp.Shared("stem", lambda: 1 / 0))
-number = 3
-
-def data(seed, y):
-    draw = torch.Generator().manual_seed(seed * 1000 + y)
-    return {"input": torch.randn(6, 8, generator=draw), "target": torch.arange(6) % 4}
-
-def no_target(seed, y):
-    return {"input": torch.ones(2, 8)}
-
-def no_batch(seed, y):
-    return [torch.ones(2, 8)]
-
-def nothing(seed, y):
-    return None
-
-def no_arguments():
-    return {}
-
-def raises(seed, y):
-    raise RuntimeError("no such row")
-"""
-
-MINE = (f"{MODULE}:space", "--data", f"{MODULE}:data", "--steps", "3")
-DIGITS = ("cv.c3", "--data", "digits", "--steps", "3")
-LONG = "9" * 5000
-
 Case = tuple[tuple[str, ...], tuple[str, ...]]
-
-
-def fault(reason: str) -> pytest.MarkDecorator:
-    """What the product does not do yet; remove the mark with the fault."""
-    return pytest.mark.xfail(strict=True, reason=reason)
-
-
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A working directory with a module of the user's own."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    monkeypatch.delenv("FORCE_COLOR", raising=False)
-    (tmp_path / f"{MODULE}.py").write_text(SOURCE)
-    yield tmp_path
-    for name in (MODULE, "broken_module", "raising_module"):
-        sys.modules.pop(name, None)
-
-
-class Refusal:
-    """Runs ``naspipe train`` and checks that it refuses as it should."""
-
-    def __init__(self, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        self.place, self.capsys = place, capsys
-
-    def __call__(self, *words: str, run_dir: str = "run") -> str:
-        before = self.tree()
-        try:
-            status = main(["train", *words, "--run-dir", run_dir])
-        except SystemExit as error:
-            status = error.code
-        output = self.capsys.readouterr()
-        assert status == 2, output.err
-        assert output.err.count("\n") == 1 and output.err.startswith("naspipe: "), output.err
-        assert output.out == "" and self.tree() == before
-        return output.err
-
-    def tree(self) -> dict[str, bytes]:
-        """Every path of the working directory, with its bytes."""
-        return {
-            path.relative_to(self.place).as_posix(): b"" if path.is_dir() else path.read_bytes()
-            for path in sorted(self.place.rglob("*"))
-        }
-
-
-@pytest.fixture
-def refused(place: Path, capsys: pytest.CaptureFixture[str]) -> Refusal:
-    return Refusal(place, capsys)
-
-
-def expect(line: str, *pieces: str) -> None:
-    """Pieces of a message, each of which must be in it."""
-    missing = [piece for piece in pieces if piece not in line]
-    assert not missing, line
-
 
 NAMES: list[Case] = [
     (("cv.c9", "--data", "digits"), ("search space 'cv.c9'", "expected one of cv.c3", "nlp.c0")),
@@ -287,65 +186,6 @@ def test_a_run_directory_that_exists(refused: Refusal, place: Path) -> None:
 def test_a_run_directory_that_cannot_be(refused: Refusal, place: Path, run_dir: str) -> None:
     (place / "file").write_text("x")
     expect(refused(*MINE, run_dir=run_dir), f"run directory {run_dir}")
-
-
-OWN_CODE = fault("a traceback of naspipe's, without a line that names what to do")
-
-
-@pytest.mark.parametrize(
-    ("space", "pieces"),
-    [
-        (f"{MODULE}:nowhere", ("expected module:attribute", "no attribute 'nowhere'")),
-        ("no_such_module:space", ("expected module:attribute", "No module named")),
-        (f"{MODULE}:number", ("expected a naspipe.Space, found int",)),
-        (f"{MODULE}:make", ("expected a naspipe.Space, found function",)),
-        (f"{MODULE}:", ("expected module:attribute",)),
-        (f"{MODULE}:tied", ("layers a and b share one parameter", "make its own")),
-        (f"{MODULE}:no_module", ("layer stem: expected", "torch.nn.Module, found int")),
-        pytest.param(":space", ("expected module:attribute",), marks=OWN_CODE),
-        pytest.param("broken_module:space", ("broken_module",), marks=OWN_CODE),
-        pytest.param("raising_module:space", ("raising_module",), marks=OWN_CODE),
-        pytest.param(f"{MODULE}:broken_factory", ("layer stem",), marks=OWN_CODE),
-        pytest.param(
-            f"{MODULE}:lagging_norm",
-            ("stem", "lag"),
-            marks=fault("refused only by a running stage: status 1, a run directory"),
-        ),
-        pytest.param(
-            f"{MODULE}:no_candidate",
-            ("layer 0.0", "found int"),
-            marks=fault("refused only by a running stage: status 1, a run directory"),
-        ),
-    ],
-)
-def test_spaces_of_ones_own(
-    refused: Refusal, place: Path, space: str, pieces: tuple[str, ...]
-) -> None:
-    (place / "broken_module.py").write_text("def f(:\n")
-    (place / "raising_module.py").write_text("1 / 0\n")
-    expect(refused(space, "--data", f"{MODULE}:data", "--steps", "3"), *pieces)
-
-
-@pytest.mark.parametrize(
-    ("data", "pieces"),
-    [
-        ("no_target", ("expected a tensor called 'target'", "found input")),
-        ("number", ("expected a function of (seed, sequence_id)",)),
-        ("nowhere", ("expected module:attribute", "no attribute 'nowhere'")),
-        pytest.param("no_batch", ("list",), marks=OWN_CODE),
-        pytest.param("nothing", ("NoneType",), marks=OWN_CODE),
-        pytest.param("no_arguments", ("no_arguments",), marks=OWN_CODE),
-        pytest.param("raises", ("no such row",), marks=OWN_CODE),
-    ],
-)
-def test_data_of_ones_own(refused: Refusal, data: str, pieces: tuple[str, ...]) -> None:
-    line = refused(f"{MODULE}:space", "--data", f"{MODULE}:{data}", "--steps", "3")
-    expect(line, *pieces)
-
-
-def test_a_space_of_ones_own_without_data(refused: Refusal) -> None:
-    line = refused(f"{MODULE}:space", "--steps", "3")
-    expect(line, "needs --data module:function", "naspipe data list")
 
 
 @fault("the bar is drawn before anything is checked, so a second line stays on a terminal")
