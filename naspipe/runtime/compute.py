@@ -93,6 +93,10 @@ class StageCompute:
         gradients = state.parameter_gradients.pop(layer)
         self.store[layer].write(gradients, sequence_id, base, keeps_base, lr)
 
+    def label(self, layer: LayerId) -> str:
+        """How messages call a layer; does not make it."""
+        return self._workload.space.label(layer.block, layer.candidate)
+
     def retire(self, stream: StreamId, sequence_id: SequenceId) -> None:
         """Forget a subnet's tensors."""
         for key in [key for key in self._passes if key[:2] == (stream, sequence_id)]:
@@ -105,7 +109,7 @@ class StageCompute:
         block = layer.block
         is_last = block == len(space) - 1
         spec = SegmentSpec(
-            label=space.label(block, layer.candidate),
+            label=self.label(layer),
             rule=space.blocks[block].rule,
             seed=block_seed(self._workload.definition.seed, task.sequence_id, block, task.pass_id),
             precision=recipe.precision,

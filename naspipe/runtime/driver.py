@@ -110,7 +110,7 @@ class StageDriver:
         task, (layer, version) = self._task, self._run.popleft()
         if task is None:
             raise InvariantError(f"stage {self._stage}: a run of blocks without a task")
-        self.current = f"{task} block {layer.block} (layer {self._compute.store[layer].label})"
+        self.current = f"{task} block {layer.block} (layer {self._compute.label(layer)})"
         start_ns = time.monotonic_ns()
         loss = self._compute.run_block(task, layer, version)
         if loss is not None:
@@ -174,10 +174,9 @@ class StageDriver:
 
     def _write(self, command: WriteLayer) -> None:
         layer, sequence_id = command.layer, command.sequence_id
-        stored = self._compute.store[layer]
-        self.current = f"{layer.stream}.{sequence_id} WRITE of layer {stored.label}"
+        self.current = f"{layer.stream}.{sequence_id} WRITE of layer {self._compute.label(layer)}"
         start_ns = time.monotonic_ns()
         self._compute.write(layer, sequence_id, command.base, command.keeps_base)
         end_ns = time.monotonic_ns()
-        digest = stored.digest() if self._digests else ""
+        digest = self._compute.store[layer].digest() if self._digests else ""
         self._tell(WriteFinished(end_ns, layer, sequence_id, start_ns, digest))
