@@ -26,6 +26,7 @@ MAX_FRAME_BYTES = 4 << 30
 """Larger frames are refused by the library before any memory is taken."""
 
 _LINGER_MS = 10_000
+_MAX_IPC_PATH = 90
 
 Message = tuple[Task, tuple[torch.Tensor | None, ...]]
 
@@ -65,7 +66,16 @@ class Endpoints:
 
 
 def ipc_endpoints(directory: Path, num_stages: int) -> Endpoints:
-    """Endpoints in a private directory."""
+    """Endpoints in a private directory.
+
+    Raises:
+        ConfigError: when its path is too long for a socket's name.
+    """
+    if len(str(directory)) > _MAX_IPC_PATH:
+        raise ConfigError(
+            f"the temporary directory {directory} is too long for a socket's name (expected at "
+            f"most {_MAX_IPC_PATH} characters): set TMPDIR to a shorter one, or --set transport=tcp"
+        )
     stages = tuple(f"ipc://{directory}/stage-{stage}" for stage in range(num_stages))
     return Endpoints(stages, f"ipc://{directory}/launcher")
 
