@@ -176,6 +176,17 @@ def test_the_papers_rule_waits_until_all_blocks_are_clear():
     assert d.written(0, 0, 0)[-1] == runs("0.1.0F@0", (0, 1, -1), (1, 0, 0))
 
 
+def test_a_run_ends_before_the_first_block_that_is_not_clear():
+    """Whatever is clear behind it: blocks run in order."""
+    d = Driver(0, (0, 3, 4), partly=True)
+    d.admit(0, 0, 0, 0), d.admit(1, 0, 1, 1)
+    d.block("0F", 0), d.block("0F", 1)
+    assert d.block("0F", 2)[-1] == runs("0.1.0F@0", (0, 1, -1))
+    d.block("1F", 0), d.input("0B"), d.block("0B", 2), d.block("0B", 1), d.block("0B", 0)
+    d.written(2, 0, 0), d.written(1, 0, 0)
+    assert d.written(0, 0, 0)[-1] == runs("0.1.0F@0", (1, 0, 0), (2, 1, -1))
+
+
 def test_lag_keeps_the_base_that_is_still_read():
     d = Driver(0, (0, 1), rules=[Lag(1)])
     assert d.admit(0) == [runs("0.0.0F@0", (0, 0, -1))]
