@@ -1,0 +1,85 @@
+"""What a user sees of real runs: access orders equal on every number of stages, and compare."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import naspipe as npp
+from naspipe.cli.main import main
+from tests.equivalence import spaces
+
+
+def train(path, stages, seed=3, **execution):
+    return npp.train(
+        spaces.mixed(), spaces.vectors, nn.CrossEntropyLoss(), steps=30, seed=seed, stages=stages,
+        run_dir=path, execution=execution,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("runs")
+    return [train(directory / str(stages), stages, digests=True).directory.path
+            for stages in (1, 2, 4)]  # fmt: skip
+
+
+@pytest.mark.parametrize("layer", ["0.1", "3.0", "5.2", "head"])
+def test_the_log_is_the_same_on_every_number_of_stages(runs, capsys, layer):
+    orders = []
+    for run in runs:
+        assert main(["log", str(run), "--layer", layer]) == 0
+        orders.append(capsys.readouterr().out)
+    assert len(set(orders)) == 1
+    steps = orders[0].strip().split("-")
+    users = [int(step[:-1]) for step in steps[0::2]]
+    assert steps == [f"{user}{letter}" for user in users for letter in "FB"]
+    assert users == sorted(set(users)) and len(users) > 2
+
+
+def test_equal_runs_are_identical(runs, capsys):
+    assert main(["compare", *map(str, runs)]) == 0
+    assert capsys.readouterr().out.count("IDENTICAL") == 2
+
+
+def test_a_flipped_bit_is_found_where_it_was_written(runs, tmp_path, monkeypatch, capsys):
+    """One weight changes its last bit at one WRITE: digests name that layer and step."""
+    from naspipe.runtime.layer_store import StoredLayer
+
+    write = StoredLayer.write
+
+    def flip(layer, gradients, version, base, keeps_base, lr):
+        write(layer, gradients, version, base, keeps_base, lr)
+        if layer.label == "2.1" and version >= 7 and not hasattr(layer, "flipped"):
+            layer.flipped = version
+            weight = layer.parameters["linear.weight"].data.view(-1)
+            weight.view(torch.int32)[0] ^= 1
+            (tmp_path / "step").write_text(str(version))
+
+    monkeypatch.setattr(StoredLayer, "write", flip)
+    other = train(tmp_path / "other", 2, digests=True).directory.path
+    assert main(["compare", str(runs[0]), str(other)]) == 1
+    shown = capsys.readouterr().out
+    step = (tmp_path / "step").read_text()
+    assert "DIFFERS" in shown
+    assert "2.1" in shown.split("first difference", 1)[1].split("\n")[0]
+    assert step in shown.split("first difference", 1)[1].split("\n")[0]
+
+
+def test_another_seed_cannot_be_compared(runs, tmp_path, capsys):
+    other = train(tmp_path / "other", 1, seed=4).directory.path
+    assert main(["compare", str(runs[0]), str(other)]) == 2
+    assert "definition.seed is 3" in capsys.readouterr().out
+
+
+def test_the_manifest_defines_the_run(runs):
+    manifest = json.loads((runs[1] / "manifest.json").read_text())
+    assert manifest["status"] == "complete"
+    assert manifest["definition"]["rules"] == {"stem": "lag(3)", "head": "exact"}
+    assert manifest["definition"]["recipe"]["optimizer"] == "SGD"
+    assert manifest["environment"]["software"]["torch"]
+    assert manifest["environment"]["hardware"]["processor"]
+    assert 0 <= manifest["measured"]["bubble_ratio"] < 1
