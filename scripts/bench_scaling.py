@@ -10,6 +10,7 @@ import argparse
 import json
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -53,6 +54,27 @@ def piped(named: Named, sampler: str, steps: int, stages: int, directory: Path) 
     return summarize(read_run_accesses(directory), stages).steps_per_second
 
 
+def measure(arguments: argparse.Namespace) -> float:
+    """Steps per second of one kind of run, in this process."""
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    named = find_workload(arguments.space, "tiny", None, None)
+    if arguments.one == "plain":
+        return plain(named, arguments.sampler, arguments.steps)
+    with tempfile.TemporaryDirectory() as scratch:
+        run = Path(scratch) / "run"
+        return piped(named, arguments.sampler, arguments.steps, int(arguments.one), run)
+
+
+def measure_apart(arguments: argparse.Namespace, kind: str, sampler: str) -> float:
+    """The same in a new process, so that no run finds memory that another has warmed."""
+    command = [
+        sys.executable, __file__, "--one", kind, "--sampler", sampler, "--space", arguments.space,
+        "--steps", str(arguments.steps),
+    ]  # fmt: skip
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
 def main() -> None:
     """Measure, print medians and spread, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -60,26 +82,23 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--output", type=Path, default=ROOT / "artifacts/scaling/result.json")
+    parser.add_argument("--one", choices=("plain", "1", "2"), help="measure one run and print it")
+    parser.add_argument("--sampler", default="spaced:8", help="of the run that --one measures")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
-    named = find_workload(arguments.space, "tiny", None, None)
-    ratios: dict[str, list[float]] = {}
-    speeds: dict[str, list[float]] = {}
-    with tempfile.TemporaryDirectory() as scratch:
-        for repetition in range(arguments.repetitions):
-            for sampler in ("spaced:8", "uniform"):
-                run = Path(scratch) / "run"
-                found = {"plain": plain(named, sampler, arguments.steps)}
-                for stages in (1, 2):
-                    found[f"{stages}"] = piped(named, sampler, arguments.steps, stages, run)
-                pairs = {"1 stage / plain loop": ("1", "plain"), "2 stages / 1 stage": ("2", "1")}
-                for what, (over, under) in pairs.items():
-                    ratios.setdefault(f"{sampler}: {what}", []).append(found[over] / found[under])
-                for what, speed in found.items():
-                    speeds.setdefault(f"{sampler}: {what} steps/s", []).append(speed)
-                print(repetition, sampler, {k: round(v, 2) for k, v in found.items()}, flush=True)
-    report(arguments, {**ratios, **speeds})
+    if arguments.one:
+        print(measure(arguments))
+        return
+    figures: dict[str, list[float]] = {}
+    for repetition in range(arguments.repetitions):
+        for sampler in ("spaced:8", "uniform"):
+            found = {k: measure_apart(arguments, k, sampler) for k in ("plain", "1", "2")}
+            for over, under in (("1", "plain"), ("2", "1")):
+                what = f"{sampler}: speed of {over} over {under}"
+                figures.setdefault(what, []).append(found[over] / found[under])
+            for kind, speed in found.items():
+                figures.setdefault(f"{sampler}: {kind}, steps/s", []).append(speed)
+            print(repetition, sampler, {k: round(v, 2) for k, v in found.items()}, flush=True)
+    report(arguments, figures)
 
 
 def report(arguments: argparse.Namespace, figures: dict[str, list[float]]) -> None:

@@ -32,7 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, metavar="K")
     parser.add_argument("--sampler", default="uniform", metavar="NAME")
     parser.add_argument("--policy", default="csp", help="synchronisation policy: csp")
-    parser.add_argument("--order", default="paper", help="dispatch order: paper")
+    parser.add_argument(
+        "--order",
+        default="auto",
+        help="dispatch order: paper, critical-path or auto (the faster, simulated)",
+    )
     parser.add_argument("--device", default="cpu", help="cpu")
     parser.add_argument("--recompute", action="store_true", help="keep only each block's input")
     parser.add_argument(

@@ -84,8 +84,9 @@ class Execution:
     """Keep only each block's input and compute its forward again in the backward."""
     window: int = 16
     """Sequence IDs that may be under way at a time."""
-    order: str = "paper"
-    """Which of several clear tasks runs first."""
+    order: str = "auto"
+    """Which of several clear tasks runs first: paper, critical-path, or auto, which simulates the
+    beginning of the stream under both and takes the faster."""
     partly_clear: bool = True
     """Start a forward whose first blocks are clear before all of the stage's are."""
     device: str = "cpu"

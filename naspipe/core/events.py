@@ -6,6 +6,7 @@ Times are nanoseconds of one monotonic clock per machine (or of the simulator).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from naspipe.core.ids import LayerId, SequenceId
 from naspipe.core.partition import Partition
@@ -13,13 +14,24 @@ from naspipe.core.subnet import Subnet
 from naspipe.core.task import Task
 
 
+class Priorities(NamedTuple):
+    """How urgent each block step of a subnet is, by block of the chain; more is sooner."""
+
+    forward: tuple[int, ...]
+    backward: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class SubnetAdmitted:
-    """A subnet may start. Told to every stage, in sequence order without gaps per stream."""
+    """A subnet may start. Told to every stage, in sequence order without gaps per stream.
+
+    ``priorities`` is None where the dispatch order asks for none.
+    """
 
     time_ns: int
     subnet: Subnet
     partition: Partition
+    priorities: Priorities | None = None
 
 
 @dataclass(frozen=True, slots=True)

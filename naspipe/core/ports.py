@@ -29,6 +29,14 @@ class SyncPolicy(Protocol):
 class DispatchOrder(Protocol):
     """Which of several clear tasks a stage runs first; a matter of time, never of results."""
 
-    def key(self, task: Task) -> tuple[Any, ...]:
-        """A complete sort key: no two tasks of a stage share it; the least runs first."""
+    @property
+    def max_run(self) -> int | None:
+        """Blocks to run before the stage chooses anew; None for as many as are clear."""
+        ...
+
+    def key(self, task: Task, priority: int) -> tuple[Any, ...]:
+        """A complete sort key: no two tasks of a stage share it; the least runs first.
+
+        ``priority`` is that of the task's next block, from the subnet's admission.
+        """
         ...

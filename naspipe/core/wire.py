@@ -6,13 +6,20 @@ from dataclasses import fields
 from typing import Any
 
 from naspipe.core.errors import LogError
-from naspipe.core.events import BlockFinished, Event, InputArrived, SubnetAdmitted, WriteFinished
+from naspipe.core.events import (
+    BlockFinished,
+    Event,
+    InputArrived,
+    Priorities,
+    SubnetAdmitted,
+    WriteFinished,
+)
 from naspipe.core.ids import LayerId
 from naspipe.core.partition import Partition
 from naspipe.core.subnet import Subnet
 from naspipe.core.task import Task, TaskKind
 
-_TUPLES = {kind.__name__: kind for kind in (LayerId, Partition, Subnet, Task)}
+_TUPLES = {kind.__name__: kind for kind in (LayerId, Partition, Priorities, Subnet, Task)}
 _EVENTS = {
     kind.__name__: kind for kind in (SubnetAdmitted, InputArrived, BlockFinished, WriteFinished)
 }

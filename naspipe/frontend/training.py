@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from naspipe.core.access import Access
 from naspipe.core.config import Definition, Execution, Recipe
 from naspipe.core.errors import ConfigError, InvariantError
 from naspipe.core.ids import SequenceId, StageId, StreamId
-from naspipe.core.partition import Partition
 from naspipe.core.space import Shared, Space
 from naspipe.core.subnet import Subnet
-from naspipe.planning.balance import balanced_partition
+from naspipe.frontend.plan import Plan, make_plan
 from naspipe.runtime.compute import Batches, Loss, Workload, field_of
 from naspipe.runtime.determinism import deterministic_torch
 from naspipe.runtime.environment import describe_environment
-from naspipe.runtime.launcher import launch, profile_apart
+from naspipe.runtime.launcher import launch
 from naspipe.runtime.layer_store import LayerStore
 from naspipe.runtime.optimizers import check_optimizer
 from naspipe.runtime.reports import LaunchObserver
@@ -69,16 +68,17 @@ class Training:
             StageFailedError: when a stage raised; the manifest then says ``failed``.
         """
         subnets = self._check()
-        partition = self._partition()
+        plan = make_plan(self.workload, self.execution, subnets)
         self.directory.create()
         write_stream(self.directory.stream, [self._choices(subnet) for subnet in subnets])
-        manifest = self._manifest(partition)
+        manifest = self._manifest(plan)
         self.directory.write_manifest(manifest)
         job = Job(
             workload=self.workload,
-            execution=self.execution,
+            execution=replace(self.execution, order=plan.order),
             subnets=subnets,
-            partition=partition,
+            partition=plan.partition,
+            priorities=plan.priorities,
             directory=self.directory,
         )
         start_ns = time.monotonic_ns()
@@ -101,7 +101,10 @@ class Training:
         self.directory.check_new()
         check_optimizer(definition.recipe)
         build_controller(
-            StageId(0), space.rules, policy=definition.policy, order=self.execution.order
+            StageId(0),
+            space.rules,
+            policy=definition.policy,
+            order=self.execution.order if self.execution.order != "auto" else "paper",
         )
         if self.execution.stages > len(space):
             raise ConfigError(
@@ -126,20 +129,17 @@ class Training:
             if not isinstance(block, Shared)
         )
 
-    def _partition(self) -> Partition:
-        num_blocks = len(self.workload.space)
-        if self.execution.stages == 1:
-            return balanced_partition([1.0] * num_blocks, 1)
-        costs = profile_apart(self.workload)
-        return balanced_partition(costs.block_means_ns(num_blocks), self.execution.stages)
-
-    def _manifest(self, partition: Partition) -> dict[str, Any]:
+    def _manifest(self, plan: Plan) -> dict[str, Any]:
         space, definition = self.workload.space, self.workload.definition
         return {
             "format": 1,
             "status": "running",
             "definition": definition.as_dict(),
-            "execution": {**self.execution.as_dict(), "partition": str(partition)},
+            "execution": {
+                **self.execution.as_dict(),
+                "order": plan.order,
+                "partition": str(plan.partition),
+            },
             "environment": describe_environment(),
             "space": {
                 "name": space.name,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
@@ -25,6 +25,18 @@ class CostTable:
     """Costs by (block of the chain, candidate); at least one candidate of every block."""
 
     costs: Mapping[tuple[int, int], LayerCost]
+    _means: dict[int, LayerCost] = field(default_factory=dict, repr=False, compare=False)
+
+    def of(self, block: int, candidate: int) -> LayerCost:
+        """A layer's cost; the mean of its block's measured candidates if it was not measured."""
+        cost = self.costs.get((block, candidate))
+        if cost is not None:
+            return cost
+        if block not in self._means:
+            rows = [row for (where, _), row in self.costs.items() if where == block]
+            sums = map(sum, zip(*rows, strict=True))
+            self._means[block] = LayerCost(*(total // len(rows) for total in sums))
+        return self._means[block]
 
     def block_means_ns(self, num_blocks: int) -> list[float]:
         """Mean cost of each block over its measured candidates: what static partitions balance."""

@@ -20,7 +20,14 @@ from naspipe.core.commands import (
     WriteLayer,
 )
 from naspipe.core.errors import InvariantError, TransportError
-from naspipe.core.events import BlockFinished, Event, InputArrived, SubnetAdmitted, WriteFinished
+from naspipe.core.events import (
+    BlockFinished,
+    Event,
+    InputArrived,
+    Priorities,
+    SubnetAdmitted,
+    WriteFinished,
+)
 from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
 from naspipe.core.partition import Partition
 from naspipe.core.subnet import Subnet
@@ -56,7 +63,7 @@ class StageDriver:
         compute: tensors of this stage.
         transport: the way to the other stages.
         admission: which subnets may be under way.
-        admitted: the subnet and partition of a sequence ID.
+        admitted: the subnet, partition and priorities of a sequence ID.
         sink: where results go.
         timeout_seconds: how long to wait for a message before giving up.
         digests: hash the bytes that every WRITE leaves.
@@ -69,7 +76,7 @@ class StageDriver:
         compute: StageCompute,
         transport: Transport,
         admission: AdmissionWindow,
-        admitted: Callable[[int], tuple[Subnet, Partition]],
+        admitted: Callable[[int], tuple[Subnet, Partition, Priorities | None]],
         sink: StageSink,
         *,
         timeout_seconds: float,

@@ -14,7 +14,8 @@ import torch
 
 from naspipe.core.access import Access
 from naspipe.core.config import Execution
-from naspipe.core.events import Event
+from naspipe.core.errors import ConfigError
+from naspipe.core.events import Event, Priorities
 from naspipe.core.ids import SequenceId, StageId, StreamId
 from naspipe.core.partition import Partition
 from naspipe.core.subnet import Subnet
@@ -42,7 +43,14 @@ class Job:
     execution: Execution
     subnets: tuple[Subnet, ...]
     partition: Partition
+    priorities: tuple[Priorities, ...] | None = None
+    """Of every subnet, where the dispatch order asks for them."""
     directory: RunDirectory
+
+    def admitted(self, sequence_id: int) -> tuple[Subnet, Partition, Priorities | None]:
+        """What every stage is told of a subnet when it is admitted."""
+        priorities = self.priorities[sequence_id] if self.priorities else None
+        return self.subnets[sequence_id], self.partition, priorities
 
 
 class _Sink:
@@ -127,7 +135,7 @@ class StageRun:
             compute,
             self._transport,
             AdmissionWindow(execution.window, len(job.subnets)),
-            lambda sequence_id: (job.subnets[sequence_id], job.partition),
+            job.admitted,
             sink,
             timeout_seconds=execution.timeout_seconds,
             digests=execution.digests,
@@ -150,8 +158,18 @@ def run_alone(job: Job, reporter: Reporter) -> None:
     stage_run = StageRun(job, StageId(0), NoTransport(), reporter)
     try:
         stage_run.run()
-    except Exception:
-        reporter.report("failed", {"task": stage_run.current, "traceback": traceback.format_exc()})
+    except Exception as error:
+        reporter.report("failed", _failure(stage_run.current, error))
+
+
+def _failure(task: str, error: Exception) -> dict[str, Any]:
+    """The report of a failure: what was under way, and why it ended."""
+    return {
+        "task": task,
+        "traceback": "".join(traceback.format_exception(error)),
+        "message": str(error),
+        "is_input": isinstance(error, ConfigError),
+    }
 
 
 def stage_main(job: Job, stage: StageId, endpoints: Endpoints, lifeline: tuple[int, int]) -> None:
@@ -170,8 +188,8 @@ def stage_main(job: Job, stage: StageId, endpoints: Endpoints, lifeline: tuple[i
                     stage_run.run()
                 finally:
                     task = stage_run.current
-        except Exception:
-            reporter.report("failed", {"task": task, "traceback": traceback.format_exc()})
+        except Exception as error:
+            reporter.report("failed", _failure(task, error))
 
 
 def _end_with_launcher(read_end: int) -> None:

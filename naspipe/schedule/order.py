@@ -8,6 +8,24 @@ from naspipe.core.task import Task, TaskKind
 class PaperOrder:
     """Backward before forward, then the older subnet, then stream, then pass (Algorithm 1)."""
 
-    def key(self, task: Task) -> tuple[bool, int, int, int]:
+    max_run = None
+    """A task runs as far as it is clear."""
+
+    def key(self, task: Task, priority: int) -> tuple[bool, int, int, int]:
         """The least key runs first; stream and pass make it unique on a stage."""
         return (task.kind is TaskKind.FORWARD, task.sequence_id, task.stream, task.pass_id)
+
+
+class CriticalPathOrder:
+    """The block step with the longest causal chain behind it first, then as the paper's order.
+
+    The chain leads through later subnets that wait for this one's WRITEs
+    (:mod:`naspipe.planning.critical_path`), and the stage chooses anew at every block.
+    """
+
+    max_run = 1
+
+    def key(self, task: Task, priority: int) -> tuple[int, bool, int, int, int]:
+        """The least key runs first; stream and pass make it unique on a stage."""
+        is_forward = task.kind is TaskKind.FORWARD
+        return (-priority, is_forward, task.sequence_id, task.stream, task.pass_id)

@@ -10,6 +10,7 @@ from typing import Protocol
 from naspipe.core.access import AccessKind
 from naspipe.core.ids import LayerId
 from naspipe.core.task import Task
+from naspipe.planning.cost import CostTable
 
 
 class Costs(Protocol):
@@ -41,6 +42,30 @@ class BlockCosts:
             return self.write_ns
         forward = self.forward_ns[layer.block, layer.candidate]
         return forward if kind is AccessKind.FORWARD else int(forward * self.backward_ratio)
+
+    def message_ns(self, receiver: Task) -> int:
+        """See :class:`Costs`."""
+        return self.link_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableCosts:
+    """Measured costs, with a fixed time for each message."""
+
+    table: CostTable
+    link_ns: int = 500_000
+    """Encoding, sending and receiving one boundary; 0.4 ms per MB was measured over ipc."""
+
+    def access_ns(self, layer: LayerId, kind: AccessKind) -> int:
+        """See :class:`Costs`."""
+        cost = self.table.of(layer.block, layer.candidate)
+        match kind:
+            case AccessKind.FORWARD:
+                return cost.forward_ns
+            case AccessKind.BACKWARD:
+                return cost.backward_ns
+            case AccessKind.WRITE:
+                return cost.write_ns
 
     def message_ns(self, receiver: Task) -> int:
         """See :class:`Costs`."""

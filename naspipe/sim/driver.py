@@ -9,8 +9,15 @@ from naspipe.core.access import Access, AccessKind
 from naspipe.core.commands import Command, RecordAccess, RetireSubnet, RunTask, SendOutput
 from naspipe.core.commands import WriteLayer as WriteCommand
 from naspipe.core.errors import InvariantError
-from naspipe.core.events import BlockFinished, Event, InputArrived, SubnetAdmitted, WriteFinished
-from naspipe.core.ids import SequenceId, StageId
+from naspipe.core.events import (
+    BlockFinished,
+    Event,
+    InputArrived,
+    Priorities,
+    SubnetAdmitted,
+    WriteFinished,
+)
+from naspipe.core.ids import StageId
 from naspipe.core.partition import Partition
 from naspipe.core.subnet import Subnet
 from naspipe.core.task import Task
@@ -18,6 +25,9 @@ from naspipe.sim.costs import Costs
 from naspipe.sim.engine import Engine
 from naspipe.stage.admission import AdmissionWindow
 from naspipe.stage.controller import StageController
+
+Admitted = Callable[[int], tuple[Subnet, Partition, Priorities | None]]
+"""What a stage is told of a sequence ID when it is admitted."""
 
 
 class SimulatedStage:
@@ -29,7 +39,7 @@ class SimulatedStage:
         engine: Engine,
         costs: Costs,
         admission: AdmissionWindow,
-        admitted: Callable[[int], tuple[Subnet, Partition]],
+        admitted: Admitted,
     ) -> None:
         self.controller = controller
         self.accesses: list[Access] = []
@@ -110,24 +120,22 @@ class SimulatedStage:
 
 
 def simulate(
-    subnets: Sequence[Subnet],
-    partition_of: Callable[[SequenceId], Partition],
+    admitted: Admitted,
+    num_subnets: int,
     controllers: Sequence[StageController],
     costs: Costs,
     window: int,
 ) -> list[list[Access]]:
     """Run one stream to its end; returns each stage's accesses in the order of their ends.
 
+    ``admitted`` is asked for the sequence IDs 0 to ``num_subnets`` - 1.
+
     Raises:
         InvariantError: when the schedule stops before every subnet is finished.
     """
     engine = Engine()
-
-    def admitted(sequence_id: int) -> tuple[Subnet, Partition]:
-        return subnets[sequence_id], partition_of(SequenceId(sequence_id))
-
     stages = [
-        SimulatedStage(controller, engine, costs, AdmissionWindow(window, len(subnets)), admitted)
+        SimulatedStage(controller, engine, costs, AdmissionWindow(window, num_subnets), admitted)
         for controller in controllers
     ]
     for stage in stages:

@@ -9,11 +9,14 @@ from naspipe.core.ids import StageId
 from naspipe.core.ports import DispatchOrder, SyncPolicy
 from naspipe.core.rules import Rule
 from naspipe.schedule.csp import CausalPolicy
-from naspipe.schedule.order import PaperOrder
+from naspipe.schedule.order import CriticalPathOrder, PaperOrder
 from naspipe.stage.controller import StageController
 
 POLICIES: dict[str, Callable[[], SyncPolicy]] = {"csp": CausalPolicy}
-ORDERS: dict[str, Callable[[], DispatchOrder]] = {"paper": PaperOrder}
+ORDERS: dict[str, Callable[[], DispatchOrder]] = {
+    "paper": PaperOrder,
+    "critical-path": CriticalPathOrder,
+}
 
 
 def build_controller(

@@ -41,6 +41,8 @@ class _Work:
     task: Task
     todo: list[int]
     unclear: set[int]
+    priorities: tuple[int, ...] = ()
+    """By block of the chain; empty where the order asks for none."""
     has_input: bool = False
     is_queued: bool = False
 
@@ -121,12 +123,18 @@ class StageController:
         subnet, blocks = event.subnet, event.partition.blocks(self._stage)
         tickets = self._book.admit(subnet, blocks)
         task = Task(subnet.stream, subnet.sequence_id, _FIRST_PASS, TaskKind.FORWARD, self._stage)
-        forward = _Work(task, list(reversed(blocks)), set())
+        urgent = event.priorities
+        forward = _Work(task, list(reversed(blocks)), set(), urgent.forward if urgent else ())
         for block, ticket in tickets.items():
             if not self._book.exists(ticket.layer, ticket.reads):
                 forward.unclear.add(block)
                 self._readers.setdefault((ticket.layer, ticket.reads), []).append((forward, block))
-        backward = _Work(task._replace(kind=TaskKind.BACKWARD), list(blocks), set())
+        backward = _Work(
+            task._replace(kind=TaskKind.BACKWARD),
+            list(blocks),
+            set(),
+            urgent.backward if urgent else (),
+        )
         unwritten = 1 + sum(ticket.is_writer for ticket in tickets.values())
         self._subnets[subnet.stream, subnet.sequence_id] = _Progress(
             subnet, event.partition, tickets, forward, backward, unwritten
@@ -241,14 +249,15 @@ class StageController:
         if work.todo[-1] in work.unclear or (work.unclear and not self._starts_partly_clear):
             return
         work.is_queued = True
-        heapq.heappush(self._queue, (self._order.key(work.task), work))
+        priority = work.priorities[work.todo[-1]] if work.priorities else 0
+        heapq.heappush(self._queue, (self._order.key(work.task, priority), work))
 
     def _dispatch(self) -> RunTask:
         _, work = heapq.heappop(self._queue)
         work.is_queued = False
         tickets = self._progress(work.task.stream, work.task.sequence_id).tickets
         run = []
-        for block in reversed(work.todo):
+        for block in work.todo[: -(self._order.max_run or len(work.todo)) - 1 : -1]:
             if block in work.unclear:
                 break
             run.append((tickets[block].layer, tickets[block].reads))

@@ -21,12 +21,18 @@ from naspipe.trace.order import access_orders
 from tests.strategies import pipelines
 
 
-def run(rules, subnets, partition, costs, window=6, partly=True):
+def run(rules, subnets, partition, costs, window=6, partly=True, priorities=None):
     controllers = [
-        build_controller(stage, rules, starts_partly_clear=partly)
+        build_controller(
+            stage, rules, order="critical-path" if priorities else "paper",
+            starts_partly_clear=partly,
+        )
         for stage in range(partition.num_stages)
-    ]
-    stages = simulate(subnets, lambda sequence_id: partition, controllers, costs, window)
+    ]  # fmt: skip
+    urgent = priorities or [None] * len(subnets)
+    stages = simulate(
+        lambda y: (subnets[y], partition, urgent[y]), len(subnets), controllers, costs, window
+    )
     return [access for accesses in stages for access in accesses]
 
 

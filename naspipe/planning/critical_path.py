@@ -1,0 +1,63 @@
+"""Bottom levels: how long the causal chain behind each block step is.
+
+The dependency graph of a stream: a subnet's blocks follow one another forward, then
+backward; a layer's next READ follows its WRITE (a lagging layer's, K subnets later). The
+priority of a step is the longest path from it to the end of the stream, its own cost
+included (`docs/design.md`, dispatch orders).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from naspipe.core.events import Priorities
+from naspipe.core.ids import LayerId
+from naspipe.core.rules import Exact, Lag, Rule
+from naspipe.core.subnet import Subnet
+from naspipe.planning.cost import CostTable, LayerCost
+
+
+def critical_path_priorities(
+    subnets: Sequence[Subnet], rules: Sequence[Rule], costs: CostTable
+) -> list[Priorities]:
+    """The priorities of every subnet of a stream, in nanoseconds; O(subnets * blocks)."""
+    blocks = range(len(rules))
+    waiting: dict[LayerId, tuple[int, ...]] = {}
+    result: list[Priorities] = []
+    for subnet in reversed(subnets):
+        layers = [subnet.layer(block) for block in blocks]
+        chain = [costs.of(layer.block, layer.candidate) for layer in layers]
+        after_write = [_next_reader(rules[layer.block], waiting.get(layer, ())) for layer in layers]
+        priorities = _levels(chain, after_write)
+        result.append(priorities)
+        for layer, level in zip(layers, priorities.forward, strict=True):
+            waiting[layer] = (level, *waiting.get(layer, ())[: _reach(rules[layer.block])])
+    return result[::-1]
+
+
+def _levels(chain: Sequence[LayerCost], after_write: Sequence[int]) -> Priorities:
+    """Longest paths through one subnet, given what waits for each of its WRITEs."""
+    backward: list[int] = []
+    longest = 0
+    for cost, waits in zip(chain, after_write, strict=True):
+        longest = cost.backward_ns + max(longest, cost.write_ns + waits)
+        backward.append(longest)
+    forward: list[int] = []
+    for cost in reversed(chain):
+        longest += cost.forward_ns
+        forward.append(longest)
+    return Priorities(tuple(reversed(forward)), tuple(backward))
+
+
+def _next_reader(rule: Rule, later: tuple[int, ...]) -> int:
+    """The forward level of the first later user that reads this WRITE, 0 when there is none.
+
+    ``later`` holds the levels of later users, the next one first.
+    """
+    place = _reach(rule)
+    return later[place] if isinstance(rule, Exact | Lag) and place < len(later) else 0
+
+
+def _reach(rule: Rule) -> int:
+    """How many users lie between a WRITE and the reader that waits for it."""
+    return rule.subnets if isinstance(rule, Lag) else 0
