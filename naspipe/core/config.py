@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
@@ -13,11 +14,25 @@ from naspipe.core.rules import Rule, parse_rule
 
 SCHEDULES = ("constant", "linear", "cosine", "inverse_sqrt")
 PRECISIONS = ("float32", "bf16")
+MAX_THREADS = 256
+MAX_TIMEOUT_SECONDS = 86_400.0
+"""A day."""
+
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
 def _expect(is_good: bool, what: str, expected: str, found: object) -> None:
     if not is_good:
-        raise ConfigError(f"{what}: expected {expected}, found {found!r}")
+        raise ConfigError(f"{what}: expected {expected}, found {found!r:.80}")
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether neither the value nor anything in it is infinite or not a number."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return all(map(_is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,10 +56,14 @@ class Recipe:
 
     def __post_init__(self) -> None:
         _expect(self.lr >= 0, "lr", "0 or more", self.lr)
+        _expect(_is_finite(self.lr), "lr", "a finite number", self.lr)
+        for option, value in self.optimizer_options.items():
+            _expect(_is_finite(value), f"optimizer.{option}", "finite numbers", value)
         _expect(self.schedule in SCHEDULES, "schedule", " or ".join(SCHEDULES), self.schedule)
         _expect(self.warmup_steps >= 0, "warmup_steps", "0 or more", self.warmup_steps)
         _expect(self.precision in PRECISIONS, "precision", "float32 or bf16", self.precision)
-        _expect(self.threads >= 1, "threads", "1 or more", self.threads)
+        allowed = f"1 to {MAX_THREADS}"
+        _expect(1 <= self.threads <= MAX_THREADS, "threads", allowed, self.threads)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +126,9 @@ class Execution:
         _expect(self.device == "cpu", "device", "cpu", self.device)
         _expect(self.transport in ("ipc", "tcp"), "transport", "ipc or tcp", self.transport)
         _expect(1024 <= self.port <= 65000, "port", "1024 to 65000", self.port)
-        _expect(self.timeout_seconds > 0, "timeout_seconds", "more than 0", self.timeout_seconds)
+        is_good = 0 < self.timeout_seconds <= MAX_TIMEOUT_SECONDS
+        allowed = f"more than 0, at most {MAX_TIMEOUT_SECONDS:g}"
+        _expect(is_good, "timeout_seconds", allowed, self.timeout_seconds)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for the manifest."""
@@ -145,8 +166,11 @@ def _assign(settings: Settings, key: str, value: str) -> Settings:
         options = {**settings.recipe.optimizer_options, key.removeprefix("optimizer."): _any(value)}
         return replace(settings, recipe=replace(settings.recipe, optimizer_options=options))
     if key.startswith("rule.") and key != "rule.":
-        rules = {**settings.rules, key.removeprefix("rule."): parse_rule(value)}
-        return replace(settings, rules=rules)
+        try:
+            rule = parse_rule(value)
+        except ConfigError as error:
+            raise ConfigError(f"--set {key}: {error}") from None
+        return replace(settings, rules={**settings.rules, key.removeprefix("rule."): rule})
     recipe, execution = settings.recipe, settings.execution
     if key in _scalar_fields(recipe):
         return replace(settings, recipe=replace(recipe, **{key: _like(recipe, key, value)}))
@@ -172,11 +196,11 @@ def _like(node: Recipe | Execution, key: str, text: str) -> Any:
             return {"true": True, "false": False, "1": True, "0": False}[text.lower()]
         return kind(text)
     except (KeyError, ValueError):
-        raise ConfigError(f"--set {key}: expected a {kind.__name__}, found {text!r}") from None
+        raise ConfigError(f"--set {key}: expected {_KINDS[kind]}, found {text!r:.80}") from None
 
 
 def _any(text: str) -> Any:
     try:
         return json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # no JSON, a number of too many digits, too deep
         return text

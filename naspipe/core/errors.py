@@ -7,6 +7,12 @@ class NaspipeError(Exception):
     """Root of every error that naspipe raises on purpose."""
 
 
+def reason(error: BaseException) -> str:
+    """The type and message of somebody else's error, on one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text:.300}" if text else type(error).__name__
+
+
 class ConfigError(NaspipeError):
     """The user's input cannot be used; raised before anything is written (exit status 2)."""
 

@@ -55,6 +55,6 @@ def parse_rule(text: str) -> Rule:
         return Exact()
     if text == "frozen":
         return Frozen()
-    if match := re.fullmatch(r"lag\((\d+)\)", text):
+    if match := re.fullmatch(r"lag\(([0-9]{1,99})\)", text):
         return Lag(int(match.group(1)))
-    raise ConfigError(f"unknown rule {text!r}: expected exact, frozen or lag(K), as in lag(8)")
+    raise ConfigError(f"unknown rule {text!r:.80}: expected exact, frozen or lag(K), as in lag(8)")

@@ -191,7 +191,7 @@ class Space:
         """
         if label in self._shared_positions:
             return LayerId(stream, self._shared_positions[label], 0)
-        if match := re.fullmatch(r"(\d+)\.(\d+)", label):
+        if match := re.fullmatch(r"([0-9]{1,9})\.([0-9]{1,9})", label):
             number, candidate = int(match.group(1)), int(match.group(2))
             counts = self.candidate_counts
             if number < len(counts) and candidate < counts[number]:

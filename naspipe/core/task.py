@@ -43,7 +43,7 @@ def parse_task(text: str) -> Task:
     Raises:
         ConfigError: when the text is not of the form ``0.12.0F@3``.
     """
-    match = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)([FB])@(\d+)", text)
+    match = re.fullmatch(r"([0-9]{1,99})\.([0-9]{1,99})\.([0-9]{1,99})([FB])@([0-9]{1,99})", text)
     if match is None:
         raise ConfigError(f"expected a task such as 0.12.0F@3, found {text!r}")
     stream, sequence_id, pass_id, kind, stage = match.groups()

@@ -1,28 +1,20 @@
-"""Messages as nested lists of plain values, and back: for logs and replays, nothing executable."""
+"""Messages as nested lists of plain values, and back: for logs and replays, nothing executable.
+
+What a message may hold follows from the annotations of the events' fields alone.
+"""
 
 from __future__ import annotations
 
+import functools
+import reprlib
 from dataclasses import fields
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 from naspipe.core.errors import LogError
-from naspipe.core.events import (
-    BlockFinished,
-    Event,
-    InputArrived,
-    Priorities,
-    SubnetAdmitted,
-    WriteFinished,
-)
-from naspipe.core.ids import LayerId
-from naspipe.core.partition import Partition
-from naspipe.core.subnet import Subnet
-from naspipe.core.task import Task, TaskKind
+from naspipe.core.events import Event
+from naspipe.core.task import TaskKind
 
-_TUPLES = {kind.__name__: kind for kind in (LayerId, Partition, Priorities, Subnet, Task)}
-_EVENTS = {
-    kind.__name__: kind for kind in (SubnetAdmitted, InputArrived, BlockFinished, WriteFinished)
-}
+_EVENTS = {kind.__name__: kind for kind in get_args(Event)}
 
 
 def encode_event(event: Event) -> list[Any]:
@@ -38,26 +30,56 @@ def decode_event(message: Any) -> Event:
     """
     try:
         name, *values = message
-        return _EVENTS[name](*map(_decode, values))
+        event: Event = _make(_EVENTS[name], values)
     except (KeyError, TypeError, ValueError) as error:
-        raise LogError(f"expected a controller event, found {message!r:.200}") from error
+        raise LogError(f"expected a controller event, found {_short(message)}") from error
+    return event
+
+
+def _short(message: Any) -> str:
+    return f"{reprlib.repr(message):.200}"  # neither long nor deep, whatever the message is
 
 
 def _encode(value: Any) -> Any:
     if isinstance(value, TaskKind):
-        return ["TaskKind", value.value]
+        return [TaskKind.__name__, value.value]
     if isinstance(value, tuple):
-        name = type(value).__name__ if type(value) is not tuple else "tuple"
-        return [name, *map(_encode, value)]
+        return [type(value).__name__, *map(_encode, value)]
     return value
 
 
-def _decode(value: Any) -> Any:
-    if not isinstance(value, list):
+def _make(kind: Any, values: list[Any]) -> Any:
+    """An event or a named tuple of these fields; the last ones may have defaults."""
+    kinds = _field_kinds(kind)
+    if len(values) > len(kinds):
+        raise TypeError(f"{kind.__name__} has {len(kinds)} fields, found {len(values)}")
+    return kind(*map(_decode, kinds, values))
+
+
+@functools.cache
+def _field_kinds(kind: Any) -> tuple[Any, ...]:
+    return tuple(_plain(hint) for hint in get_type_hints(kind).values())
+
+
+def _plain(hint: Any) -> Any:
+    """The annotation with ``int`` in place of the names that :mod:`naspipe.core.ids` gives it."""
+    return getattr(hint, "__supertype__", hint)
+
+
+def _decode(kind: Any, value: Any) -> Any:
+    """The value, of the kind that its field is annotated with."""
+    if kind in (int, str, bool):
+        if type(value) is not kind:
+            raise TypeError(f"expected {kind.__name__}")
         return value
+    if type(None) in (choices := get_args(kind)):  # X | None
+        return None if value is None else _decode(choices[0], value)
     name, *items = value
-    if name == "TaskKind":
-        return TaskKind(items[0])
-    if name == "tuple":
-        return tuple(map(_decode, items))
-    return _TUPLES[name](*map(_decode, items))
+    if name != (get_origin(kind) or kind).__name__:
+        raise TypeError(f"expected {kind}")
+    if kind is TaskKind:
+        (letter,) = items
+        return TaskKind(letter)
+    if get_origin(kind) is tuple:  # tuple[X, ...]
+        return tuple(_decode(_plain(choices[0]), item) for item in items)
+    return _make(kind, items)

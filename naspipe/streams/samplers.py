@@ -6,6 +6,7 @@ the generator whose output numpy keeps the same for good.
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -140,9 +141,9 @@ def _spaced(window: int) -> _BlockRule:
 
 
 def _window(text: str, argument: str) -> int:
-    if not (argument.isascii() and argument.isdigit()):
+    if not re.fullmatch("[0-9]{1,99}", argument):
         raise ConfigError(
-            f"sampler {text!r}: expected spaced:W with a whole number W of subnets, as in "
-            f"spaced:8, found W = {argument!r}"
+            f"sampler {text!r:.80}: expected spaced:W with a whole number W of subnets, as in "
+            f"spaced:8, found W = {argument!r:.80}"
         )
     return int(argument)

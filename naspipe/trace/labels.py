@@ -48,7 +48,7 @@ class SpaceLabels:
         Raises:
             ConfigError: when the space has no such layer.
         """
-        match = re.fullmatch(r"(?:(\d+):)?([^.:]+)(?:\.(\d+))?", label)
+        match = re.fullmatch(r"(?:([0-9]{1,9}):)?([^.:]+)(?:\.([0-9]{1,9}))?", label)
         position = self._positions.get(match.group(2)) if match else None
         if match and position is not None:
             stream, candidate = StreamId(int(match.group(1) or 0)), match.group(3)
