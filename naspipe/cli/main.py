@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
+from typing import NoReturn
 
 from naspipe.core.errors import ConfigError, NaspipeError
 
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (without the program's name) and return its exit status.
 
     Raises:
-        SystemExit: from ``--help`` (0) and from options that argparse refuses (2).
+        SystemExit: from ``--help`` (0).
     """
     words = list(sys.argv[1:] if argv is None else argv)
     name = next((word for word in words if not word.startswith("-")), None)
@@ -71,11 +72,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser whose refusals are one line, like every other one."""
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse the command line.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(f"{message}; see {self.prog} --help")
+
+
 def build_parser(
     chosen: str | None = None, module: ModuleType | None = None
 ) -> argparse.ArgumentParser:
     """The parser of all commands; only the chosen one's arguments are known."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="naspipe",
         description=__doc__,
         epilog=_EXAMPLE,

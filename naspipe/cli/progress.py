@@ -33,9 +33,9 @@ class TrainingProgress:
         self._done = 0
         self._start = self._printed = time.monotonic()
         self._busy: dict[int, float] = {}
+        self._is_shown = False
 
     def __enter__(self) -> Self:
-        self._progress.start()
         return self
 
     def __exit__(
@@ -44,10 +44,18 @@ class TrainingProgress:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._progress.stop()
+        if self._is_shown:
+            self._progress.stop()
+
+    def _show(self) -> None:
+        """Start the bar with the first report: input that is refused leaves no trace of it."""
+        if not self._is_shown:
+            self._is_shown = True
+            self._progress.start()
 
     def on_loss(self, stream: int, sequence_id: int, loss: float) -> None:
         """A step's loss is known."""
+        self._show()
         if self._done == 0:
             self._start = time.monotonic()
         self._done += 1
@@ -65,4 +73,5 @@ class TrainingProgress:
 
     def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
         """A stage's share of time spent computing."""
+        self._show()
         self._busy[stage] = busy_ns / max(1, elapsed_ns)

@@ -27,9 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLE
     parser.add_argument("space", metavar="SPACE", help="a space by name, or MODULE:ATTRIBUTE")
     parser.add_argument("--scale", default="tiny", help="tiny, small or paper (default: tiny)")
-    parser.add_argument("--stages", type=int, default=1, metavar="N", help="stage processes")
-    parser.add_argument("--steps", type=int, default=100, metavar="S", help="subnets to train")
-    parser.add_argument("--seed", type=int, default=0, metavar="K")
+    parser.add_argument("--stages", type=_whole, default=1, metavar="N", help="stage processes")
+    parser.add_argument("--steps", type=_whole, default=100, metavar="S", help="subnets to train")
+    parser.add_argument("--seed", type=_whole, default=0, metavar="K")
     parser.add_argument("--sampler", default="uniform", metavar="NAME")
     parser.add_argument("--policy", default="csp", help="synchronisation policy: csp")
     parser.add_argument(
@@ -49,6 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--set", action="append", default=[], metavar="KEY=VALUE", help="any other setting"
     )
     parser.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a whole number, found {text!r:.80}") from None
 
 
 def run(arguments: argparse.Namespace) -> int:

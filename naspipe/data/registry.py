@@ -31,6 +31,12 @@ class Entry:
     build: Builder | None = None
     """Prepares it; None where nothing has to be prepared."""
 
+    @property
+    def kind(self) -> str:
+        """``translation`` or ``image``: what a space may need."""
+        is_text = self.build is libreoffice_help.build or self.name == "fairseq:DIR"
+        return "translation" if is_text else "image"
+
 
 _ENTRIES = {
     entry.name: entry
@@ -65,6 +71,20 @@ def entries() -> list[Entry]:
     return list(_ENTRIES.values())
 
 
+def names_of_kind(kind: str) -> list[str]:
+    """What the data sets of one kind are called."""
+    return [entry.name for entry in entries() if entry.kind == kind]
+
+
+def find_entry(name: str) -> Entry:
+    """The data set of that name.
+
+    Raises:
+        ConfigError: when there is none.
+    """
+    return _find(name)[0]
+
+
 def open_data(
     name: str,
     *,
@@ -83,7 +103,7 @@ def open_data(
     entry, directory = _find(name)
     if split not in SPLITS:
         raise ConfigError(f"split: expected one of {', '.join(SPLITS)}, found {split!r}")
-    is_translation = entry.build is libreoffice_help.build or entry.name == "fairseq:DIR"
+    is_translation = entry.kind == "translation"
     wrong = ("batch_size", batch_size) if is_translation else ("max_tokens", max_tokens)
     if wrong[1] is not None:
         right = "max_tokens" if is_translation else "batch_size"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,12 +12,11 @@ from naspipe.core.errors import ConfigError, InvariantError
 from naspipe.core.ids import SequenceId, StageId, StreamId
 from naspipe.core.space import Shared, Space
 from naspipe.core.subnet import Subnet
+from naspipe.frontend.checks import check_batch, check_layers
 from naspipe.frontend.plan import Plan, make_plan
-from naspipe.runtime.compute import Batches, Loss, Workload, field_of
-from naspipe.runtime.determinism import deterministic_torch
+from naspipe.runtime.compute import Batches, Loss, Workload
 from naspipe.runtime.environment import describe_environment
-from naspipe.runtime.launcher import launch
-from naspipe.runtime.layer_store import LayerStore
+from naspipe.runtime.launcher import check_endpoints, launch
 from naspipe.runtime.optimizers import check_optimizer
 from naspipe.runtime.reports import LaunchObserver
 from naspipe.runtime.stage_process import Job
@@ -64,7 +62,8 @@ class Training:
         """Check everything, then train and leave a complete run directory.
 
         Raises:
-            ConfigError: when the input cannot be used; nothing has been written then.
+            ConfigError: when the input cannot be used; nothing has been written then, unless
+                only a stage could find it: the manifest then says ``failed``.
             StageFailedError: when a stage raised; the manifest then says ``failed``.
         """
         subnets = self._check()
@@ -114,8 +113,9 @@ class Training:
         stream = draw_stream(
             definition.sampler, space.candidate_counts, definition.seed, definition.steps
         )
-        _check_batch(space, self.workload.data(definition.seed, 0))
-        _check_shared(space, self.workload)
+        check_batch(self.workload)
+        check_layers(self.workload)
+        check_endpoints(self.execution)
         return tuple(
             Subnet(StreamId(0), SequenceId(number), space.chain(choices))
             for number, choices in enumerate(stream)
@@ -157,21 +157,3 @@ class Training:
             "steps_per_second": self.workload.definition.steps / seconds,
             "bubble_ratio": bubble_ratio(accesses, self.execution.stages),
         }
-
-
-def _check_batch(space: Space, batch: Mapping[str, Any]) -> None:
-    """The first batch must hold every field that the space names, and the loss's target."""
-    for block in range(len(space)):
-        for name in space.fields(block):
-            field_of(batch, name, 0)
-    field_of(batch, "target", 0)
-
-
-def _check_shared(space: Space, workload: Workload) -> None:
-    """Make every shared layer once, so that a parameter used in two of them is found."""
-    recipe = workload.definition.recipe
-    store = LayerStore(space, workload.definition.seed, recipe)
-    with deterministic_torch(recipe.threads):
-        for block in space.blocks:
-            if isinstance(block, Shared):
-                store[space.layer(block.name)]

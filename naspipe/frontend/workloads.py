@@ -7,13 +7,15 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import search_spaces
 from naspipe.core.config import Recipe
 from naspipe.core.errors import ConfigError
 from naspipe.core.space import Space
-from naspipe.data.registry import open_data
+from naspipe.data.registry import find_entry, names_of_kind, open_data
+from naspipe.frontend.user_code import users_code
 from naspipe.runtime.compute import Batches, Loss
 
 
@@ -39,7 +41,10 @@ def find_workload(name: str, scale: str, data_name: str | None, data_root: Path 
     if ":" in name:
         return _own(name, data_name, data_root)
     defaults = search_spaces.defaults(name, scale)
-    data = _data(data_name or defaults.data, data_root, defaults.max_tokens, defaults.batch_size)
+    data_name = data_name or defaults.data
+    if not _is_own(data_name):
+        _check_kind(name, data_name, "image" if defaults.max_tokens is None else "translation")
+    data = _data(data_name, data_root, defaults.max_tokens, defaults.batch_size)
     space = search_spaces.build(name, scale, getattr(data, "info", {}))
     recipe = Recipe(
         optimizer=defaults.optimizer,
@@ -62,29 +67,69 @@ def _own(name: str, data_name: str | None, data_root: Path | None) -> Named:
             f"(see `naspipe data list`)"
         )
     loss = getattr(sys.modules[name.partition(":")[0]], "loss", None) or nn.CrossEntropyLoss()
+    if not callable(loss):
+        raise ConfigError(
+            f"{name}: expected the module's loss to be a function of (output, target), "
+            f"found {type(loss).__name__}"
+        )
     return Named(
         space=space, data=_data(data_name, data_root, None, None), loss=loss, recipe=Recipe()
     )
 
 
 def _data(name: str, root: Path | None, max_tokens: int | None, batch_size: int | None) -> Batches:
-    if ":" in name and not name.startswith(("fairseq:", "image-folder:")):
+    if _is_own(name):
         function: Callable[..., Any] = _attribute(name)
         if not callable(function):
-            raise ConfigError(f"{name}: expected a function of (seed, sequence_id)")
+            raise ConfigError(
+                f"{name}: expected a function of (seed, sequence_id), "
+                f"found {type(function).__name__}"
+            )
         return function
     return open_data(name, root=root, max_tokens=max_tokens, batch_size=batch_size)
 
 
+def _is_own(data_name: str) -> bool:
+    """Whether the name is a ``module:function`` of the user's, and not a data set's."""
+    return ":" in data_name and not data_name.startswith(("fairseq:", "image-folder:"))
+
+
+def _check_kind(space: str, data_name: str, kind: str) -> None:
+    found = find_entry(data_name).kind
+    if found != kind:
+        raise ConfigError(
+            f"space {space} needs {kind} data, found the {found} data set {data_name!r}: "
+            f"expected --data {' or '.join(names_of_kind(kind))}"
+        )
+
+
 def _attribute(name: str) -> Any:
     module_name, _, attribute = name.partition(":")
+    if not attribute or not all(part.isidentifier() for part in module_name.split(".")):
+        raise ConfigError(f"{name}: expected module:attribute, as in mymodule:space")
+    with users_code(f"{name}: expected a module that can be imported, found"):
+        try:
+            return getattr(_import(module_name), attribute)
+        except (ModuleNotFoundError, AttributeError) as error:
+            if not _is_about(error, module_name):
+                raise
+            raise ConfigError(
+                f"{name}: expected module:attribute, importable from {Path.cwd().name}/ or "
+                f"installed; {error}"
+            ) from error
+
+
+def _import(module_name: str) -> ModuleType:
+    """Import a module that is installed or in the working directory."""
     sys.path.insert(0, str(Path.cwd()))
     try:
-        return getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"{name}: expected module:attribute, importable from {Path.cwd().name}/ or installed; "
-            f"{error}"
-        ) from error
+        return importlib.import_module(module_name)
     finally:
         sys.path.pop(0)
+
+
+def _is_about(error: ModuleNotFoundError | AttributeError, module_name: str) -> bool:
+    """Whether the module itself or its attribute is missing, not something that it uses."""
+    if isinstance(error, ModuleNotFoundError):
+        return error.name is not None and f"{module_name}.".startswith(f"{error.name}.")
+    return error.obj is sys.modules.get(module_name)

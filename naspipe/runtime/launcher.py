@@ -22,6 +22,7 @@ import msgpack
 import torch
 import zmq
 
+from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError, StageFailedError, TransportError
 from naspipe.core.ids import StageId
 from naspipe.planning.cost import CostTable, LayerCost
@@ -37,6 +38,8 @@ from naspipe.trace.snapshot import write_checkpoint_manifest
 _FORK = multiprocessing.get_context("fork")
 _GRACE_SECONDS = 2.0
 _POLL_MS = 1000
+_PREFIX = "naspipe-"
+"""Of the private directory that holds a run's sockets."""
 
 
 class _Collector:
@@ -52,6 +55,7 @@ class _Collector:
 
         Raises:
             StageFailedError: when a stage reports that it failed.
+            ConfigError: when what it failed on is the user's input.
         """
         match kind:
             case "loss":
@@ -60,6 +64,8 @@ class _Collector:
                 self._observer.on_loss(stream, sequence_id, loss)
             case "busy":
                 self._observer.on_busy(stage, body["busy_ns"], body["elapsed_ns"])
+            case "failed" if body.get("is_input"):
+                raise ConfigError(body["message"])
             case "failed":
                 raise StageFailedError(stage, body["task"], body["traceback"])
             case "done":
@@ -75,15 +81,15 @@ def launch(job: Job, observer: LaunchObserver) -> None:
 
     Raises:
         StageFailedError: with the first cause, once every stage has ended.
-        ConfigError: when a port is in use; nothing has been started then.
+        ConfigError: when a stage finds that the input cannot be used, or a port is in use.
     """
     with ExitStack() as stack:
         collector = _Collector(stack.enter_context(LossWriter(job.directory.losses)), observer)
         if job.execution.stages == 1:
             run_alone(job, collector)
         else:
-            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="naspipe-")))
-            _run_stages(job, make_endpoints(job, directory), collector)
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=_PREFIX)))
+            _run_stages(job, make_endpoints(job.execution, directory), collector)
     _write_final(job, collector.results)
 
 
@@ -92,6 +98,7 @@ def profile_apart(workload: Workload) -> CostTable:
 
     Raises:
         StageFailedError: when a layer, the loss or the data raises.
+        ConfigError: when one of them is not what it should be.
     """
     receiver, sender = _FORK.Pipe(duplex=False)
     process = _FORK.Process(target=_profile_main, args=(workload, sender), name="naspipe-profile")
@@ -99,12 +106,14 @@ def profile_apart(workload: Workload) -> CostTable:
         process.start()
         sender.close()
         try:
-            costs, failure = msgpack.unpackb(receiver.recv_bytes())
+            costs, failure, refusal = msgpack.unpackb(receiver.recv_bytes())
         except EOFError:
             raise StageFailedError(0, "the profile of its layers", _obituary(process)) from None
         finally:
             process.join()
             process.close()
+    if refusal:
+        raise ConfigError(refusal)
     if failure:
         raise StageFailedError(0, "the profile of its layers", failure)
     return CostTable({(block, candidate): LayerCost(*cost) for block, candidate, cost in costs})
@@ -112,14 +121,16 @@ def profile_apart(workload: Workload) -> CostTable:
 
 def _profile_main(workload: Workload, sender: Any) -> None:
     costs: list[Any] = []
-    failure = ""
+    failure = refusal = ""
     try:
         with deterministic_torch(workload.definition.recipe.threads):
             table = profile(workload)
         costs = [[*key, list(cost)] for key, cost in table.costs.items()]
+    except ConfigError as error:
+        refusal = str(error)
     except Exception:
         failure = traceback.format_exc()
-    sender.send_bytes(msgpack.packb([costs, failure]))
+    sender.send_bytes(msgpack.packb([costs, failure, refusal]))
 
 
 @contextmanager
@@ -133,9 +144,18 @@ def _quiet_fork() -> Iterator[None]:
         yield
 
 
-def make_endpoints(job: Job, directory: Path) -> Endpoints:
-    """Addresses for the job's stages."""
-    execution = job.execution
+def check_endpoints(execution: Execution) -> None:
+    """Look whether the stages could have their addresses; takes none of them.
+
+    Raises:
+        ConfigError: when a port is in use, or the temporary directory's path is too long.
+    """
+    if execution.stages > 1:
+        make_endpoints(execution, Path(tempfile.gettempdir()) / f"{_PREFIX}{8 * 'x'}")
+
+
+def make_endpoints(execution: Execution, directory: Path) -> Endpoints:
+    """Addresses for a run's stages and its launcher."""
     if execution.transport == "tcp":
         return tcp_endpoints(execution.port, execution.stages)
     return ipc_endpoints(directory, execution.stages)

@@ -15,11 +15,6 @@ LONG = "9" * 5000
 """More digits than Python turns into a number."""
 
 
-def fault(reason: str) -> pytest.MarkDecorator:
-    """What the product does not do yet; remove the mark with the fault."""
-    return pytest.mark.xfail(strict=True, reason=reason)
-
-
 class Refusal:
     """Runs ``naspipe train`` and checks that it refuses as it should."""
 

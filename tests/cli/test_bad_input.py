@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from contextlib import closing
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 from naspipe.cli.main import main
 from naspipe.data import digits, prepare
 from naspipe.trace.run_directory import RunDirectory
-from tests.cli.refusals import DIGITS, LONG, MINE, MODULE, Refusal, expect, fault
+from tests.cli.refusals import DIGITS, LONG, MINE, MODULE, Refusal, expect
 from tests.data.test_registry import write_fashion
 
 Case = tuple[tuple[str, ...], tuple[str, ...]]
@@ -43,76 +44,57 @@ def test_names_and_numbers(refused: Refusal, words: tuple[str, ...], pieces: tup
 
 
 OPTIMIZERS = "choose one of SGD, Adam, AdamW"
-ILLEGIBLE = fault("torch's words, which do not say what was expected and found")
 SETTINGS = [
     ("optimizer=LBFGS", "optimizer LBFGS does not work per layer: it needs", OPTIMIZERS),
     ("optimizer=SparseAdam", "does not work per layer: it takes sparse", OPTIMIZERS),
     ("optimizer=Muon", "does not work per layer: it takes two-dim", OPTIMIZERS),
     ("optimizer=AdmaW", "unknown optimizer 'AdmaW' (did you mean AdamW?)", "expected SGD, Adam"),
-    pytest.param("optimizer=sgd", "did you mean SGD?", marks=fault("no hint: case is compared")),
+    ("optimizer=sgd", "did you mean SGD?"),
     ("optimizer.momentun=0.9", "SGD has no option 'momentun'", "expected momentum"),
     ("optimizer.lr=0.9", "SGD has no option 'lr'", "expected momentum"),
     ("optimizer.nesterov=true", "Nesterov momentum requires a momentum and zero dampening"),
-    pytest.param("optimizer.momentum=-1", "momentum", "expected", marks=ILLEGIBLE),
-    pytest.param("optimizer.momentum=abc", "momentum", "expected", marks=ILLEGIBLE),
-    pytest.param("optimizer.momentum=null", "momentum", "expected", marks=ILLEGIBLE),
-    pytest.param("optimizer.momentum=NaN", "momentum", marks=fault("trains to NaN, status 0")),
-    pytest.param(
-        "optimizer.differentiable=true",
-        "differentiable",
-        marks=fault("fails at the first WRITE with status 1 and a run directory"),
-    ),
+    ("optimizer.momentum=-1", "momentum", "expected"),
+    ("optimizer.momentum=abc", "momentum", "expected"),
+    ("optimizer.momentum=null", "momentum", "expected"),
+    ("optimizer.momentum=NaN", "momentum"),
+    ("optimizer.nesterov=yes", "option nesterov: expected true or false, found 'yes'"),
+    ("optimizer.foreach=maybe", "option foreach: expected true or false, found 'maybe'"),
+    ("optimizer.differentiable=true", "differentiable=True has no meaning here", "leave it out"),
     ("lrr=0.1", "--set lrr: unknown key (did you mean lr?)", "expected one of optimizer, lr"),
     ("lr", "--set lr: expected key=value, as in --set lr=0.01"),
-    ("lr=fast", "--set lr: expected a float, found 'fast'"),
+    ("lr=fast", "--set lr: expected a number, found 'fast'"),
     ("precision=fp8", "precision: expected float32 or bf16, found 'fp8'"),
     ("window=0", "window: expected 1 or more, found 0"),
-    (f"window={LONG}", "--set window: expected a", "int"),
+    (f"window={LONG}", "--set window: expected a whole number, found '999"),
     ("transport=udp", "transport: expected ipc or tcp, found 'udp'"),
     ("port=80", "port: expected 1024 to 65000, found 80"),
     ("rule.tail=exact", "space mine has no shared layer 'tail'", "expected stem, head"),
     ("rule.stem=late", "unknown rule 'late'", "expected exact, frozen or lag(K)"),
-    pytest.param(f"rule.stem=lag({LONG})", "lag", marks=fault("ValueError: more than 4300 digits")),
+    (f"rule.stem=lag({LONG})", "lag"),
 ]
 
 
 @pytest.mark.parametrize(
     ("words", "pieces"),
-    [
-        pytest.param(case.values[0], case.values[1:], marks=case.marks)
-        if hasattr(case, "marks")
-        else (case[0], case[1:])
-        for case in SETTINGS
-    ],
+    [(case[0], case[1:]) for case in SETTINGS],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
 )
 def test_settings(refused: Refusal, words: str, pieces: tuple[str, ...]) -> None:
     expect(refused(*MINE, "--set", words), *pieces)
 
 
-@pytest.mark.parametrize(
-    "betas",
-    [
-        pytest.param("0.9", marks=ILLEGIBLE),
-        pytest.param("[0.9]", marks=fault("IndexError, a traceback")),
-        pytest.param("[0.9,0.9,0.9]", marks=fault("status 1 at the first WRITE, a run directory")),
-    ],
-)
+@pytest.mark.parametrize("betas", ["0.9", "[0.9]", "[0.9,0.9,0.9]", '["a",1]'])
 def test_options_of_another_shape(refused: Refusal, betas: str) -> None:
     line = refused(*MINE, "--set", "optimizer=Adam", "--set", f"optimizer.betas={betas}")
     expect(line, "betas", "expected")
 
 
-@fault("OverflowError in a stage: status 1 and a run directory")
 @pytest.mark.parametrize("seconds", ["inf", "1e16"])
 def test_a_time_out_that_is_too_long(refused: Refusal, seconds: str) -> None:
     line = refused(*MINE, "--stages", "2", "--set", f"timeout_seconds={seconds}")
     expect(line, "timeout_seconds", "expected")
 
 
-@pytest.mark.xfail(
-    strict=True, run=False, reason="starts threads for 12 s, then a segmentation fault; not run"
-)
 def test_more_threads_than_a_machine_can_have(place: Path) -> None:
     words = ["train", *MINE, "--run-dir", "run", "--set", "threads=1000000"]
     path = os.pathsep.join(filter(None, sys.path))
@@ -124,7 +106,6 @@ def test_more_threads_than_a_machine_can_have(place: Path) -> None:
     expect(done.stderr, "threads", "expected")
 
 
-@fault("argparse prints its usage too: seven lines")
 def test_a_number_that_is_none(refused: Refusal) -> None:
     expect(refused(*MINE, "--steps", "many"), "--steps", "'many'")
 
@@ -148,7 +129,6 @@ def test_streams_in_files(
     expect(refused(*DIGITS, "--sampler", "file:s.jsonl"), *pieces)
 
 
-@fault("ValueError: more than 4300 digits")
 def test_a_window_of_too_many_digits(refused: Refusal) -> None:
     expect(refused(*MINE, "--sampler", f"spaced:{LONG}"), "spaced")
 
@@ -190,7 +170,6 @@ def test_data_of_another_kind(refused: Refusal) -> None:
     expect(line, "space nlp.c3", "vocabulary", "is missing")
 
 
-@fault("speaks of batch_size and max_tokens, which the user did not name")
 def test_a_data_set_of_another_kind(refused: Refusal) -> None:
     expect(refused("nlp.c3", "--data", "digits"), "nlp.c3", "digits", "expected")
 
@@ -207,7 +186,6 @@ def test_a_run_directory_that_cannot_be(refused: Refusal, place: Path, run_dir: 
     expect(refused(*MINE, run_dir=run_dir), f"run directory {run_dir}")
 
 
-@fault("the bar is drawn before anything is checked, so a second line stays on a terminal")
 def test_one_line_on_a_terminal_too(refused: Refusal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich then takes stderr for a terminal
     expect(refused(*MINE, "--policy", "sync"), "policy 'sync'")
@@ -229,8 +207,14 @@ def free_ports(count: int) -> int:
     raise AssertionError("no free ports")
 
 
+def test_a_temporary_directory_too_long_for_a_socket(
+    refused: Refusal, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(place / ("x" * 90)))
+    expect(refused(*MINE, "--stages", "2"), "too long for a socket's name", "set TMPDIR")
+
+
 @pytest.mark.parametrize("which", [0, 2])
-@fault("ports are tried after the run directory is written, which stays behind")
 def test_a_port_in_use(refused: Refusal, which: int) -> None:
     port = free_ports(3)
     with closing(socket.socket()) as taken:

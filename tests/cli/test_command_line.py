@@ -150,10 +150,11 @@ def test_errors_become_exit_statuses(
 
 
 @pytest.mark.parametrize("words", [["frob"], ["--frob"], ["log", "x", "--frob"], ["compare", "x"]])
-def test_what_argparse_refuses(words: list[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        cli.main(words)
-    assert caught.value.code == 2
+def test_what_argparse_refuses(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(words) == 2
+    output = capsys.readouterr()
+    assert output.err.startswith("naspipe: ") and output.err.count("\n") == 1
+    assert "; see naspipe " in output.err and output.out == ""
 
 
 def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -181,12 +182,17 @@ def test_help_imports_nothing_slow() -> None:
     subprocess.run([sys.executable, "-c", code, "--help"], check=True, capture_output=True)
 
 
-def test_a_reader_that_goes_away_is_no_traceback(run: str) -> None:
+@pytest.mark.parametrize("words", [("log",), ("data", "list")])
+def test_a_reader_that_goes_away_is_no_traceback(run: str, words: tuple[str, ...]) -> None:
     read, write = os.pipe()
     os.close(read)
     try:
         done = subprocess.run(
-            naspipe("log", run), stdout=write, stderr=subprocess.PIPE, check=False, text=True
+            naspipe(*words, *([run] if words == ("log",) else [])),
+            stdout=write,
+            stderr=subprocess.PIPE,
+            check=False,
+            text=True,
         )
     finally:
         os.close(write)

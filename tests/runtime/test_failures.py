@@ -122,7 +122,7 @@ def test_a_forward_that_writes_is_refused_where_the_rule_forbids_it(tmp_path, ru
         npp.Shared("stem", lambda: nn.Sequential(nn.Linear(16, 24), nn.BatchNorm1d(24)), rule=rule),
         npp.Shared("head", lambda: nn.Linear(24, 10)),
     ])  # fmt: skip
-    with pytest.raises(StageFailedError, match="layer stem: its forward writes the buffer"):
+    with pytest.raises(ConfigError, match="layer stem: its BatchNorm1d keeps running statistics"):
         npp.train(writes, spaces.vectors, LOSS, steps=3, run_dir=tmp_path / "run")
 
 
