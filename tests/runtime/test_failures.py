@@ -126,6 +126,30 @@ def test_a_forward_that_writes_is_refused_where_the_rule_forbids_it(tmp_path, ru
         npp.train(writes, spaces.vectors, LOSS, steps=3, run_dir=tmp_path / "run")
 
 
+class Counts(nn.Module):
+    """Writes a buffer that nothing but its forward gives away."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(16, 24)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        return self.linear(x)
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_input_that_only_a_stage_finds_is_still_one_line(tmp_path, stages):
+    counts = npp.Space("counts", [
+        npp.Shared("stem", Counts, rule=npp.Lag(2)),
+        npp.Shared("head", lambda: nn.Linear(24, 10)),
+    ])  # fmt: skip
+    with pytest.raises(ConfigError, match="layer stem: its forward writes the buffer") as caught:
+        npp.train(counts, spaces.vectors, LOSS, steps=3, stages=stages, run_dir=tmp_path / "run")
+    assert "\n" not in str(caught.value)
+
+
 def test_tied_parameters_are_refused_with_both_names(tmp_path):
     weight = nn.Parameter(torch.zeros(16, 16))
 
