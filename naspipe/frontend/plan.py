@@ -45,7 +45,7 @@ def make_plan(workload: Workload, execution: Execution, subnets: Sequence[Subnet
     if execution.stages == 1:
         return Plan(balanced_partition([1.0] * len(rules), 1), "paper")
     costs = profile_apart(workload)
-    partition = balanced_partition(costs.block_means_ns(len(rules)), execution.stages)
+    partition = balanced_partition(costs.stream_means_ns(subnets), execution.stages)
     if execution.order == "paper":
         return Plan(partition, "paper")
     priorities = tuple(critical_path_priorities(subnets, rules, costs))

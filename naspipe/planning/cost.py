@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from naspipe.core.subnet import Subnet
+
 
 class LayerCost(NamedTuple):
-    """Nanoseconds of one layer's forward, backward (recompute included) and WRITE."""
+    """Nanoseconds of one layer's forward, backward (recompute included), WRITE and making."""
 
     forward_ns: int
     backward_ns: int
     write_ns: int
+    make_ns: int = 0
+    """Once, when the layer is first used."""
 
     @property
     def total_ns(self) -> int:
-        """All of one step."""
+        """All of one step, the making left out."""
         return self.forward_ns + self.backward_ns + self.write_ns
 
 
@@ -38,11 +42,13 @@ class CostTable:
             self._means[block] = LayerCost(*(total // len(rows) for total in sums))
         return self._means[block]
 
-    def block_means_ns(self, num_blocks: int) -> list[float]:
-        """Mean cost of each block over its measured candidates: what static partitions balance."""
-        sums = [0.0] * num_blocks
-        counts = [0] * num_blocks
-        for (block, _), cost in self.costs.items():
-            sums[block] += cost.total_ns
-            counts[block] += 1
-        return [total / count for total, count in zip(sums, counts, strict=True)]
+    def stream_means_ns(self, subnets: Sequence[Subnet]) -> list[float]:
+        """Mean cost of each block over a stream, layers made at their first use included."""
+        sums = [0.0] * len(subnets[0].chain)
+        made: set[tuple[int, int]] = set()
+        for subnet in subnets:
+            for layer in enumerate(subnet.chain):
+                cost = self.of(*layer)
+                sums[layer[0]] += cost.total_ns + (0 if layer in made else cost.make_ns)
+                made.add(layer)
+        return [total / len(subnets) for total in sums]

@@ -93,6 +93,10 @@ class StageCompute:
         gradients = state.parameter_gradients.pop(layer)
         self.store[layer].write(gradients, sequence_id, base, keeps_base, lr)
 
+    def prepare(self, layer: LayerId) -> None:
+        """Make a layer before it is needed, if it has not been made yet."""
+        self.store.make(layer)
+
     def label(self, layer: LayerId) -> str:
         """How messages call a layer; does not make it."""
         return self._workload.space.label(layer.block, layer.candidate)

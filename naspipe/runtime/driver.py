@@ -96,6 +96,7 @@ class StageDriver:
         self._task: Task | None = None
         self._run: deque[tuple[LayerId, Version]] = deque()
         self._events: deque[Event] = deque()
+        self._unmade: deque[LayerId] = deque()
 
     def run(self) -> None:
         """Work until every subnet is retired here.
@@ -130,8 +131,14 @@ class StageDriver:
             self._accept(message)
 
     def _wait(self) -> None:
+        """Wait for a message; until one comes, make layers that will be needed."""
         self.current = "waiting"
-        message = self._transport.receive(self._timeout_seconds)
+        message = None
+        while self._unmade and message is None:
+            self._compute.prepare(self._unmade.popleft())
+            message = self._transport.receive(0)
+        if message is None:
+            message = self._transport.receive(self._timeout_seconds)
         if message is None:
             waiting = "; ".join(self._controller.unfinished[:3])
             raise TransportError(
@@ -149,7 +156,9 @@ class StageDriver:
 
     def _admit(self, sequence_ids: Sequence[int]) -> None:
         for sequence_id in sequence_ids:
-            self._tell(SubnetAdmitted(time.monotonic_ns(), *self._admitted(sequence_id)))
+            subnet, partition, priorities = self._admitted(sequence_id)
+            self._unmade.extend(map(subnet.layer, partition.blocks(self._stage)))
+            self._tell(SubnetAdmitted(time.monotonic_ns(), subnet, partition, priorities))
 
     def _tell(self, event: Event) -> None:
         """Let the controller handle an event, and what carrying its commands out leads to."""

@@ -28,6 +28,7 @@ from naspipe.core.ids import StageId
 from naspipe.planning.cost import CostTable, LayerCost
 from naspipe.runtime.compute import Workload
 from naspipe.runtime.determinism import deterministic_torch
+from naspipe.runtime.garbage import calm_collector
 from naspipe.runtime.profiler import profile
 from naspipe.runtime.reports import LaunchObserver, read_report
 from naspipe.runtime.stage_process import Job, run_alone, stage_main
@@ -123,7 +124,7 @@ def _profile_main(workload: Workload, sender: Any) -> None:
     costs: list[Any] = []
     failure = refusal = ""
     try:
-        with deterministic_torch(workload.definition.recipe.threads):
+        with deterministic_torch(workload.definition.recipe.threads), calm_collector():
             table = profile(workload)
         costs = [[*key, list(cost)] for key, cost in table.costs.items()]
     except ConfigError as error:

@@ -163,9 +163,13 @@ class LayerStore:
 
     def __getitem__(self, layer: LayerId) -> StoredLayer:
         stored = self._layers.get(layer)
-        if stored is None:
-            stored = self._layers[layer] = self._make(layer)
-        return stored
+        return self.make(layer) if stored is None else stored
+
+    def make(self, layer: LayerId) -> StoredLayer:
+        """The layer, made now if it has not been; when that happens changes none of its bits."""
+        if layer not in self._layers:
+            self._layers[layer] = self._make(layer)
+        return self._layers[layer]
 
     def items(self) -> list[tuple[LayerId, StoredLayer]]:
         """Every layer made so far, in chain order."""

@@ -3,49 +3,93 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 
 import torch
 
-from naspipe.core.ids import LayerId, SequenceId, StreamId
+from naspipe.core.ids import FIRST_STREAM, LayerId, SequenceId
 from naspipe.core.space import Block
 from naspipe.planning.cost import CostTable, LayerCost
 from naspipe.runtime.compute import Workload, field_of
-from naspipe.runtime.layer_store import LayerStore
+from naspipe.runtime.layer_store import LayerStore, StoredLayer
 from naspipe.runtime.segment import Segment, SegmentSpec, Tensors
 
 MAX_CANDIDATES = 16
 """Candidates measured per kind of block, evenly spaced."""
 
-_REPETITIONS = 3
-_STREAM = StreamId(0)
+_ROUNDS = 5
+"""Each measures every candidate once, so that a slow moment of the machine hits all alike."""
+
+
+@dataclass(slots=True)
+class _Probe:
+    """One candidate to measure: forward, backward and WRITE of every round, in nanoseconds."""
+
+    spec: SegmentSpec
+    stored: StoredLayer
+    inputs: Tensors
+    keeps_graph: bool
+    make_ns: int
+    samples: list[list[int]] = field(default_factory=list)
+
+    def run(self) -> Tensors:
+        """Measure one round; returns the outputs."""
+        bound = self.stored.bind(self.stored.version)
+        segment = Segment(self.spec, bound, self.inputs, self.keeps_graph)
+        times = [time.perf_counter_ns()]
+        outputs = segment.forward()
+        times.append(time.perf_counter_ns())
+        segment.backward(tuple(torch.ones_like(output) for output in outputs))
+        times.append(time.perf_counter_ns())
+        version = SequenceId(len(self.samples))
+        self.stored.write(segment.take_gradients(), version, self.stored.version, False, 0.0)
+        times.append(time.perf_counter_ns())
+        self.samples.append([after - before for before, after in pairwise(times)])
+        return outputs
+
+    def cost(self) -> LayerCost:
+        """Medians over the rounds, the first one, which warms up, left out."""
+        forward, backward, write = zip(*self.samples[1:], strict=True)
+        return LayerCost(
+            int(median(forward)), int(median(backward)), int(median(write)), self.make_ns
+        )
 
 
 def profile(workload: Workload) -> CostTable:
-    """Measure forward, backward and WRITE of each kind of block on the stream's first batch.
+    """Measure each kind of block on the stream's first batch.
 
     Blocks of one ``kind`` are measured once. Trains nothing: the layers measured are thrown
     away.
     """
     space = workload.space
     store = LayerStore(space, workload.definition.seed, workload.definition.recipe)
-    costs: dict[tuple[int, int], LayerCost] = {}
-    first_of_kind: dict[str, int] = {}
+    twins: dict[str, int] = {}
+    twin_of: list[int] = []
+    probes: dict[tuple[int, int], _Probe] = {}
     inputs: Tensors = ()
     for index, block in enumerate(space.blocks):
         kind = block.kind if isinstance(block, Block) else None
-        twin = index if kind is None else first_of_kind.setdefault(kind, index)
-        if twin != index:
+        twin = index if kind is None else twins.setdefault(kind, index)
+        twin_of.append(twin)
+        if twin == index:
             for candidate in _spread(len(block.candidates)):
-                costs[index, candidate] = costs[twin, candidate]
-            continue
-        outputs: Tensors = ()
-        for candidate in _spread(len(block.candidates)):
-            layer = LayerId(_STREAM, index, candidate)
-            costs[index, candidate], outputs = _measure(workload, store, layer, inputs)
-        inputs = outputs
-    return CostTable(costs)
+                probe = _probe(workload, store, index, candidate, inputs)
+                probes[index, candidate] = probe
+                outputs = probe.run()
+            inputs = outputs
+    for _ in range(_ROUNDS):
+        for probe in probes.values():
+            probe.run()
+    measured = {key: probe.cost() for key, probe in probes.items()}
+    return CostTable(
+        {
+            (index, candidate): measured[twin, candidate]
+            for index, twin in enumerate(twin_of)
+            for candidate in _spread(len(space.blocks[twin].candidates))
+        }
+    )
 
 
 def _spread(count: int) -> list[int]:
@@ -53,36 +97,21 @@ def _spread(count: int) -> list[int]:
     return [index * count // measured for index in range(measured)]
 
 
-def _measure(
-    workload: Workload, store: LayerStore, layer: LayerId, inputs: Tensors
-) -> tuple[LayerCost, Tensors]:
+def _probe(
+    workload: Workload, store: LayerStore, index: int, candidate: int, inputs: Tensors
+) -> _Probe:
     space, definition = workload.space, workload.definition
     batch = workload.data(definition.seed, 0)
-    is_last = layer.block == len(space) - 1
+    is_last = index == len(space) - 1
     spec = SegmentSpec(
-        label=space.label(layer.block, layer.candidate),
-        rule=space.blocks[layer.block].rule,
+        label=space.label(index, candidate),
+        rule=space.blocks[index].rule,
         seed=0,
         precision=definition.recipe.precision,
-        fields=tuple(field_of(batch, name, 0) for name in space.fields(layer.block)),
+        fields=tuple(field_of(batch, name, 0) for name in space.fields(index)),
         finish=(lambda outputs: (workload.loss(*outputs, batch["target"]),)) if is_last else None,
     )
-    stored = store[layer]
-    samples = []
-    outputs: Tensors = ()
-    for repetition in range(_REPETITIONS):
-        segment = Segment(
-            spec, stored.bind(stored.version), inputs, is_last or not workload.recompute
-        )
-        times = [time.perf_counter_ns()]
-        outputs = segment.forward()
-        times.append(time.perf_counter_ns())
-        segment.backward(tuple(torch.ones_like(output) for output in outputs))
-        times.append(time.perf_counter_ns())
-        stored.write(segment.take_gradients(), SequenceId(repetition), stored.version, False, 0.0)
-        times.append(time.perf_counter_ns())
-        samples.append([after - before for before, after in pairwise(times)])
-    forward_ns, backward_ns, write_ns = (
-        int(median(column)) for column in zip(*samples, strict=True)
-    )
-    return LayerCost(forward_ns, backward_ns, write_ns), outputs
+    before_ns = time.perf_counter_ns()
+    stored = store.make(LayerId(FIRST_STREAM, index, candidate))
+    make_ns = time.perf_counter_ns() - before_ns
+    return _Probe(spec, stored, inputs, is_last or not workload.recompute, make_ns)

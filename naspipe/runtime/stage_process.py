@@ -23,6 +23,7 @@ from naspipe.runtime.checkpoint import snapshot
 from naspipe.runtime.compute import StageCompute, Workload
 from naspipe.runtime.determinism import deterministic_torch
 from naspipe.runtime.driver import StageDriver
+from naspipe.runtime.garbage import calm_collector
 from naspipe.runtime.reports import Reporter, ZmqReporter
 from naspipe.runtime.transport import Endpoints, NoTransport, Transport, ZmqTransport
 from naspipe.stage.admission import AdmissionWindow
@@ -140,7 +141,7 @@ class StageRun:
             timeout_seconds=execution.timeout_seconds,
             digests=execution.digests,
         )
-        with deterministic_torch(definition.recipe.threads):
+        with deterministic_torch(definition.recipe.threads), calm_collector():
             self._driver.run()
         self._driver.current = "writing its layers"
         self._reporter.report("done", self._save(compute))

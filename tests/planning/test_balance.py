@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from naspipe.core.errors import ConfigError
+from naspipe.core.ids import SequenceId, StreamId
+from naspipe.core.subnet import Subnet
 from naspipe.planning.balance import balanced_partition
 from naspipe.planning.cost import CostTable, LayerCost
 
@@ -62,14 +64,17 @@ def test_more_stages_than_blocks(num_blocks: int, num_stages: int) -> None:
     )
 
 
-def test_block_means_over_the_measured_candidates() -> None:
+def test_stream_means_count_the_making_once_and_fill_in_what_was_not_measured() -> None:
     table = CostTable(
         {
-            (0, 0): LayerCost(1, 2, 3),
-            (1, 0): LayerCost(10, 20, 0),
+            (0, 0): LayerCost(1, 2, 3, 40),
+            (1, 0): LayerCost(10, 20, 0, 100),
             (1, 4): LayerCost(0, 0, 0),
-            (1, 2): LayerCost(1, 1, 1),
+            (1, 2): LayerCost(2, 1, 0, 20),
         }
     )
-    assert table.block_means_ns(2) == [6.0, 11.0]
+    chains = [(0, 0), (0, 4), (0, 0), (0, 1)]
+    subnets = [Subnet(StreamId(0), SequenceId(y), chain) for y, chain in enumerate(chains)]
+    assert table.of(1, 1) == LayerCost(4, 7, 0, 40)
+    assert table.stream_means_ns(subnets) == [6.0 + 40 / 4, (30 + 0 + 30 + 11 + 100 + 40) / 4]
     assert LayerCost(1, 2, 3).total_ns == 6
