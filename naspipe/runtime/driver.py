@@ -82,8 +82,7 @@ class StageDriver:
         timeout_seconds: float,
         digests: bool = False,
     ) -> None:
-        self.current = "start"
-        """What the stage is doing, for the report of a failure."""
+        self._doing: tuple[object, LayerId | None] = ("start", None)
         self._stage = stage
         self._controller = controller
         self._compute = compute
@@ -97,6 +96,18 @@ class StageDriver:
         self._run: deque[tuple[LayerId, Version]] = deque()
         self._events: deque[Event] = deque()
         self._unmade: deque[LayerId] = deque()
+
+    @property
+    def current(self) -> str:
+        """What the stage is doing, for the report of a failure."""
+        what, layer = self._doing
+        if layer is None:
+            return str(what)
+        return f"{what} block {layer.block} (layer {self._compute.label(layer)})"
+
+    def finishing(self) -> None:
+        """Say that the training is over and the layers are being written."""
+        self._doing = ("writing its layers", None)
 
     def run(self) -> None:
         """Work until every subnet is retired here.
@@ -118,7 +129,7 @@ class StageDriver:
         task, (layer, version) = self._task, self._run.popleft()
         if task is None:
             raise InvariantError(f"stage {self._stage}: a run of blocks without a task")
-        self.current = f"{task} block {layer.block} (layer {self._compute.label(layer)})"
+        self._doing = (task, layer)
         start_ns = time.monotonic_ns()
         loss = self._compute.run_block(task, layer, version)
         if loss is not None:
@@ -132,7 +143,7 @@ class StageDriver:
 
     def _wait(self) -> None:
         """Wait for a message; until one comes, make layers that will be needed."""
-        self.current = "waiting"
+        self._doing = ("waiting", None)
         message = None
         while self._unmade and message is None:
             self._compute.prepare(self._unmade.popleft())
@@ -190,7 +201,7 @@ class StageDriver:
 
     def _write(self, command: WriteLayer) -> None:
         layer, sequence_id = command.layer, command.sequence_id
-        self.current = f"{layer.stream}.{sequence_id} WRITE of layer {self._compute.label(layer)}"
+        self._doing = (f"{layer.stream}.{sequence_id} WRITE of", layer)
         start_ns = time.monotonic_ns()
         self._compute.write(layer, sequence_id, command.base, command.keeps_base)
         end_ns = time.monotonic_ns()

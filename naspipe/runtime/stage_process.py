@@ -143,7 +143,7 @@ class StageRun:
         )
         with deterministic_torch(definition.recipe.threads), calm_collector():
             self._driver.run()
-        self._driver.current = "writing its layers"
+        self._driver.finishing()
         self._reporter.report("done", self._save(compute))
 
     def _save(self, compute: StageCompute) -> dict[str, Any]:
