@@ -58,8 +58,8 @@ class _Progress:
     backward: _Work
     unwritten: int
     """WRITEs still owed, plus one until the backward is through."""
-    pending: set[int] = field(default_factory=set)
-    """Blocks whose gradient waits for the WRITE before it."""
+    writing: set[int] = field(default_factory=set)
+    """Blocks whose WRITE was commanded and has not finished."""
 
 
 class StageController:
@@ -146,6 +146,8 @@ class StageController:
     def _on_input(self, task: Task) -> None:
         progress = self._progress(task.stream, task.sequence_id)
         work = progress.forward if task.kind is TaskKind.FORWARD else progress.backward
+        if task != work.task:
+            raise InvariantError(f"{task}: its input arrived at the task {work.task}")
         if work.has_input:
             raise InvariantError(f"{task}: its input arrived twice")
         work.has_input = True
@@ -202,6 +204,7 @@ class StageController:
             self._writers[ticket.layer, ticket.base] = (progress, block)
             return
         self._writes_under_way += 1
+        progress.writing.add(block)
         commands.append(
             WriteLayer(
                 ticket.layer,
@@ -214,7 +217,10 @@ class StageController:
     def _on_write(self, event: WriteFinished, commands: list[Command]) -> None:
         layer, version = event.layer, Version(event.sequence_id)
         progress = self._progress(layer.stream, event.sequence_id)
-        ticket = progress.tickets[layer.block]
+        ticket = progress.tickets.get(layer.block)
+        if ticket is None or ticket.layer != layer or layer.block not in progress.writing:
+            raise InvariantError(f"layer {layer}: WRITE {version} finished, but was not under way")
+        progress.writing.remove(layer.block)
         self._writes_under_way -= 1
         for dropped in self._book.write(layer, ticket, version):
             if dropped != ticket.base:

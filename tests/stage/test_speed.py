@@ -48,7 +48,13 @@ def test_one_event_is_cheap(capsys):
         Timed(build_controller(stage, [Exact()] * BLOCKS, starts_partly_clear=True))
         for stage in range(2)
     ]
-    simulate(subnets, lambda _: partition, controllers, RandomCosts(1), IN_FLIGHT)
+    simulate(
+        lambda y: (subnets[y], partition, None),
+        len(subnets),
+        controllers,
+        RandomCosts(1),
+        IN_FLIGHT,
+    )
     assert max(controller.most for controller in controllers) == IN_FLIGHT
     times_ns = [took for controller in controllers for took in controller.times_ns]
     assert len(times_ns) > 1000
