@@ -255,7 +255,7 @@ def running():
         (lambda d: (d.input("0B"), d.input("0B")), "0.0.0B@0: its input arrived twice"),
         (lambda d: d.input("2F"), "stage 0: subnet 0.2 is not under way here"),
         (lambda d: d.written(0, 0, 2), "stage 0: subnet 0.2 is not under way here"),
-        (lambda d: d.written(0, 0, 1), "was to follow version 0, found version -1"),
+        (lambda d: d.written(0, 0, 1), "WRITE 1 finished, but was not under way"),
         (lambda d: d.tell(d.told[1]), "subnet 0.1 admitted out of order: expected sequence ID 2"),
     ],
 )
