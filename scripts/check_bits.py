@@ -26,13 +26,12 @@ def main() -> int:
     """Run every case; the exit status is 1 when a bit differs anywhere."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--samplers", nargs="+", default=["uniform"])
     parser.add_argument("--stages", type=int, nargs="+", default=[1, 2, 3, 4])
     parser.add_argument("--output", type=Path, default=ROOT / "artifacts/bits/result.json")
     arguments = parser.parse_args()
     rows = []
-    cases = itertools.product(
-        ("nlp.c3", "cv.c3"), OPTIMIZERS, (False, True), ("uniform", "spaced:8")
-    )
+    cases = itertools.product(("nlp.c3", "cv.c3"), OPTIMIZERS, (False, True), arguments.samplers)
     for name, optimizer, recompute, sampler in cases:
         named = find_workload(name, "tiny", None, None)
         lr, options = OPTIMIZERS[optimizer]

@@ -6,6 +6,7 @@ Each run is a `naspipe train` of its own; the table and the exit status are `nas
 from __future__ import annotations
 
 import argparse
+import shutil
 import subprocess
 import sys
 import time
@@ -29,6 +30,7 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--samplers", nargs="+", default=["spaced:8", "uniform"], metavar="NAME")
     parser.add_argument("--data", help="a data set instead of the space's own")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--keep", action="store_true", help="keep equal checkpoints too")
     parser.add_argument("--run-dir", type=Path, help="default: runs/compare-TIME")
     return parser.parse_known_args()
 
@@ -59,7 +61,13 @@ def main() -> int:
             ]  # fmt: skip
             if status := subprocess.call(command, stdout=subprocess.DEVNULL):
                 return status
-    return compare_groups(groups)
+    status = compare_groups(groups)
+    if status == 0 and not arguments.keep:
+        for group in groups:
+            for path in group[1:]:
+                shutil.rmtree(Path(path) / "checkpoints")
+        print("removed the checkpoints of runs that equal the first (--keep keeps them)")
+    return status
 
 
 if __name__ == "__main__":
