@@ -44,7 +44,7 @@ def make_plan(workload: Workload, execution: Execution, subnets: Sequence[Subnet
     rules = workload.space.rules
     if execution.stages == 1:
         return Plan(balanced_partition([1.0] * len(rules), 1), "paper")
-    costs = profile_apart(workload)
+    costs = profile_apart(workload, execution.timeout_seconds)
     partition = balanced_partition(costs.stream_means_ns(subnets), execution.stages)
     if execution.order == "paper":
         return Plan(partition, "paper")

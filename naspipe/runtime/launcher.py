@@ -12,7 +12,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -94,12 +94,13 @@ def launch(job: Job, observer: LaunchObserver) -> None:
     _write_final(job, collector.results)
 
 
-def profile_apart(workload: Workload) -> CostTable:
+def profile_apart(workload: Workload, timeout_seconds: float) -> CostTable:
     """The quick profile, in a process of its own, so that this one stays fit for forking.
 
     Raises:
         StageFailedError: when a layer, the loss or the data raises.
         ConfigError: when one of them is not what it should be.
+        TransportError: when the profile takes longer than the time-out.
     """
     receiver, sender = _FORK.Pipe(duplex=False)
     process = _FORK.Process(target=_profile_main, args=(workload, sender), name="naspipe-profile")
@@ -107,12 +108,13 @@ def profile_apart(workload: Workload) -> CostTable:
         process.start()
         sender.close()
         try:
+            if not receiver.poll(timeout_seconds):
+                raise TransportError(f"the profile took longer than {timeout_seconds:g} s")
             costs, failure, refusal = msgpack.unpackb(receiver.recv_bytes())
         except EOFError:
             raise StageFailedError(0, "the profile of its layers", _obituary(process)) from None
         finally:
-            process.join()
-            process.close()
+            _end([process])
     if refusal:
         raise ConfigError(refusal)
     if failure:
@@ -237,16 +239,21 @@ def _stage_processes(job: Job, endpoints: Endpoints) -> Iterator[list[BaseProces
         os.close(lifeline[0])
         yield processes
     finally:
-        for process in processes:
-            if process.is_alive():
-                process.terminate()
-        for process in processes:
-            process.join(_GRACE_SECONDS)
-            if process.is_alive():
-                process.kill()
-                process.join()
-            process.close()
+        _end(processes)
         os.close(lifeline[1])
+
+
+def _end(processes: Sequence[BaseProcess]) -> None:
+    """Leave none of these processes behind."""
+    for process in processes:
+        if process.is_alive():
+            process.terminate()
+    for process in processes:
+        process.join(_GRACE_SECONDS)
+        if process.is_alive():
+            process.kill()
+            process.join()
+        process.close()
 
 
 def _write_final(job: Job, results: dict[int, dict[str, Any]]) -> None:
