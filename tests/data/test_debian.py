@@ -125,7 +125,7 @@ def test_apts_state_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     fake_apt(
         tmp_path,
         monkeypatch,
-        f'echo "$@" >> {log}; cd {tmp_path}/work/debs && touch pack-a_1_all.deb',
+        f'echo "$@" >> {log}; cd {tmp_path / "work"}/debs && touch pack-a_1_all.deb',
     )
     with pytest.raises(DataError):  # the empty file is no package: dpkg-deb gives no version
         monkeypatch.setattr(debian, "_package_field", lambda deb, field: 1 / 0)
@@ -135,5 +135,5 @@ def test_apts_state_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             raise DataError("reached the download") from None
     for line in log.read_text().splitlines():
         for setting in ("Dir::State=", "Dir::State::Lists=", "Dir::Cache=", "Dir::State::Status="):
-            assert f"{setting}{tmp_path}/work/apt" in line
+            assert f"{setting}{tmp_path / 'work'}/apt" in line
         assert "Dir::Etc" not in line
