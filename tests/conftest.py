@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import pytest
 from hypothesis import settings
+
+from naspipe.frontend import plan
+from naspipe.runtime import launcher
 
 settings.register_profile("naspipe", deadline=None, print_blob=True)
 settings.load_profile("naspipe")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def own_profiles(tmp_path_factory):
+    """Profiles of the tests are short, and kept apart from the user's."""
+    root = tmp_path_factory.mktemp("profiles")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "cached_profile", partial(plan.cached_profile, root=root))
+        patch.setattr(launcher, "profile", partial(launcher.profile, budget_seconds=1.0))
+        yield

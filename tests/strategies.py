@@ -34,3 +34,24 @@ def pipelines(draw, max_subnets=14, max_blocks=7, max_candidates=3):
         )
     ) if num_blocks > 1 else []  # fmt: skip
     return rules, subnets, Partition((0, *sorted(cuts), num_blocks))
+
+
+@st.composite
+def moving_pipelines(draw):
+    """As :func:`pipelines`, but every subnet has its own partition; lagging layers stay."""
+    rules, subnets, partition = draw(pipelines())
+    partitions = []
+    for _ in subnets:
+        cuts = draw(
+            st.lists(
+                st.integers(1, len(rules) - 1), min_size=partition.num_stages - 1,
+                max_size=partition.num_stages - 1, unique=True,
+            )
+        ) if len(rules) > 1 else []  # fmt: skip
+        own = Partition((0, *sorted(cuts), len(rules)))
+        stays = all(
+            own.stage_of(block) == partition.stage_of(block)
+            for block, rule in enumerate(rules) if isinstance(rule, Lag)
+        )  # fmt: skip
+        partitions.append(own if stays else partition)
+    return rules, subnets, partitions

@@ -16,6 +16,7 @@ SUBCOMMANDS = {
     "train": "train a supernet and write a run directory",
     "compare": "show whether runs left the same bits, or what differs first",
     "log": "print who read and who wrote each layer, in order",
+    "profile": "show what each kind of layer costs on this machine",
     "data": "fetch and check the data sets that the examples train on",
 }
 """What ``naspipe --help`` lists; each is a module of this package, imported when it is called.

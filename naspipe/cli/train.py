@@ -18,7 +18,7 @@ examples:
 spaces: nlp.c0 nlp.c1 nlp.c2 nlp.c3 cv.c1 cv.c2 cv.c3, or MODULE:ATTRIBUTE of your own
 samplers: uniform, fair, spaced:W, file:PATH (one JSON list of choices a line)
 settings: lr, schedule, warmup_steps, precision, optimizer, optimizer.OPTION, rule.SHARED_LAYER,
-  window, transport, port, timeout_seconds, record_events, ...
+  window, prefetch, host_memory, activation_memory, transport, port, timeout_seconds, ...
 """
 
 
@@ -37,7 +37,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="dispatch order: paper, critical-path or auto (the faster, simulated)",
     )
-    parser.add_argument("--device", default="cpu", help="cpu")
+    parser.add_argument(
+        "--partition",
+        default="balanced",
+        help="balanced (each subnet its own; layers are mirrored) or static (one for all)",
+    )
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
+    parser.add_argument(
+        "--memory-budget",
+        default="",
+        metavar="BYTES",
+        help="what layers may occupy on each stage's device: 512MiB, or 3x for three subnets",
+    )
     parser.add_argument("--recompute", action="store_true", help="keep only each block's input")
     parser.add_argument(
         "--digests", action="store_true", help="record a digest of the bytes of every WRITE"
@@ -73,7 +84,9 @@ def run(arguments: argparse.Namespace) -> int:
         stages=arguments.stages,
         recompute=arguments.recompute,
         order=arguments.order,
+        partition=arguments.partition,
         device=arguments.device,
+        memory_budget=arguments.memory_budget,
         digests=arguments.digests,
     )
     settings = apply_settings(Settings(recipe=named.recipe, execution=execution), arguments.set)

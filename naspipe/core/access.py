@@ -23,7 +23,7 @@ class Access(NamedTuple):
     """One line of the access log; times are nanoseconds of the machine's monotonic clock.
 
     ``digest`` is that of the written bytes, empty unless digests were asked for;
-    ``is_hit`` says whether the layer was on the device when the access began.
+    ``stalled_ns`` is how long the stage had waited for the layer to be loaded; 0 is a cache hit.
     """
 
     layer: LayerId
@@ -34,8 +34,13 @@ class Access(NamedTuple):
     stage: StageId
     start_ns: int
     end_ns: int
-    is_hit: bool = True
+    stalled_ns: int = 0
     digest: str = ""
+
+    @property
+    def is_hit(self) -> bool:
+        """Whether the layer was on the device when the stage was free to begin."""
+        return self.stalled_ns == 0
 
     def __str__(self) -> str:
         return f"{self.layer}/{self.sequence_id}{self.kind.value}v{self.version}@{self.stage}"

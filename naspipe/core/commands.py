@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from naspipe.core.access import Access
-from naspipe.core.ids import LayerId, SequenceId, StreamId, Version
+from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
 from naspipe.core.task import Task
 
 
@@ -44,9 +44,47 @@ class DropVersion:
 
 @dataclass(frozen=True, slots=True)
 class SendOutput:
-    """Hand what the finished task computed to ``receiver``, a task of another stage."""
+    """Hand what the finished task computed to ``receiver``, a task of another stage.
+
+    ``upcoming`` names the tasks of the receiving stage whose input this stage expects to
+    finish next: a hint for its predictor.
+    """
 
     receiver: Task
+    upcoming: tuple[Task, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PushVersion:
+    """Hand a layer's newest version, with its optimizer state, to the stage of its next user."""
+
+    layer: LayerId
+    version: Version
+    stage: StageId
+
+
+@dataclass(frozen=True, slots=True)
+class LoadLayer:
+    """Start copying a layer from host memory to the device; told back as ``LayerLoaded``."""
+
+    layer: LayerId
+
+
+@dataclass(frozen=True, slots=True)
+class SaveLayer:
+    """Start copying a layer from the device to host memory; told back as ``LayerSaved``.
+
+    The layer stays on the device.
+    """
+
+    layer: LayerId
+
+
+@dataclass(frozen=True, slots=True)
+class EvictLayer:
+    """Free a layer's memory on the device at once; its bytes are in host memory."""
+
+    layer: LayerId
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,4 +102,15 @@ class RetireSubnet:
     sequence_id: SequenceId
 
 
-Command = RunTask | WriteLayer | DropVersion | SendOutput | RecordAccess | RetireSubnet
+Command = (
+    RunTask
+    | WriteLayer
+    | DropVersion
+    | SendOutput
+    | PushVersion
+    | LoadLayer
+    | SaveLayer
+    | EvictLayer
+    | RecordAccess
+    | RetireSubnet
+)

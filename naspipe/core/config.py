@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
@@ -14,11 +15,31 @@ from naspipe.core.rules import Rule, parse_rule
 
 SCHEDULES = ("constant", "linear", "cosine", "inverse_sqrt")
 PRECISIONS = ("float32", "bf16")
+PARTITIONS = ("balanced", "static")
 MAX_THREADS = 256
 MAX_TIMEOUT_SECONDS = 86_400.0
 """A day."""
 
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+
+
+_UNITS = {"": 1, "b": 1} | {
+    name: base**power
+    for power, letter in enumerate("kmgt", 1)
+    for name, base in ((f"{letter}ib", 1024), (f"{letter}b", 1000), (letter, 1024))
+}
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes from ``512MiB``, ``2GB`` or ``4096``; 0 for anything else."""
+    match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([a-z]*)", text.strip().lower())
+    return int(float(match[1]) * _UNITS[match[2]]) if match and match[2] in _UNITS else 0
+
+
+def parse_subnets(text: str) -> float:
+    """A number of subnets from ``3x`` or ``1.5x``; 0 for anything else."""
+    match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)x", text.strip().lower())
+    return float(match[1]) if match else 0.0
 
 
 def _expect(is_good: bool, what: str, expected: str, found: object) -> None:
@@ -108,7 +129,25 @@ class Execution:
     beginning of the stream under both and takes the faster."""
     partly_clear: bool = True
     """Start a forward whose first blocks are clear before all of the stage's are."""
+    partition: str = "balanced"
+    """balanced: each subnet has its own balanced partition, and layers follow their users over
+    the stages; static: one partition for all."""
     device: str = "cpu"
+    """cpu, or cuda: one GPU per stage where there are as many, else all stages share the GPUs."""
+    memory_budget: str = ""
+    """What layers may occupy on a stage's device: bytes (as in 512MiB or 2GB) or a number of
+    subnets (as in 3x, beside the shared layers). Empty for no limit. The device of ``cpu`` is then
+    emulated."""
+    prefetch: bool = True
+    """Load layers before they are needed; without, only when the stage waits for them."""
+    bandwidth: float = 12e9
+    """Bytes per second of the emulated device's copies, each way (PCIe 3.0 x16)."""
+    latency: float = 20e-6
+    """Seconds that each of its copies takes at least."""
+    host_memory: str = ""
+    """The most host memory of a stage's layers, where there is a memory budget."""
+    activation_memory: str = ""
+    """The most that the passes under way on a stage may keep; limits how many are."""
     transport: str = "ipc"
     """ipc, or tcp on the loopback interface (ports ``port``, ``port`` + 1, ...)."""
     port: int = 29600
@@ -123,7 +162,19 @@ class Execution:
     def __post_init__(self) -> None:
         _expect(self.stages >= 1, "stages", "1 or more", self.stages)
         _expect(self.window >= 1, "window", "1 or more", self.window)
-        _expect(self.device == "cpu", "device", "cpu", self.device)
+        _expect(self.partition in PARTITIONS, "partition", " or ".join(PARTITIONS), self.partition)
+        is_device = re.fullmatch(r"cpu|cuda(:[0-9]{1,4})?", self.device) is not None
+        _expect(is_device, "device", "cpu, cuda or cuda:N", self.device)
+        for limit in ("host_memory", "activation_memory"):
+            text = getattr(self, limit)
+            _expect(not text or parse_bytes(text) > 0, limit, "bytes, as in 2GB", text)
+        budget = self.memory_budget
+        allowed = "bytes, as in 512MiB, or a number of subnets, as in 3x"
+        is_budget = not budget or parse_bytes(budget) > 0 or parse_subnets(budget) > 0
+        _expect(is_budget, "memory_budget", allowed, budget)
+        _expect(self.bandwidth > 0, "bandwidth", "more than 0", self.bandwidth)
+        _expect(_is_finite(self.bandwidth), "bandwidth", "a finite number", self.bandwidth)
+        _expect(0 <= self.latency <= 60, "latency", "0 to 60 seconds", self.latency)
         _expect(self.transport in ("ipc", "tcp"), "transport", "ipc or tcp", self.transport)
         _expect(1024 <= self.port <= 65000, "port", "1024 to 65000", self.port)
         is_good = 0 < self.timeout_seconds <= MAX_TIMEOUT_SECONDS

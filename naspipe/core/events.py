@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from naspipe.core.ids import LayerId, SequenceId
+from naspipe.core.ids import LayerId, SequenceId, Version
 from naspipe.core.partition import Partition
 from naspipe.core.subnet import Subnet
 from naspipe.core.task import Task
@@ -36,10 +36,14 @@ class SubnetAdmitted:
 
 @dataclass(frozen=True, slots=True)
 class InputArrived:
-    """The input of ``task`` (activations, or gradients for a backward) is on its stage."""
+    """The input of ``task`` (activations, or gradients for a backward) is on its stage.
+
+    ``upcoming`` names tasks of this stage whose inputs the sender expects to hand over next.
+    """
 
     time_ns: int
     task: Task
+    upcoming: tuple[Task, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +54,6 @@ class BlockFinished:
     task: Task
     block: int
     start_ns: int
-    is_hit: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,4 +67,37 @@ class WriteFinished:
     digest: str = ""
 
 
-Event = SubnetAdmitted | InputArrived | BlockFinished | WriteFinished
+@dataclass(frozen=True, slots=True)
+class VersionArrived:
+    """Another stage pushed a layer: its version ``version`` is the newest and exists here."""
+
+    time_ns: int
+    layer: LayerId
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class LayerLoaded:
+    """A layer is on the device now."""
+
+    time_ns: int
+    layer: LayerId
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSaved:
+    """Host memory holds what the layer's device memory held when the save began."""
+
+    time_ns: int
+    layer: LayerId
+
+
+Event = (
+    SubnetAdmitted
+    | InputArrived
+    | BlockFinished
+    | WriteFinished
+    | VersionArrived
+    | LayerLoaded
+    | LayerSaved
+)

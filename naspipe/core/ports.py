@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, Protocol
 
-from naspipe.core.ids import SequenceId, Version
+from naspipe.core.access import AccessKind
+from naspipe.core.commands import Command
+from naspipe.core.ids import LayerId, SequenceId, Version
 from naspipe.core.rules import Rule
 from naspipe.core.task import Task
 
@@ -39,4 +41,51 @@ class DispatchOrder(Protocol):
 
         ``priority`` is that of the task's next block, from the subnet's admission.
         """
+        ...
+
+
+class Residency(Protocol):
+    """What of a stage's layers is on its device: the paper's context manager."""
+
+    def acquire(self, layers: Sequence[LayerId]) -> int:
+        """Pin the leading layers that are on the device; returns how many they are."""
+        ...
+
+    def release(self, layer: LayerId, kind: AccessKind) -> None:
+        """One pinned use is over."""
+        ...
+
+    def plan(
+        self, forecast: Iterable[LayerId], is_demanded: bool = False, token: Hashable = None
+    ) -> Sequence[Command]:
+        """Loads, saves and evictions to begin now.
+
+        ``forecast`` lists layers in the order of their next use; ``is_demanded`` says that the
+        stage stands still until the first of them is on the device; ``token`` differs whenever
+        the forecast does.
+        """
+        ...
+
+    def on_loaded(self, layer: LayerId) -> None:
+        """A layer is on the device."""
+        ...
+
+    def on_saved(self, layer: LayerId) -> None:
+        """A save is over."""
+        ...
+
+    def needs_save(self, layer: LayerId) -> bool:
+        """Whether host memory does not hold the newest version yet."""
+        ...
+
+    def save_first(self, layer: LayerId) -> None:
+        """Another stage waits for this layer: save it before others."""
+        ...
+
+    def forget(self, layer: LayerId) -> Sequence[Command]:
+        """A layer leaves for another stage: what is on the device is stale from now on."""
+        ...
+
+    def arrive(self, layer: LayerId) -> Sequence[Command]:
+        """A layer came from another stage: what is on the device is stale."""
         ...

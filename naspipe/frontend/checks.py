@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
@@ -15,6 +16,19 @@ from naspipe.frontend.user_code import users_code
 from naspipe.runtime.compute import Workload, field_of
 from naspipe.runtime.determinism import deterministic_torch
 from naspipe.runtime.layer_store import LayerStore, StoredLayer
+
+
+def check_device(device: str) -> None:
+    """The device must be on this machine; asking for it does not start CUDA here.
+
+    Raises:
+        ConfigError: when it is not.
+    """
+    count = torch.cuda.device_count() if device.startswith("cuda") else 0
+    index = int(device.partition(":")[2] or 0)
+    if device != "cpu" and index >= count:
+        here = f"cuda:0 to cuda:{count - 1}" if count else "no CUDA device"
+        raise ConfigError(f"device {device}: found {here} on this machine; choose --device cpu")
 
 
 def check_batch(workload: Workload) -> None:

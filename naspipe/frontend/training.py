@@ -12,7 +12,7 @@ from naspipe.core.errors import ConfigError, InvariantError
 from naspipe.core.ids import SequenceId, StageId, StreamId
 from naspipe.core.space import Shared, Space
 from naspipe.core.subnet import Subnet
-from naspipe.frontend.checks import check_batch, check_layers
+from naspipe.frontend.checks import check_batch, check_device, check_layers
 from naspipe.frontend.plan import Plan, make_plan
 from naspipe.runtime.compute import Batches, Loss, Workload
 from naspipe.runtime.environment import describe_environment
@@ -25,7 +25,7 @@ from naspipe.stage.builder import build_controller
 from naspipe.streams.from_file import write_stream
 from naspipe.streams.samplers import draw_stream
 from naspipe.trace.log import read_run_accesses
-from naspipe.trace.metrics import bubble_ratio
+from naspipe.trace.metrics import bubble_ratio, hit_rate, stall_ratio
 from naspipe.trace.run_directory import RunDirectory
 
 
@@ -74,15 +74,16 @@ class Training:
         self.directory.write_manifest(manifest)
         job = Job(
             workload=self.workload,
-            execution=replace(self.execution, order=plan.order),
+            execution=replace(self.execution, order=plan.order, window=plan.window),
             subnets=subnets,
-            partition=plan.partition,
+            partitions=plan.partitions,
             priorities=plan.priorities,
+            memory=plan.memory,
             directory=self.directory,
         )
         start_ns = time.monotonic_ns()
         try:
-            launch(job, self.observer)
+            stages = launch(job, self.observer)
         except BaseException as error:
             failure = {**manifest, "status": "failed", "failure": str(error)}
             self.directory.write_manifest(failure)
@@ -91,13 +92,14 @@ class Training:
         accesses = read_run_accesses(self.directory.path)
         if broken := list(violations(accesses, self.workload.space.rules, subnets)):
             raise InvariantError(f"{len(broken)} rules of causal order broken: {broken[0]}")
-        measured = self._measure(seconds, accesses)
+        measured = {**self._measure(seconds, accesses), "stages": stages}
         self.directory.write_manifest({**manifest, "status": "complete", "measured": measured})
 
     def _check(self) -> tuple[Subnet, ...]:
         """Everything that can be known to be wrong before anything is written."""
         space, definition = self.workload.space, self.workload.definition
         self.directory.check_new()
+        check_device(self.execution.device)
         check_optimizer(definition.recipe)
         build_controller(
             StageId(0),
@@ -138,7 +140,9 @@ class Training:
             "execution": {
                 **self.execution.as_dict(),
                 "order": plan.order,
-                "partition": str(plan.partition),
+                "window": plan.window,
+                "budgets": list(plan.memory.budgets) if plan.memory else [],
+                "partitions": sorted(set(map(str, plan.partitions))),
             },
             "environment": describe_environment(),
             "space": {
@@ -156,4 +160,6 @@ class Training:
             "seconds": seconds,
             "steps_per_second": self.workload.definition.steps / seconds,
             "bubble_ratio": bubble_ratio(accesses, self.execution.stages),
+            "hit_rate": hit_rate(accesses),
+            "stall_ratio": stall_ratio(accesses, self.execution.stages),
         }

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from naspipe.core.space import Block, Space
 from naspipe.core.subnet import Subnet
 
 
 class LayerCost(NamedTuple):
-    """Nanoseconds of one layer's forward, backward (recompute included), WRITE and making."""
+    """Nanoseconds of one layer's forward, backward (recompute included), WRITE and making.
+
+    And what one pass keeps of it.
+    """
 
     forward_ns: int
     backward_ns: int
     write_ns: int
     make_ns: int = 0
     """Once, when the layer is first used."""
+    activation_bytes: int = 0
+    """Held by one pass from the block's forward to its backward: its inputs and, unless they
+    are computed again, the tensors that autograd saves. What blocks hand on counts in each."""
 
     @property
     def total_ns(self) -> int:
@@ -44,11 +52,24 @@ class CostTable:
 
     def stream_means_ns(self, subnets: Sequence[Subnet]) -> list[float]:
         """Mean cost of each block over a stream, layers made at their first use included."""
+        uses = Counter(layer for subnet in subnets for layer in enumerate(subnet.chain))
         sums = [0.0] * len(subnets[0].chain)
-        made: set[tuple[int, int]] = set()
-        for subnet in subnets:
-            for layer in enumerate(subnet.chain):
-                cost = self.of(*layer)
-                sums[layer[0]] += cost.total_ns + (0 if layer in made else cost.make_ns)
-                made.add(layer)
+        for (block, candidate), count in uses.items():
+            cost = self.of(block, candidate)
+            sums[block] += cost.total_ns * count + cost.make_ns
         return [total / len(subnets) for total in sums]
+
+
+def first_of_kind(space: Space) -> tuple[int, ...]:
+    """For each block of the chain, the first block with the same candidates.
+
+    What is measured there holds for all of them. A block that names no kind, and a shared
+    layer, is its own.
+    """
+    seen: dict[tuple[str, int], int] = {}
+    return tuple(
+        seen.setdefault((block.kind, len(block.candidates)), index)
+        if isinstance(block, Block) and block.kind is not None
+        else index
+        for index, block in enumerate(space.blocks)
+    )

@@ -47,7 +47,7 @@ def snapshot(
 
 def to_raw(tensor: torch.Tensor) -> RawTensor:
     """The tensor's bytes in row-major order."""
-    flat = tensor.detach().contiguous().reshape(-1)
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
     return RawTensor(
         _NAMES[tensor.dtype], tuple(tensor.shape), flat.view(torch.uint8).numpy().tobytes()
     )

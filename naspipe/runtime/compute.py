@@ -16,6 +16,7 @@ from naspipe.core.space import Space
 from naspipe.core.task import Task, TaskKind
 from naspipe.runtime.determinism import block_seed
 from naspipe.runtime.layer_store import Gradients, LayerStore
+from naspipe.runtime.placement import Placement
 from naspipe.runtime.segment import Gradient, Segment, SegmentSpec, Tensors
 
 Batches = Callable[[int, int], Mapping[str, torch.Tensor]]
@@ -42,46 +43,81 @@ class _Pass:
 
     inputs: Tensors = ()
     segments: dict[int, Segment] = field(default_factory=dict)
+    layers: dict[int, LayerId] = field(default_factory=dict)
     gradients: tuple[Gradient, ...] = ()
     parameter_gradients: dict[LayerId, Gradients] = field(default_factory=dict)
     batch: Mapping[str, torch.Tensor] | None = None
+    fields: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Of the batch, on the device."""
 
 
 class StageCompute:
     """Runs blocks and WRITEs in the order it is told; decides nothing."""
 
-    def __init__(self, workload: Workload) -> None:
-        self.store = LayerStore(
-            workload.space, workload.definition.seed, workload.definition.recipe
-        )
+    def __init__(self, workload: Workload, placement: Placement) -> None:
+        self.placement = placement
+        definition = workload.definition
+        self.store = LayerStore(workload.space, definition.seed, definition.recipe, placement.adopt)
         self._workload = workload
         self._passes: dict[tuple[StreamId, SequenceId, PassId], _Pass] = {}
 
     def accept(self, task: Task, tensors: tuple[Gradient, ...]) -> None:
         """Take the input of a task: leaf tensors for a forward, gradients for a backward."""
         state = self._pass(task)
+        moved = tuple(t if t is None else self.placement.to_device(t) for t in tensors)
         if task.kind is TaskKind.FORWARD:
-            state.inputs = tuple(tensor for tensor in tensors if tensor is not None)
+            state.inputs = tuple(tensor for tensor in moved if tensor is not None)
         else:
-            state.gradients = tensors
+            state.gradients = moved
 
     def output(self, task: Task) -> tuple[Gradient, ...]:
         """What the finished task hands on: leaf tensors, or gradients (absent ones as None)."""
         state = self._pass(task)
         if task.kind is TaskKind.BACKWARD:
-            return state.gradients
-        outputs, state.inputs = state.inputs, ()
-        return outputs
+            outputs = state.gradients
+        else:
+            outputs, state.inputs = state.inputs, ()
+        return tuple(t if t is None else self.placement.to_host(t) for t in outputs)
 
     def run_block(self, task: Task, layer: LayerId, version: Version) -> torch.Tensor | None:
-        """Compute one block of a task; returns the loss where a forward reaches it."""
+        """Compute one block of a task; returns the loss where a forward reaches it.
+
+        Raises:
+            torch.OutOfMemoryError: when memory is short; nothing is changed then.
+        """
         state = self._pass(task)
         if task.kind is TaskKind.FORWARD:
-            return self._forward(state, task, layer, version)
-        segment = state.segments.pop(layer.block)
-        state.gradients = segment.backward(state.gradients)
+            loss = self._forward(state, task, layer, version)
+            self.placement.synchronize()
+            return loss
+        segment = state.segments[layer.block]
+        try:
+            gradients = segment.backward(state.gradients)
+        except torch.OutOfMemoryError:
+            segment.undo_backward()
+            raise
+        del state.segments[layer.block]
+        state.gradients = gradients
         state.parameter_gradients[layer] = segment.take_gradients()
+        self.placement.synchronize()
         return None
+
+    def free_memory(self) -> None:
+        """Give up every graph that a backward can do without."""
+        if self.placement.may_lose_graphs:
+            for state in self._passes.values():
+                for segment in state.segments.values():
+                    segment.drop_graph()
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.empty_cache()
+
+    def evict(self, layer: LayerId) -> None:
+        """Free a layer's device memory; passes that used it will compute its forward again."""
+        for state in self._passes.values():
+            segment = state.segments.get(layer.block)
+            if segment is not None and state.layers[layer.block] == layer:
+                segment.drop_graph()
+        self.placement.evict(layer)
 
     def write(
         self, layer: LayerId, sequence_id: SequenceId, base: Version, keeps_base: bool
@@ -92,6 +128,7 @@ class StageCompute:
         state = self._passes[layer.stream, sequence_id, PassId(0)]
         gradients = state.parameter_gradients.pop(layer)
         self.store[layer].write(gradients, sequence_id, base, keeps_base, lr)
+        self.placement.synchronize()
 
     def prepare(self, layer: LayerId) -> None:
         """Make a layer before it is needed, if it has not been made yet."""
@@ -117,14 +154,18 @@ class StageCompute:
             rule=space.blocks[block].rule,
             seed=block_seed(self._workload.definition.seed, task.sequence_id, block, task.pass_id),
             precision=recipe.precision,
+            device_type=self.placement.torch_device.type,
             fields=tuple(self._field(state, task, name) for name in space.fields(block)),
             finish=self._with_loss(state, task) if is_last else None,
         )
         # The last block's backward follows its forward at once, so its graph is kept.
         keeps_graph = is_last or not self._workload.recompute
-        segment = Segment(spec, self.store[layer].bind(version), state.inputs, keeps_graph)
+        bound = self.store[layer].bind(version)
+        may_lose_graph = self.placement.may_lose_graphs
+        segment = Segment(spec, bound, state.inputs, keeps_graph, may_lose_graph)
         state.inputs = segment.forward()
         state.segments[block] = segment
+        state.layers[block] = layer
         if not is_last:
             return None
         (loss,), state.inputs = state.inputs, ()
@@ -143,7 +184,10 @@ class StageCompute:
     def _field(self, state: _Pass, task: Task, name: str) -> torch.Tensor:
         if state.batch is None:
             state.batch = self._workload.data(self._workload.definition.seed, task.sequence_id)
-        return field_of(state.batch, name, task.sequence_id)
+        if name not in state.fields:
+            field = field_of(state.batch, name, task.sequence_id)
+            state.fields[name] = self.placement.to_device(field)
+        return state.fields[name]
 
     def _pass(self, task: Task) -> _Pass:
         key = (task.stream, task.sequence_id, task.pass_id)

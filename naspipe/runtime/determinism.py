@@ -29,8 +29,10 @@ def _hash(text: str) -> int:
 
 
 def seed_draws(seed: int) -> None:
-    """Start torch's default generator at a seed."""
+    """Start torch's default generators at a seed: the CPU's, and those of GPUs in use."""
     torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed(seed)
 
 
 @contextmanager

@@ -13,9 +13,13 @@ from naspipe.core.access import Access
 from naspipe.core.commands import (
     Command,
     DropVersion,
+    EvictLayer,
+    LoadLayer,
+    PushVersion,
     RecordAccess,
     RetireSubnet,
     RunTask,
+    SaveLayer,
     SendOutput,
     WriteLayer,
 )
@@ -24,8 +28,11 @@ from naspipe.core.events import (
     BlockFinished,
     Event,
     InputArrived,
+    LayerLoaded,
+    LayerSaved,
     Priorities,
     SubnetAdmitted,
+    VersionArrived,
     WriteFinished,
 )
 from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
@@ -33,7 +40,9 @@ from naspipe.core.partition import Partition
 from naspipe.core.subnet import Subnet
 from naspipe.core.task import Task
 from naspipe.runtime.compute import StageCompute
-from naspipe.runtime.transport import Message, Transport
+from naspipe.runtime.messages import InputMessage, Message, VersionMessage
+from naspipe.runtime.swapper import SwapKind
+from naspipe.runtime.transport import Transport
 from naspipe.stage.admission import AdmissionWindow
 from naspipe.stage.controller import StageController
 
@@ -96,6 +105,7 @@ class StageDriver:
         self._run: deque[tuple[LayerId, Version]] = deque()
         self._events: deque[Event] = deque()
         self._unmade: deque[LayerId] = deque()
+        self._pushed_bytes = 0
 
     @property
     def current(self) -> str:
@@ -104,6 +114,11 @@ class StageDriver:
         if layer is None:
             return str(what)
         return f"{what} block {layer.block} (layer {self._compute.label(layer)})"
+
+    @property
+    def pushed_bytes(self) -> int:
+        """What was handed over to other stages so far."""
+        return self._pushed_bytes
 
     def finishing(self) -> None:
         """Say that the training is over and the layers are being written."""
@@ -131,39 +146,64 @@ class StageDriver:
             raise InvariantError(f"stage {self._stage}: a run of blocks without a task")
         self._doing = (task, layer)
         start_ns = time.monotonic_ns()
-        loss = self._compute.run_block(task, layer, version)
+        try:
+            loss = self._compute.run_block(task, layer, version)
+        except torch.OutOfMemoryError:
+            # Nothing was changed: free what can be freed, and try once more.
+            self._compute.free_memory()
+            loss = self._compute.run_block(task, layer, version)
         if loss is not None:
             self._sink.loss(task.stream, task.sequence_id, loss)
         self._tell(BlockFinished(time.monotonic_ns(), task, layer.block, start_ns))
 
     def _look(self) -> None:
-        """Take in every message that is here already."""
+        """Take in every message that is here already, and every copy that is over."""
+        self._take_copies()
         while message := self._transport.receive(0):
             self._accept(message)
 
+    def _take_copies(self) -> bool:
+        """Tell of layers that were loaded or saved; whether there were any."""
+        finished = self._compute.placement.take_finished()
+        for copy in finished:
+            now_ns = time.monotonic_ns()
+            if copy.kind is SwapKind.LOADED:
+                self._tell(LayerLoaded(now_ns, copy.layer))
+            else:
+                self._tell(LayerSaved(now_ns, copy.layer))
+        return bool(finished)
+
     def _wait(self) -> None:
-        """Wait for a message; until one comes, make layers that will be needed."""
+        """Wait for a message or a copy; until one comes, make layers that will be needed."""
         self._doing = ("waiting", None)
-        message = None
-        while self._unmade and message is None:
-            self._compute.prepare(self._unmade.popleft())
-            message = self._transport.receive(0)
-        if message is None:
-            message = self._transport.receive(self._timeout_seconds)
-        if message is None:
-            waiting = "; ".join(self._controller.unfinished[:3])
-            raise TransportError(
-                f"stage {self._stage}: nothing arrived for {self._timeout_seconds:g} s; "
-                f"oldest work: {waiting}"
-            )
-        self._accept(message)
+        deadline = time.monotonic() + self._timeout_seconds
+        while not self._take_copies():
+            left = 0.0 if self._unmade else deadline - time.monotonic()
+            message = self._transport.receive(max(0.0, left))
+            if message is not None:
+                self._accept(message)
+                break
+            if self._unmade:
+                self._compute.prepare(self._unmade.popleft())
+            elif left <= 0:
+                waiting = "; ".join(self._controller.unfinished[:3])
+                raise TransportError(
+                    f"stage {self._stage}: nothing arrived for {self._timeout_seconds:g} s; "
+                    f"oldest work: {waiting}"
+                )
         self._look()
 
     def _accept(self, message: Message) -> None:
-        task, tensors = message
-        self._admit(self._admission.reach(task.sequence_id))
-        self._compute.accept(task, tensors)
-        self._tell(InputArrived(time.monotonic_ns(), task))
+        match message:
+            case InputMessage(task, upcoming, tensors):
+                self._admit(self._admission.reach(task.sequence_id))
+                self._compute.accept(task, tensors)
+                self._tell(InputArrived(time.monotonic_ns(), task, upcoming))
+            case VersionMessage(layer, version, state):
+                self._compute.placement.expect(layer)
+                self._compute.store[layer].take_over(version, state)
+                self._compute.placement.settle(layer)
+                self._tell(VersionArrived(time.monotonic_ns(), layer, version))
 
     def _admit(self, sequence_ids: Sequence[int]) -> None:
         for sequence_id in sequence_ids:
@@ -189,8 +229,18 @@ class StageDriver:
                 self._run.extend(reads)
             case WriteLayer():
                 self._write(command)
-            case SendOutput(receiver):
-                self._transport.send(receiver, self._compute.output(receiver))
+            case SendOutput(receiver, upcoming):
+                self._transport.send_input(receiver, upcoming, self._compute.output(receiver))
+            case PushVersion(layer, version, stage):
+                state = self._compute.store[layer].hand_over()
+                self._pushed_bytes += self._transport.send_version(stage, layer, version, state)
+            case LoadLayer(layer):
+                self._compute.prepare(layer)
+                self._compute.placement.load(layer)
+            case SaveLayer(layer):
+                self._compute.placement.save(layer)
+            case EvictLayer(layer):
+                self._compute.evict(layer)
             case RecordAccess(access):
                 self._sink.access(access)
             case DropVersion(layer, version):

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.func import functional_call
 
 from naspipe.core.config import Recipe
-from naspipe.core.errors import ConfigError, InvariantError
+from naspipe.core.errors import ConfigError, InvariantError, TransportError
 from naspipe.core.ids import INITIAL, LayerId, SequenceId, Version
 from naspipe.core.rules import Frozen, Lag, Rule
 from naspipe.core.space import Space
@@ -20,6 +20,18 @@ from naspipe.runtime.optimizers import make_optimizer
 
 Gradients = dict[str, torch.Tensor]
 """Gradients by parameter name; a parameter without one is absent, never zero."""
+
+
+class Received(Protocol):
+    """One tensor or value of a layer that another stage handed over."""
+
+    def copy_to(self, target: torch.Tensor) -> None:
+        """Overwrite a tensor with it."""
+        ...
+
+    def value(self) -> Any:
+        """It, in memory of its own."""
+        ...
 
 
 class BoundLayer:
@@ -56,6 +68,8 @@ class StoredLayer:
         self.label = label
         self.module = module
         self.version = INITIAL
+        self.is_here = True
+        """Whether no other stage has taken the layer over."""
         self._rule = rule
         self.parameters = dict(module.named_parameters())
         if isinstance(rule, Frozen):
@@ -124,13 +138,48 @@ class StoredLayer:
                 for key, value in sorted(self.optimizer.state.get(parameter, {}).items()):
                     yield f"optimizer/{name}/{key}", value
 
+    def hand_over(self) -> list[tuple[str, Any]]:
+        """Every tensor and value of the newest version, for the stage that takes it over.
+
+        Their memory does not change before the layer comes back, so it need not be copied.
+        """
+        self.is_here = False
+        return list(self.tensors())
+
+    def take_over(self, version: Version, state: Iterable[tuple[str, Received]]) -> None:
+        """Become what another stage handed over.
+
+        Raises:
+            InvariantError: when it is not newer than what is here.
+            TransportError: when it is not a state of this layer.
+        """
+        if version <= self.version:
+            raise InvariantError(
+                f"layer {self.label}: version {version} arrived, found version {self.version}"
+            )
+        here = dict(self.tensors())
+        for name, received in state:
+            target = here.get(name)
+            if isinstance(target, torch.Tensor):
+                received.copy_to(target)
+            else:
+                self._set_optimizer_state(name, received.value())
+        self.version = version
+        self.is_here = True
+
+    def _set_optimizer_state(self, name: str, value: Any) -> None:
+        kind, parameter, key = name.split("/", 2)
+        if kind != "optimizer" or parameter not in self.parameters or self.optimizer is None:
+            raise TransportError(f"layer {self.label}: it has no tensor {name}")
+        self.optimizer.state[self.parameters[parameter]][key] = value
+
     def digest(self) -> str:
         """Hash of the bytes that the last WRITE left."""
         digest = hashlib.blake2b(digest_size=8)
         for name, value in self.tensors():
             digest.update(name.encode())
             if isinstance(value, torch.Tensor):
-                digest.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+                digest.update(value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
             else:
                 digest.update(repr(value).encode())
         return digest.hexdigest()
@@ -152,9 +201,23 @@ class StoredLayer:
 
 
 class LayerStore:
-    """Makes each layer when it is first asked for, and keeps it."""
+    """Makes each layer when it is first asked for, and keeps it.
 
-    def __init__(self, space: Space, seed: int, recipe: Recipe) -> None:
+    Args:
+        space: whose layers.
+        seed: of the run; each layer has its own.
+        recipe: names the optimizer.
+        on_made: told of each layer, in host memory.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        seed: int,
+        recipe: Recipe,
+        on_made: Callable[[LayerId, StoredLayer], None] | None = None,
+    ) -> None:
+        self._on_made = on_made
         self._space = space
         self._seed = seed
         self._recipe = recipe
@@ -168,12 +231,15 @@ class LayerStore:
     def make(self, layer: LayerId) -> StoredLayer:
         """The layer, made now if it has not been; when that happens changes none of its bits."""
         if layer not in self._layers:
-            self._layers[layer] = self._make(layer)
+            stored = self._make(layer)
+            if self._on_made is not None:
+                self._on_made(layer, stored)
+            self._layers[layer] = stored
         return self._layers[layer]
 
     def items(self) -> list[tuple[LayerId, StoredLayer]]:
-        """Every layer made so far, in chain order."""
-        return sorted(self._layers.items())
+        """Every layer made so far and not handed over, in chain order."""
+        return sorted(pair for pair in self._layers.items() if pair[1].is_here)
 
     def _make(self, layer: LayerId) -> StoredLayer:
         label = self._space.label(layer.block, layer.candidate)

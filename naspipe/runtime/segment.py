@@ -35,6 +35,7 @@ class SegmentSpec:
     rule: Rule
     seed: int
     precision: str
+    device_type: str = "cpu"
     fields: Tensors = ()
     finish: Callable[[Tensors], Tensors] | None = None
 
@@ -47,10 +48,16 @@ class Segment:
         layer: the layer, bound at the version this pass reads.
         inputs: leaf tensors; ``requires_grad`` says whether a gradient is wanted.
         keeps_graph: keep what autograd saved; otherwise compute the forward again.
+        may_lose_graph: :meth:`drop_graph` may be called, so keep what a recompute needs.
     """
 
     def __init__(
-        self, spec: SegmentSpec, layer: BoundLayer, inputs: Tensors, keeps_graph: bool
+        self,
+        spec: SegmentSpec,
+        layer: BoundLayer,
+        inputs: Tensors,
+        keeps_graph: bool,
+        may_lose_graph: bool = False,
     ) -> None:
         self._spec = spec
         self._layer = layer
@@ -58,6 +65,7 @@ class Segment:
         self._outputs: Tensors | None = None
         self._buffers: dict[tuple[nn.Module, str], torch.Tensor] = {}
         self._keeps_graph = keeps_graph
+        self._may_recompute = may_lose_graph or not keeps_graph
 
     def forward(self) -> Tensors:
         """Compute the block; returns leaf tensors for the next one.
@@ -68,7 +76,12 @@ class Segment:
                 that its rule does not allow.
         """
         before = self._buffer_copies()
-        outputs = self._compute()
+        try:
+            outputs = self._compute()
+        except torch.OutOfMemoryError:
+            for (owner, name), copy in before.items():
+                owner._buffers[name] = copy  # as if it had never begun
+            raise
         for (owner, name), copy in before.items():
             if same_bits(owner._buffers[name], copy):
                 continue
@@ -101,6 +114,21 @@ class Segment:
             leaf.grad = None
         return found
 
+    def drop_graph(self) -> None:
+        """Forget what autograd saved: the backward will compute the forward again.
+
+        To be called before the layer's memory changes: autograd would not notice, and its
+        gradients would be silently wrong.
+        """
+        self._outputs = None
+
+    def undo_backward(self) -> None:
+        """As if a backward that failed half-way had never begun."""
+        self.drop_graph()
+        self._layer.take_gradients()
+        for leaf in self._inputs:
+            leaf.grad = None
+
     def take_gradients(self) -> dict[str, torch.Tensor]:
         """Move the parameters' gradients out of the layer."""
         return self._layer.take_gradients()
@@ -111,7 +139,7 @@ class Segment:
         Batch normalisation writes its statistics without raising their version counters,
         so only the bytes tell.
         """
-        if self._keeps_graph and isinstance(self._spec.rule, Exact):
+        if not self._may_recompute and isinstance(self._spec.rule, Exact):
             return {}
         return {
             (owner, name): buffer.clone()
@@ -134,7 +162,7 @@ class Segment:
     def _compute(self) -> Tensors:
         versions = [leaf._version for leaf in self._inputs]
         seed_draws(self._spec.seed)
-        with torch.enable_grad(), _autocast(self._spec.precision):
+        with torch.enable_grad(), _autocast(self._spec.precision, self._spec.device_type):
             aliases = [leaf.view_as(leaf) for leaf in self._inputs]
             try:
                 outputs = _as_tuple(self._layer.call(*aliases, *self._spec.fields), self._spec)
@@ -178,7 +206,7 @@ def _as_tuple(outputs: Any, spec: SegmentSpec) -> Tensors:
     return result
 
 
-def _autocast(precision: str) -> AbstractContextManager[Any]:
+def _autocast(precision: str, device_type: str) -> AbstractContextManager[Any]:
     if precision == "bf16":
-        return torch.autocast("cpu", dtype=torch.bfloat16)
+        return torch.autocast(device_type, dtype=torch.bfloat16)
     return nullcontext()

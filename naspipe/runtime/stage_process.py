@@ -7,25 +7,34 @@ import signal
 import threading
 import time
 import traceback
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from naspipe.core.access import Access
-from naspipe.core.config import Execution
+from naspipe.core.config import Execution, parse_bytes
 from naspipe.core.errors import ConfigError
 from naspipe.core.events import Event, Priorities
 from naspipe.core.ids import SequenceId, StageId, StreamId
 from naspipe.core.partition import Partition
+from naspipe.core.ports import Residency
 from naspipe.core.subnet import Subnet
+from naspipe.planning.memory import MemoryPlan
+from naspipe.residency.manager import ResidencyManager
 from naspipe.runtime.checkpoint import snapshot
 from naspipe.runtime.compute import StageCompute, Workload
 from naspipe.runtime.determinism import deterministic_torch
+from naspipe.runtime.device import open_device
 from naspipe.runtime.driver import StageDriver
 from naspipe.runtime.garbage import calm_collector
+from naspipe.runtime.placement import Placement, SwappedPlacement, device_name
 from naspipe.runtime.reports import Reporter, ZmqReporter
 from naspipe.runtime.transport import Endpoints, NoTransport, Transport, ZmqTransport
+from naspipe.runtime.wakeup import Wakeup
 from naspipe.stage.admission import AdmissionWindow
 from naspipe.stage.builder import build_controller
 from naspipe.trace.event_log import EventLogWriter
@@ -43,15 +52,18 @@ class Job:
     workload: Workload
     execution: Execution
     subnets: tuple[Subnet, ...]
-    partition: Partition
+    partitions: tuple[Partition, ...]
+    """Of every subnet."""
     priorities: tuple[Priorities, ...] | None = None
     """Of every subnet, where the dispatch order asks for them."""
+    memory: MemoryPlan | None = None
+    """What layers may occupy on each stage's device; None for no limit."""
     directory: RunDirectory
 
     def admitted(self, sequence_id: int) -> tuple[Subnet, Partition, Priorities | None]:
         """What every stage is told of a subnet when it is admitted."""
         priorities = self.priorities[sequence_id] if self.priorities else None
-        return self.subnets[sequence_id], self.partition, priorities
+        return self.subnets[sequence_id], self.partitions[sequence_id], priorities
 
 
 class _Sink:
@@ -95,11 +107,19 @@ class _Sink:
 class StageRun:
     """A stage of a job, ready to run."""
 
-    def __init__(self, job: Job, stage: StageId, transport: Transport, reporter: Reporter) -> None:
+    def __init__(
+        self,
+        job: Job,
+        stage: StageId,
+        transport: Transport,
+        reporter: Reporter,
+        placement: Placement,
+    ) -> None:
         self._job = job
         self._stage = stage
         self._transport = transport
         self._reporter = reporter
+        self._placement = placement
         self._driver: StageDriver | None = None
 
     @property
@@ -122,12 +142,13 @@ class StageRun:
     def _train(self, sink: _Sink) -> None:
         job, stage = self._job, self._stage
         definition, execution = job.workload.definition, job.execution
-        compute = StageCompute(job.workload)
+        compute = StageCompute(job.workload, self._placement)
         controller = build_controller(
             stage,
             job.workload.space.rules,
             policy=definition.policy,
             order=execution.order,
+            residency=residency_of(job.memory, stage, execution),
             starts_partly_clear=execution.partly_clear,
         )
         self._driver = StageDriver(
@@ -144,7 +165,8 @@ class StageRun:
         with deterministic_torch(definition.recipe.threads), calm_collector():
             self._driver.run()
         self._driver.finishing()
-        self._reporter.report("done", self._save(compute))
+        measured = {"pushed_bytes": self._driver.pushed_bytes, **self._placement.measured()}
+        self._reporter.report("done", {**self._save(compute), "measured": measured})
 
     def _save(self, compute: StageCompute) -> dict[str, Any]:
         tensors, scalars, versions = snapshot(self._job.workload.space, compute.store.items())
@@ -154,13 +176,53 @@ class StageRun:
         return {"shard": shard, "scalars": scalars, "versions": versions}
 
 
+def residency_of(
+    memory: MemoryPlan | None, stage: StageId, execution: Execution
+) -> Residency | None:
+    """Who decides what is on a stage's device; None where everything is."""
+    if memory is None:
+        return None
+    return ResidencyManager(
+        memory.budgets[stage],
+        memory.sizes,
+        memory.permanent_blocks,
+        prefetches=execution.prefetch,
+    )
+
+
+def _placement(job: Job, stage: StageId, wakeup: Wakeup) -> Placement:
+    """Where the stage's layers and tensors live. Starts CUDA, where that is the device."""
+    execution = job.execution
+    name = device_name(execution.device, stage)
+    if job.memory is None:
+        return Placement(torch.device(name))
+    device = open_device(name, job.memory.budgets[stage], execution.bandwidth, execution.latency)
+    limit_bytes = parse_bytes(execution.host_memory) or None
+    return SwappedPlacement(device, job.workload.definition.recipe, limit_bytes, wakeup)
+
+
 def run_alone(job: Job, reporter: Reporter) -> None:
     """The run on one stage, in this process and without sockets."""
-    stage_run = StageRun(job, StageId(0), NoTransport(), reporter)
+    _run_stage(job, StageId(0), NoTransport, reporter)
+
+
+def _run_stage(
+    job: Job, stage: StageId, connect: Callable[[Wakeup], Transport], reporter: Reporter
+) -> None:
+    """Run one stage to its end; a failure is reported, never raised."""
+    task = "start"
     try:
-        stage_run.run()
+        with ExitStack() as stack:
+            wakeup = stack.enter_context(Wakeup())
+            transport = stack.enter_context(connect(wakeup))
+            placement = stack.enter_context(_placement(job, stage, wakeup))
+            stage_run = StageRun(job, stage, transport, reporter, placement)
+            try:
+                stage_run.run()
+            finally:
+                task = stage_run.current
     except Exception as error:
-        reporter.report("failed", _failure(stage_run.current, error))
+        reporter.report("failed", _failure(task, error))
 
 
 def _failure(task: str, error: Exception) -> dict[str, Any]:
@@ -181,16 +243,7 @@ def stage_main(job: Job, stage: StageId, endpoints: Endpoints, lifeline: tuple[i
     os.close(write_end)
     threading.Thread(target=_end_with_launcher, args=(read_end,), daemon=True).start()
     with ZmqReporter(stage, endpoints) as reporter:
-        task = "start"
-        try:
-            with ZmqTransport(stage, endpoints) as transport:
-                stage_run = StageRun(job, stage, transport, reporter)
-                try:
-                    stage_run.run()
-                finally:
-                    task = stage_run.current
-        except Exception as error:
-            reporter.report("failed", _failure(task, error))
+        _run_stage(job, stage, partial(ZmqTransport, stage, endpoints), reporter)
 
 
 def _end_with_launcher(read_end: int) -> None:

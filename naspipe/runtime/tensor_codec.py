@@ -39,6 +39,18 @@ def encode(tensor: torch.Tensor | None) -> tuple[list[Any] | None, memoryview]:
     return [name, sizes, strides, phase, tensor.requires_grad], raw.numpy().data
 
 
+def decode_into(entry: Any, frame: Any, target: torch.Tensor) -> None:
+    """Overwrite a tensor of the same dtype, shape and strides with what was encoded.
+
+    Raises:
+        TransportError: when the tensor is another one.
+    """
+    expected, memory = encode(target)
+    if expected is None or entry[:3] != [expected[0], list(expected[1]), list(expected[2])]:
+        raise TransportError(f"tensor header {entry!r:.200} does not fit {expected!r:.200}")
+    memory[:] = frame
+
+
 def decode(entry: Any, frame: Any) -> torch.Tensor | None:
     """Rebuild a tensor in memory of its own.
 

@@ -11,16 +11,16 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
-import msgpack
 import torch
 import zmq
 
 from naspipe.core.errors import ConfigError, TransportError
-from naspipe.core.ids import PassId, SequenceId, StageId, StreamId
-from naspipe.core.task import Task, TaskKind
-from naspipe.runtime.tensor_codec import decode, encode
+from naspipe.core.ids import LayerId, StageId, Version
+from naspipe.core.task import Task
+from naspipe.runtime.messages import Message, input_frames, read_message, version_frames
+from naspipe.runtime.wakeup import Wakeup
 
 MAX_FRAME_BYTES = 4 << 30
 """Larger frames are refused by the library before any memory is taken."""
@@ -28,30 +28,65 @@ MAX_FRAME_BYTES = 4 << 30
 _LINGER_MS = 10_000
 _MAX_IPC_PATH = 90
 
-Message = tuple[Task, tuple[torch.Tensor | None, ...]]
-
 
 class Transport(Protocol):
-    """How a stage hands tensors to another one."""
+    """How a stage hands tensors to another one; a context manager."""
 
-    def send(self, receiver: Task, tensors: Sequence[torch.Tensor | None]) -> None:
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *exception: object) -> None: ...
+
+    def send_input(
+        self,
+        receiver: Task,
+        upcoming: Sequence[Task],
+        tensors: Sequence[torch.Tensor | None],
+    ) -> None:
         """Start sending the input of ``receiver``; the tensors must not change afterwards."""
         ...
 
+    def send_version(
+        self, stage: StageId, layer: LayerId, version: Version, state: Sequence[tuple[str, Any]]
+    ) -> int:
+        """Start handing a layer over; returns the bytes. Its tensors must not change meanwhile."""
+        ...
+
     def receive(self, timeout_seconds: float) -> Message | None:
-        """The next message, or None when there was none in time (0 only looks)."""
+        """The next message; None when there was none in time (0 only looks) or at a wakeup."""
         ...
 
 
 class NoTransport:
-    """The transport of a run on one stage: there is nobody to talk to."""
+    """The transport of a run on one stage: there is nobody to talk to, only copies to wait for."""
 
-    def send(self, receiver: Task, tensors: Sequence[torch.Tensor | None]) -> None:
+    def __init__(self, wakeup: Wakeup) -> None:
+        self._wakeup = wakeup
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Nothing to end."""
+
+    def send_input(
+        self,
+        receiver: Task,
+        upcoming: Sequence[Task],
+        tensors: Sequence[torch.Tensor | None],
+    ) -> None:
         """Never right on one stage."""
         raise TransportError(f"{receiver}: there is only one stage")
 
+    def send_version(
+        self, stage: StageId, layer: LayerId, version: Version, state: Sequence[tuple[str, Any]]
+    ) -> int:
+        """Never right on one stage."""
+        raise TransportError(f"layer {layer}: there is only one stage")
+
     def receive(self, timeout_seconds: float) -> Message | None:
-        """Nothing ever arrives."""
+        """Nothing ever arrives, but the wait ends when the wakeup is set."""
+        if timeout_seconds and self._wakeup.wait(timeout_seconds):
+            self._wakeup.clear()
         return None
 
 
@@ -138,55 +173,57 @@ def _limit(endpoint: zmq.Socket[Any]) -> None:
 class ZmqTransport:
     """One stage's sockets; a context manager that gives unsent messages ten seconds to leave."""
 
-    def __init__(self, stage: StageId, endpoints: Endpoints) -> None:
+    def __init__(self, stage: StageId, endpoints: Endpoints, wakeup: Wakeup) -> None:
         self._endpoints = endpoints
+        self._wakeup = wakeup
         self._context: zmq.Context[Any] = zmq.Context()
         self._inbox = bind_inbox(self._context, endpoints.stages[stage], endpoints)
+        self._poller = zmq.Poller()
+        self._poller.register(self._inbox, zmq.POLLIN)
+        self._poller.register(wakeup.fileno(), zmq.POLLIN)
         self._outboxes: dict[StageId, zmq.Socket[Any]] = {}
 
-    def __enter__(self) -> ZmqTransport:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._context.destroy(linger=_LINGER_MS)
 
-    def send(self, receiver: Task, tensors: Sequence[torch.Tensor | None]) -> None:
+    def send_input(
+        self,
+        receiver: Task,
+        upcoming: Sequence[Task],
+        tensors: Sequence[torch.Tensor | None],
+    ) -> None:
         """See :class:`Transport`."""
-        outbox = self._outboxes.get(receiver.stage)
+        self._send(receiver.stage, input_frames(receiver, upcoming, tensors))
+
+    def send_version(
+        self, stage: StageId, layer: LayerId, version: Version, state: Sequence[tuple[str, Any]]
+    ) -> int:
+        """See :class:`Transport`."""
+        frames = version_frames(layer, version, state)
+        self._send(stage, frames)
+        return sum(map(len, frames))
+
+    def _send(self, stage: StageId, frames: Sequence[Any]) -> None:
+        outbox = self._outboxes.get(stage)
         if outbox is None:
-            address = self._endpoints.stages[receiver.stage]
+            address = self._endpoints.stages[stage]
             outbox = connect_outbox(self._context, address, self._endpoints)
-            self._outboxes[receiver.stage] = outbox
-        entries, frames = zip(*map(encode, tensors), strict=True) if tensors else ((), ())
-        stream, sequence_id, pass_id, kind, stage = receiver
-        header = msgpack.packb([stream, sequence_id, pass_id, kind.value, stage, entries])
-        outbox.send_multipart([header, *frames], copy=False)
+            self._outboxes[stage] = outbox
+        outbox.send_multipart(frames, copy=False)
 
     def receive(self, timeout_seconds: float) -> Message | None:
         """See :class:`Transport`."""
         # Asked for after every block: looking at the socket's state is cheaper than a poll.
         is_here = bool(int(self._inbox.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
         if not is_here and timeout_seconds:
-            is_here = bool(self._inbox.poll(int(timeout_seconds * 1000)))
+            ready = dict(self._poller.poll(int(timeout_seconds * 1000) + 1))
+            is_here = self._inbox in ready
+            if self._wakeup.fileno() in ready:
+                self._wakeup.clear()
         if not is_here:
             return None
         header, *frames = self._inbox.recv_multipart(copy=False)
         return read_message(header.buffer, [frame.buffer for frame in frames])
-
-
-def read_message(header: Any, frames: Sequence[Any]) -> Message:
-    """Rebuild a message.
-
-    Raises:
-        TransportError: when it is not one that a stage sends.
-    """
-    try:
-        stream, sequence_id, pass_id, kind, stage, entries = msgpack.unpackb(header)
-        task = Task(
-            StreamId(stream), SequenceId(sequence_id), PassId(pass_id), TaskKind(kind),
-            StageId(stage),
-        )  # fmt: skip
-        pairs = list(zip(entries, frames, strict=True))
-    except (TypeError, ValueError, msgpack.UnpackException) as error:
-        raise TransportError(f"a message header cannot be read: {error}") from error
-    return task, tuple(decode(entry, frame) for entry, frame in pairs)

@@ -49,6 +49,8 @@ class VersionBook:
     def admit(self, subnet: Subnet, blocks: Iterable[int]) -> dict[int, Ticket]:
         """Hand out the tickets of a subnet for this stage's blocks.
 
+        Its other blocks are noted too: a layer that it writes elsewhere may come here next.
+
         Raises:
             InvariantError: when a sequence ID is missing or comes twice; without it
                 "no earlier writer" could not be known.
@@ -60,11 +62,23 @@ class VersionBook:
                 f"expected sequence ID {expected}"
             )
         self._next[subnet.stream] = expected + 1
-        return {block: self._ticket(subnet, block) for block in blocks}
+        here = set(blocks)
+        tickets: dict[int, Ticket] = {}
+        for block in range(len(self._rules)):
+            if block in here:
+                tickets[block] = self._ticket(subnet, block)
+            else:
+                layer = subnet.layer(block)
+                self._promise(layer, self._state(layer), subnet.sequence_id)
+        return tickets
 
     def exists(self, layer: LayerId, version: Version) -> bool:
         """Whether a version can be read here now."""
         return version in self._state(layer).existing
+
+    def newest(self, layer: LayerId) -> Version:
+        """The newest version that was written or arrived here."""
+        return self._state(layer).newest
 
     def is_newest(self, layer: LayerId, version: Version) -> bool:
         """Whether a WRITE on top of this version may be applied now."""
@@ -103,6 +117,21 @@ class VersionBook:
         state.existing.add(version)
         return self._drop(layer, state)
 
+    def arrive(self, layer: LayerId, version: Version) -> None:
+        """Another stage handed its newest version over; what was here before is stale.
+
+        Raises:
+            InvariantError: when it is not newer than what is here, or that is still read.
+        """
+        state = self._state(layer)
+        if version <= state.newest or state.readers.get(state.newest):
+            raise InvariantError(
+                f"layer {layer}: version {version} arrived, found version {state.newest} with "
+                f"{state.readers.get(state.newest, 0)} readers"
+            )
+        state.newest = version
+        state.existing = {version}
+
     def _ticket(self, subnet: Subnet, block: int) -> Ticket:
         layer = subnet.layer(block)
         state = self._state(layer)
@@ -110,12 +139,15 @@ class VersionBook:
         reads = self._policy.version_to_read(rule, state.users, subnet.sequence_id)
         state.readers[reads] = state.readers.get(reads, 0) + 1
         base = state.users[-1]
-        is_writer = self._policy.is_writer(rule)
-        if is_writer:
-            state.users.append(Version(subnet.sequence_id))
+        self._promise(layer, state, subnet.sequence_id)
+        return Ticket(layer, reads, base, self._policy.is_writer(rule))
+
+    def _promise(self, layer: LayerId, state: _Layer, writer: SequenceId) -> None:
+        """Note that a subnet will write a layer."""
+        if self._policy.is_writer(self._rules[layer.block]):
+            state.users.append(Version(writer))
             oldest = self._floor(layer, state)
             del state.users[: state.users.index(oldest)]
-        return Ticket(layer, reads, base, is_writer)
 
     def _state(self, layer: LayerId) -> _Layer:
         state = self._layers.get(layer)

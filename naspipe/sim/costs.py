@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -24,6 +24,14 @@ class Costs(Protocol):
         """From the end of a task to the arrival of its output at the receiving stage."""
         ...
 
+    def push_ns(self, layer: LayerId) -> int:
+        """From a push of a layer to its arrival at the next user's stage."""
+        ...
+
+    def copy_ns(self, layer: LayerId) -> int:
+        """One copy of a layer between host memory and the device."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockCosts:
@@ -33,19 +41,34 @@ class BlockCosts:
     """Forward time by (block, candidate)."""
     backward_ratio: float = 2.0
     """Backward time over forward time; 3 with recompute."""
+    backward_ns: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    """Backward time by (block, candidate), in place of the ratio, where it is named."""
     write_ns: int = 0
     link_ns: int = 0
+    swap_ns: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    """Copy time between host and device by (block, candidate); 0 where it is not named."""
 
     def access_ns(self, layer: LayerId, kind: AccessKind) -> int:
         """See :class:`Costs`."""
         if kind is AccessKind.WRITE:
             return self.write_ns
-        forward = self.forward_ns[layer.block, layer.candidate]
+        place = (layer.block, layer.candidate)
+        if kind is AccessKind.BACKWARD and place in self.backward_ns:
+            return self.backward_ns[place]
+        forward = self.forward_ns[place]
         return forward if kind is AccessKind.FORWARD else int(forward * self.backward_ratio)
 
     def message_ns(self, receiver: Task) -> int:
         """See :class:`Costs`."""
         return self.link_ns
+
+    def push_ns(self, layer: LayerId) -> int:
+        """See :class:`Costs`."""
+        return self.link_ns
+
+    def copy_ns(self, layer: LayerId) -> int:
+        """See :class:`Costs`."""
+        return self.swap_ns.get((layer.block, layer.candidate), 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +78,11 @@ class TableCosts:
     table: CostTable
     link_ns: int = 500_000
     """Encoding, sending and receiving one boundary; 0.4 ms per MB was measured over ipc."""
+    state_bytes: Callable[[LayerId], int] = lambda layer: 0
+    """What a copy between host and device moves."""
+    bytes_per_ns: float = 12.0
+    """Bandwidth of such copies: PCIe 3.0 x16."""
+    copy_latency_ns: int = 0
 
     def access_ns(self, layer: LayerId, kind: AccessKind) -> int:
         """See :class:`Costs`."""
@@ -70,6 +98,14 @@ class TableCosts:
     def message_ns(self, receiver: Task) -> int:
         """See :class:`Costs`."""
         return self.link_ns
+
+    def push_ns(self, layer: LayerId) -> int:
+        """See :class:`Costs`."""
+        return self.link_ns
+
+    def copy_ns(self, layer: LayerId) -> int:
+        """See :class:`Costs`."""
+        return self.copy_latency_ns + int(self.state_bytes(layer) / self.bytes_per_ns)
 
 
 @dataclass(slots=True)
@@ -91,3 +127,11 @@ class RandomCosts:
     def message_ns(self, receiver: Task) -> int:
         """See :class:`Costs`."""
         return self._random.randint(0, self.max_message_ns)
+
+    def push_ns(self, layer: LayerId) -> int:
+        """See :class:`Costs`."""
+        return self._random.randint(0, self.max_message_ns)
+
+    def copy_ns(self, layer: LayerId) -> int:
+        """See :class:`Costs`."""
+        return self._random.randint(0, self.max_access_ns)

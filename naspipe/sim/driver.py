@@ -6,18 +6,30 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from naspipe.core.access import Access, AccessKind
-from naspipe.core.commands import Command, RecordAccess, RetireSubnet, RunTask, SendOutput
-from naspipe.core.commands import WriteLayer as WriteCommand
+from naspipe.core.commands import (
+    Command,
+    LoadLayer,
+    PushVersion,
+    RecordAccess,
+    RetireSubnet,
+    RunTask,
+    SaveLayer,
+    SendOutput,
+    WriteLayer,
+)
 from naspipe.core.errors import InvariantError
 from naspipe.core.events import (
     BlockFinished,
     Event,
     InputArrived,
+    LayerLoaded,
+    LayerSaved,
     Priorities,
     SubnetAdmitted,
+    VersionArrived,
     WriteFinished,
 )
-from naspipe.core.ids import StageId
+from naspipe.core.ids import LayerId, StageId, Version
 from naspipe.core.partition import Partition
 from naspipe.core.subnet import Subnet
 from naspipe.core.task import Task
@@ -30,8 +42,24 @@ Admitted = Callable[[int], tuple[Subnet, Partition, Priorities | None]]
 """What a stage is told of a sequence ID when it is admitted."""
 
 
+class _CopyLane:
+    """One direction between host and device: copies one after the other, in the order asked."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._free_ns = 0
+
+    def copy(self, duration_ns: int, finished: Callable[[], None]) -> None:
+        """Call back when a copy that is asked for now is over."""
+        self._free_ns = max(self._free_ns, self._engine.now_ns) + duration_ns
+        self._engine.after(self._free_ns - self._engine.now_ns, finished)
+
+
 class SimulatedStage:
-    """One compute lane: pending WRITEs first, then the next block of the current run."""
+    """One compute lane: pending WRITEs first, then the next block of the current run.
+
+    Beside it, a lane of copies to the device and one back to host memory.
+    """
 
     def __init__(
         self,
@@ -48,19 +76,24 @@ class SimulatedStage:
         self._engine = engine
         self._costs = costs
         self._admitted = admitted
-        self._writes: deque[WriteCommand] = deque()
+        self._writes: deque[WriteLayer] = deque()
         self._run: deque[tuple[int, int]] = deque()
         self._task: Task | None = None
         self._is_busy = False
+        self._lane_in, self._lane_out = _CopyLane(engine), _CopyLane(engine)
 
     def start(self) -> None:
         """Admit the first window of subnets."""
         self._admit(self.admission.open())
 
-    def receive(self, task: Task) -> None:
+    def receive(self, task: Task, upcoming: tuple[Task, ...]) -> None:
         """The input of a task arrived."""
         self._admit(self.admission.reach(task.sequence_id))
-        self._tell(InputArrived(self._engine.now_ns, task))
+        self._tell(InputArrived(self._engine.now_ns, task, upcoming))
+
+    def receive_version(self, layer: LayerId, version: Version) -> None:
+        """Another stage pushed a layer."""
+        self._tell(VersionArrived(self._engine.now_ns, layer, version))
 
     def _admit(self, sequence_ids: range) -> None:
         for sequence_id in sequence_ids:
@@ -79,12 +112,27 @@ class SimulatedStage:
                 self._run.extend(
                     (layer.block, self._costs.access_ns(layer, kind)) for layer, _ in reads
                 )
-            case WriteCommand():
+            case WriteLayer():
                 self._writes.append(command)
-            case SendOutput(receiver):
+            case SendOutput(receiver, upcoming):
                 delay_ns = self._costs.message_ns(receiver)
                 peer = self.peers[receiver.stage]
-                self._engine.after(delay_ns, lambda: peer.receive(receiver))
+                self._engine.after(delay_ns, lambda: peer.receive(receiver, upcoming))
+            case PushVersion(layer, version, stage):
+                peer = self.peers[stage]
+                self._engine.after(
+                    self._costs.push_ns(layer), lambda: peer.receive_version(layer, version)
+                )
+            case LoadLayer(layer):
+                self._lane_in.copy(
+                    self._costs.copy_ns(layer),
+                    lambda: self._tell(LayerLoaded(self._engine.now_ns, layer)),
+                )
+            case SaveLayer(layer):
+                self._lane_out.copy(
+                    self._costs.copy_ns(layer),
+                    lambda: self._tell(LayerSaved(self._engine.now_ns, layer)),
+                )
             case RecordAccess(access):
                 self.accesses.append(access)
             case RetireSubnet(_, sequence_id):

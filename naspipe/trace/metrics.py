@@ -23,6 +23,7 @@ class Summary(NamedTuple):
     steps_per_second: float
     bubble_ratio: float
     hit_rate: float
+    stall_ratio: float
 
 
 def summarize(accesses: Sequence[Access], num_stages: int) -> Summary:
@@ -33,6 +34,7 @@ def summarize(accesses: Sequence[Access], num_stages: int) -> Summary:
         steps_per_second(accesses),
         bubble_ratio(accesses, num_stages),
         hit_rate(accesses),
+        stall_ratio(accesses, num_stages),
     )
 
 
@@ -51,10 +53,26 @@ def steps_per_second(accesses: Sequence[Access]) -> float:
 
 
 def hit_rate(accesses: Sequence[Access]) -> float:
-    """The share of accesses whose layer was on the device when they began."""
-    if not accesses:
-        return 1.0
-    return sum(access.is_hit for access in accesses) / len(accesses)
+    """The share of forwards and backwards whose layer was on the device when they could begin.
+
+    WRITEs do not count: each follows its backward at once (NASPipe, Table 2: "cache hit").
+    """
+    reads = [access.is_hit for access in accesses if access.kind is not AccessKind.WRITE]
+    return sum(reads) / len(reads) if reads else 1.0
+
+
+def stall_ratio(accesses: Sequence[Access], num_stages: int) -> float:
+    """Time that stages waited for loads / (stages x makespan), after the warm-up."""
+    start = _warm_up_end(accesses)
+    if start is None:
+        return 0.0
+    end = max(access.end_ns for access in accesses)
+    stalled = sum(
+        min(access.stalled_ns, access.start_ns - start)
+        for access in accesses
+        if access.stalled_ns and access.start_ns > start
+    )
+    return stalled / (num_stages * (end - start)) if end > start else 0.0
 
 
 def bubble_ratio(accesses: Sequence[Access], num_stages: int) -> float:

@@ -11,12 +11,12 @@ from naspipe.core.errors import LogError
 from naspipe.core.ids import LayerId, PassId, SequenceId, StageId, StreamId, Version
 
 MAGIC = b"NASPIPEA"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 FIELDS = (
     "stream, sequence ID, pass, kind, block, candidate, version, stage, generation, start_ns, "
-    "end_ns, is_hit, digest"
+    "end_ns, stalled_ns, digest"
 )
-"""The values of a record, in order; all whole numbers but the kind's letter and the last two."""
+"""The values of a record, in order; all whole numbers but the kind's letter and the digest."""
 
 _KINDS = {kind.value: kind for kind in AccessKind}
 _pack = msgpack.Packer().pack
@@ -31,10 +31,12 @@ class Recorded(NamedTuple):
 
 def encode_access(access: Access, generation: int) -> bytes:
     """One record's payload."""
-    layer, sequence_id, pass_id, kind, version, stage, start_ns, end_ns, is_hit, digest = access
+    layer, sequence_id, pass_id, kind, version, stage, start_ns, end_ns, stalled_ns, digest = access
     stream, block, candidate = layer
     place = (stream, sequence_id, pass_id, kind._value_, block, candidate)
-    payload: bytes = _pack((*place, version, stage, generation, start_ns, end_ns, is_hit, digest))
+    payload: bytes = _pack(
+        (*place, version, stage, generation, start_ns, end_ns, stalled_ns, digest)
+    )
     return payload
 
 
@@ -52,11 +54,11 @@ def decode_access(payload: bytes) -> Recorded:
 
 def _decode(values: Any) -> Recorded:
     (stream, sequence_id, pass_id, letter, block, candidate), rest = values[:6], values[6:]
-    version, stage, generation, start_ns, end_ns, is_hit, digest = rest
-    for number in (stream, sequence_id, pass_id, block, candidate, *rest[:5]):
+    version, stage, generation, start_ns, end_ns, stalled_ns, digest = rest
+    for number in (stream, sequence_id, pass_id, block, candidate, *rest[:6]):
         if type(number) is not int:
             raise TypeError
-    if type(is_hit) is not bool or type(digest) is not str:
+    if type(digest) is not str:
         raise TypeError
     access = Access(
         LayerId(StreamId(stream), block, candidate),
@@ -67,7 +69,7 @@ def _decode(values: Any) -> Recorded:
         StageId(stage),
         start_ns,
         end_ns,
-        is_hit,
+        stalled_ns,
         digest,
     )
     return Recorded(generation, access)

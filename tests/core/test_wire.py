@@ -12,8 +12,11 @@ from naspipe.core.events import (
     BlockFinished,
     Event,
     InputArrived,
+    LayerLoaded,
+    LayerSaved,
     Priorities,
     SubnetAdmitted,
+    VersionArrived,
     WriteFinished,
 )
 from naspipe.core.ids import LayerId
@@ -31,11 +34,14 @@ paths = st.lists(numbers, max_size=4).map(tuple)
 priorities = st.one_of(st.none(), st.builds(Priorities, paths, paths))
 events = st.one_of(
     st.builds(SubnetAdmitted, numbers, subnets, partitions, priorities),
-    st.builds(InputArrived, numbers, tasks),
-    st.builds(BlockFinished, numbers, tasks, numbers, numbers, st.booleans()),
+    st.builds(InputArrived, numbers, tasks, st.lists(tasks, max_size=2).map(tuple)),
+    st.builds(BlockFinished, numbers, tasks, numbers, numbers),
     st.builds(WriteFinished, numbers, layers, numbers, numbers, st.text(max_size=20)),
+    st.builds(VersionArrived, numbers, layers, numbers),
+    st.builds(LayerLoaded, numbers, layers),
+    st.builds(LayerSaved, numbers, layers),
 )
-EVENTS = ("SubnetAdmitted", "InputArrived", "BlockFinished", "WriteFinished")
+EVENTS = ("SubnetAdmitted", "InputArrived", "BlockFinished", "WriteFinished", "VersionArrived")
 TUPLES = ("LayerId", "Partition", "Priorities", "Subnet", "Task", "tuple")
 names = st.sampled_from([*EVENTS, *TUPLES, "Event", "F", ""])
 atoms = st.one_of(
@@ -64,7 +70,12 @@ def test_an_event_comes_back(event: Event) -> None:
 
 def test_an_event_on_the_wire() -> None:
     event = InputArrived(5, Task(0, 12, 0, TaskKind.BACKWARD, 3))
-    assert encode_event(event) == ["InputArrived", 5, ["Task", 0, 12, 0, ["TaskKind", "B"], 3]]
+    assert encode_event(event) == [
+        "InputArrived",
+        5,
+        ["Task", 0, 12, 0, ["TaskKind", "B"], 3],
+        ["tuple"],
+    ]
 
 
 @settings(max_examples=400)

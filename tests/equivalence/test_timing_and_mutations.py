@@ -36,8 +36,8 @@ def inject_delays(monkeypatch, seed):
     """Hold messages back and let younger ones pass; stretch the compute of some blocks."""
 
     class Delayed(ZmqTransport):
-        def __init__(self, stage, endpoints):
-            super().__init__(stage, endpoints)
+        def __init__(self, stage, endpoints, wakeup):
+            super().__init__(stage, endpoints, wakeup)
             self.random, self.held = random.Random(seed * 16 + stage), []
 
         def receive(self, timeout_seconds):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from naspipe.core.access import AccessKind
 from naspipe.core.errors import InvariantError
-from naspipe.core.ids import INITIAL
+from naspipe.core.ids import INITIAL, LayerId
 from naspipe.core.partition import Partition
 from naspipe.core.rules import Exact, Lag
 from naspipe.core.subnet import Subnet
@@ -18,20 +18,22 @@ from naspipe.sim.costs import BlockCosts, RandomCosts
 from naspipe.sim.driver import simulate
 from naspipe.stage.builder import build_controller
 from naspipe.trace.order import access_orders
-from tests.strategies import pipelines
+from tests.strategies import moving_pipelines, pipelines
 
 
-def run(rules, subnets, partition, costs, window=6, partly=True, priorities=None):
+def run(rules, subnets, partitions, costs, window=6, partly=True, priorities=None):
+    if isinstance(partitions, Partition):
+        partitions = [partitions] * len(subnets)
     controllers = [
         build_controller(
             stage, rules, order="critical-path" if priorities else "paper",
             starts_partly_clear=partly,
         )
-        for stage in range(partition.num_stages)
+        for stage in range(partitions[0].num_stages)
     ]  # fmt: skip
     urgent = priorities or [None] * len(subnets)
     stages = simulate(
-        lambda y: (subnets[y], partition, urgent[y]), len(subnets), controllers, costs, window
+        lambda y: (subnets[y], partitions[y], urgent[y]), len(subnets), controllers, costs, window
     )
     return [access for accesses in stages for access in accesses]
 
@@ -55,6 +57,36 @@ def test_reads_and_orders_are_sequential(pipeline, seed, window, partly):
     orders = access_orders(accesses)
     expected = sequential_orders(rules, subnets)
     assert {layer: orders[layer] for layer in expected} == expected
+
+
+@settings(max_examples=300)
+@given(moving_pipelines(), st.integers(0, 2**32), st.integers(1, 9), st.booleans())
+def test_layers_follow_their_users_over_the_stages(pipeline, seed, window, partly):
+    """With a partition per subnet, mirrored layers too are read and written in order."""
+    rules, subnets, partitions = pipeline
+    accesses = run(rules, subnets, partitions, RandomCosts(seed), window, partly)
+    assert list(violations(accesses, rules, subnets)) == []
+    for access in accesses:
+        own = partitions[access.sequence_id]
+        assert own.stage_of(access.layer.block) == access.stage
+
+
+def test_a_layer_is_pushed_to_its_next_user_only():
+    """Subnet 1 takes layer 1.0 from stage 1 to stage 0, subnet 3 takes it back."""
+    rules = [Exact()] * 3
+    subnets = [Subnet(0, y, (y, 0 if y != 2 else 1, y)) for y in range(4)]
+    partitions = [Partition((0, 1, 3)), Partition((0, 2, 3)), Partition((0, 2, 3)),
+                  Partition((0, 1, 3))]  # fmt: skip
+    pushed = []
+
+    class Costs(RandomCosts):
+        def push_ns(self, layer):
+            pushed.append(layer)
+            return 5
+
+    accesses = run(rules, subnets, partitions, Costs(1))
+    assert list(violations(accesses, rules, subnets)) == []
+    assert pushed == [LayerId(0, 1, 0)] * 2
 
 
 @settings(max_examples=50)

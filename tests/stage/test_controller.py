@@ -66,7 +66,7 @@ class Driver:
         """The record of what has just ended."""
         access = Access(
             layer(block, candidate), user, 0, AccessKind(kind), version, self.stage,
-            self.now - 10, self.now, True, digest,
+            self.now - 10, self.now, 0, digest,
         )  # fmt: skip
         return RecordAccess(access)
 
@@ -77,8 +77,8 @@ def runs(text, *reads):
     )
 
 
-def sends(text):
-    return SendOutput(parse_task(text))
+def sends(text, *upcoming):
+    return SendOutput(parse_task(text), tuple(map(parse_task, upcoming)))
 
 
 def test_one_subnet_on_one_stage():
@@ -157,7 +157,8 @@ def start_of_two(partly):
 def test_a_partly_clear_forward_starts_with_what_is_clear():
     d, commands = start_of_two(partly=True)
     assert commands == [
-        sends("0.0.0F@1"), d.record(1, 0, 0, "F", -1), runs("0.1.0F@0", (0, 1, -1))
+        sends("0.0.0F@1", "0.1.0F@1"),
+        d.record(1, 0, 0, "F", -1), runs("0.1.0F@0", (0, 1, -1)),
     ]  # fmt: skip
     assert d.block("1F", 0) == [d.record(0, 1, 1, "F", -1)]
     assert d.controller.unfinished[1] == "0.1.0F@0 waits for 0:1.0v0"

@@ -29,7 +29,7 @@ accesses = st.builds(
     small,
     times,
     times,
-    st.booleans(),
+    small,
     st.text(max_size=64),
 )
 
@@ -38,7 +38,7 @@ accesses = st.builds(
 def test_a_record_comes_back_equal(record: Access, generation: int) -> None:
     found = decode_access(encode_access(record, generation))
     assert found == (generation, record)
-    assert type(found.access) is Access and type(found.access.is_hit) is bool
+    assert type(found.access) is Access and type(found.access.stalled_ns) is int
 
 
 @given(records=st.lists(accesses, max_size=20))
@@ -59,12 +59,12 @@ def test_a_log_comes_back_equal(
         5,
         {},
         [0] * 13,
-        [0, 0, 0, "X", 0, 0, 0, 0, 0, 0, 0, True, ""],
-        [0, 0, 0, "F", 0, 0, 0, 0, 0, 0, 0, 1, ""],
-        [0, 0, "0", "F", 0, 0, 0, 0, 0, 0, 0, True, ""],
-        [0, 0, 0, "F", 0, 0, 0, 0, 0, 0, 0, True, None],
-        [0, 0, 0, ["F"], 0, 0, 0, 0, 0, 0, 0, True, ""],
-        [0, 0, 0, "F", 0, 0, 0, 0, 0, 0, 0, True, "", 1],
+        [0, 0, 0, "X", 0, 0, 0, 0, 0, 0, 0, 0, ""],
+        [0, 0, 0, "F", 0, 0, 0, 0, 0, 0, 0, True, ""],
+        [0, 0, "0", "F", 0, 0, 0, 0, 0, 0, 0, 0, ""],
+        [0, 0, 0, "F", 0, 0, 0, 0, 0, 0, 0, 0, None],
+        [0, 0, 0, ["F"], 0, 0, 0, 0, 0, 0, 0, 0, ""],
+        [0, 0, 0, "F", 0, 0, 0, 0, 0, 0, 0, 0, "", 1],
     ],
 )
 def test_what_is_no_access_is_refused(tmp_path: Path, values: object) -> None:

@@ -55,12 +55,12 @@ def test_the_first_tenth_is_warm_up_and_records_are_clipped() -> None:
 
 
 def test_hit_rate_is_the_share_of_hits() -> None:
-    records = [access(0, 0, n, F, n, is_hit=n != 1) for n in range(4)]
+    records = [access(0, 0, n, F, n, stalled_ns=int(n == 1)) for n in range(4)]
     assert hit_rate(records) == 0.75
 
 
 def test_an_empty_log_has_harmless_numbers() -> None:
-    assert summarize([], 2) == (0, 0.0, 0.0, 0.0, 1.0)
+    assert summarize([], 2) == (0, 0.0, 0.0, 0.0, 1.0, 0.0)
     assert causal_bound([], 2) == 0
 
 

@@ -1,0 +1,226 @@
+"""Show what the layers of a space cost on this machine: time and memory of each kind of block.
+
+Measured once per space, scale and device, and kept; `naspipe train` balances its stages by it.
+Trains nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from naspipe.core.space import Block, Space
+from naspipe.planning.cost import CostTable, LayerCost, first_of_kind
+from naspipe.planning.size import LayerSize, SizeTable
+
+if TYPE_CHECKING:
+    from naspipe.runtime.compute import Workload
+    from naspipe.runtime.profile_cache import ProfileCache
+
+_EXAMPLE = """\
+examples:
+  naspipe profile nlp.c1                        a table, one row per kind of block
+  naspipe profile cv.c3 --data digits --fresh   measured anew, whatever was kept
+  naspipe profile nlp.c1 --recompute --json     every candidate, for a program
+
+Each cell is the median over a kind's candidates, and below it the least and the greatest.
+Costs depend on what `--set` and `--recompute` change; give the same as to `naspipe train`.
+"""
+
+_READ = "read"
+_KEPT = "kept"
+_NOT_KEPT = "not kept"
+_NOTES = {
+    _READ: "read from {}; --fresh measures anew",
+    _KEPT: "measured now, kept in {}",
+    _NOT_KEPT: "measured now; {} cannot be written, so the next run measures again",
+}
+
+_WIDTH = 120
+"""Columns of the table in a file or a pipe."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.epilog = _EXAMPLE
+    parser.add_argument("space", metavar="SPACE", help="a space by name, or MODULE:ATTRIBUTE")
+    parser.add_argument("--scale", default="tiny", help="tiny, small or paper (default: tiny)")
+    parser.add_argument("--data", metavar="NAME", help="a data set, or MODULE:FUNCTION")
+    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where prepared data is kept")
+    parser.add_argument("--recompute", action="store_true", help="keep only each block's input")
+    parser.add_argument("--fresh", action="store_true", help="measure, whatever was kept before")
+    parser.add_argument("--json", action="store_true", help="print every candidate as JSON")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="as for naspipe train"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, or read what was measured, and print it; returns the exit status."""
+    from naspipe.frontend.user_code import users_code
+    from naspipe.runtime.layer_sizes import measure_sizes
+    from naspipe.runtime.profile_cache import ProfileCache
+
+    workload = _workload(arguments)
+    what = f"space {workload.space.name}: expected layers, data and a loss that compute, found"
+    with users_code(what):
+        cache = ProfileCache(workload)
+        costs, state = _costs(workload, cache, arguments.fresh)
+        sizes = measure_sizes(workload)
+    kinds = summarize_kinds(workload.space, costs, sizes)
+    if arguments.json:
+        print(json.dumps(_as_json(workload, kinds, cache.path, state), indent=1))
+    else:
+        _print_table(kinds)
+        print(_NOTES[state].format(cache.path))
+    return 0
+
+
+def _workload(arguments: argparse.Namespace) -> Workload:
+    """What would be trained, checked as far as it matters here."""
+    from naspipe.core.config import Execution, Settings, apply_settings
+    from naspipe.frontend.checks import check_batch, check_layers
+    from naspipe.frontend.training import define
+    from naspipe.frontend.workloads import find_workload
+    from naspipe.runtime.compute import Workload
+    from naspipe.runtime.optimizers import check_optimizer
+
+    named = find_workload(arguments.space, arguments.scale, arguments.data, arguments.data_dir)
+    execution = Execution(recompute=arguments.recompute)
+    settings = apply_settings(Settings(recipe=named.recipe, execution=execution), arguments.set)
+    space = named.space.with_rules(settings.rules)
+    definition = define(
+        space, named.data, named.loss, recipe=settings.recipe, scale=arguments.scale, steps=1
+    )
+    workload = Workload(
+        space=space,
+        data=named.data,
+        loss=named.loss,
+        definition=definition,
+        recompute=settings.execution.recompute,
+    )
+    check_optimizer(definition.recipe)
+    check_batch(workload)
+    check_layers(workload)
+    return workload
+
+
+def _costs(workload: Workload, cache: ProfileCache, is_fresh: bool) -> tuple[CostTable, str]:
+    """The costs, and where they are from or went to."""
+    from naspipe.runtime.determinism import deterministic_torch
+    from naspipe.runtime.garbage import calm_collector
+    from naspipe.runtime.profiler import profile
+
+    kept = None if is_fresh else cache.read()
+    if kept is not None:
+        return kept, _READ
+    with deterministic_torch(workload.definition.recipe.threads), calm_collector():
+        costs = profile(workload)
+    return costs, _KEPT if cache.write(costs) else _NOT_KEPT
+
+
+@dataclass(frozen=True, slots=True)
+class KindCosts:
+    """What is known of one kind of block."""
+
+    name: str
+    blocks: tuple[str, ...]
+    """Labels of the blocks of this kind."""
+    sizes: tuple[LayerSize, ...]
+    """Of every candidate."""
+    costs: dict[int, LayerCost]
+    """Of the candidates that were measured."""
+
+
+def summarize_kinds(space: Space, costs: CostTable, sizes: SizeTable) -> list[KindCosts]:
+    """The kinds of a space in chain order."""
+    twins = first_of_kind(space)
+    kinds: list[KindCosts] = []
+    for twin in sorted(set(twins)):
+        block = space.blocks[twin]
+        label = space.labels[twin]
+        candidates = range(len(block.candidates))
+        kinds.append(
+            KindCosts(
+                name=block.kind or f"block {label}" if isinstance(block, Block) else label,
+                blocks=tuple(
+                    label for label, own in zip(space.labels, twins, strict=True) if own == twin
+                ),
+                sizes=tuple(sizes.of(twin, candidate) for candidate in candidates),
+                costs={c: costs.costs[twin, c] for c in candidates if (twin, c) in costs.costs},
+            )
+        )
+    return kinds
+
+
+def _as_json(
+    workload: Workload, kinds: Sequence[KindCosts], path: Path, state: str
+) -> dict[str, Any]:
+    definition = workload.definition
+    return {
+        "space": definition.space,
+        "scale": definition.scale,
+        "recompute": workload.recompute,
+        "cache": {"path": str(path), "state": state},
+        "kinds": [
+            {
+                "kind": kind.name,
+                "blocks": list(kind.blocks),
+                "layers": [
+                    {
+                        "candidate": candidate,
+                        **size._asdict(),
+                        **(kind.costs[candidate]._asdict() if candidate in kind.costs else {}),
+                    }
+                    for candidate, size in enumerate(kind.sizes)
+                ],
+            }
+            for kind in kinds
+        ],
+    }
+
+
+def _print_table(kinds: Sequence[KindCosts]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("kind", overflow="fold")
+    for name in (
+        "measured", "forward\nms", "backward\nms", "write\nms", "state\nMiB", "activations\nMiB",
+    ):  # fmt: skip
+        table.add_column(name, justify="right", no_wrap=True)
+    for kind in kinds:
+        table.add_row(*map(Text, _cells(kind)))
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = _WIDTH
+    console.print(table)
+
+
+def _cells(kind: KindCosts) -> tuple[str, ...]:
+    costs = kind.costs.values()
+    many = f"{len(kind.blocks)} blocks" if len(kind.blocks) > 1 else ""
+    return (
+        f"{kind.name}\n{many}".strip(),
+        f"{len(costs)} of {len(kind.sizes)}",
+        _spread([cost.forward_ns for cost in costs], 1e6),
+        _spread([cost.backward_ns for cost in costs], 1e6),
+        _spread([cost.write_ns for cost in costs], 1e6),
+        _spread([size.state_bytes for size in kind.sizes], 1 << 20),
+        _spread([cost.activation_bytes for cost in costs], 1 << 20),
+    )
+
+
+def _spread(values: Sequence[int], unit: float) -> str:
+    """The median and, on a second line, the range where there is one."""
+    least, greatest = min(values) / unit, max(values) / unit
+    middle = f"{median(values) / unit:.2f}"
+    return middle if len(values) == 1 else f"{middle}\n{least:.2f} - {greatest:.2f}"

@@ -1,0 +1,105 @@
+"""What each stage's layers may occupy on its device, and how much that is in subnets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from naspipe.core.config import parse_bytes, parse_subnets
+from naspipe.core.ids import StageId
+from naspipe.core.partition import Partition
+from naspipe.core.rules import Lag, Rule
+from naspipe.core.subnet import Subnet
+from naspipe.planning.size import LayerSize, SizeTable
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSizes:
+    """Layer sizes with what readers of older versions need: K + 1 copies of a lagging layer."""
+
+    table: SizeTable
+    rules: tuple[Rule, ...]
+
+    def of(self, block: int, candidate: int) -> LayerSize:
+        """A layer's size on the device."""
+        size = self.table.of(block, candidate)
+        rule = self.rules[block]
+        if not isinstance(rule, Lag):
+            return size
+        copies = (rule.subnets + 1) * size.parameter_bytes
+        return size._replace(state_bytes=size.state_bytes + copies)
+
+
+@dataclass(frozen=True, slots=True)
+class StageNeed:
+    """Bytes that one stage's layers take."""
+
+    permanent_bytes: int
+    """Its shared layers, which stay."""
+    largest_bytes: int
+    """The largest of its other layers."""
+    subnet_bytes: float
+    """The other layers of one subnet, on average over the stream."""
+
+    @property
+    def least_bytes(self) -> int:
+        """The least budget that the stage can run with."""
+        return self.permanent_bytes + self.largest_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """A byte budget for each stage."""
+
+    budgets: tuple[int, ...]
+    needs: tuple[StageNeed, ...]
+    sizes: DeviceSizes
+    permanent_blocks: frozenset[int]
+    """Blocks of the chain whose layers are never evicted."""
+
+
+def plan_memory(
+    budget: str,
+    subnets: Sequence[Subnet],
+    partitions: Sequence[Partition],
+    sizes: DeviceSizes,
+    is_shared: Sequence[bool],
+) -> MemoryPlan:
+    """Turn a budget as users write it into bytes for each stage.
+
+    ``3x`` is the stage's shared layers and three times what a subnet has there on average, but
+    never less than the stage can run with; ``512MiB`` is the same for every stage.
+    """
+    needs = tuple(
+        _stage_need(StageId(stage), subnets, partitions, sizes, is_shared)
+        for stage in range(partitions[0].num_stages)
+    )
+    count = parse_subnets(budget)
+    budgets = tuple(
+        max(need.least_bytes, int(need.permanent_bytes + count * need.subnet_bytes))
+        if count
+        else parse_bytes(budget)
+        for need in needs
+    )
+    permanent = frozenset(block for block, shared in enumerate(is_shared) if shared)
+    return MemoryPlan(budgets, needs, sizes, permanent)
+
+
+def _stage_need(
+    stage: StageId,
+    subnets: Sequence[Subnet],
+    partitions: Sequence[Partition],
+    sizes: DeviceSizes,
+    is_shared: Sequence[bool],
+) -> StageNeed:
+    permanent: dict[int, int] = {}
+    largest = total = 0
+    for subnet, partition in zip(subnets, partitions, strict=True):
+        for block in partition.blocks(stage):
+            size_bytes = sizes.of(block, subnet.chain[block]).state_bytes
+            if is_shared[block]:
+                permanent[block] = size_bytes
+            else:
+                largest = max(largest, size_bytes)
+                total += size_bytes
+    return StageNeed(sum(permanent.values()), largest, total / len(subnets))

@@ -1,0 +1,78 @@
+"""A partition for every subnet of a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from naspipe.core.config import PARTITIONS
+from naspipe.core.errors import ConfigError
+from naspipe.core.partition import Partition
+from naspipe.core.subnet import Subnet
+from naspipe.planning.balance import balanced_partition
+from naspipe.planning.cost import CostTable
+
+NEAR = 0.01
+"""Part of a subnet's least peak that it gives up to be cut near where the others are: fewer
+layers then change stages from user to user, and have to be mirrored."""
+
+
+def stream_partitions(
+    kind: str,
+    subnets: Sequence[Subnet],
+    is_shared: Sequence[bool],
+    costs: CostTable,
+    num_stages: int,
+    slack: float = NEAR,
+) -> list[Partition]:
+    """The partition of every subnet; equal ones are one object.
+
+    ``static``: the partition that balances the stream's mean costs, for all. ``balanced``:
+    each subnet its own least peak, give or take ``slack``, as near to the static one as that
+    allows; shared layers stay on the stage where the static one has them.
+
+    Args:
+        kind: one of :data:`naspipe.core.config.PARTITIONS`.
+        subnets: the stream, at least one subnet.
+        is_shared: for each block of the chain, whether every subnet uses its only layer.
+        costs: of every layer.
+        num_stages: of every partition.
+        slack: see :data:`NEAR`.
+
+    Raises:
+        ConfigError: for another kind, or more stages than blocks.
+    """
+    if kind not in PARTITIONS:
+        raise ConfigError(f"partition {kind!r:.80}: expected {' or '.join(PARTITIONS)}")
+    static = balanced_partition(costs.stream_means_ns(subnets), num_stages)
+    if kind == "static" or num_stages == 1:
+        return [static] * len(subnets)
+    homes = {block: static.stage_of(block) for block, shared in enumerate(is_shared) if shared}
+    known = {static: static}
+    partitions: list[Partition] = []
+    for subnet in subnets:
+        own = balanced_partition(_block_costs(subnet, costs), num_stages, homes, static, slack)
+        partitions.append(known.setdefault(own, own))
+    return partitions
+
+
+def peak_to_mean(
+    subnets: Sequence[Subnet], partitions: Sequence[Partition], costs: CostTable
+) -> list[float]:
+    """For each subnet, the time of its dearest stage over the mean of its stages.
+
+    1.0 is a perfect balance, the number of stages the worst.
+    """
+    ratios: list[float] = []
+    for subnet, partition in zip(subnets, partitions, strict=True):
+        chain = _block_costs(subnet, costs)
+        stages = [sum(chain[low:high]) for low, high in pairwise(partition.bounds)]
+        total = sum(stages)
+        ratios.append(max(stages) * len(stages) / total if total else 1.0)
+    return ratios
+
+
+def _block_costs(subnet: Subnet, costs: CostTable) -> list[int]:
+    """Nanoseconds of one step in each block; what is done once, a layer's making, left out."""
+    of = costs.of
+    return [of(block, candidate).total_ns for block, candidate in enumerate(subnet.chain)]

@@ -1,0 +1,1 @@
+"""Residency (the paper's context manager): which layers are on the device. Decisions only."""

@@ -1,0 +1,53 @@
+"""A forecast, drawn no further than a decision needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+
+from naspipe.core.ids import LayerId
+
+
+class Lookahead:
+    """The distinct layers of a forecast, in the order of their next use.
+
+    Args:
+        forecast: layers in the order in which they will be needed; may repeat, may be lazy.
+        reach: entries of it to look at, at most.
+    """
+
+    __slots__ = ("_entries", "_order", "places")
+
+    def __init__(self, forecast: Iterable[LayerId], reach: int) -> None:
+        self._entries = islice(forecast, reach)
+        self._order: list[LayerId] = []
+        self.places: dict[LayerId, int] = {}
+        """The place of each layer drawn so far: 0 for the first to be used."""
+
+    def __iter__(self) -> Iterator[LayerId]:
+        """All of them from the first on, whatever else was drawn meanwhile."""
+        order, places = self._order, self.places
+        place = 0
+        while True:
+            while place < len(order):
+                yield order[place]
+                place += 1
+            for layer in self._entries:
+                if layer not in places:
+                    places[layer] = len(order)
+                    order.append(layer)
+                    break
+            else:
+                return
+
+    def find(self, layers: set[LayerId]) -> None:
+        """Draw until all of the layers have a place, or the forecast ends."""
+        missing = len(layers - self.places.keys())
+        for layer in self._entries if missing else ():
+            if layer in self.places:
+                continue
+            self.places[layer] = len(self._order)
+            self._order.append(layer)
+            missing -= layer in layers
+            if not missing:
+                return

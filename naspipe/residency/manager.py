@@ -1,0 +1,242 @@
+"""The residency manager of one stage: which layers to load, save and evict, and when.
+
+Layers live in host memory. One has to be *resident* on the stage's device while one of its
+blocks is computed or its WRITE is applied. This is NASPipe's context manager as decisions
+only: the runtime and the simulator carry them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from typing import Protocol
+
+from naspipe.core.access import AccessKind
+from naspipe.core.commands import EvictLayer, LoadLayer, SaveLayer
+from naspipe.core.errors import ConfigError, InvariantError
+from naspipe.core.ids import LayerId
+from naspipe.residency.ledger import LayerState, Ledger
+from naspipe.residency.prefetch import REACH, Prefetcher
+
+MemoryCommand = LoadLayer | SaveLayer | EvictLayer
+
+MAX_SAVES = 2
+"""Saves under way at a time: the next is at hand when one ends, and none waits so long that
+the layer is written again before its bytes are read."""
+
+
+class Size(Protocol):
+    """What one layer takes on the device."""
+
+    @property
+    def state_bytes(self) -> int:
+        """Parameters, buffers and optimizer state."""
+        ...
+
+    @property
+    def writes_forward(self) -> bool:
+        """Whether its forward may change its buffers."""
+        ...
+
+
+class Sizes(Protocol):
+    """The size of every layer: exact, and the same for the whole run."""
+
+    def of(self, block: int, candidate: int, /) -> Size:
+        """The size of one candidate of a block of the chain."""
+        ...
+
+
+class ResidencyManager:
+    """Keeps the layers in use on the device, and those that will be used soon.
+
+    Loads are told back in the order given, and so are saves. A layer of no bytes is always
+    resident, and never loaded, saved or evicted. Every method raises :class:`InvariantError`
+    when what it is told does not fit the state.
+
+    Args:
+        budget_bytes: a hard limit; see :func:`naspipe.residency.check.check_budget`.
+        sizes: what each layer takes.
+        permanent_blocks: blocks of the chain whose layers stay once loaded (shared layers).
+        prefetches: load ahead of need; without, only what the stage waits for is loaded, and
+            the least recently used layers are evicted.
+        max_loads: loads that may be under way at a time.
+    """
+
+    def __init__(
+        self,
+        budget_bytes: int,
+        sizes: Sizes,
+        permanent_blocks: Collection[int] = (),
+        *,
+        prefetches: bool = True,
+        max_loads: int = 2,
+    ) -> None:
+        if max_loads < 1:
+            raise ConfigError(f"max_loads: expected 1 or more loads at a time, found {max_loads}")
+        permanent = frozenset(permanent_blocks)
+
+        def size_of(layer: LayerId) -> int:
+            return sizes.of(layer.block, layer.candidate).state_bytes
+
+        self._sizes = sizes
+        self._prefetches = prefetches
+        self._away: set[LayerId] = set()
+        self._overtaken: set[LayerId] = set()
+        """Layers being loaded whose bytes were out of date before they were there."""
+        self._evicted: list[EvictLayer] = []
+        """Evictions that the ledger knows of and that are not commanded yet."""
+        self._first_to_save: set[LayerId] = set()
+        self._ledger = Ledger(budget_bytes, size_of, lambda layer: layer.block in permanent)
+        self._prefetcher = Prefetcher(
+            self._ledger, size_of, self._away, max_loads, REACH if prefetches else 1
+        )
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes that layers occupy now, loads under way included."""
+        return self._ledger.used_bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that ``used_bytes`` has been."""
+        return self._ledger.peak_bytes
+
+    @property
+    def resident(self) -> tuple[LayerId, ...]:
+        """The layers on the device, in order of their IDs; layers of no bytes left out."""
+        return self._ledger.resident
+
+    def is_resident(self, layer: LayerId) -> bool:
+        """Whether the layer can be used now."""
+        return self._ledger.is_resident(layer)
+
+    def acquire(self, layers: Sequence[LayerId]) -> int:
+        """Pin the leading layers that are resident, each once; returns how many they are."""
+        for count, layer in enumerate(layers):
+            if not self._ledger.is_resident(layer):
+                return count
+            self._ledger.pin(layer)
+        return len(layers)
+
+    def release(self, layer: LayerId, kind: AccessKind) -> None:
+        """Unpin a layer once, after an access of this kind.
+
+        A WRITE makes it dirty. So do both passes of a layer whose forward writes: a recompute
+        changes the buffers and puts them back, and a save under way may have seen them between.
+        """
+        wrote = (
+            kind is AccessKind.WRITE or self._sizes.of(layer.block, layer.candidate).writes_forward
+        )
+        self._ledger.unpin(layer, wrote)
+
+    def needs_save(self, layer: LayerId) -> bool:
+        """Whether the host copy is older than the device's, or is being written."""
+        return self._ledger.needs_save(layer)
+
+    def save_first(self, layer: LayerId) -> None:
+        """Save this layer before other dirty ones, because another stage waits for it."""
+        if self._ledger.needs_save(layer):
+            self._first_to_save.add(layer)
+
+    def on_loaded(self, layer: LayerId) -> None:
+        """The oldest load under way has finished."""
+        self._ledger.loaded(layer)
+        if layer in self._overtaken:
+            self._overtaken.remove(layer)
+            self._evicted.append(self._evict(layer))
+
+    def on_saved(self, layer: LayerId) -> None:
+        """The oldest save under way has finished."""
+        self._ledger.saved(layer)
+        if not self._ledger.needs_save(layer):
+            self._first_to_save.discard(layer)
+
+    def forget(self, layer: LayerId) -> Sequence[MemoryCommand]:
+        """The layer lives on another stage now; returns the commands to carry out at once.
+
+        It is not loaded again before :meth:`arrive`. A load under way is evicted as soon as
+        it has finished, by the next :meth:`plan`.
+
+        Raises:
+            InvariantError: when the layer is permanent, in use, dirty or being saved.
+        """
+        self._away.add(layer)
+        return self._discard(layer)
+
+    def arrive(self, layer: LayerId) -> Sequence[MemoryCommand]:
+        """The layer came from another stage into host memory; anything older goes.
+
+        Returns the commands to carry out at once.
+
+        Raises:
+            InvariantError: when the layer is permanent, in use, dirty or being saved.
+        """
+        self._away.discard(layer)
+        return self._discard(layer)
+
+    def plan(
+        self, forecast: Iterable[LayerId], is_demanded: bool = False, token: Hashable = None
+    ) -> Sequence[MemoryCommand]:
+        """What to start now, in order; asked again without news, nothing.
+
+        Args:
+            forecast: layers in the order in which they will be needed; drawn no further than
+                it can matter. Layers that are away are passed over.
+            is_demanded: the stage is idle and waits for the first of them.
+            token: differs whenever the forecast does, except for uses that are over by now;
+                None when that is not known.
+
+        Raises:
+            InvariantError: when the demanded layer is away, or when nothing is under way that
+                could make room for it: the budget is below the least one.
+        """
+        commands: list[MemoryCommand] = []
+        if self._evicted:
+            commands += self._evicted
+            self._evicted.clear()
+        worth_saving: list[LayerId] | None = None
+        # The demand may be the next of a run: the same token, but another first layer.
+        known = None if is_demanded else token
+        if (is_demanded or self._prefetches) and not self._prefetcher.is_settled(known):
+            loads, worth_saving = self._prefetcher.plan(forecast, is_demanded, token)
+            commands += loads
+        if self._ledger.has_unsaved:
+            commands += self._start_saves(worth_saving)
+        if worth_saving is not None:
+            self._check_progress()
+        return commands
+
+    def _start_saves(self, wanted: list[LayerId] | None) -> list[SaveLayer]:
+        """Save what another stage waits for, then what is wanted, then the oldest first."""
+        ledger = self._ledger
+        count = MAX_SAVES - ledger.num_saving
+        if count <= 0:
+            return []
+        order = wanted if wanted is not None else [row.layer for row in ledger.unsaved()]
+        if self._first_to_save:
+            order = sorted(order, key=lambda layer: layer not in self._first_to_save)
+        for layer in order[:count]:
+            ledger.save(layer)
+        return [SaveLayer(layer) for layer in order[:count]]
+
+    def _check_progress(self) -> None:
+        ledger = self._ledger
+        if not (ledger.num_loading or ledger.num_saving or ledger.num_pinned):
+            raise InvariantError(
+                f"no room for the layer that the stage waits for: expected it within "
+                f"{ledger.budget_bytes} bytes, found {ledger.used_bytes} that cannot be evicted"
+            )
+
+    def _discard(self, layer: LayerId) -> list[EvictLayer]:
+        self._prefetcher.reset()
+        state = self._ledger.state(layer)
+        if state is LayerState.LOADING:
+            self._overtaken.add(layer)
+        if state is not LayerState.RESIDENT or self._ledger.is_empty(layer):
+            return []
+        return [self._evict(layer)]
+
+    def _evict(self, layer: LayerId) -> EvictLayer:
+        self._ledger.evict(layer)
+        self._prefetcher.reset()
+        return EvictLayer(layer)

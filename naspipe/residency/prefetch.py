@@ -1,0 +1,128 @@
+"""What to load now: layers in the order of their need, as far as loads and room go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterable
+
+from naspipe.core.commands import EvictLayer, LoadLayer
+from naspipe.core.errors import InvariantError
+from naspipe.core.ids import LayerId
+from naspipe.residency.eviction import choose_victims, eviction_order
+from naspipe.residency.ledger import LayerState, Ledger
+from naspipe.residency.lookahead import Lookahead
+
+REACH = 256
+"""Entries of a forecast that are looked at; what lies beyond counts as not mentioned."""
+
+
+class Prefetcher:
+    """Chooses loads, and the evictions that make room for them.
+
+    The layers of a forecast are taken in order. One that has no room ends the round, so that
+    none needed later takes the room it waits for. Room is what is free and what layers occupy
+    that are clean, held by nothing and not needed sooner.
+
+    Args:
+        ledger: where loads and evictions are entered.
+        size_of: bytes of a layer on the device.
+        away: layers that live on another stage at present: never loaded.
+        max_loads: loads that may be under way at a time.
+        reach: entries of a forecast to look at.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        size_of: Callable[[LayerId], int],
+        away: Collection[LayerId],
+        max_loads: int,
+        reach: int = REACH,
+    ) -> None:
+        self._ledger = ledger
+        self._size_of = size_of
+        self._away = away
+        self._max_loads = max_loads
+        self._reach = reach
+        self._settled: tuple[Hashable, int | None] | None = None
+        """For which token nothing can be loaded: at this count of gains, or (None) at any."""
+
+    def reset(self) -> None:
+        """Look anew at the next forecast, whatever its token says."""
+        self._settled = None
+
+    def is_settled(self, token: Hashable) -> bool:
+        """Whether it is known, without a look at the forecast, that nothing can be loaded.
+
+        Without a token (None) that is known only while the loads under way are enough.
+        """
+        if self._ledger.num_loading >= self._max_loads:
+            return True
+        if token is None or self._settled is None:
+            return False
+        settled_token, gains = self._settled
+        return (gains is None or gains == self._ledger.gains) and settled_token == token
+
+    def plan(
+        self, forecast: Iterable[LayerId], is_demanded: bool, token: Hashable
+    ) -> tuple[list[LoadLayer | EvictLayer], list[LayerId] | None]:
+        """The commands to give, and None; or, while a demanded layer has no room, a list.
+
+        It holds the dirty layers that would make room once saved, the best to evict first.
+        At least one more load must be allowed, as :meth:`is_settled` tells.
+
+        Raises:
+            InvariantError: when the demanded layer is away.
+        """
+        ledger, commands = self._ledger, list[LoadLayer | EvictLayer]()
+        ahead = Lookahead(forecast, self._reach)
+        room = ledger.free_bytes + ledger.evictable_bytes
+        gains: int | None = None
+        self._settled = None
+        for place, layer in enumerate(ahead):
+            is_awaited = is_demanded and place == 0
+            if kept_bytes := ledger.evictable_size(layer):
+                room -= kept_bytes
+            elif ledger.state(layer) is not LayerState.ABSENT:
+                continue
+            elif layer not in self._away:
+                size_bytes = self._size_of(layer)
+                if size_bytes > room:
+                    if is_awaited:
+                        return commands, self._worth_saving(ahead)
+                    gains = ledger.gains
+                    break
+                commands += self._load(layer, size_bytes, ahead)
+                room -= size_bytes
+                if ledger.num_loading >= self._max_loads:
+                    return commands, None
+            elif is_awaited:
+                raise InvariantError(f"layer {layer} to be loaded: it lives on another stage now")
+            if room <= 0:
+                gains = ledger.gains
+                break
+        self._settled = (token, gains)
+        return commands, None
+
+    def _load(
+        self, layer: LayerId, size_bytes: int, ahead: Lookahead
+    ) -> list[LoadLayer | EvictLayer]:
+        """Load a layer, after the eviction of what has to give way.
+
+        None of that is needed sooner than the layer: there is room enough without.
+        """
+        ledger, commands = self._ledger, list[LoadLayer | EvictLayer]()
+        if size_bytes > ledger.free_bytes:
+            evictable = ledger.evictable()
+            ahead.find({row.layer for row in evictable})
+            missing_bytes = size_bytes - ledger.free_bytes
+            for victim in choose_victims(evictable, ahead.places, missing_bytes):
+                ledger.evict(victim)
+                commands.append(EvictLayer(victim))
+        ledger.load(layer)
+        commands.append(LoadLayer(layer))
+        return commands
+
+    def _worth_saving(self, ahead: Lookahead) -> list[LayerId]:
+        unsaved = self._ledger.unsaved()
+        ahead.find({row.layer for row in unsaved})
+        return [row.layer for row in eviction_order(unsaved, ahead.places)]

@@ -1,0 +1,121 @@
+"""Host memory for the layers of a stage: slabs taken once, pinned where there is a GPU."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+from naspipe.core.errors import NaspipeError, reason
+
+ALIGNMENT = 512
+"""Bytes; every piece of memory and every tensor in it starts at a multiple of this."""
+
+SLAB_BYTES = 64 * 1024 * 1024
+"""How much memory is taken at a time."""
+
+
+class HostMemoryError(NaspipeError):
+    """The layers of a stage do not fit into the host memory that they may use."""
+
+
+def round_up(nbytes: int) -> int:
+    """The next multiple of :data:`ALIGNMENT`."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def aligned_bytes(nbytes: int) -> torch.Tensor:
+    """Fresh host memory as a uint8 tensor whose address is a multiple of :data:`ALIGNMENT`."""
+    memory = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8)
+    return memory.narrow(0, -memory.data_ptr() % ALIGNMENT, nbytes)
+
+
+class HostArena:
+    """Hands out host memory that stays handed out; for one thread.
+
+    Args:
+        pin: lock the memory, so that a GPU copies to and from it beside the compute. Looks for
+            a GPU when the first slab is taken, so use it in the process that computes only.
+        limit_bytes: how much may be handed out; None for no limit.
+        slab_bytes: how much is taken at a time. A bigger piece gets a slab of its own. A power
+            of two, where it is pinned: torch takes pinned memory in powers of two.
+    """
+
+    def __init__(self, pin: bool, limit_bytes: int | None, slab_bytes: int = SLAB_BYTES) -> None:
+        self._pin = pin
+        self._limit_bytes = limit_bytes
+        self._slab_bytes = slab_bytes
+        self._tails: list[torch.Tensor] = []
+        self._used_bytes = 0
+        self._reserved_bytes = 0
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes handed out, each piece rounded up to :data:`ALIGNMENT`."""
+        return self._used_bytes
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes of all slabs, what is not handed out yet included."""
+        return self._reserved_bytes
+
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        """A uint8 tensor of ``nbytes``, from the oldest slab that has room; its bytes are any.
+
+        Raises:
+            HostMemoryError: beyond the limit, or when the machine has no more.
+        """
+        size = round_up(nbytes)
+        if self._limit_bytes is not None and self._used_bytes + size > self._limit_bytes:
+            raise HostMemoryError(
+                f"host memory for layers: the limit is {self._limit_bytes} bytes, "
+                f"{self._used_bytes} are used and {size} more are needed; raise the limit, or "
+                f"choose a smaller scale or an optimizer with less state"
+            )
+        if size == 0:
+            return torch.empty(0, dtype=torch.uint8)
+        index = next((i for i, tail in enumerate(self._tails) if tail.numel() >= size), None)
+        if index is None:
+            self._tails.append(self._new_slab(size))
+            index = len(self._tails) - 1
+        tail = self._tails[index]
+        if tail.numel() == size:
+            del self._tails[index]
+        else:
+            self._tails[index] = tail[size:]
+        self._used_bytes += size
+        return tail[:nbytes]
+
+    def _new_slab(self, size: int) -> torch.Tensor:
+        wanted = self._slab_bytes
+        if self._limit_bytes is not None:
+            wanted = min(wanted, self._limit_bytes - self._used_bytes)
+        wanted = round_up(max(wanted, size))
+        slab = self._pinned(wanted) if self._pin else None
+        if slab is None:
+            try:
+                slab = aligned_bytes(wanted)
+            except RuntimeError as error:
+                raise HostMemoryError(
+                    f"host memory for layers: {self._used_bytes} bytes are used and the machine "
+                    f"refused {wanted} more ({reason(error)}); choose a smaller scale or an "
+                    f"optimizer with less state"
+                ) from error
+        self._reserved_bytes += slab.numel()
+        return slab
+
+    def _pinned(self, nbytes: int) -> torch.Tensor | None:
+        """Pinned memory, or None from the first failure on. It starts at a page."""
+        problem = "no CUDA device was found"
+        if torch.cuda.is_available():
+            try:
+                rounded = 1 << (nbytes - 1).bit_length()  # what torch takes anyway
+                return torch.empty(rounded, dtype=torch.uint8, pin_memory=True)
+            except RuntimeError as error:
+                problem = reason(error)
+        self._pin = False
+        warnings.warn(
+            f"host memory for layers is not pinned: {problem}; copies to the device take longer",
+            stacklevel=4,
+        )
+        return None

@@ -1,0 +1,84 @@
+"""Layers that follow their users over the stages: their state comes along, bit for bit."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from torch import nn
+
+import naspipe as npp
+from naspipe.core.partition import Partition
+from naspipe.frontend import plan
+from naspipe.runtime.layer_store import StoredLayer
+from naspipe.trace.log import read_run_accesses
+from tests.equivalence import spaces
+from tests.equivalence.harness import check
+
+MOMENTUM = {"momentum": 0.9, "weight_decay": 1e-4}
+
+
+@pytest.fixture
+def restless(monkeypatch):
+    """Every subnet is cut somewhere else; shared layers are first and last and stay there."""
+
+    def partitions(kind, subnets, is_shared, costs, num_stages, **kw):
+        draw = random.Random(5)
+        inner = range(1, len(is_shared))
+        return [
+            Partition((0, *sorted(draw.sample(inner, num_stages - 1)), len(is_shared)))
+            for _ in subnets
+        ]
+
+    monkeypatch.setattr(plan, "stream_partitions", partitions)
+
+
+OPTIMIZERS = [
+    ("SGD", MOMENTUM), ("Adam", None), ("Adafactor", None), ("NAdam", None), ("ASGD", None),
+    ("Rprop", None), ("SGD", None), ("RMSprop", {"momentum": 0.5, "centered": True}),
+]  # fmt: skip
+
+
+@pytest.mark.usefixtures("restless")
+@pytest.mark.parametrize(("optimizer", "options"), OPTIMIZERS)
+def test_mirrored_layers_keep_their_bits(tmp_path, optimizer, options):
+    runs = check(
+        tmp_path, spaces.mixed(), spaces.vectors, nn.CrossEntropyLoss(), stages=(2, 3),
+        steps=40, optimizer=optimizer, options=options, lr=0.01,
+    )  # fmt: skip
+    stages = {}
+    for access in read_run_accesses(runs[0].directory.path):
+        stages.setdefault(access.layer, set()).add(access.stage)
+    assert sum(len(found) > 1 for found in stages.values()) > 5, "layers did move"
+
+
+@pytest.mark.usefixtures("restless")
+def test_recompute_and_absent_gradients_on_the_move(tmp_path):
+    check(
+        tmp_path, spaces.mixed(), spaces.vectors, nn.CrossEntropyLoss(), stages=(2, 4),
+        steps=40, optimizer="Adam", lr=0.01, execution={"recompute": True},
+    )  # fmt: skip
+
+
+@pytest.mark.usefixtures("restless")
+def test_a_push_without_the_optimizer_state_is_seen(tmp_path, monkeypatch):
+    tensors = StoredLayer.tensors
+    monkeypatch.setattr(
+        StoredLayer, "hand_over",
+        lambda layer: [pair for pair in tensors(layer) if not pair[0].startswith("optimizer")],
+    )  # fmt: skip
+    with pytest.raises(AssertionError, match="differ"):
+        check(
+            tmp_path, spaces.mixed(), spaces.vectors, nn.CrossEntropyLoss(), stages=(2,),
+            steps=40, optimizer="Adam", lr=0.01, execution={"order": "paper"},
+        )  # fmt: skip
+
+
+@pytest.mark.usefixtures("restless")
+def test_a_lagging_layer_that_would_move_is_refused(tmp_path):
+    block = npp.Block([lambda: nn.Linear(16, 16), lambda: nn.Linear(16, 16)])
+    middle = npp.Shared("middle", lambda: nn.Linear(16, 16), rule=npp.Lag(2))
+    head = npp.Shared("head", lambda: nn.Linear(16, 10))
+    space = npp.Space("middle", [block, block, middle, block, block, head])
+    with pytest.raises(Exception, match="stays on stage"):
+        check(tmp_path, space, spaces.vectors, nn.CrossEntropyLoss(), stages=(2,), steps=30)

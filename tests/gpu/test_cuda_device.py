@@ -1,0 +1,135 @@
+"""Copies between pinned memory and a GPU keep bytes and the order of the compute."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from naspipe.core.config import Recipe
+from naspipe.core.errors import ConfigError, InvariantError
+from naspipe.core.ids import FIRST_STREAM, LayerId, Version
+from naspipe.core.rules import Exact
+from naspipe.runtime.device import DeviceMemoryError, open_device
+from naspipe.runtime.host_arena import HostArena
+from naspipe.runtime.layer_layout import StateSizes
+from naspipe.runtime.layer_store import StoredLayer
+from naspipe.runtime.resident_layer import LayerMemory
+from naspipe.runtime.swapper import Swapper
+from tests.oracle import bits
+
+pytestmark = pytest.mark.gpu
+SIZE = 1 << 22
+
+
+@pytest.fixture
+def device():
+    return open_device("cuda:0", 1 << 26)
+
+
+@pytest.fixture
+def arena():
+    return HostArena(pin=True, limit_bytes=None, slab_bytes=1 << 23)
+
+
+def on_a_worker(function, *arguments):
+    thread = threading.Thread(target=function, args=arguments)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def busy(device):
+    """Queue some hundred milliseconds of compute."""
+    matrix = torch.randn(4096, 4096, device=device.torch_device) / 64
+    for _ in range(40):
+        matrix = matrix @ matrix
+    return matrix
+
+
+def test_bytes_survive_both_ways(device, arena):
+    host, back = arena.allocate(SIZE), arena.allocate(SIZE)
+    assert host.is_pinned()
+    host.random_(0, 256)
+    there = device.allocate(SIZE)
+    assert there.data_ptr() % 512 == 0
+    on_a_worker(device.copy_in, host, there, device.mark())
+    on_a_worker(device.copy_out, there, back, device.mark())
+    assert torch.equal(host, back)
+
+
+def test_a_save_holds_what_was_queued_before_it(device, arena):
+    back, there = arena.allocate(SIZE), device.allocate(SIZE)
+    there.zero_()
+    for after in (True, False):
+        busy(device)
+        there.fill_(7 if after else 9)
+        on_a_worker(device.copy_out, there, back, device.mark() if after else None)
+        assert bool((back == (7 if after else 9)).all())
+
+
+def test_a_load_leaves_memory_alone_that_queued_kernels_use(device, arena):
+    host, old = arena.allocate(SIZE).fill_(1), device.allocate(SIZE)
+    old.fill_(5)
+    busy(device)
+    result = old.clone()  # queued behind the busy kernels
+    device.free(old)
+    del old
+    fresh = device.allocate(SIZE)
+    on_a_worker(device.copy_in, host, fresh, device.mark())
+    device.synchronize_compute()
+    assert bool((result == 5).all())
+    assert bool((fresh == 1).all())
+
+
+def test_the_budget(device):
+    memory = device.allocate(1 << 26)
+    with pytest.raises(DeviceMemoryError):
+        device.allocate(1)
+    device.free(memory)
+    with pytest.raises(InvariantError):
+        device.free(memory)
+    with pytest.raises(ConfigError, match="expected a budget of at most its"):
+        open_device("cuda:0", 1 << 50)
+
+
+@pytest.mark.parametrize("optimizer", ["Adam", "SGD", "Adafactor"])
+def test_a_swapped_layer_has_the_bits_of_one_that_stays(device, arena, optimizer):
+    options = {"momentum": 0.9} if optimizer == "SGD" else {}
+    recipe = Recipe(optimizer=optimizer, optimizer_options=options)
+    layers = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        module = nn.Sequential(nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8))
+        layers.append(StoredLayer("layer", Exact(), module, recipe))
+    layers[0].module.to(device.torch_device)
+    memory, layer = LayerMemory(layers[1], StateSizes(recipe), arena), LayerId(FIRST_STREAM, 0, 0)
+    woken = threading.Event()
+    with (
+        torch.backends.cudnn.flags(deterministic=True, benchmark=False),
+        Swapper(device, woken.set) as swapper,
+    ):
+        for step in range(4):
+            swapper.load(layer, memory)
+            wait(swapper, woken)
+            inputs = torch.randn(2, 4, 9, 9).to(device.torch_device)
+            for stored in layers:
+                bound = stored.bind(Version(step - 1))
+                bound.call(inputs).square().mean().backward()
+                stored.write(bound.take_gradients(), step, Version(step - 1), False, 0.05)
+            memory.adopt_state()
+            swapper.save(layer, memory)
+            wait(swapper, woken)
+            swapper.evict(layer, memory)
+            assert device.used_bytes == 0
+    one, other = (dict(stored.tensors()) for stored in layers)
+    assert one.keys() == other.keys()
+    assert all(bits(one[name].cpu()) == bits(other[name].cpu()) for name in one)
+
+
+def wait(swapper, woken):
+    assert woken.wait(30)
+    woken.clear()
+    assert len(swapper.take_finished()) == 1

@@ -1,0 +1,50 @@
+"""Cost tables: what was not measured, streams, and which blocks are measured for which."""
+
+from __future__ import annotations
+
+from naspipe.core.ids import SequenceId, StreamId
+from naspipe.core.space import Block, Shared, Space
+from naspipe.core.subnet import Subnet
+from naspipe.planning.cost import CostTable, LayerCost, first_of_kind
+from naspipe.planning.size import LayerSize, SizeTable
+
+
+def test_stream_means_count_the_making_once_and_fill_in_what_was_not_measured() -> None:
+    table = CostTable(
+        {
+            (0, 0): LayerCost(1, 2, 3, 40),
+            (1, 0): LayerCost(10, 20, 0, 100),
+            (1, 4): LayerCost(0, 0, 0, activation_bytes=18),
+            (1, 2): LayerCost(2, 1, 0, 20),
+        }
+    )
+    chains = [(0, 0), (0, 4), (0, 0), (0, 1)]
+    subnets = [Subnet(StreamId(0), SequenceId(y), chain) for y, chain in enumerate(chains)]
+    assert table.of(1, 1) == LayerCost(4, 7, 0, 40, 6)
+    assert table.stream_means_ns(subnets) == [6.0 + 40 / 4, (30 + 0 + 30 + 11 + 100 + 40) / 4]
+    assert LayerCost(1, 2, 3).total_ns == 6
+
+
+def test_blocks_of_one_kind_are_measured_once() -> None:
+    two, three = [int] * 2, [int] * 3
+    space = Space(
+        "s",
+        [
+            Shared("stem", int),
+            Block(two, kind="a"),
+            Block(two),
+            Block(two, kind="b"),
+            Block(two, kind="a"),
+            Block(two),
+            Block(three, kind="a"),  # not of that kind, whatever it says
+            Block(three, kind="a"),
+            Shared("head", int),
+        ],
+    )
+    assert first_of_kind(space) == (0, 1, 2, 3, 1, 5, 6, 6, 8)
+
+
+def test_sizes_of_twins() -> None:
+    small, large = LayerSize(512, 512, False), LayerSize(2048, 1024, True)
+    table = SizeTable((0, 1, 1), {0: (small,), 1: (small, large)})
+    assert [table.of(0, 0), table.of(1, 1), table.of(2, 1)] == [small, large, large]

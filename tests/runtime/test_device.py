@@ -1,0 +1,135 @@
+"""The emulated device: its own poisoned memory, a budget, a pace; and devices by name."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from naspipe.core.errors import ConfigError, InvariantError
+from naspipe.runtime.device import DeviceMemoryError, EmulatedDevice, open_device
+
+FAST = {"bandwidth_bytes_per_second": 1e12, "latency_seconds": 0.0}
+
+
+def test_copies_keep_the_bytes_and_memory_is_separate():
+    device = EmulatedDevice(4096, **FAST)
+    host = torch.arange(1024).to(torch.uint8)
+    there, back = device.allocate(1024), torch.zeros(1024, dtype=torch.uint8)
+    device.copy_in(host, there)
+    kept = host.clone()
+    host.zero_()
+    device.copy_out(there, back)
+    assert torch.equal(back, kept)
+
+
+def test_memory_is_poisoned_before_a_load_and_after_an_eviction():
+    device = EmulatedDevice(4096, **FAST)
+    memory = device.allocate(64)
+    floats = memory.view(torch.float32)
+    assert bool(floats.isnan().all())
+    assert bool(memory.view(torch.bfloat16).isnan().all())
+    floats.zero_()
+    device.free(memory)
+    assert bool(floats.isnan().all())
+
+
+def test_the_budget_is_a_guard():
+    device = EmulatedDevice(1024, **FAST)
+    memory = device.allocate(1000)
+    with pytest.raises(DeviceMemoryError) as raised:
+        device.allocate(25)
+    assert str(raised.value) == (
+        "device cpu: the layers' budget is 1024 bytes, 1000 are used and 25 more were asked for; "
+        "evict first"
+    )
+    assert device.used_bytes == 1000
+    device.allocate(24)
+    device.free(memory)
+    assert (device.used_bytes, device.peak_bytes) == (24, 1024)
+
+
+def test_memory_is_freed_once_and_by_its_own_tensor():
+    device = EmulatedDevice(1024, **FAST)
+    memory = device.allocate(1024)
+    with pytest.raises(InvariantError, match="1024 bytes were freed that are not allocated"):
+        device.free(memory[:])
+    device.free(memory)
+    with pytest.raises(InvariantError):
+        device.free(memory)
+    assert device.used_bytes == 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 900), st.booleans()), max_size=20))
+def test_what_is_counted(steps):
+    """Allocations beside a model: sums, the peak, the guard, alignment."""
+    device, live, peak = EmulatedDevice(2000, **FAST), [], 0
+    for size, frees in steps:
+        used = sum(map(len, live))
+        if used + size <= 2000:
+            live.append(device.allocate(size))
+        else:
+            with pytest.raises(DeviceMemoryError):
+                device.allocate(size)
+        assert all(memory.data_ptr() % 512 == 0 for memory in live)
+        peak = max(peak, sum(map(len, live)))
+        if frees and live:
+            device.free(live.pop(0))
+        assert (device.used_bytes, device.peak_bytes) == (sum(map(len, live)), peak)
+
+
+@pytest.mark.parametrize("way", ["copy_in", "copy_out"])
+def test_copies_take_the_time_they_should(way):
+    device = EmulatedDevice(1 << 20, bandwidth_bytes_per_second=1e7, latency_seconds=0.02)
+    one, other = torch.zeros(300_000, dtype=torch.uint8), device.allocate(300_000)
+    pair = (one, other) if way == "copy_in" else (other, one)
+    start = time.monotonic()
+    getattr(device, way)(*pair)
+    assert 0.05 <= time.monotonic() - start < 1.0
+
+
+def test_the_emulated_device_computes_at_once():
+    device = EmulatedDevice(1)
+    assert device.mark() is None
+    device.synchronize_compute()
+    assert (device.name, device.torch_device) == ("cpu", torch.device("cpu"))
+
+
+def test_a_device_by_name(monkeypatch):
+    device = open_device("cpu", 1000, 1e6, 0.5)
+    assert isinstance(device, EmulatedDevice)
+    device.allocate(1000)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for name in ("cuda", "cuda:1"):
+        with pytest.raises(ConfigError, match=f"device {name}: found no CUDA device on this"):
+            open_device(name, 1000)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ConfigError, match="device cuda:2: found cuda:0 to cuda:1 on this machine"):
+        open_device("cuda:2", 1000)
+
+
+@pytest.mark.parametrize(
+    "name", ["", "gpu", "cuda:", "cuda:x", "cuda:-1", "CPU", "cuda:1 ", "cpu:0"]
+)
+def test_unknown_devices(name):
+    with pytest.raises(ConfigError, match="expected cpu, cuda or cuda:N"):
+        open_device(name, 1000)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("cpu", 0), "device cpu: expected a budget of 1 byte or more, found 0"),
+        (("cuda", -1), "device cuda: expected a budget of 1 byte or more, found -1"),
+        (("cpu", 1, 0.0), "expected a bandwidth above 0 and a latency of 0 or more, found 0 byt"),
+        (("cpu", 1, 1.0, -1.0), "found 1 bytes/s and -1 s"),
+        (("cpu", 1, float("nan")), "found nan bytes/s"),
+    ],
+)
+def test_numbers_that_make_no_sense(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        open_device(*arguments)
