@@ -122,7 +122,8 @@ def test_rules_of_shared_layers() -> None:
         ("device=tpu", "device: expected cpu, cuda or cuda:N, found 'tpu'"),
         (
             "memory_budget=lots",
-            "memory_budget: expected bytes, as in 512MiB, or a number of subnets, as in 3x, found 'lots'",
+            "memory_budget: expected bytes, as in 512MiB, or a number of subnets, as in 3x, "
+            "found 'lots'",
         ),
         ("host_memory=0", "host_memory: expected bytes, as in 2GB, found '0'"),
         ("bandwidth=0", "bandwidth: expected more than 0, found 0.0"),
