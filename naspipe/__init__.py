@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError, NaspipeError, StageFailedError
 from naspipe.core.rules import Exact, Frozen, Lag
 from naspipe.core.space import Block, Shared, Space
 
 if TYPE_CHECKING:
     from naspipe.frontend.api import train as train
+    from naspipe.frontend.api import train_together as train_together
+    from naspipe.frontend.api import workload as workload
     from naspipe.frontend.run import Run as Run
 
 __all__ = [
-    "Block", "ConfigError", "Exact", "Frozen", "Lag", "NaspipeError", "Run", "Shared", "Space",
-    "StageFailedError", "train",
+    "Block", "ConfigError", "Exact", "Execution", "Frozen", "Lag", "NaspipeError", "Run", "Shared",
+    "Space", "StageFailedError", "train", "train_together", "workload",
 ]  # fmt: skip
 __version__ = "0.1.0"
+
+_NEED_TORCH = {
+    "train": "naspipe.frontend.api",
+    "train_together": "naspipe.frontend.api",
+    "workload": "naspipe.frontend.api",
+    "Run": "naspipe.frontend.run",
+}
 
 
 def __getattr__(name: str) -> Any:
     """Load what needs torch only when it is asked for."""
-    if name == "train":
-        from naspipe.frontend.api import train
-
-        return train
-    if name == "Run":
-        from naspipe.frontend.run import Run
-
-        return Run
+    if name in _NEED_TORCH:
+        return getattr(import_module(_NEED_TORCH[name]), name)
     raise AttributeError(f"module naspipe has no attribute {name!r}")

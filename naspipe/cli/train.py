@@ -7,7 +7,15 @@ and never on the stages, the partition, recompute or the timing of messages.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from naspipe.cli.streams import StreamOptions
+    from naspipe.core.config import Execution
+    from naspipe.runtime.compute import Workload
 
 _EXAMPLE = """\
 examples:
@@ -17,6 +25,9 @@ examples:
 
 spaces: nlp.c0 nlp.c1 nlp.c2 nlp.c3 cv.c1 cv.c2 cv.c3, or MODULE:ATTRIBUTE of your own
 samplers: uniform, fair, spaced:W, file:PATH (one JSON list of choices a line)
+streams: --streams 2 trains seeds K and K + 1 side by side, each as it would be alone; a file has
+  one line per stream, as in {"space": "nlp.c3", "seed": 1, "steps": 50}; what a line leaves out
+  is taken from the command
 settings: lr, schedule, warmup_steps, precision, optimizer, optimizer.OPTION, rule.SHARED_LAYER,
   window, prefetch, host_memory, activation_memory, transport, port, timeout_seconds, ...
 """
@@ -31,7 +42,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=_whole, default=100, metavar="S", help="subnets to train")
     parser.add_argument("--seed", type=_whole, default=0, metavar="K")
     parser.add_argument("--sampler", default="uniform", metavar="NAME")
-    parser.add_argument("--policy", default="csp", help="synchronisation policy: csp")
+    parser.add_argument(
+        "--policy",
+        default="csp",
+        help="synchronisation: csp (the plain loop's bits), or a baseline: bsp (GPipe), asp "
+        "(PipeDream), sequential",
+    )
+    parser.add_argument(
+        "--bulk", type=_whole, default=0, metavar="N", help="of bsp (default: as many as stages)"
+    )
+    parser.add_argument(
+        "--streams",
+        default="1",
+        metavar="K|FILE",
+        help="runs that share the pipeline: K seeds, or one JSON object a line",
+    )
     parser.add_argument(
         "--order",
         default="auto",
@@ -70,16 +95,14 @@ def _whole(text: str) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train; prints the run directory on stdout."""
+    """Train; prints the run directories on stdout."""
     from naspipe.cli.progress import TrainingProgress
-    from naspipe.core.config import Execution, Settings, apply_settings
+    from naspipe.cli.streams import parse_streams
+    from naspipe.core.config import Execution
     from naspipe.frontend.api import default_run_directory
-    from naspipe.frontend.training import Training, define
-    from naspipe.frontend.workloads import find_workload
-    from naspipe.runtime.compute import Workload
-    from naspipe.trace.run_directory import RunDirectory
+    from naspipe.frontend.training import Training
 
-    named = find_workload(arguments.space, arguments.scale, arguments.data, arguments.data_dir)
+    streams = parse_streams(arguments.streams, arguments)
     execution = Execution(
         stages=arguments.stages,
         recompute=arguments.recompute,
@@ -89,34 +112,60 @@ def run(arguments: argparse.Namespace) -> int:
         memory_budget=arguments.memory_budget,
         digests=arguments.digests,
     )
-    settings = apply_settings(Settings(recipe=named.recipe, execution=execution), arguments.set)
-    space = named.space.with_rules(settings.rules)
-    definition = define(
-        space,
-        named.data,
-        named.loss,
-        recipe=settings.recipe,
-        scale=arguments.scale,
-        seed=arguments.seed,
-        steps=arguments.steps,
-        sampler=arguments.sampler,
-        policy=arguments.policy,
-    )
-    path = arguments.run_dir or default_run_directory(space.name.replace(":", "-"))
-    execution = settings.execution
-    title = f"{space.name} on {execution.stages} stage{'s' if execution.stages > 1 else ''}"
-    with TrainingProgress(title, definition.steps, execution.stages, arguments.quiet) as progress:
-        Training(
-            workload=Workload(
-                space=space,
+    execution, workloads = _workloads(streams, execution, arguments)
+    names = list(dict.fromkeys(workload.space.name for workload in workloads))
+    path = arguments.run_dir or default_run_directory("-".join(names).replace(":", "-"))
+    title = f"{' '.join(names)} on {execution.stages} stage{'s' if execution.stages > 1 else ''}"
+    steps = sum(workload.definition.steps for workload in workloads)
+    with TrainingProgress(title, steps, execution.stages, arguments.quiet) as progress:
+        training = Training(workloads=workloads, execution=execution, path=path, observer=progress)
+        training.run()
+    for directory in training.directories:
+        print(directory.path)
+    return 0
+
+
+def _workloads(
+    streams: Sequence[StreamOptions], execution: Execution, arguments: argparse.Namespace
+) -> tuple[Execution, list[Workload]]:
+    """What each stream trains, and the execution with ``--set`` applied."""
+    from naspipe.core.config import Settings, apply_settings
+    from naspipe.frontend.training import define
+    from naspipe.frontend.workloads import Named, find_workload
+    from naspipe.runtime.compute import Workload
+
+    found: dict[tuple[str, str, str | None], Named] = {}
+    workloads: list[Workload] = []
+    settings = Settings(execution=execution)
+    for stream in streams:
+        key = (stream.space, stream.scale, stream.data)
+        if key not in found:
+            named = find_workload(*key, arguments.data_dir)
+            settings = apply_settings(
+                Settings(recipe=named.recipe, execution=execution), arguments.set
+            )
+            space = named.space.with_rules(settings.rules)
+            found[key] = replace(named, space=space, recipe=settings.recipe)
+        named = found[key]
+        definition = define(
+            named.space,
+            named.data,
+            named.loss,
+            recipe=named.recipe,
+            scale=stream.scale,
+            seed=stream.seed,
+            steps=stream.steps,
+            sampler=stream.sampler,
+            policy=arguments.policy,
+            bulk=arguments.bulk,
+        )
+        workloads.append(
+            Workload(
+                space=named.space,
                 data=named.data,
                 loss=named.loss,
                 definition=definition,
-                recompute=execution.recompute,
-            ),
-            execution=execution,
-            directory=RunDirectory(path),
-            observer=progress,
-        ).run()
-    print(path)
-    return 0
+                recompute=settings.execution.recompute,
+            )
+        )
+    return settings.execution, workloads

@@ -16,6 +16,7 @@ from naspipe.core.rules import Rule, parse_rule
 SCHEDULES = ("constant", "linear", "cosine", "inverse_sqrt")
 PRECISIONS = ("float32", "bf16")
 PARTITIONS = ("balanced", "static")
+SYNC_POLICIES = ("csp", "bsp", "asp", "sequential")
 MAX_THREADS = 256
 MAX_TIMEOUT_SECONDS = 86_400.0
 """A day."""
@@ -104,8 +105,14 @@ class Definition:
     """Subnets to train, one step each."""
     sampler: str = "uniform"
     policy: str = "csp"
+    """csp: the bits of the plain loop. bsp, asp: what systems without causal order train."""
+    bulk: int = 0
+    """Subnets that bsp trains at the same versions; 0 for as many as there are stages, on which
+    its result then depends."""
 
     def __post_init__(self) -> None:
+        _expect(self.policy in SYNC_POLICIES, "policy", " or ".join(SYNC_POLICIES), self.policy)
+        _expect(self.bulk >= 0, "bulk", "0 or more", self.bulk)
         _expect(self.steps >= 1, "steps", "1 or more", self.steps)
         _expect(self.seed >= 0, "seed", "0 or more", self.seed)
 

@@ -22,6 +22,9 @@ Version = NewType("Version", int)
 INITIAL = Version(-1)
 """The version every layer has before its first WRITE."""
 
+LATEST = Version(-2)
+"""In a ticket: whichever version is the newest when the access begins."""
+
 
 FIRST_STREAM = StreamId(0)
 """The stream of a run that has only one."""

@@ -15,6 +15,12 @@ from naspipe.core.task import Task
 class SyncPolicy(Protocol):
     """Which version of a layer a subnet reads: the synchronisation policy of a run."""
 
+    @property
+    def binds_late(self) -> bool:
+        """Whether a subnet reads what is newest when its forward begins on a stage, and WRITEs
+        follow one another as they come; otherwise its place in the stream decides both."""
+        ...
+
     def version_to_read(self, rule: Rule, users: Sequence[Version], reader: SequenceId) -> Version:
         """The version ``reader`` asks for.
 
@@ -25,6 +31,39 @@ class SyncPolicy(Protocol):
 
     def is_writer(self, rule: Rule) -> bool:
         """Whether the users of a layer with this rule WRITE it."""
+        ...
+
+    def keeps_versions(self, rule: Rule) -> bool:
+        """Whether a layer is written while an older version of it is still read: from a copy.
+
+        Otherwise its WRITE waits until nobody reads the version that it replaces.
+        """
+        ...
+
+
+class Admission(Protocol):
+    """Which subnets of one stream may be under way on a stage."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every subnet of the stream is retired."""
+        ...
+
+    @property
+    def oldest(self) -> int:
+        """The oldest sequence ID that is not retired."""
+        ...
+
+    def open(self) -> range:
+        """Sequence IDs to admit now, in order and without gaps."""
+        ...
+
+    def reach(self, sequence_id: int) -> range:
+        """Sequence IDs to admit so that this one is: a peer with an older view sent work for it."""
+        ...
+
+    def retire(self, sequence_id: int) -> range:
+        """A subnet is done here; returns the sequence IDs to admit now."""
         ...
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from naspipe.frontend.run import Run
 from naspipe.frontend.training import Training, define
 from naspipe.runtime.compute import Batches, Loss, Workload
 from naspipe.runtime.reports import LaunchObserver, SilentObserver
-from naspipe.trace.run_directory import RunDirectory
 
 
 def train(
@@ -28,6 +28,8 @@ def train(
     sampler: str = "uniform",
     seed: int = 0,
     stages: int = 1,
+    policy: str = "csp",
+    bulk: int = 0,
     run_dir: str | Path | None = None,
     recipe: Mapping[str, Any] | None = None,
     execution: Mapping[str, Any] | None = None,
@@ -45,6 +47,9 @@ def train(
         sampler: ``uniform``, ``fair``, ``spaced:W`` or ``file:PATH``.
         seed: of the stream, the parameters and every random draw.
         stages: stage processes; 1 trains in this process.
+        policy: ``csp``, or one of the baselines ``bsp``, ``asp`` and ``sequential``, of which
+            only the last has the bits of the plain loop.
+        bulk: of ``bsp``: subnets trained at the same versions; 0 for as many as stages.
         run_dir: a directory that does not exist yet; ``runs/NAME-TIME`` by default.
         recipe: further fields of :class:`naspipe.core.config.Recipe`.
         execution: further fields of :class:`naspipe.core.config.Execution`.
@@ -54,21 +59,70 @@ def train(
         ConfigError: for input that cannot be used; nothing is written then.
         StageFailedError: when a layer, the data or the loss raises in any stage.
     """
+    how = Execution(stages=stages, **(execution or {}))
+    what = workload(
+        space, data, loss, steps=steps, optimizer=optimizer, lr=lr,
+        optimizer_options=optimizer_options, sampler=sampler, seed=seed, policy=policy, bulk=bulk,
+        recipe=recipe,
+    )  # fmt: skip
+    return train_together([what], how, run_dir, observer)[0]
+
+
+def workload(
+    space: Space,
+    data: Batches,
+    loss: Loss,
+    *,
+    steps: int,
+    optimizer: str = "SGD",
+    lr: float = 0.05,
+    optimizer_options: Mapping[str, Any] | None = None,
+    sampler: str = "uniform",
+    seed: int = 0,
+    policy: str = "csp",
+    bulk: int = 0,
+    recipe: Mapping[str, Any] | None = None,
+) -> Workload:
+    """One run's definition, for :func:`train_together`; the arguments are those of :func:`train`.
+
+    Raises:
+        ConfigError: for a value that cannot be used.
+    """
     chosen = Recipe(
         optimizer=optimizer, lr=lr, optimizer_options=optimizer_options or {}, **(recipe or {})
     )
-    definition = define(space, data, loss, recipe=chosen, seed=seed, steps=steps, sampler=sampler)
-    how = Execution(stages=stages, **(execution or {}))
-    path = Path(run_dir) if run_dir is not None else default_run_directory(space.name)
-    Training(
-        workload=Workload(
-            space=space, data=data, loss=loss, definition=definition, recompute=how.recompute
-        ),
-        execution=how,
-        directory=RunDirectory(path),
+    identity = {"seed": seed, "steps": steps, "sampler": sampler, "policy": policy, "bulk": bulk}
+    definition = define(space, data, loss, recipe=chosen, **identity)
+    return Workload(space=space, data=data, loss=loss, definition=definition)
+
+
+def train_together(
+    workloads: Sequence[Workload],
+    execution: Execution,
+    run_dir: str | Path | None = None,
+    observer: LaunchObserver | None = None,
+) -> list[Run]:
+    """Train several runs side by side on one pipeline: each fills the others' bubbles.
+
+    The result of each is bit for bit that of its solo run; their directories are
+    ``run_dir/stream-0``, ``stream-1``, ... (NASPipe's hybrid traverse).
+
+    Raises:
+        ConfigError: for input that cannot be used; nothing is written then.
+        StageFailedError: when a layer, the data or the loss raises in any stage.
+    """
+    path = Path(run_dir) if run_dir is not None else None
+    training = Training(
+        workloads=[replace(each, recompute=execution.recompute) for each in workloads],
+        execution=execution,
+        path=path or default_run_directory(workloads[0].space.name),
         observer=observer or SilentObserver(),
-    ).run()
-    return Run(space, path)
+    )
+    training.run()
+    return [
+        Run(workload.space, directory.path)
+        for workload, directory in zip(workloads, training.directories, strict=True)
+    ]
 
 
 def default_run_directory(name: str) -> Path:

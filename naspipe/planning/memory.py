@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from naspipe.core.config import parse_bytes, parse_subnets
-from naspipe.core.ids import StageId
+from naspipe.core.ids import StageId, StreamId
 from naspipe.core.partition import Partition
 from naspipe.core.rules import Lag, Rule
 from naspipe.core.subnet import Subnet
@@ -67,6 +67,8 @@ def plan_memory(
 ) -> MemoryPlan:
     """Turn a budget as users write it into bytes for each stage.
 
+    ``subnets`` may be those of several streams, one after the other.
+
     ``3x`` is the stage's shared layers and three times what a subnet has there on average, but
     never less than the stage can run with; ``512MiB`` is the same for every stage.
     """
@@ -92,13 +94,13 @@ def _stage_need(
     sizes: DeviceSizes,
     is_shared: Sequence[bool],
 ) -> StageNeed:
-    permanent: dict[int, int] = {}
+    permanent: dict[tuple[StreamId, int], int] = {}
     largest = total = 0
     for subnet, partition in zip(subnets, partitions, strict=True):
         for block in partition.blocks(stage):
             size_bytes = sizes.of(block, subnet.chain[block]).state_bytes
             if is_shared[block]:
-                permanent[block] = size_bytes
+                permanent[subnet.stream, block] = size_bytes
             else:
                 largest = max(largest, size_bytes)
                 total += size_bytes

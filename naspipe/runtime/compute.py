@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +15,10 @@ from naspipe.core.learning_rate import learning_rate
 from naspipe.core.space import Space
 from naspipe.core.task import Task, TaskKind
 from naspipe.runtime.determinism import block_seed
-from naspipe.runtime.layer_store import Gradients, LayerStore
+from naspipe.runtime.layer_store import Gradients, LayerStore, StoredLayer
 from naspipe.runtime.placement import Placement
 from naspipe.runtime.segment import Gradient, Segment, SegmentSpec, Tensors
+from naspipe.stage.builder import build_policy
 
 Batches = Callable[[int, int], Mapping[str, torch.Tensor]]
 """The whole data protocol: (seed, sequence ID) -> named tensors, batch dimension first."""
@@ -52,13 +53,18 @@ class _Pass:
 
 
 class StageCompute:
-    """Runs blocks and WRITEs in the order it is told; decides nothing."""
+    """Runs blocks and WRITEs in the order it is told; decides nothing.
 
-    def __init__(self, workload: Workload, placement: Placement) -> None:
+    Args:
+        workloads: of each stream.
+        placement: where layers and tensors live.
+    """
+
+    def __init__(self, workloads: Sequence[Workload], placement: Placement) -> None:
         self.placement = placement
-        definition = workload.definition
-        self.store = LayerStore(workload.space, definition.seed, definition.recipe, placement.adopt)
-        self._workload = workload
+        self._workloads = tuple(workloads)
+        self.stores = tuple(self._make_store(workload) for workload in workloads)
+        """The layers of each stream."""
         self._passes: dict[tuple[StreamId, SequenceId, PassId], _Pass] = {}
 
     def accept(self, task: Task, tensors: tuple[Gradient, ...]) -> None:
@@ -123,20 +129,20 @@ class StageCompute:
         self, layer: LayerId, sequence_id: SequenceId, base: Version, keeps_base: bool
     ) -> None:
         """Apply a WRITE with the gradient its backward left."""
-        definition = self._workload.definition
+        definition = self._workloads[layer.stream].definition
         lr = learning_rate(definition.recipe, sequence_id, definition.steps)
         state = self._passes[layer.stream, sequence_id, PassId(0)]
         gradients = state.parameter_gradients.pop(layer)
-        self.store[layer].write(gradients, sequence_id, base, keeps_base, lr)
+        self.layer(layer).write(gradients, sequence_id, base, keeps_base, lr)
         self.placement.synchronize()
 
-    def prepare(self, layer: LayerId) -> None:
-        """Make a layer before it is needed, if it has not been made yet."""
-        self.store.make(layer)
+    def layer(self, layer: LayerId) -> StoredLayer:
+        """A layer, made now if it has not been made yet."""
+        return self.stores[layer.stream][layer]
 
     def label(self, layer: LayerId) -> str:
         """How messages call a layer; does not make it."""
-        return self._workload.space.label(layer.block, layer.candidate)
+        return self._workloads[layer.stream].space.label(layer.block, layer.candidate)
 
     def retire(self, stream: StreamId, sequence_id: SequenceId) -> None:
         """Forget a subnet's tensors."""
@@ -146,21 +152,22 @@ class StageCompute:
     def _forward(
         self, state: _Pass, task: Task, layer: LayerId, version: Version
     ) -> torch.Tensor | None:
-        space, recipe = self._workload.space, self._workload.definition.recipe
+        workload = self._workloads[task.stream]
+        space, definition = workload.space, workload.definition
         block = layer.block
         is_last = block == len(space) - 1
         spec = SegmentSpec(
             label=self.label(layer),
             rule=space.blocks[block].rule,
-            seed=block_seed(self._workload.definition.seed, task.sequence_id, block, task.pass_id),
-            precision=recipe.precision,
+            seed=block_seed(definition.seed, task.sequence_id, block, task.pass_id),
+            precision=definition.recipe.precision,
             device_type=self.placement.torch_device.type,
             fields=tuple(self._field(state, task, name) for name in space.fields(block)),
             finish=self._with_loss(state, task) if is_last else None,
         )
         # The last block's backward follows its forward at once, so its graph is kept.
-        keeps_graph = is_last or not self._workload.recompute
-        bound = self.store[layer].bind(version)
+        keeps_graph = is_last or not workload.recompute
+        bound = self.layer(layer).bind(version)
         may_lose_graph = self.placement.may_lose_graphs
         segment = Segment(spec, bound, state.inputs, keeps_graph, may_lose_graph)
         state.inputs = segment.forward()
@@ -177,17 +184,28 @@ class StageCompute:
         target = self._field(state, task, "target")
 
         def finish(outputs: Tensors) -> Tensors:
-            return (self._workload.loss(*outputs, target),)
+            return (self._workloads[task.stream].loss(*outputs, target),)
 
         return finish
 
     def _field(self, state: _Pass, task: Task, name: str) -> torch.Tensor:
         if state.batch is None:
-            state.batch = self._workload.data(self._workload.definition.seed, task.sequence_id)
+            workload = self._workloads[task.stream]
+            state.batch = workload.data(workload.definition.seed, task.sequence_id)
         if name not in state.fields:
             field = field_of(state.batch, name, task.sequence_id)
             state.fields[name] = self.placement.to_device(field)
         return state.fields[name]
+
+    def _make_store(self, workload: Workload) -> LayerStore:
+        definition = workload.definition
+        return LayerStore(
+            workload.space,
+            definition.seed,
+            definition.recipe,
+            self.placement.adopt,
+            build_policy(definition.policy).keeps_versions,
+        )
 
     def _pass(self, task: Task) -> _Pass:
         key = (task.stream, task.sequence_id, task.pass_id)

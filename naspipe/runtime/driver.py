@@ -37,13 +37,13 @@ from naspipe.core.events import (
 )
 from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
 from naspipe.core.partition import Partition
+from naspipe.core.ports import Admission
 from naspipe.core.subnet import Subnet
 from naspipe.core.task import Task
 from naspipe.runtime.compute import StageCompute
 from naspipe.runtime.messages import InputMessage, Message, VersionMessage
 from naspipe.runtime.swapper import SwapKind
 from naspipe.runtime.transport import Transport
-from naspipe.stage.admission import AdmissionWindow
 from naspipe.stage.controller import StageController
 
 
@@ -71,8 +71,8 @@ class StageDriver:
         controller: takes every decision.
         compute: tensors of this stage.
         transport: the way to the other stages.
-        admission: which subnets may be under way.
-        admitted: the subnet, partition and priorities of a sequence ID.
+        admissions: of each stream, which subnets may be under way.
+        admitted: the subnet, partition and priorities of a stream's sequence ID.
         sink: where results go.
         timeout_seconds: how long to wait for a message before giving up.
         digests: hash the bytes that every WRITE leaves.
@@ -84,8 +84,8 @@ class StageDriver:
         controller: StageController,
         compute: StageCompute,
         transport: Transport,
-        admission: AdmissionWindow,
-        admitted: Callable[[int], tuple[Subnet, Partition, Priorities | None]],
+        admissions: Sequence[Admission],
+        admitted: Callable[[StreamId, int], tuple[Subnet, Partition, Priorities | None]],
         sink: StageSink,
         *,
         timeout_seconds: float,
@@ -96,7 +96,7 @@ class StageDriver:
         self._controller = controller
         self._compute = compute
         self._transport = transport
-        self._admission = admission
+        self._admissions = tuple(admissions)
         self._admitted = admitted
         self._sink = sink
         self._timeout_seconds = timeout_seconds
@@ -131,8 +131,9 @@ class StageDriver:
             TransportError: when nothing arrived for the time-out.
             Exception: whatever a layer, the loss or the data raises.
         """
-        self._admit(self._admission.open())
-        while not self._admission.is_finished:
+        for number, admission in enumerate(self._admissions):
+            self._admit(StreamId(number), admission.open())
+        while not all(admission.is_finished for admission in self._admissions):
             if self._run:
                 self._step()
                 self._look()
@@ -184,7 +185,7 @@ class StageDriver:
                 self._accept(message)
                 break
             if self._unmade:
-                self._compute.prepare(self._unmade.popleft())
+                self._compute.layer(self._unmade.popleft())
             elif left <= 0:
                 waiting = "; ".join(self._controller.unfinished[:3])
                 raise TransportError(
@@ -196,18 +197,18 @@ class StageDriver:
     def _accept(self, message: Message) -> None:
         match message:
             case InputMessage(task, upcoming, tensors):
-                self._admit(self._admission.reach(task.sequence_id))
+                self._admit(task.stream, self._admissions[task.stream].reach(task.sequence_id))
                 self._compute.accept(task, tensors)
                 self._tell(InputArrived(time.monotonic_ns(), task, upcoming))
             case VersionMessage(layer, version, state):
                 self._compute.placement.expect(layer)
-                self._compute.store[layer].take_over(version, state)
+                self._compute.layer(layer).take_over(version, state)
                 self._compute.placement.settle(layer)
                 self._tell(VersionArrived(time.monotonic_ns(), layer, version))
 
-    def _admit(self, sequence_ids: Sequence[int]) -> None:
+    def _admit(self, stream: StreamId, sequence_ids: Sequence[int]) -> None:
         for sequence_id in sequence_ids:
-            subnet, partition, priorities = self._admitted(sequence_id)
+            subnet, partition, priorities = self._admitted(stream, sequence_id)
             self._unmade.extend(map(subnet.layer, partition.blocks(self._stage)))
             self._tell(SubnetAdmitted(time.monotonic_ns(), subnet, partition, priorities))
 
@@ -232,10 +233,10 @@ class StageDriver:
             case SendOutput(receiver, upcoming):
                 self._transport.send_input(receiver, upcoming, self._compute.output(receiver))
             case PushVersion(layer, version, stage):
-                state = self._compute.store[layer].hand_over()
+                state = self._compute.layer(layer).hand_over()
                 self._pushed_bytes += self._transport.send_version(stage, layer, version, state)
             case LoadLayer(layer):
-                self._compute.prepare(layer)
+                self._compute.layer(layer)
                 self._compute.placement.load(layer)
             case SaveLayer(layer):
                 self._compute.placement.save(layer)
@@ -244,10 +245,10 @@ class StageDriver:
             case RecordAccess(access):
                 self._sink.access(access)
             case DropVersion(layer, version):
-                self._compute.store[layer].drop(version)
+                self._compute.layer(layer).drop(version)
             case RetireSubnet(stream, sequence_id):
                 self._compute.retire(stream, sequence_id)
-                self._admit(self._admission.retire(sequence_id))
+                self._admit(stream, self._admissions[stream].retire(sequence_id))
 
     def _write(self, command: WriteLayer) -> None:
         layer, sequence_id = command.layer, command.sequence_id
@@ -255,5 +256,5 @@ class StageDriver:
         start_ns = time.monotonic_ns()
         self._compute.write(layer, sequence_id, command.base, command.keeps_base)
         end_ns = time.monotonic_ns()
-        digest = self._compute.store[layer].digest() if self._digests else ""
+        digest = self._compute.layer(layer).digest() if self._digests else ""
         self._tell(WriteFinished(end_ns, layer, sequence_id, start_ns, digest))

@@ -24,14 +24,14 @@ import zmq
 
 from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError, StageFailedError, TransportError
-from naspipe.core.ids import StageId
+from naspipe.core.ids import FIRST_STREAM, StageId
 from naspipe.planning.cost import CostTable, LayerCost
 from naspipe.runtime.compute import Workload
 from naspipe.runtime.determinism import deterministic_torch
 from naspipe.runtime.garbage import calm_collector
 from naspipe.runtime.profiler import profile
 from naspipe.runtime.reports import LaunchObserver, read_report
-from naspipe.runtime.stage_process import Job, run_alone, stage_main
+from naspipe.runtime.stage_process import Job, StreamJob, run_alone, stage_main
 from naspipe.runtime.transport import Endpoints, bind_inbox, ipc_endpoints, tcp_endpoints
 from naspipe.trace.losses import LossWriter
 from naspipe.trace.snapshot import write_checkpoint_manifest
@@ -46,8 +46,8 @@ _PREFIX = "naspipe-"
 class _Collector:
     """Takes the reports of all stages: writes losses, keeps results, raises the first failure."""
 
-    def __init__(self, losses: LossWriter, observer: LaunchObserver) -> None:
-        self._losses = losses
+    def __init__(self, losses: Sequence[LossWriter], observer: LaunchObserver) -> None:
+        self._losses = tuple(losses)
         self._observer = observer
         self.results: dict[int, dict[str, Any]] = {}
 
@@ -61,7 +61,7 @@ class _Collector:
         match kind:
             case "loss":
                 stream, sequence_id, loss = body["stream"], body["sequence_id"], body["loss"]
-                self._losses.append(stream, sequence_id, loss, body["bits"])
+                self._losses[stream].append(FIRST_STREAM, sequence_id, loss, body["bits"])
                 self._observer.on_loss(stream, sequence_id, loss)
             case "busy":
                 self._observer.on_busy(stage, body["busy_ns"], body["elapsed_ns"])
@@ -87,14 +87,18 @@ def launch(job: Job, observer: LaunchObserver) -> list[dict[str, Any]]:
         ConfigError: when a stage finds that the input cannot be used, or a port is in use.
     """
     with ExitStack() as stack:
-        collector = _Collector(stack.enter_context(LossWriter(job.directory.losses)), observer)
+        paths = [stream.directory.losses for stream in job.streams]
+        losses = [stack.enter_context(LossWriter(path)) for path in paths]
+        collector = _Collector(losses, observer)
         if job.execution.stages == 1:
             run_alone(job, collector)
         else:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=_PREFIX)))
             _run_stages(job, make_endpoints(job.execution, directory), collector)
-    _write_final(job, collector.results)
-    return [collector.results[stage]["measured"] for stage in sorted(collector.results)]
+    results = [collector.results[stage] for stage in sorted(collector.results)]
+    for number, stream in enumerate(job.streams):
+        _write_final(stream, [result["streams"][number] for result in results])
+    return [result["measured"] for result in results]
 
 
 def profile_apart(workload: Workload, timeout_seconds: float) -> CostTable:
@@ -259,15 +263,14 @@ def _end(processes: Sequence[BaseProcess]) -> None:
         process.close()
 
 
-def _write_final(job: Job, results: dict[int, dict[str, Any]]) -> None:
-    ordered = [results[stage] for stage in sorted(results)]
+def _write_final(stream: StreamJob, shards: Sequence[dict[str, Any]]) -> None:
     write_checkpoint_manifest(
-        job.directory.checkpoint("final"),
+        stream.directory.checkpoint("final"),
         {
             "format": 1,
-            "subnets": len(job.subnets),
-            "shards": [result["shard"] for result in ordered],
-            "versions": {k: v for result in ordered for k, v in result["versions"].items()},
-            "scalars": {k: v for result in ordered for k, v in result["scalars"].items()},
+            "subnets": len(stream.subnets),
+            "shards": [shard["shard"] for shard in shards],
+            "versions": {k: v for shard in shards for k, v in shard["versions"].items()},
+            "scalars": {k: v for shard in shards for k, v in shard["scalars"].items()},
         },
     )

@@ -13,10 +13,13 @@ from torch.func import functional_call
 from naspipe.core.config import Recipe
 from naspipe.core.errors import ConfigError, InvariantError, TransportError
 from naspipe.core.ids import INITIAL, LayerId, SequenceId, Version
-from naspipe.core.rules import Frozen, Lag, Rule
+from naspipe.core.rules import Frozen, Rule
 from naspipe.core.space import Space
 from naspipe.runtime.determinism import layer_seed, seed_draws
 from naspipe.runtime.optimizers import make_optimizer
+from naspipe.schedule.csp import CausalPolicy
+
+_CAUSAL = CausalPolicy()
 
 Gradients = dict[str, torch.Tensor]
 """Gradients by parameter name; a parameter without one is absent, never zero."""
@@ -60,17 +63,25 @@ class BoundLayer:
 class StoredLayer:
     """One layer: module, newest version, optimizer state, and older versions still read.
 
-    A lagging layer is never bound itself: its readers bind immutable copies, because a
-    step in place would change what a pending backward needs.
+    A layer that is written while older versions are read (``keeps_versions``) is never bound
+    itself: its readers bind immutable copies, because a step in place would change what a
+    pending backward needs.
     """
 
-    def __init__(self, label: str, rule: Rule, module: nn.Module, recipe: Recipe) -> None:
+    def __init__(
+        self,
+        label: str,
+        rule: Rule,
+        module: nn.Module,
+        recipe: Recipe,
+        keeps_versions: bool = False,
+    ) -> None:
         self.label = label
         self.module = module
         self.version = INITIAL
         self.is_here = True
         """Whether no other stage has taken the layer over."""
-        self._rule = rule
+        self._keeps_versions = keeps_versions
         self.parameters = dict(module.named_parameters())
         if isinstance(rule, Frozen):
             module.requires_grad_(False)
@@ -84,7 +95,7 @@ class StoredLayer:
         Raises:
             InvariantError: when that version is not here.
         """
-        if isinstance(self._rule, Lag):
+        if self._keeps_versions:
             copy = self._copy(version)
 
             def call(*inputs: Any) -> Any:
@@ -208,6 +219,7 @@ class LayerStore:
         seed: of the run; each layer has its own.
         recipe: names the optimizer.
         on_made: told of each layer, in host memory.
+        keeps_versions: of the synchronisation policy; causal by default.
     """
 
     def __init__(
@@ -216,7 +228,9 @@ class LayerStore:
         seed: int,
         recipe: Recipe,
         on_made: Callable[[LayerId, StoredLayer], None] | None = None,
+        keeps_versions: Callable[[Rule], bool] = _CAUSAL.keeps_versions,
     ) -> None:
+        self._keeps_versions = keeps_versions
         self._on_made = on_made
         self._space = space
         self._seed = seed
@@ -259,4 +273,5 @@ class LayerStore:
                     f"layers {owner} and {label} share one parameter: tied parameters are not "
                     f"supported; let each factory make its own"
                 )
-        return StoredLayer(label, block.rule, module, self._recipe)
+        keeps_versions = self._keeps_versions(block.rule)
+        return StoredLayer(label, block.rule, module, self._recipe, keeps_versions)

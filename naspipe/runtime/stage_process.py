@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -15,11 +14,10 @@ from typing import Any
 
 import torch
 
-from naspipe.core.access import Access
 from naspipe.core.config import Execution, parse_bytes
 from naspipe.core.errors import ConfigError
-from naspipe.core.events import Event, Priorities
-from naspipe.core.ids import SequenceId, StageId, StreamId
+from naspipe.core.events import Priorities
+from naspipe.core.ids import StageId, StreamId
 from naspipe.core.partition import Partition
 from naspipe.core.ports import Residency
 from naspipe.core.subnet import Subnet
@@ -31,77 +29,61 @@ from naspipe.runtime.determinism import deterministic_torch
 from naspipe.runtime.device import open_device
 from naspipe.runtime.driver import StageDriver
 from naspipe.runtime.garbage import calm_collector
+from naspipe.runtime.layer_store import LayerStore
 from naspipe.runtime.placement import Placement, SwappedPlacement, device_name
 from naspipe.runtime.reports import Reporter, ZmqReporter
+from naspipe.runtime.stage_files import StageFiles, alone_in
 from naspipe.runtime.transport import Endpoints, NoTransport, Transport, ZmqTransport
 from naspipe.runtime.wakeup import Wakeup
-from naspipe.stage.admission import AdmissionWindow
-from naspipe.stage.builder import build_controller
+from naspipe.stage.builder import build_admission, build_controller
 from naspipe.trace.event_log import EventLogWriter
 from naspipe.trace.log import AccessLogWriter
 from naspipe.trace.run_directory import RunDirectory
 from naspipe.trace.snapshot import write_checkpoint
 
-_REPORT_EVERY_NS = 250_000_000
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """One run, as every stage needs to know it."""
+class StreamJob:
+    """One stream of a job: what is trained, and where its results go."""
 
     workload: Workload
-    execution: Execution
     subnets: tuple[Subnet, ...]
     partitions: tuple[Partition, ...]
     """Of every subnet."""
     priorities: tuple[Priorities, ...] | None = None
     """Of every subnet, where the dispatch order asks for them."""
-    memory: MemoryPlan | None = None
-    """What layers may occupy on each stage's device; None for no limit."""
     directory: RunDirectory
 
-    def admitted(self, sequence_id: int) -> tuple[Subnet, Partition, Priorities | None]:
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One pipeline, as every stage needs to know it."""
+
+    streams: tuple[StreamJob, ...]
+    """What shares the pipeline; one synchronisation policy for all."""
+    execution: Execution
+    bulk: int = 1
+    """Subnets that the policy ``bsp`` trains at the same versions."""
+    memory: MemoryPlan | None = None
+    """What layers may occupy on each stage's device; None for no limit."""
+
+    @property
+    def workloads(self) -> list[Workload]:
+        """Of each stream."""
+        return [stream.workload for stream in self.streams]
+
+    @property
+    def policy(self) -> str:
+        """The synchronisation policy's name."""
+        return self.streams[0].workload.definition.policy
+
+    def admitted(
+        self, stream: StreamId, sequence_id: int
+    ) -> tuple[Subnet, Partition, Priorities | None]:
         """What every stage is told of a subnet when it is admitted."""
-        priorities = self.priorities[sequence_id] if self.priorities else None
-        return self.subnets[sequence_id], self.partitions[sequence_id], priorities
-
-
-class _Sink:
-    """Files of one stage, and reports to the launcher."""
-
-    def __init__(
-        self, log: AccessLogWriter, events: EventLogWriter | None, reporter: Reporter
-    ) -> None:
-        self._log = log
-        self._events = events
-        self._reporter = reporter
-        self._start_ns = self._reported_ns = time.monotonic_ns()
-        self._busy_ns = 0
-
-    def access(self, access: Access) -> None:
-        """See :class:`naspipe.runtime.driver.StageSink`."""
-        self._log.append(access)
-        self._busy_ns += access.end_ns - access.start_ns
-        if access.end_ns - self._reported_ns > _REPORT_EVERY_NS:
-            self._reported_ns = access.end_ns
-            elapsed_ns = access.end_ns - self._start_ns
-            self._reporter.report("busy", {"busy_ns": self._busy_ns, "elapsed_ns": elapsed_ns})
-
-    def loss(self, stream: StreamId, sequence_id: SequenceId, loss: torch.Tensor) -> None:
-        """See :class:`naspipe.runtime.driver.StageSink`."""
-        raw = loss.reshape(1).view(torch.uint8).numpy().tobytes()[::-1]
-        body = {
-            "stream": stream,
-            "sequence_id": sequence_id,
-            "loss": float(loss),
-            "bits": raw.hex(),
-        }
-        self._reporter.report("loss", body)
-
-    def event(self, event: Event) -> None:
-        """See :class:`naspipe.runtime.driver.StageSink`."""
-        if self._events is not None:
-            self._events.append(event)
+        job = self.streams[stream]
+        priorities = job.priorities[sequence_id] if job.priorities else None
+        return job.subnets[sequence_id], job.partitions[sequence_id], priorities
 
 
 class StageRun:
@@ -129,24 +111,26 @@ class StageRun:
 
     def run(self) -> None:
         """Train this stage's part of every subnet, then write its layers and report."""
-        job, stage = self._job, self._stage
-        log_path = job.directory.access_log(stage)
-        events_path = job.directory.events_log(stage)
-        with AccessLogWriter(log_path) as log:
-            if not job.execution.record_events:
-                self._train(_Sink(log, None, self._reporter))
-            else:
-                with EventLogWriter(events_path) as events:
-                    self._train(_Sink(log, events, self._reporter))
+        directories = [stream.directory for stream in self._job.streams]
+        with ExitStack() as stack:
+            logs = [
+                stack.enter_context(AccessLogWriter(directory.access_log(self._stage)))
+                for directory in directories
+            ]
+            events = None
+            if self._job.execution.record_events:
+                path = directories[0].events_log(self._stage)
+                events = stack.enter_context(EventLogWriter(path))
+            self._train(StageFiles(logs, events, self._reporter))
 
-    def _train(self, sink: _Sink) -> None:
-        job, stage = self._job, self._stage
-        definition, execution = job.workload.definition, job.execution
-        compute = StageCompute(job.workload, self._placement)
+    def _train(self, sink: StageFiles) -> None:
+        job, stage, execution = self._job, self._stage, self._job.execution
+        compute = StageCompute(job.workloads, self._placement)
         controller = build_controller(
             stage,
-            job.workload.space.rules,
-            policy=definition.policy,
+            [workload.space.rules for workload in job.workloads],
+            policy=job.policy,
+            bulk=job.bulk,
             order=execution.order,
             residency=residency_of(job.memory, stage, execution),
             starts_partly_clear=execution.partly_clear,
@@ -156,22 +140,37 @@ class StageRun:
             controller,
             compute,
             self._transport,
-            AdmissionWindow(execution.window, len(job.subnets)),
+            [
+                build_admission(
+                    job.policy,
+                    len(stream.subnets),
+                    window=execution.window,
+                    bulk=job.bulk,
+                    stages=execution.stages,
+                )
+                for stream in job.streams
+            ],
             job.admitted,
             sink,
             timeout_seconds=execution.timeout_seconds,
             digests=execution.digests,
         )
-        with deterministic_torch(definition.recipe.threads), calm_collector():
+        threads = job.workloads[0].definition.recipe.threads
+        with deterministic_torch(threads), calm_collector():
             self._driver.run()
         self._driver.finishing()
         measured = {"pushed_bytes": self._driver.pushed_bytes, **self._placement.measured()}
-        self._reporter.report("done", {**self._save(compute), "measured": measured})
+        shards = [
+            self._save(stream, store)
+            for stream, store in zip(job.streams, compute.stores, strict=True)
+        ]
+        self._reporter.report("done", {"streams": shards, "measured": measured})
 
-    def _save(self, compute: StageCompute) -> dict[str, Any]:
-        tensors, scalars, versions = snapshot(self._job.workload.space, compute.store.items())
+    def _save(self, stream: StreamJob, store: LayerStore) -> dict[str, Any]:
+        layers = [(alone_in(layer), stored) for layer, stored in store.items()]
+        tensors, scalars, versions = snapshot(stream.workload.space, layers)
         shard = write_checkpoint(
-            self._job.directory.checkpoint("final"), f"stage-{self._stage}.safetensors", tensors
+            stream.directory.checkpoint("final"), f"stage-{self._stage}.safetensors", tensors
         )
         return {"shard": shard, "scalars": scalars, "versions": versions}
 
@@ -198,7 +197,7 @@ def _placement(job: Job, stage: StageId, wakeup: Wakeup) -> Placement:
         return Placement(torch.device(name))
     device = open_device(name, job.memory.budgets[stage], execution.bandwidth, execution.latency)
     limit_bytes = parse_bytes(execution.host_memory) or None
-    return SwappedPlacement(device, job.workload.definition.recipe, limit_bytes, wakeup)
+    return SwappedPlacement(device, job.workloads[0].definition.recipe, limit_bytes, wakeup)
 
 
 def run_alone(job: Job, reporter: Reporter) -> None:

@@ -12,6 +12,8 @@ from naspipe.core.rules import Exact, Frozen, Lag, Rule
 class CausalPolicy:
     """The versions that the plain one-at-a-time loop would read."""
 
+    binds_late = False
+
     def version_to_read(self, rule: Rule, users: Sequence[Version], reader: SequenceId) -> Version:
         """Exact: the previous user's. Lag(K): the newest of subnets <= reader - 1 - K."""
         match rule:
@@ -25,3 +27,7 @@ class CausalPolicy:
     def is_writer(self, rule: Rule) -> bool:
         """All but frozen layers are written by each of their users."""
         return not isinstance(rule, Frozen)
+
+    def keeps_versions(self, rule: Rule) -> bool:
+        """Readers of a lagging layer are still under way when it is written."""
+        return isinstance(rule, Lag)

@@ -7,19 +7,27 @@ clear when that version exists. Nothing is ever compared with all earlier subnet
 
 from __future__ import annotations
 
+import sys
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from naspipe.core.errors import InvariantError
-from naspipe.core.ids import INITIAL, LayerId, SequenceId, StreamId, Version
+from naspipe.core.ids import INITIAL, LATEST, LayerId, SequenceId, StreamId, Version
 from naspipe.core.ports import SyncPolicy
 from naspipe.core.rules import Rule
 from naspipe.core.subnet import Subnet
 
+_NEVER = Version(sys.maxsize)
+"""Older than this: every version."""
+
 
 class Ticket(NamedTuple):
-    """What one subnet may do with one layer: read ``reads``, then write on top of ``base``."""
+    """What one subnet may do with one layer: read ``reads``, then write on top of ``base``.
+
+    Either is LATEST until it is known, where the policy binds late.
+    """
 
     layer: LayerId
     reads: Version
@@ -38,10 +46,15 @@ class _Layer:
 
 
 class VersionBook:
-    """Versions of the layers of one stage, under one synchronisation policy."""
+    """Versions of the layers of one stage, under one synchronisation policy.
 
-    def __init__(self, rules: Sequence[Rule], policy: SyncPolicy) -> None:
-        self._rules = tuple(rules)
+    Args:
+        rules: of each stream, the rule of each block of its chain.
+        policy: which version an access asks for.
+    """
+
+    def __init__(self, rules: Sequence[Sequence[Rule]], policy: SyncPolicy) -> None:
+        self._rules = tuple(map(tuple, rules))
         self._policy = policy
         self._layers: dict[LayerId, _Layer] = {}
         self._next: dict[StreamId, int] = {}
@@ -62,15 +75,46 @@ class VersionBook:
                 f"expected sequence ID {expected}"
             )
         self._next[subnet.stream] = expected + 1
+        rules = self._rules[subnet.stream]
+        if self._policy.binds_late:
+            return {
+                block: Ticket(
+                    subnet.layer(block), LATEST, LATEST, self._policy.is_writer(rules[block])
+                )
+                for block in blocks
+            }
         here = set(blocks)
         tickets: dict[int, Ticket] = {}
-        for block in range(len(self._rules)):
+        for block in range(len(rules)):
             if block in here:
                 tickets[block] = self._ticket(subnet, block)
             else:
                 layer = subnet.layer(block)
                 self._promise(layer, self._state(layer), subnet.sequence_id)
         return tickets
+
+    def begin(self, tickets: dict[int, Ticket]) -> None:
+        """A forward begins: fill in what it reads, where the policy binds late."""
+        if not self._policy.binds_late:
+            return
+        for block, ticket in tickets.items():
+            if ticket.reads == LATEST:
+                state = self._state(ticket.layer)
+                state.readers[state.newest] = state.readers.get(state.newest, 0) + 1
+                tickets[block] = ticket._replace(reads=state.newest)
+
+    def queue_write(self, ticket: Ticket, writer: SequenceId) -> Ticket:
+        """A gradient is there: fill in what its WRITE follows, where the policy binds late."""
+        if ticket.base != LATEST:
+            return ticket
+        state = self._state(ticket.layer)
+        ticket = ticket._replace(base=state.users[-1])
+        self._promise(ticket.layer, state, writer)
+        return ticket
+
+    def is_clear(self, ticket: Ticket) -> bool:
+        """Whether what it reads can be read here now."""
+        return ticket.reads == LATEST or self.exists(ticket.layer, ticket.reads)
 
     def exists(self, layer: LayerId, version: Version) -> bool:
         """Whether a version can be read here now."""
@@ -80,9 +124,14 @@ class VersionBook:
         """The newest version that was written or arrived here."""
         return self._state(layer).newest
 
-    def is_newest(self, layer: LayerId, version: Version) -> bool:
-        """Whether a WRITE on top of this version may be applied now."""
-        return self._state(layer).newest == version
+    def may_replace(self, layer: LayerId) -> bool:
+        """Whether the newest version may be written over: copied, or read by nobody."""
+        state = self._state(layer)
+        return self.has_copies(layer) or not state.readers.get(state.newest)
+
+    def has_copies(self, layer: LayerId) -> bool:
+        """Whether a layer's older versions are read from copies."""
+        return self._policy.keeps_versions(self._rule(layer))
 
     def keeps(self, layer: LayerId, version: Version) -> bool:
         """Whether a version will be read again, by an admitted subnet or by a later one."""
@@ -135,7 +184,7 @@ class VersionBook:
     def _ticket(self, subnet: Subnet, block: int) -> Ticket:
         layer = subnet.layer(block)
         state = self._state(layer)
-        rule = self._rules[block]
+        rule = self._rules[subnet.stream][block]
         reads = self._policy.version_to_read(rule, state.users, subnet.sequence_id)
         state.readers[reads] = state.readers.get(reads, 0) + 1
         base = state.users[-1]
@@ -144,10 +193,10 @@ class VersionBook:
 
     def _promise(self, layer: LayerId, state: _Layer, writer: SequenceId) -> None:
         """Note that a subnet will write a layer."""
-        if self._policy.is_writer(self._rules[layer.block]):
+        if self._policy.is_writer(self._rule(layer)):
             state.users.append(Version(writer))
             oldest = self._floor(layer, state)
-            del state.users[: state.users.index(oldest)]
+            del state.users[: min(bisect_left(state.users, oldest), len(state.users) - 1)]
 
     def _state(self, layer: LayerId) -> _Layer:
         state = self._layers.get(layer)
@@ -158,7 +207,11 @@ class VersionBook:
     def _floor(self, layer: LayerId, state: _Layer) -> Version:
         """The oldest version that a subnet not yet admitted can ask for."""
         reader = SequenceId(self._next.get(layer.stream, 0))
-        return self._policy.version_to_read(self._rules[layer.block], state.users, reader)
+        version = self._policy.version_to_read(self._rule(layer), state.users, reader)
+        return _NEVER if version == LATEST else version
+
+    def _rule(self, layer: LayerId) -> Rule:
+        return self._rules[layer.stream][layer.block]
 
     def _drop(self, layer: LayerId, state: _Layer) -> list[Version]:
         if len(state.existing) == 1:

@@ -30,12 +30,12 @@ class Whereabouts:
 
     Args:
         stage: whose departures to tell.
-        rules: the rule of each block of the chain.
+        rules: of each stream, the rule of each block of its chain.
     """
 
-    def __init__(self, stage: StageId, rules: Sequence[Rule]) -> None:
+    def __init__(self, stage: StageId, rules: Sequence[Sequence[Rule]]) -> None:
         self._stage = stage
-        self._rules = tuple(rules)
+        self._rules = tuple(map(tuple, rules))
         self._newest: dict[LayerId, tuple[Version, StageId]] = {}
 
     def admit(self, subnet: Subnet, partition: Partition) -> list[Departure]:
@@ -46,20 +46,21 @@ class Whereabouts:
                 layers stay on one stage, because readers of several versions share them.
         """
         departures: list[Departure] = []
+        rules = self._rules[subnet.stream]
         version = Version(subnet.sequence_id)
         for number in range(partition.num_stages):
             stage = StageId(number)
             for block in partition.blocks(stage):
-                if isinstance(self._rules[block], Frozen):
+                if isinstance(rules[block], Frozen):
                     continue
                 layer = subnet.layer(block)
                 before = self._newest.get(layer)
                 self._newest[layer] = (version, stage)
                 if before is None or before[1] == stage:
                     continue
-                if not isinstance(self._rules[block], Exact):
+                if not isinstance(rules[block], Exact):
                     raise InvariantError(
-                        f"layer {layer}: rule {self._rules[block]} stays on stage {before[1]}, "
+                        f"layer {layer}: rule {rules[block]} stays on stage {before[1]}, "
                         f"but subnet {subnet.stream}.{version} uses it on stage {stage}"
                     )
                 if before[1] == self._stage:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -106,6 +106,30 @@ class TableCosts:
     def copy_ns(self, layer: LayerId) -> int:
         """See :class:`Costs`."""
         return self.copy_latency_ns + int(self.state_bytes(layer) / self.bytes_per_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamCosts:
+    """Costs of streams that train different spaces."""
+
+    streams: Sequence[Costs]
+    """Of each stream."""
+
+    def access_ns(self, layer: LayerId, kind: AccessKind) -> int:
+        """See :class:`Costs`."""
+        return self.streams[layer.stream].access_ns(layer, kind)
+
+    def message_ns(self, receiver: Task) -> int:
+        """See :class:`Costs`."""
+        return self.streams[receiver.stream].message_ns(receiver)
+
+    def push_ns(self, layer: LayerId) -> int:
+        """See :class:`Costs`."""
+        return self.streams[layer.stream].push_ns(layer)
+
+    def copy_ns(self, layer: LayerId) -> int:
+        """See :class:`Costs`."""
+        return self.streams[layer.stream].copy_ns(layer)
 
 
 @dataclass(slots=True)

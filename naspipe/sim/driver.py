@@ -29,17 +29,17 @@ from naspipe.core.events import (
     VersionArrived,
     WriteFinished,
 )
-from naspipe.core.ids import LayerId, StageId, Version
+from naspipe.core.ids import LayerId, StageId, StreamId, Version
 from naspipe.core.partition import Partition
+from naspipe.core.ports import Admission
 from naspipe.core.subnet import Subnet
 from naspipe.core.task import Task
 from naspipe.sim.costs import Costs
 from naspipe.sim.engine import Engine
-from naspipe.stage.admission import AdmissionWindow
 from naspipe.stage.controller import StageController
 
-Admitted = Callable[[int], tuple[Subnet, Partition, Priorities | None]]
-"""What a stage is told of a sequence ID when it is admitted."""
+Admitted = Callable[[StreamId, int], tuple[Subnet, Partition, Priorities | None]]
+"""What a stage is told of a stream's sequence ID when it is admitted."""
 
 
 class _CopyLane:
@@ -66,13 +66,13 @@ class SimulatedStage:
         controller: StageController,
         engine: Engine,
         costs: Costs,
-        admission: AdmissionWindow,
+        admissions: Sequence[Admission],
         admitted: Admitted,
     ) -> None:
         self.controller = controller
         self.accesses: list[Access] = []
         self.peers: Sequence[SimulatedStage] = ()
-        self.admission = admission
+        self._admissions = tuple(admissions)
         self._engine = engine
         self._costs = costs
         self._admitted = admitted
@@ -83,21 +83,30 @@ class SimulatedStage:
         self._lane_in, self._lane_out = _CopyLane(engine), _CopyLane(engine)
 
     def start(self) -> None:
-        """Admit the first window of subnets."""
-        self._admit(self.admission.open())
+        """Admit the first subnets of every stream."""
+        for number, admission in enumerate(self._admissions):
+            self._admit(StreamId(number), admission.open())
+
+    @property
+    def unfinished(self) -> str:
+        """The first stream that is not through and its oldest subnet; empty if all are."""
+        for number, admission in enumerate(self._admissions):
+            if not admission.is_finished:
+                return f"{number}.{admission.oldest}"
+        return ""
 
     def receive(self, task: Task, upcoming: tuple[Task, ...]) -> None:
         """The input of a task arrived."""
-        self._admit(self.admission.reach(task.sequence_id))
+        self._admit(task.stream, self._admissions[task.stream].reach(task.sequence_id))
         self._tell(InputArrived(self._engine.now_ns, task, upcoming))
 
     def receive_version(self, layer: LayerId, version: Version) -> None:
         """Another stage pushed a layer."""
         self._tell(VersionArrived(self._engine.now_ns, layer, version))
 
-    def _admit(self, sequence_ids: range) -> None:
+    def _admit(self, stream: StreamId, sequence_ids: range) -> None:
         for sequence_id in sequence_ids:
-            self._tell(SubnetAdmitted(self._engine.now_ns, *self._admitted(sequence_id)))
+            self._tell(SubnetAdmitted(self._engine.now_ns, *self._admitted(stream, sequence_id)))
 
     def _tell(self, event: Event) -> None:
         for command in self.controller.handle(event):
@@ -135,9 +144,9 @@ class SimulatedStage:
                 )
             case RecordAccess(access):
                 self.accesses.append(access)
-            case RetireSubnet(_, sequence_id):
-                more = self.admission.retire(sequence_id)
-                self._engine.after(0, lambda: self._admit(more))
+            case RetireSubnet(stream, sequence_id):
+                more = self._admissions[stream].retire(sequence_id)
+                self._engine.after(0, lambda: self._admit(stream, more))
 
     def _advance(self) -> None:
         if self._is_busy:
@@ -169,21 +178,24 @@ class SimulatedStage:
 
 def simulate(
     admitted: Admitted,
-    num_subnets: int,
     controllers: Sequence[StageController],
     costs: Costs,
-    window: int,
+    admissions: Callable[[], Sequence[Admission]],
 ) -> list[list[Access]]:
-    """Run one stream to its end; returns each stage's accesses in the order of their ends.
+    """Run every stream to its end; returns each stage's accesses in the order of their ends.
 
-    ``admitted`` is asked for the sequence IDs 0 to ``num_subnets`` - 1.
+    Args:
+        admitted: asked for every sequence ID of every stream.
+        controllers: of each stage.
+        costs: what everything takes.
+        admissions: called once per stage: which subnets of each stream may be under way.
 
     Raises:
         InvariantError: when the schedule stops before every subnet is finished.
     """
     engine = Engine()
     stages = [
-        SimulatedStage(controller, engine, costs, AdmissionWindow(window, num_subnets), admitted)
+        SimulatedStage(controller, engine, costs, admissions(), admitted)
         for controller in controllers
     ]
     for stage in stages:
@@ -192,9 +204,9 @@ def simulate(
         stage.start()
     engine.run()
     for number, stage in enumerate(stages):
-        if not stage.admission.is_finished:
+        if stage.unfinished:
             raise InvariantError(
-                f"stage {StageId(number)} stopped before subnet {stage.admission.oldest} was "
-                f"finished: " + "; ".join(stage.controller.unfinished[:3])
+                f"stage {StageId(number)} stopped before subnet {stage.unfinished} was finished: "
+                + "; ".join(stage.controller.unfinished[:3])
             )
     return [stage.accesses for stage in stages]

@@ -1,4 +1,4 @@
-"""Which subnets may be under way on a stage: a window over the sequence IDs."""
+"""Which subnets may be under way on a stage: a window over the sequence IDs, or a bulk of them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ class AdmissionWindow:
 
     The window is a range of sequence IDs, not a count of subnets, so the oldest unfinished
     subnet is always inside it and nothing younger can take its place.
+
+    Args:
+        window: sequence IDs that may be under way.
+        num_subnets: of the stream.
     """
 
     def __init__(self, window: int, num_subnets: int) -> None:
@@ -47,3 +51,15 @@ class AdmissionWindow:
             self._retired.remove(self._oldest)
             self._oldest += 1
         return self.open()
+
+
+class BulkAdmission(AdmissionWindow):
+    """Admits a whole bulk of subnets at once, when the one before is finished here (GPipe)."""
+
+    def open(self) -> range:
+        """Sequence IDs to admit now."""
+        return self.reach(self._oldest)
+
+    def reach(self, sequence_id: int) -> range:
+        """Sequence IDs to admit so that the bulk of this one is."""
+        return super().reach(sequence_id - sequence_id % self._window + self._window - 1)

@@ -1,4 +1,4 @@
-"""The only place where names become classes: policies and dispatch orders."""
+"""The only place where names become classes: policies, their admission, and dispatch orders."""
 
 from __future__ import annotations
 
@@ -6,42 +6,90 @@ from collections.abc import Callable, Sequence
 
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import StageId
-from naspipe.core.ports import DispatchOrder, Residency, SyncPolicy
+from naspipe.core.ports import Admission, DispatchOrder, Residency, SyncPolicy
 from naspipe.core.rules import Rule
 from naspipe.residency.all_resident import AllResident
+from naspipe.schedule.asp import AsynchronousPolicy
+from naspipe.schedule.bsp import BulkPolicy
 from naspipe.schedule.csp import CausalPolicy
 from naspipe.schedule.order import CriticalPathOrder, PaperOrder
+from naspipe.stage.admission import AdmissionWindow, BulkAdmission
 from naspipe.stage.controller import StageController
 
-POLICIES: dict[str, Callable[[], SyncPolicy]] = {"csp": CausalPolicy}
+POLICIES: dict[str, Callable[[int], SyncPolicy]] = {
+    "csp": lambda bulk: CausalPolicy(),
+    "bsp": BulkPolicy,
+    "asp": lambda bulk: AsynchronousPolicy(),
+    "sequential": lambda bulk: CausalPolicy(),
+}
+"""Synchronisation policies; what they are given is the size of a bulk."""
+
 ORDERS: dict[str, Callable[[], DispatchOrder]] = {
     "paper": PaperOrder,
     "critical-path": CriticalPathOrder,
 }
 
 
+def build_policy(policy: str, bulk: int = 1) -> SyncPolicy:
+    """A synchronisation policy by name.
+
+    Raises:
+        ConfigError: for a name that is not registered.
+    """
+    if policy not in POLICIES:
+        raise ConfigError(f"unknown policy {policy!r}: expected {' or '.join(POLICIES)}")
+    return POLICIES[policy](bulk)
+
+
 def build_controller(
     stage: StageId,
-    rules: Sequence[Rule],
+    rules: Sequence[Sequence[Rule]],
     *,
     policy: str = "csp",
+    bulk: int = 1,
     order: str = "paper",
     residency: Residency | None = None,
     starts_partly_clear: bool = False,
 ) -> StageController:
     """Make a stage's controller from names; without a ``residency`` every layer is on the device.
 
+    Args:
+        stage: which one.
+        rules: of each stream, the rule of each block of its chain.
+        policy: ``csp``, ``bsp``, ``asp`` or ``sequential``.
+        bulk: subnets that ``bsp`` trains at the same versions.
+        order: ``paper`` or ``critical-path``.
+        residency: what is on the device.
+        starts_partly_clear: begin a forward before all of the stage's blocks are clear.
+
     Raises:
         ConfigError: for a name that is not registered.
     """
-    for what, name, known in (("policy", policy, POLICIES), ("order", order, ORDERS)):
-        if name not in known:
-            raise ConfigError(f"unknown {what} {name!r}: expected {' or '.join(known)}")
+    if order not in ORDERS:
+        raise ConfigError(f"unknown order {order!r}: expected {' or '.join(ORDERS)}")
     return StageController(
         stage,
         rules,
-        POLICIES[policy](),
+        build_policy(policy, bulk),
         ORDERS[order](),
         residency or AllResident(),
         starts_partly_clear,
     )
+
+
+def build_admission(
+    policy: str, num_subnets: int, *, window: int, bulk: int = 1, stages: int = 1
+) -> Admission:
+    """Which subnets of a stream may be under way on a stage.
+
+    ``asp`` has as many under way as there are stages, which is what its one-forward-
+    one-backward schedule needs (PipeDream, section 3.2); ``sequential`` has one.
+    """
+    match policy:
+        case "bsp":
+            return BulkAdmission(bulk, num_subnets)
+        case "asp":
+            return AdmissionWindow(stages, num_subnets)
+        case "sequential":
+            return AdmissionWindow(1, num_subnets)
+    return AdmissionWindow(window, num_subnets)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from naspipe.core.access import Access, AccessKind
@@ -19,7 +20,6 @@ from naspipe.core.commands import (
     RetireSubnet,
     RunTask,
     SendOutput,
-    WriteLayer,
 )
 from naspipe.core.errors import InvariantError
 from naspipe.core.events import (
@@ -40,6 +40,7 @@ from naspipe.schedule.versions import VersionBook
 from naspipe.stage.mirroring import Departures
 from naspipe.stage.predictor import forecast
 from naspipe.stage.work import Progress, Work
+from naspipe.stage.writes import Writes
 
 _FIRST_PASS = PassId(0)
 _ANNOUNCED = 2
@@ -51,7 +52,7 @@ class StageController:
 
     Args:
         stage: which stage of every subnet's partition this is.
-        rules: the rule of each block of the chain.
+        rules: of each stream, the rule of each block of its chain.
         policy: which version an access asks for.
         order: which of several clear tasks runs first.
         residency: what is on the device.
@@ -62,7 +63,7 @@ class StageController:
     def __init__(
         self,
         stage: StageId,
-        rules: Sequence[Rule],
+        rules: Sequence[Sequence[Rule]],
         policy: SyncPolicy,
         order: DispatchOrder,
         residency: Residency,
@@ -73,17 +74,16 @@ class StageController:
         self._order = order
         self._residency = residency
         self._departures = Departures(stage, rules, self._book, residency)
+        self._writes = Writes(self._book, residency)
         self._starts_partly_clear = starts_partly_clear
         self._subnets: dict[tuple[StreamId, SequenceId], Progress] = {}
         self._queue: list[tuple[tuple[Any, ...], Work]] = []
         self._readers: dict[tuple[LayerId, Version], list[tuple[Work, int]]] = {}
-        self._writers: dict[tuple[LayerId, Version], tuple[Progress, int]] = {}
         self._announced: set[Task] = set()
         self._running: Work | None = None
         self._run: deque[tuple[LayerId, Version]] = deque()
         """What is left of the run, from the first block that was not commanded yet."""
         self._commanded = 0  # blocks commanded and not finished
-        self._writes_under_way = 0
         self._news = 0  # counts what may change the forecast
         self._stalled_since: int | None = None
         self._stalled_ns = 0
@@ -113,7 +113,7 @@ class StageController:
             case LayerSaved():
                 self._residency.on_saved(event.layer)
                 commands += self._departures.ready(event.layer)
-        if self._commanded == 0 and self._writes_under_way == 0:
+        if self._commanded == 0 and not self._writes.are_under_way:
             self._advance(event.time_ns, commands)
         is_stalled = self._stalled_since is not None
         commands += self._residency.plan(self._forecast(), is_stalled, self._news)
@@ -126,28 +126,44 @@ class StageController:
 
     def _advance(self, now_ns: int, commands: list[Command]) -> None:
         """Go on with the run, or begin the next one, as far as its layers are on the device."""
+        if due := self._writes.resume():
+            commands += due
+            self._end_stall(now_ns)
+            return
         if self._running is None:
             if not self._queue:
+                if any(self._writes.due):
+                    self._stall(now_ns)
                 return
             _, work = heapq.heappop(self._queue)
             work.is_queued = False
             self._running = work
+            if work.task.kind is TaskKind.FORWARD:
+                self._book.begin(work.tickets)
             self._run.extend(work.clear_reads(self._order.max_run))
             self._news += 1
         commanded = self._residency.acquire([layer for layer, _ in self._run])
         if commanded == 0:
-            if self._stalled_since is None:
-                self._stalled_since = now_ns
+            self._stall(now_ns)
             return
-        if self._stalled_since is not None:
-            self._stalled_ns = max(1, now_ns - self._stalled_since)
-            self._stalled_since = None
+        self._end_stall(now_ns)
         reads = tuple(self._run.popleft() for _ in range(commanded))
         self._commanded = commanded
         commands.append(RunTask(self._running.task, reads))
 
+    def _stall(self, now_ns: int) -> None:
+        if self._stalled_since is None:
+            self._stalled_since = now_ns
+
+    def _end_stall(self, now_ns: int) -> None:
+        if self._stalled_since is not None:
+            self._stalled_ns = max(1, now_ns - self._stalled_since)
+            self._stalled_since = None
+
     def _forecast(self) -> Iterator[LayerId]:
-        return forecast(self._subnets.values(), self._running, self._announced, self._order)
+        subnets = self._subnets.values()
+        soon = forecast(subnets, self._running, self._announced, self._order)
+        return chain(self._writes.due, soon)
 
     def _on_admitted(self, event: SubnetAdmitted, commands: list[Command]) -> None:
         subnet, blocks = event.subnet, event.partition.blocks(self._stage)
@@ -159,7 +175,7 @@ class StageController:
         if event.priorities:
             forward.priorities, backward.priorities = event.priorities
         for block, ticket in tickets.items():
-            if not self._book.exists(ticket.layer, ticket.reads):
+            if not self._book.is_clear(ticket):
                 forward.unclear.add(block)
                 self._readers.setdefault((ticket.layer, ticket.reads), []).append((forward, block))
         unwritten = 1 + sum(ticket.is_writer for ticket in tickets.values())
@@ -203,13 +219,12 @@ class StageController:
         ticket = progress.tickets[block]
         is_forward = task.kind is TaskKind.FORWARD
         kind = AccessKind.FORWARD if is_forward else AccessKind.BACKWARD
-        if is_forward or not ticket.is_writer:  # else it is needed until its WRITE is over
-            self._residency.release(ticket.layer, kind)
+        self._residency.release(ticket.layer, kind)
         if not is_forward:
             for version in self._book.release(ticket.layer, ticket.reads):
                 commands.append(DropVersion(ticket.layer, version))
             if ticket.is_writer:
-                self._write_or_wait(progress, block, commands)
+                commands += self._writes.owe(progress, block)
         times = (event.start_ns, event.time_ns, self._stalled_ns)
         who = (ticket.layer, task.sequence_id, task.pass_id)
         commands.append(RecordAccess(Access(*who, kind, ticket.reads, self._stage, *times)))
@@ -236,33 +251,16 @@ class StageController:
             progress.backward.has_input = True
             self._enqueue(progress.backward)
 
-    def _write_or_wait(self, progress: Progress, block: int, commands: list[Command]) -> None:
-        ticket = progress.tickets[block]
-        if not self._book.is_newest(ticket.layer, ticket.base):
-            self._writers[ticket.layer, ticket.base] = (progress, block)
-            return
-        self._writes_under_way += 1
-        progress.writing.add(block)
-        keeps_base = self._book.keeps(ticket.layer, ticket.base)
-        sequence_id = progress.subnet.sequence_id
-        commands.append(WriteLayer(ticket.layer, sequence_id, ticket.base, keeps_base))
-
     def _on_write(self, event: WriteFinished, commands: list[Command]) -> None:
         layer, version = event.layer, Version(event.sequence_id)
         progress = self._progress(layer.stream, event.sequence_id)
-        ticket = progress.tickets.get(layer.block)
-        if ticket is None or ticket.layer != layer or layer.block not in progress.writing:
-            raise InvariantError(f"layer {layer}: WRITE {version} finished, but was not under way")
-        progress.writing.remove(layer.block)
-        self._writes_under_way -= 1
-        self._residency.release(layer, AccessKind.WRITE)
+        ticket = self._writes.finish(event, progress)
         for dropped in self._book.write(layer, ticket, version):
             if dropped != ticket.base:
                 commands.append(DropVersion(layer, dropped))
         self._wake_readers(layer, version)
         commands += self._departures.ready(layer)
-        if follower := self._writers.pop((layer, version), None):
-            self._write_or_wait(*follower, commands)
+        commands += self._writes.follow(layer)
         who = (layer, event.sequence_id, _FIRST_PASS, AccessKind.WRITE, version, self._stage)
         commands.append(RecordAccess(Access(*who, event.start_ns, event.time_ns, 0, event.digest)))
         self._settle(progress, commands)

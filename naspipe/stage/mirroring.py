@@ -21,7 +21,11 @@ class Departures:
     """
 
     def __init__(
-        self, stage: StageId, rules: Sequence[Rule], book: VersionBook, residency: Residency
+        self,
+        stage: StageId,
+        rules: Sequence[Sequence[Rule]],
+        book: VersionBook,
+        residency: Residency,
     ) -> None:
         self._whereabouts = Whereabouts(stage, rules)
         self._book = book

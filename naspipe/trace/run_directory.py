@@ -15,6 +15,13 @@ from naspipe.trace.losses import Loss, read_losses
 MANIFEST_FORMAT = 1
 
 
+def stream_directories(path: Path, streams: int) -> list[RunDirectory]:
+    """The run directories of streams that share a pipeline; of one alone, the path itself."""
+    if streams == 1:
+        return [RunDirectory(path)]
+    return [RunDirectory(path / f"stream-{number}") for number in range(streams)]
+
+
 class RunDirectory:
     """Paths, manifest and losses of one run; making the object touches no file."""
 

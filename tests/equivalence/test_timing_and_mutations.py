@@ -138,7 +138,7 @@ def test_recorded_events_replay_to_the_same_commands(tmp_path, stages):
     run = train(tmp_path / "run", space, stages, record_events=True)
     order = run.manifest["execution"]["order"]
     for stage in range(stages):
-        controller = build_controller(stage, space.rules, order=order, starts_partly_clear=True)
+        controller = build_controller(stage, [space.rules], order=order, starts_partly_clear=True)
         commands = replay(controller, read_events(run.directory.events_log(stage)))
         accesses = [command.access for command in commands if hasattr(command, "access")]
         assert accesses == read_access_log(run.directory.access_log(stage))

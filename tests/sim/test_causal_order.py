@@ -16,6 +16,7 @@ from naspipe.schedule.invariants import violations
 from naspipe.schedule.versions import VersionBook
 from naspipe.sim.costs import BlockCosts, RandomCosts
 from naspipe.sim.driver import simulate
+from naspipe.stage.admission import AdmissionWindow
 from naspipe.stage.builder import build_controller
 from naspipe.trace.order import access_orders
 from tests.strategies import moving_pipelines, pipelines
@@ -26,15 +27,16 @@ def run(rules, subnets, partitions, costs, window=6, partly=True, priorities=Non
         partitions = [partitions] * len(subnets)
     controllers = [
         build_controller(
-            stage, rules, order="critical-path" if priorities else "paper",
+            stage, [rules], order="critical-path" if priorities else "paper",
             starts_partly_clear=partly,
         )
         for stage in range(partitions[0].num_stages)
     ]  # fmt: skip
     urgent = priorities or [None] * len(subnets)
     stages = simulate(
-        lambda y: (subnets[y], partitions[y], urgent[y]), len(subnets), controllers, costs, window
-    )
+        lambda _, y: (subnets[y], partitions[y], urgent[y]), controllers, costs,
+        lambda: [AdmissionWindow(window, len(subnets))],
+    )  # fmt: skip
     return [access for accesses in stages for access in accesses]
 
 

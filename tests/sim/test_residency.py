@@ -18,6 +18,7 @@ from naspipe.residency.manager import ResidencyManager
 from naspipe.schedule.invariants import violations
 from naspipe.sim.costs import BlockCosts, RandomCosts
 from naspipe.sim.driver import simulate
+from naspipe.stage.admission import AdmissionWindow
 from naspipe.stage.builder import build_controller
 from naspipe.trace.metrics import summarize
 from tests.strategies import moving_pipelines
@@ -52,12 +53,13 @@ def run(rules, subnets, partitions, costs, extra, *, window=6, prefetches=True, 
             ResidencyManager(fixed + largest + extra, Sizes(), permanent, prefetches=prefetches)
         )
     controllers = [
-        build_controller(stage, rules, residency=manager, starts_partly_clear=True, order=order)
+        build_controller(stage, [rules], residency=manager, starts_partly_clear=True, order=order)
         for stage, manager in enumerate(managers)
     ]
     stages = simulate(
-        lambda y: (subnets[y], partitions[y], None), len(subnets), controllers, costs, window
-    )
+        lambda _, y: (subnets[y], partitions[y], None), controllers, costs,
+        lambda: [AdmissionWindow(window, len(subnets))],
+    )  # fmt: skip
     return [access for accesses in stages for access in accesses], managers
 
 

@@ -13,7 +13,7 @@ from naspipe.stage.controller import StageController
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("order", ORDERS)
 def test_every_registered_name_builds(policy: str, order: str) -> None:
-    controller = build_controller(0, [Exact()], policy=policy, order=order)
+    controller = build_controller(0, [[Exact()]], policy=policy, order=order)
     assert isinstance(controller, StageController) and controller.unfinished == []
 
 
@@ -21,5 +21,5 @@ def test_every_registered_name_builds(policy: str, order: str) -> None:
 @pytest.mark.parametrize("name", ["", "CSP", "nope"])
 def test_unknown_names(what: str, known: dict[str, object], name: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        build_controller(0, [Exact()], **{what: name})
+        build_controller(0, [[Exact()]], **{what: name})
     assert str(caught.value) == f"unknown {what} {name!r}: expected {' or '.join(known)}"

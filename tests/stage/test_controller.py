@@ -35,7 +35,7 @@ class Driver:
         self.partition = Partition(bounds)
         self.stage, self.now = stage, 0
         chosen = rules or [Exact()] * bounds[-1]
-        self.controller = build_controller(stage, chosen, starts_partly_clear=partly)
+        self.controller = build_controller(stage, [chosen], starts_partly_clear=partly)
         self.told = []
         self.next = 0
 
@@ -232,9 +232,9 @@ def test_frozen_layers_are_not_written():
 def test_a_replay_gives_the_same_commands():
     d, _ = start_of_two(partly=True)
     d.block("1F", 0), d.input("0B"), d.block("0B", 1), d.written(1, 0, 0)
-    again = build_controller(0, [Exact()] * 4, starts_partly_clear=True)
+    again = build_controller(0, [[Exact()] * 4], starts_partly_clear=True)
     each = [again.handle(event) for event in d.told]
-    fresh = build_controller(0, [Exact()] * 4, starts_partly_clear=True)
+    fresh = build_controller(0, [[Exact()] * 4], starts_partly_clear=True)
     assert list(replay(fresh, d.told)) == [command for commands in each for command in commands]
 
 

@@ -13,6 +13,7 @@ from naspipe.core.rules import Exact
 from naspipe.core.subnet import Subnet
 from naspipe.sim.costs import RandomCosts
 from naspipe.sim.driver import simulate
+from naspipe.stage.admission import AdmissionWindow
 from naspipe.stage.builder import build_controller
 
 BLOCKS, CANDIDATES, IN_FLIGHT = 48, 72, 64
@@ -45,15 +46,14 @@ def test_one_event_is_cheap(capsys):
     ]
     partition = Partition((0, 24, BLOCKS))
     controllers = [
-        Timed(build_controller(stage, [Exact()] * BLOCKS, starts_partly_clear=True))
+        Timed(build_controller(stage, [[Exact()] * BLOCKS], starts_partly_clear=True))
         for stage in range(2)
     ]
     simulate(
-        lambda y: (subnets[y], partition, None),
-        len(subnets),
+        lambda _, y: (subnets[y], partition, None),
         controllers,
         RandomCosts(1),
-        IN_FLIGHT,
+        lambda: [AdmissionWindow(IN_FLIGHT, len(subnets))],
     )
     assert max(controller.most for controller in controllers) == IN_FLIGHT
     times_ns = [took for controller in controllers for took in controller.times_ns]

@@ -1,0 +1,68 @@
+"""Where a stage's results go: files of each stream, and reports to the launcher."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+
+from naspipe.core.access import Access
+from naspipe.core.events import Event
+from naspipe.core.ids import FIRST_STREAM, LayerId, SequenceId, StreamId
+from naspipe.runtime.reports import Reporter
+from naspipe.trace.event_log import EventLogWriter
+from naspipe.trace.log import AccessLogWriter
+
+_REPORT_EVERY_NS = 250_000_000
+
+
+class StageFiles:
+    """A stage's logs and reports; see :class:`naspipe.runtime.driver.StageSink`.
+
+    Each stream has files of its own, in which it is the only stream: those of its solo run.
+    """
+
+    def __init__(
+        self,
+        logs: Sequence[AccessLogWriter],
+        events: EventLogWriter | None,
+        reporter: Reporter,
+    ) -> None:
+        self._logs = tuple(logs)
+        self._events = events
+        self._reporter = reporter
+        self._start_ns = self._reported_ns = time.monotonic_ns()
+        self._busy_ns = 0
+
+    def access(self, access: Access) -> None:
+        """See :class:`naspipe.runtime.driver.StageSink`."""
+        stream = access.layer.stream
+        alone = access if stream == FIRST_STREAM else access._replace(layer=alone_in(access.layer))
+        self._logs[stream].append(alone)
+        self._busy_ns += access.end_ns - access.start_ns
+        if access.end_ns - self._reported_ns > _REPORT_EVERY_NS:
+            self._reported_ns = access.end_ns
+            elapsed_ns = access.end_ns - self._start_ns
+            self._reporter.report("busy", {"busy_ns": self._busy_ns, "elapsed_ns": elapsed_ns})
+
+    def loss(self, stream: StreamId, sequence_id: SequenceId, loss: torch.Tensor) -> None:
+        """See :class:`naspipe.runtime.driver.StageSink`."""
+        raw = loss.reshape(1).view(torch.uint8).numpy().tobytes()[::-1]
+        body = {
+            "stream": stream,
+            "sequence_id": sequence_id,
+            "loss": float(loss),
+            "bits": raw.hex(),
+        }
+        self._reporter.report("loss", body)
+
+    def event(self, event: Event) -> None:
+        """See :class:`naspipe.runtime.driver.StageSink`."""
+        if self._events is not None:
+            self._events.append(event)
+
+
+def alone_in(layer: LayerId) -> LayerId:
+    """How a layer is called where its stream is the only one: in the stream's own files."""
+    return layer._replace(stream=FIRST_STREAM)

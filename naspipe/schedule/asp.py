@@ -1,0 +1,30 @@
+"""Asynchronous parallelism (PipeDream): read what is newest, write when the gradient is there.
+
+The weights that a forward read are stashed for its backward. Which versions those are depends
+on timing, and so does the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from naspipe.core.ids import LATEST, SequenceId, Version
+from naspipe.core.rules import Frozen, Rule
+
+
+class AsynchronousPolicy:
+    """Nothing ever waits for a WRITE; the rule lag is not looked at."""
+
+    binds_late = True
+
+    def version_to_read(self, rule: Rule, users: Sequence[Version], reader: SequenceId) -> Version:
+        """The newest when the forward begins on the stage."""
+        return LATEST
+
+    def is_writer(self, rule: Rule) -> bool:
+        """All but frozen layers are written by each of their users."""
+        return not isinstance(rule, Frozen)
+
+    def keeps_versions(self, rule: Rule) -> bool:
+        """Weight stashing: a backward uses the version that its forward read."""
+        return not isinstance(rule, Frozen)
