@@ -26,7 +26,7 @@ NAMES: list[Case] = [
     (("cv.c3", "--scale", "huge"), ("scale 'huge'", "expected one of", "tiny", "small", "paper")),
     ((*MINE, "--sampler", "random"), ("sampler 'random'", "expected one of uniform", "spaced:W")),
     ((*MINE, "--sampler", "spaced:x"), ("spaced:8", "found W = 'x'")),
-    ((*MINE, "--policy", "sync"), ("policy 'sync'", "expected csp")),
+    ((*MINE, "--policy", "sync"), ("policy: expected csp", "found 'sync'")),
     ((*MINE, "--order", "random"), ("order 'random'", "expected paper")),
     ((*MINE, "--device", "tpu"), ("device", "expected", "cpu", "found 'tpu'")),
     ((*MINE, "--stages", "0"), ("stages: expected 1 or more, found 0",)),
@@ -188,7 +188,7 @@ def test_a_run_directory_that_cannot_be(refused: Refusal, place: Path, run_dir: 
 
 def test_one_line_on_a_terminal_too(refused: Refusal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich then takes stderr for a terminal
-    expect(refused(*MINE, "--policy", "sync"), "policy 'sync'")
+    expect(refused(*MINE, "--policy", "sync"), "found 'sync'")
 
 
 def free_ports(count: int) -> int:

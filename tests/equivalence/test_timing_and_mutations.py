@@ -117,7 +117,7 @@ def test_dropping_dependency_and_version_check_changes_bits_or_is_seen(tmp_path,
 
     monkeypatch.setattr(StoredLayer, "bind", careless_bind)
     monkeypatch.setattr(StoredLayer, "write", write)
-    with pytest.raises(InvariantError, match="causal order broken"):
+    with pytest.raises(InvariantError, match="rules of the policy csp broken"):
         train(tmp_path / "run", narrow(), 2, steps=60, recompute=True)
 
 
