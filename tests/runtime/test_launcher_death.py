@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 SCRIPT = """
+import signal
 import sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
 from torch import nn
 import naspipe
 from tests.equivalence import spaces
