@@ -1,0 +1,84 @@
+"""Adaptive streams: an exploration strategy that learns from scores, with a fixed delay.
+
+The strategy is told scores in sequence order, and always the same ones before it proposes a
+given subnet, so it proposes the same stream on any number of stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from naspipe.core.errors import ConfigError, InvariantError
+
+
+class ExplorationStrategy(Protocol):
+    """Proposes subnets, and learns from how they did."""
+
+    def propose(self, sequence_id: int) -> Sequence[int]:
+        """The next subnet: one choice per choice block. Asked for in sequence order."""
+        ...
+
+    def observe(self, sequence_id: int, score: float) -> None:
+        """How a subnet did; told in sequence order, ``delay`` subnets later."""
+        ...
+
+
+class FeedbackLoop:
+    """Turns scores that come in any order into the next subnets.
+
+    Subnet y is proposed once the scores of all subnets <= y - 1 - ``delay`` were observed, and
+    none of later ones; at most ``delay`` + 1 subnets are then under way.
+
+    Args:
+        strategy: what proposes.
+        delay: in subnets; part of a run's definition.
+        steps: subnets in all.
+    """
+
+    def __init__(self, strategy: ExplorationStrategy, delay: int, steps: int) -> None:
+        if delay < 0:
+            raise ConfigError(f"feedback delay: expected 0 or more subnets, found {delay}")
+        self._strategy = strategy
+        self._delay = delay
+        self._steps = steps
+        self._proposed = 0
+        self._observed = 0
+        self._waiting: dict[int, float] = {}
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every subnet was proposed and every score observed."""
+        return self._observed == self._steps
+
+    def start(self) -> list[tuple[int, ...]]:
+        """The subnets that need no score."""
+        return self._propose()
+
+    def take(self, sequence_id: int, score: float) -> list[tuple[int, ...]]:
+        """A score is known; returns the subnets that can be proposed now, next ones in order.
+
+        Raises:
+            InvariantError: when the subnet was not proposed, or its score was told before.
+        """
+        is_new = self._observed <= sequence_id < self._proposed
+        if not is_new or sequence_id in self._waiting:
+            raise InvariantError(
+                f"score of subnet {sequence_id}: expected one of {self._observed} to "
+                f"{self._proposed - 1} that was not told yet"
+            )
+        self._waiting[sequence_id] = score
+        found: list[tuple[int, ...]] = []
+        while self._observed in self._waiting:
+            observed = self._observed
+            self._strategy.observe(observed, self._waiting.pop(observed))
+            self._observed += 1
+            found += self._propose()
+        return found
+
+    def _propose(self) -> list[tuple[int, ...]]:
+        found: list[tuple[int, ...]] = []
+        while self._proposed < min(self._steps, self._observed + self._delay + 1):
+            found.append(tuple(self._strategy.propose(self._proposed)))
+            self._proposed += 1
+        return found
