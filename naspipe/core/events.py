@@ -25,13 +25,15 @@ class Priorities(NamedTuple):
 class SubnetAdmitted:
     """A subnet may start. Told to every stage, in sequence order without gaps per stream.
 
-    ``priorities`` is None where the dispatch order asks for none.
+    ``priorities`` is None where the dispatch order asks for none. A subnet that is not trained
+    has a forward only, and its layers are frozen.
     """
 
     time_ns: int
     subnet: Subnet
     partition: Partition
     priorities: Priorities | None = None
+    is_trained: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,7 +171,7 @@ class StageController:
         task = Task(subnet.stream, subnet.sequence_id, _FIRST_PASS, TaskKind.FORWARD, self._stage)
         forward = Work(task, tickets, list(reversed(blocks)))
         back = task._replace(kind=TaskKind.BACKWARD)
-        backward = Work(back, tickets, list(blocks), forward.unclear)
+        backward = Work(back, tickets, list(blocks) if event.is_trained else [], forward.unclear)
         if event.priorities:
             forward.priorities, backward.priorities = event.priorities
         for block, ticket in tickets.items():
@@ -180,7 +180,7 @@ class StageController:
                 self._readers.setdefault((ticket.layer, ticket.reads), []).append((forward, block))
         unwritten = 1 + sum(ticket.is_writer for ticket in tickets.values())
         self._subnets[subnet.stream, subnet.sequence_id] = Progress(
-            subnet, event.partition, tickets, forward, backward, unwritten
+            subnet, event.partition, tickets, forward, backward, unwritten, event.is_trained
         )
         self._news += 1
         if blocks.start == 0:
@@ -217,10 +217,10 @@ class StageController:
             else:
                 self._on_task_finished(progress, work, commands)
         ticket = progress.tickets[block]
-        is_forward = task.kind is TaskKind.FORWARD
-        kind = AccessKind.FORWARD if is_forward else AccessKind.BACKWARD
+        kind = AccessKind(task.kind.value)
         self._residency.release(ticket.layer, kind)
-        if not is_forward:
+        is_last_use = kind is AccessKind.BACKWARD or not progress.is_trained
+        if is_last_use:
             for version in self._book.release(ticket.layer, ticket.reads):
                 commands.append(DropVersion(ticket.layer, version))
             if ticket.is_writer:
@@ -229,7 +229,7 @@ class StageController:
         who = (ticket.layer, task.sequence_id, task.pass_id)
         commands.append(RecordAccess(Access(*who, kind, ticket.reads, self._stage, *times)))
         self._stalled_ns = 0
-        if not is_forward and not work.todo:
+        if is_last_use and not work.todo:
             self._settle(progress, commands)
 
     def _on_task_finished(self, progress: Progress, work: Work, commands: list[Command]) -> None:
@@ -247,7 +247,7 @@ class StageController:
             )
             tasks = tuple(next_task.at(stage) for _, next_task in upcoming)
             commands.append(SendOutput(task.at(stage), tasks))
-        elif task.kind is TaskKind.FORWARD:
+        elif task.kind is TaskKind.FORWARD and progress.is_trained:
             progress.backward.has_input = True
             self._enqueue(progress.backward)
 

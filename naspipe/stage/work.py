@@ -59,7 +59,9 @@ class Progress:
     forward: Work
     backward: Work
     unwritten: int
-    """WRITEs still owed, plus one until the backward is through."""
+    """WRITEs still owed, plus one until the last task is through."""
+    is_trained: bool = True
+    """Whether a backward follows the forward."""
     writing: set[int] = field(default_factory=set)
     """Blocks whose WRITE was commanded and has not finished."""
 

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from naspipe.core.access import AccessKind
+from naspipe.core.ids import INITIAL
 from naspipe.core.partition import Partition
-from naspipe.core.rules import Exact
+from naspipe.core.rules import Exact, Frozen
 from naspipe.core.subnet import Subnet
 from naspipe.schedule.bsp import BulkPolicy
 from naspipe.schedule.invariants import violations
@@ -97,3 +98,21 @@ def order_of_table_4(policy, stages):
 def test_table_4(policy, stages, order):
     """Access order of one layer that subnets 2, 5 and 7 use (NASPipe, Table 4)."""
     assert order_of_table_4(policy, stages) == order
+
+
+@settings(max_examples=100)
+@given(pipelines(), st.integers(0, 2**32), st.integers(1, 9))
+def test_subnets_that_are_not_trained_have_a_forward_only(pipeline, seed, window):
+    """Every block is computed once at the initial version, in order along the chain."""
+    rules, subnets, partition = pipeline
+    frozen = [Frozen()] * len(rules)
+    controllers = [build_controller(stage, [frozen]) for stage in range(partition.num_stages)]
+    stages = simulate(
+        lambda _, y: (subnets[y], partition, None, False), controllers, RandomCosts(seed),
+        lambda: [build_admission("csp", len(subnets), window=window)],
+    )  # fmt: skip
+    accesses = sorted((a for found in stages for a in found), key=lambda a: a.end_ns)
+    assert {(a.kind, a.version) for a in accesses} == {(AccessKind.FORWARD, INITIAL)}
+    for subnet in subnets:
+        blocks = [a.layer.block for a in accesses if a.sequence_id == subnet.sequence_id]
+        assert blocks == list(range(len(rules)))
