@@ -95,5 +95,6 @@ class PlainLoop:
 
 def bits(tensor):
     """Dtype, shape and bytes: -0.0 is not 0.0 and a NaN is its payload."""
-    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    return str(tensor.dtype), tuple(tensor.shape), flat.numpy().tobytes()
+    flat = torch.empty(tensor.numel(), dtype=tensor.dtype)  # a view as bytes needs stride 1
+    flat.view(tensor.shape).copy_(tensor.detach())
+    return str(tensor.dtype), tuple(tensor.shape), flat.view(torch.uint8).numpy().tobytes()

@@ -14,7 +14,12 @@ from naspipe.core.space import Shared
 from naspipe.core.subnet import Subnet
 from naspipe.planning.cost import CostTable
 from naspipe.planning.critical_path import critical_path_priorities
-from naspipe.planning.memory import DeviceSizes, MemoryPlan, plan_memory
+from naspipe.planning.memory import (
+    DeviceSizes,
+    MemoryPlan,
+    check_host_memory,
+    plan_memory,
+)
 from naspipe.planning.partitions import stream_partitions
 from naspipe.residency.check import check_budget
 from naspipe.runtime.compute import Workload
@@ -161,6 +166,7 @@ def _memory(
     memory = plan_memory(execution.memory_budget, subnets, partitions, sizes, is_shared)
     for budget_bytes, need in zip(memory.budgets, memory.needs, strict=True):
         check_budget(budget_bytes, need.permanent_bytes, need.largest_bytes)
+    check_host_memory(execution.host_memory, memory.needs)
     return memory
 
 

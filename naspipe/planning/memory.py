@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from naspipe.core.config import parse_bytes, parse_subnets
-from naspipe.core.ids import StageId, StreamId
+from naspipe.core.errors import ConfigError
+from naspipe.core.ids import LayerId, StageId, StreamId
 from naspipe.core.partition import Partition
 from naspipe.core.rules import Lag, Rule
 from naspipe.core.subnet import Subnet
@@ -40,6 +41,8 @@ class StageNeed:
     """The largest of its other layers."""
     subnet_bytes: float
     """The other layers of one subnet, on average over the stream."""
+    host_bytes: int
+    """All layers that the stream uses there, in host memory."""
 
     @property
     def least_bytes(self) -> int:
@@ -87,6 +90,26 @@ def plan_memory(
     return MemoryPlan(budgets, needs, sizes, permanent)
 
 
+def check_host_memory(limit: str, needs: Sequence[StageNeed]) -> None:
+    """Check that every layer of the stream has its place in host memory, on every stage.
+
+    Args:
+        limit: bytes as users write them, for each stage; empty for no limit.
+        needs: of every stage.
+
+    Raises:
+        ConfigError: when they are more than the limit on some stage.
+    """
+    limit_bytes = parse_bytes(limit)
+    stage, need = max(enumerate(needs), key=lambda pair: (pair[1].host_bytes, -pair[0]))
+    if limit and need.host_bytes > limit_bytes:
+        raise ConfigError(
+            f"host_memory: expected at least {need.host_bytes} bytes, which the layers of this "
+            f"stream take on stage {stage} with their optimizer state, found {limit_bytes}; raise "
+            f"the limit, or choose more stages, a smaller scale or an optimizer with less state"
+        )
+
+
 def _stage_need(
     stage: StageId,
     subnets: Sequence[Subnet],
@@ -95,13 +118,21 @@ def _stage_need(
     is_shared: Sequence[bool],
 ) -> StageNeed:
     permanent: dict[tuple[StreamId, int], int] = {}
+    on_host: dict[LayerId, int] = {}
     largest = total = 0
     for subnet, partition in zip(subnets, partitions, strict=True):
         for block in partition.blocks(stage):
-            size_bytes = sizes.of(block, subnet.chain[block]).state_bytes
+            candidate = subnet.chain[block]
+            size_bytes = sizes.of(block, candidate).state_bytes
+            on_host[subnet.layer(block)] = sizes.table.of(block, candidate).state_bytes
             if is_shared[block]:
                 permanent[subnet.stream, block] = size_bytes
             else:
                 largest = max(largest, size_bytes)
                 total += size_bytes
-    return StageNeed(sum(permanent.values()), largest, total / len(subnets))
+    return StageNeed(
+        permanent_bytes=sum(permanent.values()),
+        largest_bytes=largest,
+        subnet_bytes=total / len(subnets),
+        host_bytes=sum(on_host.values()),
+    )

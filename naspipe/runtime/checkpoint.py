@@ -12,6 +12,7 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.ids import LayerId
 from naspipe.core.space import Space
 from naspipe.runtime.layer_store import StoredLayer
+from naspipe.runtime.tensor_bytes import tensor_bytes
 from naspipe.trace.snapshot import RawTensor
 
 _NAMES = {
@@ -47,10 +48,8 @@ def snapshot(
 
 def to_raw(tensor: torch.Tensor) -> RawTensor:
     """The tensor's bytes in row-major order."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return RawTensor(
-        _NAMES[tensor.dtype], tuple(tensor.shape), flat.view(torch.uint8).numpy().tobytes()
-    )
+    data = tensor_bytes(tensor.detach().cpu()).numpy().tobytes()
+    return RawTensor(_NAMES[tensor.dtype], tuple(tensor.shape), data)
 
 
 def from_raw(raw: RawTensor) -> torch.Tensor:

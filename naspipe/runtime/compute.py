@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from naspipe.core.space import Space
 from naspipe.core.task import Task, TaskKind
 from naspipe.runtime.determinism import block_seed
 from naspipe.runtime.layer_store import Gradients, LayerStore, StoredLayer
+from naspipe.runtime.out_of_memory import DeviceFullError, explain_shortage
 from naspipe.runtime.placement import Placement
 from naspipe.runtime.segment import Gradient, Segment, SegmentSpec, Tensors
 from naspipe.stage.builder import build_policy
@@ -50,6 +51,16 @@ class _Pass:
     batch: Mapping[str, torch.Tensor] | None = None
     fields: dict[str, torch.Tensor] = field(default_factory=dict)
     """Of the batch, on the device."""
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """All on the device but those that only autograd knows of."""
+        yield from self.inputs
+        yield from (gradient for gradient in self.gradients if gradient is not None)
+        yield from self.fields.values()
+        for gradients in self.parameter_gradients.values():
+            yield from gradients.values()
+        for segment in self.segments.values():
+            yield from segment.kept
 
 
 class StageCompute:
@@ -107,6 +118,19 @@ class StageCompute:
         state.parameter_gradients[layer] = segment.take_gradients()
         self.placement.synchronize()
         return None
+
+    @property
+    def kept_bytes(self) -> int:
+        """What the passes under way hold on the device; what only autograd holds is left out."""
+        kept = (tensor for state in self._passes.values() for tensor in state.tensors())
+        storages = (tensor.untyped_storage() for tensor in kept)
+        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+    def explain_shortage(self, error: torch.OutOfMemoryError, doing: str) -> DeviceFullError:
+        """The error to end the run with, when memory is short after :meth:`free_memory` too."""
+        stored = (layer for store in self.stores for _, layer in store.items())
+        layers = self.placement.layer_use(stored)
+        return explain_shortage(error, doing, layers, self.kept_bytes)
 
     def free_memory(self) -> None:
         """Give up every graph that a backward can do without."""

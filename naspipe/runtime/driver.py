@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from contextlib import suppress
+from typing import Protocol, TypeVar
 
 import torch
 
@@ -45,6 +46,8 @@ from naspipe.runtime.messages import InputMessage, Message, VersionMessage
 from naspipe.runtime.swapper import SwapKind
 from naspipe.runtime.transport import Transport
 from naspipe.stage.controller import StageController
+
+_Result = TypeVar("_Result")
 
 
 class StageSink(Protocol):
@@ -129,8 +132,16 @@ class StageDriver:
 
         Raises:
             TransportError: when nothing arrived for the time-out.
+            DeviceFullError: when the device's memory is too small, also after all was freed that
+                can be.
             Exception: whatever a layer, the loss or the data raises.
         """
+        try:
+            self._work()
+        except torch.OutOfMemoryError as error:
+            raise self._compute.explain_shortage(error, self.current) from error
+
+    def _work(self) -> None:
         for number, admission in enumerate(self._admissions):
             self._admit(StreamId(number), admission.open())
         while not all(admission.is_finished for admission in self._admissions):
@@ -147,15 +158,18 @@ class StageDriver:
             raise InvariantError(f"stage {self._stage}: a run of blocks without a task")
         self._doing = (task, layer)
         start_ns = time.monotonic_ns()
-        try:
-            loss = self._compute.run_block(task, layer, version)
-        except torch.OutOfMemoryError:
-            # Nothing was changed: free what can be freed, and try once more.
-            self._compute.free_memory()
-            loss = self._compute.run_block(task, layer, version)
+        loss = self._with_room(lambda: self._compute.run_block(task, layer, version))
         if loss is not None:
             self._sink.loss(task.stream, task.sequence_id, loss)
         self._tell(BlockFinished(time.monotonic_ns(), task, layer.block, start_ns))
+
+    def _with_room(self, act: Callable[[], _Result]) -> _Result:
+        """Do what changes nothing when memory is short; then free what can be, and try again."""
+        with suppress(torch.OutOfMemoryError):
+            return act()
+        # Out here nothing holds the first try's tensors any more: its traceback did.
+        self._compute.free_memory()
+        return act()
 
     def _look(self) -> None:
         """Take in every message that is here already, and every copy that is over."""
@@ -237,7 +251,7 @@ class StageDriver:
                 self._pushed_bytes += self._transport.send_version(stage, layer, version, state)
             case LoadLayer(layer):
                 self._compute.layer(layer)
-                self._compute.placement.load(layer)
+                self._with_room(lambda: self._compute.placement.load(layer))
             case SaveLayer(layer):
                 self._compute.placement.save(layer)
             case EvictLayer(layer):

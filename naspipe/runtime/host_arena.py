@@ -6,7 +6,7 @@ import warnings
 
 import torch
 
-from naspipe.core.errors import NaspipeError, reason
+from naspipe.core.errors import ConfigError, reason
 
 ALIGNMENT = 512
 """Bytes; every piece of memory and every tensor in it starts at a multiple of this."""
@@ -15,7 +15,7 @@ SLAB_BYTES = 64 * 1024 * 1024
 """How much memory is taken at a time."""
 
 
-class HostMemoryError(NaspipeError):
+class HostMemoryError(ConfigError):
     """The layers of a stage do not fit into the host memory that they may use."""
 
 

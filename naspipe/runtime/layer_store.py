@@ -17,6 +17,7 @@ from naspipe.core.rules import Frozen, Rule
 from naspipe.core.space import Space
 from naspipe.runtime.determinism import layer_seed, seed_draws
 from naspipe.runtime.optimizers import make_optimizer
+from naspipe.runtime.tensor_bytes import tensor_bytes
 from naspipe.schedule.csp import CausalPolicy
 
 _CAUSAL = CausalPolicy()
@@ -190,7 +191,7 @@ class StoredLayer:
         for name, value in self.tensors():
             digest.update(name.encode())
             if isinstance(value, torch.Tensor):
-                digest.update(value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+                digest.update(tensor_bytes(value.cpu()).numpy().data)
             else:
                 digest.update(repr(value).encode())
         return digest.hexdigest()

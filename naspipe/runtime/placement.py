@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from typing import Self
 
@@ -16,6 +16,7 @@ from naspipe.runtime.device import Device
 from naspipe.runtime.host_arena import HostArena
 from naspipe.runtime.layer_layout import StateSizes
 from naspipe.runtime.layer_store import StoredLayer
+from naspipe.runtime.out_of_memory import LayerUse
 from naspipe.runtime.resident_layer import LayerMemory
 from naspipe.runtime.swapper import Finished, Swapper, Traffic
 from naspipe.runtime.wakeup import Wakeup
@@ -90,6 +91,11 @@ class Placement:
         """Never right: layers stay."""
         self.load(layer)
 
+    def layer_use(self, layers: Iterable[StoredLayer]) -> LayerUse:
+        """What the stage's layers, all of which are given, take on the device now."""
+        tensors = (value for stored in layers for _, value in stored.tensors())
+        return LayerUse(sum(each.nbytes for each in tensors if isinstance(each, torch.Tensor)))
+
     def take_finished(self) -> Sequence[Finished]:
         """What was loaded and saved since the last call."""
         return ()
@@ -105,15 +111,22 @@ class SwappedPlacement(Placement):
     Args:
         device: where blocks are computed, with its budget.
         recipe: whose optimizer's state moves along.
+        limits: the budget, and the least one; for the report of a shortage.
         host_limit_bytes: the most host memory that layers may take; None for no limit.
         wakeup: set when a copy is over.
     """
 
     def __init__(
-        self, device: Device, recipe: Recipe, host_limit_bytes: int | None, wakeup: Wakeup
+        self,
+        device: Device,
+        recipe: Recipe,
+        limits: LayerUse,
+        host_limit_bytes: int | None,
+        wakeup: Wakeup,
     ) -> None:
         super().__init__(device.torch_device)
         self._device = device
+        self._limits = limits
         self._sizes = StateSizes(recipe)
         self._arena = HostArena(device.torch_device.type != "cpu", host_limit_bytes)
         self._swapper = Swapper(device, wakeup.set)
@@ -163,6 +176,10 @@ class SwappedPlacement(Placement):
     def evict(self, layer: LayerId) -> None:
         """Free a layer's device memory at once."""
         self._swapper.evict(layer, self._memories[layer])
+
+    def layer_use(self, layers: Iterable[StoredLayer]) -> LayerUse:
+        """See :class:`Placement`."""
+        return self._limits._replace(used_bytes=self._device.used_bytes)
 
     def take_finished(self) -> Sequence[Finished]:
         """See :class:`Placement`."""

@@ -7,7 +7,7 @@ random draws are keyed by :func:`naspipe.runtime.determinism.block_seed`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +19,7 @@ from naspipe.core.errors import BlockInputEditedError, ConfigError
 from naspipe.core.rules import Exact, Rule
 from naspipe.runtime.determinism import seed_draws
 from naspipe.runtime.layer_store import BoundLayer
+from naspipe.runtime.tensor_bytes import tensor_bytes
 
 Tensors = tuple[torch.Tensor, ...]
 Gradient = torch.Tensor | None
@@ -114,6 +115,13 @@ class Segment:
             leaf.grad = None
         return found
 
+    @property
+    def kept(self) -> Iterator[torch.Tensor]:
+        """The tensors that it holds for its backward; what autograd saved is not among them."""
+        yield from self._inputs
+        yield from self._outputs or ()
+        yield from self._buffers.values()
+
     def drop_graph(self) -> None:
         """Forget what autograd saved: the backward will compute the forward again.
 
@@ -186,8 +194,7 @@ def same_bits(one: torch.Tensor | None, other: torch.Tensor) -> bool:
     """Whether two tensors have the same shape, dtype and bytes."""
     if one is None or one.shape != other.shape or one.dtype != other.dtype:
         return False
-    views = (t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (one, other))
-    return torch.equal(*views)
+    return torch.equal(tensor_bytes(one), tensor_bytes(other))
 
 
 def _leaf(output: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ from naspipe.core.access import Access
 from naspipe.core.events import Event
 from naspipe.core.ids import FIRST_STREAM, LayerId, SequenceId, StreamId
 from naspipe.runtime.reports import Reporter
+from naspipe.runtime.tensor_bytes import tensor_bytes
 from naspipe.trace.event_log import EventLogWriter
 from naspipe.trace.log import AccessLogWriter
 
@@ -48,7 +49,7 @@ class StageFiles:
 
     def loss(self, stream: StreamId, sequence_id: SequenceId, loss: torch.Tensor) -> None:
         """See :class:`naspipe.runtime.driver.StageSink`."""
-        raw = loss.reshape(1).view(torch.uint8).numpy().tobytes()[::-1]
+        raw = tensor_bytes(loss).numpy().tobytes()[::-1]
         body = {
             "stream": stream,
             "sequence_id": sequence_id,

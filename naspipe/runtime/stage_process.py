@@ -30,6 +30,7 @@ from naspipe.runtime.device import open_device
 from naspipe.runtime.driver import StageDriver
 from naspipe.runtime.garbage import calm_collector
 from naspipe.runtime.layer_store import LayerStore
+from naspipe.runtime.out_of_memory import LayerUse
 from naspipe.runtime.placement import Placement, SwappedPlacement, device_name
 from naspipe.runtime.reports import Reporter, ZmqReporter
 from naspipe.runtime.stage_files import StageFiles, alone_in
@@ -196,8 +197,10 @@ def _placement(job: Job, stage: StageId, wakeup: Wakeup) -> Placement:
     if job.memory is None:
         return Placement(torch.device(name))
     device = open_device(name, job.memory.budgets[stage], execution.bandwidth, execution.latency)
-    limit_bytes = parse_bytes(execution.host_memory) or None
-    return SwappedPlacement(device, job.workloads[0].definition.recipe, limit_bytes, wakeup)
+    limits = LayerUse(0, job.memory.budgets[stage], job.memory.needs[stage].least_bytes)
+    host_bytes = parse_bytes(execution.host_memory) or None
+    recipe = job.workloads[0].definition.recipe
+    return SwappedPlacement(device, recipe, limits, host_bytes, wakeup)
 
 
 def run_alone(job: Job, reporter: Reporter) -> None:

@@ -1,0 +1,75 @@
+"""Bytes of tensors of every shape, strides and type, wherever bits are compared or kept."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+import torch
+from torch import nn
+
+from naspipe.core.config import Recipe
+from naspipe.core.rules import Exact
+from naspipe.runtime.checkpoint import from_raw, to_raw
+from naspipe.runtime.layer_store import StoredLayer
+from naspipe.runtime.segment import same_bits
+from naspipe.runtime.tensor_bytes import tensor_bytes
+from tests.oracle import bits
+
+ODD = {
+    "one element, stride 3": torch.tensor([1.5, 2, 3])[::3],
+    "one element in the middle, stride 5": torch.arange(10.0)[2:3].as_strided((1,), (5,), 2),
+    "one of two dimensions, stride 7": torch.arange(14.0).as_strided((1, 1), (7, 7), 3),
+    "transposed": torch.arange(6.0).reshape(2, 3).T,
+    "every other one": torch.arange(8.0)[1::2],
+    "repeated": torch.ones(1).expand(4),
+    "channels last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    "no dimension": torch.tensor(-0.0),
+    "no element": torch.empty(0, 3),
+    "bf16": torch.tensor([1.0, float("nan")], dtype=torch.bfloat16),
+    "whole numbers": torch.tensor([[1, -1]], dtype=torch.int64)[:, ::2],
+    "truths": torch.tensor([True, False, True])[::2],
+    "a parameter": nn.Parameter(torch.arange(4.0)[::4]),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_bytes_are_those_of_the_elements_in_order(name):
+    tensor = ODD[name]
+    code = {torch.float32: "f", torch.int64: "q", torch.bool: "?"}.get(tensor.dtype)
+    expected = (
+        struct.pack(f"<{tensor.numel()}{code}", *tensor.flatten().tolist())
+        if code
+        else b"\x80\x3f\xc0\x7f"
+    )
+    assert tensor_bytes(tensor).numpy().tobytes() == expected
+    assert bits(tensor) == (str(tensor.dtype), tuple(tensor.shape), expected)
+
+
+@pytest.mark.parametrize("name", [name for name in ODD if name != "no element"])
+def test_checkpoints_and_comparisons_take_them(name):
+    tensor = ODD[name]
+    raw = to_raw(tensor)
+    assert (raw.data, raw.shape) == (bits(tensor)[2], tuple(tensor.shape))
+    assert bits(from_raw(raw)) == bits(tensor)
+    assert same_bits(tensor, tensor.detach().clone())
+    other = tensor.detach().clone(memory_format=torch.contiguous_format)
+    tensor_bytes(other)[0] ^= 1
+    assert not same_bits(tensor, other)
+
+
+def test_a_contiguous_tensor_is_not_copied():
+    tensor = torch.arange(6.0)[2:]
+    assert tensor_bytes(tensor).data_ptr() == tensor.data_ptr()
+
+
+def test_a_digest_sees_every_bit_of_a_strided_element():
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("scale", torch.tensor([1.0, 2.0, 3.0])[::3])
+
+    stored = StoredLayer("0.0", Exact(), Odd(), Recipe())
+    before = stored.digest()
+    stored.module.scale[0] = -1.0
+    assert stored.digest() != before
