@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
@@ -23,9 +24,7 @@ def pareto_front(points: Sequence[tuple[P, Point]]) -> list[tuple[P, Point]]:
     Points whose score or cost is not a number are left out.
     """
     found: list[tuple[P, Point]] = []
-    sound = [
-        pair for pair in points if pair[1].score == pair[1].score and pair[1].cost == pair[1].cost
-    ]
+    sound = [pair for pair in points if not any(map(math.isnan, pair[1]))]
     for subject, point in sorted(sound, key=lambda pair: (pair[1].cost, -pair[1].score)):
         if not found or point.score > found[-1][1].score:
             found.append((subject, point))

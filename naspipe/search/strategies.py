@@ -6,6 +6,7 @@ sequence order, so the same seed proposes the same subnets on any number of stag
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -124,7 +125,8 @@ class Evolution(RandomSearch):
 
     def observe(self, sequence_id: int, score: float) -> None:
         """A subnet joins the population; the oldest leaves once it is full."""
-        self._alive.append(Scored(self._proposed.pop(sequence_id), score))
+        known = -math.inf if math.isnan(score) else score
+        self._alive.append(Scored(self._proposed.pop(sequence_id), known))
 
     def _child(self) -> Choices:
         child = list(self._parent())
