@@ -90,7 +90,7 @@ def limited(monkeypatch):
     limits, run_block = [0], StageCompute.run_block
 
     def check(compute, task, layer, version):
-        layers = compute.placement.layer_use(stored for _, stored in compute.store.items())
+        layers = compute.placement.layer_use(stored for _, stored in compute.stores[0].items())
         free = limits[0] - layers.used_bytes - compute.kept_bytes
         if free < 4096:
             raise torch.OutOfMemoryError(
