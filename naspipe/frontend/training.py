@@ -26,6 +26,7 @@ from naspipe.schedule.invariants import violations
 from naspipe.stage.builder import build_controller
 from naspipe.streams.from_file import write_stream
 from naspipe.streams.samplers import draw_stream
+from naspipe.trace.labels import describe_space
 from naspipe.trace.log import read_run_accesses, time_key
 from naspipe.trace.metrics import bubble_ratio, hit_rate, stall_ratio
 from naspipe.trace.run_directory import RunDirectory, stream_directories
@@ -180,13 +181,7 @@ class Training:
                 "streams": len(self.workloads),
             },
             "environment": describe_environment(),
-            "space": {
-                "name": space.name,
-                "labels": list(space.labels),
-                "shared": [isinstance(block, Shared) for block in space.blocks],
-                "rules": [str(rule) for rule in space.rules],
-                "candidates": [len(block.candidates) for block in space.blocks],
-            },
+            "space": describe_space(space),
             "measured": {},
         }
 
