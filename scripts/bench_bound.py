@@ -25,7 +25,9 @@ EQUAL = LayerCost(1_000_000, 3_000_000, 0)
 """Every layer alike: a forward of 1, a backward of 3 (recompute included)."""
 
 
-def bounds(scenario: Scenario, costs: CostTable, arguments: argparse.Namespace) -> list[CausalBound]:
+def bounds(
+    scenario: Scenario, costs: CostTable, arguments: argparse.Namespace
+) -> list[CausalBound]:
     """One bound per seed."""
     return [
         causal_bound(stream.subnets, stream.chain.rules, costs)

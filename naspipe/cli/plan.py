@@ -154,8 +154,8 @@ def _print(rows: list[Row]) -> None:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("sampler", overflow="fold")
     for name in (
-        "stages", "streams", "budget", "order", "subnets/s", "bubble", "bound", "above", "hits", "layers\nMiB",
-        "passes\nMiB",
+        "stages", "streams", "budget", "order", "subnets/s", "bubble", "bound", "above", "hits",
+        "layers\nMiB", "passes\nMiB",
     ):  # fmt: skip
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:

@@ -122,9 +122,7 @@ def _directories(arguments: argparse.Namespace) -> list[RunDirectory]:
     return found
 
 
-def open_scenario(
-    arguments: argparse.Namespace, **execution: Any
-) -> tuple[Scenario, Execution]:
+def open_scenario(arguments: argparse.Namespace, **execution: Any) -> tuple[Scenario, Execution]:
     """The scenario and the way of execution that a command line asks for.
 
     Raises:
@@ -188,7 +186,9 @@ def _print(outcome: Outcome) -> None:
     for stage, use in enumerate(outcome.uses):
         layers = f", layers {use.layer_bytes / 2**20:.1f} MiB" if use.layer_bytes else ""
         held = f", activations {use.activation_bytes / 2**20:.1f} MiB"
-        print(f"stage {stage:<14} busy {use.busy:.1%}{layers}{held if use.activation_bytes else ''}")
+        print(
+            f"stage {stage:<14} busy {use.busy:.1%}{layers}{held if use.activation_bytes else ''}"
+        )
 
 
 def _imitate(arguments: argparse.Namespace) -> int:

@@ -48,9 +48,7 @@ def make_plan(
     return choose_order(plan, pipeline, execution, timing)
 
 
-def measured_costs(
-    workloads: Sequence[Workload], execution: Execution
-) -> tuple[CostTable, ...]:
+def measured_costs(workloads: Sequence[Workload], execution: Execution) -> tuple[CostTable, ...]:
     """What every layer costs on this machine, measured once per space and kept."""
     known: dict[int, CostTable] = {}
     for workload in workloads:

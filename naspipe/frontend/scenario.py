@@ -67,7 +67,9 @@ class Scenario:
         chain = Chain.of(self.space)
         return Pipeline(
             streams=tuple(
-                Stream(chain, self._draw(StreamId(number), sampler, seed + number, steps), self.costs)
+                Stream(
+                    chain, self._draw(StreamId(number), sampler, seed + number, steps), self.costs
+                )
                 for number in range(streams)
             ),
             policy=policy,
@@ -92,9 +94,7 @@ class Scenario:
         plan = plan or self.plan(pipeline, execution)
         return simulate_run(pipeline, plan, execution, self.timing(execution, plan.memory))
 
-    def _draw(
-        self, stream: StreamId, sampler: str, seed: int, steps: int
-    ) -> tuple[Subnet, ...]:
+    def _draw(self, stream: StreamId, sampler: str, seed: int, steps: int) -> tuple[Subnet, ...]:
         drawn = draw_stream(sampler, self.space.candidate_counts, seed, steps)
         return tuple(
             Subnet(stream, SequenceId(number), self.space.chain(choices))
@@ -171,9 +171,7 @@ def workload_of(
     named = find_workload(name, scale, data, data_dir)
     settings = apply_settings(Settings(recipe=named.recipe, execution=execution), assignments)
     space = named.space.with_rules(settings.rules)
-    definition = define(
-        space, named.data, named.loss, recipe=settings.recipe, scale=scale, steps=1
-    )
+    definition = define(space, named.data, named.loss, recipe=settings.recipe, scale=scale, steps=1)
     workload = Workload(
         space=space,
         data=named.data,

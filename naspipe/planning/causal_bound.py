@@ -59,9 +59,7 @@ class CausalBound:
         return max(self.chain_ns, self.work_ns / num_stages)
 
 
-def causal_bound(
-    subnets: Sequence[Subnet], rules: Sequence[Rule], costs: CostTable
-) -> CausalBound:
+def causal_bound(subnets: Sequence[Subnet], rules: Sequence[Rule], costs: CostTable) -> CausalBound:
     """The bound of one stream; O(subnets * blocks).
 
     Args:
@@ -146,9 +144,7 @@ class StreamChain:
         return rule.subnets + 1 if isinstance(rule, Lag) else 1
 
 
-def chain_lengths(
-    subnets: Iterable[Subnet], rules: Sequence[Rule], costs: CostTable
-) -> list[int]:
+def chain_lengths(subnets: Iterable[Subnet], rules: Sequence[Rule], costs: CostTable) -> list[int]:
     """The longest chain of the first 1, 2, 3, ... subnets of one stream; nanoseconds."""
     chain = StreamChain(rules, costs)
     lengths: list[int] = []

@@ -36,18 +36,14 @@ def measure_footprints(workload: Workload, batch: MetaBatch) -> FootprintTable:
     for block, twin in enumerate(twins):
         if block != twin:
             continue
-        if block:
-            inputs = tuple(tensor.detach().requires_grad_(tensor.is_floating_point())
-                           for tensor in inputs)  # fmt: skip
-        given = [fields[name] for name in space.fields(block)]
+        inputs = (*map(_leaf, inputs), *(fields[name] for name in space.fields(block)))
         loss = workload.loss if block == len(space) - 1 else None
         found = []
         for candidate in range(len(space.blocks[block].candidates)):
-            kept, outputs = _kept_bytes(workload, block, candidate, inputs, given, loss, fields)
-            passed = _bytes([x for x in inputs if _storage(x) in set(map(_storage, outputs))])
-            found.append(
-                _footprint(sizes, block, candidate, _bytes(inputs) - passed, passed, kept)
-            )
+            kept, outputs = _kept_bytes(workload, block, candidate, inputs, loss, fields)
+            handed_on = set(map(_storage, outputs))
+            passed = _bytes(tensor for tensor in inputs if _storage(tensor) in handed_on)
+            found.append(_footprint(sizes, block, candidate, _bytes(inputs) - passed, passed, kept))
         rows[block] = tuple(found)
         inputs = outputs
     return FootprintTable(twins, rows)
@@ -66,7 +62,6 @@ def _kept_bytes(
     block: int,
     candidate: int,
     inputs: tuple[torch.Tensor, ...],
-    given: list[torch.Tensor],
     loss: Loss | None,
     fields: Mapping[str, torch.Tensor],
 ) -> tuple[int, tuple[torch.Tensor, ...]]:
@@ -83,7 +78,7 @@ def _kept_bytes(
 
     try:
         with torch.device("meta"), torch.autograd.graph.saved_tensors_hooks(see, lambda t: t):
-            outputs = module(*inputs, *given)
+            outputs = module(*inputs)
             outputs = outputs if isinstance(outputs, tuple) else (outputs,)
             if loss is not None:
                 outputs = (loss(*outputs, fields["target"]),)
@@ -95,9 +90,14 @@ def _kept_bytes(
     return sum(storage.nbytes() for storage in saved.values()), outputs
 
 
+def _leaf(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().requires_grad_(tensor.is_floating_point())
+
+
 def _storage(tensor: torch.Tensor) -> int:
     """Which memory a tensor would lie in; meta tensors have no addresses."""
-    return tensor.untyped_storage()._cdata
+    address: int = tensor.untyped_storage()._cdata
+    return address
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:

@@ -1,9 +1,9 @@
-"""A compact access log: a row of whole numbers where a tuple of objects takes five times as much."""
+"""A compact access log: rows of whole numbers, a fifth of what tuples of objects take."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
 import numpy as np
@@ -23,13 +23,11 @@ COLUMNS = (
 Integers = NDArray[np.int64]
 
 
-class AccessTable:
+class AccessTable(Sequence[Access]):
     """Accesses in the order in which they were appended; digests are not kept.
 
     Reads as a sequence of :class:`Access`; :meth:`column` has all of one field for numpy.
     """
-
-    __slots__ = ("_cells",)
 
     def __init__(self) -> None:
         self._cells = array("q")
@@ -77,6 +75,7 @@ class AccessTable:
         width = len(COLUMNS)
         cells = self._cells[row * width : (row + 1) * width].tolist()
         stream, block, candidate, sequence_id, pass_id, kind, version, stage, *times = cells
+        start_ns, end_ns, stalled_ns = times
         return Access(
             LayerId(StreamId(stream), block, candidate),
             SequenceId(sequence_id),
@@ -84,7 +83,9 @@ class AccessTable:
             _KINDS[kind],
             Version(version),
             StageId(stage),
-            *times,
+            start_ns,
+            end_ns,
+            stalled_ns,
         )
 
     def _matrix(self) -> NDArray[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
@@ -73,7 +74,7 @@ def compare_to_real(
     agreeing = pairs = 0
     for stage, tasks in spans.items():
         order = sorted(tasks, key=lambda work: (tasks[work].start_ns, work.sequence_id))
-        for one, other in zip(order, order[1:], strict=False):
+        for one, other in pairwise(order):
             pairs += 1
             agreeing += twins[stage][one].start_ns <= twins[stage][other].start_ns
     return Fidelity(
@@ -142,14 +143,12 @@ class LoggedCosts:
 
 def logged_costs(accesses: Sequence[Access]) -> LoggedCosts:
     """The costs that a log shows."""
-    durations = {
+    durations: dict[tuple[LayerId, AccessKind, int], int] = {
         (access.layer, access.kind, access.sequence_id): access.end_ns - access.start_ns
         for access in accesses
     }
     pause = pause_ns(accesses)
-    return LoggedCosts(
-        durations, logged_table(accesses), max(0, link_ns(accesses) - pause), pause
-    )
+    return LoggedCosts(durations, logged_table(accesses), max(0, link_ns(accesses) - pause), pause)
 
 
 def logged_table(accesses: Iterable[Access]) -> CostTable:
@@ -173,7 +172,7 @@ def pause_ns(accesses: Iterable[Access]) -> int:
     pauses = [
         after.start_ns - before.end_ns
         for stage in _by_stage(accesses).values()
-        for before, after in zip(stage, stage[1:], strict=False)
+        for before, after in pairwise(stage)
         if after.kind is before.kind and after.sequence_id == before.sequence_id
     ]
     return int(median(pauses)) if pauses else 0
@@ -187,7 +186,7 @@ def link_ns(accesses: Sequence[Access]) -> int:
     stages = _by_stage(accesses)
     free_since: dict[tuple[StageId, int], int] = {}
     for number, stage in stages.items():
-        for before, after in zip(stage, stage[1:], strict=False):
+        for before, after in pairwise(stage):
             free_since[number, after.start_ns] = before.end_ns
     delays = []
     spans = task_spans(accesses)

@@ -117,9 +117,7 @@ def _shared(
     return found
 
 
-def _imbalance(
-    subnets: Sequence[Subnet], plan: Plan, costs: CostTable, outcome: Outcome
-) -> Limit:
+def _imbalance(subnets: Sequence[Subnet], plan: Plan, costs: CostTable, outcome: Outcome) -> Limit:
     ratios = peak_to_mean(subnets, plan.streams[0].partitions[: len(subnets)], costs)
     mean = sum(ratios) / len(ratios)
     return Limit(

@@ -14,7 +14,9 @@ from naspipe.sim.access_table import AccessTable, Integers
 from naspipe.sim.plan import Pipeline
 from naspipe.sim.run import SimulatedRun
 
-_FORWARD, _BACKWARD = (tuple(AccessKind).index(k) for k in (AccessKind.FORWARD, AccessKind.BACKWARD))
+_FORWARD, _BACKWARD = (
+    tuple(AccessKind).index(k) for k in (AccessKind.FORWARD, AccessKind.BACKWARD)
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,7 +157,10 @@ def _partitions(stream: Stream, execution: Execution) -> tuple[Partition, ...]:
 
 
 def _memory(
-    pipeline: Pipeline, cuts: Sequence[tuple[Partition, ...]], budget: str, sizes: DeviceSizes | None
+    pipeline: Pipeline,
+    cuts: Sequence[tuple[Partition, ...]],
+    budget: str,
+    sizes: DeviceSizes | None,
 ) -> MemoryPlan | None:
     """The budget of each stage, checked; None where there is no limit."""
     if not budget:

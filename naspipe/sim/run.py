@@ -107,8 +107,7 @@ def choose_order(plan: Plan, pipeline: Pipeline, execution: Execution, timing: C
     preview = replace(
         pipeline,
         streams=tuple(
-            replace(stream, subnets=stream.subnets[:PREVIEW_SUBNETS])
-            for stream in pipeline.streams
+            replace(stream, subnets=stream.subnets[:PREVIEW_SUBNETS]) for stream in pipeline.streams
         ),
     )
     return min(

@@ -37,9 +37,7 @@ def write_simulated(
         ConfigError: when something is in the directory already.
     """
     directory.create()
-    choice_blocks = [
-        block for block, one in enumerate(space.blocks) if not isinstance(one, Shared)
-    ]
+    choice_blocks = [block for block, one in enumerate(space.blocks) if not isinstance(one, Shared)]
     choices = [[subnet.chain[block] for block in choice_blocks] for subnet in stream.subnets]
     write_stream(directory.stream, choices)
     number = stream.subnets[0].stream

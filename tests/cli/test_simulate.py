@@ -53,10 +53,10 @@ def test_the_figures_are_those_of_the_log_it_writes(
 
 
 def test_json_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("simulate", *TABLE5, "--steps", "20", "--stages", "2", "--memory-budget", "3x")
+    words = ("simulate", *MINE, "--steps", "20", "--stages", "2", "--memory-budget", "3x")
     out, found = figures(run(capsys, *words)), json.loads(run(capsys, *words, "--json"))
     assert out["cache hit rate"] == f"{found['hit_rate']:.1%}"
-    assert (found["space"], found["costs"], found["stages"]) == ("nlp.c3", "table5", 2)
+    assert (found["space"], found["costs"], found["stages"]) == ("mine", "profiled", 2)
     assert all(use["layer_bytes"] > 0 for use in found["uses"])
 
 
@@ -67,13 +67,13 @@ def test_a_space_of_ones_own_is_profiled(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_streams_get_a_directory_each(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = (*TABLE5, "--stages", "2", "--steps", "12", "--streams", "2", "--seed", "5")
+    words = (*TABLE5, "--order", "paper", "--steps", "8", "--streams", "2", "--seed", "5")
     run(capsys, "simulate", *words, "--run-dir", "both")
     for number in range(2):
         recorded = RecordedRun(place / "both" / f"stream-{number}")
         assert recorded.manifest["definition"]["seed"] == 5 + number
         assert {access.layer.stream for access in recorded.accesses} == {0}
-    alone = ("--stages", "2", "--steps", "12", "--seed", "6", "--run-dir", "alone")
+    alone = ("--order", "paper", "--steps", "8", "--seed", "6", "--run-dir", "alone")
     run(capsys, "simulate", *TABLE5, *alone)
     files = [(place / name / "stream.jsonl").read_text() for name in ("both/stream-1", "alone")]
     assert files[0] == files[1]
@@ -91,14 +91,15 @@ def test_a_real_run_is_imitated(place: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_a_plan_lists_the_best_first_and_says_why(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("plan", *TABLE5, "--devices", "4", "--steps", "24", "--no-shared")
-    more = ("--samplers", "uniform,spaced:8", "--streams", "1,2", "--budget", "none,3x")
+    words = ("plan", *MINE, "--devices", "2", "--steps", "8")
+    more = ("--samplers", "uniform,spaced:1", "--streams", "1,2", "--budget", "none,3x")
     rows = json.loads(run(capsys, *words, *more, "--json"))
-    assert len(rows) == 2 * 2 * 2 * 3
+    assert len(rows) == 2 * 2 * 2 * 2
     speeds = [row["steps_per_second"] for row in rows]
     assert speeds == sorted(speeds, reverse=True)
-    assert {row["stages"] for row in rows} == {1, 2, 4}
-    out = run(capsys, *words, "--samplers", "uniform")
+    assert {row["stages"] for row in rows} == {1, 2}
+    cheap = ("--steps", "30", "--order", "paper", "--no-shared", "--samplers", "uniform")
+    out = run(capsys, "plan", *TABLE5, "--devices", "4", *cheap)
     assert "uniform on 4 stages is limited by" in out
     assert "causal order: the longest chain" in out
 

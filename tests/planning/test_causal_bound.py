@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from naspipe.core.ids import INITIAL, SequenceId, StreamId
-from naspipe.core.partition import Partition
 from naspipe.core.rules import Exact, Frozen, Lag
 from naspipe.core.subnet import Subnet
 from naspipe.planning.causal_bound import causal_bound, chain_lengths, side_by_side

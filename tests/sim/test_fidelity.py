@@ -40,9 +40,7 @@ def test_a_log_imitates_itself(pipeline, seed):
         assert (found.order_agreement, found.start_deviation, found.bubble_error) == (1, 0, 0)
     else:
         durations = {(a.layer, a.sequence_id, a.kind): a.end_ns - a.start_ns for a in real}
-        assert durations == {
-            (a.layer, a.sequence_id, a.kind): a.end_ns - a.start_ns for a in again
-        }
+        assert durations == {(a.layer, a.sequence_id, a.kind): a.end_ns - a.start_ns for a in again}
 
 
 RULES = [Exact()] * 6
@@ -61,8 +59,10 @@ def test_links_and_pauses_are_found():
 
 
 def test_pauses_are_idle_time():
-    with_pauses = run(RULES, SUBNETS, HALVES, TableCosts(table=table(RULES), pause_ns=500))
-    without = run(RULES, SUBNETS, HALVES, TableCosts(table=table(RULES)))
+    with_pauses = run(
+        RULES, SUBNETS, HALVES, TableCosts(table=table(RULES), link_ns=0, pause_ns=500)
+    )
+    without = run(RULES, SUBNETS, HALVES, TableCosts(table=table(RULES), link_ns=0))
     assert {(a.layer, a.sequence_id, a.kind, a.end_ns - a.start_ns) for a in with_pauses} == {
         (a.layer, a.sequence_id, a.kind, a.end_ns - a.start_ns) for a in without
     }

@@ -25,11 +25,11 @@ BLOCKS, CANDIDATES = 12, 8
 CHAIN = Chain(rules=(Exact(),) * BLOCKS, is_shared=(False,) * BLOCKS)
 LABELS = tuple(map(str, range(BLOCKS)))
 COSTS = CostTable(
-    {(b, c): LayerCost(1000 + 100 * c, 3000 + 100 * c, 0, 0, 10) for b in range(BLOCKS)
+    {(b, c): LayerCost(10**8 + 10**7 * c, 3 * 10**8 + 10**7 * c, 0, 0, 10) for b in range(BLOCKS)
      for c in range(CANDIDATES)}
 )  # fmt: skip
 SIZES = DeviceSizes(
-    SizeTable((0,) * BLOCKS, {0: tuple(LayerSize(100, 100, False) for _ in range(CANDIDATES))}),
+    SizeTable((0,) * BLOCKS, {0: tuple(LayerSize(10**8, 10**8, False) for _ in range(CANDIDATES))}),
     CHAIN.rules,
 )
 
@@ -153,7 +153,7 @@ def test_reasons_are_said():
     assert words(found)[0] == "imbalance", "12 blocks on 8 stages"
     _, _, found = go("spaced:7", stages=4, window=2)
     assert words(found)[0] == "window"
-    _, _, found = go("spaced:7", memory_budget="1x", bandwidth=1e8)
+    _, _, found = go("spaced:7", memory_budget="1x", bandwidth=1e9)
     assert "memory" in words(found)
     assert go("spaced:7", stages=1)[2] == []
 
