@@ -17,6 +17,8 @@ SUBCOMMANDS = {
     "compare": "show whether runs left the same bits, or what differs first",
     "log": "print who read and who wrote each layer, in order",
     "profile": "show what each kind of layer costs on this machine",
+    "simulate": "run a training's schedule on a virtual clock",
+    "plan": "show what more stages, other samplers or budgets would give",
     "data": "fetch and check the data sets that the examples train on",
 }
 """What ``naspipe --help`` lists; each is a module of this package, imported when it is called.

@@ -15,7 +15,7 @@ from naspipe.core.ids import FIRST_STREAM, SequenceId, StageId, StreamId
 from naspipe.core.space import Shared, Space
 from naspipe.core.subnet import Subnet
 from naspipe.frontend.checks import check_batch, check_device, check_layers
-from naspipe.frontend.plan import Plan, make_plan
+from naspipe.frontend.plan import make_plan
 from naspipe.runtime.compute import Batches, Loss, Workload
 from naspipe.runtime.environment import describe_environment
 from naspipe.runtime.launcher import check_endpoints, launch
@@ -23,9 +23,11 @@ from naspipe.runtime.optimizers import check_optimizer
 from naspipe.runtime.reports import LaunchObserver
 from naspipe.runtime.stage_process import Job, StreamJob
 from naspipe.schedule.invariants import violations
+from naspipe.sim.plan import Plan
 from naspipe.stage.builder import build_controller
 from naspipe.streams.from_file import write_stream
 from naspipe.streams.samplers import draw_stream
+from naspipe.trace.labels import describe_space
 from naspipe.trace.log import read_run_accesses, time_key
 from naspipe.trace.metrics import bubble_ratio, hit_rate, stall_ratio
 from naspipe.trace.run_directory import RunDirectory, stream_directories
@@ -180,13 +182,7 @@ class Training:
                 "streams": len(self.workloads),
             },
             "environment": describe_environment(),
-            "space": {
-                "name": space.name,
-                "labels": list(space.labels),
-                "shared": [isinstance(block, Shared) for block in space.blocks],
-                "rules": [str(rule) for rule in space.rules],
-                "candidates": [len(block.candidates) for block in space.blocks],
-            },
+            "space": describe_space(space),
             "measured": {},
         }
 

@@ -4,6 +4,11 @@ The dependency graph of a stream: a subnet's blocks follow one another forward, 
 backward; a layer's next READ follows its WRITE (a lagging layer's, K subnets later). The
 priority of a step is the longest path from it to the end of the stream, its own cost
 included (`docs/design.md`, dispatch orders).
+
+Where only the next subnets of the stream are known, priorities are worked out for a few
+subnets at a time, and those of one round see less far than those of the next. What counts is
+then how much a step may be late: its longest path, less the longest chain from the beginning of
+the stream to where the round's knowledge ends.
 """
 
 from __future__ import annotations
@@ -14,7 +19,37 @@ from naspipe.core.events import Priorities
 from naspipe.core.ids import LayerId
 from naspipe.core.rules import Exact, Lag, Rule
 from naspipe.core.subnet import Subnet
+from naspipe.planning.causal_bound import chain_lengths
 from naspipe.planning.cost import CostTable, LayerCost
+
+ROUND = 16
+"""Subnets whose priorities are worked out together where not all of the stream is known."""
+
+
+def rolling_priorities(
+    subnets: Sequence[Subnet], rules: Sequence[Rule], costs: CostTable, known: int
+) -> list[Priorities]:
+    """As :func:`critical_path_priorities`, when only the next subnets are known at each.
+
+    Args:
+        subnets: one stream in sequence order.
+        rules: the rule of each block of the chain.
+        costs: of every layer.
+        known: how many subnets, its own included, a subnet's priorities may look at; the rounds
+            look at fewer from all but their first, so 2 * ROUND or more are advisable.
+    """
+    lengths = chain_lengths(subnets, rules, costs)
+    result: list[Priorities] = []
+    step = max(1, min(ROUND, known))
+    for first in range(0, len(subnets), step):
+        horizon = min(first + known, len(subnets))
+        levels = critical_path_priorities(subnets[first:horizon], rules, costs)
+        end = lengths[horizon - 1]
+        result += [
+            Priorities(*(tuple(level - end for level in row) for row in priorities))
+            for priorities in levels[:step]
+        ]
+    return result
 
 
 def critical_path_priorities(

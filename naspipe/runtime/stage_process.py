@@ -19,10 +19,8 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.events import Priorities
 from naspipe.core.ids import StageId, StreamId
 from naspipe.core.partition import Partition
-from naspipe.core.ports import Residency
 from naspipe.core.subnet import Subnet
 from naspipe.planning.memory import MemoryPlan
-from naspipe.residency.manager import ResidencyManager
 from naspipe.runtime.checkpoint import snapshot
 from naspipe.runtime.compute import StageCompute, Workload
 from naspipe.runtime.determinism import deterministic_torch
@@ -37,6 +35,7 @@ from naspipe.runtime.stage_files import StageFiles, alone_in
 from naspipe.runtime.transport import Endpoints, NoTransport, Transport, ZmqTransport
 from naspipe.runtime.wakeup import Wakeup
 from naspipe.stage.builder import build_admission, build_controller
+from naspipe.stage.memory import residency_of
 from naspipe.trace.event_log import EventLogWriter
 from naspipe.trace.log import AccessLogWriter
 from naspipe.trace.run_directory import RunDirectory
@@ -174,20 +173,6 @@ class StageRun:
             stream.directory.checkpoint("final"), f"stage-{self._stage}.safetensors", tensors
         )
         return {"shard": shard, "scalars": scalars, "versions": versions}
-
-
-def residency_of(
-    memory: MemoryPlan | None, stage: StageId, execution: Execution
-) -> Residency | None:
-    """Who decides what is on a stage's device; None where everything is."""
-    if memory is None:
-        return None
-    return ResidencyManager(
-        memory.budgets[stage],
-        memory.sizes,
-        memory.permanent_blocks,
-        prefetches=execution.prefetch,
-    )
 
 
 def _placement(job: Job, stage: StageId, wakeup: Wakeup) -> Placement:

@@ -16,8 +16,12 @@ from naspipe.planning.cost import CostTable
 class Costs(Protocol):
     """Durations in nanoseconds."""
 
-    def access_ns(self, layer: LayerId, kind: AccessKind) -> int:
-        """Compute time of one block's forward or backward, or of one WRITE."""
+    def access_ns(self, layer: LayerId, kind: AccessKind, sequence_id: int = -1) -> int:
+        """Compute time of one block's forward or backward, or of one WRITE, of one subnet."""
+        ...
+
+    def between_ns(self) -> int:
+        """Before every access: what the stage itself takes, which counts as idle."""
         ...
 
     def message_ns(self, receiver: Task) -> int:
@@ -48,7 +52,7 @@ class BlockCosts:
     swap_ns: Mapping[tuple[int, int], int] = field(default_factory=dict)
     """Copy time between host and device by (block, candidate); 0 where it is not named."""
 
-    def access_ns(self, layer: LayerId, kind: AccessKind) -> int:
+    def access_ns(self, layer: LayerId, kind: AccessKind, sequence_id: int = -1) -> int:
         """See :class:`Costs`."""
         if kind is AccessKind.WRITE:
             return self.write_ns
@@ -57,6 +61,10 @@ class BlockCosts:
             return self.backward_ns[place]
         forward = self.forward_ns[place]
         return forward if kind is AccessKind.FORWARD else int(forward * self.backward_ratio)
+
+    def between_ns(self) -> int:
+        """See :class:`Costs`."""
+        return 0
 
     def message_ns(self, receiver: Task) -> int:
         """See :class:`Costs`."""
@@ -83,8 +91,10 @@ class TableCosts:
     bytes_per_ns: float = 12.0
     """Bandwidth of such copies: PCIe 3.0 x16."""
     copy_latency_ns: int = 0
+    pause_ns: int = 0
+    """Between two accesses of a stage."""
 
-    def access_ns(self, layer: LayerId, kind: AccessKind) -> int:
+    def access_ns(self, layer: LayerId, kind: AccessKind, sequence_id: int = -1) -> int:
         """See :class:`Costs`."""
         cost = self.table.of(layer.block, layer.candidate)
         match kind:
@@ -94,6 +104,10 @@ class TableCosts:
                 return cost.backward_ns
             case AccessKind.WRITE:
                 return cost.write_ns
+
+    def between_ns(self) -> int:
+        """See :class:`Costs`."""
+        return self.pause_ns
 
     def message_ns(self, receiver: Task) -> int:
         """See :class:`Costs`."""
@@ -115,9 +129,13 @@ class StreamCosts:
     streams: Sequence[Costs]
     """Of each stream."""
 
-    def access_ns(self, layer: LayerId, kind: AccessKind) -> int:
+    def access_ns(self, layer: LayerId, kind: AccessKind, sequence_id: int = -1) -> int:
         """See :class:`Costs`."""
-        return self.streams[layer.stream].access_ns(layer, kind)
+        return self.streams[layer.stream].access_ns(layer, kind, sequence_id)
+
+    def between_ns(self) -> int:
+        """See :class:`Costs`."""
+        return self.streams[0].between_ns()
 
     def message_ns(self, receiver: Task) -> int:
         """See :class:`Costs`."""
@@ -144,9 +162,13 @@ class RandomCosts:
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
 
-    def access_ns(self, layer: LayerId, kind: AccessKind) -> int:
+    def access_ns(self, layer: LayerId, kind: AccessKind, sequence_id: int = -1) -> int:
         """See :class:`Costs`."""
         return self._random.randint(0, self.max_access_ns)
+
+    def between_ns(self) -> int:
+        """See :class:`Costs`."""
+        return 0
 
     def message_ns(self, receiver: Task) -> int:
         """See :class:`Costs`."""

@@ -41,6 +41,9 @@ from naspipe.stage.controller import StageController
 Admitted = Callable[[StreamId, int], tuple[Subnet, Partition, Priorities | None]]
 """What a stage is told of a stream's sequence ID when it is admitted."""
 
+Record = Callable[[Access], None]
+"""Where the accesses of all stages go, in the order of their ends."""
+
 
 class _CopyLane:
     """One direction between host and device: copies one after the other, in the order asked."""
@@ -68,14 +71,15 @@ class SimulatedStage:
         costs: Costs,
         admissions: Sequence[Admission],
         admitted: Admitted,
+        record: Record,
     ) -> None:
         self.controller = controller
-        self.accesses: list[Access] = []
         self.peers: Sequence[SimulatedStage] = ()
         self._admissions = tuple(admissions)
         self._engine = engine
         self._costs = costs
         self._admitted = admitted
+        self._record = record
         self._writes: deque[WriteLayer] = deque()
         self._run: deque[tuple[int, int]] = deque()
         self._task: Task | None = None
@@ -119,7 +123,8 @@ class SimulatedStage:
                 kind = AccessKind(task.kind.value)
                 self._task = task
                 self._run.extend(
-                    (layer.block, self._costs.access_ns(layer, kind)) for layer, _ in reads
+                    (layer.block, self._costs.access_ns(layer, kind, task.sequence_id))
+                    for layer, _ in reads
                 )
             case WriteLayer():
                 self._writes.append(command)
@@ -143,7 +148,7 @@ class SimulatedStage:
                     lambda: self._tell(LayerSaved(self._engine.now_ns, layer)),
                 )
             case RecordAccess(access):
-                self.accesses.append(access)
+                self._record(access)
             case RetireSubnet(stream, sequence_id):
                 more = self._admissions[stream].retire(sequence_id)
                 self._engine.after(0, lambda: self._admit(stream, more))
@@ -151,11 +156,13 @@ class SimulatedStage:
     def _advance(self) -> None:
         if self._is_busy:
             return
-        start_ns = self._engine.now_ns
+        between_ns = self._costs.between_ns()
+        start_ns = self._engine.now_ns + between_ns
         if self._writes:
             write = self._writes.popleft()
             self._occupy(
-                self._costs.access_ns(write.layer, AccessKind.WRITE),
+                between_ns
+                + self._costs.access_ns(write.layer, AccessKind.WRITE, write.sequence_id),
                 lambda: WriteFinished(
                     self._engine.now_ns, write.layer, write.sequence_id, start_ns
                 ),
@@ -163,7 +170,8 @@ class SimulatedStage:
         elif self._run and self._task is not None:
             task, (block, duration_ns) = self._task, self._run.popleft()
             self._occupy(
-                duration_ns, lambda: BlockFinished(self._engine.now_ns, task, block, start_ns)
+                between_ns + duration_ns,
+                lambda: BlockFinished(self._engine.now_ns, task, block, start_ns),
             )
 
     def _occupy(self, duration_ns: int, finish: Callable[[], Event]) -> None:
@@ -182,9 +190,27 @@ def simulate(
     costs: Costs,
     admissions: Callable[[], Sequence[Admission]],
 ) -> list[list[Access]]:
-    """Run every stream to its end; returns each stage's accesses in the order of their ends.
+    """As :func:`simulate_into`; returns each stage's accesses in the order of their ends."""
+    stages: list[list[Access]] = [[] for _ in controllers]
+
+    def record(access: Access) -> None:
+        stages[access.stage].append(access)
+
+    simulate_into(record, admitted, controllers, costs, admissions)
+    return stages
+
+
+def simulate_into(
+    record: Record,
+    admitted: Admitted,
+    controllers: Sequence[StageController],
+    costs: Costs,
+    admissions: Callable[[], Sequence[Admission]],
+) -> None:
+    """Run every stream to its end, telling every access as it ends.
 
     Args:
+        record: told of each access.
         admitted: asked for every sequence ID of every stream.
         controllers: of each stage.
         costs: what everything takes.
@@ -195,7 +221,7 @@ def simulate(
     """
     engine = Engine()
     stages = [
-        SimulatedStage(controller, engine, costs, admissions(), admitted)
+        SimulatedStage(controller, engine, costs, admissions(), admitted, record)
         for controller in controllers
     ]
     for stage in stages:
@@ -209,4 +235,3 @@ def simulate(
                 f"stage {StageId(number)} stopped before subnet {stage.unfinished} was finished: "
                 + "; ".join(stage.controller.unfinished[:3])
             )
-    return [stage.accesses for stage in stages]

@@ -9,6 +9,18 @@ from typing import Any
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import LayerId, StreamId
 from naspipe.core.rules import Rule, parse_rule
+from naspipe.core.space import Shared, Space
+
+
+def describe_space(space: Space) -> dict[str, Any]:
+    """A manifest's ``space``: what :class:`SpaceLabels` reads."""
+    return {
+        "name": space.name,
+        "labels": list(space.labels),
+        "shared": [isinstance(block, Shared) for block in space.blocks],
+        "rules": [str(rule) for rule in space.rules],
+        "candidates": [len(block.candidates) for block in space.blocks],
+    }
 
 
 class SpaceLabels:

@@ -8,8 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from naspipe.core.rules import Exact, Frozen, Lag
+from naspipe.core.subnet import Subnet
 from naspipe.planning.cost import CostTable, LayerCost
-from naspipe.planning.critical_path import critical_path_priorities
+from naspipe.planning.critical_path import (
+    ROUND,
+    critical_path_priorities,
+    rolling_priorities,
+)
 from naspipe.schedule.invariants import violations
 from naspipe.sim.costs import RandomCosts, TableCosts
 from tests.sim.test_causal_order import run
@@ -94,3 +99,33 @@ def test_it_is_faster_where_subnets_conflict():
         accesses = run(rules, subnets, Partition((0, 12, 24)), timing, 16, True, priorities)
         makespans.append(max(access.end_ns for access in accesses))
     assert makespans[1] < 0.97 * makespans[0]
+
+
+@settings(max_examples=100)
+@given(pipelines(max_subnets=20), st.integers(1, 24))
+def test_a_rolling_view_ranks_each_round_as_a_stream_of_its_own(pipeline, known):
+    """Within a round, priorities differ from those of the known subnets alone by a constant."""
+    rules, subnets, _ = pipeline
+    costs = table(rules)
+    rolling = rolling_priorities(subnets, rules, costs, known)
+    step = min(ROUND, known)
+    for first in range(0, len(subnets), step):
+        alone = critical_path_priorities(subnets[first : first + known], rules, costs)[:step]
+        shifts = {
+            found - own
+            for mine, other in zip(rolling[first : first + step], alone, strict=True)
+            for row, expected in zip(mine, other, strict=True)
+            for found, own in zip(row, expected, strict=True)
+        }
+        assert len(shifts) == 1
+    assert len(rolling) == len(subnets)
+
+
+def test_rounds_are_comparable():
+    """In a serial stream every step is critical: each starts as late as it may, in order."""
+    rules = [Exact()] * 3
+    subnets = [Subnet(0, y, (0, 0, 0)) for y in range(60)]
+    costs = CostTable({(b, 0): LayerCost(10, 20, 5) for b in range(3)})
+    rolling = rolling_priorities(subnets, rules, costs, 20)
+    firsts = [priorities.forward[0] for priorities in rolling]
+    assert firsts == [-95 * y for y in range(60)]

@@ -1,0 +1,214 @@
+"""Run a training's schedule on a virtual clock: what it would take, without training anything.
+
+The same stage controllers decide as in `naspipe train`, so the order of tasks is the one that a
+real run would have if its layers took what they are said to take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from naspipe.core.config import Execution
+    from naspipe.frontend.scenario import Scenario
+    from naspipe.sim.outcome import Outcome
+    from naspipe.trace.run_directory import RunDirectory
+
+_EXAMPLE = """\
+examples:
+  naspipe simulate nlp.c1 --stages 4 --costs table5             the paper's costs, no data needed
+  naspipe simulate nlp.c1 --stages 2 --sampler spaced:8         costs measured on this machine
+  naspipe simulate nlp.c3 --stages 8 --costs table5 --memory-budget 3x --run-dir runs/eight
+  naspipe simulate --like runs/two                              a real run beside its simulation
+
+bubble: idle share of the stages after the first tenth of the subnets
+bound: the least bubble that any schedule of this stream can have on so many stages
+costs: profiled (on this machine, kept) or table5 (NASPipe's Table 5, with recompute)
+A run directory made with --run-dir has the access log of a real one, for `naspipe log`.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.epilog = _EXAMPLE
+    parser.add_argument(
+        "space", metavar="SPACE", nargs="?", help="a space by name, or MODULE:ATTRIBUTE"
+    )
+    parser.add_argument("--like", type=Path, metavar="RUN", help="imitate a recorded run instead")
+    parser.add_argument("--stages", type=int, default=4, metavar="N", help="stages (default: 4)")
+    parser.add_argument("--steps", type=int, default=300, metavar="S", help="subnets (300)")
+    add_scenario_arguments(parser)
+    parser.add_argument("--sampler", default="uniform", metavar="NAME")
+    parser.add_argument("--policy", default="csp", help="csp, bsp, asp or sequential")
+    parser.add_argument("--bulk", type=int, default=0, metavar="N", help="of bsp")
+    parser.add_argument(
+        "--streams", type=int, default=1, metavar="K", help="runs that share the stages"
+    )
+    parser.add_argument("--memory-budget", default="", metavar="BYTES", help="as for train")
+    parser.add_argument("--run-dir", type=Path, metavar="DIR", help="keep the access log there")
+
+
+def add_scenario_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what says where a space's costs are from; `naspipe plan` has the same."""
+    parser.add_argument("--costs", default="profiled", help="profiled or table5")
+    parser.add_argument("--scale", default="tiny", help="tiny, small or paper, if profiled")
+    parser.add_argument("--seed", type=int, default=0, metavar="K")
+    parser.add_argument("--order", default="auto", help="paper, critical-path or auto")
+    parser.add_argument("--partition", default="balanced", help="balanced or static")
+    parser.add_argument("--recompute", action="store_true", help="table5 always does")
+    parser.add_argument(
+        "--no-shared", action="store_true", help="leave shared layers out (table5 only)"
+    )
+    parser.add_argument("--data", metavar="NAME", help="a data set, or MODULE:FUNCTION")
+    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where prepared data is kept")
+    parser.add_argument("--json", action="store_true", help="print JSON, for a program")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="as for naspipe train"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Simulate and print the figures; returns the exit status."""
+    from naspipe.core.errors import ConfigError
+    from naspipe.sim.outcome import bound_of, outcome_of
+    from naspipe.sim.run_record import write_simulated
+
+    if (arguments.space is None) == (arguments.like is None):
+        raise ConfigError(
+            "expected a space, or --like with a run directory; see naspipe simulate --help"
+        )
+    if arguments.like is not None:
+        return _imitate(arguments)
+    scenario, execution = open_scenario(
+        arguments, stages=arguments.stages, memory_budget=arguments.memory_budget
+    )
+    pipeline = scenario.pipeline(
+        arguments.sampler,
+        arguments.seed,
+        arguments.steps,
+        streams=arguments.streams,
+        policy=arguments.policy,
+        bulk=arguments.bulk or execution.stages,
+    )
+    directories = _directories(arguments)
+    simulated = scenario.run(pipeline, execution)
+    outcome = outcome_of(simulated, pipeline, bound_of(pipeline))
+    for number, directory in enumerate(directories):
+        definition = {**_definition(arguments, scenario), "seed": arguments.seed + number}
+        stream = pipeline.streams[number]
+        write_simulated(
+            directory, scenario.space, stream, simulated, execution, outcome, definition
+        )
+    if arguments.json:
+        print(json.dumps({**_definition(arguments, scenario), **outcome.as_dict()}, indent=1))
+    else:
+        _print(outcome)
+    return 0
+
+
+def _directories(arguments: argparse.Namespace) -> list[RunDirectory]:
+    """Where the access logs go, checked; none where they are not asked for."""
+    from naspipe.trace.run_directory import stream_directories
+
+    if arguments.run_dir is None:
+        return []
+    found = stream_directories(arguments.run_dir, arguments.streams)
+    for directory in found:
+        directory.check_new()
+    return found
+
+
+def open_scenario(arguments: argparse.Namespace, **execution: Any) -> tuple[Scenario, Execution]:
+    """The scenario and the way of execution that a command line asks for.
+
+    Raises:
+        ConfigError: for whatever cannot be used.
+    """
+    from naspipe.core.config import Execution, Settings, apply_settings
+    from naspipe.core.errors import ConfigError
+    from naspipe.frontend import scenario
+
+    how = Execution(
+        order=arguments.order,
+        partition=arguments.partition,
+        recompute=arguments.recompute,
+        **execution,
+    )
+    if arguments.order not in ("paper", "critical-path", "auto"):
+        raise ConfigError(
+            f"unknown order {arguments.order!r:.80}: expected paper or critical-path or auto"
+        )
+    if arguments.costs not in scenario.COSTS:
+        raise ConfigError(
+            f"--costs {arguments.costs!r:.80}: expected {' or '.join(scenario.COSTS)}"
+        )
+    if arguments.costs == "table5":
+        how = apply_settings(Settings(execution=how), arguments.set).execution
+        space = scenario.table5_scenario(arguments.space, with_shared=not arguments.no_shared)
+        return space, replace(how, recompute=True)
+    if arguments.no_shared:
+        raise ConfigError("--no-shared: expected --costs table5, as a real run has shared layers")
+    workload, how = scenario.workload_of(
+        arguments.space, arguments.scale, arguments.data, arguments.data_dir, how, arguments.set
+    )
+    return scenario.profiled_scenario(workload, how), how
+
+
+def _definition(arguments: argparse.Namespace, scenario: Scenario) -> dict[str, Any]:
+    return {
+        "space": scenario.space.name,
+        "costs": scenario.costs_from,
+        "seed": arguments.seed,
+        "steps": arguments.steps,
+        "sampler": arguments.sampler,
+        "policy": arguments.policy,
+        "streams": arguments.streams,
+    }
+
+
+def _print(outcome: Outcome) -> None:
+    rows = [
+        ("subnets per second", f"{outcome.steps_per_second:.3f}"),
+        ("bubble ratio", f"{outcome.bubble_ratio:.3f}"),
+        ("causal bound", f"{outcome.bound:.3f}"),
+        ("above the bound", f"{outcome.distance:+.3f}"),
+        ("cache hit rate", f"{outcome.hit_rate:.1%}"),
+        ("stalled", f"{outcome.stall_ratio:.2%}"),
+        ("order", outcome.order),
+        ("subnets under way", f"at most {outcome.window}"),
+    ]
+    for name, value in rows:
+        print(f"{name:20} {value}")
+    for stage, use in enumerate(outcome.uses):
+        layers = f", layers {use.layer_bytes / 2**20:.1f} MiB" if use.layer_bytes else ""
+        held = f", activations {use.activation_bytes / 2**20:.1f} MiB"
+        print(
+            f"stage {stage:<14} busy {use.busy:.1%}{layers}{held if use.activation_bytes else ''}"
+        )
+
+
+def _imitate(arguments: argparse.Namespace) -> int:
+    """A recorded run beside its simulation, with what each of its accesses took."""
+    from naspipe.frontend.imitation import imitate
+
+    fidelity = imitate(arguments.like)
+    if arguments.json:
+        print(json.dumps(fidelity.as_dict(), indent=1))
+        return 0
+    rows = [
+        ("bubble, real", f"{fidelity.real_bubble:.3f}"),
+        ("bubble, simulated", f"{fidelity.simulated_bubble:.3f}"),
+        ("difference", f"{fidelity.bubble_error:+.3f}"),
+        ("seconds, real", f"{fidelity.real_seconds:.3f}"),
+        ("seconds, simulated", f"{fidelity.simulated_seconds:.3f}"),
+        ("tasks", str(fidelity.tasks)),
+        ("neighbours in order", f"{fidelity.order_agreement:.1%}"),
+        ("median start apart", f"{fidelity.start_deviation:.2%} of the run"),
+    ]
+    for name, value in rows:
+        print(f"{name:20} {value}")
+    return 0

@@ -1,0 +1,154 @@
+"""The causal bound: the least bubble ratio that any schedule of a stream can have.
+
+With stages without number, a block step runs as soon as what it needs is there: the step before
+it in its subnet, and, for a READ, the WRITE of the version it reads. When the last step ends is
+the length of the longest causal chain, and no number of stages is faster than that. The same
+figure from a finished run's own times: :func:`naspipe.trace.metrics.causal_bound`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from naspipe.core.ids import LayerId
+from naspipe.core.rules import Frozen, Lag, Rule
+from naspipe.core.subnet import Subnet
+from naspipe.planning.cost import CostTable
+
+WARM_UP_SHARE = 10
+"""The steady form leaves out the first 1 in 10 subnets, as the bubble ratio of a run does."""
+
+
+@dataclass(frozen=True, slots=True)
+class CausalBound:
+    """Work and longest chain of one or several streams; nanoseconds.
+
+    ``parallelism`` is how many stages can be kept busy, however many there are. The plain
+    figures hold for the whole stream from its first step to its last. Those called ``steady``
+    are of the stream once it flows: the work of what comes after the warm-up over the growth
+    of the chain, so that neither the first subnet's way in nor the last one's way out counts.
+    """
+
+    work_ns: int
+    chain_ns: int
+    steady_work_ns: int
+    steady_chain_ns: int
+
+    @property
+    def parallelism(self) -> float:
+        """Work over the longest chain."""
+        return self.work_ns / self.chain_ns if self.chain_ns else 1.0
+
+    @property
+    def steady_parallelism(self) -> float:
+        """Work after the warm-up over what it adds to the longest chain."""
+        return self.steady_work_ns / self.steady_chain_ns if self.steady_chain_ns else float("inf")
+
+    def bubble(self, num_stages: int) -> float:
+        """The least bubble ratio on so many stages, fill and drain included."""
+        return 1 - min(1.0, self.parallelism / num_stages)
+
+    def steady_bubble(self, num_stages: int) -> float:
+        """The least bubble ratio on so many stages while the stream flows."""
+        return 1 - min(1.0, self.steady_parallelism / num_stages)
+
+    def least_makespan_ns(self, num_stages: int) -> float:
+        """No schedule on so many stages ends sooner."""
+        return max(self.chain_ns, self.work_ns / num_stages)
+
+
+def causal_bound(subnets: Sequence[Subnet], rules: Sequence[Rule], costs: CostTable) -> CausalBound:
+    """The bound of one stream; O(subnets * blocks).
+
+    Args:
+        subnets: in sequence order, at least one.
+        rules: the rule of each block of the chain, which says what a READ waits for.
+        costs: of every layer's forward, backward and WRITE; makings are left out.
+    """
+    chain = StreamChain(rules, costs)
+    warm_up = len(subnets) // WARM_UP_SHARE
+    for subnet in subnets[:warm_up]:
+        chain.extend(subnet)
+    work_ns, chain_ns = chain.work_ns, chain.longest_ns
+    for subnet in subnets[warm_up:]:
+        chain.extend(subnet)
+    return CausalBound(
+        chain.work_ns, chain.longest_ns, chain.work_ns - work_ns, chain.longest_ns - chain_ns
+    )
+
+
+def side_by_side(bounds: Sequence[CausalBound]) -> CausalBound:
+    """The bound of streams that share the stages and no layer: the sum of their work and the
+    longest of their chains."""
+    return CausalBound(
+        sum(bound.work_ns for bound in bounds),
+        max(bound.chain_ns for bound in bounds),
+        sum(bound.steady_work_ns for bound in bounds),
+        max(bound.steady_chain_ns for bound in bounds),
+    )
+
+
+@dataclass(slots=True)
+class StreamChain:
+    """The longest causal chain of a stream's first subnets, one subnet at a time.
+
+    Args:
+        rules: the rule of each block of the chain.
+        costs: of every layer.
+    """
+
+    rules: Sequence[Rule]
+    costs: CostTable
+    num_subnets: int = 0
+    work_ns: int = 0
+    longest_ns: int = 0
+    """When the last step of all subnets so far could end at the earliest."""
+    _written: dict[LayerId, deque[int]] = field(default_factory=dict)
+    """When the layer's last WRITEs could end, the newest last: as many as a READ looks back."""
+
+    def extend(self, subnet: Subnet) -> None:
+        """Add the stream's next subnet."""
+        layers = [subnet.layer(block) for block in range(len(self.rules))]
+        chain = [self.costs.of(layer.block, layer.candidate) for layer in layers]
+        clock = 0
+        for layer, cost in zip(layers, chain, strict=True):
+            clock = max(clock, self._readable_ns(layer)) + cost.forward_ns
+        for layer, cost in zip(reversed(layers), reversed(chain), strict=True):
+            clock += cost.backward_ns
+            self.work_ns += cost.forward_ns + cost.backward_ns
+            if not isinstance(self.rules[layer.block], Frozen):
+                self.work_ns += cost.write_ns
+                self._write(layer, clock, cost.write_ns)
+        self.num_subnets += 1
+        self.longest_ns = max(self.longest_ns, clock)
+
+    def _readable_ns(self, layer: LayerId) -> int:
+        """When the version that the next user reads exists."""
+        written = self._written.get(layer)
+        return written[0] if written and len(written) == self._reach(layer) else 0
+
+    def _write(self, layer: LayerId, after_ns: int, write_ns: int) -> None:
+        """A WRITE follows its backward and the WRITE before it."""
+        written = self._written.get(layer)
+        if written is None:
+            written = self._written[layer] = deque(maxlen=self._reach(layer))
+        end_ns = max(after_ns, written[-1] if written else 0) + write_ns
+        written.append(end_ns)
+        self.longest_ns = max(self.longest_ns, end_ns)
+
+    def _reach(self, layer: LayerId) -> int:
+        """How many users back the WRITE lies that a READ waits for; 1 is the previous user."""
+        rule = self.rules[layer.block]
+        return rule.subnets + 1 if isinstance(rule, Lag) else 1
+
+
+def chain_lengths(subnets: Iterable[Subnet], rules: Sequence[Rule], costs: CostTable) -> list[int]:
+    """The longest chain of the first 1, 2, 3, ... subnets of one stream; nanoseconds."""
+    chain = StreamChain(rules, costs)
+    lengths: list[int] = []
+    for subnet in subnets:
+        chain.extend(subnet)
+        lengths.append(chain.longest_ns)
+    return lengths

@@ -1,0 +1,93 @@
+"""A compact access log: rows of whole numbers, a fifth of what tuples of objects take."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from naspipe.core.access import Access, AccessKind
+from naspipe.core.ids import LayerId, PassId, SequenceId, StageId, StreamId, Version
+
+_KINDS = tuple(AccessKind)
+_NUMBERS = {kind: number for number, kind in enumerate(_KINDS)}
+COLUMNS = (
+    "stream", "block", "candidate", "sequence_id", "pass_id", "kind", "version", "stage",
+    "start_ns", "end_ns", "stalled_ns",
+)  # fmt: skip
+"""The cells of a row; a kind is its place in :class:`AccessKind`."""
+
+Integers = NDArray[np.int64]
+
+
+class AccessTable(Sequence[Access]):
+    """Accesses in the order in which they were appended; digests are not kept.
+
+    Reads as a sequence of :class:`Access`; :meth:`column` has all of one field for numpy.
+    """
+
+    def __init__(self) -> None:
+        self._cells = array("q")
+
+    def append(self, access: Access) -> None:
+        """Add one row."""
+        layer, sequence_id, pass_id, kind, version, stage, start_ns, end_ns, stalled_ns, _ = access
+        self._cells.extend(
+            (
+                *layer, sequence_id, pass_id, _NUMBERS[kind], version, stage, start_ns, end_ns,
+                stalled_ns,
+            )
+        )  # fmt: skip
+
+    def column(self, name: str) -> Integers:
+        """One field of every row; a copy, so that more rows can be appended."""
+        return self._matrix()[:, COLUMNS.index(name)].copy()
+
+    def of_stage(self, stage: int) -> Iterator[Access]:
+        """The accesses of one stage, in order."""
+        for row in np.flatnonzero(self._matrix()[:, COLUMNS.index("stage")] == stage).tolist():
+            yield self[row]
+
+    def __len__(self) -> int:
+        return len(self._cells) // len(COLUMNS)
+
+    @overload
+    def __getitem__(self, row: int) -> Access: ...
+
+    @overload
+    def __getitem__(self, row: slice) -> list[Access]: ...
+
+    def __getitem__(self, row: int | slice) -> Access | list[Access]:
+        if isinstance(row, slice):
+            return [self._access(number) for number in range(*row.indices(len(self)))]
+        number = row + len(self) if row < 0 else row
+        if not 0 <= number < len(self):
+            raise IndexError(row)
+        return self._access(number)
+
+    def __iter__(self) -> Iterator[Access]:
+        return map(self._access, range(len(self)))
+
+    def _access(self, row: int) -> Access:
+        width = len(COLUMNS)
+        cells = self._cells[row * width : (row + 1) * width].tolist()
+        stream, block, candidate, sequence_id, pass_id, kind, version, stage, *times = cells
+        start_ns, end_ns, stalled_ns = times
+        return Access(
+            LayerId(StreamId(stream), block, candidate),
+            SequenceId(sequence_id),
+            PassId(pass_id),
+            _KINDS[kind],
+            Version(version),
+            StageId(stage),
+            start_ns,
+            end_ns,
+            stalled_ns,
+        )
+
+    def _matrix(self) -> NDArray[Any]:
+        cells = np.frombuffer(self._cells, dtype=np.int64) if self._cells else np.empty(0, np.int64)
+        return cells.reshape(-1, len(COLUMNS))

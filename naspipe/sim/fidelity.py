@@ -1,0 +1,211 @@
+"""A real run beside its simulation: the same stream, partitions and order on a virtual clock."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from statistics import median
+from typing import NamedTuple
+
+from naspipe.core.access import Access, AccessKind
+from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId
+from naspipe.core.task import Task, TaskKind
+from naspipe.planning.cost import CostTable, LayerCost
+from naspipe.trace.metrics import bubble_ratio, makespan_seconds
+
+
+class Work(NamedTuple):
+    """One task as the log has it, without the stage's other tasks between its blocks."""
+
+    stream: StreamId
+    sequence_id: SequenceId
+    kind: TaskKind
+
+
+class Span(NamedTuple):
+    """When a task began and ended, in nanoseconds."""
+
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fidelity:
+    """How near a simulation comes to the run it imitates."""
+
+    tasks: int
+    """Forwards and backwards of all subnets and stages."""
+    order_agreement: float
+    """The share of a stage's neighbouring tasks that both begin in the same order."""
+    start_deviation: float
+    """Median distance of a task's starts in the two, over the real makespan."""
+    real_bubble: float
+    simulated_bubble: float
+    real_seconds: float
+    simulated_seconds: float
+
+    @property
+    def bubble_error(self) -> float:
+        """Simulated less real bubble ratio."""
+        return self.simulated_bubble - self.real_bubble
+
+    def as_dict(self) -> dict[str, float]:
+        """Plain values."""
+        return {**asdict(self), "bubble_error": self.bubble_error}
+
+
+def compare_to_real(
+    real: Sequence[Access], simulated: Sequence[Access], num_stages: int
+) -> Fidelity:
+    """Compare two logs of one stream, task by task; both begin at their first access."""
+    spans, twins = task_spans(real), task_spans(simulated)
+    makespan_ns = makespan_seconds(real) * 1e9
+    zero, twin_zero = (
+        min(span.start_ns for stage in log.values() for span in stage.values())
+        for log in (spans, twins)
+    )
+    deviations = [
+        abs((span.start_ns - zero) - (twins[stage][work].start_ns - twin_zero))
+        for stage, tasks in spans.items()
+        for work, span in tasks.items()
+    ]
+    agreeing = pairs = 0
+    for stage, tasks in spans.items():
+        order = sorted(tasks, key=lambda work: (tasks[work].start_ns, work.sequence_id))
+        for one, other in pairwise(order):
+            pairs += 1
+            agreeing += twins[stage][one].start_ns <= twins[stage][other].start_ns
+    return Fidelity(
+        tasks=len(deviations),
+        order_agreement=agreeing / pairs if pairs else 1.0,
+        start_deviation=median(deviations) / makespan_ns,
+        real_bubble=bubble_ratio(real, num_stages),
+        simulated_bubble=bubble_ratio(simulated, num_stages),
+        real_seconds=makespan_seconds(real),
+        simulated_seconds=makespan_seconds(simulated),
+    )
+
+
+def task_spans(accesses: Iterable[Access]) -> dict[StageId, dict[Work, Span]]:
+    """By stage, when each forward and backward began and ended; WRITEs belong to no task."""
+    found: dict[StageId, dict[Work, Span]] = defaultdict(dict)
+    for access in accesses:
+        if access.kind is AccessKind.WRITE:
+            continue
+        kind = TaskKind(access.kind.value)
+        work = Work(access.layer.stream, access.sequence_id, kind)
+        known = found[access.stage].get(work, Span(access.start_ns, access.end_ns))
+        found[access.stage][work] = Span(
+            min(known.start_ns, access.start_ns), max(known.end_ns, access.end_ns)
+        )
+    return dict(found)
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedCosts:
+    """What every access of a recorded run took, one by one; see :class:`naspipe.sim.costs.Costs`.
+
+    An access that the log does not have takes what its layer takes on average.
+    """
+
+    durations_ns: dict[tuple[LayerId, AccessKind, int], int]
+    table: CostTable
+    link_ns: int
+    pause_ns: int
+    """Between two accesses of a stage that has work: the stage's own administration."""
+
+    def access_ns(self, layer: LayerId, kind: AccessKind, sequence_id: int = -1) -> int:
+        """See :class:`naspipe.sim.costs.Costs`."""
+        known = self.durations_ns.get((layer, kind, sequence_id))
+        if known is not None:
+            return known
+        cost = self.table.of(layer.block, layer.candidate)
+        return (cost.forward_ns, cost.backward_ns, cost.write_ns)[tuple(AccessKind).index(kind)]
+
+    def between_ns(self) -> int:
+        """See :class:`naspipe.sim.costs.Costs`."""
+        return self.pause_ns
+
+    def message_ns(self, receiver: Task) -> int:
+        """See :class:`naspipe.sim.costs.Costs`."""
+        return self.link_ns
+
+    def push_ns(self, layer: LayerId) -> int:
+        """See :class:`naspipe.sim.costs.Costs`."""
+        return self.link_ns
+
+    def copy_ns(self, layer: LayerId) -> int:
+        """Not in the log: what a stage waited for loads is."""
+        return 0
+
+
+def logged_costs(accesses: Sequence[Access]) -> LoggedCosts:
+    """The costs that a log shows."""
+    durations: dict[tuple[LayerId, AccessKind, int], int] = {
+        (access.layer, access.kind, access.sequence_id): access.end_ns - access.start_ns
+        for access in accesses
+    }
+    pause = pause_ns(accesses)
+    return LoggedCosts(durations, logged_table(accesses), max(0, link_ns(accesses) - pause), pause)
+
+
+def logged_table(accesses: Iterable[Access]) -> CostTable:
+    """Median costs of every layer that a log has."""
+    samples: dict[tuple[int, int], dict[AccessKind, list[int]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
+    for access in accesses:
+        place = (access.layer.block, access.layer.candidate)
+        samples[place][access.kind].append(access.end_ns - access.start_ns)
+    return CostTable(
+        {
+            place: LayerCost(*(int(median(kinds.get(kind, [0]))) for kind in AccessKind))
+            for place, kinds in samples.items()
+        }
+    )
+
+
+def pause_ns(accesses: Iterable[Access]) -> int:
+    """Median time between two blocks of one task that ran one after the other."""
+    pauses = [
+        after.start_ns - before.end_ns
+        for stage in _by_stage(accesses).values()
+        for before, after in pairwise(stage)
+        if after.kind is before.kind and after.sequence_id == before.sequence_id
+    ]
+    return int(median(pauses)) if pauses else 0
+
+
+def link_ns(accesses: Sequence[Access]) -> int:
+    """Median time from the end of a backward to the start of the next stage's, where that waited.
+
+    Backwards wait for nothing else. The receiver's own pause is in it.
+    """
+    stages = _by_stage(accesses)
+    free_since: dict[tuple[StageId, int], int] = {}
+    for number, stage in stages.items():
+        for before, after in pairwise(stage):
+            free_since[number, after.start_ns] = before.end_ns
+    delays = []
+    spans = task_spans(accesses)
+    for sender, tasks in spans.items():
+        for work, span in tasks.items():
+            receiver = StageId(sender - 1)
+            arrived = spans.get(receiver, {}).get(work)
+            if arrived is None or work.kind is TaskKind.FORWARD:
+                continue
+            since = free_since.get((receiver, arrived.start_ns))
+            if since is not None and since < span.end_ns <= arrived.start_ns:
+                delays.append(arrived.start_ns - span.end_ns)
+    return int(median(delays)) if delays else 0
+
+
+def _by_stage(accesses: Iterable[Access]) -> dict[StageId, list[Access]]:
+    stages: dict[StageId, list[Access]] = defaultdict(list)
+    for access in accesses:
+        stages[access.stage].append(access)
+    for stage in stages.values():
+        stage.sort(key=lambda access: (access.start_ns, access.end_ns))
+    return stages

@@ -1,0 +1,141 @@
+"""Why more stages stop helping: what limits a stream on a chain, in words and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from naspipe.core.rules import Exact, Lag
+from naspipe.core.subnet import Subnet
+from naspipe.planning.causal_bound import CausalBound
+from naspipe.planning.cost import CostTable
+from naspipe.planning.partitions import peak_to_mean
+from naspipe.sim.outcome import Outcome
+from naspipe.sim.plan import Chain, Pipeline, Plan
+
+_NOTABLE = 0.01
+"""Losses below this are not worth a line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """One reason, and how many stages it lets be busy at most."""
+
+    busy_stages: float
+    text: str
+
+
+def limits(
+    pipeline: Pipeline, labels: Sequence[str], bound: CausalBound, plan: Plan, outcome: Outcome
+) -> list[Limit]:
+    """What keeps the stages of one simulated run from being busy, the strictest first.
+
+    Args:
+        pipeline: streams of one space, with costs; the first stands for all.
+        labels: of the blocks of the chain, for the text.
+        bound: of the pipeline.
+        plan: under which it was run.
+        outcome: of that run.
+    """
+    stream, count = pipeline.streams[0], len(pipeline.streams)
+    if stream.costs is None:
+        return []
+    means = [
+        _mean_ns(stream.costs, stream.subnets, block) for block in range(len(stream.chain.rules))
+    ]
+    work_ns = sum(means)
+    found = [_causal(bound), _largest_block(means, labels, work_ns)]
+    found += _shared(stream.chain, labels, means, work_ns, count)
+    if outcome.stages > 1:
+        found.append(_imbalance(stream.subnets, plan, stream.costs, outcome))
+    found += _window(outcome, count)
+    if outcome.stall_ratio > _NOTABLE:
+        found.append(
+            Limit(
+                outcome.stages * (1 - outcome.stall_ratio),
+                f"memory: stages wait {outcome.stall_ratio:.1%} of the time for layers to be "
+                f"loaded; a larger budget would help",
+            )
+        )
+    biting = [limit for limit in found if limit.busy_stages < outcome.stages * (1 - _NOTABLE)]
+    return sorted(biting, key=lambda limit: (limit.busy_stages, limit.text))
+
+
+def _mean_ns(costs: CostTable, subnets: Sequence[Subnet], block: int) -> float:
+    """Of one step of a block, without the making of layers."""
+    return sum(costs.of(block, subnet.chain[block]).total_ns for subnet in subnets) / len(subnets)
+
+
+def _causal(bound: CausalBound) -> Limit:
+    busy = bound.steady_parallelism
+    return Limit(
+        busy,
+        f"causal order: the longest chain of subnets that use the same layers keeps at most "
+        f"{busy:.1f} stages busy; a sampler that spaces its choices, or several streams, would "
+        f"help",
+    )
+
+
+def _largest_block(means: Sequence[float], labels: Sequence[str], work_ns: float) -> Limit:
+    largest_ns, label = max(zip(means, labels, strict=True))
+    busy = work_ns / largest_ns if largest_ns else float("inf")
+    return Limit(
+        busy,
+        f"largest block: {label} takes {largest_ns / work_ns:.1%} of a subnet and cannot be cut, "
+        f"so at most {busy:.1f} stages are busy",
+    )
+
+
+def _shared(
+    chain: Chain, labels: Sequence[str], means: Sequence[float], work_ns: float, streams: int
+) -> list[Limit]:
+    """From an exact shared layer to the end of the chain and back, subnets go one by one."""
+    found = []
+    for block, (rule, is_shared) in enumerate(zip(chain.rules, chain.is_shared, strict=True)):
+        serial_ns = sum(means[block:])
+        if not is_shared or not serial_ns:
+            continue
+        if isinstance(rule, Exact):
+            busy = streams * work_ns / serial_ns
+            found.append(
+                Limit(
+                    busy,
+                    f"exact layer {labels[block]}: every subnet reads what the one before wrote, "
+                    f"so {serial_ns / work_ns:.1%} of each subnet is sequential: at most "
+                    f"{busy:.1f} stages; lag(K) or frozen would lift that",
+                )
+            )
+        elif isinstance(rule, Lag):
+            busy = streams * (rule.subnets + 1) * work_ns / serial_ns
+            found.append(
+                Limit(
+                    busy,
+                    f"{rule} of {labels[block]}: at most {rule.subnets + 1} subnets are under "
+                    f"way, which keeps at most {busy:.1f} stages busy",
+                )
+            )
+    return found
+
+
+def _imbalance(subnets: Sequence[Subnet], plan: Plan, costs: CostTable, outcome: Outcome) -> Limit:
+    ratios = peak_to_mean(subnets, plan.streams[0].partitions[: len(subnets)], costs)
+    mean = sum(ratios) / len(ratios)
+    return Limit(
+        outcome.stages / mean,
+        f"imbalance: a subnet's dearest stage takes {mean:.2f} times the mean one, because a "
+        f"stage is a whole number of blocks",
+    )
+
+
+def _window(outcome: Outcome, streams: int) -> list[Limit]:
+    """A subnet is on one stage at a time."""
+    most = outcome.window * streams
+    if most >= outcome.stages:
+        return []
+    return [
+        Limit(
+            most,
+            f"window: at most {most} subnets are under way, each on one stage at a "
+            f"time; raise window or activation_memory",
+        )
+    ]

@@ -1,0 +1,224 @@
+"""How streams are carried out: partitions, memory, window, dispatch order and priorities.
+
+Everything here follows from costs and sizes alone, so the simulator, the planner and a real run
+choose alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from naspipe.core.config import Execution, parse_bytes
+from naspipe.core.errors import ConfigError
+from naspipe.core.events import Priorities
+from naspipe.core.ids import StageId
+from naspipe.core.partition import Partition, make_partition
+from naspipe.core.rules import Rule
+from naspipe.core.space import Shared, Space
+from naspipe.core.subnet import Subnet
+from naspipe.planning.cost import CostTable
+from naspipe.planning.critical_path import critical_path_priorities, rolling_priorities
+from naspipe.planning.memory import DeviceSizes, MemoryPlan, check_host_memory, plan_memory
+from naspipe.planning.partitions import stream_partitions
+from naspipe.residency.check import check_budget
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """What of a space a schedule depends on."""
+
+    rules: tuple[Rule, ...]
+    """Of each block of the chain."""
+    is_shared: tuple[bool, ...]
+    """For each block, whether every subnet uses its only layer."""
+
+    @classmethod
+    def of(cls, space: Space) -> Chain:
+        """The chain of a space."""
+        return cls(
+            rules=space.rules,
+            is_shared=tuple(isinstance(block, Shared) for block in space.blocks),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """One run of a pipeline, as far as its schedule depends on it."""
+
+    chain: Chain
+    subnets: tuple[Subnet, ...]
+    """In sequence order; at least one."""
+    costs: CostTable | None
+    """Of every layer; None for one stage without a limit of activations."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """Streams that share the stages, under one synchronisation policy."""
+
+    streams: tuple[Stream, ...]
+    policy: str = "csp"
+    bulk: int = 1
+    """Subnets that ``bsp`` trains at the same versions."""
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether results do not depend on how it is carried out."""
+        return self.policy in ("csp", "sequential")
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPlan:
+    """How the subnets of one stream are cut and ordered."""
+
+    partitions: tuple[Partition, ...]
+    """Of every subnet."""
+    priorities: tuple[Priorities, ...] | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """None of this changes a bit of the result of a causal policy."""
+
+    streams: tuple[StreamPlan, ...]
+    order: str
+    window: int
+    memory: MemoryPlan | None = field(default=None, repr=False)
+
+
+def plan_pipeline(
+    pipeline: Pipeline, execution: Execution, sizes: DeviceSizes | None = None
+) -> Plan:
+    """Balance the stages, give them memory, limit what is under way, and rank the steps.
+
+    One stage runs its subnets one after the other in any order. The policies bsp and asp keep
+    one static partition and the paper's order, as the systems do that they stand for. The order
+    ``auto`` is planned as ``paper``; :func:`naspipe.sim.run.choose_order` decides.
+
+    Args:
+        pipeline: what is to be run.
+        execution: how many stages, and every limit.
+        sizes: of every layer; needed where there is a memory budget.
+
+    Raises:
+        ConfigError: when the memory budget is below the least that works, or cannot be had.
+    """
+    if not pipeline.is_causal:
+        execution = replace(execution, partition="static", order="paper")
+    cuts = [_partitions(stream, execution) for stream in pipeline.streams]
+    memory = _memory(pipeline, cuts, execution, sizes)
+    window = _window(pipeline.streams, cuts, execution)
+    plan = Plan(tuple(map(StreamPlan, cuts)), "paper", window, memory)
+    if execution.order == "critical-path" and has_choice(pipeline, execution):
+        return by_critical_path(plan, pipeline)
+    return plan
+
+
+def has_choice(pipeline: Pipeline, execution: Execution) -> bool:
+    """Whether the dispatch order can make a difference here."""
+    is_costed = all(stream.costs is not None for stream in pipeline.streams)
+    return pipeline.is_causal and is_costed and execution.stages > 1
+
+
+def by_critical_path(plan: Plan, pipeline: Pipeline, known: int | None = None) -> Plan:
+    """The same plan under the critical-path order.
+
+    Args:
+        plan: whose partitions, window and memory are kept.
+        pipeline: streams with costs.
+        known: how many of the next subnets a subnet's priorities may look at; None for all.
+    """
+    streams = tuple(
+        replace(cut, priorities=tuple(_priorities(stream, known)))
+        for cut, stream in zip(plan.streams, pipeline.streams, strict=True)
+    )
+    return replace(plan, order="critical-path", streams=streams)
+
+
+def _priorities(stream: Stream, known: int | None) -> list[Priorities]:
+    if stream.costs is None:
+        raise ConfigError("order critical-path: expected layers of known costs, found none")
+    if known is None:
+        return critical_path_priorities(stream.subnets, stream.chain.rules, stream.costs)
+    return rolling_priorities(stream.subnets, stream.chain.rules, stream.costs, known)
+
+
+def _partitions(stream: Stream, execution: Execution) -> tuple[Partition, ...]:
+    """Of every subnet of one stream."""
+    if execution.stages == 1 or stream.costs is None:
+        return (make_partition((0, len(stream.chain.rules))),) * len(stream.subnets)
+    is_shared = stream.chain.is_shared
+    return tuple(
+        stream_partitions(
+            execution.partition, stream.subnets, is_shared, stream.costs, execution.stages
+        )
+    )
+
+
+def _memory(
+    pipeline: Pipeline,
+    cuts: Sequence[tuple[Partition, ...]],
+    execution: Execution,
+    sizes: DeviceSizes | None,
+) -> MemoryPlan | None:
+    """The budget of each stage, checked; None where there is no limit."""
+    budget = execution.memory_budget
+    if not budget:
+        return None
+    if pipeline.policy == "asp":
+        raise ConfigError(
+            "memory_budget: expected the policy csp, bsp or sequential, found asp, which stashes "
+            "older weights on the device for as long as their subnet is under way"
+        )
+    chain = pipeline.streams[0].chain
+    if any(stream.chain != chain for stream in pipeline.streams):
+        raise ConfigError(
+            "memory_budget: expected streams of one space, found several; leave it out, or give "
+            "each space a pipeline of its own"
+        )
+    if sizes is None:
+        raise ConfigError(
+            f"memory_budget {budget!r:.80}: expected layers of known sizes, found none; leave it "
+            f"out"
+        )
+    subnets = [subnet for stream in pipeline.streams for subnet in stream.subnets]
+    partitions = [partition for cut in cuts for partition in cut]
+    memory = plan_memory(budget, subnets, partitions, sizes, chain.is_shared)
+    for budget_bytes, need in zip(memory.budgets, memory.needs, strict=True):
+        check_budget(budget_bytes, need.permanent_bytes, need.largest_bytes)
+    check_host_memory(execution.host_memory, memory.needs)
+    return memory
+
+
+def _window(
+    streams: Sequence[Stream], cuts: Sequence[tuple[Partition, ...]], execution: Execution
+) -> int:
+    """How many subnets of a stream may be under way, so that what all keep fits every stage.
+
+    Raises:
+        ConfigError: when one subnet alone does not fit.
+    """
+    if not execution.activation_memory:
+        return execution.window
+    dearest = sum(
+        _dearest(stream.subnets, cut, stream.costs)
+        for stream, cut in zip(streams, cuts, strict=True)
+        if stream.costs is not None
+    )
+    limit_bytes = parse_bytes(execution.activation_memory)
+    if dearest > limit_bytes:
+        raise ConfigError(
+            f"activation_memory: expected at least {dearest} bytes, which one subnet keeps on one "
+            f"stage, found {limit_bytes}; use --recompute, more stages or a smaller batch"
+        )
+    return min(execution.window, limit_bytes // max(1, dearest))
+
+
+def _dearest(subnets: Sequence[Subnet], partitions: Sequence[Partition], costs: CostTable) -> int:
+    """The most bytes that one subnet keeps on one stage."""
+    return max(
+        sum(costs.of(b, subnet.chain[b]).activation_bytes for b in partition.blocks(StageId(stage)))
+        for subnet, partition in zip(subnets, partitions, strict=True)
+        for stage in range(partition.num_stages)
+    )

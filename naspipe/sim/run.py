@@ -1,0 +1,143 @@
+"""A whole run on the virtual clock, from streams and costs to its access log and its numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from naspipe.core.config import Execution
+from naspipe.core.events import Priorities
+from naspipe.core.ids import LayerId, StageId, StreamId
+from naspipe.core.partition import Partition
+from naspipe.core.ports import Admission
+from naspipe.core.subnet import Subnet
+from naspipe.planning.cost import CostTable
+from naspipe.planning.memory import MemoryPlan
+from naspipe.sim.access_table import AccessTable
+from naspipe.sim.costs import Costs, StreamCosts, TableCosts
+from naspipe.sim.driver import simulate_into
+from naspipe.sim.plan import Pipeline, Plan, by_critical_path
+from naspipe.sim.summary import summarize_table
+from naspipe.stage.builder import build_admission, build_controller
+from naspipe.stage.memory import residency_of
+from naspipe.trace.metrics import Summary
+
+PREVIEW_SUBNETS = 100
+"""How much of each stream ``order=auto`` simulates before it chooses."""
+
+
+@dataclass(frozen=True)
+class SimulatedRun:
+    """What a simulation leaves."""
+
+    plan: Plan
+    accesses: AccessTable = field(repr=False)
+    num_stages: int
+    layer_bytes: tuple[int, ...]
+    """The most that each stage's layers occupied; empty without a memory budget."""
+
+    @cached_property
+    def summary(self) -> Summary:
+        """Throughput, bubble, hits and stalls."""
+        return summarize_table(self.accesses, self.num_stages)
+
+    @property
+    def makespan_ns(self) -> int:
+        """From the first access to the end of the last."""
+        return int(self.accesses.column("end_ns").max())
+
+
+def simulate_run(
+    pipeline: Pipeline, plan: Plan, execution: Execution, timing: Costs
+) -> SimulatedRun:
+    """Run a pipeline under a plan to its end; pure, and the same at every call.
+
+    Args:
+        pipeline: the streams, and their policy.
+        plan: see :func:`naspipe.sim.plan.plan_pipeline`; may be that of longer streams.
+        execution: stages, prefetching and whether forwards start partly clear.
+        timing: what everything takes.
+
+    Raises:
+        InvariantError: when the schedule stops before its end: a bug.
+    """
+    stages = [StageId(stage) for stage in range(execution.stages)]
+    managers = [residency_of(plan.memory, stage, execution) for stage in stages]
+    controllers = [
+        build_controller(
+            stage,
+            [stream.chain.rules for stream in pipeline.streams],
+            policy=pipeline.policy,
+            bulk=pipeline.bulk,
+            order=plan.order,
+            residency=manager,
+            starts_partly_clear=execution.partly_clear,
+        )
+        for stage, manager in zip(stages, managers, strict=True)
+    ]
+
+    def admitted(stream: StreamId, number: int) -> tuple[Subnet, Partition, Priorities | None]:
+        cut = plan.streams[stream]
+        urgent = cut.priorities[number] if cut.priorities else None
+        return pipeline.streams[stream].subnets[number], cut.partitions[number], urgent
+
+    def admissions() -> list[Admission]:
+        return [
+            build_admission(
+                pipeline.policy,
+                len(stream.subnets),
+                window=plan.window,
+                bulk=pipeline.bulk,
+                stages=execution.stages,
+            )
+            for stream in pipeline.streams
+        ]
+
+    table = AccessTable()
+    simulate_into(table.append, admitted, controllers, timing, admissions)
+    peaks = tuple(manager.peak_bytes for manager in managers if manager is not None)
+    return SimulatedRun(plan, table, execution.stages, peaks)
+
+
+def choose_order(plan: Plan, pipeline: Pipeline, execution: Execution, timing: Costs) -> Plan:
+    """The faster of the paper's and the critical-path order on each stream's first subnets.
+
+    A tie goes to the paper's.
+    """
+    preview = replace(
+        pipeline,
+        streams=tuple(
+            replace(stream, subnets=stream.subnets[:PREVIEW_SUBNETS]) for stream in pipeline.streams
+        ),
+    )
+    return min(
+        (plan, by_critical_path(plan, pipeline)),
+        key=lambda each: simulate_run(preview, each, execution, timing).makespan_ns,
+    )
+
+
+def measured_timing(
+    pipeline: Pipeline, execution: Execution, memory: MemoryPlan | None
+) -> StreamCosts:
+    """Each stream's costs, with copies at the emulated device's bandwidth and latency."""
+    return StreamCosts(
+        [
+            table_timing(stream.costs, execution, memory)
+            for stream in pipeline.streams
+            if stream.costs is not None
+        ]
+    )
+
+
+def table_timing(costs: CostTable, execution: Execution, memory: MemoryPlan | None) -> TableCosts:
+    """Measured costs, with copies at the emulated device's bandwidth and latency."""
+
+    def state_bytes(layer: LayerId) -> int:
+        return memory.sizes.of(layer.block, layer.candidate).state_bytes if memory else 0
+
+    return TableCosts(
+        table=costs,
+        state_bytes=state_bytes,
+        bytes_per_ns=execution.bandwidth / 1e9,
+        copy_latency_ns=int(execution.latency * 1e9),
+    )

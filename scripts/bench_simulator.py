@@ -1,0 +1,77 @@
+"""What a simulation costs: time, peak memory, and time per task as streams grow.
+
+Each case runs in a process of its own, so that its peak memory is its own. A task is one
+subnet's forward or backward on one stage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from naspipe.core.config import Execution  # noqa: E402
+from naspipe.frontend.scenario import table5_scenario  # noqa: E402
+
+LARGE = [(32, 10_000, "spaced:64"), (32, 10_000, "uniform")]
+GROWING = [(2, 1_000, "uniform"), (2, 10_000, "uniform"), (2, 100_000, "uniform")]
+
+
+def measure(stages: int, steps: int, sampler: str) -> dict[str, Any]:
+    """Simulate nlp.c1 once, in the paper's order."""
+    scenario = table5_scenario("nlp.c1", with_shared=False)
+    execution = Execution(stages=stages, order="paper", window=64, recompute=True)
+    before, before_cpu = time.perf_counter(), time.process_time()
+    pipeline = scenario.pipeline(sampler, 0, steps)
+    plan = scenario.plan(pipeline, execution)
+    planned = time.perf_counter()
+    run = scenario.run(pipeline, execution, plan)
+    simulated = time.perf_counter()
+    bubble = run.summary.bubble_ratio
+    seconds, cpu = time.perf_counter() - before, time.process_time() - before_cpu
+    return {
+        "stages": stages, "subnets": steps, "sampler": sampler, "seconds": seconds,
+        "cpu_seconds": cpu, "plan_seconds": planned - before,
+        "run_seconds": simulated - planned,
+        "microseconds_per_task": cpu / (steps * stages * 2) * 1e6,
+        "microseconds_per_block_step": cpu / (steps * 48 * 2) * 1e6,
+        "peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "bubble_ratio": bubble,
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Run every case, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--one", nargs=3, metavar=("STAGES", "SUBNETS", "SAMPLER"))
+    parser.add_argument("--output", type=Path, default=ROOT / "artifacts/simulator/speed.json")
+    arguments = parser.parse_args()
+    if arguments.one:
+        stages, steps, sampler = arguments.one
+        print(json.dumps(measure(int(stages), int(steps), sampler)))
+        return
+    cases = []
+    for stages, steps, sampler in [*GROWING, *LARGE]:
+        command = [sys.executable, __file__, "--one", str(stages), str(steps), sampler]
+        found = subprocess.run(command, check=True, capture_output=True, text=True)
+        cases.append(json.loads(found.stdout))
+        print({k: round(v, 2) if isinstance(v, float) else v for k, v in cases[-1].items()})
+    result = {
+        "space": "nlp.c1", "blocks": 48, "order": "paper", "python": platform.python_version(),
+        "machine": platform.machine(), "cases": cases,
+    }  # fmt: skip
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    arguments.output.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""``naspipe simulate`` and ``naspipe plan``: figures, run directories, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from naspipe.cli import main as cli
+from naspipe.trace.compare import RecordedRun
+from naspipe.trace.metrics import causal_bound, summarize
+from tests.cli.refusals import MODULE
+
+TABLE5 = ("nlp.c3", "--costs", "table5")
+MINE = (f"{MODULE}:space", "--data", f"{MODULE}:data")
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert cli.main(list(words)) == 0, capsys.readouterr().err
+    output = capsys.readouterr()
+    assert output.err == ""
+    return output.out
+
+
+def figures(out: str) -> dict[str, str]:
+    """First words of each line to the rest; names are 20 columns wide."""
+    return {line[:20].strip(): line[20:].strip() for line in out.splitlines()}
+
+
+def test_the_figures_are_those_of_the_log_it_writes(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (*TABLE5, "--stages", "3", "--steps", "40", "--sampler", "spaced:6", "--no-shared")
+    out = figures(run(capsys, "simulate", *words, "--run-dir", "run"))
+    recorded = RecordedRun(place / "run")
+    summary = summarize(recorded.accesses, 3)
+    assert out["bubble ratio"] == f"{summary.bubble_ratio:.3f}"
+    assert out["causal bound"] == f"{causal_bound(recorded.accesses, 3):.3f}"
+    assert out["subnets per second"] == f"{summary.steps_per_second:.3f}"
+    assert {f"stage {stage}" for stage in range(3)} <= out.keys()
+    assert recorded.manifest["status"] == "simulated"
+    assert len(recorded.directory.stream.read_text().splitlines()) == 40
+    assert recorded.manifest["measured"]["bubble_ratio"] == pytest.approx(summary.bubble_ratio)
+    log = run(capsys, "log", "run", "--layer", "3.1").strip()
+    users = log.split("-")[::2]
+    assert users and log == "-".join(f"{u}-{u[:-1]}B" for u in users)
+
+
+def test_json_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("simulate", *MINE, "--steps", "20", "--stages", "2", "--memory-budget", "3x")
+    out, found = figures(run(capsys, *words)), json.loads(run(capsys, *words, "--json"))
+    assert out["cache hit rate"] == f"{found['hit_rate']:.1%}"
+    assert (found["space"], found["costs"], found["stages"]) == ("mine", "profiled", 2)
+    assert all(use["layer_bytes"] > 0 for use in found["uses"])
+
+
+def test_a_space_of_ones_own_is_profiled(capsys: pytest.CaptureFixture[str]) -> None:
+    out = figures(run(capsys, "simulate", *MINE, "--stages", "2", "--steps", "10"))
+    assert float(out["subnets per second"]) > 0
+    assert "activations" in out["stage 0"]
+
+
+def test_streams_get_a_directory_each(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = (*TABLE5, "--order", "paper", "--steps", "8", "--streams", "2", "--seed", "5")
+    run(capsys, "simulate", *words, "--run-dir", "both")
+    for number in range(2):
+        recorded = RecordedRun(place / "both" / f"stream-{number}")
+        assert recorded.manifest["definition"]["seed"] == 5 + number
+        assert {access.layer.stream for access in recorded.accesses} == {0}
+    alone = ("--order", "paper", "--steps", "8", "--seed", "6", "--run-dir", "alone")
+    run(capsys, "simulate", *TABLE5, *alone)
+    files = [(place / name / "stream.jsonl").read_text() for name in ("both/stream-1", "alone")]
+    assert files[0] == files[1]
+
+
+def test_a_real_run_is_imitated(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train = ("train", *MINE, "--steps", "12", "--stages", "2", "--run-dir", "real", "--quiet")
+    run(capsys, *train)
+    out = figures(run(capsys, "simulate", "--like", "real"))
+    found = json.loads(run(capsys, "simulate", "--like", "real", "--json"))
+    real = summarize(RecordedRun(place / "real").accesses, 2)
+    assert out["bubble, real"] == f"{real.bubble_ratio:.3f}"
+    assert found["tasks"] == 2 * 2 * 12 and 0 <= found["order_agreement"] <= 1
+    assert found["simulated_seconds"] < 1.5 * found["real_seconds"]
+
+
+def test_a_plan_lists_the_best_first_and_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("plan", *MINE, "--devices", "2", "--steps", "8")
+    more = ("--samplers", "uniform,spaced:1", "--streams", "1,2", "--budget", "none,3x")
+    rows = json.loads(run(capsys, *words, *more, "--json"))
+    assert len(rows) == 2 * 2 * 2 * 2
+    speeds = [row["steps_per_second"] for row in rows]
+    assert speeds == sorted(speeds, reverse=True)
+    assert {row["stages"] for row in rows} == {1, 2}
+    cheap = ("--steps", "30", "--order", "paper", "--no-shared", "--samplers", "uniform")
+    out = run(capsys, "plan", *TABLE5, "--devices", "4", *cheap)
+    assert "uniform on 4 stages is limited by" in out
+    assert "causal order: the longest chain" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "pieces"),
+    [
+        (("simulate",), ("expected a space, or --like",)),
+        (("simulate", "nlp.c3", "--like", "x"), ("expected a space, or --like",)),
+        (("simulate", "--like", "nowhere"), ("nowhere is not a run directory",)),
+        (("simulate", "nlp.c9", "--costs", "table5"), ("nlp.c9", "nlp.c3")),
+        (("simulate", *MINE, "--costs", "table5"), ("expected one of nlp.c0", "profiled")),
+        (("simulate", *MINE, "--no-shared"), ("--no-shared", "table5")),
+        (("simulate", "nlp.c3", "--costs", "guessed"), ("'guessed'", "profiled or table5")),
+        (("simulate", *TABLE5, "--order", "best"), ("'best'", "critical-path")),
+        (("simulate", *TABLE5, "--policy", "ssp"), ("ssp", "csp")),
+        (("simulate", *TABLE5, "--stages", "0"), ("stages", "1 or more", "0")),
+        (("simulate", *TABLE5, "--stages", "99"), ("99 stages", "--stages 52")),
+        (("simulate", *TABLE5, "--steps", "0"), ("steps", "found 0")),
+        (("simulate", *TABLE5, "--streams", "0"), ("streams", "0")),
+        (("simulate", *TABLE5, "--sampler", "spaced"), ("'spaced'",)),
+        (("simulate", *TABLE5, "--memory-budget", "1KiB"), ("memory budget", "found 1024")),
+        (("simulate", *TABLE5, "--memory-budget", "lots"), ("memory_budget", "lots")),
+        (("simulate", *TABLE5, "--run-dir", MODULE + ".py"), ("found a file",)),
+        (("plan", *TABLE5, "--devices", "0"), ("--devices 0", "1 to 256")),
+        (("plan", *TABLE5, "--streams", "1,x"), ("--streams 'x'",)),
+        (("plan", *TABLE5, "--samplers", "uniform,,fair"), ("--samplers", "commas")),
+        (("plan", *TABLE5, "--budget", "3x,much"), ("memory_budget", "much")),
+    ],
+)
+def test_bad_input_is_one_line(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], pieces: tuple[str, ...]
+) -> None:
+    assert cli.main(list(words)) == 2
+    output = capsys.readouterr()
+    assert output.out == "" and output.err.count("\n") == 1
+    assert [piece for piece in pieces if piece not in output.err] == [], output.err
+    assert not Path("runs").exists()

@@ -1,0 +1,86 @@
+"""A log imitated by the simulator: with its own costs, a simulated run comes out as it was."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from naspipe.core.access import AccessKind
+from naspipe.core.partition import Partition
+from naspipe.core.rules import Exact
+from naspipe.core.subnet import Subnet
+from naspipe.sim.costs import RandomCosts, TableCosts
+from naspipe.sim.fidelity import compare_to_real, link_ns, logged_costs, pause_ns
+from tests.planning.test_causal_bound import table
+from tests.sim.test_causal_order import run
+from tests.strategies import moving_pipelines
+
+
+class NoMessages(RandomCosts):
+    """Random times of every access, and none between."""
+
+    def message_ns(self, receiver):
+        return 0
+
+    def push_ns(self, layer):
+        return 0
+
+
+@settings(max_examples=60)
+@given(moving_pipelines(), st.integers(0, 2**32))
+def test_a_log_imitates_itself(pipeline, seed):
+    rules, subnets, partitions = pipeline
+    real = run(rules, subnets, partitions, NoMessages(seed, max_access_ns=100_000))
+    costs = logged_costs(real)
+    again = run(rules, subnets, partitions, costs)
+    if costs.link_ns == costs.pause_ns == 0:
+        assert again == real
+        found = compare_to_real(real, again, partitions[0].num_stages)
+        assert (found.order_agreement, found.start_deviation, found.bubble_error) == (1, 0, 0)
+    else:
+        durations = {(a.layer, a.sequence_id, a.kind): a.end_ns - a.start_ns for a in real}
+        assert durations == {(a.layer, a.sequence_id, a.kind): a.end_ns - a.start_ns for a in again}
+
+
+RULES = [Exact()] * 6
+SUBNETS = [Subnet(0, y, tuple((y + b) % 3 for b in range(6))) for y in range(30)]
+HALVES = Partition((0, 3, 6))
+
+
+def test_links_and_pauses_are_found():
+    timing = TableCosts(table=table(RULES), link_ns=40, pause_ns=7)
+    accesses = run(RULES, SUBNETS, HALVES, timing)
+    assert pause_ns(accesses) == 7
+    assert link_ns(accesses) == 47, "the receiver's own pause is in it"
+    costs = logged_costs(accesses)
+    assert (costs.link_ns, costs.between_ns()) == (40, 7)
+    assert run(RULES, SUBNETS, HALVES, costs) == accesses
+
+
+def test_pauses_are_idle_time():
+    with_pauses = run(
+        RULES, SUBNETS, HALVES, TableCosts(table=table(RULES), link_ns=0, pause_ns=500)
+    )
+    without = run(RULES, SUBNETS, HALVES, TableCosts(table=table(RULES), link_ns=0))
+    assert {(a.layer, a.sequence_id, a.kind, a.end_ns - a.start_ns) for a in with_pauses} == {
+        (a.layer, a.sequence_id, a.kind, a.end_ns - a.start_ns) for a in without
+    }
+    found = compare_to_real(without, with_pauses, 2)
+    assert found.bubble_error > 0.1 and found.simulated_seconds > found.real_seconds
+
+
+def test_another_schedule_is_told_apart():
+    timing = TableCosts(table=table(RULES), link_ns=0)
+    one = run(RULES, SUBNETS, HALVES, timing, window=6)
+    other = run(RULES, SUBNETS, HALVES, timing, window=1)
+    found = compare_to_real(one, other, 2)
+    assert found.order_agreement < 1 and found.start_deviation > 0.05
+    assert found.tasks == 2 * 2 * len(SUBNETS)
+    assert compare_to_real(one, one, 2).order_agreement == 1
+
+
+def test_a_layer_that_was_not_used_costs_what_its_block_does():
+    accesses = run(RULES, SUBNETS, HALVES, TableCosts(table=table(RULES)))
+    layer = SUBNETS[0].layer(2)._replace(candidate=77)
+    assert logged_costs(accesses).access_ns(layer, AccessKind.FORWARD) == pytest.approx(6, abs=2)

@@ -1,0 +1,178 @@
+"""Whole runs: plans, orders, bounds, and the figures that commands print."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from naspipe.core.config import Execution
+from naspipe.core.errors import ConfigError
+from naspipe.core.rules import Exact, Lag
+from naspipe.core.subnet import Subnet
+from naspipe.planning.causal_bound import causal_bound
+from naspipe.planning.cost import CostTable, LayerCost
+from naspipe.planning.memory import DeviceSizes
+from naspipe.planning.size import LayerSize, SizeTable
+from naspipe.schedule.invariants import violations
+from naspipe.sim.limits import limits
+from naspipe.sim.outcome import bound_of, outcome_of
+from naspipe.sim.plan import Chain, Pipeline, Stream, by_critical_path, plan_pipeline
+from naspipe.sim.run import choose_order, measured_timing, simulate_run
+from naspipe.streams.samplers import draw_stream
+
+BLOCKS, CANDIDATES = 12, 8
+CHAIN = Chain(rules=(Exact(),) * BLOCKS, is_shared=(False,) * BLOCKS)
+LABELS = tuple(map(str, range(BLOCKS)))
+COSTS = CostTable(
+    {(b, c): LayerCost(10**8 + 10**7 * c, 3 * 10**8 + 10**7 * c, 0, 0, 10) for b in range(BLOCKS)
+     for c in range(CANDIDATES)}
+)  # fmt: skip
+SIZES = DeviceSizes(
+    SizeTable((0,) * BLOCKS, {0: tuple(LayerSize(10**8, 10**8, False) for _ in range(CANDIDATES))}),
+    CHAIN.rules,
+)
+
+
+def stream(sampler, steps=60, counts=(CANDIDATES,) * BLOCKS):
+    return [Subnet(0, y, c) for y, c in enumerate(draw_stream(sampler, counts, 1, steps))]
+
+
+def go(sampler="uniform", chain=CHAIN, subnets=None, **execution):
+    how = Execution(**{"stages": 4, "order": "paper", **execution})
+    pipeline = Pipeline(streams=(Stream(chain, tuple(subnets or stream(sampler)), COSTS),))
+    plan = plan_pipeline(pipeline, how, SIZES)
+    run = simulate_run(pipeline, plan, how, measured_timing(pipeline, how, plan.memory))
+    bound = bound_of(pipeline)
+    outcome = outcome_of(run, pipeline, bound)
+    return run, outcome, limits(pipeline, LABELS, bound, plan, outcome)
+
+
+def test_a_run_keeps_causal_order_and_the_bound():
+    run, outcome, _ = go()
+    assert list(violations(run.accesses, CHAIN.rules, stream("uniform"))) == []
+    least_ns = causal_bound(stream("uniform"), CHAIN.rules, COSTS).least_makespan_ns(4)
+    assert run.makespan_ns >= least_ns
+    assert 0 < outcome.bound < outcome.bubble_ratio < 1
+    assert outcome.distance == outcome.bubble_ratio - outcome.bound
+    busy = sum(use.busy for use in outcome.uses) / 4
+    work_ns = sum(a.end_ns - a.start_ns for a in run.accesses)
+    assert busy == pytest.approx(work_ns / (4 * run.makespan_ns))
+
+
+def test_streams_fill_one_anothers_bubbles():
+    how = Execution(stages=4, order="paper")
+    pipelines = [
+        Pipeline(streams=tuple(
+            Stream(CHAIN, tuple(s._replace(stream=n) for s in stream("uniform")), COSTS)
+            for n in range(count)
+        ))
+        for count in (1, 2)
+    ]  # fmt: skip
+    found = []
+    for pipeline in pipelines:
+        plan = plan_pipeline(pipeline, how)
+        run = simulate_run(pipeline, plan, how, measured_timing(pipeline, how, None))
+        found.append(outcome_of(run, pipeline, bound_of(pipeline)))
+    assert found[1].bubble_ratio < found[0].bubble_ratio - 0.1
+    assert found[1].bound < found[0].bound
+
+
+def test_activations_are_held_from_forward_to_backward():
+    """One stage runs one subnet at a time: all of its blocks' 10 bytes at once."""
+    _, outcome, _ = go(stages=1)
+    assert outcome.uses[0].activation_bytes == 10 * BLOCKS
+    _, outcome, _ = go("spaced:7", window=2)
+    assert max(use.activation_bytes for use in outcome.uses) <= 2 * 10 * BLOCKS
+
+
+def test_auto_takes_the_faster_order():
+    """Uniform sampling wants the critical path, spaced sampling the paper's order."""
+    how = Execution(stages=3, order="auto", window=32)
+    for sampler, expected in (("uniform", "critical-path"), ("spaced:7", "paper")):
+        pipeline = Pipeline(streams=(Stream(CHAIN, tuple(stream(sampler, 100)), COSTS),))
+        plan = plan_pipeline(pipeline, how)
+        timing = measured_timing(pipeline, how, None)
+        assert choose_order(plan, pipeline, how, timing).order == expected
+
+
+def test_knowing_the_next_subnets_is_nearly_as_good_as_knowing_all():
+    how = Execution(stages=3, window=32)
+    pipeline = Pipeline(streams=(Stream(CHAIN, tuple(stream("uniform", 200)), COSTS),))
+    plan = plan_pipeline(pipeline, how)
+    timing = measured_timing(pipeline, how, None)
+
+    def makespan(known):
+        ranked = by_critical_path(plan, pipeline, known)
+        return simulate_run(pipeline, ranked, how, timing).makespan_ns
+
+    everything, paper = makespan(None), simulate_run(pipeline, plan, how, timing).makespan_ns
+    assert makespan(64) < everything + 0.5 * (paper - everything)
+    assert makespan(10_000) == everything
+
+
+def test_policies_without_causal_order_keep_their_systems_ways():
+    pipeline = Pipeline(
+        streams=(Stream(CHAIN, tuple(stream("uniform")), COSTS),), policy="bsp", bulk=4
+    )
+    plan = plan_pipeline(pipeline, Execution(stages=4, order="critical-path"))
+    assert plan.order == "paper" and len(set(plan.streams[0].partitions)) == 1
+    asp = replace(pipeline, policy="asp")
+    with pytest.raises(ConfigError, match="found asp"):
+        plan_pipeline(asp, Execution(stages=4, memory_budget="3x"), SIZES)
+
+
+def test_a_budget_is_kept_and_copies_take_time():
+    _, without, _ = go()
+    run, within, _ = go(memory_budget="1.5x", bandwidth=1e9, latency=0.0)
+    assert without.hit_rate == 1.0 and within.hit_rate < 1.0
+    assert within.stall_ratio > 0 and within.makespan_seconds > without.makespan_seconds
+    for use, budget in zip(within.uses, run.plan.memory.budgets, strict=True):
+        assert 0 < use.layer_bytes <= budget
+
+
+def test_a_budget_without_sizes_is_refused():
+    with pytest.raises(ConfigError, match="expected layers of known sizes"):
+        pipeline = Pipeline(streams=(Stream(CHAIN, tuple(stream("uniform")), COSTS),))
+        plan_pipeline(pipeline, Execution(stages=2, memory_budget="3x"))
+
+
+def test_more_stages_than_blocks_are_refused():
+    with pytest.raises(ConfigError, match="13 stages for 12 blocks"):
+        go(stages=13)
+
+
+def words(found):
+    return [limit.text.partition(":")[0] for limit in found]
+
+
+def test_reasons_are_said():
+    _, _, found = go("uniform", stages=8)
+    assert words(found)[0] == "causal order"
+    _, _, found = go("spaced:7", stages=8)
+    assert words(found)[0] == "imbalance", "12 blocks on 8 stages"
+    _, _, found = go("spaced:7", stages=4, window=2)
+    assert words(found)[0] == "window"
+    _, _, found = go("spaced:7", memory_budget="1x", bandwidth=1e9)
+    assert "memory" in words(found)
+    assert go("spaced:7", stages=1)[2] == []
+
+
+@pytest.mark.parametrize(
+    ("block", "rule", "expected"),
+    [(0, Exact(), "exact layer 0"), (11, Exact(), None), (0, Lag(1), "lag(1) of 0")],
+)
+def test_shared_layers_are_named(block, rule, expected):
+    rules = [Exact()] * BLOCKS
+    rules[block] = rule
+    shared = tuple(b == block for b in range(BLOCKS))
+    counts = [CANDIDATES] * BLOCKS
+    counts[block] = 1
+    chain = Chain(rules=tuple(rules), is_shared=shared)
+    subnets = stream("spaced:7", counts=tuple(counts))
+    _, outcome, found = go(chain=chain, subnets=subnets, stages=4)
+    assert (expected in words(found)) == (expected is not None)
+    if expected:
+        strictest = min(limit.busy_stages for limit in found)
+        busy = sum(use.busy for use in outcome.uses)
+        assert busy <= strictest * 1.1, "what is said to be the most is"
