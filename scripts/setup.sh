@@ -29,6 +29,6 @@ if [ "$(cat .venv/naspipe-setup 2>/dev/null)" != "$wanted" ]; then
     }
     "$PYTHON" -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt setuptools
     "$PYTHON" -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt \
-        --no-build-isolation -e '.[dev]'
+        --no-build-isolation -e '.[dev,bench]'
     echo "$wanted" >.venv/naspipe-setup
 fi
