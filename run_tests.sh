@@ -2,6 +2,7 @@
 # The whole test suite with all of its set-up. Arguments go to pytest (./run_tests.sh -k causal).
 source "$(dirname "${BASH_SOURCE[0]}")/scripts/setup.sh"
 export PATH="$PWD/.venv/bin:$PATH"
+scripts/setup_browser.sh
 scripts/check
 for data in en-de-2k fashion-mnist; do
     naspipe data prepare "$data"
