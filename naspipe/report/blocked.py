@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 from naspipe.core.access import Access, AccessKind
@@ -57,7 +58,7 @@ def _oldest_of(blocked: list[Blocked]) -> Iterator[Blocked]:
     moments = sorted({each.start_ns for each in blocked} | {each.end_ns for each in blocked})
     open_: list[tuple[tuple[int, ...], Blocked]] = []
     place = 0
-    for start_ns, end_ns in zip(moments, moments[1:], strict=False):
+    for start_ns, end_ns in pairwise(moments):
         while place < len(blocked) and blocked[place].start_ns <= start_ns:
             record = blocked[place].record
             layer = record.layer

@@ -92,7 +92,9 @@ class Needs:
 def _running_last(last: dict[int, Access]) -> tuple[list[int], list[Access]]:
     """Subnets in order, and for each the record that ended last of it and all before it."""
     subnets = sorted(last)
-    records = accumulate(
-        (last[subnet] for subnet in subnets), lambda a, b: a if a.end_ns > b.end_ns else b
-    )
-    return subnets, list(records)
+    ordered = [last[subnet] for subnet in subnets]
+    return subnets, list(accumulate(ordered, _later))
+
+
+def _later(one: Access, other: Access) -> Access:
+    return one if one.end_ns > other.end_ns else other

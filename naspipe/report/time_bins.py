@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from naspipe.core.access import Access, AccessKind
@@ -39,7 +40,7 @@ def time_bins(
     waited = [{reason.value: [0] * num_bins for reason in Reason} for _ in range(num_stages)]
     for wait in waits:
         _spread(waited[wait.stage][wait.reason.value], edges, wait.start_ns, wait.end_ns)
-    widths = [max(1, high - low) for low, high in zip(edges, edges[1:], strict=False)]
+    widths = [max(1, high - low) for low, high in pairwise(edges)]
     hits, reads = [0] * num_bins, [0] * num_bins
     for access in accesses:
         if access.kind is not AccessKind.WRITE:

@@ -3,9 +3,9 @@
     stage 0  0F 1F ....... 0B 1B      no input: the gradients of 0 came from stage 1
     stage 1  .. 0F 0B .. 1F 1B        causal: 1 was here, but reads a layer that 0 had to write
 
-A load is the end of the gap that it held up. Before it, a moment in which a forward was there
-and might not run is a causal wait; else the stage might not let another subnet in, or had
-nothing to do until an input came. What is left is the machine's own doing.
+A load is the end of the gap that it held up. Where the record that ended the gap needed nothing
+new, the rest is the machine's own doing. Else there was nothing to run: because a forward was
+there and might not run (a causal wait), or no further subnet might be let in, or no input.
 """
 
 from __future__ import annotations
@@ -114,34 +114,37 @@ class _Stage:
     def _gap(self, start_ns: int, access: Access) -> Iterator[Wait]:
         end_ns = access.start_ns
         load_ns = max(start_ns, end_ns - access.stalled_ns)
-        for place in range(bisect_right(self._blocked_ends, start_ns), len(self._blocked)):
-            each = self._blocked[place]
-            if each.start_ns >= load_ns:
-                break
-            if each.start_ns > start_ns:
-                yield from self._without_work(start_ns, each.start_ns, access)
-            start_ns = max(start_ns, each.start_ns)
-            until_ns = min(each.end_ns, load_ns)
-            if until_ns > start_ns:
-                yield self._causal(start_ns, until_ns, access, each)
-            start_ns = max(start_ns, until_ns)
-        yield from self._without_work(start_ns, load_ns, access)
+        cause = self._awaited(access, start_ns)
+        if cause is not None:
+            yield from self._without_work(start_ns, load_ns, access, cause)
+        elif load_ns > start_ns:  # it could have begun, so what else was blocked is no reason
+            yield Wait(self._stage, start_ns, load_ns, Reason.OTHER, access)
         if end_ns > load_ns:
             yield Wait(self._stage, load_ns, end_ns, Reason.LOAD, access)
+
+    def _without_work(
+        self, start_ns: int, end_ns: int, access: Access, cause: Access
+    ) -> Iterator[Wait]:
+        """Cut where a forward was there that only lacked a version."""
+        for place in range(bisect_right(self._blocked_ends, start_ns), len(self._blocked)):
+            each = self._blocked[place]
+            if each.start_ns >= end_ns:
+                break
+            if each.start_ns > start_ns:
+                yield self._idle(start_ns, each.start_ns, access, cause)
+                start_ns = each.start_ns
+            until_ns = min(each.end_ns, end_ns)
+            yield self._causal(start_ns, until_ns, access, each)
+            start_ns = until_ns
+        if end_ns > start_ns:
+            yield self._idle(start_ns, end_ns, access, cause)
 
     def _causal(self, start_ns: int, end_ns: int, access: Access, each: Blocked) -> Wait:
         return Wait(self._stage, start_ns, end_ns, Reason.CAUSAL, access, each.write, each.record)
 
-    def _without_work(self, start_ns: int, end_ns: int, access: Access) -> Iterator[Wait]:
-        """No forward was there that only lacked a version."""
-        if end_ns <= start_ns:
-            return
-        cause = self._awaited(access, start_ns)
-        if cause is None:
-            yield Wait(self._stage, start_ns, end_ns, Reason.OTHER, access)
-        else:
-            reason = Reason.WINDOW if self._is_window_full(end_ns) else Reason.INPUT
-            yield Wait(self._stage, start_ns, end_ns, reason, access, cause)
+    def _idle(self, start_ns: int, end_ns: int, access: Access, cause: Access) -> Wait:
+        reason = Reason.WINDOW if self._is_window_full(end_ns) else Reason.INPUT
+        return Wait(self._stage, start_ns, end_ns, reason, access, cause)
 
     def _awaited(self, access: Access, start_ns: int) -> Access | None:
         """What ``access`` got from another stage that was not done when the gap began."""

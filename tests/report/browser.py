@@ -6,6 +6,7 @@ The messages are those of the Chrome DevTools Protocol, each ended by a NUL byte
 from __future__ import annotations
 
 import base64
+import contextlib
 import fcntl
 import json
 import os
@@ -58,7 +59,7 @@ class Browser:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
             pass_fds=(3, 4),
-            # The browser reads from descriptor 3 and writes to 4, whatever is there in this process.
+            # It reads from descriptor 3 and writes to 4, whatever is there in this process.
             preexec_fn=lambda: [os.dup2(end, 3 + place) for place, end in enumerate(ends)],
             env={**os.environ, "HOME": str(profile)},
         )
@@ -170,14 +171,11 @@ class Browser:
     ) -> None:
         os.close(self._write)  # Chromium ends when its pipe does
         try:
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            pass
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(10)
         finally:
             # What it started may outlive it for a moment; the group is all its own.
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
             self._process.wait()
             os.close(self._read)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ def test_slices_of_a_track_do_not_overlap(events: list[dict[str, Any]]) -> None:
     assert set(tracks) == {0, 1, 2, 3}
     for slices in tracks.values():
         ordered = sorted(slices)
-        assert all(one[1] <= other[0] for one, other in zip(ordered, ordered[1:], strict=False))
+        assert all(one[1] <= other[0] for one, other in pairwise(ordered))
 
 
 def test_arrows_join_the_stages(run: Recorded, events: list[dict[str, Any]]) -> None:

@@ -98,8 +98,8 @@ def test_numbers_are_those_of_the_log(browser: Browser, runs: list[Path]) -> Non
     recorded = RecordedRun(runs[1])
     summary = summarize(recorded.accesses, 2)
     tiles = browser.evaluate("document.getElementById('tiles').innerText")
-    assert f"{100 * summary.bubble_ratio:.1f} %" in tiles
-    assert f"{100 * summary.hit_rate:.1f} %" in tiles
+    assert f"{100 * summary.bubble_ratio:.1f}\xa0%" in tiles
+    assert f"{100 * summary.hit_rate:.1f}\xa0%" in tiles
     assert f"{summary.seconds:.2f} s" in tiles
     drawn = browser.evaluate("Array.from(document.getElementById('loss').data[0].y)")
     assert drawn == [loss.value for loss in recorded.losses]
@@ -140,7 +140,8 @@ def test_zooming_out_of_a_large_run_merges_and_in_shows_each(browser: Browser) -
         const bars = whole.traces.reduce((sum, trace) => sum + trace.x.length, 0);
         const starts = (trace) => trace.base.filter((time) => time * 1e9 >= length).length;
         return JSON.stringify({records: whole.records, bars, exact: whole.isExact,
-            partExact: part.isExact, part: part.traces.slice(0, 3).reduce((n, t) => n + starts(t), 0),
+            partExact: part.isExact,
+            part: part.traces.slice(0, 3).reduce((n, t) => n + starts(t), 0),
             each: spans.start.length});
     })()""")
     )
@@ -168,8 +169,8 @@ def test_another_run_and_the_dark_theme_are_a_click_away(
     browser: Browser, runs: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     browser.evaluate("document.querySelectorAll('#runs button')[1].click()")
-    browser.wait_for("naspipe.run.name === 'one' && document.getElementById('cuts').data")
-    browser.wait_for("!naspipe.isDrawing")
+    browser.wait_for("naspipe.run.name === 'one' && naspipe.isReady")
+
     assert browser.evaluate(DRAWN_ORDERS) == printed(runs[0], capsys)
     browser.evaluate("document.getElementById('theme').click()")
     browser.wait_for("document.getElementById('timeline').layout.paper_bgcolor === '#1b2029'")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -64,7 +65,7 @@ def test_bins_add_up_to_the_bubble(
     """Fewer than ten subnets have no warm-up, so the whole run's bubble is the metric's."""
     records = spread(sequential_accesses(chains), num_stages)
     bins = time_bins(records, explain_waits(records, num_stages, 16), num_stages, num_bins)
-    widths = [high - low for low, high in zip(bins.edges_ns, bins.edges_ns[1:], strict=False)]
+    widths = [high - low for low, high in pairwise(bins.edges_ns)]
     length = bins.edges_ns[-1] - bins.edges_ns[0]
     busy = sum(
         share * width

@@ -88,15 +88,15 @@ function accessesChart(run, row) {
   const { spans } = run;
   const own = [];
   spans.layer.forEach((layer, place) => { if (layer === row && spans.kind[place] !== "B") own.push(place); });
-  const points = (kind, symbol, name) => {
+  const points = (kind, symbol, name, shift) => {
     const places = own.filter((place) => spans.kind[place] === kind);
     return { type: "scatter", mode: "markers", name, x: places.map((place) => spans.start[place] / SECOND),
-      y: places.map((place) => spans.stage[place]), customdata: places,
+      y: places.map((place) => spans.stage[place] + shift), customdata: places,
       hovertext: places.map((place) => recordText(run, place)), hoverinfo: "text",
-      marker: { symbol, size: 11, color: places.map((place) => subnetColour(spans.subnet[place])), line: { width: 1, color: theme().text } } };
+      marker: { symbol, size: 10, color: places.map((place) => subnetColour(spans.subnet[place])), line: { width: 1, color: theme().text } } };
   };
-  const traces = [points("F", "triangle-right", "READ"), points("W", "square", "WRITE")];
-  return [traces, layout(120 + 34 * run.num_stages, {
+  const traces = [points("F", "triangle-down", "READ", -0.17), points("W", "square", "WRITE", 0.17)];
+  return [traces, layout(120 + 40 * run.num_stages, {
     xaxis: { ...title("time (s)"), range: [0, run.end_ns / SECOND] }, yaxis: stageAxis(run), showlegend: true })];
 }
 

@@ -1,7 +1,7 @@
 // Puts tables and charts into the page, and keeps the timeline's detail in step with its zoom.
 
 const naspipe = { runs: [], run: null, layer: -1, window: null, isReady: false };
-const CONFIG = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
+const CONFIG = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "zoomIn2d", "zoomOut2d"] };
 const byId = (id) => document.getElementById(id);
 
 async function unpack(text) {
@@ -31,7 +31,7 @@ function fillTable(id, head, rows) {
   });
 }
 
-const percent = (share) => `${(100 * share).toFixed(1)} %`;
+const percent = (share) => `${(100 * share).toFixed(1)}\u00a0%`;
 const MEASURES = [
   ["steps_per_second", "steps per second", (value) => value.toPrecision(4)],
   ["seconds", "seconds", (value) => value.toFixed(2)],
@@ -50,11 +50,11 @@ function measure(run, key) {
 }
 
 function drawTiles(run) {
-  const mirrored = `${run.num_stages} stage${run.num_stages > 1 ? "s" : ""}`;
+  const stages = `${run.num_stages} stage${run.num_stages > 1 ? "s" : ""}`;
   const tiles = [
-    ["throughput", `${measure(run, "steps_per_second")}`, `steps per second, ${mirrored}`],
+    ["throughput", `${measure(run, "steps_per_second")}`, `steps per second, ${stages}`],
     ["time", `${measure(run, "seconds")} s`, `${measure(run, "steps")} steps`],
-    ["bubble", measure(run, "bubble_ratio"), `no order can do better than ${measure(run, "causal_bound")}`],
+    ["bubble", measure(run, "bubble_ratio"), `causal bound: ${measure(run, "causal_bound")}`],
     ["cache hit rate", measure(run, "hit_rate"), `stalled for loads: ${measure(run, "stall_ratio")}`],
     ["loss", measure(run, "final_loss"), "mean of the last tenth"],
   ];
@@ -140,7 +140,7 @@ async function drawTimeline(from, to) {
   naspipe.window = [start, start + length];
   const plot = byId("timeline");
   const { traces, isExact, records } = timelineTraces(run, start, start + length, Math.max(300, plot.clientWidth - 90));
-  const shape = layout(110 + 74 * run.num_stages, {
+  const shape = layout(110 + 84 * run.num_stages, {
     xaxis: { ...title("time since the first record (s)"), range: [start / SECOND, (start + length) / SECOND] },
     yaxis: stageAxis(run), barmode: "overlay", hovermode: "closest", dragmode: "zoom", showlegend: true,
   });
@@ -178,7 +178,7 @@ function showSubnet(subnet) {
 }
 
 async function showRun(run) {
-  naspipe.run = run;
+  Object.assign(naspipe, { run, isReady: false });
   const { facts } = run;
   byId("subtitle").textContent = ["steps", "sampler", "seed", "stages", "order", "partition", "device", "memory budget"]
     .filter((name) => facts[name]).map((name) => `${name} ${facts[name]}`).join(" · ");
@@ -188,7 +188,11 @@ async function showRun(run) {
     : "No memory budget: every layer stayed on its device, so each access is a hit.";
   [...byId("runs").children].forEach((button) => button.setAttribute("aria-pressed", String(button.textContent === run.name)));
   byId("subnet").max = String(Math.max(0, ...run.balance.subnets.slice(-1)));
-  fillTable("facts", null, Object.entries(facts));
+  byId("facts").replaceChildren(...Object.entries(facts).map(([name, value]) => {
+    const fact = element("div");
+    fact.append(element("dt", name), element("dd", value));
+    return fact;
+  }));
   drawTiles(run);
   drawWaits(run);
   await drawTimeline(0, run.end_ns);

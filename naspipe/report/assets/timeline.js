@@ -150,7 +150,8 @@ function timelineTraces(run, from, to, pixels) {
     const name = isExact ? KIND_NAMES[lane] : { F: "forward", B: "backward and WRITE", W: "WRITE" }[lane];
     const trace = barTrace(own, LANES[lane], name);
     trace.marker.color = own.map((bar) => (lane === "W" ? darker : String)(subnetColour(bar.subnet)));
-    trace.text = own.map((bar) => (lane !== "W" && bar.length > 26 * pixel ? String(bar.subnet) : ""));
+    const fits = (bar) => bar.length > (8 + 7 * String(bar.subnet).length) * pixel;
+    trace.text = own.map((bar) => (lane !== "W" && fits(bar) ? String(bar.subnet) : ""));
     return trace;
   });
   const waited = waitBars(run, waits, pixel, isExact);
