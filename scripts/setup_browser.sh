@@ -8,10 +8,16 @@ fi
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
     exit 0
 fi
-echo "naspipe: installing chromium for the tests of the report (once) ..." >&2
+echo "naspipe: installing chromium for the tests of the report (once; about a minute) ..." >&2
 export DEBIAN_FRONTEND=noninteractive
-install() { timeout 300 apt-get install --yes --no-install-recommends -qq "$@" >/dev/null 2>&1; }
-install chromium fonts-dejavu-core ||
-    { timeout 120 apt-get update -qq >/dev/null 2>&1 && install chromium fonts-dejavu-core; } ||
-    echo "naspipe: chromium could not be installed; the tests that need it are skipped" >&2
+apt() { apt-get -qq -o Acquire::Retries=1 -o Acquire::http::Timeout=20 "$@" >/dev/null 2>&1; }
+export -f apt
+packages="chromium fonts-dejavu-core"
+install="apt install --yes --no-install-recommends $packages"
+# Only the download has a deadline: an interrupted installation would be left half done.
+download="$install --download-only"
+if timeout 180 bash -c "$download || { apt update && $download; }" && $install; then
+    exit 0
+fi
+echo "naspipe: chromium could not be installed; the tests that need it are skipped" >&2
 exit 0

@@ -61,7 +61,7 @@ def agreement(reference: Recorded, run: Recorded) -> str:
     one, other = (section(each.manifest, "definition") for each in (reference, run))
     names = sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
     if names:
-        return f"another run: {', '.join(names)} differ"
+        return f"not the same definition: {', '.join(names)}"
     if first := next(iter(loss_differences(reference.losses, run.losses, run.labels)), None):
         return f"differs: {first}"
     if not (reference.accesses and run.accesses):

@@ -61,7 +61,7 @@ class Browser:
             pass_fds=(3, 4),
             # It reads from descriptor 3 and writes to 4, whatever is there in this process.
             preexec_fn=lambda: [os.dup2(end, 3 + place) for place, end in enumerate(ends)],
-            env={**os.environ, "HOME": str(profile)},
+            env={**os.environ, "HOME": str(profile), "TMPDIR": str(profile)},
         )
         for end in (to_browser, from_browser, *ends):
             os.close(end)

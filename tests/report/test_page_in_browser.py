@@ -94,6 +94,15 @@ def test_the_picked_layers_order_is_what_log_prints(
     assert browser.evaluate(SHOWN_ORDERS) == printed(runs[1], capsys)
 
 
+def test_nothing_offers_to_upload(browser: Browser) -> None:
+    """plotly.js would show a button that sends the chart to its makers."""
+    names = browser.evaluate(
+        "[...document.querySelectorAll('.modebar-btn')].map((button) => button.dataset.title)"
+    )
+    assert "Download plot as a PNG" in names
+    assert {name for name in names if "hare" in name or "loud" in name} == set()
+
+
 def test_numbers_are_those_of_the_log(browser: Browser, runs: list[Path]) -> None:
     recorded = RecordedRun(runs[1])
     summary = summarize(recorded.accesses, 2)

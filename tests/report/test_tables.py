@@ -127,7 +127,7 @@ def test_equal_runs_agree_and_others_say_where(tmp_path: Path) -> None:
     late = FakeRun(accesses=sequential_accesses([CHAINS[1], *CHAINS[1:]]))
     assert agreement(one, read_run(late.write(tmp_path / "late"))).startswith("differs: step 0")
     seed = FakeRun(definition={"seed": 2, "data": {"name": "x"}}).write(tmp_path / "seed")
-    assert agreement(one, read_run(seed)) == "another run: seed differ"
+    assert agreement(one, read_run(seed)) == "not the same definition: seed"
 
 
 def test_tables_are_json_and_begin_at_zero(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ function stageAxis(run) {
 
 function busyChart(run) {
   const stages = [...Array(run.num_stages).keys()].map((stage) => `stage ${stage}`);
-  const kinds = [["F", "forward", "#4477AA"], ["B", "backward", "#66CCEE"], ["W", "WRITE", "#1d3b5e"]];
+  const kinds = [["F", "forward", "#4477AA"], ["B", "backward", "#66CCEE"], ["W", "WRITE", "#AA3377"]];
   const traces = kinds.map(([kind, name, colour]) => ({ type: "bar", name, x: stages, y: seconds(run.balance.busy_ns[kind]),
     marker: { color: colour }, hovertemplate: "%{y:.3f} s<extra>" + name + "</extra>" }));
   return [traces, layout(280, { barmode: "stack", bargap: 0.5, yaxis: title("busy (s)") })];

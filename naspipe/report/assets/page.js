@@ -1,7 +1,10 @@
 // Puts tables and charts into the page, and keeps the timeline's detail in step with its zoom.
 
 const naspipe = { runs: [], run: null, layer: -1, window: null, isReady: false };
-const CONFIG = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "zoomIn2d", "zoomOut2d"] };
+const CONFIG = {
+  responsive: true, displaylogo: false, showSendToCloud: false, plotlyServerURL: "",
+  modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "zoomIn2d", "zoomOut2d"],
+};
 const byId = (id) => document.getElementById(id);
 
 async function unpack(text) {

@@ -5,13 +5,14 @@ const LANES = { F: [-0.44, 0.36], B: [-0.08, 0.36], W: [-0.08, 0.36], wait: [0.3
 const KIND_NAMES = { F: "forward", B: "backward", W: "WRITE" };
 // Okabe and Ito's colours, which most kinds of colour blindness keep apart; yellow a little darker.
 const SUBNET_COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#D8C200"];
+const DARK_TEXT_ON = new Set(["#E69F00", "#CC79A7", "#56B4E9", "#D8C200"]);
 // Paul Tol's "bright" scheme.
 const REASONS = {
   input: ["#8f99a8", "no input", "nothing to run here until activations or gradients of another stage came"],
   causal: ["#EE6677", "causal wait", "a forward was here, but an earlier subnet had still to write a layer that it reads: point at the strip for both"],
   load: ["#66CCEE", "load", "a layer was on its way from host memory to the device"],
   window: ["#AA3377", "window", "as many subnets were under way as may be; an earlier one had to finish here"],
-  other: ["#CCBB44", "other", "nothing was missing by the log: dispatch, messages, making of layers, a busy machine"],
+  other: ["#CCBB44", "other", "nothing was missing by the log: what a stage does between blocks (dispatch, messages, copies), or a busy machine"],
   fill: ["#cfd5de", "fill", "the pipeline was filling"],
   drain: ["#b9c0cb", "drain", "nothing was left to do here while other stages finished"],
 };
@@ -114,7 +115,8 @@ function mergedBars(run, rows, pixel) {
   });
 }
 
-// Waits narrower than a pixel are drawn as part of the longest wait around them.
+// Waits narrower than a pixel join those around them, under the longest one's reason; where they
+// make up less than half of the stretch, nothing is drawn, because the stage was mostly busy.
 function waitBars(run, rows, pixel, isExact) {
   const { waits } = run;
   const bars = [];
@@ -125,16 +127,17 @@ function waitBars(run, rows, pixel, isExact) {
     if (!isExact && last && start - last.end < pixel && (last.end - last.start < pixel || last.reason === reason)) {
       last.end = Math.max(last.end, start + length);
       last.count += 1;
+      last.waited += length;
       if (length > last.longest) Object.assign(last, { longest: length, reason, row });
     } else {
-      const bar = { stage, start, end: start + length, longest: length, reason, row, count: 1 };
+      const bar = { stage, start, end: start + length, longest: length, waited: length, reason, row, count: 1 };
       open.set(stage, bar);
       bars.push(bar);
     }
   }
-  return bars.map((bar) => ({
+  return bars.filter((bar) => bar.waited >= (bar.end - bar.start) / 2).map((bar) => ({
     reason: bar.reason, stage: bar.stage, start: bar.start, length: bar.end - bar.start, row: bar.count === 1 ? bar.row : -1,
-    text: waitText(run, bar.row) + (bar.count > 1 ? `<br>the longest of ${bar.count} waits here` : ""),
+    text: waitText(run, bar.row) + (bar.count > 1 ? `<br>the longest of ${bar.count} waits here, ${duration(bar.waited)} in all` : ""),
   }));
 }
 
@@ -151,6 +154,7 @@ function timelineTraces(run, from, to, pixels) {
     const trace = barTrace(own, LANES[lane], name);
     trace.marker.color = own.map((bar) => (lane === "W" ? darker : String)(subnetColour(bar.subnet)));
     const fits = (bar) => bar.length > (8 + 7 * String(bar.subnet).length) * pixel;
+    trace.insidetextfont = { size: 11, color: own.map((bar) => (DARK_TEXT_ON.has(subnetColour(bar.subnet)) ? "#1d2330" : "#ffffff")) };
     trace.text = own.map((bar) => (lane !== "W" && fits(bar) ? String(bar.subnet) : ""));
     return trace;
   });
@@ -171,7 +175,6 @@ function barTrace(bars, [offset, width], name) {
     y: bars.map((bar) => bar.stage), offset, width,
     customdata: bars.map((bar) => bar.row), hovertext: bars.map((bar) => bar.text), hoverinfo: "text",
     textposition: "inside", insidetextanchor: "middle", textangle: 0,
-    insidetextfont: { size: 11, color: "#ffffff" },
     marker: { line: { width: 0 } },
   };
 }
