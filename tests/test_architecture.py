@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PURE = ("core", "schedule", "residency", "planning", "trace", "streams", "stage", "sim")
+PURE = ("core", "schedule", "residency", "planning", "trace", "streams", "stage", "sim", "report")
 MAX_FILE_LINES = 300
 MAX_FUNCTION_LINES = 60
 

@@ -16,6 +16,7 @@ SUBCOMMANDS = {
     "train": "train a supernet and write a run directory",
     "compare": "show whether runs left the same bits, or what differs first",
     "log": "print who read and who wrote each layer, in order",
+    "report": "write a page that shows what runs did: timeline, waits, losses, access order",
     "profile": "show what each kind of layer costs on this machine",
     "simulate": "run a training's schedule on a virtual clock",
     "plan": "show what more stages, other samplers or budgets would give",

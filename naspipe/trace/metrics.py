@@ -63,7 +63,7 @@ def hit_rate(accesses: Sequence[Access]) -> float:
 
 def stall_ratio(accesses: Sequence[Access], num_stages: int) -> float:
     """Time that stages waited for loads / (stages x makespan), after the warm-up."""
-    start = _warm_up_end(accesses)
+    start = warm_up_end_ns(accesses)
     if start is None:
         return 0.0
     end = max(access.end_ns for access in accesses)
@@ -82,7 +82,7 @@ def bubble_ratio(accesses: Sequence[Access], num_stages: int) -> float:
     first tenth of the subnets (by sequence ID, rounded down) is completely written; records
     that reach across that moment count from there on. 0 for an empty log.
     """
-    start = _warm_up_end(accesses)
+    start = warm_up_end_ns(accesses)
     if start is None:
         return 0.0
     end = max(access.end_ns for access in accesses)
@@ -162,7 +162,7 @@ def _last_ends(accesses: Iterable[Access]) -> dict[_Step, int]:
     return ends
 
 
-def _warm_up_end(accesses: Sequence[Access]) -> int | None:
+def warm_up_end_ns(accesses: Sequence[Access]) -> int | None:
     """The moment from which numbers count; None for an empty log."""
     if not accesses:
         return None

@@ -1,0 +1,88 @@
+"""Write one HTML page that shows what runs did: timeline, waits, losses, access order, balance.
+
+The page needs no network and no server: open it in any browser. A trace of each run's timeline
+for https://ui.perfetto.dev is left beside its logs, as trace.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from naspipe.core.errors import ConfigError
+
+_EXAMPLE = """\
+examples:
+  naspipe report runs/two                        writes runs/two/report.html
+  naspipe report runs/one runs/two -o both.html  compares runs: the tables side by side
+
+Runs that failed or still go on are reported as far as they came.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.epilog = _EXAMPLE
+    parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="run directory")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="the page; default: report.html in the first RUN. A file of that name is replaced",
+    )
+    parser.add_argument(
+        "--no-trace", action="store_true", help="do not write trace.json into the run directories"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the page and the traces; prints their paths."""
+    from naspipe.report.chrome_trace import write_chrome_trace
+    from naspipe.report.page import write_page
+    from naspipe.report.recorded import read_run
+    from naspipe.report.run_tables import run_tables
+    from naspipe.report.summary import agreement
+
+    paths: list[Path] = arguments.runs
+    output: Path = arguments.output or paths[0] / "report.html"
+    names = _names(paths)
+    recorded = [read_run(path) for path in paths]
+    _check_output(output)
+    tables = [run_tables(each, name) for each, name in zip(recorded, names, strict=True)]
+    for table, each in zip(tables[1:], recorded[1:], strict=True):
+        table["agreement"] = agreement(recorded[0], each)
+    title = f"{recorded[0].labels.name}: {', '.join(names)}"
+    try:
+        write_page(output, title, tables)
+        print(output)
+        for each in recorded if not arguments.no_trace else ():
+            write_chrome_trace(each.path / "trace.json", each)
+            print(each.path / "trace.json")
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {error.filename or output}: {error.strerror}; choose another place "
+            f"with -o, or leave the traces out with --no-trace"
+        ) from error
+    return 0
+
+
+def _check_output(output: Path) -> None:
+    if output.is_dir():
+        raise ConfigError(f"-o {output}: expected a file to write, found a directory")
+    if not output.parent.is_dir():
+        raise ConfigError(
+            f"-o {output}: expected {output.parent} to be a directory, found none; make it first"
+        )
+
+
+def _names(paths: Sequence[Path]) -> list[str]:
+    """What the page calls each run: its path from the folder that all share."""
+    absolute = [path.resolve() for path in paths]
+    for place, path in enumerate(absolute):
+        if path in absolute[:place]:
+            raise ConfigError(f"{paths[place]} is named twice; expected each RUN once")
+    base = Path(os.path.commonpath([path.parent for path in absolute]))
+    return [str(path.relative_to(base)) for path in absolute]

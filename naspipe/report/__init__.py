@@ -1,0 +1,1 @@
+"""One page and one trace that show what runs did, from their run directories alone."""

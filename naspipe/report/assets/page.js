@@ -1,0 +1,244 @@
+// Puts tables and charts into the page, and keeps the timeline's detail in step with its zoom.
+
+const naspipe = { runs: [], run: null, layer: -1, window: null, isReady: false };
+const CONFIG = {
+  responsive: true, displaylogo: false, showSendToCloud: false, plotlyServerURL: "",
+  modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "zoomIn2d", "zoomOut2d"],
+};
+const byId = (id) => document.getElementById(id);
+
+async function unpack(text) {
+  const bytes = Uint8Array.from(atob(text.trim()), (character) => character.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return JSON.parse(await new Response(stream).text());
+}
+
+function element(tag, text, properties = {}) {
+  const made = Object.assign(document.createElement(tag), properties);
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+
+function fillTable(id, head, rows) {
+  const table = byId(id);
+  table.replaceChildren();
+  if (head) {
+    const line = table.createTHead().insertRow();
+    head.forEach((text) => line.append(element("th", text)));
+  }
+  const body = table.createTBody();
+  return rows.map((cells) => {
+    const line = body.insertRow();
+    cells.forEach((text) => line.append(element("td", text)));
+    return line;
+  });
+}
+
+const percent = (share) => `${(100 * share).toFixed(1)}\u00a0%`;
+const MEASURES = [
+  ["steps_per_second", "steps per second", (value) => value.toPrecision(4)],
+  ["seconds", "seconds", (value) => value.toFixed(2)],
+  ["steps", "steps", String],
+  ["bubble_ratio", "bubble", percent],
+  ["causal_bound", "causal bound of the bubble", percent],
+  ["hit_rate", "cache hit rate", percent],
+  ["stall_ratio", "stalled for loads", percent],
+  ["final_loss", "loss, last tenth", (value) => value.toPrecision(5)],
+];
+
+function measure(run, key) {
+  const [, , format] = MEASURES.find(([name]) => name === key);
+  const value = run.numbers[key];
+  return value === undefined ? "–" : typeof value === "number" ? format(value) : value;
+}
+
+function drawTiles(run) {
+  const stages = `${run.num_stages} stage${run.num_stages > 1 ? "s" : ""}`;
+  const tiles = [
+    ["throughput", `${measure(run, "steps_per_second")}`, `steps per second, ${stages}`],
+    ["time", `${measure(run, "seconds")} s`, `${measure(run, "steps")} steps`],
+    ["bubble", measure(run, "bubble_ratio"), `causal bound: ${measure(run, "causal_bound")}`],
+    ["cache hit rate", measure(run, "hit_rate"), `stalled for loads: ${measure(run, "stall_ratio")}`],
+    ["loss", measure(run, "final_loss"), "mean of the last tenth"],
+  ];
+  byId("tiles").replaceChildren(...tiles.map(([name, value, note]) => {
+    const tile = element("div", undefined, { className: "tile" });
+    tile.append(element("div", name, { className: "name" }), element("div", value, { className: "value" }), element("div", note, { className: "note" }));
+    return tile;
+  }));
+}
+
+function drawComparison(runs) {
+  byId("compared-section").hidden = runs.length < 2;
+  const rows = MEASURES.map(([key, name]) => [name, ...runs.map((run) => measure(run, key))]);
+  const names = [...new Set(runs.flatMap((run) => Object.keys(run.facts)))];
+  names.forEach((name) => {
+    const texts = runs.map((run) => run.facts[name] ?? "–");
+    if (new Set(texts).size > 1) rows.push([name, ...texts]);
+  });
+  rows.push(["against the first", "–", ...runs.slice(1).map((run) => run.agreement)]);
+  fillTable("compared", ["", ...runs.map((run) => run.name)], rows);
+}
+
+function drawWaits(run) {
+  const reasons = Object.keys(REASONS).filter((reason) => run.wait_totals_ns[reason].some((ns) => ns > 0));
+  const share = (ns) => (run.end_ns ? percent(ns / run.end_ns) : "–");
+  const rows = [...Array(run.num_stages).keys()].map((stage) => {
+    const waited = reasons.map((reason) => run.wait_totals_ns[reason][stage]);
+    const idle = waited.reduce((sum, ns) => sum + ns, 0);
+    return [`stage ${stage}`, share(run.end_ns - idle), ...waited.map(share)];
+  });
+  fillTable("waits", ["whole run", "busy", ...reasons.map((reason) => REASONS[reason][1])], rows);
+  byId("reasons").replaceChildren(...reasons.flatMap((reason) => {
+    const [colour, name, meaning] = REASONS[reason];
+    const term = element("dt");
+    const patch = element("i");
+    patch.style.background = colour;
+    term.append(patch, name);
+    return [term, element("dd", meaning)];
+  }));
+}
+
+function drawLayers(run) {
+  const select = byId("layer");
+  select.replaceChildren(...run.layers.map((layer, row) => element("option", layer.label, { value: String(row) })));
+  const order = run.layers.map((_, row) => row);
+  order.sort((one, other) => run.layers[other].causal_ns - run.layers[one].causal_ns || one - other);
+  const blamed = order.slice(0, 8).filter((row) => run.layers[row].causal_ns > 0);
+  const lines = fillTable("blamed", blamed.length ? ["layer", "rule", "stages waited for its WRITEs", "times", "READs", "WRITEs"] : null,
+    blamed.map((row) => {
+      const { label, rule, causal_ns: ns, causal_waits: times, reads, writes } = run.layers[row];
+      return [label, rule, duration(ns), times, reads, writes];
+    }));
+  lines.forEach((line, place) => {
+    line.className = "click";
+    line.addEventListener("click", () => showLayer(blamed[place]));
+  });
+  const busiest = run.layers.reduce((best, layer, row) => (layer.rule === "exact" && layer.reads < run.numbers.steps && (best < 0 || layer.reads > run.layers[best].reads) ? row : best), -1);
+  showLayer(blamed[0] ?? Math.max(0, busiest));
+}
+
+function showLayer(row) {
+  const { run } = naspipe;
+  if (!run.layers.length) {
+    byId("order").textContent = byId("layer-facts").textContent = "";
+    return Plotly.purge("accesses");
+  }
+  naspipe.layer = row;
+  const layer = run.layers[row];
+  byId("layer").value = String(row);
+  byId("order").textContent = layer.order;
+  byId("layer-facts").textContent = `rule ${layer.rule}, ${layer.reads} READs, ${layer.writes} WRITEs` +
+    (layer.causal_waits ? `, stages waited ${duration(layer.causal_ns)} for its WRITEs` : "");
+  return draw("accesses", accessesChart(run, row));
+}
+
+const draw = (id, [traces, shape]) => Plotly.react(id, traces, shape, CONFIG);
+
+async function drawTimeline(from, to) {
+  const { run } = naspipe;
+  const least = Math.max(1000, run.end_ns / 1e6);
+  const length = Math.min(Math.max(to - from, least), Math.max(run.end_ns, 1));
+  const start = Math.min(Math.max(from, 0), Math.max(run.end_ns - length, 0));
+  naspipe.window = [start, start + length];
+  const plot = byId("timeline");
+  const { traces, isExact, records } = timelineTraces(run, start, start + length, Math.max(300, plot.clientWidth - 90));
+  const shape = layout(110 + 84 * run.num_stages, {
+    xaxis: { ...title("time since the first record (s)"), range: [start / SECOND, (start + length) / SECOND] },
+    yaxis: stageAxis(run), barmode: "overlay", hovermode: "closest", dragmode: "zoom", showlegend: true,
+  });
+  byId("detail").textContent = isExact ? `${records} records, each one drawn` : `${records} records, merged: zoom in for each one`;
+  naspipe.isDrawing = true;
+  await Plotly.react(plot, traces, shape, CONFIG);
+  naspipe.isDrawing = false;
+}
+
+function onZoom(change) {
+  if (naspipe.isDrawing) return;
+  if (change["xaxis.autorange"]) drawTimeline(0, naspipe.run.end_ns);
+  else if ("xaxis.range[0]" in change) drawTimeline(change["xaxis.range[0]"] * SECOND, change["xaxis.range[1]"] * SECOND);
+}
+
+function zoom(how) {
+  const [from, to] = naspipe.window;
+  const length = to - from;
+  const windows = {
+    all: [0, naspipe.run.end_ns], back: [from - length / 2, to - length / 2], forth: [from + length / 2, to + length / 2],
+    in: [from + length / 4, to - length / 4], out: [from - length / 2, to + length / 2],
+  };
+  return drawTimeline(...windows[how]);
+}
+
+function showSubnet(subnet) {
+  const { spans } = naspipe.run;
+  let [from, to] = [Infinity, 0];
+  spans.subnet.forEach((number, row) => {
+    if (number === subnet) [from, to] = [Math.min(from, spans.start[row]), Math.max(to, spans.start[row] + spans.length[row])];
+  });
+  if (to > 0) return drawTimeline(from - (to - from) / 20, to + (to - from) / 20);
+  byId("detail").textContent = `no record of subnet ${subnet}`;
+  return undefined;
+}
+
+async function showRun(run) {
+  Object.assign(naspipe, { run, isReady: false });
+  const { facts } = run;
+  byId("subtitle").textContent = ["steps", "sampler", "seed", "stages", "order", "partition", "device", "memory budget"]
+    .filter((name) => facts[name]).map((name) => `${name} ${facts[name]}`).join(" · ");
+  byId("remarks").replaceChildren(...run.remarks.map((remark) => element("p", remark)));
+  byId("hits-hint").textContent = facts["memory budget"]
+    ? `With a memory budget of ${facts["memory budget"]} of layers on each stage's device.`
+    : "No memory budget: every layer stayed on its device, so each access is a hit.";
+  [...byId("runs").children].forEach((button) => button.setAttribute("aria-pressed", String(button.textContent === run.name)));
+  byId("subnet").max = String(Math.max(0, ...run.balance.subnets.slice(-1)));
+  byId("facts").replaceChildren(...Object.entries(facts).map(([name, value]) => {
+    const fact = element("div");
+    fact.append(element("dt", name), element("dd", value));
+    return fact;
+  }));
+  drawTiles(run);
+  drawWaits(run);
+  await drawTimeline(0, run.end_ns);
+  await drawCharts(run);
+  naspipe.isReady = true;
+}
+
+async function drawCharts(run) {
+  await draw("shares", sharesChart(run));
+  await draw("loss", lossChart(naspipe.runs));
+  await draw("hits", hitsChart(run));
+  await drawLayers(run);
+  await draw("busy", busyChart(run));
+  await draw("peak", peakChart(run));
+  await draw("cuts", cutsChart(run));
+}
+
+function setTheme(name) {
+  document.documentElement.dataset.theme = name;
+}
+
+async function main() {
+  const prefersDark = matchMedia("(prefers-color-scheme: dark)");
+  setTheme(prefersDark.matches ? "dark" : "light");
+  const { runs } = await unpack(byId("tables").textContent);
+  naspipe.runs = runs;
+  if (runs.length > 1) {
+    byId("runs").append(...runs.map((run) => {
+      const button = element("button", run.name, { type: "button" });
+      button.addEventListener("click", () => showRun(run));
+      return button;
+    }));
+  }
+  drawComparison(runs);
+  await showRun(runs[0]);
+  byId("timeline").on("plotly_relayout", onZoom);
+  document.querySelectorAll("[data-zoom]").forEach((button) => button.addEventListener("click", () => zoom(button.dataset.zoom)));
+  byId("subnet").addEventListener("change", (event) => showSubnet(Number(event.target.value)));
+  byId("layer").addEventListener("change", (event) => showLayer(Number(event.target.value)));
+  byId("theme").addEventListener("click", () => {
+    setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
+    showRun(naspipe.run);
+  });
+}
+
+main();

@@ -1,0 +1,180 @@
+"use strict";
+// What is drawn of a run's records and waits, for a stretch of time and a number of pixels.
+
+const LANES = { F: [-0.44, 0.36], B: [-0.08, 0.36], W: [-0.08, 0.36], wait: [0.32, 0.12] };
+const KIND_NAMES = { F: "forward", B: "backward", W: "WRITE" };
+// Okabe and Ito's colours, which most kinds of colour blindness keep apart; yellow a little darker.
+const SUBNET_COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#D8C200"];
+const DARK_TEXT_ON = new Set(["#E69F00", "#CC79A7", "#56B4E9", "#D8C200"]);
+// Paul Tol's "bright" scheme.
+const REASONS = {
+  input: ["#8f99a8", "no input", "nothing to run here until activations or gradients of another stage came"],
+  causal: ["#EE6677", "causal wait", "a forward was here, but an earlier subnet had still to write a layer that it reads: point at the strip for both"],
+  load: ["#66CCEE", "load", "a layer was on its way from host memory to the device"],
+  window: ["#AA3377", "window", "as many subnets were under way as may be; an earlier one had to finish here"],
+  other: ["#CCBB44", "other", "nothing was missing by the log: what a stage does between blocks (dispatch, messages, copies), or a busy machine"],
+  fill: ["#cfd5de", "fill", "the pipeline was filling"],
+  drain: ["#b9c0cb", "drain", "nothing was left to do here while other stages finished"],
+};
+const MAX_BARS = 3000;
+const SECOND = 1e9;
+
+const subnetColour = (subnet) => SUBNET_COLOURS[subnet % SUBNET_COLOURS.length];
+
+function darker(colour) {
+  const parts = [1, 3, 5].map((at) => Math.round(parseInt(colour.slice(at, at + 2), 16) * 0.55));
+  return `rgb(${parts.join(",")})`;
+}
+
+function duration(ns) {
+  if (ns >= 1e9) return `${(ns / 1e9).toPrecision(4)} s`;
+  if (ns >= 1e6) return `${(ns / 1e6).toPrecision(4)} ms`;
+  return `${(ns / 1e3).toPrecision(3)} µs`;
+}
+
+const moment = (ns) => `${(ns / SECOND).toFixed(6)} s`;
+const layerName = (run, row) => (row < 0 ? "?" : run.layers[row].label);
+
+// Rows of a table of columns that touch [from, to), in order of their start.
+function visible(columns, from, to) {
+  const rows = [];
+  for (let row = 0; row < columns.start.length; row++) {
+    if (columns.start[row] < to && columns.start[row] + columns.length[row] >= from) rows.push(row);
+  }
+  return rows;
+}
+
+function recordText(run, row) {
+  const { spans } = run;
+  const kind = spans.kind[row];
+  const verb = kind === "W" ? "wrote" : "read";
+  const version = spans.version[row] < 0 ? "as first made" : `version ${spans.version[row]}`;
+  const stalled = spans.stalled[row] ? `<br>waited ${duration(spans.stalled[row])} for its load` : "";
+  return `<b>${KIND_NAMES[kind]} of subnet ${spans.subnet[row]}</b><br>` +
+    `layer ${layerName(run, spans.layer[row])}, ${verb} ${version}<br>stage ${spans.stage[row]}, ` +
+    `from ${moment(spans.start[row])}, ${duration(spans.length[row])}${stalled}`;
+}
+
+function accessName(run, [kind, subnet, layer]) {
+  return `${KIND_NAMES[kind]} of subnet ${subnet} (layer ${layerName(run, layer)})`;
+}
+
+function waitText(run, row) {
+  const { waits } = run;
+  const [next, cause, reason] = [waits.next[row], waits.cause[row], waits.reason[row]];
+  let text = `<b>${REASONS[reason][1]}: ${duration(waits.length[row])}</b><br>stage ${waits.stage[row]}, ` +
+    `from ${moment(waits.start[row])}`;
+  const blocked = waits.blocked[row];
+  const done = cause ? `${accessName(run, cause)},<br>done on stage ${cause[3]} at ${moment(cause[4])}` : "";
+  if (blocked) text += `<br>here, but blocked: ${accessName(run, blocked)}<br>it needed the ${done}`;
+  if (next) text += `<br>then ran: ${accessName(run, next)}`;
+  if (cause && !blocked) text += `<br>which needed the ${done}`;
+  return text;
+}
+
+// One bar per record: exact, for a stretch that holds few.
+function exactBars(run, rows) {
+  const { spans } = run;
+  return rows.map((row) => ({
+    lane: spans.kind[row], stage: spans.stage[row], start: spans.start[row], length: spans.length[row],
+    subnet: spans.subnet[row], row, text: recordText(run, row),
+  }));
+}
+
+// Neighbours of one subnet become one bar; what is narrower than three pixels joins its neighbours.
+function mergedBars(run, rows, pixel) {
+  const { spans } = run;
+  const bars = [];
+  const open = new Map();
+  for (const row of rows) {
+    const lane = spans.kind[row] === "F" ? "F" : "B";
+    const key = `${spans.stage[row]}${lane}`;
+    const [start, length, subnet] = [spans.start[row], spans.length[row], spans.subnet[row]];
+    const last = open.get(key);
+    const near = last && start - last.end < pixel;
+    if (near && ((last.times.size === 1 && last.times.has(subnet)) || last.end - last.start < 3 * pixel)) {
+      last.end = Math.max(last.end, start + length);
+      last.count += 1;
+      last.times.set(subnet, (last.times.get(subnet) || 0) + length);
+    } else {
+      const bar = { lane, stage: spans.stage[row], start, end: start + length, count: 1, times: new Map([[subnet, length]]) };
+      open.set(key, bar);
+      bars.push(bar);
+    }
+  }
+  return bars.map((bar) => {
+    const subnets = [...bar.times].sort((one, other) => other[1] - one[1]).map(([subnet]) => subnet);
+    const named = subnets.slice(0, 8).join(", ") + (subnets.length > 8 ? ", …" : "");
+    const what = bar.lane === "F" ? "forward" : "backward and WRITE";
+    return {
+      lane: bar.lane, stage: bar.stage, start: bar.start, length: bar.end - bar.start, row: -1,
+      subnet: subnets[0],
+      text: `<b>${what}, subnet${subnets.length > 1 ? "s" : ""} ${named}</b><br>${bar.count} records, stage ` +
+        `${bar.stage}, from ${moment(bar.start)}, ${duration(bar.end - bar.start)}<br>zoom in for layers and versions`,
+    };
+  });
+}
+
+// Waits narrower than a pixel join those around them, under the longest one's reason; where they
+// make up less than half of the stretch, nothing is drawn, because the stage was mostly busy.
+function waitBars(run, rows, pixel, isExact) {
+  const { waits } = run;
+  const bars = [];
+  const open = new Map();
+  for (const row of rows) {
+    const [start, length, stage, reason] = [waits.start[row], waits.length[row], waits.stage[row], waits.reason[row]];
+    const last = open.get(stage);
+    if (!isExact && last && start - last.end < pixel && (last.end - last.start < pixel || last.reason === reason)) {
+      last.end = Math.max(last.end, start + length);
+      last.count += 1;
+      last.waited += length;
+      if (length > last.longest) Object.assign(last, { longest: length, reason, row });
+    } else {
+      const bar = { stage, start, end: start + length, longest: length, waited: length, reason, row, count: 1 };
+      open.set(stage, bar);
+      bars.push(bar);
+    }
+  }
+  return bars.filter((bar) => bar.waited >= (bar.end - bar.start) / 2).map((bar) => ({
+    reason: bar.reason, stage: bar.stage, start: bar.start, length: bar.end - bar.start, row: bar.count === 1 ? bar.row : -1,
+    text: waitText(run, bar.row) + (bar.count > 1 ? `<br>the longest of ${bar.count} waits here, ${duration(bar.waited)} in all` : ""),
+  }));
+}
+
+// The traces of the timeline for [from, to) nanoseconds on a plot of this many pixels.
+function timelineTraces(run, from, to, pixels) {
+  const pixel = (to - from) / pixels;
+  const rows = visible(run.spans, from, to);
+  const waits = visible(run.waits, from, to);
+  const isExact = rows.length + waits.length <= MAX_BARS;
+  const bars = isExact ? exactBars(run, rows) : mergedBars(run, rows, pixel);
+  const traces = ["F", "B", "W"].map((lane) => {
+    const own = bars.filter((bar) => bar.lane === lane);
+    const name = isExact ? KIND_NAMES[lane] : { F: "forward", B: "backward and WRITE", W: "WRITE" }[lane];
+    const trace = barTrace(own, LANES[lane], name);
+    trace.marker.color = own.map((bar) => (lane === "W" ? darker : String)(subnetColour(bar.subnet)));
+    const fits = (bar) => bar.length > (8 + 7 * String(bar.subnet).length) * pixel;
+    trace.insidetextfont = { size: 11, color: own.map((bar) => (DARK_TEXT_ON.has(subnetColour(bar.subnet)) ? "#1d2330" : "#ffffff")) };
+    trace.text = own.map((bar) => (lane !== "W" && fits(bar) ? String(bar.subnet) : ""));
+    return trace;
+  });
+  const waited = waitBars(run, waits, pixel, isExact);
+  for (const [reason, [colour, name]] of Object.entries(REASONS)) {
+    const own = waited.filter((bar) => bar.reason === reason);
+    const trace = barTrace(own, LANES.wait, name);
+    trace.marker.color = colour;
+    if (own.length) traces.push({ ...trace, showlegend: true, legendgroup: reason });
+  }
+  return { traces, isExact, records: rows.length };
+}
+
+function barTrace(bars, [offset, width], name) {
+  return {
+    type: "bar", orientation: "h", name, showlegend: false,
+    base: bars.map((bar) => bar.start / SECOND), x: bars.map((bar) => bar.length / SECOND),
+    y: bars.map((bar) => bar.stage), offset, width,
+    customdata: bars.map((bar) => bar.row), hovertext: bars.map((bar) => bar.text), hoverinfo: "text",
+    textposition: "inside", insidetextanchor: "middle", textangle: 0,
+    marker: { line: { width: 0 } },
+  };
+}

@@ -1,0 +1,71 @@
+"""When a stage had a forward's input in hand and might not run it: causal order at work."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+from naspipe.core.access import Access, AccessKind
+from naspipe.report.needs import Needs
+
+
+class Blocked(NamedTuple):
+    """From ``start_ns`` to ``end_ns`` the forward ``record`` had its input, and ``write`` to come.
+
+    The WRITE may have been made on another stage, whose version then had still to travel.
+    """
+
+    start_ns: int
+    end_ns: int
+    record: Access
+    write: Access
+
+
+def blocked_stretches(records: Iterable[Access], needs: Needs, begin_ns: int) -> list[Blocked]:
+    """Stretches of one stage that do not overlap, in order; the oldest blocked subnet names each.
+
+    Args:
+        records: every record of the stage.
+        needs: of the whole log.
+        begin_ns: when the run began, and its first subnets could.
+    """
+    return list(_oldest_of(sorted(_all(records, needs, begin_ns), key=lambda each: each.start_ns)))
+
+
+def _all(records: Iterable[Access], needs: Needs, begin_ns: int) -> Iterator[Blocked]:
+    for record in records:
+        write = needs.version(record) if record.kind is AccessKind.FORWARD else None
+        if write is None:
+            continue
+        if record.layer.block == 0:
+            before = needs.admission(record)
+            input_ns = begin_ns if before is None else before.end_ns
+        else:
+            before = needs.before(record)
+            if before is None:
+                continue  # not in the log
+            input_ns = before.end_ns
+        # A version of another stage arrives some time after its WRITE, when the forward begins.
+        clear_ns = write.end_ns if write.stage == record.stage else record.start_ns
+        if input_ns < write.end_ns and input_ns < clear_ns:
+            yield Blocked(input_ns, clear_ns, record, write)
+
+
+def _oldest_of(blocked: list[Blocked]) -> Iterator[Blocked]:
+    """Cut overlapping stretches so that each moment belongs to the oldest blocked subnet."""
+    moments = sorted({each.start_ns for each in blocked} | {each.end_ns for each in blocked})
+    open_: list[tuple[tuple[int, ...], Blocked]] = []
+    place = 0
+    for start_ns, end_ns in pairwise(moments):
+        while place < len(blocked) and blocked[place].start_ns <= start_ns:
+            record = blocked[place].record
+            layer = record.layer
+            age = (record.sequence_id, layer.stream, record.pass_id, layer.block, place)
+            heapq.heappush(open_, (age, blocked[place]))
+            place += 1
+        while open_ and open_[0][1].end_ns <= start_ns:
+            heapq.heappop(open_)
+        if open_:
+            yield open_[0][1]._replace(start_ns=start_ns, end_ns=end_ns)

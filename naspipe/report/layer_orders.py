@@ -1,0 +1,52 @@
+"""Per layer: its access order as ``naspipe log`` prints it, and the causal waits it caused."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from naspipe.core.access import Access, AccessKind
+from naspipe.core.ids import LayerId
+from naspipe.report.waits import Reason, Wait
+from naspipe.trace.labels import SpaceLabels
+from naspipe.trace.order import format_order, layer_order, reads_and_writes
+
+
+class LayerOrder(NamedTuple):
+    """One layer; ``causal_ns`` sums the waits of stages for one of its WRITEs."""
+
+    layer: LayerId
+    label: str
+    rule: str
+    reads: int
+    writes: int
+    order: str
+    causal_ns: int
+    causal_waits: int
+
+
+def layer_orders(
+    accesses: Sequence[Access], waits: Iterable[Wait], labels: SpaceLabels
+) -> list[LayerOrder]:
+    """Every layer that was used, in chain order."""
+    waited: dict[LayerId, list[int]] = defaultdict(list)
+    for wait in waits:
+        if wait.reason is Reason.CAUSAL and wait.cause is not None:
+            waited[wait.cause.layer].append(wait.end_ns - wait.start_ns)
+    rows = []
+    for layer, records in reads_and_writes(accesses).items():
+        writes = sum(access.kind is AccessKind.WRITE for access in records)
+        rows.append(
+            LayerOrder(
+                layer=layer,
+                label=labels.label(layer),
+                rule=str(labels.rules[layer.block]) if layer.block < len(labels) else "?",
+                reads=len(records) - writes,
+                writes=writes,
+                order=format_order(layer_order(records)),
+                causal_ns=sum(waited[layer]),
+                causal_waits=len(waited[layer]),
+            )
+        )
+    return rows

@@ -1,0 +1,100 @@
+"""What a record of the access log had to wait for: the records whose end made it possible."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import accumulate
+
+from naspipe.core.access import Access, AccessKind
+from naspipe.core.ids import INITIAL, LayerId
+
+F, B, W = AccessKind.FORWARD, AccessKind.BACKWARD, AccessKind.WRITE
+_Step = tuple[int, int, int, AccessKind, int]
+
+
+class Needs:
+    """Looks up, for any record of one log, what it needed.
+
+    Args:
+        accesses: the log, in any order.
+        window: how many subnets could be under way at a time.
+        is_partly_clear: whether a forward began before all of its stage's blocks were clear.
+    """
+
+    def __init__(self, accesses: Sequence[Access], window: int, is_partly_clear: bool) -> None:
+        self._window = window
+        self._is_partly_clear = is_partly_clear
+        self._by_step: dict[_Step, Access] = {}
+        self._writes: dict[LayerId, dict[int, Access]] = defaultdict(dict)
+        self._forwards: dict[tuple[int, int, int, int], list[Access]] = defaultdict(list)
+        finished: dict[tuple[int, int], dict[int, Access]] = defaultdict(dict)
+        for access in accesses:
+            stream, block, _ = access.layer
+            subnet, stage = access.sequence_id, access.stage
+            if access.kind is W:
+                self._writes[access.layer][access.version] = access
+            else:
+                self._by_step[stream, subnet, access.pass_id, access.kind, block] = access
+            if access.kind is F:
+                self._forwards[stream, subnet, access.pass_id, stage].append(access)
+            last = finished[stream, stage].get(subnet)
+            if last is None or access.end_ns > last.end_ns:
+                finished[stream, stage][subnet] = access
+        self._versions = {layer: sorted(writes) for layer, writes in self._writes.items()}
+        self._finished = {place: _running_last(last) for place, last in finished.items()}
+
+    def before(self, access: Access) -> Access | None:
+        """The block before a forward, the block behind a backward; None at the chain's ends."""
+        if access.kind is W:
+            return None
+        stream, block, _ = access.layer
+        step = (stream, access.sequence_id, access.pass_id, access.kind)
+        return self._by_step.get((*step, block - 1 if access.kind is F else block + 1))
+
+    def sender(self, access: Access) -> Access | None:
+        """The record on another stage whose output ``access`` takes, if there is one."""
+        before = self.before(access)
+        return before if before is not None and before.stage != access.stage else None
+
+    def version(self, access: Access) -> Access | None:
+        """The WRITE whose version a forward reads, or that a WRITE builds on.
+
+        Where the whole task had to be clear, the last WRITE that any of its forwards reads.
+        """
+        if access.kind is F and not self._is_partly_clear:
+            task = (access.layer.stream, access.sequence_id, access.pass_id, access.stage)
+            writes = [self._write_read(forward) for forward in self._forwards[task]]
+            return max(filter(None, writes), key=lambda write: write.end_ns, default=None)
+        if access.kind is F:
+            return self._write_read(access)
+        if access.kind is W:
+            versions = self._versions[access.layer]
+            place = bisect_left(versions, access.version)
+            return self._writes[access.layer][versions[place - 1]] if place else None
+        return None
+
+    def admission(self, access: Access) -> Access | None:
+        """For a forward of the chain's first block: whose end on this stage let the subnet in."""
+        if access.kind is not F or access.layer.block:
+            return None
+        subnets, last = self._finished[access.layer.stream, access.stage]
+        place = bisect_left(subnets, access.sequence_id - self._window + 1)
+        return last[place - 1] if place else None
+
+    def _write_read(self, forward: Access) -> Access | None:
+        if forward.version == INITIAL:
+            return None
+        return self._writes.get(forward.layer, {}).get(forward.version)
+
+
+def _running_last(last: dict[int, Access]) -> tuple[list[int], list[Access]]:
+    """Subnets in order, and for each the record that ended last of it and all before it."""
+    subnets = sorted(last)
+    ordered = [last[subnet] for subnet in subnets]
+    return subnets, list(accumulate(ordered, _later))
+
+
+def _later(one: Access, other: Access) -> Access:
+    return one if one.end_ns > other.end_ns else other

@@ -1,0 +1,113 @@
+"""What is left of a run, whole or not: its log, its losses, and remarks on what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from naspipe.core.access import Access
+from naspipe.core.config import Execution
+from naspipe.core.errors import ConfigError, LogError
+from naspipe.trace.compare import RecordedRun
+from naspipe.trace.labels import SpaceLabels
+from naspipe.trace.losses import Loss
+
+
+class Recorded(NamedTuple):
+    """One run as its directory has it. ``remarks`` say what a reader must know, a line each."""
+
+    path: Path
+    manifest: Mapping[str, Any]
+    labels: SpaceLabels
+    accesses: list[Access]
+    losses: list[Loss]
+    remarks: list[str]
+
+    @property
+    def num_stages(self) -> int:
+        """As the manifest says, and at least as many as left records."""
+        return max([_whole(self, "stages"), *(access.stage + 1 for access in self.accesses)])
+
+    @property
+    def window(self) -> int:
+        """How many subnets could be under way."""
+        return _whole(self, "window")
+
+    @property
+    def is_partly_clear(self) -> bool:
+        """Whether forwards began before all of their stage's blocks were clear."""
+        return bool(section(self.manifest, "execution").get("partly_clear", True))
+
+
+def section(manifest: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A part of a manifest; empty when it is not there."""
+    part = manifest.get(name)
+    return part if isinstance(part, Mapping) else {}
+
+
+def read_run(path: Path) -> Recorded:
+    """Read a run directory; of a run that did not end, whatever it left.
+
+    Raises:
+        ConfigError: when the path is no run directory, or one of its files is damaged.
+    """
+    run = RecordedRun(path)
+    status = run.manifest.get("status")
+    is_complete = status == "complete"
+    remarks = [] if is_complete else [_incomplete(status, run.manifest.get("failure"))]
+    try:
+        has_losses = is_complete or run.directory.losses.exists()
+        losses = run.losses if has_losses else []
+        accesses = run.accesses
+    except (LogError, OSError) as error:
+        raise ConfigError(
+            f"cannot report on {path}: {error}; restore the file or leave this run out"
+        ) from error
+    recorded = Recorded(path, run.manifest, run.labels, accesses, losses, remarks)
+    _check(recorded)
+    return recorded
+
+
+def _check(run: Recorded) -> None:
+    """Add remarks on what is missing.
+
+    Raises:
+        ConfigError: for records of layers that the manifest's space does not have.
+    """
+    for access in run.accesses:
+        layer = access.layer
+        is_known = 0 <= layer.block < len(run.labels) and access.stage >= 0
+        if not is_known:
+            raise ConfigError(
+                f"cannot report on {run.path}: expected layers of space {run.labels.name} "
+                f"({len(run.labels)} blocks), found {access} in its access log; the log is of "
+                f"another run"
+            )
+    if not run.accesses:
+        run.remarks.append("No access log was recorded: there is no timeline.")
+    else:
+        seen = {access.stage for access in run.accesses}
+        silent = [stage for stage in range(run.num_stages) if stage not in seen]
+        if silent:
+            names = ", ".join(map(str, silent))
+            run.remarks.append(f"Nothing was recorded by stage {names}.")
+    if not run.losses:
+        run.remarks.append("No loss was recorded.")
+
+
+def _incomplete(status: object, failure: object) -> str:
+    lines = str(failure or "").strip().splitlines()
+    cause = f" First cause: {lines[0]:.300}" if lines else ""
+    return f"This run is not complete: its manifest says {status!r:.40}.{cause}"
+
+
+def _whole(run: Recorded, name: str) -> int:
+    """A whole number of the execution, or its default where the manifest has none."""
+    found = section(run.manifest, "execution").get(name, getattr(Execution(), name))
+    if type(found) is not int or found < 1:
+        raise ConfigError(
+            f"cannot report on {run.path}: expected execution.{name} of its manifest to be a "
+            f"whole number from 1, found {found!r:.80}"
+        )
+    return found

@@ -1,0 +1,119 @@
+"""Everything that the page shows of one run, as plain tables ready for JSON.
+
+Times are whole nanoseconds since the run's first record.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from naspipe.core.access import Access
+from naspipe.core.ids import LayerId
+from naspipe.report.layer_orders import layer_orders
+from naspipe.report.recorded import Recorded
+from naspipe.report.stage_balance import stage_balance
+from naspipe.report.summary import facts, numbers
+from naspipe.report.time_bins import time_bins
+from naspipe.report.waits import Reason, Wait, explain_waits
+from naspipe.trace.log import time_key
+from naspipe.trace.metrics import warm_up_end_ns
+
+SHORTEST_WAIT_NS = 50_000
+"""Shorter waits without a reason are left out of the timeline; every sum holds them."""
+
+
+def run_tables(run: Recorded, name: str) -> dict[str, Any]:
+    """All tables of one run; ``name`` is what the page calls it."""
+    accesses = sorted(run.accesses, key=time_key)
+    waits = explain_waits(accesses, run.num_stages, run.window, run.is_partly_clear)
+    bins = time_bins(accesses, waits, run.num_stages)
+    layers = layer_orders(accesses, waits, run.labels)
+    places = {row.layer: place for place, row in enumerate(layers)}
+    start_ns = min((access.start_ns for access in accesses), default=0)
+    warm_up = warm_up_end_ns(accesses)
+    return {
+        "name": name,
+        "remarks": run.remarks,
+        "num_stages": run.num_stages,
+        "facts": facts(run),
+        "numbers": {key: _finite(value) for key, value in numbers(run).items()},
+        "warm_up_ns": 0 if warm_up is None else warm_up - start_ns,
+        "end_ns": max((access.end_ns for access in accesses), default=0) - start_ns,
+        "layers": [{**row._asdict(), "layer": list(row.layer)} for row in layers],
+        "spans": _span_columns(accesses, places, start_ns),
+        "waits": _wait_columns(waits, places, start_ns),
+        "wait_totals_ns": _totals(waits, run.num_stages),
+        "bins": bins._replace(edges_ns=[edge - start_ns for edge in bins.edges_ns])._asdict(),
+        "balance": stage_balance(accesses, run.num_stages)._asdict(),
+        "losses": {
+            "subnet": [loss.sequence_id for loss in run.losses],
+            "stream": [loss.stream for loss in run.losses],
+            "value": [_finite(loss.value) for loss in run.losses],
+        },
+    }
+
+
+def _span_columns(
+    accesses: Sequence[Access], places: Mapping[LayerId, int], start_ns: int
+) -> dict[str, Any]:
+    """Every record, one column per field; ``layer`` is a row of the layers' table.
+
+    A backward of a frozen layer alone has no row there, because it has no order: -1.
+    """
+    return {
+        "stage": [access.stage for access in accesses],
+        "kind": "".join(access.kind.value for access in accesses),
+        "subnet": [access.sequence_id for access in accesses],
+        "layer": [places.get(access.layer, -1) for access in accesses],
+        "version": [access.version for access in accesses],
+        "start": [access.start_ns - start_ns for access in accesses],
+        "length": [access.end_ns - access.start_ns for access in accesses],
+        "stalled": [access.stalled_ns for access in accesses],
+    }
+
+
+def _wait_columns(
+    waits: Sequence[Wait], places: Mapping[LayerId, int], start_ns: int
+) -> dict[str, Any]:
+    """Waits to draw; of the records that explain each: kind, subnet, layer, stage, end."""
+    drawn = [
+        wait
+        for wait in waits
+        if wait.reason is not Reason.OTHER or wait.end_ns - wait.start_ns >= SHORTEST_WAIT_NS
+    ]
+    columns: dict[str, Any] = {
+        "stage": [wait.stage for wait in drawn],
+        "reason": [wait.reason.value for wait in drawn],
+        "start": [wait.start_ns - start_ns for wait in drawn],
+        "length": [wait.end_ns - wait.start_ns for wait in drawn],
+    }
+    for side in ("next", "cause", "blocked"):
+        records: list[Access | None] = [getattr(wait, side) for wait in drawn]
+        columns[side] = [
+            None
+            if record is None
+            else [
+                record.kind.value,
+                record.sequence_id,
+                places.get(record.layer, -1),
+                record.stage,
+                record.end_ns - start_ns,
+            ]
+            for record in records
+        ]
+    return columns
+
+
+def _totals(waits: Sequence[Wait], num_stages: int) -> dict[str, list[int]]:
+    """Nanoseconds that each stage waited, by reason."""
+    totals = {reason.value: [0] * num_stages for reason in Reason}
+    for wait in waits:
+        totals[wait.reason.value][wait.stage] += wait.end_ns - wait.start_ns
+    return totals
+
+
+def _finite(value: float) -> float | str:
+    """JSON knows no NaN and no infinity."""
+    return value if math.isfinite(value) else str(value)

@@ -1,0 +1,86 @@
+"""What a run was and what it measured, as short texts and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from naspipe.report.recorded import Recorded, section
+from naspipe.trace.differences import access_differences, loss_differences
+from naspipe.trace.metrics import causal_bound, summarize
+
+_DEFINITION = ("space", "scale", "sampler", "policy", "steps", "seed")
+_EXECUTION = (
+    "stages",
+    "order",
+    "partition",
+    "window",
+    "recompute",
+    "device",
+    "memory_budget",
+    "prefetch",
+)
+_RECIPE = ("optimizer", "lr", "schedule", "precision")
+
+
+def facts(run: Recorded) -> dict[str, str]:
+    """How the run was defined and carried out, as far as its manifest says."""
+    definition, execution = section(run.manifest, "definition"), section(run.manifest, "execution")
+    environment = section(run.manifest, "environment")
+    found = {
+        **_texts(definition, _DEFINITION),
+        **_texts(section(definition, "data"), ("name",), "data "),
+        **_texts(section(definition, "recipe"), _RECIPE),
+        **_texts(execution, _EXECUTION),
+        **_texts(section(environment, "hardware"), ("processor",)),
+        **_texts(section(environment, "software"), ("torch",)),
+    }
+    rules = section(definition, "rules")
+    if rules:
+        found["shared layers"] = ", ".join(f"{name} {rule}" for name, rule in rules.items())
+    return found
+
+
+def numbers(run: Recorded) -> dict[str, float]:
+    """The measures of :mod:`naspipe.trace.metrics`, and the mean of the last tenth of losses."""
+    measured: dict[str, float] = {}
+    if run.accesses:
+        measured = dict(summarize(run.accesses, run.num_stages)._asdict())
+        measured["causal_bound"] = causal_bound(run.accesses, run.num_stages)
+    if run.losses:
+        last = [loss.value for loss in run.losses[-max(1, len(run.losses) // 10) :]]
+        measured["final_loss"] = sum(last) / len(last)
+    return measured
+
+
+def agreement(reference: Recorded, run: Recorded) -> str:
+    """Whether two runs left the same losses and access order, bit for bit; one line.
+
+    The parameters themselves are compared by ``naspipe compare``.
+    """
+    one, other = (section(each.manifest, "definition") for each in (reference, run))
+    names = sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
+    if names:
+        return f"not the same definition: {', '.join(names)}"
+    if first := next(iter(loss_differences(reference.losses, run.losses, run.labels)), None):
+        return f"differs: {first}"
+    if not (reference.accesses and run.accesses):
+        return "same losses"
+    ordered = sorted(
+        access_differences(reference.accesses, run.accesses, run.labels), key=lambda d: d.key
+    )
+    return f"differs: {ordered[0]}" if ordered else "same losses, same access order"
+
+
+def _texts(part: Mapping[str, Any], names: Sequence[str], prefix: str = "") -> dict[str, str]:
+    return {
+        f"{prefix}{name}".replace("_", " "): _text(part[name])
+        for name in names
+        if part.get(name) not in (None, "")
+    }
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else f"{value!s:.200}"
