@@ -45,7 +45,7 @@ def run_tests(arguments: argparse.Namespace, result: Result) -> None:
     """``pytest -m gpu``."""
     command = [
         sys.executable, "-m", "pytest", "-m", "gpu", "tests/gpu", "-W", "default", "-rs",
-        "--tb=short", "-q",
+        "--tb=short",
     ]  # fmt: skip
     with tempfile.TemporaryFile("w+") as log:
         status = subprocess.call(command, stdout=log, stderr=subprocess.STDOUT)

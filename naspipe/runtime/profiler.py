@@ -13,7 +13,7 @@ import torch
 
 from naspipe.core.ids import FIRST_STREAM, LayerId, SequenceId
 from naspipe.planning.cost import CostTable, LayerCost, first_of_kind
-from naspipe.runtime.clock import Clock, open_clock
+from naspipe.runtime.clock import Clock, HostClock, open_clock
 from naspipe.runtime.compute import Workload, field_of
 from naspipe.runtime.layer_store import BoundLayer, LayerStore, StoredLayer
 from naspipe.runtime.segment import Segment, SegmentSpec, Tensors
@@ -102,9 +102,9 @@ class _Probe:
     inputs: Tensors
     keeps_graph: bool
     make_ns: int
-    clock: Clock
     activation_bytes: int = 0
     samples: list[list[int]] = field(default_factory=list)
+    clock: Clock = field(default_factory=HostClock)
 
     def warm(self) -> Tensors:
         """The first round, left out of the costs: sees what is kept; returns the outputs."""
@@ -245,7 +245,8 @@ class _Bench:
         is_last = block == len(self._workload.space) - 1
         keeps_graph = is_last or not self._workload.recompute
         spec = self._spec(block, candidate, is_last)
-        return _Probe(spec, stored, self._inputs[block], keeps_graph, make_ns, self._clock)
+        inputs, clock = self._inputs[block], self._clock
+        return _Probe(spec, stored, inputs, keeps_graph, make_ns, clock=clock)
 
     def _adopt(self, _: LayerId, stored: StoredLayer) -> None:
         if self._device.type != "cpu":
