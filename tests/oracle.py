@@ -27,7 +27,10 @@ class PlainLoop:
     other block is exact.
     """
 
-    def __init__(self, factories, fields, rules, seed, optimizer, lr, options=None, bf16=False):
+    def __init__(
+        self, factories, fields, rules, seed, optimizer, lr, options=None, bf16=False, device="cpu"
+    ):
+        self.device = torch.device(device)
         self.factories, self.fields, self.rules = factories, fields, rules
         self.seed, self.lr, self.bf16 = seed, lr, bf16
         self.make_optimizer = lambda p: getattr(torch.optim, optimizer)(p, lr=0.1, **options or {})
@@ -37,7 +40,7 @@ class PlainLoop:
     def layer(self, block, candidate):
         if (block, candidate) not in self.layers:
             torch.manual_seed(keyed_seed(f"{self.seed}/layer/{block}/{candidate}"))
-            module = self.factories[block][candidate]().train()
+            module = self.factories[block][candidate]().train().to(self.device)
             module.requires_grad_(self.rules.get(block) != "frozen")
             self.layers[block, candidate] = module
             trained = [p for p in module.parameters() if p.requires_grad]
@@ -48,7 +51,9 @@ class PlainLoop:
 
     def step(self, y, choices, batch, loss_fn):
         used, state = [], ()
-        autocast = torch.autocast("cpu", dtype=torch.bfloat16) if self.bf16 else nullcontext()
+        batch = {name: field.to(self.device) for name, field in batch.items()}
+        kind = self.device.type
+        autocast = torch.autocast(kind, dtype=torch.bfloat16) if self.bf16 else nullcontext()
         for block, candidate in enumerate(choices):
             module = self.layer(block, candidate)
             if block in self.history:
@@ -75,7 +80,7 @@ class PlainLoop:
                 optimizer.zero_grad(set_to_none=True)
             if block in self.history:
                 self.history[block].append(copy.deepcopy(newest))
-        self.losses.append(loss.detach().clone())
+        self.losses.append(loss.detach().cpu().clone())
 
     def tensors(self):
         """Parameters, buffers and optimizer state: (block, candidate, name) -> value."""

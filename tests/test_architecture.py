@@ -26,6 +26,7 @@ ENVIRONMENT = {
     "naspipe/data/cache.py": "XDG_CACHE_HOME, as other programs keep their caches",
     "naspipe/data/debian.py": "the environment that dpkg and apt are started with",
     "naspipe/runtime/determinism.py": "CUBLAS_WORKSPACE_CONFIG, which cuBLAS reads nowhere else",
+    "naspipe/runtime/nccl_path.py": "NCCL_SOCKET_IFNAME and gloo's, which are read nowhere else",
     "naspipe/runtime/launcher.py": "the one place that may look at how it was started",
 }
 """Files of the product that may touch the environment's variables, and why."""

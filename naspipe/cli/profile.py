@@ -14,11 +14,13 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from naspipe.core.config import first_gpu
 from naspipe.core.space import Block, Space
 from naspipe.planning.cost import CostTable, LayerCost, first_of_kind
 from naspipe.planning.size import LayerSize, SizeTable
 
 if TYPE_CHECKING:
+    from naspipe.core.config import Execution
     from naspipe.runtime.compute import Workload
     from naspipe.runtime.profile_cache import ProfileCache
 
@@ -52,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scale", default="tiny", help="tiny, small or paper (default: tiny)")
     parser.add_argument("--data", metavar="NAME", help="a data set, or MODULE:FUNCTION")
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where prepared data is kept")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: cpu)")
     parser.add_argument("--recompute", action="store_true", help="keep only each block's input")
     parser.add_argument("--fresh", action="store_true", help="measure, whatever was kept before")
     parser.add_argument("--json", action="store_true", help="print every candidate as JSON")
@@ -66,11 +69,12 @@ def run(arguments: argparse.Namespace) -> int:
     from naspipe.runtime.layer_sizes import measure_sizes
     from naspipe.runtime.profile_cache import ProfileCache
 
-    workload = _workload(arguments)
+    workload, execution = _workload(arguments)
+    named_device = _device_name(execution.device)
     what = f"space {workload.space.name}: expected layers, data and a loss that compute, found"
     with users_code(what):
-        cache = ProfileCache(workload)
-        costs, state = _costs(workload, cache, arguments.fresh)
+        cache = ProfileCache(workload, device=named_device)
+        costs, state = _costs(workload, cache, arguments.fresh, execution)
         sizes = measure_sizes(workload)
     kinds = summarize_kinds(workload.space, costs, sizes)
     if arguments.json:
@@ -81,8 +85,18 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _workload(arguments: argparse.Namespace) -> Workload:
-    """What would be trained, checked as far as it matters here."""
+def _device_name(device: str) -> str:
+    """What the device is called in the cache; it must be on this machine."""
+    from naspipe.frontend.checks import check_device
+    from naspipe.runtime.gpus import NO_GPUS, find_gpus
+
+    gpus = NO_GPUS if device == "cpu" else find_gpus()
+    check_device(device, len(gpus))
+    return gpus.name_of(first_gpu(device))
+
+
+def _workload(arguments: argparse.Namespace) -> tuple[Workload, Execution]:
+    """What would be trained, checked as far as it matters here, and on what."""
     from naspipe.core.config import Execution, Settings, apply_settings
     from naspipe.frontend.checks import check_batch, check_layers
     from naspipe.frontend.training import define
@@ -91,7 +105,7 @@ def _workload(arguments: argparse.Namespace) -> Workload:
     from naspipe.runtime.optimizers import check_optimizer
 
     named = find_workload(arguments.space, arguments.scale, arguments.data, arguments.data_dir)
-    execution = Execution(recompute=arguments.recompute)
+    execution = Execution(recompute=arguments.recompute, device=arguments.device)
     settings = apply_settings(Settings(recipe=named.recipe, execution=execution), arguments.set)
     space = named.space.with_rules(settings.rules)
     definition = define(
@@ -107,20 +121,27 @@ def _workload(arguments: argparse.Namespace) -> Workload:
     check_optimizer(definition.recipe)
     check_batch(workload)
     check_layers(workload)
-    return workload
+    return workload, settings.execution
 
 
-def _costs(workload: Workload, cache: ProfileCache, is_fresh: bool) -> tuple[CostTable, str]:
+def _costs(
+    workload: Workload, cache: ProfileCache, is_fresh: bool, execution: Execution
+) -> tuple[CostTable, str]:
     """The costs, and where they are from or went to."""
     from naspipe.runtime.determinism import deterministic_torch
     from naspipe.runtime.garbage import calm_collector
+    from naspipe.runtime.launcher import profile_apart
     from naspipe.runtime.profiler import profile
 
     kept = None if is_fresh else cache.read()
     if kept is not None:
         return kept, _READ
-    with deterministic_torch(workload.definition.recipe.threads), calm_collector():
-        costs = profile(workload)
+    if execution.device != "cpu":
+        device = first_gpu(execution.device)
+        costs = profile_apart(workload, execution.timeout_seconds, device)
+    else:
+        with deterministic_torch(workload.definition.recipe.threads), calm_collector():
+            costs = profile(workload)
     return costs, _KEPT if cache.write(costs) else _NOT_KEPT
 
 

@@ -16,6 +16,7 @@ from naspipe.core.rules import Rule, parse_rule
 SCHEDULES = ("constant", "linear", "cosine", "inverse_sqrt")
 PRECISIONS = ("float32", "bf16")
 PARTITIONS = ("balanced", "static")
+DATA_PATHS = ("zmq", "nccl")
 SYNC_POLICIES = ("csp", "bsp", "asp", "sequential")
 MAX_THREADS = 256
 MAX_TIMEOUT_SECONDS = 86_400.0
@@ -35,6 +36,11 @@ def parse_bytes(text: str) -> int:
     """Bytes from ``512MiB``, ``2GB`` or ``4096``; 0 for anything else."""
     match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([a-z]*)", text.strip().lower())
     return int(float(match[1]) * _UNITS[match[2]]) if match and match[2] in _UNITS else 0
+
+
+def first_gpu(device: str) -> str:
+    """The device that a measurement for all stages is taken on."""
+    return "cuda:0" if device == "cuda" else device
 
 
 def parse_subnets(text: str) -> float:
@@ -155,6 +161,9 @@ class Execution:
     """The most host memory of a stage's layers, where there is a memory budget."""
     activation_memory: str = ""
     """The most that the passes under way on a stage may keep; limits how many are."""
+    data_path: str = "zmq"
+    """How inputs of tasks reach another stage: zmq, through host memory, or nccl, from GPU to GPU
+    where every stage has one of its own (never run on GPUs yet)."""
     transport: str = "ipc"
     """ipc, or tcp on the loopback interface (ports ``port``, ``port`` + 1, ...)."""
     port: int = 29600
@@ -183,6 +192,7 @@ class Execution:
         _expect(_is_finite(self.bandwidth), "bandwidth", "a finite number", self.bandwidth)
         _expect(0 <= self.latency <= 60, "latency", "0 to 60 seconds", self.latency)
         _expect(self.transport in ("ipc", "tcp"), "transport", "ipc or tcp", self.transport)
+        _expect(self.data_path in DATA_PATHS, "data_path", " or ".join(DATA_PATHS), self.data_path)
         _expect(1024 <= self.port <= 65000, "port", "1024 to 65000", self.port)
         is_good = 0 < self.timeout_seconds <= MAX_TIMEOUT_SECONDS
         allowed = f"more than 0, at most {MAX_TIMEOUT_SECONDS:g}"

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import FIRST_STREAM, LayerId
 from naspipe.core.rules import Exact
@@ -18,17 +19,50 @@ from naspipe.runtime.determinism import deterministic_torch
 from naspipe.runtime.layer_store import LayerStore, StoredLayer
 
 
-def check_device(device: str) -> None:
-    """The device must be on this machine; asking for it does not start CUDA here.
+def check_device(device: str, count: int) -> None:
+    """The device must be on this machine.
+
+    Args:
+        device: ``cpu``, ``cuda`` or ``cuda:N``.
+        count: GPUs of this machine.
 
     Raises:
         ConfigError: when it is not.
     """
-    count = torch.cuda.device_count() if device.startswith("cuda") else 0
     index = int(device.partition(":")[2] or 0)
     if device != "cpu" and index >= count:
         here = f"cuda:0 to cuda:{count - 1}" if count else "no CUDA device"
         raise ConfigError(f"device {device}: found {here} on this machine; choose --device cpu")
+
+
+def check_data_path(execution: Execution, count: int) -> None:
+    """The way between the stages must exist: NCCL wants a GPU for each.
+
+    Args:
+        execution: the device, the stages and the way.
+        count: GPUs of this machine.
+
+    Raises:
+        ConfigError: when it does not.
+    """
+    if execution.data_path != "nccl":
+        return
+    stages = execution.stages
+    if execution.device != "cuda":
+        raise ConfigError(
+            f"data_path=nccl: expected --device cuda, found {execution.device}; "
+            f"use it, or --set data_path=zmq"
+        )
+    if stages > count:
+        raise ConfigError(
+            f"data_path=nccl: expected a GPU for each of {stages} stages, found {count}; "
+            f"choose --stages {count} or less, or --set data_path=zmq"
+        )
+    if not torch.distributed.is_nccl_available():
+        raise ConfigError(
+            "data_path=nccl: expected a torch that was built with NCCL, found one without; "
+            "use --set data_path=zmq"
+        )
 
 
 def check_batch(workload: Workload) -> None:

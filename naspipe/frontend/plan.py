@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from naspipe.core.config import Execution
+from naspipe.core.config import Execution, first_gpu
 from naspipe.core.subnet import Subnet
 from naspipe.planning.cost import CostTable
 from naspipe.planning.memory import DeviceSizes
 from naspipe.runtime.compute import Workload
+from naspipe.runtime.gpus import find_gpus
 from naspipe.runtime.launcher import profile_apart
 from naspipe.runtime.layer_sizes import measure_sizes
 from naspipe.runtime.profile_cache import cached_profile
@@ -65,4 +66,10 @@ def measured_sizes(workload: Workload, execution: Execution) -> DeviceSizes | No
 
 
 def _cost(workload: Workload, execution: Execution) -> CostTable:
-    return cached_profile(workload, lambda: profile_apart(workload, execution.timeout_seconds))
+    """On the run's kind of device."""
+    device = first_gpu(execution.device)
+    return cached_profile(
+        workload,
+        lambda: profile_apart(workload, execution.timeout_seconds, device),
+        device=device if device == "cpu" else find_gpus().name_of(device),
+    )

@@ -14,10 +14,11 @@ from naspipe.core.errors import ConfigError, InvariantError
 from naspipe.core.ids import FIRST_STREAM, SequenceId, StageId, StreamId
 from naspipe.core.space import Shared, Space
 from naspipe.core.subnet import Subnet
-from naspipe.frontend.checks import check_batch, check_device, check_layers
+from naspipe.frontend.checks import check_batch, check_data_path, check_device, check_layers
 from naspipe.frontend.plan import make_plan
 from naspipe.runtime.compute import Batches, Loss, Workload
 from naspipe.runtime.environment import describe_environment
+from naspipe.runtime.gpus import NO_GPUS, Gpus, find_gpus
 from naspipe.runtime.launcher import check_endpoints, launch
 from naspipe.runtime.optimizers import check_optimizer
 from naspipe.runtime.reports import LaunchObserver
@@ -125,11 +126,17 @@ class Training:
             memory=plan.memory,
         )
 
+    @property
+    def _gpus(self) -> Gpus:
+        """Those of this machine, where they matter: looking for them takes seconds."""
+        return NO_GPUS if self.execution.device == "cpu" else find_gpus()
+
     def _check(self) -> list[tuple[Subnet, ...]]:
         """Everything that can be known to be wrong before anything is written."""
         for directory in self.directories:
             directory.check_new()
-        check_device(self.execution.device)
+        check_device(self.execution.device, len(self._gpus))
+        check_data_path(self.execution, len(self._gpus))
         policies = {workload.definition.policy for workload in self.workloads}
         if len(policies) > 1:
             raise ConfigError(
@@ -181,7 +188,7 @@ class Training:
                 "partitions": sorted(set(map(str, stream.partitions))),
                 "streams": len(self.workloads),
             },
-            "environment": describe_environment(),
+            "environment": describe_environment(self.execution.device, self._gpus),
             "space": describe_space(space),
             "measured": {},
         }

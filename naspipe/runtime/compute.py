@@ -81,20 +81,22 @@ class StageCompute:
     def accept(self, task: Task, tensors: tuple[Gradient, ...]) -> None:
         """Take the input of a task: leaf tensors for a forward, gradients for a backward."""
         state = self._pass(task)
-        moved = tuple(t if t is None else self.placement.to_device(t) for t in tensors)
+        moved = tuple(t if t is None else self.placement.receive(t) for t in tensors)
         if task.kind is TaskKind.FORWARD:
             state.inputs = tuple(tensor for tensor in moved if tensor is not None)
         else:
             state.gradients = moved
 
     def output(self, task: Task) -> tuple[Gradient, ...]:
-        """What the finished task hands on: leaf tensors, or gradients (absent ones as None)."""
+        """What the finished task hands on: leaf tensors, or gradients (absent ones as None).
+
+        They are on the stage's device: the transport takes them from there.
+        """
         state = self._pass(task)
         if task.kind is TaskKind.BACKWARD:
-            outputs = state.gradients
-        else:
-            outputs, state.inputs = state.inputs, ()
-        return tuple(t if t is None else self.placement.to_host(t) for t in outputs)
+            return state.gradients
+        outputs, state.inputs = state.inputs, ()
+        return outputs
 
     def run_block(self, task: Task, layer: LayerId, version: Version) -> torch.Tensor | None:
         """Compute one block of a task; returns the loss where a forward reaches it.

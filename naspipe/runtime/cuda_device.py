@@ -4,13 +4,40 @@ from __future__ import annotations
 
 import torch
 
-from naspipe.core.errors import ConfigError
+from naspipe.core.errors import ConfigError, reason
 from naspipe.runtime.device import DeviceBudget, Mark
 
 
 def count_gpus() -> int:
     """How many CUDA devices this process can use; 0 where torch was built without CUDA."""
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def start_cuda(device: torch.device) -> None:
+    """Start CUDA in this process, with a GPU as its current one: streams and seeds are its.
+
+    Raises:
+        ConfigError: when it cannot be used here.
+    """
+    try:
+        torch.cuda.set_device(device)
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError, AttributeError) as error:  # as torch's build has it
+        raise ConfigError(
+            f"device {device}: CUDA cannot be started in a process of the run "
+            f"({reason(error):.200}); see that nvidia-smi answers and that this program made no "
+            f"CUDA call before, or choose --device cpu"
+        ) from error
+
+
+def measured_memory() -> dict[str, float]:
+    """The most that torch's allocator gave out and took in this process; nothing without CUDA."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return {}
+    return {
+        "gpu_allocated_peak_bytes": torch.cuda.max_memory_allocated(),
+        "gpu_reserved_peak_bytes": torch.cuda.max_memory_reserved(),
+    }
 
 
 class CudaDevice:

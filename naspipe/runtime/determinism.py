@@ -10,6 +10,9 @@ from contextlib import contextmanager
 import torch
 from torch.utils import deterministic as torch_deterministic
 
+CUBLAS_WORKSPACE = ":4096:8"
+"""With which cuBLAS leaves the same bits in every call; the same size in every run."""
+
 
 def block_seed(seed: int, sequence_id: int, block: int, pass_id: int = 0) -> int:
     """The seed of every random draw of one block in one pass; a public rule.
@@ -29,24 +32,29 @@ def _hash(text: str) -> int:
 
 
 def seed_draws(seed: int) -> None:
-    """Start torch's default generators at a seed: the CPU's, and those of GPUs in use."""
+    """Start torch's default generators at a seed: the CPU's, and the GPUs' once CUDA has started.
+
+    What ``torch.manual_seed`` does, but without noting seeds for a CUDA that never starts.
+    """
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.manual_seed(seed)
+        torch.cuda.manual_seed_all(seed)
 
 
 @contextmanager
 def deterministic_torch(threads: int) -> Iterator[None]:
     """Deterministic kernels, no TF32, no autotuning, a fixed number of threads; restored after.
 
-    An operation without a deterministic kernel then raises an error that names it.
+    An operation without a deterministic kernel then raises an error that names it. To be
+    entered before CUDA starts in the process: cuBLAS reads its workspace setting only once.
     """
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = CUBLAS_WORKSPACE
     flags = (
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
         torch_deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
         torch.backends.cudnn.benchmark,
+        torch.backends.cudnn.deterministic,
         torch.backends.cudnn.allow_tf32,
         torch.backends.cuda.matmul.allow_tf32,
         torch.get_num_threads(),
@@ -55,6 +63,7 @@ def deterministic_torch(threads: int) -> Iterator[None]:
     torch.use_deterministic_algorithms(True)
     torch_deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.set_num_threads(threads)
@@ -64,7 +73,8 @@ def deterministic_torch(threads: int) -> Iterator[None]:
         torch.use_deterministic_algorithms(flags[0], warn_only=flags[1])
         torch_deterministic.fill_uninitialized_memory = flags[2]  # type: ignore[attr-defined]
         torch.backends.cudnn.benchmark = flags[3]
-        torch.backends.cudnn.allow_tf32 = flags[4]
-        torch.backends.cuda.matmul.allow_tf32 = flags[5]
-        torch.set_num_threads(flags[6])
+        torch.backends.cudnn.deterministic = flags[4]
+        torch.backends.cudnn.allow_tf32 = flags[5]
+        torch.backends.cuda.matmul.allow_tf32 = flags[6]
+        torch.set_num_threads(flags[7])
         torch.set_rng_state(draws)

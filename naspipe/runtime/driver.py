@@ -109,6 +109,7 @@ class StageDriver:
         self._events: deque[Event] = deque()
         self._unmade: deque[LayerId] = deque()
         self._pushed_bytes = 0
+        self._memory_retries = 0
 
     @property
     def current(self) -> str:
@@ -122,6 +123,11 @@ class StageDriver:
     def pushed_bytes(self) -> int:
         """What was handed over to other stages so far."""
         return self._pushed_bytes
+
+    @property
+    def memory_retries(self) -> int:
+        """How often a block was computed again because device memory was short."""
+        return self._memory_retries
 
     def finishing(self) -> None:
         """Say that the training is over and the layers are being written."""
@@ -168,6 +174,7 @@ class StageDriver:
         with suppress(torch.OutOfMemoryError):
             return act()
         # Out here nothing holds the first try's tensors any more: its traceback did.
+        self._memory_retries += 1
         self._compute.free_memory()
         return act()
 

@@ -10,21 +10,30 @@ from typing import Any
 
 import torch
 
+from naspipe.runtime.gpus import NO_GPUS, Gpus
+
 _PACKAGES = ("naspipe", "torch", "numpy", "pyzmq", "msgpack", "safetensors")
 
 
-def describe_environment() -> dict[str, Any]:
-    """Versions of the packages, and the processor that the run computes on."""
+def describe_environment(device: str = "cpu", gpus: Gpus = NO_GPUS) -> dict[str, Any]:
+    """Versions of the packages, and what the run computes on.
+
+    Args:
+        device: of the run.
+        gpus: those of this machine, where the device is one.
+    """
     return {
         "software": {
             "python": platform.python_version(),
             **{name: _version(name) for name in _PACKAGES},
+            **gpus.software,
         },
         "hardware": {
             "machine": platform.machine(),
             "processor": _processor(),
             "cores": os.cpu_count(),
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+            **({"gpu": gpus.name_of(device)} if device != "cpu" else {}),
         },
     }
 

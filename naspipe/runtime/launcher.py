@@ -14,6 +14,7 @@ import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from naspipe.core.errors import ConfigError, StageFailedError, TransportError
 from naspipe.core.ids import FIRST_STREAM, StageId
 from naspipe.planning.cost import CostTable, LayerCost
 from naspipe.runtime.compute import Workload
+from naspipe.runtime.cuda_device import start_cuda
 from naspipe.runtime.determinism import deterministic_torch
 from naspipe.runtime.garbage import calm_collector
 from naspipe.runtime.profiler import profile
@@ -90,7 +92,7 @@ def launch(job: Job, observer: LaunchObserver) -> list[dict[str, Any]]:
         paths = [stream.directory.losses for stream in job.streams]
         losses = [stack.enter_context(LossWriter(path)) for path in paths]
         collector = _Collector(losses, observer)
-        if job.execution.stages == 1:
+        if job.execution.stages == 1 and job.execution.device == "cpu":
             run_alone(job, collector)
         else:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=_PREFIX)))
@@ -101,7 +103,7 @@ def launch(job: Job, observer: LaunchObserver) -> list[dict[str, Any]]:
     return [result["measured"] for result in results]
 
 
-def profile_apart(workload: Workload, timeout_seconds: float) -> CostTable:
+def profile_apart(workload: Workload, timeout_seconds: float, device: str = "cpu") -> CostTable:
     """The quick profile, in a process of its own, so that this one stays fit for forking.
 
     Raises:
@@ -109,8 +111,11 @@ def profile_apart(workload: Workload, timeout_seconds: float) -> CostTable:
         ConfigError: when one of them is not what it should be.
         TransportError: when the profile takes longer than the time-out.
     """
+    _check_fit_for_forking(device)
     receiver, sender = _FORK.Pipe(duplex=False)
-    process = _FORK.Process(target=_profile_main, args=(workload, sender), name="naspipe-profile")
+    process = _FORK.Process(
+        target=_profile_main, args=(workload, device, sender), name="naspipe-profile"
+    )
     with receiver, _quiet_fork():
         process.start()
         sender.close()
@@ -129,12 +134,14 @@ def profile_apart(workload: Workload, timeout_seconds: float) -> CostTable:
     return CostTable({(block, candidate): LayerCost(*cost) for block, candidate, cost in costs})
 
 
-def _profile_main(workload: Workload, sender: Any) -> None:
+def _profile_main(workload: Workload, device: str, sender: Any) -> None:
     costs: list[Any] = []
     failure = refusal = ""
     try:
         with deterministic_torch(workload.definition.recipe.threads), calm_collector():
-            table = profile(workload)
+            if device != "cpu":
+                start_cuda(torch.device(device))
+            table = profile(workload, device=device)
         costs = [[*key, list(cost)] for key, cost in table.costs.items()]
     except ConfigError as error:
         refusal = str(error)
@@ -160,23 +167,21 @@ def check_endpoints(execution: Execution) -> None:
     Raises:
         ConfigError: when a port is in use, or the temporary directory's path is too long.
     """
-    if execution.stages > 1:
+    if execution.stages > 1 or execution.device != "cpu":
         make_endpoints(execution, Path(tempfile.gettempdir()) / f"{_PREFIX}{8 * 'x'}")
 
 
 def make_endpoints(execution: Execution, directory: Path) -> Endpoints:
     """Addresses for a run's stages and its launcher."""
     if execution.transport == "tcp":
-        return tcp_endpoints(execution.port, execution.stages)
-    return ipc_endpoints(directory, execution.stages)
+        made = tcp_endpoints(execution.port, execution.stages)
+    else:
+        made = ipc_endpoints(directory, execution.stages)
+    return replace(made, directory=directory)
 
 
 def _run_stages(job: Job, endpoints: Endpoints, collector: _Collector) -> None:
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        raise ConfigError(
-            "this process has used CUDA already, so stages cannot be forked from it; "
-            "start training before the first CUDA call, or use the naspipe command"
-        )
+    _check_fit_for_forking(job.execution.device)
     num_stages = job.execution.stages
     with _stage_processes(job, endpoints) as processes, zmq.Context() as context:
         inbox = bind_inbox(context, endpoints.launcher, endpoints)
@@ -188,6 +193,19 @@ def _run_stages(job: Job, endpoints: Endpoints, collector: _Collector) -> None:
             process.join(_GRACE_SECONDS + 10)
     if len(collector.results) != num_stages:
         raise TransportError(f"only {len(collector.results)} of {num_stages} stages reported")
+
+
+def _check_fit_for_forking(device: str) -> None:
+    """CUDA does not survive a fork, so only stages may start it.
+
+    Raises:
+        ConfigError: when this process has started it.
+    """
+    if device != "cpu" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        raise ConfigError(
+            "this process has used CUDA already, so stages cannot be forked from it; "
+            "start training before the first CUDA call, or use the naspipe command"
+        )
 
 
 def _supervise(

@@ -16,6 +16,7 @@ from naspipe.core.ids import INITIAL, LayerId, SequenceId, Version
 from naspipe.core.rules import Frozen, Rule
 from naspipe.core.space import Space
 from naspipe.runtime.determinism import layer_seed, seed_draws
+from naspipe.runtime.layer_layout import is_moved
 from naspipe.runtime.optimizers import make_optimizer
 from naspipe.runtime.tensor_bytes import tensor_bytes
 from naspipe.schedule.csp import CausalPolicy
@@ -183,7 +184,9 @@ class StoredLayer:
         kind, parameter, key = name.split("/", 2)
         if kind != "optimizer" or parameter not in self.parameters or self.optimizer is None:
             raise TransportError(f"layer {self.label}: it has no tensor {name}")
-        self.optimizer.state[self.parameters[parameter]][key] = value
+        owner = self.parameters[parameter]
+        # Where torch.optim keeps it: step counts in host memory, the rest beside the parameter.
+        self.optimizer.state[owner][key] = value.to(owner.device) if is_moved(value) else value
 
     def digest(self) -> str:
         """Hash of the bytes that the last WRITE left."""

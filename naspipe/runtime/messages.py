@@ -11,9 +11,10 @@ import torch
 from naspipe.core.errors import TransportError
 from naspipe.core.ids import LayerId, PassId, SequenceId, StageId, StreamId, Version
 from naspipe.core.task import Task, TaskKind
-from naspipe.runtime.tensor_codec import decode, decode_into, encode
+from naspipe.runtime.staging import HOST, Staging
+from naspipe.runtime.tensor_codec import decode, decode_into, describe, encode
 
-_INPUT, _VERSION = "input", "version"
+_INPUT, _ANNOUNCED, _VERSION = "input", "announced", "version"
 
 
 class InputMessage(NamedTuple):
@@ -22,6 +23,15 @@ class InputMessage(NamedTuple):
     task: Task
     upcoming: tuple[Task, ...]
     tensors: tuple[torch.Tensor | None, ...]
+
+
+class Announcement(NamedTuple):
+    """An :class:`InputMessage` whose tensors take another way; their header entries."""
+
+    sender: StageId
+    task: Task
+    upcoming: tuple[Task, ...]
+    entries: tuple[Any, ...]
 
 
 class ReceivedTensor(NamedTuple):
@@ -51,29 +61,54 @@ Message = InputMessage | VersionMessage
 
 
 def input_frames(
-    receiver: Task, upcoming: Sequence[Task], tensors: Sequence[torch.Tensor | None]
+    receiver: Task,
+    upcoming: Sequence[Task],
+    tensors: Sequence[torch.Tensor | None],
+    staging: Staging = HOST,
 ) -> list[Any]:
-    """The frames of an :class:`InputMessage`; they share the tensors' memory."""
-    entries, frames = zip(*map(encode, tensors), strict=True) if tensors else ((), ())
+    """The frames of an :class:`InputMessage`.
+
+    They share the memory of tensors in host memory; from a device they are complete copies.
+    """
+    encoded = [encode(tensor, staging) for tensor in tensors]
+    staging.wait()
     tasks = [_plain(task) for task in (receiver, *upcoming)]
-    return [msgpack.packb([_INPUT, tasks, entries]), *frames]
+    header = msgpack.packb([_INPUT, tasks, [entry for entry, _ in encoded]])
+    return [header, *(frame for _, frame in encoded)]
 
 
-def version_frames(layer: LayerId, version: Version, state: Sequence[tuple[str, Any]]) -> list[Any]:
-    """The frames of a :class:`VersionMessage`; they share the tensors' memory."""
+def announcement_frames(
+    sender: StageId,
+    receiver: Task,
+    upcoming: Sequence[Task],
+    tensors: Sequence[torch.Tensor | None],
+) -> list[Any]:
+    """The one frame of an :class:`Announcement`."""
+    tasks = [_plain(task) for task in (receiver, *upcoming)]
+    entries = [None if tensor is None else describe(tensor) for tensor in tensors]
+    return [msgpack.packb([_ANNOUNCED, [sender, *tasks], entries])]
+
+
+def version_frames(
+    layer: LayerId, version: Version, state: Sequence[tuple[str, Any]], staging: Staging = HOST
+) -> list[Any]:
+    """The frames of a :class:`VersionMessage`; see :func:`input_frames` for their memory."""
     entries: list[Any] = []
     frames: list[memoryview] = []
     for name, value in state:
         if isinstance(value, torch.Tensor):
-            entry, frame = encode(value)
+            entry, frame = encode(value, staging)
             entries.append([name, True, entry])
             frames.append(frame)
         else:
             entries.append([name, False, value])
+    staging.wait()
     return [msgpack.packb([_VERSION, [*layer, version], entries]), *frames]
 
 
-def read_message(header: Any, frames: Sequence[Any]) -> Message:
+def read_message(
+    header: Any, frames: Sequence[Any], staging: Staging = HOST
+) -> Message | Announcement:
     """Rebuild a message.
 
     Raises:
@@ -84,8 +119,12 @@ def read_message(header: Any, frames: Sequence[Any]) -> Message:
         if what == _INPUT:
             task, *upcoming = map(_task, subject)
             pairs = zip(entries, frames, strict=True)
-            tensors = tuple(decode(entry, frame) for entry, frame in pairs)
+            tensors = tuple(decode(entry, frame, staging) for entry, frame in pairs)
             return InputMessage(task, tuple(upcoming), tensors)
+        if what == _ANNOUNCED:
+            sender, *tasks = subject
+            task, *upcoming = map(_task, tasks)
+            return Announcement(StageId(sender), task, tuple(upcoming), tuple(entries))
         if what != _VERSION:
             raise ValueError(f"a message of kind {what!r:.40}")
         stream, block, candidate, version = subject

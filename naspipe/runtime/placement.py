@@ -19,6 +19,7 @@ from naspipe.runtime.layer_store import StoredLayer
 from naspipe.runtime.out_of_memory import LayerUse
 from naspipe.runtime.resident_layer import LayerMemory
 from naspipe.runtime.swapper import Finished, Swapper, Traffic
+from naspipe.runtime.tensor_codec import copy_to
 from naspipe.runtime.wakeup import Wakeup
 
 
@@ -57,11 +58,9 @@ class Placement:
         moved = tensor.detach().to(self.torch_device)
         return moved.requires_grad_(tensor.requires_grad)
 
-    def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The same in host memory."""
-        if tensor.device.type == "cpu":
-            return tensor
-        return tensor.detach().cpu().requires_grad_(tensor.requires_grad)
+    def receive(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What another stage sent, on the device: strides and alignment as they were there."""
+        return tensor if tensor.device == self.torch_device else copy_to(tensor, self.torch_device)
 
     def synchronize(self) -> None:
         """Wait until what was queued for computation is done, so that times are true."""

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from itertools import chain, pairwise, zip_longest
+from itertools import chain, zip_longest
 from statistics import median
 
 import torch
 
 from naspipe.core.ids import FIRST_STREAM, LayerId, SequenceId
 from naspipe.planning.cost import CostTable, LayerCost, first_of_kind
+from naspipe.runtime.clock import Clock, HostClock, open_clock
 from naspipe.runtime.compute import Workload, field_of
 from naspipe.runtime.layer_store import BoundLayer, LayerStore, StoredLayer
 from naspipe.runtime.segment import Segment, SegmentSpec, Tensors
@@ -33,15 +34,20 @@ _ROUNDS_TO_JOIN = MIN_ROUNDS + 2
 """What a further candidate takes, in rounds: its making and warming count as one each."""
 
 
-def profile(workload: Workload, budget_seconds: float = TIME_BUDGET_SECONDS) -> CostTable:
+def profile(
+    workload: Workload, budget_seconds: float = TIME_BUDGET_SECONDS, device: str = "cpu"
+) -> CostTable:
     """Measure the candidates of each kind of block on the stream's first batch.
 
     First some candidates of every kind; then as many others as the time allows, until it is
     over. What was not measured costs the mean of its block. Trains nothing: the layers measured
     are thrown away.
+
+    On a GPU, to be called where CUDA has been started with it: times are then those of the
+    device, between events in its queue.
     """
     deadline = time.monotonic() + budget_seconds
-    bench = _Bench(workload)
+    bench = _Bench(workload, torch.device(device))
     probes = bench.start()
     seconds = sum(_round(probes) for _ in range(MIN_ROUNDS)) / MIN_ROUNDS
     more = affordable(deadline - time.monotonic(), seconds / len(probes), len(probes))
@@ -98,6 +104,7 @@ class _Probe:
     make_ns: int
     activation_bytes: int = 0
     samples: list[list[int]] = field(default_factory=list)
+    clock: Clock = field(default_factory=HostClock)
 
     def warm(self) -> Tensors:
         """The first round, left out of the costs: sees what is kept; returns the outputs."""
@@ -112,15 +119,15 @@ class _Probe:
 
     def run(self) -> None:
         """Measure one round."""
-        segment = self._segment()
-        times = [time.perf_counter_ns()]
+        segment, clock = self._segment(), self.clock
+        marks = [clock.mark()]
         outputs = segment.forward()
-        times.append(time.perf_counter_ns())
+        marks.append(clock.mark())
         segment.backward(tuple(torch.ones_like(output) for output in outputs))
-        times.append(time.perf_counter_ns())
+        marks.append(clock.mark())
         self._write(segment)
-        times.append(time.perf_counter_ns())
-        self.samples.append([after - before for before, after in pairwise(times)])
+        marks.append(clock.mark())
+        self.samples.append(clock.between_ns(marks))
 
     def cost(self) -> LayerCost:
         """Medians over the rounds."""
@@ -192,11 +199,16 @@ class _Kept:
 class _Bench:
     """Makes probes: the first candidates of every kind of block, then others."""
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: Workload, device: torch.device) -> None:
         definition = workload.definition
         self._workload = workload
-        self._store = LayerStore(workload.space, definition.seed, definition.recipe)
-        self._batch: Mapping[str, torch.Tensor] = workload.data(definition.seed, 0)
+        self._device = device
+        self._clock = open_clock(device)
+        self._store = LayerStore(workload.space, definition.seed, definition.recipe, self._adopt)
+        self._batch = {
+            name: value.to(device) if isinstance(value, torch.Tensor) else value
+            for name, value in workload.data(definition.seed, 0).items()
+        }
         self._inputs: dict[int, Tensors] = {}
         self._waiting: list[tuple[int, int]] = []
 
@@ -227,13 +239,18 @@ class _Bench:
         return probes
 
     def _probe(self, block: int, candidate: int) -> _Probe:
-        before_ns = time.perf_counter_ns()
+        before = self._clock.mark()
         stored = self._store.make(LayerId(FIRST_STREAM, block, candidate))
-        make_ns = time.perf_counter_ns() - before_ns
+        (make_ns,) = self._clock.between_ns([before, self._clock.mark()])
         is_last = block == len(self._workload.space) - 1
         keeps_graph = is_last or not self._workload.recompute
         spec = self._spec(block, candidate, is_last)
-        return _Probe(spec, stored, self._inputs[block], keeps_graph, make_ns)
+        inputs, clock = self._inputs[block], self._clock
+        return _Probe(spec, stored, inputs, keeps_graph, make_ns, clock=clock)
+
+    def _adopt(self, _: LayerId, stored: StoredLayer) -> None:
+        if self._device.type != "cpu":
+            stored.module.to(self._device)
 
     def _spec(self, block: int, candidate: int, is_last: bool) -> SegmentSpec:
         space, batch, loss = self._workload.space, self._batch, self._workload.loss
@@ -242,6 +259,7 @@ class _Bench:
             rule=space.blocks[block].rule,
             seed=0,
             precision=self._workload.definition.recipe.precision,
+            device_type=self._device.type,
             fields=tuple(field_of(batch, name, 0) for name in space.fields(block)),
             finish=(lambda outputs: (loss(*outputs, batch["target"]),)) if is_last else None,
         )

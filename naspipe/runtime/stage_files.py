@@ -49,6 +49,7 @@ class StageFiles:
 
     def loss(self, stream: StreamId, sequence_id: SequenceId, loss: torch.Tensor) -> None:
         """See :class:`naspipe.runtime.driver.StageSink`."""
+        loss = loss.cpu()  # its block is over, so this waits for nothing but the copy
         raw = tensor_bytes(loss).numpy().tobytes()[::-1]
         body = {
             "stream": stream,

@@ -23,16 +23,18 @@ from naspipe.core.subnet import Subnet
 from naspipe.planning.memory import MemoryPlan
 from naspipe.runtime.checkpoint import snapshot
 from naspipe.runtime.compute import StageCompute, Workload
+from naspipe.runtime.connections import connect, start_device
+from naspipe.runtime.cuda_device import measured_memory
 from naspipe.runtime.determinism import deterministic_torch
 from naspipe.runtime.device import open_device
 from naspipe.runtime.driver import StageDriver
 from naspipe.runtime.garbage import calm_collector
 from naspipe.runtime.layer_store import LayerStore
 from naspipe.runtime.out_of_memory import LayerUse
-from naspipe.runtime.placement import Placement, SwappedPlacement, device_name
+from naspipe.runtime.placement import Placement, SwappedPlacement
 from naspipe.runtime.reports import Reporter, ZmqReporter
 from naspipe.runtime.stage_files import StageFiles, alone_in
-from naspipe.runtime.transport import Endpoints, NoTransport, Transport, ZmqTransport
+from naspipe.runtime.transport import Endpoints, NoTransport, Transport
 from naspipe.runtime.wakeup import Wakeup
 from naspipe.stage.builder import build_admission, build_controller
 from naspipe.stage.memory import residency_of
@@ -155,11 +157,15 @@ class StageRun:
             timeout_seconds=execution.timeout_seconds,
             digests=execution.digests,
         )
-        threads = job.workloads[0].definition.recipe.threads
-        with deterministic_torch(threads), calm_collector():
+        with calm_collector():
             self._driver.run()
         self._driver.finishing()
-        measured = {"pushed_bytes": self._driver.pushed_bytes, **self._placement.measured()}
+        measured = {
+            "pushed_bytes": self._driver.pushed_bytes,
+            "memory_retries": self._driver.memory_retries,
+            **self._placement.measured(),
+            **measured_memory(),
+        }
         shards = [
             self._save(stream, store)
             for stream, store in zip(job.streams, compute.stores, strict=True)
@@ -178,7 +184,7 @@ class StageRun:
 def _placement(job: Job, stage: StageId, wakeup: Wakeup) -> Placement:
     """Where the stage's layers and tensors live. Starts CUDA, where that is the device."""
     execution = job.execution
-    name = device_name(execution.device, stage)
+    name = start_device(execution, stage)
     if job.memory is None:
         return Placement(torch.device(name))
     device = open_device(name, job.memory.budgets[stage], execution.bandwidth, execution.latency)
@@ -189,7 +195,7 @@ def _placement(job: Job, stage: StageId, wakeup: Wakeup) -> Placement:
 
 
 def run_alone(job: Job, reporter: Reporter) -> None:
-    """The run on one stage, in this process and without sockets."""
+    """The run on one stage, in this process and without sockets; never on a GPU."""
     _run_stage(job, StageId(0), NoTransport, reporter)
 
 
@@ -200,6 +206,9 @@ def _run_stage(
     task = "start"
     try:
         with ExitStack() as stack:
+            # Before the device starts: cuBLAS reads its settings once.
+            threads = job.workloads[0].definition.recipe.threads
+            stack.enter_context(deterministic_torch(threads))
             wakeup = stack.enter_context(Wakeup())
             transport = stack.enter_context(connect(wakeup))
             placement = stack.enter_context(_placement(job, stage, wakeup))
@@ -230,7 +239,7 @@ def stage_main(job: Job, stage: StageId, endpoints: Endpoints, lifeline: tuple[i
     os.close(write_end)
     threading.Thread(target=_end_with_launcher, args=(read_end,), daemon=True).start()
     with ZmqReporter(stage, endpoints) as reporter:
-        _run_stage(job, stage, partial(ZmqTransport, stage, endpoints), reporter)
+        _run_stage(job, stage, partial(connect, job.execution, stage, endpoints), reporter)
 
 
 def _end_with_launcher(read_end: int) -> None:

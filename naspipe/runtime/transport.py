@@ -19,7 +19,15 @@ import zmq
 from naspipe.core.errors import ConfigError, TransportError
 from naspipe.core.ids import LayerId, StageId, Version
 from naspipe.core.task import Task
-from naspipe.runtime.messages import Message, input_frames, read_message, version_frames
+from naspipe.runtime.messages import (
+    Announcement,
+    Message,
+    announcement_frames,
+    input_frames,
+    read_message,
+    version_frames,
+)
+from naspipe.runtime.staging import HOST, Staging
 from naspipe.runtime.wakeup import Wakeup
 
 MAX_FRAME_BYTES = 4 << 30
@@ -98,6 +106,8 @@ class Endpoints:
     launcher: str
     server_keys: tuple[bytes, bytes] | None = None
     client_keys: tuple[bytes, bytes] | None = None
+    directory: Path = Path()
+    """Private to the run."""
 
 
 def ipc_endpoints(directory: Path, num_stages: int) -> Endpoints:
@@ -171,9 +181,20 @@ def _limit(endpoint: zmq.Socket[Any]) -> None:
 
 
 class ZmqTransport:
-    """One stage's sockets; a context manager that gives unsent messages ten seconds to leave."""
+    """One stage's sockets; a context manager that gives unsent messages ten seconds to leave.
 
-    def __init__(self, stage: StageId, endpoints: Endpoints, wakeup: Wakeup) -> None:
+    Args:
+        stage: which stage this is.
+        endpoints: every stage's address.
+        wakeup: ends a wait for messages.
+        staging: where tensors wait on their way from and to the stage's device.
+    """
+
+    def __init__(
+        self, stage: StageId, endpoints: Endpoints, wakeup: Wakeup, staging: Staging = HOST
+    ) -> None:
+        self._stage = stage
+        self._staging = staging
         self._endpoints = endpoints
         self._wakeup = wakeup
         self._context: zmq.Context[Any] = zmq.Context()
@@ -196,13 +217,23 @@ class ZmqTransport:
         tensors: Sequence[torch.Tensor | None],
     ) -> None:
         """See :class:`Transport`."""
-        self._send(receiver.stage, input_frames(receiver, upcoming, tensors))
+        self._send(receiver.stage, input_frames(receiver, upcoming, tensors, self._staging))
+
+    def announce_input(
+        self,
+        receiver: Task,
+        upcoming: Sequence[Task],
+        tensors: Sequence[torch.Tensor | None],
+    ) -> None:
+        """Say that the input of ``receiver`` takes another way, and what its tensors are."""
+        frames = announcement_frames(self._stage, receiver, upcoming, tensors)
+        self._send(receiver.stage, frames)
 
     def send_version(
         self, stage: StageId, layer: LayerId, version: Version, state: Sequence[tuple[str, Any]]
     ) -> int:
         """See :class:`Transport`."""
-        frames = version_frames(layer, version, state)
+        frames = version_frames(layer, version, state, self._staging)
         self._send(stage, frames)
         return sum(map(len, frames))
 
@@ -215,7 +246,18 @@ class ZmqTransport:
         outbox.send_multipart(frames, copy=False)
 
     def receive(self, timeout_seconds: float) -> Message | None:
-        """See :class:`Transport`."""
+        """See :class:`Transport`.
+
+        Raises:
+            TransportError: when the tensors of a message take a way that this stage has not.
+        """
+        message = self.receive_any(timeout_seconds)
+        if isinstance(message, Announcement):
+            raise TransportError(f"{message.task}: its input comes by a way that is not open here")
+        return message
+
+    def receive_any(self, timeout_seconds: float) -> Message | Announcement | None:
+        """The same; announcements of inputs that take another way too."""
         # Asked for after every block: looking at the socket's state is cheaper than a poll.
         is_here = bool(int(self._inbox.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
         if not is_here and timeout_seconds:
@@ -226,4 +268,4 @@ class ZmqTransport:
         if not is_here:
             return None
         header, *frames = self._inbox.recv_multipart(copy=False)
-        return read_message(header.buffer, [frame.buffer for frame in frames])
+        return read_message(header.buffer, [frame.buffer for frame in frames], self._staging)

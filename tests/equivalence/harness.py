@@ -12,7 +12,7 @@ from naspipe.trace.snapshot import read_checkpoint
 from tests.oracle import PlainLoop, bits
 
 
-def oracle_of(space, seed, optimizer, lr, options=None, bf16=False):
+def oracle_of(space, seed, optimizer, lr, options=None, bf16=False, device="cpu"):
     rules = {}
     for block, rule in enumerate(space.rules):
         if isinstance(rule, Lag):
@@ -22,7 +22,7 @@ def oracle_of(space, seed, optimizer, lr, options=None, bf16=False):
     return PlainLoop(
         [block.candidates for block in space.blocks],
         [space.fields(block) for block in range(len(space))],
-        rules, seed, optimizer, lr, options, bf16,
+        rules, seed, optimizer, lr, options, bf16, device,
     )  # fmt: skip
 
 

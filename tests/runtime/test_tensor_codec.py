@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from naspipe.core.errors import TransportError
-from naspipe.runtime.tensor_codec import ALIGNMENT, decode, encode
+from naspipe.runtime.tensor_codec import (
+    ALIGNMENT,
+    blank,
+    copy_to,
+    decode,
+    decode_into,
+    encode,
+    raw_bytes,
+)
 from naspipe.runtime.transport import read_message
 from tests.oracle import bits
 
@@ -62,6 +70,46 @@ def test_absent_and_wanted_gradients():
 def test_headers_that_do_not_fit_are_refused(entry):
     with pytest.raises(TransportError):
         decode(entry, b"\0" * 16)
+
+
+@pytest.mark.parametrize("tensor", list(views()), ids=lambda t: f"{t.dtype}{t.stride()}")
+def test_a_copy_on_a_device_keeps_strides_and_alignment(tensor):
+    tensor = tensor.detach().requires_grad_(tensor.is_floating_point())
+    found = copy_to(tensor, torch.device("cpu"))
+    assert found.stride() == tensor.stride() and found.requires_grad == tensor.requires_grad
+    assert found.data_ptr() % ALIGNMENT == tensor.data_ptr() % ALIGNMENT or tensor.numel() == 0
+    assert bits(found) == bits(tensor)
+    assert found.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr()
+
+
+def test_bytes_are_written_into_a_tensor_of_the_same_layout_only():
+    source = torch.arange(12.0).reshape(3, 4).t()
+    entry, frame = encode(source)
+    entry = [entry[0], list(entry[1]), list(entry[2]), *entry[3:]]
+    target = torch.zeros(3, 4).t()
+    decode_into(entry, bytes(frame), target)
+    assert bits(target) == bits(source)
+    for other in (torch.zeros(4, 3), torch.zeros(3, 4).t().double()):
+        with pytest.raises(TransportError, match="does not fit"):
+            decode_into(entry, bytes(frame), other)
+    with pytest.raises(TransportError, match="does not fit"):
+        decode_into(entry, bytes(frame)[:-1], target)
+
+
+def test_no_memory_is_taken_for_what_does_not_fit():
+    def allocate(nbytes):
+        raise AssertionError(f"{nbytes} bytes were taken")
+
+    for entry, nbytes in ((["float32", [2**40], [1], 0, False], None),
+                          (["float32", [4], [1], 0, False], 15)):  # fmt: skip
+        with pytest.raises(TransportError, match="does not fit"):
+            blank(entry, allocate, nbytes)
+
+
+def test_raw_bytes_share_the_tensors_memory():
+    tensor = torch.zeros(4, 6)[1:, 2:]
+    raw_bytes(tensor).fill_(255)
+    assert bool(tensor.isnan().all())
 
 
 @given(st.binary(max_size=64), st.lists(st.binary(max_size=16), max_size=3))

@@ -1,0 +1,110 @@
+"""What GPUs the machine has, asked in a process of its own: CUDA does not survive a fork."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import torch
+
+from naspipe.core.errors import ConfigError
+
+_ASK = """
+import sys, msgpack, torch
+count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+found = [torch.cuda.get_device_properties(index) for index in range(count)]
+sys.stdout.buffer.write(msgpack.packb([
+    [[gpu.name, gpu.total_memory] for gpu in found],
+    [str(torch.version.cuda), str(torch.backends.cudnn.version() if count else None)],
+]))
+"""
+
+_ASK_SECONDS = 120.0
+_DRIVER = Path("/proc/driver/nvidia/version")
+
+
+@dataclass(frozen=True, slots=True)
+class Gpus:
+    """The GPUs that torch can use here, in torch's order, and the software below it."""
+
+    names: tuple[str, ...] = ()
+    memory_bytes: tuple[int, ...] = ()
+    cuda: str = ""
+    """The version that torch was built for."""
+    cudnn: str = ""
+    driver: str = ""
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def software(self) -> dict[str, str]:
+        """Versions for the manifest; empty without a GPU."""
+        if not self.names:
+            return {}
+        return {"cuda": self.cuda, "cudnn": self.cudnn, "nvidia_driver": self.driver}
+
+    def name_of(self, device: str) -> str:
+        """What computes under a device's name, for caches of measurements: ``cpu`` stays itself.
+
+        ``cuda`` spreads stages over all GPUs, so it is the names of all kinds of them.
+        """
+        if device == "cpu":
+            return device
+        if device == "cuda":
+            return ", ".join(sorted(set(self.names)))
+        return self.names[int(device.partition(":")[2])]
+
+
+NO_GPUS = Gpus()
+
+
+@cache
+def find_gpus() -> Gpus:
+    """Look for GPUs without starting CUDA in this process; asked once.
+
+    Raises:
+        ConfigError: when looking for them fails.
+    """
+    if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
+        return NO_GPUS
+    command = [sys.executable, "-W", "ignore", "-c", _ASK]
+    try:
+        asked = subprocess.run(command, capture_output=True, timeout=_ASK_SECONDS, check=True)
+    except subprocess.TimeoutExpired:
+        raise ConfigError(
+            f"looking for GPUs took longer than {_ASK_SECONDS:g} s; see that nvidia-smi answers, "
+            f"or choose --device cpu"
+        ) from None
+    except subprocess.CalledProcessError as error:
+        last = (error.stderr.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
+        raise ConfigError(
+            f"looking for GPUs failed ({last:.200}); see that nvidia-smi answers, or choose "
+            f"--device cpu"
+        ) from None
+    return _read(asked.stdout)
+
+
+def _read(answer: bytes) -> Gpus:
+    listed: list[tuple[str, int]]
+    versions: list[Any]
+    listed, versions = msgpack.unpackb(answer)
+    names = tuple(name for name, _ in listed)
+    memory_bytes = tuple(total for _, total in listed)
+    return Gpus(names, memory_bytes, versions[0], versions[1], driver_version())
+
+
+def driver_version(path: Path = _DRIVER) -> str:
+    """The NVIDIA driver's version; ``unknown`` where the kernel does not show it."""
+    try:
+        text = path.read_text("utf-8", errors="replace")
+    except OSError:
+        return "unknown"
+    match = re.search(r"\b([0-9]{3,4}(?:\.[0-9]+){1,2})\b", text)
+    return match[1] if match else "unknown"

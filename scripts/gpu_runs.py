@@ -1,0 +1,167 @@
+"""Runs of real spaces on synthetic data, and what their access logs say; for gpu_parts.py."""
+
+from __future__ import annotations
+
+import json
+import random
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+import torch
+
+import naspipe
+import search_spaces
+from naspipe.core.config import Definition, Recipe
+from naspipe.core.space import Shared, Space
+from naspipe.frontend.workloads import Named
+from naspipe.runtime import launcher
+from naspipe.runtime.compute import Workload
+from naspipe.runtime.layer_sizes import measure_sizes
+from naspipe.trace.log import read_run_accesses
+from naspipe.trace.metrics import hit_rate, makespan_seconds, stall_ratio
+
+TEXT = {"tiny": (600, 2600), "small": (4096, 8200), "paper": (12288, 8200)}
+"""Padded tokens of a batch, and the vocabulary: as of the real data at each scale."""
+
+IMAGES = {"channels": 1, "height": 28, "width": 28, "classes": 10}
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Random sentences, with the shapes of batches of real ones."""
+
+    scale: str
+
+    @property
+    def info(self) -> dict[str, int]:
+        """What a space wants to know."""
+        return {"vocabulary": TEXT[self.scale][1], "padding": 1}
+
+    def __call__(self, seed: int, sequence_id: int) -> dict[str, torch.Tensor]:
+        """Source, previous and target, each (rows, length)."""
+        tokens, words = TEXT[self.scale]
+        draw = torch.Generator().manual_seed(seed * 1_000_003 + sequence_id)
+        length = int(torch.randint(12, 48, (), generator=draw))
+        rows = tokens // length
+        shape = (rows, length)
+        return {
+            name: torch.randint(4, words, shape, generator=draw)
+            for name in ("source", "previous", "target")
+        }
+
+
+@dataclass(frozen=True)
+class Images:
+    """Random images of Fashion-MNIST's shape."""
+
+    rows: int
+
+    def __call__(self, seed: int, sequence_id: int) -> dict[str, torch.Tensor]:
+        """Input (rows, 1, 28, 28) and target (rows)."""
+        draw = torch.Generator().manual_seed(seed * 1_000_003 + sequence_id)
+        pixels = torch.randn(self.rows, 1, 28, 28, generator=draw)
+        return {"input": pixels, "target": torch.randint(0, 10, (self.rows,), generator=draw)}
+
+
+def synthetic(name: str, scale: str, optimizer: str | None = None) -> Named:
+    """A space of naspipe's with random data; plain SGD where it is asked for."""
+    defaults = search_spaces.defaults(name, scale)
+    data: Any
+    if defaults.max_tokens is not None:
+        data = Tokens(scale)
+        space = search_spaces.build(name, scale, data.info)
+    else:
+        data = Images(defaults.batch_size or 32)
+        space = search_spaces.build(name, scale, IMAGES)
+    recipe = Recipe(optimizer=optimizer or defaults.optimizer, lr=1e-3)
+    return Named(space=space, data=data, loss=defaults.loss(), recipe=recipe)
+
+
+def subnet_bytes(named: Named) -> int:
+    """Parameters and optimizer state of a subnet's choice blocks, on average over candidates."""
+    definition = Definition(space=named.space.name, steps=1, recipe=named.recipe)
+    sizes = measure_sizes(
+        Workload(space=named.space, data=named.data, loss=named.loss, definition=definition)
+    )
+    return sum(
+        int(mean(sizes.of(index, k).state_bytes for k in range(len(block.candidates))))
+        for index, block in enumerate(named.space.blocks)
+        if not isinstance(block, Shared)
+    )
+
+
+class Subset:
+    """A stream over some candidates: the first subnets use each once, the others any of them.
+
+    Args:
+        space: whose candidates.
+        count: how many of each block's, evenly spread.
+        steps: subnets in all, ``count`` of which make the layers.
+    """
+
+    def __init__(self, space: Space, count: int, steps: int) -> None:
+        draw = random.Random(1)
+        self.count = count
+        self.rows = [
+            [(y if y < count else draw.randrange(count)) * total // count
+             for total in space.candidate_counts]
+            for y in range(steps)
+        ]  # fmt: skip
+
+
+def timed_run(named: Named, subset: Subset, execution: dict[str, Any]) -> dict[str, Any]:
+    """One run; what its log says of the subnets after those that made the layers."""
+    with tempfile.TemporaryDirectory(prefix="naspipe-run-") as scratch:
+        stream = Path(scratch) / "stream.jsonl"
+        stream.write_text("".join(json.dumps(row) + "\n" for row in subset.rows))
+        start = time.monotonic()
+        run = naspipe.train(
+            named.space, named.data, named.loss, steps=len(subset.rows),
+            optimizer=named.recipe.optimizer, lr=named.recipe.lr, sampler=f"file:{stream}",
+            run_dir=Path(scratch) / "run", execution=execution,
+        )  # fmt: skip
+        seconds = time.monotonic() - start
+        accesses = read_run_accesses(run.directory.path)
+        manifest = run.manifest
+    first = [access for access in accesses if access.sequence_id < subset.count]
+    steady = [access for access in accesses if access.sequence_id >= subset.count]
+    steps = len(subset.rows) - subset.count
+    step_seconds = makespan_seconds(steady) / steps
+    return {
+        "steps": steps,
+        "seconds_in_all": seconds,
+        "first_use_seconds": makespan_seconds(first) / subset.count,
+        "step_seconds": step_seconds,
+        "subnets_per_hour": 3600 / step_seconds,
+        "hit_rate": hit_rate(steady),
+        "stall_ratio": stall_ratio(steady, 1),
+        "median_block_ms": median(a.end_ns - a.start_ns for a in steady) / 1e6,
+        "budgets": manifest["execution"]["budgets"],
+        "stages": manifest["measured"]["stages"],
+    }
+
+
+def free_host_bytes() -> int:
+    """Memory that programs may still take."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 8 << 30
+
+
+@contextmanager
+def shortened() -> Iterator[None]:
+    """Profiles take less than they would: how well stages are balanced is not looked at here."""
+    usual = launcher.profile
+    launcher.profile = partial(usual, budget_seconds=0.5)
+    try:
+        yield
+    finally:
+        launcher.profile = usual

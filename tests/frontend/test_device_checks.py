@@ -1,0 +1,53 @@
+"""Devices and data paths that are not there are refused in one line, before anything runs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from naspipe.core.config import Execution
+from naspipe.core.errors import ConfigError
+from naspipe.frontend.checks import check_data_path, check_device
+
+
+@pytest.mark.parametrize(
+    ("device", "count", "message"),
+    [
+        ("cuda", 0, "device cuda: found no CUDA device on this machine; choose --device cpu"),
+        ("cuda:2", 2, "device cuda:2: found cuda:0 to cuda:1 on this machine"),
+    ],
+)
+def test_devices(device, count, message):
+    with pytest.raises(ConfigError, match=message):
+        check_device(device, count)
+    check_device(device, count + 1)
+    check_device("cpu", 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "count", "message"),
+    [
+        ({"device": "cuda"}, 3, "a GPU for each of 4 stages, found 3; choose --stages 3 or less"),
+        ({"device": "cuda:1"}, 8, "expected --device cuda, found cuda:1; use it, or --set"),
+        ({}, 8, "expected --device cuda, found cpu"),
+    ],
+)
+def test_nccl_wants_a_gpu_for_each_stage(changes, count, message):
+    execution = Execution(stages=4, data_path="nccl", **changes)
+    with pytest.raises(ConfigError, match=message):
+        check_data_path(execution, count)
+    check_data_path(Execution(stages=4, **changes), count)
+
+
+def test_nccl_with_a_gpu_for_each_stage(monkeypatch):
+    execution = Execution(stages=4, data_path="nccl", device="cuda")
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    check_data_path(execution, 4)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
+    with pytest.raises(ConfigError, match="a torch that was built with NCCL"):
+        check_data_path(execution, 4)
+
+
+def test_an_unknown_data_path():
+    with pytest.raises(ConfigError, match="data_path: expected zmq or nccl, found 'rdma'"):
+        Execution(data_path="rdma")

@@ -1,0 +1,54 @@
+"""The settings under which torch leaves the same bits are there inside, and as before after."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from naspipe.runtime.clock import HostClock
+from naspipe.runtime.determinism import CUBLAS_WORKSPACE, deterministic_torch, seed_draws
+
+
+def settings():
+    return {
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "fill": torch.utils.deterministic.fill_uninitialized_memory,
+        "benchmark": torch.backends.cudnn.benchmark,
+        "cudnn deterministic": torch.backends.cudnn.deterministic,
+        "cudnn tf32": torch.backends.cudnn.allow_tf32,
+        "matmul tf32": torch.backends.cuda.matmul.allow_tf32,
+        "threads": torch.get_num_threads(),
+    }
+
+
+@pytest.mark.parametrize("workspace", [None, ":16:8", "nonsense"])
+def test_inside_and_after(monkeypatch, workspace):
+    import os
+
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", workspace or "")
+    torch.backends.cudnn.benchmark = torch.backends.cudnn.allow_tf32 = True
+    before, draws = settings(), torch.get_rng_state()
+    with deterministic_torch(1):
+        assert settings() == {
+            "deterministic": True, "fill": False, "benchmark": False, "cudnn deterministic": True,
+            "cudnn tf32": False, "matmul tf32": False, "threads": 1,
+        }  # fmt: skip
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == CUBLAS_WORKSPACE
+        seed_draws(3)
+    torch.backends.cudnn.benchmark = False
+    assert settings() == {**before, "benchmark": False}
+    assert torch.equal(torch.get_rng_state(), draws)
+
+
+def test_seeds_are_those_of_torch():
+    torch.manual_seed(5)
+    expected = torch.rand(4)
+    seed_draws(5)
+    assert torch.equal(torch.rand(4), expected)
+    assert not torch.cuda.is_initialized()
+
+
+def test_the_hosts_clock():
+    clock = HostClock()
+    marks = [clock.mark() for _ in range(3)]
+    assert clock.between_ns(marks) == [marks[1] - marks[0], marks[2] - marks[1]]

@@ -1,0 +1,60 @@
+"""The check on a GPU, as far as a machine without one can run it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def check(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "scripts/gpu_check.py"), *words]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_without_a_gpu_it_says_so(tmp_path):
+    done = check("--output", str(tmp_path / "gpu"))
+    assert done.returncode == 3, done.stderr
+    assert "skipped: torch finds no CUDA device" in done.stdout
+    assert not list((tmp_path / "gpu").iterdir())
+
+
+def test_the_emulated_device_is_for_dry_runs_only(tmp_path):
+    done = check("--output", str(tmp_path), "--device", "cpu")
+    assert done.returncode == 2
+    assert "expected --dry-run with it" in done.stderr
+
+
+def test_a_dry_run_of_one_part_writes_its_results(tmp_path):
+    done = check("--output", str(tmp_path), "--device", "cpu", "--dry-run", "--parts", "copies")
+    assert done.returncode == 0, done.stdout + done.stderr
+    record = json.loads((tmp_path / "copies.json").read_text())
+    assert record["is_good"] and record["is_dry_run"] and not record["was_cut_off"]
+    assert record["pageable_save_bytes_per_second"] > 0
+    machine = json.loads((tmp_path / "machine.json").read_text())
+    assert machine["torch"] == torch.__version__
+
+
+def test_a_part_that_takes_too_long_is_cut_off_and_leaves_what_it_wrote(tmp_path):
+    start = time.monotonic()
+    words = ("--device", "cpu", "--dry-run", "--parts", "copies", "--factor", "0.001")
+    done = check("--output", str(tmp_path), *words)
+    assert done.returncode == 1
+    assert time.monotonic() - start < 30
+    assert json.loads((tmp_path / "copies.json").read_text())["was_cut_off"]
+
+
+def test_missing_packages_are_one_line(tmp_path):
+    words = ("-I", "-S", str(ROOT / "scripts/gpu_check.py"), "--wheels", str(tmp_path))
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 2
+    assert "this python lacks torch" in done.stdout
+    assert done.stderr.splitlines()[-1].startswith("gpu_check: expected wheels of torch")
