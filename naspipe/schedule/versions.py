@@ -18,6 +18,7 @@ from naspipe.core.ids import INITIAL, LATEST, LayerId, SequenceId, StreamId, Ver
 from naspipe.core.ports import SyncPolicy
 from naspipe.core.rules import Rule
 from naspipe.core.subnet import Subnet
+from naspipe.schedule.uses import Uses
 
 _NEVER = Version(sys.maxsize)
 """Older than this: every version."""
@@ -37,12 +38,14 @@ class Ticket(NamedTuple):
 
 @dataclass(slots=True)
 class _Layer:
-    """``users``: promised WRITEs that later readers may ask for, oldest first."""
+    """``users``: promised WRITEs that later readers may ask for, oldest first; ``seen`` counts
+    those that were taken over from :class:`Uses`."""
 
     users: list[Version] = field(default_factory=lambda: [INITIAL])
     existing: set[Version] = field(default_factory=lambda: {INITIAL})
     readers: dict[Version, int] = field(default_factory=dict)
     newest: Version = INITIAL
+    seen: int = 0
 
 
 class VersionBook:
@@ -51,18 +54,22 @@ class VersionBook:
     Args:
         rules: of each stream, the rule of each block of its chain.
         policy: which version an access asks for.
+        uses: who uses each layer; stages of one process may share it.
     """
 
-    def __init__(self, rules: Sequence[Sequence[Rule]], policy: SyncPolicy) -> None:
+    def __init__(
+        self, rules: Sequence[Sequence[Rule]], policy: SyncPolicy, uses: Uses | None = None
+    ) -> None:
         self._rules = tuple(map(tuple, rules))
         self._policy = policy
+        self._uses = uses if uses is not None else Uses()
         self._layers: dict[LayerId, _Layer] = {}
         self._next: dict[StreamId, int] = {}
 
     def admit(self, subnet: Subnet, blocks: Iterable[int]) -> dict[int, Ticket]:
         """Hand out the tickets of a subnet for this stage's blocks.
 
-        Its other blocks are noted too: a layer that it writes elsewhere may come here next.
+        Its other layers are noted too: one that it writes elsewhere may come here next.
 
         Raises:
             InvariantError: when a sequence ID is missing or comes twice; without it
@@ -74,23 +81,18 @@ class VersionBook:
                 f"subnet {subnet.stream}.{subnet.sequence_id} admitted out of order: "
                 f"expected sequence ID {expected}"
             )
-        self._next[subnet.stream] = expected + 1
         rules = self._rules[subnet.stream]
         if self._policy.binds_late:
+            self._next[subnet.stream] = expected + 1
             return {
                 block: Ticket(
                     subnet.layer(block), LATEST, LATEST, self._policy.is_writer(rules[block])
                 )
                 for block in blocks
             }
-        here = set(blocks)
-        tickets: dict[int, Ticket] = {}
-        for block in range(len(rules)):
-            if block in here:
-                tickets[block] = self._ticket(subnet, block)
-            else:
-                layer = subnet.layer(block)
-                self._promise(layer, self._state(layer), subnet.sequence_id)
+        self._uses.note(subnet)
+        tickets = {block: self._ticket(subnet, block) for block in blocks}
+        self._next[subnet.stream] = expected + 1
         return tickets
 
     def begin(self, tickets: dict[int, Ticket]) -> None:
@@ -109,7 +111,7 @@ class VersionBook:
             return ticket
         state = self._state(ticket.layer)
         ticket = ticket._replace(base=state.users[-1])
-        self._promise(ticket.layer, state, writer)
+        self._promise(ticket.layer, state, (Version(writer),))
         return ticket
 
     def is_clear(self, ticket: Ticket) -> bool:
@@ -187,21 +189,24 @@ class VersionBook:
         rule = self._rules[subnet.stream][block]
         reads = self._policy.version_to_read(rule, state.users, subnet.sequence_id)
         state.readers[reads] = state.readers.get(reads, 0) + 1
-        base = state.users[-1]
-        self._promise(layer, state, subnet.sequence_id)
-        return Ticket(layer, reads, base, self._policy.is_writer(rule))
+        return Ticket(layer, reads, state.users[-1], self._policy.is_writer(rule))
 
-    def _promise(self, layer: LayerId, state: _Layer, writer: SequenceId) -> None:
-        """Note that a subnet will write a layer."""
+    def _promise(self, layer: LayerId, state: _Layer, writers: Iterable[Version]) -> None:
+        """Note that subnets will write a layer."""
         if self._policy.is_writer(self._rule(layer)):
-            state.users.append(Version(writer))
+            state.users.extend(writers)
             oldest = self._floor(layer, state)
             del state.users[: min(bisect_left(state.users, oldest), len(state.users) - 1)]
 
     def _state(self, layer: LayerId) -> _Layer:
+        """A layer's state, with every use by a subnet that was admitted here."""
         state = self._layers.get(layer)
         if state is None:
             state = self._layers[layer] = _Layer()
+        admitted = SequenceId(self._next.get(layer.stream, 0))
+        if users := self._uses.of(layer, state.seen, admitted):
+            state.seen += len(users)
+            self._promise(layer, state, users)
         return state
 
     def _floor(self, layer: LayerId, state: _Layer) -> Version:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from naspipe.core.errors import InvariantError
-from naspipe.core.ids import LayerId, StageId, Version
+from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
 from naspipe.core.partition import Partition
 from naspipe.core.rules import Exact, Frozen, Rule
 from naspipe.core.subnet import Subnet
@@ -28,41 +28,51 @@ class Departure(NamedTuple):
 class Whereabouts:
     """Follows every layer over the stages, from the admissions alone.
 
+    Each subnet is followed once, by the first stage that admits it; stages of one process may
+    share one of these.
+
     Args:
-        stage: whose departures to tell.
         rules: of each stream, the rule of each block of its chain.
     """
 
-    def __init__(self, stage: StageId, rules: Sequence[Sequence[Rule]]) -> None:
-        self._stage = stage
+    def __init__(self, rules: Sequence[Sequence[Rule]]) -> None:
         self._rules = tuple(map(tuple, rules))
         self._newest: dict[LayerId, tuple[Version, StageId]] = {}
+        self._next: dict[StreamId, int] = {}
+        self._leaving: dict[tuple[StreamId, SequenceId, StageId], list[Departure]] = {}
+        """By the subnet that takes layers over and the stage they leave, until it has asked."""
 
-    def admit(self, subnet: Subnet, partition: Partition) -> list[Departure]:
-        """What has to leave this stage for a subnet, told in sequence order without gaps.
+    def admit(self, stage: StageId, subnet: Subnet, partition: Partition) -> list[Departure]:
+        """What has to leave a stage for a subnet; each stage asks once, in sequence order.
 
         Raises:
             InvariantError: when the subnet moves a layer whose rule is not ``exact``; such
                 layers stay on one stage, because readers of several versions share them.
         """
-        departures: list[Departure] = []
-        rules = self._rules[subnet.stream]
-        version = Version(subnet.sequence_id)
+        stream, sequence_id, _ = subnet
+        if sequence_id >= self._next.get(stream, 0):
+            self._next[stream] = sequence_id + 1
+            self._follow(subnet, partition)
+        return self._leaving.pop((stream, sequence_id, stage), [])
+
+    def _follow(self, subnet: Subnet, partition: Partition) -> None:
+        stream, sequence_id, chain = subnet
+        rules, newest, version = self._rules[stream], self._newest, Version(sequence_id)
         for number in range(partition.num_stages):
             stage = StageId(number)
+            here = (version, stage)
             for block in partition.blocks(stage):
                 if isinstance(rules[block], Frozen):
                     continue
-                layer = subnet.layer(block)
-                before = self._newest.get(layer)
-                self._newest[layer] = (version, stage)
+                layer = LayerId(stream, block, chain[block])
+                before = newest.get(layer)
+                newest[layer] = here
                 if before is None or before[1] == stage:
                     continue
                 if not isinstance(rules[block], Exact):
                     raise InvariantError(
                         f"layer {layer}: rule {rules[block]} stays on stage {before[1]}, "
-                        f"but subnet {subnet.stream}.{version} uses it on stage {stage}"
+                        f"but subnet {stream}.{version} uses it on stage {stage}"
                     )
-                if before[1] == self._stage:
-                    departures.append(Departure(layer, before[0], stage))
-        return departures
+                departure = Departure(layer, before[0], stage)
+                self._leaving.setdefault((stream, sequence_id, before[1]), []).append(departure)

@@ -13,6 +13,7 @@ from naspipe.core.ports import Admission
 from naspipe.core.subnet import Subnet
 from naspipe.planning.cost import CostTable
 from naspipe.planning.memory import MemoryPlan
+from naspipe.schedule.history import History
 from naspipe.sim.access_table import AccessTable
 from naspipe.sim.costs import Costs, StreamCosts, TableCosts
 from naspipe.sim.driver import simulate_into
@@ -62,16 +63,19 @@ def simulate_run(
         InvariantError: when the schedule stops before its end: a bug.
     """
     stages = [StageId(stage) for stage in range(execution.stages)]
+    rules = [stream.chain.rules for stream in pipeline.streams]
+    history = History.of(rules)
     managers = [residency_of(plan.memory, stage, execution) for stage in stages]
     controllers = [
         build_controller(
             stage,
-            [stream.chain.rules for stream in pipeline.streams],
+            rules,
             policy=pipeline.policy,
             bulk=pipeline.bulk,
             order=plan.order,
             residency=manager,
             starts_partly_clear=execution.partly_clear,
+            history=history,
         )
         for stage, manager in zip(stages, managers, strict=True)
     ]

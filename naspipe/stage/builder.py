@@ -12,6 +12,7 @@ from naspipe.residency.all_resident import AllResident
 from naspipe.schedule.asp import AsynchronousPolicy
 from naspipe.schedule.bsp import BulkPolicy
 from naspipe.schedule.csp import CausalPolicy
+from naspipe.schedule.history import History
 from naspipe.schedule.order import CriticalPathOrder, PaperOrder
 from naspipe.stage.admission import AdmissionWindow, BulkAdmission
 from naspipe.stage.controller import StageController
@@ -50,6 +51,7 @@ def build_controller(
     order: str = "paper",
     residency: Residency | None = None,
     starts_partly_clear: bool = False,
+    history: History | None = None,
 ) -> StageController:
     """Make a stage's controller from names; without a ``residency`` every layer is on the device.
 
@@ -61,6 +63,7 @@ def build_controller(
         order: ``paper`` or ``critical-path``.
         residency: what is on the device.
         starts_partly_clear: begin a forward before all of the stage's blocks are clear.
+        history: shared by the stages of one process; a new one by default.
 
     Raises:
         ConfigError: for a name that is not registered.
@@ -69,7 +72,7 @@ def build_controller(
         raise ConfigError(f"unknown order {order!r}: expected {' or '.join(ORDERS)}")
     return StageController(
         stage,
-        rules,
+        history or History.of(rules),
         build_policy(policy, bulk),
         ORDERS[order](),
         residency or AllResident(),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
@@ -34,8 +34,8 @@ from naspipe.core.events import (
 )
 from naspipe.core.ids import LayerId, PassId, SequenceId, StageId, StreamId, Version
 from naspipe.core.ports import DispatchOrder, Residency, SyncPolicy
-from naspipe.core.rules import Rule
 from naspipe.core.task import Task, TaskKind
+from naspipe.schedule.history import History
 from naspipe.schedule.versions import VersionBook
 from naspipe.stage.mirroring import Departures
 from naspipe.stage.predictor import forecast
@@ -52,7 +52,7 @@ class StageController:
 
     Args:
         stage: which stage of every subnet's partition this is.
-        rules: of each stream, the rule of each block of its chain.
+        history: of the subnets that are admitted; the stages of one process share it.
         policy: which version an access asks for.
         order: which of several clear tasks runs first.
         residency: what is on the device.
@@ -63,17 +63,17 @@ class StageController:
     def __init__(
         self,
         stage: StageId,
-        rules: Sequence[Sequence[Rule]],
+        history: History,
         policy: SyncPolicy,
         order: DispatchOrder,
         residency: Residency,
         starts_partly_clear: bool = False,
     ) -> None:
         self._stage = stage
-        self._book = VersionBook(rules, policy)
+        self._book = VersionBook(history.rules, policy, history.uses)
         self._order = order
         self._residency = residency
-        self._departures = Departures(stage, rules, self._book, residency)
+        self._departures = Departures(stage, history.whereabouts, self._book, residency)
         self._writes = Writes(self._book, residency)
         self._starts_partly_clear = starts_partly_clear
         self._subnets: dict[tuple[StreamId, SequenceId], Progress] = {}

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from naspipe.core.commands import Command, PushVersion
 from naspipe.core.ids import LayerId, StageId, Version
 from naspipe.core.partition import Partition
 from naspipe.core.ports import Residency
-from naspipe.core.rules import Rule
 from naspipe.core.subnet import Subnet
 from naspipe.schedule.versions import VersionBook
 from naspipe.schedule.whereabouts import Departure, Whereabouts
@@ -23,11 +20,12 @@ class Departures:
     def __init__(
         self,
         stage: StageId,
-        rules: Sequence[Sequence[Rule]],
+        whereabouts: Whereabouts,
         book: VersionBook,
         residency: Residency,
     ) -> None:
-        self._whereabouts = Whereabouts(stage, rules)
+        self._stage = stage
+        self._whereabouts = whereabouts
         self._book = book
         self._residency = residency
         self._waiting: dict[tuple[LayerId, Version], Departure] = {}
@@ -35,7 +33,7 @@ class Departures:
     def admit(self, subnet: Subnet, partition: Partition) -> list[Command]:
         """Note what a subnet needs on other stages; returns the pushes that can go now."""
         commands: list[Command] = []
-        for departure in self._whereabouts.admit(subnet, partition):
+        for departure in self._whereabouts.admit(self._stage, subnet, partition):
             self._waiting[departure.layer, departure.version] = departure
             commands += self.ready(departure.layer)
         return commands

@@ -1,0 +1,28 @@
+"""What is known of a pipeline's subnets from their admissions alone, the same for every stage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from naspipe.core.rules import Rule
+from naspipe.schedule.uses import Uses
+from naspipe.schedule.whereabouts import Whereabouts
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Noted once per subnet in a process: O(blocks), however many stages ask.
+
+    A stage's own process has one; the simulator's stages share one.
+    """
+
+    rules: Sequence[Sequence[Rule]]
+    """Of each stream, the rule of each block of its chain."""
+    whereabouts: Whereabouts
+    uses: Uses = field(default_factory=Uses)
+
+    @classmethod
+    def of(cls, rules: Sequence[Sequence[Rule]]) -> History:
+        """A new one, for chains of these rules."""
+        return cls(rules, Whereabouts(rules))

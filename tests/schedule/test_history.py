@@ -1,0 +1,77 @@
+"""Uses and whereabouts noted once for all stages say what each stage would find on its own."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from naspipe.core.ids import LayerId
+from naspipe.core.subnet import Subnet
+from naspipe.schedule.csp import CausalPolicy
+from naspipe.schedule.history import History
+from naspipe.schedule.uses import Uses
+from naspipe.schedule.versions import VersionBook
+from naspipe.schedule.whereabouts import Whereabouts
+from naspipe.sim.costs import RandomCosts
+from naspipe.sim.driver import simulate
+from naspipe.stage.admission import AdmissionWindow
+from naspipe.stage.builder import build_controller
+from tests.sim.test_causal_order import run
+from tests.strategies import moving_pipelines
+
+
+@settings(max_examples=150)
+@given(moving_pipelines(), st.integers(0, 2**32), st.integers(1, 9))
+def test_sharing_changes_no_schedule(pipeline, seed, window):
+    """The reference has a history in every stage, as processes have."""
+    rules, subnets, partitions = pipeline
+    history = History.of([rules])
+    controllers = [
+        build_controller(stage, [rules], starts_partly_clear=True, history=history)
+        for stage in range(partitions[0].num_stages)
+    ]
+    shared = simulate(
+        lambda _, y: (subnets[y], partitions[y], None), controllers, RandomCosts(seed),
+        lambda: [AdmissionWindow(window, len(subnets))],
+    )  # fmt: skip
+    apart = run(rules, subnets, partitions, RandomCosts(seed), window)
+    assert [access for stage in shared for access in stage] == apart
+
+
+@settings(max_examples=100)
+@given(moving_pipelines(), st.data())
+def test_stages_may_be_at_different_subnets(pipeline, data):
+    """A book that admits late gives the tickets and versions of one that is alone."""
+    rules, subnets, partitions = pipeline
+    stages = range(partitions[0].num_stages)
+    history = History.of([rules])
+    shared = [VersionBook([rules], CausalPolicy(), history.uses) for _ in stages]
+    alone = [VersionBook([rules], CausalPolicy()) for _ in stages]
+    own = [Whereabouts([rules]) for _ in stages]
+    left = {stage: list(subnets) for stage in stages}
+    while left:
+        stage = data.draw(st.sampled_from(sorted(left)))
+        subnet = left[stage].pop(0)
+        if not left[stage]:
+            del left[stage]
+        partition = partitions[subnet.sequence_id]
+        blocks = partition.blocks(stage)
+        found = shared[stage].admit(subnet, blocks)
+        assert found == alone[stage].admit(subnet, blocks)
+        departures = history.whereabouts.admit(stage, subnet, partition)
+        assert departures == own[stage].admit(stage, subnet, partition)
+        for ticket in found.values():
+            for version in range(-1, subnet.sequence_id + 1):
+                expected = alone[stage].keeps(ticket.layer, version)
+                assert shared[stage].keeps(ticket.layer, version) == expected
+
+
+def test_uses_are_read_as_far_as_one_has_come():
+    uses = Uses()
+    for y, candidate in enumerate((4, 4, 5, 4)):
+        uses.note(Subnet(0, y, (candidate,)))
+        uses.note(Subnet(0, y, (candidate,)))  # by a second stage
+    layer = LayerId(0, 0, 4)
+    assert list(uses.of(layer, 0, 3)) == [0, 1]
+    assert list(uses.of(layer, 1, 4)) == [1, 3]
+    assert list(uses.of(layer, 3, 9)) == list(uses.of(LayerId(0, 0, 9), 0, 9)) == []
