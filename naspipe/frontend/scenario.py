@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 COSTS = ("profiled", "table5")
 """Where costs can be from."""
 
-_INFO = {
+DATA_INFO = {
     "vocabulary": 32_000, "padding": 1, "channels": 3, "height": 224, "width": 224,
     "classes": 1000,
 }  # fmt: skip
@@ -136,7 +136,7 @@ def table5_scenario(name: str, *, with_shared: bool = True, recompute: bool = Tr
             f"{name}: expected one of {', '.join(search_spaces.names())}, as Table 5 lists their "
             f"layers; use --costs profiled for a space of your own"
         )
-    space = search_spaces.build(name, "paper", _INFO)
+    space = search_spaces.build(name, "paper", DATA_INFO)
     if not with_shared:
         space = without_shared(space)
     costs = table5_costs(space, recompute)

@@ -68,13 +68,22 @@ class System:
     """Keep only each block's inputs."""
     stashes: bool = False
     """Keep the version that each subnet under way has read."""
+    alternates: bool = False
+    """One forward, one backward: a stage has no more under way than there are stages from it
+    to the last one."""
+
+    def under_way(self, in_flight: int, stages_left: int) -> int:
+        """Subnets that a stage keeps the passes of."""
+        return min(in_flight, stages_left) if self.alternates else in_flight
 
 
 SYSTEMS = (
     System(name="naspipe", subnets_on_device=3, recomputes=True),
     System(name="vpipe", subnets_on_device=2, recomputes=True),
     System(name="gpipe", subnets_on_device=None, recomputes=True),
-    System(name="pipedream", subnets_on_device=None, recomputes=False, stashes=True),
+    System(
+        name="pipedream", subnets_on_device=None, recomputes=False, stashes=True, alternates=True
+    ),
 )
 """NASPipe holds the subnet that executes, the one leaving and the one coming; VPipe one that
 executes and one that comes; GPipe and PipeDream do not swap."""
@@ -97,18 +106,14 @@ class StageLoad:
 
 
 def stage_loads(
-    table: FootprintTable, system: System, num_stages: int, in_flight: int
+    table: FootprintTable, system: System, num_stages: int, in_flight: int, batch: int = 0
 ) -> list[StageLoad]:
-    """Every stage's memory under a system.
-
-    Systems that hold the supernet cut it where that balances its bytes, as a cut by time may
-    not fit at all; the others where it balances a subnet's mean bytes.
-    """
-    blocks = range(len(table.twins))
-    if system.subnets_on_device is None:
-        weights = [float(table.supernet_bytes(block)) for block in blocks]
-    else:
-        weights = [float(table.mean(block).state_bytes) for block in blocks]
+    """Every stage's memory under a system, cut where that balances it at this batch size."""
+    weights = [
+        _layer_bytes(table, system, block, in_flight)
+        + batch * in_flight * _kept_bytes(system, table.mean(block))
+        for block in range(len(table.twins))
+    ]
     partition = balanced_partition(weights, num_stages)
     return [
         _load(table, system, partition, StageId(stage), in_flight) for stage in range(num_stages)
@@ -134,13 +139,26 @@ def largest_batch(
         budget_bytes: of one device, less what the driver and libraries take.
         sizes: batch sizes to choose from.
     """
-    loads = stage_loads(table, system, num_stages, in_flight)
     fitting = [
-        batch
-        for batch in sizes
-        if all(load.needed_bytes(batch, in_flight) <= budget_bytes for load in loads)
+        batch for batch in sizes if fits(table, system, num_stages, in_flight, batch, budget_bytes)
     ]
     return max(fitting, default=0)
+
+
+def fits(
+    table: FootprintTable,
+    system: System,
+    num_stages: int,
+    in_flight: int,
+    batch: int,
+    budget_bytes: float,
+) -> bool:
+    """Whether every stage has room for so many samples and subnets under way."""
+    loads = stage_loads(table, system, num_stages, in_flight, batch)
+    return all(
+        load.needed_bytes(batch, system.under_way(in_flight, num_stages - stage)) <= budget_bytes
+        for stage, load in enumerate(loads)
+    )
 
 
 def most_in_flight(
@@ -154,18 +172,28 @@ def most_in_flight(
     if batch < 1:
         raise ConfigError(f"batch: expected 1 or more samples, found {batch}")
     count = 0
-    while all(
-        load.needed_bytes(batch, count + 1) <= budget_bytes
-        for load in stage_loads(table, system, num_stages, count + 1)
-    ):
+    while count < _PLENTY and fits(table, system, num_stages, count + 1, batch, budget_bytes):
         count += 1
-        if count >= _PLENTY:
-            break
     return count
 
 
 _PLENTY = 1024
 """More subnets under way than any pipeline can use."""
+
+
+def _layer_bytes(table: FootprintTable, system: System, block: int, in_flight: int) -> float:
+    """What a block's layers hold on the device."""
+    mean = table.mean(block)
+    if system.subnets_on_device is None:
+        held: float = table.supernet_bytes(block)
+    else:
+        held = system.subnets_on_device * mean.state_bytes
+    return held + (in_flight - 1) * mean.parameter_bytes * system.stashes
+
+
+def _kept_bytes(system: System, row: Footprint) -> float:
+    """Per sample and subnet under way; what is handed on counts once per stage, elsewhere."""
+    return row.input_bytes + (0 if system.recomputes else row.saved_bytes)
 
 
 def _load(
@@ -174,18 +202,12 @@ def _load(
     blocks = partition.blocks(stage)
     means = [table.mean(block) for block in blocks]
     rows = [row for block in blocks for row in table.candidates(block)]
-    subnet_bytes = sum(mean.state_bytes for mean in means)
-    if system.subnets_on_device is None:
-        fixed: float = sum(map(table.supernet_bytes, blocks))
-    else:
-        largest = max(row.state_bytes for row in rows)
-        fixed = max(largest, system.subnets_on_device * subnet_bytes)
-    if system.stashes:
-        fixed += (in_flight - 1) * sum(mean.parameter_bytes for mean in means)
+    flight = system.under_way(in_flight, partition.num_stages - stage)
+    fixed = sum(_layer_bytes(table, system, block, flight) for block in blocks)
+    fixed = max(fixed, *(row.state_bytes for row in rows))
     fixed += max(row.parameter_bytes for row in rows)
-    kept = max(mean.passed_bytes for mean in means) + sum(
-        mean.input_bytes + (0 if system.recomputes else mean.saved_bytes) for mean in means
-    )
+    kept = max(mean.passed_bytes for mean in means)
+    kept += sum(_kept_bytes(system, mean) for mean in means)
     # A backward needs the graph it runs through and about as much again in gradients.
     working = max(row.input_bytes + 2 * row.saved_bytes for row in rows)
     return StageLoad(fixed, kept, working)

@@ -30,7 +30,7 @@ def test_one_stage_by_hand():
     )
     assert swaps.fixed_bytes == 3 * 2 * 200 + 240
     assert holds.fixed_bytes == 2 * 400 + 240
-    assert stashes.fixed_bytes == 2 * 400 + 240 + 2 * 2 * 160
+    assert stashes.fixed_bytes == 2 * 400 + 240 + 1 * 2 * 160, "two stages: two under way"
     assert swaps.kept_bytes == holds.kept_bytes == 2 + 2 * 10
     assert stashes.kept_bytes == 2 + 2 * (10 + 40)
     assert swaps.working_bytes == 10 + 2 * 50
