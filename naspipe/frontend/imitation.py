@@ -15,7 +15,7 @@ from naspipe.core.partition import Partition, make_partition
 from naspipe.core.subnet import Subnet
 from naspipe.planning.cost import CostTable
 from naspipe.sim.costs import Costs
-from naspipe.sim.fidelity import Fidelity, compare_to_real, logged_costs
+from naspipe.sim.fidelity import Fidelity, LoggedCosts, compare_to_real, logged_costs
 from naspipe.sim.plan import Chain, Pipeline, Plan, Stream, StreamPlan, by_critical_path
 from naspipe.sim.run import SimulatedRun, simulate_run
 from naspipe.streams.from_file import read_stream
@@ -31,12 +31,25 @@ def imitate(path: Path) -> Fidelity:
         LogError: when its log is damaged.
     """
     recorded = RecordedRun(path)
-    costs = logged_costs(recorded.accesses)
-    return compare_to_real(
-        recorded.accesses,
-        simulated_again(recorded, costs, costs.table).accesses,
-        recorded.num_stages,
-    )
+    costs = logged_costs_of(recorded)
+    return imitate_with(recorded, costs, costs.table)
+
+
+def logged_costs_of(recorded: RecordedRun) -> LoggedCosts:
+    """What each access of a recorded run took.
+
+    Raises:
+        ConfigError: when there is no log.
+    """
+    if not recorded.accesses:
+        raise ConfigError(f"{recorded.path}: expected an access log to imitate, found none")
+    return logged_costs(recorded.accesses)
+
+
+def imitate_with(recorded: RecordedRun, costs: Costs, table: CostTable) -> Fidelity:
+    """Compare a recorded run to its simulation under other costs: see :func:`simulated_again`."""
+    simulated = simulated_again(recorded, costs, table)
+    return compare_to_real(recorded.accesses, simulated.accesses, recorded.num_stages)
 
 
 def simulated_again(recorded: RecordedRun, costs: Costs, table: CostTable) -> SimulatedRun:
@@ -52,8 +65,6 @@ def simulated_again(recorded: RecordedRun, costs: Costs, table: CostTable) -> Si
     """
     manifest, labels = recorded.manifest, recorded.labels
     execution = _execution(manifest.get("execution", {}), recorded.path)
-    if not recorded.accesses:
-        raise ConfigError(f"{recorded.path}: expected an access log to imitate, found none")
     chain = Chain(rules=labels.rules, is_shared=labels.is_shared)
     subnets = _subnets(recorded.directory.stream, labels)
     partitions = _partitions(recorded.accesses, len(subnets), len(labels), recorded.path)

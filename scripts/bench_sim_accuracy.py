@@ -1,0 +1,79 @@
+"""Real runs beside their simulations: bubble ratio, order of tasks and when they start.
+
+Each run is imitated twice: with what each of its accesses took (its log), and with the layers'
+profiled costs. Links and pauses are those that the log shows. Run it on a quiet machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from naspipe.cli.main import main as naspipe  # noqa: E402
+from naspipe.core.config import Execution  # noqa: E402
+from naspipe.core.errors import NaspipeError  # noqa: E402
+from naspipe.frontend.imitation import imitate_with, logged_costs_of  # noqa: E402
+from naspipe.frontend.plan import measured_costs  # noqa: E402
+from naspipe.frontend.scenario import workload_of  # noqa: E402
+from naspipe.sim.costs import TableCosts  # noqa: E402
+from naspipe.trace.compare import RecordedRun  # noqa: E402
+
+
+def measure(space: str, sampler: str, steps: int, stages: int, directory: Path) -> dict[str, Any]:
+    """Train, then simulate the same stream."""
+    execution = Execution(stages=stages)
+    workload, execution = workload_of(space, "tiny", None, None, execution, [])
+    (table,) = measured_costs([workload], execution)
+    words = ["train", space, "--sampler", sampler, "--steps", str(steps), "--quiet"]
+    status = naspipe([*words, "--stages", str(stages), "--run-dir", str(directory)])
+    if status:
+        raise NaspipeError(f"naspipe {' '.join(words)} ended with exit status {status}")
+    recorded = RecordedRun(directory)
+    logged = logged_costs_of(recorded)
+    profiled = TableCosts(table=table, link_ns=logged.link_ns, pause_ns=logged.pause_ns)
+    return {
+        "space": space, "sampler": sampler, "stages": stages, "steps": steps,
+        "order": recorded.manifest["execution"]["order"],
+        "link_ms": logged.link_ns / 1e6, "pause_ms": logged.pause_ns / 1e6,
+        "from_log": imitate_with(recorded, logged, logged.table).as_dict(),
+        "from_profile": imitate_with(recorded, profiled, table).as_dict(),
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Measure every case, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--spaces", nargs="+", default=["nlp.c1", "nlp.c3", "cv.c1"])
+    parser.add_argument("--samplers", nargs="+", default=["uniform", "spaced:8"])
+    parser.add_argument("--stages", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--output", type=Path, default=ROOT / "artifacts/simulator/accuracy.json")
+    arguments = parser.parse_args()
+    cases = []
+    for space in arguments.spaces:
+        for sampler in arguments.samplers:
+            with tempfile.TemporaryDirectory() as scratch:
+                place = Path(scratch) / "run"
+                case = measure(space, sampler, arguments.steps, arguments.stages, place)
+            cases.append(case)
+            for source in ("from_log", "from_profile"):
+                found = case[source]
+                print(
+                    f"{space} {sampler} {source}: bubble {found['real_bubble']:.3f} real, "
+                    f"{found['simulated_bubble']:.3f} simulated; "
+                    f"{found['order_agreement']:.1%} of neighbours in order",
+                    flush=True,
+                )
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    arguments.output.write_text(json.dumps({"cases": cases}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
