@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from naspipe.core.access import Access, AccessKind
@@ -38,7 +38,7 @@ from naspipe.core.rules import Rule
 from naspipe.core.task import Task, TaskKind
 from naspipe.schedule.versions import VersionBook
 from naspipe.stage.mirroring import Departures
-from naspipe.stage.predictor import forecast
+from naspipe.stage.predictor import Predictor
 from naspipe.stage.work import Progress, Work
 
 _FIRST_PASS = PassId(0)
@@ -78,7 +78,7 @@ class StageController:
         self._queue: list[tuple[tuple[Any, ...], Work]] = []
         self._readers: dict[tuple[LayerId, Version], list[tuple[Work, int]]] = {}
         self._writers: dict[tuple[LayerId, Version], tuple[Progress, int]] = {}
-        self._announced: set[Task] = set()
+        self._predictor = Predictor(rules, order)
         self._running: Work | None = None
         self._run: deque[tuple[LayerId, Version]] = deque()
         """What is left of the run, from the first block that was not commanded yet."""
@@ -116,7 +116,8 @@ class StageController:
         if self._commanded == 0 and self._writes_under_way == 0:
             self._advance(event.time_ns, commands)
         is_stalled = self._stalled_since is not None
-        commands += self._residency.plan(self._forecast(), is_stalled, self._news)
+        forecast = self._predictor.forecast(self._subnets.values(), self._running)
+        commands += self._residency.plan(forecast, is_stalled, self._news)
         return commands
 
     @property
@@ -146,9 +147,6 @@ class StageController:
         self._commanded = commanded
         commands.append(RunTask(self._running.task, reads))
 
-    def _forecast(self) -> Iterator[LayerId]:
-        return forecast(self._subnets.values(), self._running, self._announced, self._order)
-
     def _on_admitted(self, event: SubnetAdmitted, commands: list[Command]) -> None:
         subnet, blocks = event.subnet, event.partition.blocks(self._stage)
         tickets = self._book.admit(subnet, blocks)
@@ -163,9 +161,9 @@ class StageController:
                 forward.unclear.add(block)
                 self._readers.setdefault((ticket.layer, ticket.reads), []).append((forward, block))
         unwritten = 1 + sum(ticket.is_writer for ticket in tickets.values())
-        self._subnets[subnet.stream, subnet.sequence_id] = Progress(
-            subnet, event.partition, tickets, forward, backward, unwritten
-        )
+        progress = Progress(subnet, event.partition, tickets, forward, backward, unwritten)
+        self._subnets[subnet.stream, subnet.sequence_id] = progress
+        self._predictor.admit(progress)
         self._news += 1
         if blocks.start == 0:
             forward.has_input = True
@@ -181,8 +179,7 @@ class StageController:
         if work.has_input:
             raise InvariantError(f"{task}: its input arrived twice")
         work.has_input = True
-        self._announced.discard(task)
-        self._announced.update(event.upcoming)
+        self._predictor.arrive(task, event.upcoming)
         self._news += 1
         self._enqueue(work)
 
@@ -279,6 +276,8 @@ class StageController:
         if progress.unwritten == 0:
             subnet = progress.subnet
             del self._subnets[subnet.stream, subnet.sequence_id]
+            self._predictor.retire(progress)
+            self._news += 1
             commands.append(RetireSubnet(subnet.stream, subnet.sequence_id))
 
     def _enqueue(self, work: Work) -> None:
