@@ -143,7 +143,7 @@ def table5_sizes(space: Space) -> SizeTable:
 
 
 def without_shared(space: Space) -> Space:
-    """The space's choice blocks alone, as in the paper's artifact, whose shared layers are frozen."""
+    """The space as the table has it: its choice blocks alone."""
     return Space(space.name, [block for block in space.blocks if isinstance(block, Block)])
 
 

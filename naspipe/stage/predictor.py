@@ -61,7 +61,8 @@ class Predictor:
 
         Only versions that exist here are named: others cannot be loaded yet. What runs now and
         what runs next, as far as the stage knows, come whole. Which input arrives first is not
-        known, so the likely tasks follow with their first layers, and only then whole.
+        known, so the likely tasks follow with their first layers, and only then whole. The
+        subnets come in the order of their admission.
         """
         if running is not None:
             yield from running.clear_layers()
@@ -80,9 +81,9 @@ class Predictor:
         whose input has not arrived; those that wait for a WRITE.
         """
         queued: _Ranked = []
-        returning: _Ranked = []
-        coming: _Ranked = []
         unclear: _Ranked = []
+        returning = _Arrivals()
+        coming = _Arrivals()
         for progress in subnets:
             forward, backward = progress.forward, progress.backward
             if forward is running:
@@ -94,36 +95,46 @@ class Predictor:
                 if forward.has_input:
                     unclear.append((self._dispatch_key(forward), forward))
                 else:
-                    coming.append((self._arrival_key(forward), forward))
+                    coming.of(forward.task in self._announced, self._waits(forward)).append(forward)
             elif backward.is_queued:
                 queued.append((self._dispatch_key(backward), backward))
             elif not backward.has_input:
-                returning.append((self._arrival_key(backward), backward))
-        groups = (queued, returning, coming, unclear)
-        return [[work for _, work in sorted(group, key=_first)] for group in groups]
+                is_announced = backward.task in self._announced
+                returning.of(is_announced, self._waits(backward)).append(backward)
+        return [_in_order(queued), returning.in_order(), coming.in_order(), _in_order(unclear)]
 
     def _dispatch_key(self, work: Work) -> tuple[Any, ...]:
         return self._order.key(work.task, work.priority)
 
-    def _arrival_key(self, work: Work) -> tuple[bool, bool, int, int, int]:
-        """What a neighbour announced first, then what waits for no other subnet, then the oldest.
-
-        A pipeline hands subnets on in sequence order, but for those that have to wait.
-        """
+    def _waits(self, work: Work) -> bool:
+        """Whether another subnet has to be done first, where the task's input comes from."""
         task = work.task
-        waits = (
-            self._conflicts.is_behind
-            if task.kind is TaskKind.BACKWARD
-            else self._conflicts.is_before
-        )
-        is_waiting = waits(task.stream, task.sequence_id)
-        return (
-            task not in self._announced,
-            is_waiting,
-            task.sequence_id,
-            task.stream,
-            task.pass_id,
-        )
+        if task.kind is TaskKind.BACKWARD:
+            return self._conflicts.is_behind(task.stream, task.sequence_id)
+        return self._conflicts.is_before(task.stream, task.sequence_id)
+
+
+class _Arrivals:
+    """Tasks whose input has not arrived, in the order in which it is likely to.
+
+    What a neighbour announced comes first, then what waits for no other subnet; of those the
+    oldest. A pipeline hands subnets on in sequence order, but for those that have to wait.
+    """
+
+    def __init__(self) -> None:
+        self._groups: tuple[list[Work], ...] = ([], [], [], [])
+
+    def of(self, is_announced: bool, is_waiting: bool) -> list[Work]:
+        """Where to append a task; the older subnets first."""
+        return self._groups[2 * (not is_announced) + is_waiting]
+
+    def in_order(self) -> list[Work]:
+        """All of them."""
+        return [work for group in self._groups for work in group]
+
+
+def _in_order(ranked: _Ranked) -> list[Work]:
+    return [work for _, work in sorted(ranked, key=_first)]
 
 
 def _first(pair: tuple[tuple[Any, ...], Work]) -> tuple[Any, ...]:
