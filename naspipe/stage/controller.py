@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
@@ -38,7 +37,7 @@ from naspipe.core.task import Task, TaskKind
 from naspipe.schedule.history import History
 from naspipe.schedule.versions import VersionBook
 from naspipe.stage.mirroring import Departures
-from naspipe.stage.predictor import forecast
+from naspipe.stage.predictor import Predictor
 from naspipe.stage.work import Progress, Work
 from naspipe.stage.writes import Writes
 
@@ -79,7 +78,7 @@ class StageController:
         self._subnets: dict[tuple[StreamId, SequenceId], Progress] = {}
         self._queue: list[tuple[tuple[Any, ...], Work]] = []
         self._readers: dict[tuple[LayerId, Version], list[tuple[Work, int]]] = {}
-        self._announced: set[Task] = set()
+        self._predictor = Predictor(history.rules, order)
         self._running: Work | None = None
         self._run: deque[tuple[LayerId, Version]] = deque()
         """What is left of the run, from the first block that was not commanded yet."""
@@ -116,7 +115,8 @@ class StageController:
         if self._commanded == 0 and not self._writes.are_under_way:
             self._advance(event.time_ns, commands)
         is_stalled = self._stalled_since is not None
-        commands += self._residency.plan(self._forecast(), is_stalled, self._news)
+        soon = self._predictor.forecast(self._subnets.values(), self._running)
+        commands += self._residency.plan(chain(self._writes.due, soon), is_stalled, self._news)
         return commands
 
     @property
@@ -160,11 +160,6 @@ class StageController:
             self._stalled_ns = max(1, now_ns - self._stalled_since)
             self._stalled_since = None
 
-    def _forecast(self) -> Iterator[LayerId]:
-        subnets = self._subnets.values()
-        soon = forecast(subnets, self._running, self._announced, self._order)
-        return chain(self._writes.due, soon)
-
     def _on_admitted(self, event: SubnetAdmitted, commands: list[Command]) -> None:
         subnet, blocks = event.subnet, event.partition.blocks(self._stage)
         tickets = self._book.admit(subnet, blocks)
@@ -179,9 +174,11 @@ class StageController:
                 forward.unclear.add(block)
                 self._readers.setdefault((ticket.layer, ticket.reads), []).append((forward, block))
         unwritten = 1 + sum(ticket.is_writer for ticket in tickets.values())
-        self._subnets[subnet.stream, subnet.sequence_id] = Progress(
+        progress = Progress(
             subnet, event.partition, tickets, forward, backward, unwritten, event.is_trained
         )
+        self._subnets[subnet.stream, subnet.sequence_id] = progress
+        self._predictor.admit(progress)
         self._news += 1
         if blocks.start == 0:
             forward.has_input = True
@@ -197,8 +194,7 @@ class StageController:
         if work.has_input:
             raise InvariantError(f"{task}: its input arrived twice")
         work.has_input = True
-        self._announced.discard(task)
-        self._announced.update(event.upcoming)
+        self._predictor.arrive(task, event.upcoming)
         self._news += 1
         self._enqueue(work)
 
@@ -277,6 +273,8 @@ class StageController:
         if progress.unwritten == 0:
             subnet = progress.subnet
             del self._subnets[subnet.stream, subnet.sequence_id]
+            self._predictor.retire(progress)
+            self._news += 1
             commands.append(RetireSubnet(subnet.stream, subnet.sequence_id))
 
     def _enqueue(self, work: Work) -> None:

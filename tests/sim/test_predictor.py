@@ -1,0 +1,64 @@
+"""Few accesses wait for a load, at the paper's costs and with its budget of three subnets."""
+
+from __future__ import annotations
+
+import pytest
+
+import search_spaces
+from naspipe.core.subnet import Subnet
+from naspipe.planning.critical_path import critical_path_priorities
+from naspipe.planning.memory import DeviceSizes, plan_memory
+from naspipe.planning.partitions import stream_partitions
+from naspipe.residency.manager import ResidencyManager
+from naspipe.sim.driver import simulate
+from naspipe.stage.admission import AdmissionWindow
+from naspipe.stage.builder import build_controller
+from naspipe.streams.samplers import draw_stream
+from naspipe.trace.metrics import summarize
+from search_spaces.table5 import table5_costs, table5_sizes, without_shared
+from tests.search_spaces import chain
+
+STAGES, SUBNETS = 4, 60
+
+
+def run(name, order, budget, prefetches=True):
+    space = without_shared(search_spaces.build(name, "paper", {**chain.TEXT, **chain.IMAGES}))
+    costs, sizes = table5_costs(space), DeviceSizes(table5_sizes(space), space.rules)
+    stream = draw_stream("uniform", space.candidate_counts, 0, SUBNETS)
+    subnets = [Subnet(0, number, choices) for number, choices in enumerate(stream)]
+    is_shared = [False] * len(space)
+    partitions = stream_partitions("balanced", subnets, is_shared, costs.table, STAGES)
+    priorities = critical_path_priorities(subnets, space.rules, costs.table)
+    memory = plan_memory(budget, subnets, partitions, sizes, is_shared)
+    controllers = [
+        build_controller(
+            stage,
+            [space.rules],
+            order=order,
+            residency=ResidencyManager(budget_bytes, sizes, prefetches=prefetches),
+            starts_partly_clear=True,
+        )
+        for stage, budget_bytes in enumerate(memory.budgets)
+    ]
+    stages = simulate(
+        lambda _, y: (subnets[y], partitions[y], priorities[y]), controllers, costs,
+        lambda: [AdmissionWindow(64, SUBNETS)],
+    )  # fmt: skip
+    return summarize([access for accesses in stages for access in accesses], STAGES)
+
+
+@pytest.mark.parametrize(
+    ("order", "budget", "least"),
+    [("paper", "3x", 0.985), ("critical-path", "3x", 0.982), ("paper", "1.5x", 0.975)],
+)
+def test_few_accesses_wait(order, budget, least):
+    """It is hardest in cv.c1: its loads are the longest, and its layers are rarely used again."""
+    found = run("cv.c1", order, budget)
+    assert found.hit_rate >= least
+    assert found.stall_ratio <= 0.01
+
+
+def test_without_the_predictor_many_do():
+    found = run("cv.c1", "paper", "3x", prefetches=False)
+    assert found.hit_rate < 0.7
+    assert found.stall_ratio > 0.03
