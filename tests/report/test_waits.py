@@ -99,6 +99,15 @@ def test_a_version_of_another_stage_is_a_causal_wait_until_it_has_come() -> None
     assert waits == [Wait(0, 10, 64, Reason.CAUSAL, reader, write, reader)]
 
 
+def test_a_version_that_was_there_before_the_input_blocks_nothing() -> None:
+    """Written at 30 on another stage, input at 50: nothing was here to be blocked."""
+    sent = access(1, 0, 1, F, 40, stage=2)
+    reader = access(2, 0, 1, F, 60, version=0)
+    records = [access(3, 0, 9, F, 0), access(2, 0, 0, W, 20, version=0, stage=1), sent, reader]
+    waits = [wait for wait in explain_waits(records, 3, 16) if wait.stage == 0]
+    assert waits == [Wait(0, 10, 60, Reason.INPUT, reader, sent)]
+
+
 def test_the_oldest_blocked_subnet_names_the_wait() -> None:
     """Subnets 1 and 2 are both blocked; when 1 is clear, 2 still waits for another layer."""
     ends = {1: 40, 2: 80}
@@ -148,6 +157,18 @@ def test_a_full_window_is_named_while_subnets_are_left() -> None:
     """With a window of 2, subnet 2 could not be let in before 0 was done here, at 60."""
     gaps = [gap for gap in explained(window_run(), window=2) if gap[0] == 0]
     assert gaps == [(0, Reason.WINDOW, 20, 50)]
+
+
+def test_a_window_with_room_is_not_to_blame() -> None:
+    """Subnet 1 could be let in when 0 was done, at 10."""
+    records = [
+        access(0, 0, 0, F, 0),
+        access(1, 0, 7, B, 30, stage=1),
+        access(0, 0, 7, B, 50),
+        access(0, 1, 1, F, 60),
+    ]
+    gaps = [gap for gap in explained(records, window=1) if gap[0] == 0]
+    assert gaps == [(0, Reason.INPUT, 10, 50)]
 
 
 def test_at_the_streams_end_no_window_is_to_blame() -> None:
