@@ -45,7 +45,7 @@ def write_chrome_trace(path: Path, run: Recorded) -> None:
 def trace_events(run: Recorded) -> Iterator[_Event]:
     """Every event of a run's trace: tracks, records, waits, messages, counters."""
     accesses = sorted(run.accesses, key=time_key)
-    waits = explain_waits(accesses, run.num_stages, run.window, run.is_partly_clear)
+    waits = explain_waits(accesses, run.num_stages, run.schedule)
     start_ns = min((access.start_ns for access in accesses), default=0)
     yield from _tracks(run)
     for access in accesses:
@@ -53,7 +53,7 @@ def trace_events(run: Recorded) -> Iterator[_Event]:
     for wait in waits:
         if wait.reason is not Reason.OTHER:
             yield _wait(wait, run.labels, start_ns)
-    yield from _messages(accesses, Needs(accesses, run.window, run.is_partly_clear), start_ns)
+    yield from _messages(accesses, Needs(accesses, run.schedule), start_ns)
     yield from _counters(run, accesses, waits, start_ns)
 
 

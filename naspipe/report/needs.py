@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
 from naspipe.core.access import Access, AccessKind
 from naspipe.core.ids import INITIAL, LayerId
@@ -14,18 +15,30 @@ F, B, W = AccessKind.FORWARD, AccessKind.BACKWARD, AccessKind.WRITE
 _Step = tuple[int, int, int, AccessKind, int]
 
 
+class Schedule(NamedTuple):
+    """What the needs of records depend on and a log does not tell."""
+
+    window: int
+    """How many subnets could be under way at a time."""
+    bulk: int = 0
+    """Subnets that were let in together (GPipe); 0 for one after the other."""
+    waits_for_versions: bool = True
+    """Whether a forward waited for the WRITE whose version it read, or took what was there."""
+    is_partly_clear: bool = True
+    """Whether a forward began before all of its stage's blocks were clear."""
+
+    def finished_before(self, sequence_id: int) -> int:
+        """Subnets below this number had to be done on a stage before one was let in there."""
+        if self.bulk:
+            return sequence_id - sequence_id % self.bulk
+        return sequence_id - self.window + 1
+
+
 class Needs:
-    """Looks up, for any record of one log, what it needed.
+    """Looks up, for any record of one log, what it needed. The log may be in any order."""
 
-    Args:
-        accesses: the log, in any order.
-        window: how many subnets could be under way at a time.
-        is_partly_clear: whether a forward began before all of its stage's blocks were clear.
-    """
-
-    def __init__(self, accesses: Sequence[Access], window: int, is_partly_clear: bool) -> None:
-        self._window = window
-        self._is_partly_clear = is_partly_clear
+    def __init__(self, accesses: Sequence[Access], schedule: Schedule) -> None:
+        self._schedule = schedule
         self._by_step: dict[_Step, Access] = {}
         self._writes: dict[LayerId, dict[int, Access]] = defaultdict(dict)
         self._forwards: dict[tuple[int, int, int, int], list[Access]] = defaultdict(list)
@@ -63,7 +76,9 @@ class Needs:
 
         Where the whole task had to be clear, the last WRITE that any of its forwards reads.
         """
-        if access.kind is F and not self._is_partly_clear:
+        if not self._schedule.waits_for_versions:
+            return None
+        if access.kind is F and not self._schedule.is_partly_clear:
             task = (access.layer.stream, access.sequence_id, access.pass_id, access.stage)
             writes = [self._write_read(forward) for forward in self._forwards[task]]
             return max(filter(None, writes), key=lambda write: write.end_ns, default=None)
@@ -80,7 +95,7 @@ class Needs:
         if access.kind is not F or access.layer.block:
             return None
         subnets, last = self._finished[access.layer.stream, access.stage]
-        place = bisect_left(subnets, access.sequence_id - self._window + 1)
+        place = bisect_left(subnets, self._schedule.finished_before(access.sequence_id))
         return last[place - 1] if place else None
 
     def _write_read(self, forward: Access) -> Access | None:

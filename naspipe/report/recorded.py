@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from naspipe.core.access import Access
 from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError, LogError
+from naspipe.report.needs import Schedule
 from naspipe.trace.compare import RecordedRun
 from naspipe.trace.labels import SpaceLabels
 from naspipe.trace.losses import Loss
@@ -30,14 +31,18 @@ class Recorded(NamedTuple):
         return max([_whole(self, "stages"), *(access.stage + 1 for access in self.accesses)])
 
     @property
-    def window(self) -> int:
-        """How many subnets could be under way."""
-        return _whole(self, "window")
-
-    @property
-    def is_partly_clear(self) -> bool:
-        """Whether forwards began before all of their stage's blocks were clear."""
-        return bool(section(self.manifest, "execution").get("partly_clear", True))
+    def schedule(self) -> Schedule:
+        """What decided when records could begin, as ``naspipe.stage.builder`` admits subnets."""
+        definition = section(self.manifest, "definition")
+        policy, bulk = str(definition.get("policy", "csp")), definition.get("bulk")
+        size = bulk if type(bulk) is int and bulk > 0 else self.num_stages
+        windows = {"asp": self.num_stages, "sequential": 1}
+        return Schedule(
+            window=windows.get(policy) or _whole(self, "window"),
+            bulk=size if policy == "bsp" else 0,
+            waits_for_versions=policy != "asp",
+            is_partly_clear=bool(section(self.manifest, "execution").get("partly_clear", True)),
+        )
 
 
 def section(manifest: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -92,6 +97,11 @@ def _check(run: Recorded) -> None:
         if silent:
             names = ", ".join(map(str, silent))
             run.remarks.append(f"Nothing was recorded by stage {names}.")
+    streams = section(run.manifest, "execution").get("streams", 1)
+    if streams != 1:
+        run.remarks.append(
+            f"{streams} streams shared this pipeline: while a stage ran another one, it waits here."
+        )
     if not run.losses:
         run.remarks.append("No loss was recorded.")
 

@@ -27,7 +27,7 @@ SHORTEST_WAIT_NS = 50_000
 def run_tables(run: Recorded, name: str) -> dict[str, Any]:
     """All tables of one run; ``name`` is what the page calls it."""
     accesses = sorted(run.accesses, key=time_key)
-    waits = explain_waits(accesses, run.num_stages, run.window, run.is_partly_clear)
+    waits = explain_waits(accesses, run.num_stages, run.schedule)
     bins = time_bins(accesses, waits, run.num_stages)
     layers = layer_orders(accesses, waits, run.labels)
     places = {row.layer: place for place, row in enumerate(layers)}

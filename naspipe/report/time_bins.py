@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -61,12 +62,7 @@ def _shares(waited: dict[str, list[int]], widths: Sequence[int]) -> dict[str, li
 
 def _bin(edges: Sequence[int], time_ns: int) -> int:
     """The bin that a moment falls in; the last one holds the run's end too."""
-    num_bins = len(edges) - 1
-    length = max(1, edges[-1] - edges[0])
-    place = min(num_bins - 1, (time_ns - edges[0]) * num_bins // length)
-    while place + 1 < num_bins and edges[place + 1] <= time_ns:  # edges are rounded down
-        place += 1
-    return place
+    return min(len(edges) - 2, bisect_right(edges, time_ns) - 1)
 
 
 def _spread(column: list[int], edges: Sequence[int], start_ns: int, end_ns: int) -> None:

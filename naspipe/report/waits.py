@@ -19,7 +19,7 @@ from typing import NamedTuple
 from naspipe.core.access import Access, AccessKind
 from naspipe.core.ids import StageId
 from naspipe.report.blocked import Blocked, blocked_stretches
-from naspipe.report.needs import Needs
+from naspipe.report.needs import Needs, Schedule
 from naspipe.trace.log import time_key
 
 
@@ -58,16 +58,13 @@ class Wait(NamedTuple):
     blocked: Access | None = None
 
 
-def explain_waits(
-    accesses: Sequence[Access], num_stages: int, window: int, is_partly_clear: bool = True
-) -> list[Wait]:
+def explain_waits(accesses: Sequence[Access], num_stages: int, schedule: Schedule) -> list[Wait]:
     """Every wait of every stage, by stage and time; with the busy time they fill the makespan.
 
     Args:
         accesses: a run's log, in any order.
         num_stages: stages of the run; one that recorded nothing drains all the time.
-        window: how many subnets could be under way at a time.
-        is_partly_clear: whether a forward began before all of its stage's blocks were clear.
+        schedule: what else decided when a record could begin.
     """
     if not accesses:
         return []
@@ -76,7 +73,7 @@ def explain_waits(
     stages: dict[int, list[Access]] = defaultdict(list)
     for access in sorted(accesses, key=time_key):
         stages[access.stage].append(access)
-    needs = Needs(accesses, window, is_partly_clear)
+    needs = Needs(accesses, schedule)
     waits: list[Wait] = []
     for stage in range(num_stages):
         waits += _Stage(StageId(stage), stages[stage], needs, begin).waits(end)

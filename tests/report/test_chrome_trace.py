@@ -93,6 +93,7 @@ def test_arrows_join_the_stages(run: Recorded, events: list[dict[str, Any]]) -> 
         receiver = [s for s in slices if s["tid"] == end["tid"] and s["ts"] == end["ts"]]
         assert len(sender) == len(receiver) == 1
         assert sender[0]["args"]["subnet"] == receiver[0]["args"]["subnet"]
+        assert end["bp"] == "e", "else the arrow would end at the slice that begins next"
         assert start["tid"] != end["tid"] and start["ts"] <= end["ts"]
 
 

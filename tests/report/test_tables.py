@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from naspipe.core.access import Access, AccessKind
 from naspipe.core.errors import ConfigError
 from naspipe.report.layer_orders import layer_orders
+from naspipe.report.needs import Schedule
 from naspipe.report.recorded import read_run
 from naspipe.report.run_tables import run_tables
 from naspipe.report.stage_balance import stage_balance
@@ -39,7 +40,7 @@ def test_a_bin_is_busy_or_waits() -> None:
         access(0, 0, 0, F, 0, length_ns=20),
         access(1, 0, 0, F, 20, length_ns=20, stage=1, stalled_ns=5),
     ]
-    bins = time_bins(records, explain_waits(records, 2, 16), 2, 4)
+    bins = time_bins(records, explain_waits(records, 2, Schedule(16)), 2, 4)
     assert bins.edges_ns == [0, 10, 20, 30, 40]
     assert [stage[BUSY] for stage in bins.shares] == [[1, 1, 0, 0], [0, 0, 1, 1]]
     assert bins.shares[0]["drain"] == [0, 0, 1, 1]
@@ -64,7 +65,9 @@ def test_bins_add_up_to_the_bubble(
 ) -> None:
     """Fewer than ten subnets have no warm-up, so the whole run's bubble is the metric's."""
     records = spread(sequential_accesses(chains), num_stages)
-    bins = time_bins(records, explain_waits(records, num_stages, 16), num_stages, num_bins)
+    bins = time_bins(
+        records, explain_waits(records, num_stages, Schedule(16)), num_stages, num_bins
+    )
     widths = [high - low for low, high in pairwise(bins.edges_ns)]
     length = bins.edges_ns[-1] - bins.edges_ns[0]
     busy = sum(
@@ -180,6 +183,30 @@ def test_a_manifest_with_an_impossible_execution_is_refused(tmp_path: Path, name
     (path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(ConfigError, match=rf"execution.{name} .* found 'many'"):
         run_tables(read_run(path), "run")
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        ("csp", Schedule(16)),
+        ("bsp", Schedule(16, bulk=2)),
+        ("asp", Schedule(2, waits_for_versions=False)),
+        ("sequential", Schedule(1)),
+    ],
+)
+def test_the_policy_decides_what_records_wait_for(
+    tmp_path: Path, policy: str, expected: Schedule
+) -> None:
+    path = FakeRun(definition={"policy": policy}, stages=2).write(tmp_path / "run")
+    assert read_run(path).schedule == expected
+
+
+def test_streams_that_share_a_pipeline_are_remarked(tmp_path: Path) -> None:
+    path = FakeRun().write(tmp_path / "run")
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["execution"]["streams"] = 2
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    assert read_run(path).remarks[0].startswith("2 streams shared this pipeline")
 
 
 def test_the_log_of_another_space_is_refused(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from naspipe.core.access import Access, AccessKind
+from naspipe.report.needs import Schedule
 from naspipe.report.waits import Reason, Wait, explain_waits
 from tests.trace.fake_run import CHAINS, access, sequential_accesses
 
@@ -14,7 +15,7 @@ F, B, W = AccessKind.FORWARD, AccessKind.BACKWARD, AccessKind.WRITE
 
 def explained(records: list[Access], stages: int = 2, **more: int | bool) -> list[tuple]:
     """Stage, reason, start and end of each wait."""
-    waits = explain_waits(records, stages, **{"window": 16, **more})
+    waits = explain_waits(records, stages, Schedule(**{"window": 16, **more}))
     return [(w.stage, w.reason, w.start_ns, w.end_ns) for w in waits]
 
 
@@ -32,7 +33,7 @@ def test_the_pipeline_fills_waits_for_gradients_and_drains() -> None:
         (1, Reason.FILL, 0, 20),
         (1, Reason.DRAIN, 40, 60),
     ]
-    assert explain_waits(records, 2, 16)[0].cause == records[2]
+    assert explain_waits(records, 2, Schedule(16))[0].cause == records[2]
 
 
 def test_a_message_on_its_way_is_no_input() -> None:
@@ -60,7 +61,7 @@ def test_a_causal_wait_names_the_layer_its_writer_and_who_was_blocked() -> None:
         write,
         blocked,
     ]
-    waits = [wait for wait in explain_waits(records, 2, 16) if wait.stage == 0]
+    waits = [wait for wait in explain_waits(records, 2, Schedule(16)) if wait.stage == 0]
     assert waits == [Wait(0, 20, 50, Reason.CAUSAL, records[5], write, blocked)]
 
 
@@ -73,7 +74,7 @@ def test_without_a_blocked_forward_the_same_gap_is_no_input() -> None:
         access(1, 0, 0, B, 50),
         access(1, 0, 0, W, 60, version=0),
     ]
-    waits = [wait for wait in explain_waits(records, 2, 16) if wait.stage == 0]
+    waits = [wait for wait in explain_waits(records, 2, Schedule(16)) if wait.stage == 0]
     assert waits == [Wait(0, 10, 50, Reason.INPUT, records[3], gradient)]
 
 
@@ -95,8 +96,17 @@ def test_a_version_of_another_stage_is_a_causal_wait_until_it_has_come() -> None
     write = access(3, 1, 0, W, 50, version=0, stage=1)
     reader = access(3, 1, 1, F, 64, version=0)
     records = [access(2, 0, 1, F, 0), write, reader]
-    waits = [wait for wait in explain_waits(records, 2, 16) if wait.stage == 0]
+    waits = [wait for wait in explain_waits(records, 2, Schedule(16)) if wait.stage == 0]
     assert waits == [Wait(0, 10, 64, Reason.CAUSAL, reader, write, reader)]
+
+
+def test_a_version_that_was_there_before_the_input_blocks_nothing() -> None:
+    """Written at 30 on another stage, input at 50: nothing was here to be blocked."""
+    sent = access(1, 0, 1, F, 40, stage=2)
+    reader = access(2, 0, 1, F, 60, version=0)
+    records = [access(3, 0, 9, F, 0), access(2, 0, 0, W, 20, version=0, stage=1), sent, reader]
+    waits = [wait for wait in explain_waits(records, 3, Schedule(16)) if wait.stage == 0]
+    assert waits == [Wait(0, 10, 60, Reason.INPUT, reader, sent)]
 
 
 def test_the_oldest_blocked_subnet_names_the_wait() -> None:
@@ -106,7 +116,7 @@ def test_the_oldest_blocked_subnet_names_the_wait() -> None:
     for subnet, end in ends.items():
         records.append(access(1, subnet, 0, W, end - 10, version=0, stage=1))
         records.append(access(1, subnet, subnet, F, end, version=0))
-    causal = [w for w in explain_waits(records, 2, 16) if w.reason is Reason.CAUSAL]
+    causal = [w for w in explain_waits(records, 2, Schedule(16)) if w.reason is Reason.CAUSAL]
     assert [(w.blocked.sequence_id, w.start_ns, w.end_ns) for w in causal if w.blocked] == [
         (1, 10, 40),
         (2, 50, 80),
@@ -150,6 +160,36 @@ def test_a_full_window_is_named_while_subnets_are_left() -> None:
     assert gaps == [(0, Reason.WINDOW, 20, 50)]
 
 
+def test_a_window_with_room_is_not_to_blame() -> None:
+    """Subnet 1 could be let in when 0 was done, at 10."""
+    records = [
+        access(0, 0, 0, F, 0),
+        access(1, 0, 7, B, 30, stage=1),
+        access(0, 0, 7, B, 50),
+        access(0, 1, 1, F, 60),
+    ]
+    gaps = [gap for gap in explained(records, window=1) if gap[0] == 0]
+    assert gaps == [(0, Reason.INPUT, 10, 50)]
+
+
+def test_a_bulk_is_let_in_when_the_one_before_is_done() -> None:
+    """In bulks of 2, subnet 2 waits for 0 and 1: the gap before 0's gradients is the window's."""
+    gaps = [gap for gap in explained(window_run(), bulk=2) if gap[0] == 0]
+    assert gaps == [(0, Reason.WINDOW, 20, 50)]
+    gaps = [gap for gap in explained(window_run(), bulk=3) if gap[0] == 0]
+    assert gaps == [(0, Reason.INPUT, 20, 50)]
+
+
+def test_without_causal_order_no_forward_is_blocked() -> None:
+    """Asynchronous parallelism reads what is there: the version it got is no reason."""
+    sent = access(0, 0, 1, F, 5, stage=1)
+    write = access(1, 1, 0, W, 50, version=0, stage=1)
+    records = [access(2, 0, 1, F, 0), sent, write, access(1, 1, 1, F, 64, version=0)]
+    assert [g[1] for g in explained(records) if g[0] == 0] == [Reason.INPUT, Reason.CAUSAL]
+    asp = explained(records, waits_for_versions=False)
+    assert [g[1] for g in asp if g[0] == 0] == [Reason.INPUT]
+
+
 def test_at_the_streams_end_no_window_is_to_blame() -> None:
     gaps = [gap for gap in explained(window_run()[:-1], window=2) if gap[0] == 0]
     assert gaps == [(0, Reason.INPUT, 20, 50)]
@@ -159,7 +199,7 @@ def test_a_write_waits_for_the_layers_write_on_another_stage() -> None:
     """Updates of a lagging layer follow one another in sequence order."""
     before = access(0, 0, 3, W, 50, version=3, stage=1)
     after = access(0, 0, 4, W, 70, version=4)
-    waits = explain_waits([access(0, 0, 4, B, 0), before, after], 2, 16)
+    waits = explain_waits([access(0, 0, 4, B, 0), before, after], 2, Schedule(16))
     assert waits[0] == Wait(0, 10, 70, Reason.INPUT, after, before)
 
 
@@ -177,7 +217,7 @@ def test_a_task_that_needs_all_of_its_blocks_waits_for_the_last_of_them() -> Non
 
 
 def test_nothing_is_explained_of_nothing() -> None:
-    assert explain_waits([], 2, 16) == []
+    assert explain_waits([], 2, Schedule(16)) == []
 
 
 def test_a_stage_without_records_drains() -> None:
@@ -200,7 +240,7 @@ def test_waits_and_records_fill_the_makespan(
         records.append(record._replace(stage=stage, start_ns=clock, end_ns=clock + 10,
                                        stalled_ns=stretched[place % 7]))  # fmt: skip
         clock += 10
-    waits = explain_waits(records, num_stages, 2)
+    waits = explain_waits(records, num_stages, Schedule(2))
     begin, end = records[0].start_ns, records[-1].end_ns
     for stage in range(num_stages):
         pieces = [(w.start_ns, w.end_ns) for w in waits if w.stage == stage]
