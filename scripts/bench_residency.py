@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import math
 import statistics
 import sys
 import time
@@ -35,6 +36,7 @@ ASSUMED = (
     "Table 5 has neither optimizer steps nor buffers: plain SGD without momentum, WRITEs take no "
     "time, and a forward changes nothing of its layer",
     "messages between stages take no time",
+    "auto is chosen as in a run, over the first 100 subnets, but without a memory budget",
     "identity and pooling have no parameters, so they always hit; 'hit_rate_swapped' leaves them "
     "out",
     "a budget of 3x is three times what one subnet has on the stage on average, beside the shared "
@@ -44,26 +46,25 @@ KEYS = ("space", "asked_order", "shared", "budget", "prefetch")
 MEASURED = ("hit_rate", "hit_rate_swapped", "stall_ratio", "bubble_ratio", "steps_per_second")
 
 
-def cases(arguments: argparse.Namespace) -> Iterator[tuple[str, Pipeline]]:
-    """What to simulate, under the name of the order that was asked for.
+def rounds(arguments: argparse.Namespace) -> Iterator[list[tuple[str, Pipeline]]]:
+    """What to simulate, under the name of the order that was asked for, what matters most first.
 
-    The targets' runs with every seed, what stands beside them with the first one only.
+    The spaces without shared layers and with them, with every seed; what stands beside them,
+    with the first seed only.
     """
-    for space in arguments.spaces:
-        for seed in range(arguments.seeds):
-            base = Pipeline(
-                space=space, subnets=arguments.subnets, seed=seed, stages=4, budget="3x"
-            )
-            shared = replace(base, shared=True)
-            for asked in (base, shared):
-                yield "auto", replace(asked, order=auto_order(asked))
-            yield "paper", base
-            if seed == 0:
-                yield "paper", shared
-                yield "paper", replace(base, prefetch=False)
-                for budget in BUDGETS:
-                    if budget != base.budget:
-                        yield "paper", replace(base, budget=budget)
+    bases = [
+        Pipeline(space=space, subnets=arguments.subnets, seed=seed, stages=4, budget="3x")
+        for space in arguments.spaces
+        for seed in range(arguments.seeds)
+    ]
+    first = [base for base in bases if base.seed == 0]
+    shared = [replace(base, shared=True) for base in bases]
+    yield [asked for base in bases for asked in (("auto", base), ("paper", base))]
+    yield [("paper", replace(base, prefetch=False)) for base in first]
+    yield [("auto", base) for base in shared]
+    yield [("paper", base) for base in shared if base.seed == 0]
+    others = [budget for budget in BUDGETS if budget != "3x"]
+    yield [("paper", replace(base, budget=budget)) for base in first for budget in others]
 
 
 def measure(case: Pipeline) -> dict[str, float]:
@@ -80,12 +81,13 @@ def _share_of_hits(reads: Sequence[Access]) -> float:
     return sum(access.is_hit for access in reads) / len(reads) if reads else 1.0
 
 
-def simulate_all(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+def simulate_round(cases: Sequence[tuple[str, Pipeline]]) -> list[dict[str, Any]]:
     """Every run as one flat row."""
     rows: list[dict[str, Any]] = []
     known: dict[Pipeline, dict[str, float]] = {}
-    for asked, case in cases(arguments):
+    for asked, base in cases:
         start = time.perf_counter()
+        case = replace(base, order=auto_order(base) if asked == "auto" else asked)
         if case not in known:
             known[case] = measure(case)
         rows.append({**asdict(case), "asked_order": asked, **known[case]})
@@ -162,19 +164,13 @@ def draw(means: Sequence[dict[str, Any]], path: Path) -> None:
 def _mean_of(
     means: Sequence[dict[str, Any]], space: str, kind: tuple[str, bool, str, bool], name: str
 ) -> float:
+    """A figure of one row; not a number where that was not simulated."""
     found = [row for row in means if tuple(row[key] for key in KEYS) == (space, *kind)]
-    return float(found[0][name]["mean"])
+    return float(found[0][name]["mean"]) if found else math.nan
 
 
-def main() -> int:
-    """Simulate, write, draw; the exit status is 1 where a target is missed."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--spaces", nargs="+", default=search_spaces.names())
-    parser.add_argument("--subnets", type=int, default=300)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--output", type=Path, default=ROOT / "artifacts/residency")
-    arguments = parser.parse_args()
-    rows = simulate_all(arguments)
+def write(rows: Sequence[dict[str, Any]], arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Write and draw everything that is known; returns the means."""
     means = averages(rows)
     arguments.output.mkdir(parents=True, exist_ok=True)
     content = {
@@ -189,6 +185,22 @@ def main() -> int:
         writer.writeheader()
         writer.writerows(rows)
     draw(means, arguments.output / "simulated.png")
+    return means
+
+
+def main() -> int:
+    """Simulate; write after every round. The exit status is 1 where a target is missed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--spaces", nargs="+", default=search_spaces.names())
+    parser.add_argument("--subnets", type=int, default=300)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--output", type=Path, default=ROOT / "artifacts/residency")
+    arguments = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    means: list[dict[str, Any]] = []
+    for cases in rounds(arguments):
+        rows += simulate_round(cases)
+        means = write(rows, arguments)
     held = ("3x", True)
     missed = [r for r in means if (r["budget"], r["prefetch"]) == held and not meets_targets(r)]
     for row in missed:

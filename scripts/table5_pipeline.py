@@ -119,8 +119,8 @@ def run(case: Pipeline) -> list[Access]:
 
 @lru_cache(maxsize=64)
 def auto_order(case: Pipeline) -> str:
-    """The order that is faster over the first subnets, as a run would choose it."""
-    preview = replace(case, subnets=min(case.subnets, PREVIEW_SUBNETS))
+    """The order that is faster over the first subnets, as a run without a budget chooses it."""
+    preview = replace(case, subnets=min(case.subnets, PREVIEW_SUBNETS), budget="")
     orders = ("paper", "critical-path")
     return min(orders, key=lambda order: makespan_seconds(run(replace(preview, order=order))))
 

@@ -8,7 +8,7 @@ the causal order tells. It never changes the schedule, only what is loaded befor
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice, zip_longest
+from itertools import zip_longest
 from typing import Any
 
 from naspipe.core.ids import LayerId
@@ -70,7 +70,7 @@ class Predictor:
         for work in queued[:1]:
             yield from work.clear_layers()
         for work in _in_turn(returning[:_LIKELY], coming[:_LIKELY]):
-            yield from islice(work.clear_layers(), _HEAD)
+            yield from work.clear_layers()[:_HEAD]
         for work in _in_turn(returning, coming, queued[1:], unclear):
             yield from work.clear_layers()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from naspipe.core.ids import LayerId, Version
@@ -42,11 +41,10 @@ class Work:
             reads.append((ticket.layer, ticket.reads))
         return reads
 
-    def clear_layers(self) -> Iterator[LayerId]:
+    def clear_layers(self) -> list[LayerId]:
         """Layers of all its blocks that are clear, in the order in which they will run."""
-        for block in reversed(self.todo):
-            if block not in self.unclear:
-                yield self.tickets[block].layer
+        tickets, unclear = self.tickets, self.unclear
+        return [tickets[block].layer for block in reversed(self.todo) if block not in unclear]
 
 
 @dataclass(slots=True)
