@@ -12,6 +12,7 @@ import argparse
 import hashlib
 import itertools
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -195,6 +196,7 @@ def check(results: Results, todo: Iterable[Case], steps: int, progress: Progress
 def main() -> int:
     """Run what is missing; the exit status is 1 when a bit differs in any case asked for."""
     arguments = read_arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leaves no temporary directory
     torch.set_num_threads(1)
     factors = (
         arguments.spaces, arguments.optimizers, arguments.stages, arguments.budgets,
