@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import statistics
 import subprocess
 import sys
@@ -168,6 +169,7 @@ def main() -> int:
     parser.add_argument("--every", type=float, default=0.5, help="seconds between samples")
     parser.add_argument("--output", type=Path, default=ROOT / "artifacts/memory/long_run.json")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leaves no temporary directory
     with tempfile.TemporaryDirectory(prefix="npl") as scratch:
         result = measure(arguments, Path(scratch))
     for name, found in result["processes"].items():

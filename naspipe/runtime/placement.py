@@ -198,4 +198,8 @@ class SwappedPlacement(Placement):
 
 
 def _figures(traffic: Traffic) -> list[tuple[str, float]]:
-    return [("bytes", traffic.nbytes), ("bytes_per_second", traffic.bytes_per_second)]
+    return [
+        ("bytes", traffic.nbytes),
+        ("bytes_per_second", traffic.bytes_per_second),
+        ("copies", traffic.copies),
+    ]

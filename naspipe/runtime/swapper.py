@@ -49,6 +49,7 @@ class Traffic:
 
     nbytes: int = 0
     nanoseconds: int = 0
+    copies: int = 0
 
     @property
     def bytes_per_second(self) -> float:
@@ -185,7 +186,9 @@ class Swapper:
             job.memory.to_device(job.blob)
         before = self._traffic[job.kind]
         self._traffic[job.kind] = Traffic(
-            before.nbytes + job.blob.numel(), before.nanoseconds + end_ns - start_ns
+            before.nbytes + job.blob.numel(),
+            before.nanoseconds + end_ns - start_ns,
+            before.copies + 1,
         )
         return Finished(job.kind, job.layer, start_ns, end_ns)
 

@@ -1,0 +1,212 @@
+"""Hit rate and stall of the emulated device beside what the simulator says of the same runs.
+
+Every configuration is profiled, trained and simulated in one go: the same stream, partitions,
+order, budget, bandwidth and latency. The simulator gets its costs twice: from the profile
+(a prediction), and from the run's own log with the bandwidth that its copies reached (what
+then differs is the model). The bandwidth is chosen so that a layer's load lasts a given share of
+its forward, as on the hardware of NASPipe's Table 5 (10 to 25 %): here, a copy takes a core from
+the compute. Writes artifacts/residency/emulated.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from naspipe.core.access import Access, AccessKind  # noqa: E402
+from naspipe.core.config import Execution  # noqa: E402
+from naspipe.core.ids import LayerId, SequenceId, StreamId  # noqa: E402
+from naspipe.core.space import Shared  # noqa: E402
+from naspipe.core.subnet import Subnet  # noqa: E402
+from naspipe.core.task import Task  # noqa: E402
+from naspipe.frontend.plan import make_plan  # noqa: E402
+from naspipe.frontend.training import Training, define  # noqa: E402
+from naspipe.frontend.workloads import find_workload  # noqa: E402
+from naspipe.planning.cost import CostTable  # noqa: E402
+from naspipe.runtime.compute import Workload  # noqa: E402
+from naspipe.runtime.environment import describe_environment  # noqa: E402
+from naspipe.runtime.launcher import profile_apart  # noqa: E402
+from naspipe.runtime.layer_sizes import measure_sizes  # noqa: E402
+from naspipe.runtime.profile_cache import ProfileCache  # noqa: E402
+from naspipe.runtime.reports import SilentObserver  # noqa: E402
+from naspipe.sim.costs import Costs  # noqa: E402
+from naspipe.sim.fidelity import LoggedCosts, logged_costs  # noqa: E402
+from naspipe.sim.plan import Chain, Pipeline, Stream  # noqa: E402
+from naspipe.sim.run import measured_timing, simulate_run  # noqa: E402
+from naspipe.streams.samplers import draw_stream  # noqa: E402
+from naspipe.trace.files import write_json  # noqa: E402
+from naspipe.trace.log import read_run_accesses  # noqa: E402
+from naspipe.trace.metrics import summarize  # noqa: E402
+from naspipe.trace.run_directory import RunDirectory  # noqa: E402
+
+
+class Setting(NamedTuple):
+    """One configuration."""
+
+    space: str
+    stages: int
+    budget: str
+    prefetch: bool
+
+
+@dataclass(frozen=True)
+class RunCosts:
+    """What every access of a run took, and copies as fast as they were in it."""
+
+    logged: LoggedCosts
+    copies: Costs
+    slowdown: float
+    """Time of the run's copies over what bandwidth and latency say."""
+
+    def access_ns(self, layer: LayerId, kind: AccessKind, sequence_id: int = -1) -> int:
+        """See :class:`naspipe.sim.costs.Costs`."""
+        return self.logged.access_ns(layer, kind, sequence_id)
+
+    def between_ns(self) -> int:
+        """See :class:`naspipe.sim.costs.Costs`."""
+        return self.logged.between_ns()
+
+    def message_ns(self, receiver: Task) -> int:
+        """See :class:`naspipe.sim.costs.Costs`."""
+        return self.logged.message_ns(receiver)
+
+    def push_ns(self, layer: LayerId) -> int:
+        """See :class:`naspipe.sim.costs.Costs`."""
+        return self.logged.push_ns(layer)
+
+    def copy_ns(self, layer: LayerId) -> int:
+        """See :class:`naspipe.sim.costs.Costs`."""
+        return int(self.copies.copy_ns(layer) * self.slowdown)
+
+
+def workload_of(space: str, steps: int) -> tuple[Workload, tuple[Subnet, ...]]:
+    """A space at tiny scale as `naspipe train` would train it, and its uniform stream."""
+    named = find_workload(space, "tiny", None, None)
+    definition = define(
+        named.space, named.data, named.loss, recipe=named.recipe, steps=steps, scale="tiny"
+    )
+    workload = Workload(space=named.space, data=named.data, loss=named.loss, definition=definition)
+    stream = draw_stream("uniform", named.space.candidate_counts, definition.seed, steps)
+    return workload, tuple(
+        Subnet(StreamId(0), SequenceId(y), named.space.chain(choices))
+        for y, choices in enumerate(stream)
+    )
+
+
+def bandwidth_for(
+    share: float, workload: Workload, subnets: Sequence[Subnet], costs: CostTable
+) -> float:
+    """Bytes per second at which the loads of a stream last a share of its forwards.
+
+    Shared layers, which stay on the device, are left out.
+    """
+    sizes, blocks = measure_sizes(workload), workload.space.blocks
+    is_choice = [not isinstance(block, Shared) for block in blocks]
+    layers = [pair for subnet in subnets for pair in enumerate(subnet.chain) if is_choice[pair[0]]]
+    forward_ns = sum(costs.of(*pair).forward_ns for pair in layers)
+    return sum(sizes.of(*pair).state_bytes for pair in layers) / (share * forward_ns / 1e9)
+
+
+def figures(accesses: Sequence[Access], stages: int) -> dict[str, float]:
+    """Of one run, real or simulated."""
+    found = summarize(accesses, stages)
+    reads = [access for access in accesses if access.kind is not AccessKind.WRITE]
+    waits = [access.stalled_ns for access in reads if not access.is_hit]
+    return {
+        "hit_rate": found.hit_rate,
+        "stall_ratio": found.stall_ratio,
+        "bubble_ratio": found.bubble_ratio,
+        "steps_per_second": found.steps_per_second,
+        "misses": len(waits),
+        "median_wait_us": statistics.median(waits) / 1e3 if waits else 0.0,
+    }
+
+
+def copy_seconds(stages: Sequence[dict[str, float]]) -> tuple[float, float]:
+    """Bytes that all stages loaded, and how long that took."""
+    busy = [stage for stage in stages if stage["load_bytes"]]
+    seconds = sum(stage["load_bytes"] / stage["load_bytes_per_second"] for stage in busy)
+    return sum(stage["load_bytes"] for stage in busy), seconds
+
+
+def measure(setting: Setting, steps: int, share: float, latency: float) -> dict[str, Any]:
+    """Profile, train and simulate one configuration."""
+    workload, subnets = workload_of(setting.space, steps)
+    costs = profile_apart(workload, 300)
+    ProfileCache(workload).write(costs)  # make_plan and the run take it from there
+    execution = Execution(
+        stages=setting.stages, memory_budget=setting.budget, prefetch=setting.prefetch,
+        bandwidth=bandwidth_for(share, workload, subnets, costs), latency=latency,
+    )  # fmt: skip
+    pipeline = Pipeline(streams=(Stream(Chain.of(workload.space), subnets, costs),))
+    plan = make_plan([workload], execution, [subnets])
+    with tempfile.TemporaryDirectory(prefix="npe") as scratch:
+        path = Path(scratch) / "run"
+        Training(
+            workloads=[workload], execution=execution, path=path, observer=SilentObserver()
+        ).run()
+        accesses = read_run_accesses(path)
+        stages = RunDirectory(path).read_manifest()["measured"]["stages"]
+    loaded_bytes, seconds = copy_seconds(stages)
+    loads = sum(stage["load_copies"] for stage in stages)
+    expected_seconds = loaded_bytes / execution.bandwidth + loads * latency
+    timing = measured_timing(pipeline, execution, plan.memory)
+    slowdown = seconds / expected_seconds
+    timings = {
+        "simulated": timing,
+        "simulated_with_the_runs_costs": RunCosts(logged_costs(accesses), timing, slowdown),
+    }
+    return {
+        **setting._asdict(), "steps": steps, "order": plan.order,
+        "bandwidth_bytes_per_second": execution.bandwidth,
+        "latency_seconds": latency, "copy_time_over_asked": slowdown,
+        "real": figures(accesses, setting.stages),
+        **{
+            name: figures(
+                simulate_run(pipeline, plan, execution, each).accesses, setting.stages
+            )
+            for name, each in timings.items()
+        },
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Measure every configuration, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--spaces", nargs="+", default=["nlp.c1", "cv.c1"])
+    parser.add_argument("--stages", nargs="+", type=int, default=[2, 4])
+    parser.add_argument("--budgets", nargs="+", default=["3x"])
+    parser.add_argument("--prefetch", nargs="+", default=["on", "off"])
+    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--share", type=float, default=0.2, help="of a forward that a load lasts")
+    parser.add_argument("--latency", type=float, default=20e-6)
+    parser.add_argument("--output", type=Path, default=ROOT / "artifacts/residency/emulated.json")
+    arguments = parser.parse_args()
+    rows = []
+    settings = itertools.product(
+        arguments.spaces, arguments.stages, arguments.budgets,
+        [choice == "on" for choice in arguments.prefetch],
+    )  # fmt: skip
+    for setting in itertools.starmap(Setting, settings):
+        row = measure(setting, arguments.steps, arguments.share, arguments.latency)
+        rows.append(row)
+        print(f"{setting.space} {setting.stages} stages {setting.budget} "
+              f"{'with' if setting.prefetch else 'without'} the predictor")  # fmt: skip
+        for name in ("real", "simulated", "simulated_with_the_runs_costs"):
+            print(f"  {name:30}", {key: round(value, 4) for key, value in row[name].items()})
+        arguments.output.parent.mkdir(parents=True, exist_ok=True)
+        write_json(arguments.output, {"environment": describe_environment(), "runs": rows})
+
+
+if __name__ == "__main__":
+    main()
