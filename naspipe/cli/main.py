@@ -10,7 +10,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import NoReturn
 
-from naspipe.core.errors import ConfigError, NaspipeError
+from naspipe.core.errors import ConfigError, NaspipeError, RunInterruptedError
 
 SUBCOMMANDS = {
     "train": "train a supernet and write a run directory",
@@ -42,6 +42,7 @@ _EXIT_FAILED = 1
 _EXIT_USAGE = 2
 _EXIT_INTERRUPTED = 130
 _EXIT_BROKEN_PIPE = 141
+_EXIT_SIGNAL = 128
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,6 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(f"naspipe: {error}", file=sys.stderr)
         return _EXIT_USAGE
+    except RunInterruptedError as error:
+        print(f"naspipe: {error}", file=sys.stderr)
+        return _EXIT_SIGNAL + error.signal_number
     except NaspipeError as error:
         print(f"naspipe: {error}", file=sys.stderr)
         return _EXIT_FAILED

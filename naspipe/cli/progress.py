@@ -75,3 +75,7 @@ class TrainingProgress:
         """A stage's share of time spent computing."""
         self._show()
         self._busy[stage] = busy_ns / max(1, elapsed_ns)
+
+    def on_note(self, text: str) -> None:
+        """Something happened that a line should say."""
+        self._console.print(f"naspipe: {text}", markup=False)

@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from naspipe.cli.streams import StreamOptions
@@ -21,6 +21,7 @@ _EXAMPLE = """\
 examples:
   naspipe train nlp.c1 --steps 100 --stages 2 --sampler spaced:8
   naspipe train cv.c3 --set lr=0.01 --set optimizer.momentum=0.8 --set rule.stem=frozen
+  naspipe train nlp.c1 --checkpoint-every 100 --run-dir runs/one; naspipe train --resume runs/one
   naspipe train mymodule:space --data mymodule:batches --stages 2
 
 spaces: nlp.c0 nlp.c1 nlp.c2 nlp.c3 cv.c1 cv.c2 cv.c3, or MODULE:ATTRIBUTE of your own
@@ -29,54 +30,84 @@ streams: --streams 2 trains seeds K and K + 1 side by side, each as it would be 
   one line per stream, as in {"space": "nlp.c3", "seed": 1, "steps": 50}; what a line leaves out
   is taken from the command
 settings: lr, schedule, warmup_steps, precision, optimizer, optimizer.OPTION, rule.SHARED_LAYER,
-  window, prefetch, host_memory, activation_memory, data_path, transport, port, timeout_seconds, ...
+  window, prefetch, host_memory, activation_memory, data_path, transport, port, timeout_seconds,
+  silence_seconds, keep_checkpoints, ...
 """
+
+
+_DEFAULTS: dict[str, Any] = {
+    "scale": "tiny", "steps": 100, "seed": 0, "sampler": "uniform", "policy": "csp", "bulk": 0,
+    "streams": "1",
+}  # fmt: skip
+"""Of what defines a run; what is said of its execution has its defaults there."""
+
+_EXECUTION = (
+    "stages", "recompute", "order", "partition", "device", "memory_budget", "digests",
+    "checkpoint_every", "max_restarts",
+)  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.epilog = _EXAMPLE
-    parser.add_argument("space", metavar="SPACE", help="a space by name, or MODULE:ATTRIBUTE")
-    parser.add_argument("--scale", default="tiny", help="tiny, small or paper (default: tiny)")
-    parser.add_argument("--stages", type=_whole, default=1, metavar="N", help="stage processes")
-    parser.add_argument("--steps", type=_whole, default=100, metavar="S", help="subnets to train")
-    parser.add_argument("--seed", type=_whole, default=0, metavar="K")
-    parser.add_argument("--sampler", default="uniform", metavar="NAME")
+    parser.add_argument(
+        "space", metavar="SPACE", nargs="?", help="a space by name, or MODULE:ATTRIBUTE"
+    )
+    parser.add_argument("--scale", help="tiny, small or paper (default: tiny)")
+    parser.add_argument("--stages", type=_whole, metavar="N", help="stage processes (default: 1)")
+    parser.add_argument("--steps", type=_whole, metavar="S", help="subnets to train (default: 100)")
+    parser.add_argument("--seed", type=_whole, metavar="K")
+    parser.add_argument("--sampler", metavar="NAME")
     parser.add_argument(
         "--policy",
-        default="csp",
         help="synchronisation: csp (the plain loop's bits), or a baseline: bsp (GPipe), asp "
         "(PipeDream), sequential",
     )
     parser.add_argument(
-        "--bulk", type=_whole, default=0, metavar="N", help="of bsp (default: as many as stages)"
+        "--bulk", type=_whole, metavar="N", help="of bsp (default: as many as stages)"
     )
     parser.add_argument(
         "--streams",
-        default="1",
         metavar="K|FILE",
         help="runs that share the pipeline: K seeds, or one JSON object a line",
     )
     parser.add_argument(
         "--order",
-        default="auto",
         help="dispatch order: paper, critical-path or auto (the faster, simulated)",
     )
     parser.add_argument(
         "--partition",
-        default="balanced",
         help="balanced (each subnet its own; layers are mirrored) or static (one for all)",
     )
-    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
+    parser.add_argument("--device", help="cpu, cuda or cuda:N")
     parser.add_argument(
         "--memory-budget",
-        default="",
         metavar="BYTES",
         help="what layers may occupy on each stage's device: 512MiB, or 3x for three subnets",
     )
-    parser.add_argument("--recompute", action="store_true", help="keep only each block's input")
     parser.add_argument(
-        "--digests", action="store_true", help="record a digest of the bytes of every WRITE"
+        "--recompute", action="store_true", default=None, help="keep only each block's input"
+    )
+    parser.add_argument(
+        "--digests",
+        action="store_true",
+        default=None,
+        help="record a digest of the bytes of every WRITE",
+    )
+    parser.add_argument(
+        "--checkpoint-every", type=_whole, metavar="N", help="subnets from one to the next"
+    )
+    parser.add_argument(
+        "--max-restarts",
+        type=_whole,
+        metavar="N",
+        help="how often a run whose stage failed goes on by itself from its last checkpoint",
+    )
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        metavar="RUN",
+        help="go on with a run from its newest checkpoint, on as many stages as you like",
     )
     parser.add_argument("--data", metavar="NAME", help="a data set, or MODULE:FUNCTION")
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where prepared data is kept")
@@ -97,32 +128,52 @@ def _whole(text: str) -> int:
 def run(arguments: argparse.Namespace) -> int:
     """Train; prints the run directories on stdout."""
     from naspipe.cli.progress import TrainingProgress
+    from naspipe.cli.resume import read_resumed
     from naspipe.cli.streams import parse_streams
     from naspipe.core.config import Execution
+    from naspipe.core.errors import ConfigError
     from naspipe.frontend.api import default_run_directory
     from naspipe.frontend.training import Training
 
-    streams = parse_streams(arguments.streams, arguments)
-    execution = Execution(
-        stages=arguments.stages,
-        recompute=arguments.recompute,
-        order=arguments.order,
-        partition=arguments.partition,
-        device=arguments.device,
-        memory_budget=arguments.memory_budget,
-        digests=arguments.digests,
-    )
-    execution, workloads = _workloads(streams, execution, arguments)
+    if arguments.resume:
+        execution, workloads, sources = read_resumed(arguments.resume, arguments)
+        execution = _given(execution, arguments)
+        workloads = [replace(each, recompute=execution.recompute) for each in workloads]
+    else:
+        for name, default in _DEFAULTS.items():
+            if getattr(arguments, name) is None:
+                setattr(arguments, name, default)
+        if arguments.space is None:
+            raise ConfigError("expected a SPACE, or --resume RUN; see naspipe train --help")
+        streams = parse_streams(arguments.streams, arguments)
+        sources = [
+            {"space": each.space, "scale": each.scale, "data": each.data} for each in streams
+        ]
+        execution, workloads = _workloads(streams, _given(Execution(), arguments), arguments)
     names = list(dict.fromkeys(workload.space.name for workload in workloads))
-    path = arguments.run_dir or default_run_directory("-".join(names).replace(":", "-"))
+    path = arguments.resume or arguments.run_dir
+    path = path or default_run_directory("-".join(names).replace(":", "-"))
     title = f"{' '.join(names)} on {execution.stages} stage{'s' if execution.stages > 1 else ''}"
     steps = sum(workload.definition.steps for workload in workloads)
     with TrainingProgress(title, steps, execution.stages, arguments.quiet) as progress:
-        training = Training(workloads=workloads, execution=execution, path=path, observer=progress)
+        training = Training(
+            workloads=workloads,
+            execution=execution,
+            path=path,
+            observer=progress,
+            resumes=arguments.resume is not None,
+            sources=sources,
+        )
         training.run()
     for directory in training.directories:
         print(directory.path)
     return 0
+
+
+def _given(execution: Execution, arguments: argparse.Namespace) -> Execution:
+    """The execution with the options that are given."""
+    found = {name: getattr(arguments, name) for name in _EXECUTION}
+    return replace(execution, **{name: v for name, v in found.items() if v is not None})
 
 
 def _workloads(

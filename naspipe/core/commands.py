@@ -102,6 +102,28 @@ class RetireSubnet:
     sequence_id: SequenceId
 
 
+@dataclass(frozen=True, slots=True)
+class CaptureLayer:
+    """Keep a layer as it is now for the checkpoint at ``cut``.
+
+    ``versions`` rise: everything of the last one, and the parameters of the earlier ones, which
+    lagging readers may still ask for. A layer that nobody has used since the run was resumed is
+    taken from the checkpoint that it was resumed from.
+    """
+
+    layer: LayerId
+    versions: tuple[Version, ...]
+    cut: SequenceId
+
+
+@dataclass(frozen=True, slots=True)
+class FinishCut:
+    """This stage's part of a checkpoint is captured, and every earlier subnet is retired here."""
+
+    stream: StreamId
+    cut: SequenceId
+
+
 Command = (
     RunTask
     | WriteLayer
@@ -113,4 +135,6 @@ Command = (
     | EvictLayer
     | RecordAccess
     | RetireSubnet
+    | CaptureLayer
+    | FinishCut
 )

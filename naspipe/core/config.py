@@ -169,7 +169,15 @@ class Execution:
     port: int = 29600
     """First port of the tcp transport: one for each stage and one for the launcher."""
     timeout_seconds: float = 300.0
-    """How long a stage waits for a message before the run is given up."""
+    """How long a stage may be at one block, or wait for a message, before it is given up."""
+    silence_seconds: float = 30.0
+    """How long a stage's process may give no sign of life before it is given up."""
+    checkpoint_every: int = 0
+    """Subnets of a stream from one checkpoint to the next; 0 for none on the way."""
+    keep_checkpoints: int = 2
+    """How many of them are kept, the newest."""
+    max_restarts: int = 0
+    """How often a run whose stage failed goes on by itself from its last whole checkpoint."""
     digests: bool = False
     """Record a digest of the bytes that every WRITE leaves."""
     record_events: bool = False
@@ -197,6 +205,12 @@ class Execution:
         is_good = 0 < self.timeout_seconds <= MAX_TIMEOUT_SECONDS
         allowed = f"more than 0, at most {MAX_TIMEOUT_SECONDS:g}"
         _expect(is_good, "timeout_seconds", allowed, self.timeout_seconds)
+
+        is_good = 0 < self.silence_seconds <= MAX_TIMEOUT_SECONDS
+        _expect(is_good, "silence_seconds", allowed, self.silence_seconds)
+        _expect(self.checkpoint_every >= 0, "checkpoint_every", "0 or more", self.checkpoint_every)
+        _expect(self.keep_checkpoints >= 1, "keep_checkpoints", "1 or more", self.keep_checkpoints)
+        _expect(self.max_restarts >= 0, "max_restarts", "0 or more", self.max_restarts)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for the manifest."""

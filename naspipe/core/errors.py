@@ -29,6 +29,18 @@ class TransportError(NaspipeError):
     """A peer is gone, silent for longer than the deadline, or sent what cannot be read."""
 
 
+class StorageError(NaspipeError):
+    """What a run leaves cannot be written: a full disk, or a directory that is read-only."""
+
+
+class RunInterruptedError(NaspipeError):
+    """The run was asked to end, and did so behind a checkpoint."""
+
+    def __init__(self, signal_number: int, message: str) -> None:
+        self.signal_number = signal_number
+        super().__init__(message)
+
+
 class StageFailedError(NaspipeError):
     """A stage raised; carries the first cause: the stage, its task and its traceback."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from naspipe.core.ids import LayerId, SequenceId, Version
+from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
 from naspipe.core.partition import Partition
 from naspipe.core.subnet import Subnet
 from naspipe.core.task import Task
@@ -94,6 +94,37 @@ class LayerSaved:
     layer: LayerId
 
 
+@dataclass(frozen=True, slots=True)
+class CutAdmitted:
+    """A checkpoint takes its place in a stream: before subnet ``cut``, behind all earlier ones."""
+
+    time_ns: int
+    stream: StreamId
+    cut: SequenceId
+
+
+class KeptLayer(NamedTuple):
+    """A layer as a checkpoint holds it.
+
+    ``versions`` are those that may still be read, oldest first. Any stage can read it there;
+    ``keeper`` is the stage that hands it on to the next checkpoints until somebody uses it.
+    """
+
+    layer: LayerId
+    versions: tuple[Version, ...]
+    keeper: StageId
+
+
+@dataclass(frozen=True, slots=True)
+class StreamResumed:
+    """A stream goes on behind a checkpoint; told before any of its subnets is admitted."""
+
+    time_ns: int
+    stream: StreamId
+    first: SequenceId
+    layers: tuple[KeptLayer, ...]
+
+
 Event = (
     SubnetAdmitted
     | InputArrived
@@ -102,4 +133,6 @@ Event = (
     | VersionArrived
     | LayerLoaded
     | LayerSaved
+    | CutAdmitted
+    | StreamResumed
 )

@@ -54,6 +54,22 @@ class Admission(Protocol):
         """The oldest sequence ID that is not retired."""
         ...
 
+    @property
+    def next(self) -> int:
+        """The first sequence ID that was not admitted."""
+        ...
+
+    def hold(self) -> int:
+        """Admit nothing more of one's own accord: the stream is about to be cut short.
+
+        Returns the first sequence ID that was not admitted.
+        """
+        ...
+
+    def stop(self, num_subnets: int) -> range:
+        """Cut the stream short; returns what is left to admit. Nothing behind that was admitted."""
+        ...
+
     def open(self) -> range:
         """Sequence IDs to admit now, in order and without gaps."""
         ...

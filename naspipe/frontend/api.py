@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from naspipe.core.config import Execution, Recipe
+from naspipe.core.errors import ConfigError
 from naspipe.core.space import Space
 from naspipe.frontend.run import Run
 from naspipe.frontend.training import Training, define
@@ -31,6 +32,7 @@ def train(
     policy: str = "csp",
     bulk: int = 0,
     run_dir: str | Path | None = None,
+    resume: bool = False,
     recipe: Mapping[str, Any] | None = None,
     execution: Mapping[str, Any] | None = None,
     observer: LaunchObserver | None = None,
@@ -51,6 +53,8 @@ def train(
             only the last has the bits of the plain loop.
         bulk: of ``bsp``: subnets trained at the same versions; 0 for as many as stages.
         run_dir: a directory that does not exist yet; ``runs/NAME-TIME`` by default.
+        resume: go on with the run that ``run_dir`` holds, from its newest checkpoint; it must be
+            of the same definition, but may have other stages and other settings of execution.
         recipe: further fields of :class:`naspipe.core.config.Recipe`.
         execution: further fields of :class:`naspipe.core.config.Execution`.
         observer: told of losses and stage use as the run goes.
@@ -58,6 +62,8 @@ def train(
     Raises:
         ConfigError: for input that cannot be used; nothing is written then.
         StageFailedError: when a layer, the data or the loss raises in any stage.
+        RunInterruptedError: after SIGINT or SIGTERM, behind a checkpoint to resume from.
+        StorageError: when a file cannot be written.
     """
     how = Execution(stages=stages, **(execution or {}))
     what = workload(
@@ -65,7 +71,7 @@ def train(
         optimizer_options=optimizer_options, sampler=sampler, seed=seed, policy=policy, bulk=bulk,
         recipe=recipe,
     )  # fmt: skip
-    return train_together([what], how, run_dir, observer)[0]
+    return train_together([what], how, run_dir, observer, resume=resume)[0]
 
 
 def workload(
@@ -101,6 +107,8 @@ def train_together(
     execution: Execution,
     run_dir: str | Path | None = None,
     observer: LaunchObserver | None = None,
+    *,
+    resume: bool = False,
 ) -> list[Run]:
     """Train several runs side by side on one pipeline: each fills the others' bubbles.
 
@@ -111,12 +119,15 @@ def train_together(
         ConfigError: for input that cannot be used; nothing is written then.
         StageFailedError: when a layer, the data or the loss raises in any stage.
     """
+    if resume and run_dir is None:
+        raise ConfigError("resume: expected the run_dir of the run to go on with")
     path = Path(run_dir) if run_dir is not None else None
     training = Training(
         workloads=[replace(each, recompute=execution.recompute) for each in workloads],
         execution=execution,
         path=path or default_run_directory(workloads[0].space.name),
         observer=observer or SilentObserver(),
+        resumes=resume,
     )
     training.run()
     return [

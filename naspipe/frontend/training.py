@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +17,16 @@ from naspipe.core.ids import FIRST_STREAM, SequenceId, StageId, StreamId
 from naspipe.core.space import Shared, Space
 from naspipe.core.subnet import Subnet
 from naspipe.frontend.checks import check_batch, check_data_path, check_device, check_layers
+from naspipe.frontend.lives import Lives, check_resumable
 from naspipe.frontend.plan import make_plan
+from naspipe.runtime.claim import Claim
 from naspipe.runtime.compute import Batches, Loss, Workload
 from naspipe.runtime.environment import describe_environment
 from naspipe.runtime.gpus import NO_GPUS, Gpus, find_gpus
-from naspipe.runtime.launcher import check_endpoints, launch
+from naspipe.runtime.job import Job, StreamJob
+from naspipe.runtime.launcher import check_endpoints
 from naspipe.runtime.optimizers import check_optimizer
 from naspipe.runtime.reports import LaunchObserver
-from naspipe.runtime.stage_process import Job, StreamJob
 from naspipe.schedule.invariants import violations
 from naspipe.sim.plan import Plan
 from naspipe.stage.builder import build_controller
@@ -65,6 +69,10 @@ class Training:
     execution: Execution
     path: Path
     observer: LaunchObserver
+    resumes: bool = False
+    """Go on with the runs that ``path`` holds."""
+    sources: Sequence[Mapping[str, Any]] = ()
+    """Of each stream, what the command line called its space and data."""
 
     @property
     def directories(self) -> list[RunDirectory]:
@@ -74,37 +82,61 @@ class Training:
     def run(self) -> None:
         """Check everything, then train and leave complete run directories.
 
+        A run that is resumed and complete already is left as it is.
+
         Raises:
             ConfigError: when the input cannot be used; nothing has been written then, unless
                 only a stage could find it: the manifest then says ``failed``.
             StageFailedError: when a stage raised; the manifest then says ``failed``.
+            RunInterruptedError: after SIGINT or SIGTERM, behind a checkpoint.
+            StorageError: when a file cannot be written.
         """
         subnets = self._check()
-        plan = make_plan(self.workloads, self.execution, subnets)
-        job = self._job(plan, subnets)
-        manifests = [self._manifest(stream, plan) for stream in job.streams]
-        for stream, manifest in zip(job.streams, manifests, strict=True):
-            stream.directory.create()
-            choices = [_choices(stream.workload.space, subnet) for subnet in stream.subnets]
-            write_stream(stream.directory.stream, choices)
-            stream.directory.write_manifest(manifest)
+        with ExitStack() as stack:
+            generation = 0
+            if self.resumes:
+                generation = self._claim(stack, subnets)
+                if generation < 0:
+                    return
+            plan = make_plan(self.workloads, self.execution, subnets)
+            job = self._job(plan, subnets)
+            manifests = [self._manifest(*each, plan) for each in enumerate(job.streams)]
+            if not self.resumes:
+                for stream, manifest in zip(job.streams, manifests, strict=True):
+                    stream.directory.create()
+                    write_stream(stream.directory.stream, _choices(stream.workload, stream.subnets))
+                    stream.directory.write_manifest(manifest)
+                    stack.enter_context(Claim(stream.directory.path))
+            self._finish(Lives(job, manifests, self.observer, generation))
+
+    def _finish(self, lives: Lives) -> None:
+        """Live to the end, check what was left, and say that it is complete."""
         start_ns = time.monotonic_ns()
-        try:
-            stages = launch(job, self.observer)
-        except BaseException as error:
-            for stream, manifest in zip(job.streams, manifests, strict=True):
-                failure = {**manifest, "status": "failed", "failure": str(error)}
-                stream.directory.write_manifest(failure)
-            raise
+        stages = lives.run()
         seconds = (time.monotonic_ns() - start_ns) / 1e9
+        job = lives.job
         accesses = [read_run_accesses(stream.directory.path) for stream in job.streams]
         for stream, found in zip(job.streams, accesses, strict=True):
             _check_order(stream, found, job.bulk)
         measured = {**self._measure(seconds, accesses), "stages": stages}
-        for stream, manifest in zip(job.streams, manifests, strict=True):
-            speed = {"steps_per_second": len(stream.subnets) / seconds}
+        for stream, manifest in zip(job.streams, lives.manifests, strict=True):
+            speed = {"steps_per_second": (len(stream.subnets) - stream.first) / seconds}
             complete = {"status": "complete", "measured": {**measured, **speed}}
-            stream.directory.write_manifest({**manifest, **complete})
+            stream.directory.write_manifest({**manifest, **complete, "life": lives.life})
+
+    def _claim(self, stack: ExitStack, subnets: Sequence[tuple[Subnet, ...]]) -> int:
+        """Take the run directories over; returns the generation to go on with, -1 for none."""
+        earlier = []
+        for directory, workload, of_stream in zip(
+            self.directories, self.workloads, subnets, strict=True
+        ):
+            choices = _choices(workload, of_stream)
+            earlier.append(check_resumable(directory, workload.definition, choices))
+            stack.enter_context(Claim(directory.path))
+        if all(manifest["status"] == "complete" for manifest in earlier):
+            self.observer.on_note(f"{self.path} is complete: there is nothing to resume")
+            return -1
+        return 1 + max(int(each.get("life", {}).get("generation", 0)) for each in earlier)
 
     def _job(self, plan: Plan, subnets: Sequence[tuple[Subnet, ...]]) -> Job:
         streams = [
@@ -133,8 +165,16 @@ class Training:
 
     def _check(self) -> list[tuple[Subnet, ...]]:
         """Everything that can be known to be wrong before anything is written."""
-        for directory in self.directories:
-            directory.check_new()
+        if not self.resumes:
+            for directory in self.directories:
+                directory.check_new()
+        if self.workloads[0].definition.policy not in ("csp", "sequential") and (
+            self.resumes or self.execution.checkpoint_every or self.execution.max_restarts
+        ):
+            raise ConfigError(
+                f"policy {self.workloads[0].definition.policy}: expected csp or sequential with "
+                f"checkpoints, restarts and --resume: what the others train depends on timing"
+            )
         check_device(self.execution.device, len(self._gpus))
         check_data_path(self.execution, len(self._gpus))
         policies = {workload.definition.policy for workload in self.workloads}
@@ -174,7 +214,7 @@ class Training:
             for place, choices in enumerate(stream)
         )
 
-    def _manifest(self, stream: StreamJob, plan: Plan) -> dict[str, Any]:
+    def _manifest(self, number: int, stream: StreamJob, plan: Plan) -> dict[str, Any]:
         space, definition = stream.workload.space, stream.workload.definition
         return {
             "format": 1,
@@ -188,6 +228,8 @@ class Training:
                 "partitions": sorted(set(map(str, stream.partitions))),
                 "streams": len(self.workloads),
             },
+            "requested": self.execution.as_dict(),
+            "source": dict(self.sources[number]) if self.sources else {},
             "environment": describe_environment(self.execution.device, self._gpus),
             "space": describe_space(space),
             "measured": {},
@@ -211,12 +253,10 @@ class Training:
         }
 
 
-def _choices(space: Space, subnet: Subnet) -> tuple[int, ...]:
-    return tuple(
-        candidate
-        for candidate, block in zip(subnet.chain, space.blocks, strict=True)
-        if not isinstance(block, Shared)
-    )
+def _choices(workload: Workload, subnets: Sequence[Subnet]) -> list[tuple[int, ...]]:
+    """Of every subnet, the candidate of each choice block."""
+    is_choice = [not isinstance(block, Shared) for block in workload.space.blocks]
+    return [tuple(compress(subnet.chain, is_choice)) for subnet in subnets]
 
 
 def _check_order(stream: StreamJob, accesses: Sequence[Access], bulk: int) -> None:

@@ -14,10 +14,12 @@ from naspipe.core.ids import LayerId, PassId, SequenceId, StreamId, Version
 from naspipe.core.learning_rate import learning_rate
 from naspipe.core.space import Space
 from naspipe.core.task import Task, TaskKind
+from naspipe.runtime.bound_layer import Gradients
 from naspipe.runtime.determinism import block_seed
-from naspipe.runtime.layer_store import Gradients, LayerStore, StoredLayer
+from naspipe.runtime.layer_store import LayerStore, StoredLayer
 from naspipe.runtime.out_of_memory import DeviceFullError, explain_shortage
 from naspipe.runtime.placement import Placement
+from naspipe.runtime.restored import Restored
 from naspipe.runtime.segment import Gradient, Segment, SegmentSpec, Tensors
 from naspipe.stage.builder import build_policy
 
@@ -69,12 +71,19 @@ class StageCompute:
     Args:
         workloads: of each stream.
         placement: where layers and tensors live.
+        restored: of each stream, the checkpoint that it goes on from, if there is one.
     """
 
-    def __init__(self, workloads: Sequence[Workload], placement: Placement) -> None:
+    def __init__(
+        self,
+        workloads: Sequence[Workload],
+        placement: Placement,
+        restored: Sequence[Restored | None] = (),
+    ) -> None:
         self.placement = placement
         self._workloads = tuple(workloads)
-        self.stores = tuple(self._make_store(workload) for workload in workloads)
+        sources = tuple(restored) or (None,) * len(workloads)
+        self.stores = tuple(map(self._make_store, workloads, sources))
         """The layers of each stream."""
         self._passes: dict[tuple[StreamId, SequenceId, PassId], _Pass] = {}
 
@@ -223,7 +232,7 @@ class StageCompute:
             state.fields[name] = self.placement.to_device(field)
         return state.fields[name]
 
-    def _make_store(self, workload: Workload) -> LayerStore:
+    def _make_store(self, workload: Workload, restored: Restored | None) -> LayerStore:
         definition = workload.definition
         return LayerStore(
             workload.space,
@@ -231,6 +240,7 @@ class StageCompute:
             definition.recipe,
             self.placement.adopt,
             build_policy(definition.policy).keeps_versions,
+            restored.restore if restored else None,
         )
 
     def _pass(self, task: Task) -> _Pass:

@@ -6,15 +6,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 
-from naspipe.core.access import Access
 from naspipe.core.commands import (
+    CaptureLayer,
     Command,
     DropVersion,
     EvictLayer,
+    FinishCut,
     LoadLayer,
     PushVersion,
     RecordAccess,
@@ -27,11 +28,13 @@ from naspipe.core.commands import (
 from naspipe.core.errors import InvariantError, TransportError
 from naspipe.core.events import (
     BlockFinished,
+    CutAdmitted,
     Event,
     InputArrived,
     LayerLoaded,
     LayerSaved,
     Priorities,
+    StreamResumed,
     SubnetAdmitted,
     VersionArrived,
     WriteFinished,
@@ -41,29 +44,15 @@ from naspipe.core.partition import Partition
 from naspipe.core.ports import Admission
 from naspipe.core.subnet import Subnet
 from naspipe.core.task import Task
+from naspipe.runtime.checkpointer import Checkpointer
 from naspipe.runtime.compute import StageCompute
-from naspipe.runtime.messages import InputMessage, Message, VersionMessage
+from naspipe.runtime.messages import HOLD, ControlMessage, InputMessage, Message, VersionMessage
+from naspipe.runtime.stage_sink import StageSink
 from naspipe.runtime.swapper import SwapKind
 from naspipe.runtime.transport import Transport
 from naspipe.stage.controller import StageController
 
 _Result = TypeVar("_Result")
-
-
-class StageSink(Protocol):
-    """Where a stage's results go: files and the launcher."""
-
-    def access(self, access: Access) -> None:
-        """One record of the access log."""
-        ...
-
-    def loss(self, stream: StreamId, sequence_id: SequenceId, loss: torch.Tensor) -> None:
-        """A step's loss, in the order in which steps reach it here."""
-        ...
-
-    def event(self, event: Event) -> None:
-        """An event that the controller is about to handle."""
-        ...
 
 
 class StageDriver:
@@ -77,6 +66,8 @@ class StageDriver:
         admissions: of each stream, which subnets may be under way.
         admitted: the subnet, partition and priorities of a stream's sequence ID.
         sink: where results go.
+        checkpointer: captures what belongs to a checkpoint.
+        resumed: streams that go on behind a checkpoint.
         timeout_seconds: how long to wait for a message before giving up.
         digests: hash the bytes that every WRITE leaves.
     """
@@ -90,6 +81,8 @@ class StageDriver:
         admissions: Sequence[Admission],
         admitted: Callable[[StreamId, int], tuple[Subnet, Partition, Priorities | None]],
         sink: StageSink,
+        checkpointer: Checkpointer,
+        resumed: Sequence[StreamResumed] = (),
         *,
         timeout_seconds: float,
         digests: bool = False,
@@ -102,6 +95,9 @@ class StageDriver:
         self._admissions = tuple(admissions)
         self._admitted = admitted
         self._sink = sink
+        self._checkpointer = checkpointer
+        self._resumed = tuple(resumed)
+        self._is_held = False
         self._timeout_seconds = timeout_seconds
         self._digests = digests
         self._task: Task | None = None
@@ -120,14 +116,9 @@ class StageDriver:
         return f"{what} block {layer.block} (layer {self._compute.label(layer)})"
 
     @property
-    def pushed_bytes(self) -> int:
-        """What was handed over to other stages so far."""
-        return self._pushed_bytes
-
-    @property
-    def memory_retries(self) -> int:
-        """How often a block was computed again because device memory was short."""
-        return self._memory_retries
+    def measured(self) -> dict[str, int]:
+        """Bytes handed over to other stages, and blocks computed again for want of memory."""
+        return {"pushed_bytes": self._pushed_bytes, "memory_retries": self._memory_retries}
 
     def finishing(self) -> None:
         """Say that the training is over and the layers are being written."""
@@ -148,6 +139,8 @@ class StageDriver:
             raise self._compute.explain_shortage(error, self.current) from error
 
     def _work(self) -> None:
+        for event in self._resumed:
+            self._tell(event)
         for number, admission in enumerate(self._admissions):
             self._admit(StreamId(number), admission.open())
         while not all(admission.is_finished for admission in self._admissions):
@@ -156,6 +149,9 @@ class StageDriver:
                 self._look()
             else:
                 self._wait()
+        self._hold()
+        self._doing = ("writing its last checkpoint", None)
+        self._checkpointer.drain()
 
     def _step(self) -> None:
         """Compute the next block of the run."""
@@ -186,6 +182,7 @@ class StageDriver:
 
     def _take_copies(self) -> bool:
         """Tell of layers that were loaded or saved; whether there were any."""
+        self._checkpointer.report()
         finished = self._compute.placement.take_finished()
         for copy in finished:
             now_ns = time.monotonic_ns()
@@ -226,9 +223,27 @@ class StageDriver:
                 self._compute.layer(layer).take_over(version, state)
                 self._compute.placement.settle(layer)
                 self._tell(VersionArrived(time.monotonic_ns(), layer, version))
+            case ControlMessage(what, cuts):
+                self._hold() if what == HOLD else self._stop(cuts)
+
+    def _hold(self) -> None:
+        """Let the launcher find a cut that no stage is beyond."""
+        if not self._is_held:
+            self._is_held = True
+            self._sink.held([admission.hold() for admission in self._admissions])
+
+    def _stop(self, cuts: Sequence[int]) -> None:
+        """Go on up to the cuts only, and leave a checkpoint there."""
+        for number, (admission, cut) in enumerate(zip(self._admissions, cuts, strict=True)):
+            stream = StreamId(number)
+            self._admit(stream, admission.stop(cut))
+            if self._checkpointer.is_new(stream, cut):
+                self._tell(CutAdmitted(time.monotonic_ns(), stream, SequenceId(cut)))
 
     def _admit(self, stream: StreamId, sequence_ids: Sequence[int]) -> None:
         for sequence_id in sequence_ids:
+            if self._checkpointer.is_due(stream, sequence_id):
+                self._tell(CutAdmitted(time.monotonic_ns(), stream, SequenceId(sequence_id)))
             subnet, partition, priorities = self._admitted(stream, sequence_id)
             self._unmade.extend(map(subnet.layer, partition.blocks(self._stage)))
             self._tell(SubnetAdmitted(time.monotonic_ns(), subnet, partition, priorities))
@@ -265,6 +280,8 @@ class StageDriver:
                 self._compute.evict(layer)
             case RecordAccess(access):
                 self._sink.access(access)
+            case CaptureLayer() | FinishCut():
+                self._checkpointer.carry_out(command)
             case DropVersion(layer, version):
                 self._compute.layer(layer).drop(version)
             case RetireSubnet(stream, sequence_id):

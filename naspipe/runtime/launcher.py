@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import tempfile
 import time
 import traceback
 import warnings
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -24,59 +26,38 @@ import torch
 import zmq
 
 from naspipe.core.config import Execution
-from naspipe.core.errors import ConfigError, StageFailedError, TransportError
-from naspipe.core.ids import FIRST_STREAM, StageId
+from naspipe.core.errors import ConfigError, RunInterruptedError, StageFailedError, TransportError
+from naspipe.core.ids import StageId
 from naspipe.planning.cost import CostTable, LayerCost
+from naspipe.runtime.claim import record_processes
 from naspipe.runtime.compute import Workload
 from naspipe.runtime.cuda_device import start_cuda
 from naspipe.runtime.determinism import deterministic_torch
 from naspipe.runtime.garbage import calm_collector
+from naspipe.runtime.job import Job
+from naspipe.runtime.liveness import Liveness
+from naspipe.runtime.messages import ControlMessage, control_frames
 from naspipe.runtime.profiler import profile
-from naspipe.runtime.reports import LaunchObserver, read_report
-from naspipe.runtime.stage_process import Job, StreamJob, run_alone, stage_main
-from naspipe.runtime.transport import Endpoints, bind_inbox, ipc_endpoints, tcp_endpoints
+from naspipe.runtime.publishing import Publisher, merge_parts
+from naspipe.runtime.reports import LaunchObserver
+from naspipe.runtime.stage_process import run_alone, stage_main
+from naspipe.runtime.stopping import Stop, answered_signals
+from naspipe.runtime.supervisor import Collector, obituary, supervise
+from naspipe.runtime.transport import (
+    Endpoints,
+    bind_inbox,
+    connect_outbox,
+    ipc_endpoints,
+    tcp_endpoints,
+)
+from naspipe.runtime.wakeup import Wakeup
+from naspipe.trace.checkpoints import FINAL
 from naspipe.trace.losses import LossWriter
-from naspipe.trace.snapshot import write_checkpoint_manifest
 
 _FORK = multiprocessing.get_context("fork")
 _GRACE_SECONDS = 2.0
-_POLL_MS = 1000
 _PREFIX = "naspipe-"
 """Of the private directory that holds a run's sockets."""
-
-
-class _Collector:
-    """Takes the reports of all stages: writes losses, keeps results, raises the first failure."""
-
-    def __init__(self, losses: Sequence[LossWriter], observer: LaunchObserver) -> None:
-        self._losses = tuple(losses)
-        self._observer = observer
-        self.results: dict[int, dict[str, Any]] = {}
-
-    def take(self, kind: str, stage: int, body: dict[str, Any]) -> None:
-        """Handle one report.
-
-        Raises:
-            StageFailedError: when a stage reports that it failed.
-            ConfigError: when what it failed on is the user's input.
-        """
-        match kind:
-            case "loss":
-                stream, sequence_id, loss = body["stream"], body["sequence_id"], body["loss"]
-                self._losses[stream].append(FIRST_STREAM, sequence_id, loss, body["bits"])
-                self._observer.on_loss(stream, sequence_id, loss)
-            case "busy":
-                self._observer.on_busy(stage, body["busy_ns"], body["elapsed_ns"])
-            case "failed" if body.get("is_input"):
-                raise ConfigError(body["message"])
-            case "failed":
-                raise StageFailedError(stage, body["task"], body["traceback"])
-            case "done":
-                self.results[stage] = body
-
-    def report(self, kind: str, body: Any) -> None:
-        """Reports of a run on one stage, which come without a socket."""
-        self.take(kind, 0, dict(body))
 
 
 def launch(job: Job, observer: LaunchObserver) -> list[dict[str, Any]]:
@@ -87,20 +68,72 @@ def launch(job: Job, observer: LaunchObserver) -> list[dict[str, Any]]:
     Raises:
         StageFailedError: with the first cause, once every stage has ended.
         ConfigError: when a stage finds that the input cannot be used, or a port is in use.
+        StorageError: when a file cannot be written.
+        RunInterruptedError: after SIGINT or SIGTERM, behind a checkpoint.
     """
+    execution, num_stages = job.execution, job.execution.stages
+    folders = [stream.directory.checkpoints for stream in job.streams]
+    mailboxes = _Mailboxes()
+    stop = Stop(num_stages, mailboxes.send)
     with ExitStack() as stack:
-        paths = [stream.directory.losses for stream in job.streams]
-        losses = [stack.enter_context(LossWriter(path)) for path in paths]
-        collector = _Collector(losses, observer)
-        if job.execution.stages == 1 and job.execution.device == "cpu":
-            run_alone(job, collector)
+        wakeup = stack.enter_context(Wakeup())
+        losses = [
+            stack.enter_context(LossWriter(stream.directory.losses, stream.first))
+            for stream in job.streams
+        ]
+        publisher = Publisher(
+            num_stages, job.generation, folders, losses, execution.keep_checkpoints
+        )
+        collector = Collector(losses, observer, publisher, stop)
+        if job.is_causal:
+            stack.enter_context(answered_signals(lambda number: _ask(stop, wakeup, number)))
+        if num_stages == 1 and execution.device == "cpu":
+            run_alone(job, collector, mailboxes.local)
         else:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=_PREFIX)))
-            _run_stages(job, make_endpoints(job.execution, directory), collector)
-    results = [collector.results[stage] for stage in sorted(collector.results)]
-    for number, stream in enumerate(job.streams):
-        _write_final(stream, [result["streams"][number] for result in results])
+            endpoints = make_endpoints(execution, directory)
+            _run_stages(job, endpoints, collector, stop, wakeup, mailboxes)
+        results = [collector.results[stage] for stage in sorted(collector.results)]
+        if not results[0]["streams"]:
+            raise _interruption(job, stop, publisher)
+        for number, stream in enumerate(job.streams):
+            manifest = merge_parts(
+                len(stream.subnets), [result["streams"][number] for result in results]
+            )
+            folders[number].publish(FINAL, job.generation, manifest)
     return [result["measured"] for result in results]
+
+
+def _ask(stop: Stop, wakeup: Wakeup, signal_number: int) -> None:
+    stop.request(signal_number)
+    wakeup.set()
+
+
+def _interruption(job: Job, stop: Stop, publisher: Publisher) -> RunInterruptedError:
+    """What to say of a run that was asked to end and has done so."""
+    cuts = [publisher.newest.get(number, each.first) for number, each in enumerate(job.streams)]
+    path = job.streams[0].directory.path
+    where = path if len(job.streams) == 1 else path.parent
+    return RunInterruptedError(
+        stop.signal_number,
+        f"interrupted by {signal.Signals(stop.signal_number).name}, with a checkpoint at subnet "
+        f"{' and '.join(map(str, cuts))}; go on with: naspipe train --resume {where}",
+    )
+
+
+class _Mailboxes:
+    """The way from the launcher to its stages; a stage in this process has a queue."""
+
+    def __init__(self) -> None:
+        self.local: deque[ControlMessage] = deque()
+        self.outboxes: list[zmq.Socket[Any]] = []
+
+    def send(self, stage: int, message: ControlMessage) -> None:
+        """Hand a message to a stage."""
+        if self.outboxes:
+            self.outboxes[stage].send_multipart(control_frames(message))
+        else:
+            self.local.append(message)
 
 
 def profile_apart(workload: Workload, timeout_seconds: float, device: str = "cpu") -> CostTable:
@@ -124,7 +157,7 @@ def profile_apart(workload: Workload, timeout_seconds: float, device: str = "cpu
                 raise TransportError(f"the profile took longer than {timeout_seconds:g} s")
             costs, failure, refusal = msgpack.unpackb(receiver.recv_bytes())
         except EOFError:
-            raise StageFailedError(0, "the profile of its layers", _obituary(process)) from None
+            raise StageFailedError(0, "the profile of its layers", obituary(process)) from None
         finally:
             _end([process])
     if refusal:
@@ -180,19 +213,33 @@ def make_endpoints(execution: Execution, directory: Path) -> Endpoints:
     return replace(made, directory=directory)
 
 
-def _run_stages(job: Job, endpoints: Endpoints, collector: _Collector) -> None:
-    _check_fit_for_forking(job.execution.device)
-    num_stages = job.execution.stages
+def _run_stages(
+    job: Job,
+    endpoints: Endpoints,
+    collector: Collector,
+    stop: Stop,
+    wakeup: Wakeup,
+    mailboxes: _Mailboxes,
+) -> None:
+    execution = job.execution
+    _check_fit_for_forking(execution.device)
     with _stage_processes(job, endpoints) as processes, zmq.Context() as context:
         inbox = bind_inbox(context, endpoints.launcher, endpoints)
+        collector.liveness = Liveness(
+            range(execution.stages),
+            time.monotonic(),
+            execution.silence_seconds,
+            execution.timeout_seconds,
+        )
+        mailboxes.outboxes += [
+            connect_outbox(context, address, endpoints) for address in endpoints.stages
+        ]
         try:
-            _supervise(inbox, processes, collector, job.execution.timeout_seconds)
+            supervise(inbox, processes, collector, stop, wakeup)
         finally:
-            inbox.close(0)
+            context.destroy(linger=0)
         for process in processes:
             process.join(_GRACE_SECONDS + 10)
-    if len(collector.results) != num_stages:
-        raise TransportError(f"only {len(collector.results)} of {num_stages} stages reported")
 
 
 def _check_fit_for_forking(device: str) -> None:
@@ -206,43 +253,6 @@ def _check_fit_for_forking(device: str) -> None:
             "this process has used CUDA already, so stages cannot be forked from it; "
             "start training before the first CUDA call, or use the naspipe command"
         )
-
-
-def _supervise(
-    inbox: zmq.Socket[Any],
-    processes: list[BaseProcess],
-    collector: _Collector,
-    timeout_seconds: float,
-) -> None:
-    """Take reports until every stage is done or one has failed."""
-    poller = zmq.Poller()
-    poller.register(inbox, zmq.POLLIN)
-    for process in processes:
-        poller.register(process.sentinel, zmq.POLLIN)
-    # Stages give up after the time-out and name what they waited for; leave them time to say so.
-    deadline = time.monotonic() + timeout_seconds + 30
-    while len(collector.results) < len(processes):
-        ready = dict(poller.poll(_POLL_MS))
-        if inbox in ready:
-            while inbox.poll(0):
-                collector.take(*read_report(inbox.recv()))
-            deadline = time.monotonic() + timeout_seconds + 30
-            continue
-        for stage, process in enumerate(processes):
-            if process.sentinel in ready:
-                poller.unregister(process.sentinel)
-                if stage not in collector.results and not inbox.poll(500):
-                    raise StageFailedError(stage, "an unknown task", _obituary(process))
-        if time.monotonic() > deadline:
-            raise TransportError(f"no stage has reported for {timeout_seconds + 30:g} s")
-
-
-def _obituary(process: BaseProcess) -> str:
-    process.join(1)
-    code = process.exitcode
-    if code is not None and code < 0:
-        return f"its process was killed by signal {-code}"
-    return f"its process ended with exit status {code} and no report"
 
 
 @contextmanager
@@ -261,6 +271,9 @@ def _stage_processes(job: Job, endpoints: Endpoints) -> Iterator[list[BaseProces
                 )
                 process.start()
                 processes.append(process)
+        pids = [process.pid for process in processes if process.pid is not None]
+        for stream in job.streams:
+            record_processes(stream.directory.path, pids)
         os.close(lifeline[0])
         yield processes
     finally:
@@ -269,26 +282,9 @@ def _stage_processes(job: Job, endpoints: Endpoints) -> Iterator[list[BaseProces
 
 
 def _end(processes: Sequence[BaseProcess]) -> None:
-    """Leave none of these processes behind."""
+    """Leave none of these processes behind: what they wrote can bear it."""
     for process in processes:
-        if process.is_alive():
-            process.terminate()
+        process.kill()
     for process in processes:
-        process.join(_GRACE_SECONDS)
-        if process.is_alive():
-            process.kill()
-            process.join()
+        process.join()
         process.close()
-
-
-def _write_final(stream: StreamJob, shards: Sequence[dict[str, Any]]) -> None:
-    write_checkpoint_manifest(
-        stream.directory.checkpoint("final"),
-        {
-            "format": 1,
-            "subnets": len(stream.subnets),
-            "shards": [shard["shard"] for shard in shards],
-            "versions": {k: v for shard in shards for k, v in shard["versions"].items()},
-            "scalars": {k: v for shard in shards for k, v in shard["scalars"].items()},
-        },
-    )

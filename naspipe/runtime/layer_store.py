@@ -15,6 +15,7 @@ from naspipe.core.errors import ConfigError, InvariantError, TransportError
 from naspipe.core.ids import INITIAL, LayerId, SequenceId, Version
 from naspipe.core.rules import Frozen, Rule
 from naspipe.core.space import Space
+from naspipe.runtime.bound_layer import BoundLayer, Gradients
 from naspipe.runtime.determinism import layer_seed, seed_draws
 from naspipe.runtime.layer_layout import is_moved
 from naspipe.runtime.optimizers import make_optimizer
@@ -22,9 +23,6 @@ from naspipe.runtime.tensor_bytes import tensor_bytes
 from naspipe.schedule.csp import CausalPolicy
 
 _CAUSAL = CausalPolicy()
-
-Gradients = dict[str, torch.Tensor]
-"""Gradients by parameter name; a parameter without one is absent, never zero."""
 
 
 class Received(Protocol):
@@ -37,29 +35,6 @@ class Received(Protocol):
     def value(self) -> Any:
         """It, in memory of its own."""
         ...
-
-
-class BoundLayer:
-    """A layer's forward at one version, and the leaf tensors its gradients arrive at."""
-
-    def __init__(
-        self,
-        module: nn.Module,
-        call: Callable[..., Any],
-        parameters: Mapping[str, torch.Tensor],
-    ) -> None:
-        self.module = module
-        self.call = call
-        self._parameters = parameters
-
-    def take_gradients(self) -> Gradients:
-        """Move the gradients out of the parameters, leaving them absent."""
-        gradients: Gradients = {}
-        for name, parameter in self._parameters.items():
-            if parameter.grad is not None:
-                gradients[name] = parameter.grad
-                parameter.grad = None
-        return gradients
 
 
 class StoredLayer:
@@ -135,6 +110,24 @@ class StoredLayer:
             for name in gradients:
                 self.parameters[name].grad = None
         self.version = Version(version)
+
+    def copies(self, versions: Iterable[Version]) -> Iterator[tuple[Version, str, torch.Tensor]]:
+        """The parameters of older versions that are kept: version, name and value.
+
+        Raises:
+            InvariantError: when one of the versions is not here.
+        """
+        for version in versions:
+            for name, parameter in self._copy(version).items():
+                yield version, name, parameter.detach()
+
+    def restore(self, version: Version, copies: Mapping[Version, Gradients]) -> None:
+        """Be at a version, with copies of the parameters of older ones."""
+        self.version = version
+        for older, parameters in copies.items():
+            for name, value in parameters.items():
+                value.requires_grad_(self.parameters[name].requires_grad)
+            self._copies[older] = dict(parameters)
 
     def drop(self, version: Version) -> None:
         """Forget the copy of an older version, if there is one."""
@@ -223,6 +216,7 @@ class LayerStore:
         seed: of the run; each layer has its own.
         recipe: names the optimizer.
         on_made: told of each layer, in host memory.
+        restore: brings a layer that was just made to where a checkpoint left it.
         keeps_versions: of the synchronisation policy; causal by default.
     """
 
@@ -233,9 +227,11 @@ class LayerStore:
         recipe: Recipe,
         on_made: Callable[[LayerId, StoredLayer], None] | None = None,
         keeps_versions: Callable[[Rule], bool] = _CAUSAL.keeps_versions,
+        restore: Callable[[LayerId, StoredLayer], None] | None = None,
     ) -> None:
         self._keeps_versions = keeps_versions
         self._on_made = on_made
+        self._restore = restore
         self._space = space
         self._seed = seed
         self._recipe = recipe
@@ -250,10 +246,16 @@ class LayerStore:
         """The layer, made now if it has not been; when that happens changes none of its bits."""
         if layer not in self._layers:
             stored = self._make(layer)
+            if self._restore is not None:
+                self._restore(layer, stored)
             if self._on_made is not None:
                 self._on_made(layer, stored)
             self._layers[layer] = stored
         return self._layers[layer]
+
+    def find(self, layer: LayerId) -> StoredLayer | None:
+        """The layer, if it has been made."""
+        return self._layers.get(layer)
 
     def items(self) -> list[tuple[LayerId, StoredLayer]]:
         """Every layer made so far and not handed over, in chain order."""

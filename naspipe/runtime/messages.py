@@ -14,7 +14,8 @@ from naspipe.core.task import Task, TaskKind
 from naspipe.runtime.staging import HOST, Staging
 from naspipe.runtime.tensor_codec import decode, decode_into, describe, encode
 
-_INPUT, _ANNOUNCED, _VERSION = "input", "announced", "version"
+_INPUT, _ANNOUNCED, _VERSION, _CONTROL = "input", "announced", "version", "control"
+HOLD, STOP = "hold", "stop"
 
 
 class InputMessage(NamedTuple):
@@ -57,7 +58,19 @@ class VersionMessage(NamedTuple):
     state: list[tuple[str, ReceivedTensor]]
 
 
-Message = InputMessage | VersionMessage
+class ControlMessage(NamedTuple):
+    """From the launcher: ``HOLD`` admissions, or ``STOP`` each stream at its cut."""
+
+    what: str
+    cuts: tuple[int, ...] = ()
+
+
+Message = InputMessage | VersionMessage | ControlMessage
+
+
+def control_frames(message: ControlMessage) -> list[Any]:
+    """The frames of a :class:`ControlMessage`."""
+    return [msgpack.packb([_CONTROL, message.what, message.cuts])]
 
 
 def input_frames(
@@ -125,6 +138,8 @@ def read_message(
             sender, *tasks = subject
             task, *upcoming = map(_task, tasks)
             return Announcement(StageId(sender), task, tuple(upcoming), tuple(entries))
+        if what == _CONTROL and not frames:
+            return _control(subject, entries)
         if what != _VERSION:
             raise ValueError(f"a message of kind {what!r:.40}")
         stream, block, candidate, version = subject
@@ -144,6 +159,12 @@ def _read_state(
         yield name, ReceivedTensor(entry, rest.pop() if is_tensor else None)
     if rest:
         raise ValueError(f"{len(rest)} frames too many")
+
+
+def _control(what: Any, cuts: Any) -> ControlMessage:
+    if what not in (HOLD, STOP) or any(type(cut) is not int or cut < 0 for cut in cuts):
+        raise ValueError(f"a control message {what!r:.40}")
+    return ControlMessage(what, tuple(cuts))
 
 
 def _plain(task: Task) -> list[Any]:

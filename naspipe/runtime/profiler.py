@@ -13,9 +13,10 @@ import torch
 
 from naspipe.core.ids import FIRST_STREAM, LayerId, SequenceId
 from naspipe.planning.cost import CostTable, LayerCost, first_of_kind
+from naspipe.runtime.bound_layer import BoundLayer
 from naspipe.runtime.clock import Clock, HostClock, open_clock
 from naspipe.runtime.compute import Workload, field_of
-from naspipe.runtime.layer_store import BoundLayer, LayerStore, StoredLayer
+from naspipe.runtime.layer_store import LayerStore, StoredLayer
 from naspipe.runtime.segment import Segment, SegmentSpec, Tensors
 
 FIRST_CANDIDATES = 16

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import msgpack
@@ -12,12 +14,22 @@ from naspipe.core.errors import TransportError
 from naspipe.core.ids import StageId
 from naspipe.runtime.transport import Endpoints, connect_outbox
 
+HEARTBEAT_SECONDS = 0.5
+"""From one sign of life to the next."""
+
 
 class Reporter(Protocol):
     """Takes a stage's reports to the launcher."""
 
     def report(self, kind: str, body: Mapping[str, Any]) -> None:
-        """Hand one report on: ``loss``, ``busy``, ``failed`` or ``done``, with plain values."""
+        """Hand one report on, with plain values.
+
+        ``loss``, ``busy``, ``part`` (of a checkpoint), ``held``, ``beat``, ``failed`` or ``done``.
+        """
+        ...
+
+    def watch(self, current: Callable[[], str]) -> None:
+        """Tell now and then what this says the stage is at; it is called on another thread."""
         ...
 
 
@@ -32,6 +44,10 @@ class LaunchObserver(Protocol):
         """A stage's compute time so far, of the time since it began."""
         ...
 
+    def on_note(self, text: str) -> None:
+        """Something that whoever watches should know: a restart, a checkpoint passed over."""
+        ...
+
 
 class SilentObserver:
     """An observer that wants to know nothing."""
@@ -42,24 +58,54 @@ class SilentObserver:
     def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
         """See :class:`LaunchObserver`."""
 
+    def on_note(self, text: str) -> None:
+        """See :class:`LaunchObserver`."""
+
 
 class ZmqReporter:
-    """Reports over a socket to the launcher's process; a context manager."""
+    """Reports over a socket to the launcher's process; a context manager.
+
+    A heartbeat goes out beside them, from a thread and through a socket of its own.
+    """
 
     def __init__(self, stage: StageId, endpoints: Endpoints) -> None:
         self._stage = stage
+        self._endpoints = endpoints
         self._context: zmq.Context[Any] = zmq.Context()
-        self._outbox = connect_outbox(self._context, endpoints.launcher, endpoints)
+        self._outbox = self._connect()
+        self._current: Callable[[], str] = lambda: "start"
+        self._is_over = threading.Event()
+        self._heart = threading.Thread(target=self._beat, name="naspipe-heartbeat", daemon=True)
 
     def __enter__(self) -> ZmqReporter:
+        self._heart.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self._is_over.set()
+        self._heart.join()
         self._context.destroy(linger=5_000)
 
     def report(self, kind: str, body: Mapping[str, Any]) -> None:
         """See :class:`Reporter`."""
         self._outbox.send(msgpack.packb([kind, int(self._stage), dict(body)]))
+
+    def watch(self, current: Callable[[], str]) -> None:
+        """See :class:`Reporter`."""
+        self._current = current
+
+    def _beat(self) -> None:
+        doing, since = "", time.monotonic()
+        with self._connect() as outbox:
+            while not self._is_over.wait(HEARTBEAT_SECONDS):
+                now, current = time.monotonic(), self._current()
+                if current != doing:
+                    doing, since = current, now
+                body = {"doing": doing, "age": now - since}
+                outbox.send(msgpack.packb(["beat", int(self._stage), body]))
+
+    def _connect(self) -> zmq.Socket[Any]:
+        return connect_outbox(self._context, self._endpoints.launcher, self._endpoints)
 
 
 def read_report(data: bytes) -> tuple[str, int, dict[str, Any]]:

@@ -17,8 +17,8 @@ from torch import nn
 
 from naspipe.core.errors import BlockInputEditedError, ConfigError
 from naspipe.core.rules import Exact, Rule
+from naspipe.runtime.bound_layer import BoundLayer
 from naspipe.runtime.determinism import seed_draws
-from naspipe.runtime.layer_store import BoundLayer
 from naspipe.runtime.tensor_bytes import tensor_bytes
 
 Tensors = tuple[torch.Tensor, ...]

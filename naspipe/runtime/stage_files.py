@@ -19,7 +19,7 @@ _REPORT_EVERY_NS = 250_000_000
 
 
 class StageFiles:
-    """A stage's logs and reports; see :class:`naspipe.runtime.driver.StageSink`.
+    """A stage's logs and reports; see :class:`naspipe.runtime.stage_sink.StageSink`.
 
     Each stream has files of its own, in which it is the only stream: those of its solo run.
     """
@@ -37,7 +37,7 @@ class StageFiles:
         self._busy_ns = 0
 
     def access(self, access: Access) -> None:
-        """See :class:`naspipe.runtime.driver.StageSink`."""
+        """See :class:`naspipe.runtime.stage_sink.StageSink`."""
         stream = access.layer.stream
         alone = access if stream == FIRST_STREAM else access._replace(layer=alone_in(access.layer))
         self._logs[stream].append(alone)
@@ -48,7 +48,7 @@ class StageFiles:
             self._reporter.report("busy", {"busy_ns": self._busy_ns, "elapsed_ns": elapsed_ns})
 
     def loss(self, stream: StreamId, sequence_id: SequenceId, loss: torch.Tensor) -> None:
-        """See :class:`naspipe.runtime.driver.StageSink`."""
+        """See :class:`naspipe.runtime.stage_sink.StageSink`."""
         loss = loss.cpu()  # its block is over, so this waits for nothing but the copy
         raw = tensor_bytes(loss).numpy().tobytes()[::-1]
         body = {
@@ -59,8 +59,12 @@ class StageFiles:
         }
         self._reporter.report("loss", body)
 
+    def held(self, admitted: Sequence[int]) -> None:
+        """See :class:`naspipe.runtime.stage_sink.StageSink`."""
+        self._reporter.report("held", {"admitted": list(admitted)})
+
     def event(self, event: Event) -> None:
-        """See :class:`naspipe.runtime.driver.StageSink`."""
+        """See :class:`naspipe.runtime.stage_sink.StageSink`."""
         if self._events is not None:
             self._events.append(event)
 

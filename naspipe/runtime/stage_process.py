@@ -2,90 +2,54 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import threading
+import time
 import traceback
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 
-from naspipe.core.config import Execution, parse_bytes
-from naspipe.core.errors import ConfigError
-from naspipe.core.events import Priorities
-from naspipe.core.ids import StageId, StreamId
-from naspipe.core.partition import Partition
-from naspipe.core.subnet import Subnet
-from naspipe.planning.memory import MemoryPlan
-from naspipe.runtime.checkpoint import snapshot
-from naspipe.runtime.compute import StageCompute, Workload
+from naspipe.core.config import parse_bytes
+from naspipe.core.errors import ConfigError, StorageError, reason
+from naspipe.core.events import StreamResumed
+from naspipe.core.ids import SequenceId, StageId, StreamId
+from naspipe.core.ports import Admission
+from naspipe.runtime.checkpoint import layer_key
+from naspipe.runtime.checkpointer import Checkpointer, CheckpointStream, write_part
+from naspipe.runtime.compute import StageCompute
 from naspipe.runtime.connections import connect, start_device
 from naspipe.runtime.cuda_device import measured_memory
 from naspipe.runtime.determinism import deterministic_torch
 from naspipe.runtime.device import open_device
 from naspipe.runtime.driver import StageDriver
 from naspipe.runtime.garbage import calm_collector
+from naspipe.runtime.job import Job, StreamJob
 from naspipe.runtime.layer_store import LayerStore
+from naspipe.runtime.messages import ControlMessage
 from naspipe.runtime.out_of_memory import LayerUse
 from naspipe.runtime.placement import Placement, SwappedPlacement
 from naspipe.runtime.reports import Reporter, ZmqReporter
+from naspipe.runtime.restored import capture
 from naspipe.runtime.stage_files import StageFiles, alone_in
 from naspipe.runtime.transport import Endpoints, NoTransport, Transport
 from naspipe.runtime.wakeup import Wakeup
 from naspipe.stage.builder import build_admission, build_controller
 from naspipe.stage.memory import residency_of
+from naspipe.trace.checkpoints import FINAL
 from naspipe.trace.event_log import EventLogWriter
 from naspipe.trace.log import AccessLogWriter
-from naspipe.trace.run_directory import RunDirectory
-from naspipe.trace.snapshot import write_checkpoint
 
+GRACE_SECONDS = 10.0
+"""How much longer a stage waits than a hung one may take: the launcher names that one first."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamJob:
-    """One stream of a job: what is trained, and where its results go."""
-
-    workload: Workload
-    subnets: tuple[Subnet, ...]
-    partitions: tuple[Partition, ...]
-    """Of every subnet."""
-    priorities: tuple[Priorities, ...] | None = None
-    """Of every subnet, where the dispatch order asks for them."""
-    directory: RunDirectory
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """One pipeline, as every stage needs to know it."""
-
-    streams: tuple[StreamJob, ...]
-    """What shares the pipeline; one synchronisation policy for all."""
-    execution: Execution
-    bulk: int = 1
-    """Subnets that the policy ``bsp`` trains at the same versions."""
-    memory: MemoryPlan | None = None
-    """What layers may occupy on each stage's device; None for no limit."""
-
-    @property
-    def workloads(self) -> list[Workload]:
-        """Of each stream."""
-        return [stream.workload for stream in self.streams]
-
-    @property
-    def policy(self) -> str:
-        """The synchronisation policy's name."""
-        return self.streams[0].workload.definition.policy
-
-    def admitted(
-        self, stream: StreamId, sequence_id: int
-    ) -> tuple[Subnet, Partition, Priorities | None]:
-        """What every stage is told of a subnet when it is admitted."""
-        job = self.streams[stream]
-        priorities = job.priorities[sequence_id] if job.priorities else None
-        return job.subnets[sequence_id], job.partitions[sequence_id], priorities
+_STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 class StageRun:
@@ -98,7 +62,9 @@ class StageRun:
         transport: Transport,
         reporter: Reporter,
         placement: Placement,
+        wakeup: Wakeup,
     ) -> None:
+        self._wakeup = wakeup
         self._job = job
         self._stage = stage
         self._transport = transport
@@ -113,21 +79,39 @@ class StageRun:
 
     def run(self) -> None:
         """Train this stage's part of every subnet, then write its layers and report."""
-        directories = [stream.directory for stream in self._job.streams]
+        job, stage, generation = self._job, self._stage, self._job.generation
+        directories = [stream.directory for stream in job.streams]
         with ExitStack() as stack:
             logs = [
-                stack.enter_context(AccessLogWriter(directory.access_log(self._stage)))
+                stack.enter_context(
+                    AccessLogWriter(directory.access_log(stage, generation), generation)
+                )
                 for directory in directories
             ]
             events = None
-            if self._job.execution.record_events:
-                path = directories[0].events_log(self._stage)
+            if job.execution.record_events:
+                path = directories[0].events_log(stage, generation)
                 events = stack.enter_context(EventLogWriter(path))
-            self._train(StageFiles(logs, events, self._reporter))
+            restored = [stream.restored for stream in job.streams]
+            compute = StageCompute(job.workloads, self._placement, restored)
+            checkpointer = stack.enter_context(self._checkpointer(compute, logs))
+            self._train(StageFiles(logs, events, self._reporter), compute, checkpointer)
 
-    def _train(self, sink: StageFiles) -> None:
+    def _checkpointer(self, compute: StageCompute, logs: Sequence[AccessLogWriter]) -> Checkpointer:
+        job = self._job
+        streams = [
+            CheckpointStream(
+                stream.workload.space, stream.directory.checkpoints, store, stream.restored, log
+            )
+            for stream, store, log in zip(job.streams, compute.stores, logs, strict=True)
+        ]
+        every = job.execution.checkpoint_every
+        return Checkpointer(
+            self._stage, job.generation, streams, every, self._reporter, self._wakeup.set
+        )
+
+    def _train(self, sink: StageFiles, compute: StageCompute, checkpointer: Checkpointer) -> None:
         job, stage, execution = self._job, self._stage, self._job.execution
-        compute = StageCompute(job.workloads, self._placement)
         controller = build_controller(
             stage,
             [workload.space.rules for workload in job.workloads],
@@ -137,48 +121,80 @@ class StageRun:
             residency=residency_of(job.memory, stage, execution),
             starts_partly_clear=execution.partly_clear,
         )
+        admissions = self._admissions()
         self._driver = StageDriver(
             stage,
             controller,
             compute,
             self._transport,
-            [
-                build_admission(
-                    job.policy,
-                    len(stream.subnets),
-                    window=execution.window,
-                    bulk=job.bulk,
-                    stages=execution.stages,
-                )
-                for stream in job.streams
-            ],
+            admissions,
             job.admitted,
             sink,
-            timeout_seconds=execution.timeout_seconds,
+            checkpointer,
+            self._resumed(),
+            timeout_seconds=execution.timeout_seconds + GRACE_SECONDS,
             digests=execution.digests,
         )
         with calm_collector():
             self._driver.run()
         self._driver.finishing()
         measured = {
-            "pushed_bytes": self._driver.pushed_bytes,
-            "memory_retries": self._driver.memory_retries,
+            **self._driver.measured,
             **self._placement.measured(),
             **measured_memory(),
         }
-        shards = [
+        is_whole = all(
+            admission.next == len(stream.subnets)
+            for admission, stream in zip(admissions, job.streams, strict=True)
+        )
+        parts = [
             self._save(stream, store)
             for stream, store in zip(job.streams, compute.stores, strict=True)
+            if is_whole
         ]
-        self._reporter.report("done", {"streams": shards, "measured": measured})
+        self._reporter.report("done", {"streams": parts, "measured": measured})
+
+    def _admissions(self) -> list[Admission]:
+        execution = self._job.execution
+        return [
+            build_admission(
+                self._job.policy,
+                len(stream.subnets),
+                window=execution.window,
+                bulk=self._job.bulk,
+                stages=execution.stages,
+                first=stream.first,
+            )
+            for stream in self._job.streams
+        ]
+
+    def _resumed(self) -> list[StreamResumed]:
+        now_ns = time.monotonic_ns()
+        return [
+            StreamResumed(now_ns, StreamId(number), SequenceId(stream.first), stream.kept)
+            for number, stream in enumerate(self._job.streams)
+            if stream.restored
+        ]
 
     def _save(self, stream: StreamJob, store: LayerStore) -> dict[str, Any]:
-        layers = [(alone_in(layer), stored) for layer, stored in store.items()]
-        tensors, scalars, versions = snapshot(stream.workload.space, layers)
-        shard = write_checkpoint(
-            stream.directory.checkpoint("final"), f"stage-{self._stage}.safetensors", tensors
-        )
-        return {"shard": shard, "scalars": scalars, "versions": versions}
+        """Write this stage's shard of the final checkpoint."""
+        space = stream.workload.space
+        layers = {
+            layer_key(space, alone_in(layer)): capture(stored, (stored.version,))
+            for layer, stored in store.items()
+        }
+        used = {
+            subnet.layer(block)
+            for subnet in stream.subnets[stream.first :]
+            for block in range(len(space))
+        }
+        for layer, versions, keeper in stream.kept:
+            if keeper == self._stage and layer not in used and stream.restored:
+                snapshot = stream.restored.snapshot(layer)
+                if snapshot is not None:
+                    layers[layer_key(space, alone_in(layer))] = snapshot.at(versions[-1])
+        directory = stream.directory.checkpoints.working(FINAL, self._job.generation)
+        return write_part(directory, self._stage, layers)
 
 
 def _placement(job: Job, stage: StageId, wakeup: Wakeup) -> Placement:
@@ -194,9 +210,9 @@ def _placement(job: Job, stage: StageId, wakeup: Wakeup) -> Placement:
     return SwappedPlacement(device, recipe, limits, host_bytes, wakeup)
 
 
-def run_alone(job: Job, reporter: Reporter) -> None:
+def run_alone(job: Job, reporter: Reporter, mailbox: deque[ControlMessage]) -> None:
     """The run on one stage, in this process and without sockets; never on a GPU."""
-    _run_stage(job, StageId(0), NoTransport, reporter)
+    _run_stage(job, StageId(0), partial(NoTransport, mailbox), reporter)
 
 
 def _run_stage(
@@ -212,7 +228,8 @@ def _run_stage(
             wakeup = stack.enter_context(Wakeup())
             transport = stack.enter_context(connect(wakeup))
             placement = stack.enter_context(_placement(job, stage, wakeup))
-            stage_run = StageRun(job, stage, transport, reporter, placement)
+            stage_run = StageRun(job, stage, transport, reporter, placement, wakeup)
+            reporter.watch(lambda: stage_run.current)
             try:
                 stage_run.run()
             finally:
@@ -226,15 +243,24 @@ def _failure(task: str, error: Exception) -> dict[str, Any]:
     return {
         "task": task,
         "traceback": "".join(traceback.format_exception(error)),
-        "message": str(error),
-        "is_input": isinstance(error, ConfigError),
+        "message": reason(error) if isinstance(error, OSError) else str(error),
+        "kind": _kind(error),
     }
+
+
+def _kind(error: Exception) -> str:
+    """Whose failure it is: the input's, the storage's, or (empty) anybody's."""
+    if isinstance(error, ConfigError):
+        return "input"
+    is_storage = isinstance(error, OSError) and error.errno in _STORAGE
+    return "storage" if is_storage or isinstance(error, StorageError) else ""
 
 
 def stage_main(job: Job, stage: StageId, endpoints: Endpoints, lifeline: tuple[int, int]) -> None:
     """The body of a stage's process: ends with the run, its own failure, or the launcher."""
+    # The launcher answers signals for all: with a checkpoint, for which it needs its stages.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     read_end, write_end = lifeline
     os.close(write_end)
     threading.Thread(target=_end_with_launcher, args=(read_end,), daemon=True).start()

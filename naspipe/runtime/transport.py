@@ -8,6 +8,7 @@ with CURVE keys made for the run, so that strangers are dropped by the library.
 from __future__ import annotations
 
 import socket
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from naspipe.core.ids import LayerId, StageId, Version
 from naspipe.core.task import Task
 from naspipe.runtime.messages import (
     Announcement,
+    ControlMessage,
     Message,
     announcement_frames,
     input_frames,
@@ -65,9 +67,15 @@ class Transport(Protocol):
 
 
 class NoTransport:
-    """The transport of a run on one stage: there is nobody to talk to, only copies to wait for."""
+    """The transport of a run on one stage: there is nobody to talk to, only copies to wait for.
 
-    def __init__(self, wakeup: Wakeup) -> None:
+    Args:
+        mailbox: what the launcher, in the same process, has to say.
+        wakeup: ends a wait.
+    """
+
+    def __init__(self, mailbox: deque[ControlMessage], wakeup: Wakeup) -> None:
+        self._mailbox = mailbox
         self._wakeup = wakeup
 
     def __enter__(self) -> Self:
@@ -92,7 +100,9 @@ class NoTransport:
         raise TransportError(f"layer {layer}: there is only one stage")
 
     def receive(self, timeout_seconds: float) -> Message | None:
-        """Nothing ever arrives, but the wait ends when the wakeup is set."""
+        """What the launcher said; otherwise the wait ends when the wakeup is set."""
+        if self._mailbox:
+            return self._mailbox.popleft()
         if timeout_seconds and self._wakeup.wait(timeout_seconds):
             self._wakeup.clear()
         return None

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from naspipe.core.errors import InvariantError
+from naspipe.core.events import KeptLayer
 from naspipe.core.ids import INITIAL, LATEST, LayerId, SequenceId, StreamId, Version
 from naspipe.core.ports import SyncPolicy
 from naspipe.core.rules import Rule
@@ -65,6 +66,12 @@ class VersionBook:
         self._uses = uses if uses is not None else Uses()
         self._layers: dict[LayerId, _Layer] = {}
         self._next: dict[StreamId, int] = {}
+
+    def resume(self, stream: StreamId, first: SequenceId, layers: Iterable[KeptLayer]) -> None:
+        """Go on behind a checkpoint: its versions exist here, and subnet ``first`` is the next."""
+        self._next[stream] = first
+        for layer, versions, _ in layers:
+            self._layers[layer] = _Layer(list(versions), set(versions), {}, versions[-1])
 
     def admit(self, subnet: Subnet, blocks: Iterable[int]) -> dict[int, Ticket]:
         """Hand out the tickets of a subnet for this stage's blocks.
@@ -139,6 +146,20 @@ class VersionBook:
         """Whether a version will be read again, by an admitted subnet or by a later one."""
         state = self._state(layer)
         return state.readers.get(version, 0) > 0 or version >= self._floor(layer, state)
+
+    def readable(self, layer: LayerId) -> tuple[Version, ...]:
+        """The versions that subnets not yet admitted can ask for, oldest first."""
+        state = self._state(layer)
+        floor = self._floor(layer, state)
+        return tuple(version for version in state.users if version >= floor)
+
+    def hold(self, layer: LayerId) -> tuple[Version, ...]:
+        """Be a reader of every readable version, until it is released; returns them."""
+        versions = self.readable(layer)
+        readers = self._state(layer).readers
+        for version in versions:
+            readers[version] = readers.get(version, 0) + 1
+        return versions
 
     def release(self, layer: LayerId, version: Version) -> list[Version]:
         """One reader is done with a version; returns the versions nobody will read again."""

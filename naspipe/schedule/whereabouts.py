@@ -7,10 +7,12 @@ layer is then *mirrored*: the stage that wrote it pushes it to the stage of its 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from naspipe.core.errors import InvariantError
+from naspipe.core.events import KeptLayer
 from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
 from naspipe.core.partition import Partition
 from naspipe.core.rules import Exact, Frozen, Rule
@@ -23,6 +25,16 @@ class Departure(NamedTuple):
     layer: LayerId
     version: Version
     stage: StageId
+
+
+class AtCut(NamedTuple):
+    """The layers of one stage at a cut, in chain order.
+
+    ``kept`` are those of a checkpoint that nobody has used since the run was resumed.
+    """
+
+    held: list[LayerId]
+    kept: list[LayerId]
 
 
 class Whereabouts:
@@ -41,6 +53,35 @@ class Whereabouts:
         self._next: dict[StreamId, int] = {}
         self._leaving: dict[tuple[StreamId, SequenceId, StageId], list[Departure]] = {}
         """By the subnet that takes layers over and the stage they leave, until it has asked."""
+        self._frozen: dict[LayerId, StageId] = {}
+        """The stage of their first user."""
+        self._kept: dict[LayerId, StageId] = {}
+        """Layers of a checkpoint that nobody has used since."""
+        self._cuts: dict[tuple[StreamId, SequenceId], dict[StageId, AtCut]] = {}
+        """What belongs to each stage at a cut, until it has asked."""
+
+    def resume(self, layers: Iterable[KeptLayer]) -> None:
+        """Go on behind a checkpoint, from which every stage reads what it uses first."""
+        self._kept |= {layer: keeper for layer, _, keeper in layers}
+
+    def cut(self, stage: StageId, stream: StreamId, cut: SequenceId) -> AtCut:
+        """The layers that belong to a stage at a cut, before subnet ``cut`` is followed.
+
+        A layer belongs to the stage of its last user; a frozen one, which nobody changes, to
+        that of its first. Each stage asks once.
+        """
+        if (stream, cut) not in self._cuts:
+            self._cuts[stream, cut] = self._at_cut(stream)
+        return self._cuts[stream, cut].pop(stage, AtCut([], []))
+
+    def _at_cut(self, stream: StreamId) -> dict[StageId, AtCut]:
+        found: dict[StageId, AtCut] = defaultdict(lambda: AtCut([], []))
+        used = {layer: stage for layer, (_, stage) in self._newest.items()} | self._frozen
+        for layer in sorted(each for each in used if each.stream == stream):
+            found[used[layer]].held.append(layer)
+        for layer in sorted(each for each in self._kept if each.stream == stream):
+            found[self._kept[layer]].kept.append(layer)
+        return found
 
     def admit(self, stage: StageId, subnet: Subnet, partition: Partition) -> list[Departure]:
         """What has to leave a stage for a subnet; each stage asks once, in sequence order.
@@ -62,9 +103,12 @@ class Whereabouts:
             stage = StageId(number)
             here = (version, stage)
             for block in partition.blocks(stage):
-                if isinstance(rules[block], Frozen):
-                    continue
                 layer = LayerId(stream, block, chain[block])
+                if self._kept:
+                    self._kept.pop(layer, None)
+                if isinstance(rules[block], Frozen):
+                    self._frozen.setdefault(layer, stage)
+                    continue
                 before = newest.get(layer)
                 newest[layer] = here
                 if before is None or before[1] == stage:

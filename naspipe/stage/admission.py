@@ -14,16 +14,18 @@ class AdmissionWindow:
     Args:
         window: sequence IDs that may be under way.
         num_subnets: of the stream.
+        first: the sequence ID to begin with; what is below is done.
     """
 
-    def __init__(self, window: int, num_subnets: int) -> None:
+    def __init__(self, window: int, num_subnets: int, first: int = 0) -> None:
         if window < 1:
             raise ConfigError(f"window: expected 1 or more subnets under way, found {window}")
         self._window = window
         self._num_subnets = num_subnets
-        self._next = 0
-        self._oldest = 0
+        self._next = first
+        self._oldest = first
         self._retired: set[int] = set()
+        self._is_held = False
 
     @property
     def is_finished(self) -> bool:
@@ -31,13 +33,29 @@ class AdmissionWindow:
         return self._oldest == self._num_subnets
 
     @property
+    def next(self) -> int:
+        """The first sequence ID that was not admitted."""
+        return self._next
+
+    @property
     def oldest(self) -> int:
         """The oldest sequence ID that is not retired."""
         return self._oldest
 
+    def hold(self) -> int:
+        """Admit nothing more of one's own accord; returns the first that was not admitted."""
+        self._is_held = True
+        return self._next
+
+    def stop(self, num_subnets: int) -> range:
+        """Cut the stream short; returns what is left to admit. Nothing behind that was admitted."""
+        self._num_subnets = num_subnets
+        return self.reach(num_subnets - 1)
+
     def open(self) -> range:
         """Sequence IDs to admit now."""
-        return self.reach(self._oldest + self._window - 1)
+        last = self._next if self._is_held else self._oldest + self._window
+        return self.reach(last - 1)
 
     def reach(self, sequence_id: int) -> range:
         """Sequence IDs to admit so that this one is: a peer with an older view sent work for it."""
@@ -58,7 +76,7 @@ class BulkAdmission(AdmissionWindow):
 
     def open(self) -> range:
         """Sequence IDs to admit now."""
-        return self.reach(self._oldest)
+        return self.reach(self._next - 1 if self._is_held else self._oldest)
 
     def reach(self, sequence_id: int) -> range:
         """Sequence IDs to admit so that the bulk of this one is."""

@@ -81,18 +81,25 @@ def build_controller(
 
 
 def build_admission(
-    policy: str, num_subnets: int, *, window: int, bulk: int = 1, stages: int = 1
+    policy: str,
+    num_subnets: int,
+    *,
+    window: int,
+    bulk: int = 1,
+    stages: int = 1,
+    first: int = 0,
 ) -> Admission:
     """Which subnets of a stream may be under way on a stage.
 
     ``asp`` has as many under way as there are stages, which is what its one-forward-
-    one-backward schedule needs (PipeDream, section 3.2); ``sequential`` has one.
+    one-backward schedule needs (PipeDream, section 3.2); ``sequential`` has one. ``first`` is the
+    sequence ID to begin with.
     """
     match policy:
         case "bsp":
-            return BulkAdmission(bulk, num_subnets)
+            return BulkAdmission(bulk, num_subnets, first)
         case "asp":
-            return AdmissionWindow(stages, num_subnets)
+            return AdmissionWindow(stages, num_subnets, first)
         case "sequential":
-            return AdmissionWindow(1, num_subnets)
-    return AdmissionWindow(window, num_subnets)
+            return AdmissionWindow(1, num_subnets, first)
+    return AdmissionWindow(window, num_subnets, first)

@@ -23,10 +23,12 @@ from naspipe.core.commands import (
 from naspipe.core.errors import InvariantError
 from naspipe.core.events import (
     BlockFinished,
+    CutAdmitted,
     Event,
     InputArrived,
     LayerLoaded,
     LayerSaved,
+    StreamResumed,
     SubnetAdmitted,
     VersionArrived,
     WriteFinished,
@@ -36,8 +38,10 @@ from naspipe.core.ports import DispatchOrder, Residency, SyncPolicy
 from naspipe.core.task import Task, TaskKind
 from naspipe.schedule.history import History
 from naspipe.schedule.versions import VersionBook
+from naspipe.stage.cuts import Cuts
 from naspipe.stage.mirroring import Departures
 from naspipe.stage.predictor import Predictor
+from naspipe.stage.stalls import Stalls
 from naspipe.stage.work import Progress, Work
 from naspipe.stage.writes import Writes
 
@@ -72,7 +76,9 @@ class StageController:
         self._book = VersionBook(history.rules, policy, history.uses)
         self._order = order
         self._residency = residency
-        self._departures = Departures(stage, history.whereabouts, self._book, residency)
+        self._whereabouts = history.whereabouts
+        self._departures = Departures(stage, self._whereabouts, self._book, residency)
+        self._cuts = Cuts(stage, self._book, self._whereabouts)
         self._writes = Writes(self._book, residency)
         self._starts_partly_clear = starts_partly_clear
         self._subnets: dict[tuple[StreamId, SequenceId], Progress] = {}
@@ -84,8 +90,7 @@ class StageController:
         """What is left of the run, from the first block that was not commanded yet."""
         self._commanded = 0  # blocks commanded and not finished
         self._news = 0  # counts what may change the forecast
-        self._stalled_since: int | None = None
-        self._stalled_ns = 0
+        self._stalls = Stalls()
 
     def handle(self, event: Event) -> list[Command]:
         """Take one event; returns the commands to carry out, in order.
@@ -112,12 +117,18 @@ class StageController:
             case LayerSaved():
                 self._residency.on_saved(event.layer)
                 commands += self._departures.ready(event.layer)
+            case CutAdmitted():
+                under_way = [y for stream, y in self._subnets if stream == event.stream]
+                commands += self._cuts.admit(event.stream, event.cut, under_way)
+            case StreamResumed():
+                self._book.resume(event.stream, event.first, event.layers)
+                self._whereabouts.resume(event.layers)
         if self._commanded == 0 and not self._writes.are_under_way:
             self._advance(event.time_ns, commands)
-        is_stalled = self._stalled_since is not None
         soon = self._predictor.forecast(self._subnets.values(), self._running)
-        commands += self._residency.plan(chain(self._writes.due, soon), is_stalled, self._news)
-        return commands
+        forecast = chain(self._writes.due, soon)
+        commands += self._residency.plan(forecast, self._stalls.is_stalled, self._news)
+        return self._cuts.guard(commands)
 
     @property
     def unfinished(self) -> list[str]:
@@ -128,12 +139,12 @@ class StageController:
         """Go on with the run, or begin the next one, as far as its layers are on the device."""
         if due := self._writes.resume():
             commands += due
-            self._end_stall(now_ns)
+            self._stalls.end(now_ns)
             return
         if self._running is None:
             if not self._queue:
                 if any(self._writes.due):
-                    self._stall(now_ns)
+                    self._stalls.begin(now_ns)
                 return
             _, work = heapq.heappop(self._queue)
             work.is_queued = False
@@ -144,21 +155,12 @@ class StageController:
             self._news += 1
         commanded = self._residency.acquire([layer for layer, _ in self._run])
         if commanded == 0:
-            self._stall(now_ns)
+            self._stalls.begin(now_ns)
             return
-        self._end_stall(now_ns)
+        self._stalls.end(now_ns)
         reads = tuple(self._run.popleft() for _ in range(commanded))
         self._commanded = commanded
         commands.append(RunTask(self._running.task, reads))
-
-    def _stall(self, now_ns: int) -> None:
-        if self._stalled_since is None:
-            self._stalled_since = now_ns
-
-    def _end_stall(self, now_ns: int) -> None:
-        if self._stalled_since is not None:
-            self._stalled_ns = max(1, now_ns - self._stalled_since)
-            self._stalled_since = None
 
     def _on_admitted(self, event: SubnetAdmitted, commands: list[Command]) -> None:
         subnet, blocks = event.subnet, event.partition.blocks(self._stage)
@@ -221,10 +223,9 @@ class StageController:
                 commands.append(DropVersion(ticket.layer, version))
             if ticket.is_writer:
                 commands += self._writes.owe(progress, block)
-        times = (event.start_ns, event.time_ns, self._stalled_ns)
+        times = (event.start_ns, event.time_ns, self._stalls.take())
         who = (ticket.layer, task.sequence_id, task.pass_id)
         commands.append(RecordAccess(Access(*who, kind, ticket.reads, self._stage, *times)))
-        self._stalled_ns = 0
         if is_last_use and not work.todo:
             self._settle(progress, commands)
 
@@ -255,6 +256,7 @@ class StageController:
             if dropped != ticket.base:
                 commands.append(DropVersion(layer, dropped))
         self._wake_readers(layer, version)
+        self._cuts.wrote(layer, version)
         commands += self._departures.ready(layer)
         commands += self._writes.follow(layer)
         who = (layer, event.sequence_id, _FIRST_PASS, AccessKind.WRITE, version, self._stage)

@@ -74,6 +74,10 @@ class FramedWriter:
             while data:
                 data = data[self._file.write(data) :]
 
+    def fileno(self) -> int:
+        """The open file's descriptor."""
+        return self._file.fileno()
+
     def close(self) -> None:
         """Flush and close; a second call does nothing."""
         if not self._file.closed:

@@ -44,6 +44,10 @@ class AccessLogWriter:
         self._waiting.clear()
         self._frames.flush()
 
+    def fileno(self) -> int:
+        """The open file's descriptor."""
+        return self._frames.fileno()
+
     def close(self) -> None:
         """Flush and close; a second call does nothing."""
         try:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections import defaultdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
+from zlib import crc32
 
 from naspipe.core.errors import LogError
 from naspipe.core.ids import SequenceId, StreamId
@@ -26,17 +28,25 @@ class LossWriter:
     """Writes losses in sequence order per stream, in whatever order they come.
 
     A loss waits in memory until every earlier one of its stream is there; what still waits
-    when the writer closes is left out. ``first`` is the sequence ID to go on from: earlier
-    lines of a file that exists are kept, later ones are dropped.
+    when the writer closes is left out. ``first`` is the sequence ID to go on from: the lines
+    before it are kept, later ones are dropped.
+
+    Raises:
+        LogError: when the lines to keep are not all there.
     """
 
     def __init__(self, path: Path, first: int = 0) -> None:
-        kept = [loss for loss in read_losses(path) if loss.sequence_id < first] if first else []
         self._first = first
         self._next: dict[int, int] = defaultdict(lambda: self._first)
         self._waiting: dict[tuple[int, int], str] = {}
-        self._file = path.open("w", encoding="utf-8", buffering=1)
-        self._file.writelines(_line(loss) for loss in kept)
+        self._marks = [(0, 0)]
+        """Behind each line: the bytes and the CRC32 of the file so far."""
+        kept = [_line(loss) for loss in read_losses(path, first)] if first else []
+        self._file = path.open("r+b" if first else "wb", buffering=0)
+        for line in kept:
+            self._mark(line.encode())
+        self._file.truncate(self._marks[-1][0])
+        self._file.seek(0, os.SEEK_END)
 
     def append(self, stream: int, sequence_id: int, value: float, bits: str) -> None:
         """Take one loss; each line is handed to the operating system at once.
@@ -50,7 +60,23 @@ class LossWriter:
         self._waiting[stream, sequence_id] = _line(loss)
         while line := self._waiting.pop((stream, self._next[stream]), None):
             self._next[stream] += 1
-            self._file.write(line)
+            self._mark(line.encode())
+            self._file.write(line.encode())
+
+    def sync(self, count: int) -> tuple[int, int]:
+        """Put the first ``count`` lines on disk; returns their bytes and their CRC32.
+
+        Raises:
+            LogError: when they have not all been given.
+        """
+        if count >= len(self._marks):
+            raise LogError(f"expected the losses of {count} subnets, found {len(self._marks) - 1}")
+        os.fsync(self._file.fileno())
+        return self._marks[count]
+
+    def _mark(self, line: bytes) -> None:
+        length, checksum = self._marks[-1]
+        self._marks.append((length + len(line), crc32(line, checksum)))
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
@@ -68,11 +94,30 @@ class LossWriter:
         self.close()
 
 
-def read_losses(path: Path) -> list[Loss]:
-    """Every loss, in the order of the file; a torn last line is dropped.
+def check_losses(path: Path, expected: tuple[int, int]) -> None:
+    """Check the lines that a checkpoint relies on: their bytes and their CRC32.
 
     Raises:
-        LogError: when the file is missing, or naming the line that is damaged.
+        LogError: when they are not those.
+    """
+    length, checksum = expected
+    try:
+        with path.open("rb") as file:
+            data = file.read(length)
+    except OSError as error:
+        raise LogError(f"{path}: expected the losses of a run, found {error.strerror}") from error
+    if len(data) != length or crc32(data) != checksum:
+        raise LogError(
+            f"{path}: expected {length} bytes with the CRC32 {checksum:08x}, found {len(data)} "
+            f"with {crc32(data):08x}"
+        )
+
+
+def read_losses(path: Path, count: int | None = None) -> list[Loss]:
+    """Every loss, or the first ``count``, in the order of the file; a torn last line is dropped.
+
+    Raises:
+        LogError: when the file is missing or too short, or naming the line that is damaged.
     """
     try:
         lines = path.read_bytes().split(b"\n")
@@ -80,7 +125,9 @@ def read_losses(path: Path) -> list[Loss]:
         raise LogError(f"{path}: expected the losses of a run, found {error.strerror}") from error
     expected: dict[int, int] = {}
     losses = []
-    for number, line in enumerate(lines[:-1], 1):
+    if count is not None and len(lines) <= count:
+        raise LogError(f"{path}: expected {count} losses, found {len(lines) - 1}")
+    for number, line in enumerate(lines[:-1][:count], 1):
         try:
             loss = _parse(json.loads(line))
             if loss.sequence_id != expected.get(loss.stream, 0):

@@ -9,6 +9,7 @@ from typing import Any
 
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import StageId
+from naspipe.trace.checkpoints import CheckpointFolder
 from naspipe.trace.files import write_json
 from naspipe.trace.losses import Loss, read_losses
 
@@ -20,6 +21,10 @@ def stream_directories(path: Path, streams: int) -> list[RunDirectory]:
     if streams == 1:
         return [RunDirectory(path)]
     return [RunDirectory(path / f"stream-{number}") for number in range(streams)]
+
+
+def _suffix(generation: int) -> str:
+    return f".gen-{generation}" if generation else ""
 
 
 class RunDirectory:
@@ -43,17 +48,26 @@ class RunDirectory:
         """The subnets, one list of choices a line."""
         return self.path / "stream.jsonl"
 
-    def access_log(self, stage: StageId | int) -> Path:
-        """The access log of one stage."""
-        return self.path / "access" / f"stage-{stage}.msgpack"
+    def access_log(self, stage: StageId | int, generation: int = 0) -> Path:
+        """The access log of one stage.
 
-    def events_log(self, stage: StageId | int) -> Path:
+        Every generation has files of its own: a process of an earlier one that is still there
+        can never write into the files of a later one.
+        """
+        return self.path / "access" / f"stage-{stage}{_suffix(generation)}.msgpack"
+
+    def events_log(self, stage: StageId | int, generation: int = 0) -> Path:
         """The recorded events of one stage's controller."""
-        return self.path / "events" / f"stage-{stage}.msgpack"
+        return self.path / "events" / f"stage-{stage}{_suffix(generation)}.msgpack"
 
     def checkpoint(self, name: str = "final") -> Path:
         """The directory of one checkpoint."""
-        return self.path / "checkpoints" / name
+        return self.checkpoints.path / name
+
+    @property
+    def checkpoints(self) -> CheckpointFolder:
+        """All checkpoints of the run."""
+        return CheckpointFolder(self.path / "checkpoints")
 
     def check_new(self) -> None:
         """Refuse a place where something is already; writes nothing.

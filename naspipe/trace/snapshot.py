@@ -11,8 +11,9 @@ import hashlib
 import json
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO, NamedTuple
 
 from naspipe.core.errors import ConfigError, LogError
@@ -42,12 +43,20 @@ class RawTensor(NamedTuple):
 
 
 class Checkpoint(NamedTuple):
-    """Tensors of all shards by name, the version of each layer, and state that is no tensor."""
+    """Tensors of all shards by name, the version of each layer, and state that is no tensor.
+
+    ``history`` names, by layer, the versions that may still be read, oldest first; ``strides``
+    those of tensors that are not contiguous; ``losses`` the bytes and the CRC32 of the lines of
+    ``losses.jsonl`` that belong to the checkpoint. The final checkpoint has none of these.
+    """
 
     subnets: int
     tensors: dict[str, RawTensor]
     versions: dict[str, int]
     scalars: dict[str, Any]
+    history: Mapping[str, Sequence[int]] = MappingProxyType({})
+    strides: Mapping[str, Sequence[int]] = MappingProxyType({})
+    losses: tuple[int, int] = (0, 0)
 
 
 def write_checkpoint(
@@ -56,7 +65,8 @@ def write_checkpoint(
     """Write one shard, whole or not at all; returns its entry for the manifest's ``shards``.
 
     Tensors are named ``{stream}/{label}/param/{name}``, ``…/buffer/{name}`` and
-    ``…/optimizer/{param name}/{state key}``.
+    ``…/optimizer/{param name}/{state key}``; the parameters of an older version that may still
+    be read, ``…/version/{version}/{name}``.
 
     Raises:
         LogError: when a tensor's bytes do not fit its dtype and shape.
@@ -89,7 +99,8 @@ def write_checkpoint(
 def write_checkpoint_manifest(directory: Path, manifest: Mapping[str, Any]) -> None:
     """Make the shards of a directory a checkpoint.
 
-    Keys: ``subnets``, ``shards``, ``versions``, ``scalars`` (the last two may be left out).
+    Keys: those of :class:`Checkpoint`, with ``shards`` in place of the tensors; all but
+    ``subnets`` and ``shards`` may be left out.
 
     A float in ``scalars`` keeps its exact bits, a NaN's payload too.
     """
@@ -114,6 +125,9 @@ def read_checkpoint(directory: Path) -> Checkpoint:
         scalars = {name: _decode_scalar(value) for name, value in manifest["scalars"].items()}
         versions = {name: int(version) for name, version in manifest["versions"].items()}
         subnets = int(manifest["subnets"])
+        history = {k: [int(v) for v in each] for k, each in manifest.get("history", {}).items()}
+        strides = {k: [int(s) for s in each] for k, each in manifest.get("strides", {}).items()}
+        length_of_losses, crc_of_losses = map(int, manifest.get("losses", (0, 0)))
     except (KeyError, TypeError, ValueError, AttributeError, struct.error) as error:
         raise LogError(f"{directory / MANIFEST_NAME} is damaged: {error!r}") from error
     for name, length, digest in shards:
@@ -123,7 +137,8 @@ def read_checkpoint(directory: Path) -> Checkpoint:
         if twice := tensors.keys() & shard.keys():
             raise LogError(f"{directory}: {min(twice)} is in two shards; {name} is the second")
         tensors |= shard
-    return Checkpoint(subnets, tensors, versions, scalars)
+    losses = (length_of_losses, crc_of_losses)
+    return Checkpoint(subnets, tensors, versions, scalars, history, strides, losses)
 
 
 def _read_manifest(directory: Path) -> dict[str, Any]:

@@ -1,0 +1,100 @@
+"""``train --resume``: what a run directory says of the run that is to go on."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from naspipe.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from naspipe.core.config import Execution
+    from naspipe.runtime.compute import Workload
+
+DEFINING = ("scale", "steps", "seed", "sampler", "policy", "bulk", "streams", "data")
+"""Options that define a run, so that a resume takes them from it."""
+
+
+def read_resumed(
+    path: Path, arguments: argparse.Namespace
+) -> tuple[Execution, list[Workload], list[dict[str, Any]]]:
+    """The execution, the workloads and their sources; options that are given change the execution.
+
+    Raises:
+        ConfigError: when it is no run directory, was not started from the command line, or an
+            option is given that the run defines.
+    """
+    from naspipe.core.config import Settings, apply_settings
+
+    for name in ("space", *DEFINING, "run_dir"):
+        if getattr(arguments, name) is not None:
+            option = "SPACE" if name == "space" else f"--{name.replace('_', '-')}"
+            raise ConfigError(
+                f"{option}: expected nothing beside --resume, which takes it from {path}; leave "
+                f"it out"
+            )
+    manifests = _manifests(path)
+    execution = _execution(manifests[0].get("requested"), path)
+    recipe_free = Settings(execution=execution)
+    settings = apply_settings(recipe_free, arguments.set)
+    if (settings.recipe, settings.rules) != (recipe_free.recipe, recipe_free.rules):
+        raise ConfigError("--set: expected settings of execution only, beside --resume")
+    workloads = [_workload(each, settings.execution, path, arguments) for each in manifests]
+    return settings.execution, workloads, [each["source"] for each in manifests]
+
+
+def _manifests(path: Path) -> list[dict[str, Any]]:
+    from naspipe.trace.run_directory import RunDirectory
+
+    if not (path / "stream-0").is_dir():
+        return [RunDirectory(path).read_manifest()]
+    first = RunDirectory(path / "stream-0").read_manifest()
+    count = int(first.get("execution", {}).get("streams", 1))
+    rest = [RunDirectory(path / f"stream-{number}").read_manifest() for number in range(1, count)]
+    return [first, *rest]
+
+
+def _execution(requested: Any, path: Path) -> Execution:
+    from naspipe.core.config import Execution
+
+    known = {field.name for field in fields(Execution)}
+    if not isinstance(requested, dict) or not requested.keys() <= known:
+        raise ConfigError(f"{path}: expected a run of this version, found other settings in it")
+    return Execution(**requested)
+
+
+def _workload(
+    manifest: dict[str, Any], execution: Execution, path: Path, arguments: argparse.Namespace
+) -> Workload:
+    from naspipe.core.config import Recipe
+    from naspipe.core.rules import parse_rule
+    from naspipe.frontend.training import define
+    from naspipe.frontend.workloads import find_workload
+    from naspipe.runtime.compute import Workload
+
+    definition, source = manifest.get("definition"), manifest.get("source")
+    if not source or not isinstance(definition, dict):
+        raise ConfigError(
+            f"{path} was not started by `naspipe train`: go on with naspipe.train(..., "
+            f"run_dir={str(path)!r}, resume=True)"
+        )
+    try:
+        scale, data = source["scale"], source["data"]
+        named = find_workload(source["space"], scale, data, arguments.data_dir)
+        rules = {name: parse_rule(text) for name, text in definition["rules"].items()}
+        recipe = Recipe(**definition["recipe"])
+        identity = {
+            key: definition[key] for key in ("seed", "steps", "sampler", "policy", "bulk", "scale")
+        }
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{path}: its manifest is damaged: {error!r:.120}") from error
+    space = named.space.with_rules(rules)
+    return Workload(
+        space=space,
+        data=named.data,
+        loss=named.loss,
+        definition=define(space, named.data, named.loss, recipe=recipe, **identity),
+        recompute=execution.recompute,
+    )

@@ -1,0 +1,139 @@
+"""Watches the stages of a run from the launcher: their reports, their signs of life, their ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import zmq
+
+from naspipe.core.errors import ConfigError, StageFailedError, StorageError
+from naspipe.core.ids import FIRST_STREAM
+from naspipe.runtime.liveness import Liveness
+from naspipe.runtime.publishing import Publisher
+from naspipe.runtime.reports import LaunchObserver, read_report
+from naspipe.runtime.stopping import Stop
+from naspipe.runtime.wakeup import Wakeup
+from naspipe.trace.losses import LossWriter
+
+_POLL_MS = 1000
+
+
+class Collector:
+    """Takes the reports of all stages: writes losses, keeps results, raises the first failure.
+
+    Args:
+        losses: of each stream.
+        observer: told as the run goes.
+        publisher: of checkpoints.
+        stop: of a wish to end.
+    """
+
+    def __init__(
+        self,
+        losses: Sequence[LossWriter],
+        observer: LaunchObserver,
+        publisher: Publisher,
+        stop: Stop,
+    ) -> None:
+        self._losses = tuple(losses)
+        self._observer = observer
+        self._publisher = publisher
+        self._stop = stop
+        self.liveness: Liveness | None = None
+        self.results: dict[int, dict[str, Any]] = {}
+
+    def take(self, kind: str, stage: int, body: dict[str, Any]) -> None:
+        """Handle one report.
+
+        Raises:
+            StageFailedError: when a stage reports that it failed.
+            ConfigError: when what it failed on is the user's input.
+            StorageError: when a file could not be written.
+        """
+        match kind:
+            case "loss":
+                stream, sequence_id, loss = body["stream"], body["sequence_id"], body["loss"]
+                self._losses[stream].append(FIRST_STREAM, sequence_id, loss, body["bits"])
+                self._observer.on_loss(stream, sequence_id, loss)
+            case "busy":
+                self._observer.on_busy(stage, body["busy_ns"], body["elapsed_ns"])
+            case "beat" if self.liveness is not None:
+                self.liveness.hear(stage, time.monotonic(), body["doing"], body["age"])
+            case "part":
+                self._publisher.take(stage, body)
+            case "held":
+                self._stop.held(stage, body["admitted"])
+            case "failed" if body["kind"] == "input":
+                raise ConfigError(body["message"])
+            case "failed" if body["kind"] == "storage":
+                raise StorageError(body["message"])
+            case "failed":
+                raise StageFailedError(stage, body["task"], body["traceback"])
+            case "done":
+                self.results[stage] = body
+                if self.liveness is not None:
+                    self.liveness.done(stage)
+
+    def report(self, kind: str, body: Any) -> None:
+        """Reports of a run on one stage, which come without a socket."""
+        self.take(kind, 0, dict(body))
+        self._stop.advance()
+
+    def watch(self, current: object) -> None:
+        """Nothing: a run on one stage has nobody beside it to watch it."""
+
+
+def supervise(
+    inbox: zmq.Socket[Any],
+    processes: Sequence[BaseProcess],
+    collector: Collector,
+    stop: Stop,
+    wakeup: Wakeup,
+) -> None:
+    """Take reports until every stage is done or one has failed.
+
+    Raises:
+        StageFailedError: with the first cause: a failure, the end of a process, a stage that is
+            silent or hung.
+        ConfigError, StorageError: see :meth:`Collector.take`.
+    """
+    poller = zmq.Poller()
+    poller.register(inbox, zmq.POLLIN)
+    poller.register(wakeup.fileno(), zmq.POLLIN)
+    for process in processes:
+        poller.register(process.sentinel, zmq.POLLIN)
+    while len(collector.results) < len(processes):
+        ready = dict(poller.poll(_POLL_MS))
+        while inbox.poll(0):
+            collector.take(*read_report(inbox.recv()))
+        if wakeup.fileno() in ready:
+            wakeup.clear()
+            stop.advance()
+        for stage, process in enumerate(processes):
+            if process.sentinel in ready:
+                poller.unregister(process.sentinel)
+                while stage not in collector.results and inbox.poll(500):
+                    collector.take(*read_report(inbox.recv()))
+                if stage not in collector.results:
+                    raise StageFailedError(stage, _task(collector, stage), obituary(process))
+        problem = collector.liveness.problem(time.monotonic()) if collector.liveness else None
+        if problem is not None:
+            raise StageFailedError(*problem)
+
+
+def _task(collector: Collector, stage: int) -> str:
+    """What a stage that died was last heard to do."""
+    doing = collector.liveness.doing(stage) if collector.liveness else ""
+    return f"an unknown task (last heard at: {doing})" if doing else "an unknown task"
+
+
+def obituary(process: BaseProcess) -> str:
+    """How a process ended that did not say so itself."""
+    process.join(1)
+    code = process.exitcode
+    if code is not None and code < 0:
+        return f"its process was killed by signal {-code}"
+    return f"its process ended with exit status {code} and no report"

@@ -1,0 +1,143 @@
+"""Checkpoints: one more reader of versions, of every layer, at a cut through the stream.
+
+The checkpoint at cut n holds every WRITE of the subnets below n and none of the others. It takes
+its place in the stream between the subnets n - 1 and n, and asks for the versions that any subnet
+from n on can ask for. The pipeline goes on meanwhile: a layer is captured before the first
+command that would change it (the forward of a later user, because of its buffers; a WRITE of a
+layer that is read from copies; a push), and otherwise a few layers with every event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from naspipe.core.commands import (
+    CaptureLayer,
+    Command,
+    DropVersion,
+    FinishCut,
+    PushVersion,
+    RetireSubnet,
+    RunTask,
+    WriteLayer,
+)
+from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
+from naspipe.schedule.versions import VersionBook
+from naspipe.schedule.whereabouts import Whereabouts
+
+_AT_ONCE = 4
+"""Layers that are captured with every event, so that no event takes long."""
+
+
+@dataclass(slots=True, eq=False)
+class _Cut:
+    stream: StreamId
+    cut: SequenceId
+    unretired: set[SequenceId]
+    """Earlier subnets that are under way here."""
+    uncaptured: int = 0
+
+
+class _Capture(NamedTuple):
+    cut: _Cut
+    versions: tuple[Version, ...]
+
+
+class Cuts:
+    """The layers of one stage that belong to each checkpoint under way.
+
+    Args:
+        stage: which one.
+        book: holds the versions until they are captured.
+        whereabouts: which layers this stage wrote last.
+    """
+
+    def __init__(self, stage: StageId, book: VersionBook, whereabouts: Whereabouts) -> None:
+        self._stage = stage
+        self._book = book
+        self._whereabouts = whereabouts
+        self._open: list[_Cut] = []
+        self._waiting: dict[LayerId, list[_Capture]] = {}
+        """Their version is not written yet."""
+        self._ready: dict[LayerId, list[_Capture]] = {}
+
+    def admit(
+        self, stream: StreamId, cut: SequenceId, under_way: Iterable[SequenceId]
+    ) -> list[Command]:
+        """A cut takes its place in the stream, behind the subnets that are under way here.
+
+        Returns the captures of layers that nobody has used since the run was resumed.
+        """
+        opened = _Cut(stream, cut, set(under_way))
+        self._open.append(opened)
+        held, kept = self._whereabouts.cut(self._stage, stream, cut)
+        for layer in held:
+            versions = self._book.hold(layer)
+            exists = self._book.exists(layer, versions[-1])
+            place = self._ready if exists else self._waiting
+            place.setdefault(layer, []).append(_Capture(opened, versions))
+            opened.uncaptured += 1
+        return [CaptureLayer(layer, self._book.readable(layer), cut) for layer in kept]
+
+    def wrote(self, layer: LayerId, version: Version) -> None:
+        """A WRITE was applied: what waits for this version can be captured."""
+        waiting = self._waiting.pop(layer, ())
+        if ready := [each for each in waiting if each.versions[-1] == version]:
+            self._ready.setdefault(layer, []).extend(ready)
+        if left := [each for each in waiting if each.versions[-1] != version]:
+            self._waiting[layer] = left
+
+    def guard(self, commands: list[Command]) -> list[Command]:
+        """The commands, and before each of them the captures that it would come too late for."""
+        if not self._open:
+            return commands
+        guarded: list[Command] = []
+        for command in commands:
+            for layer in _changed(command):
+                guarded += self._capture(layer)
+            if isinstance(command, RetireSubnet):
+                self._retire(command)
+            guarded.append(command)
+        for layer in list(self._ready)[:_AT_ONCE]:
+            guarded += self._capture(layer)
+        return guarded + self._finish()
+
+    def _retire(self, command: RetireSubnet) -> None:
+        for opened in self._open:
+            if opened.stream == command.stream:
+                opened.unretired.discard(command.sequence_id)
+
+    def _capture(self, layer: LayerId) -> list[Command]:
+        commands: list[Command] = []
+        for opened, versions in self._ready.pop(layer, ()):
+            commands.append(CaptureLayer(layer, versions, opened.cut))
+            opened.uncaptured -= 1
+            for version in versions:
+                dropped = self._book.release(layer, version)
+                commands += [DropVersion(layer, each) for each in dropped]
+        return commands
+
+    def _finish(self) -> list[Command]:
+        """End the cuts whose earlier subnets are all retired; what is left of them is ready."""
+        commands: list[Command] = []
+        for opened in [each for each in self._open if not each.unretired]:
+            for layer in [
+                key for key, each in self._ready.items() if any(one.cut is opened for one in each)
+            ]:
+                commands += self._capture(layer)
+            if opened.uncaptured == 0:
+                self._open.remove(opened)
+                commands.append(FinishCut(opened.stream, opened.cut))
+        return commands
+
+
+def _changed(command: Command) -> list[LayerId]:
+    """The layers whose bytes a command changes, or whose bytes leave with it."""
+    match command:
+        case RunTask(_, reads):
+            return [layer for layer, _ in reads]
+        case WriteLayer() | PushVersion():
+            return [command.layer]
+    return []

@@ -1,0 +1,84 @@
+"""Runs that are ended early, and what their resumes must leave."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+import torch
+
+import naspipe
+from naspipe.core.errors import RunInterruptedError
+from naspipe.trace.compare import compare_runs
+from tests.equivalence import spaces
+
+LOSS = torch.nn.CrossEntropyLoss()
+MOMENTUM = {"momentum": 0.9, "weight_decay": 1e-4}
+LAUNCHER = os.getpid()
+
+
+class Ends:
+    """Data whose batch of one subnet does something to the run, once, where it is read."""
+
+    record = {"name": "tests"}  # noqa: RUF012
+
+    def __init__(self, data, sequence_id, how, marker):
+        self.data, self.sequence_id, self.how, self.marker = data, sequence_id, how, marker
+
+    def __call__(self, seed, sequence_id):
+        if sequence_id == self.sequence_id and not self.marker.exists():
+            self.marker.write_text("ended")
+            self.how()
+        return self.data(seed, sequence_id)
+
+
+class Calm:
+    """The same data without an end."""
+
+    record = Ends.record
+
+    def __init__(self, data):
+        self.data = data
+
+    def __call__(self, seed, sequence_id):
+        return self.data(seed, sequence_id)
+
+
+def fail():
+    raise RuntimeError("injected")
+
+
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def interrupt():
+    """Ask the launcher to end, as Ctrl-C does."""
+    os.kill(LAUNCHER, signal.SIGINT)
+
+
+def train(path, data, *, space=None, steps=24, stages=1, resume=False, optimizer="SGD",
+          options=None, lr=0.02, seed=1, execution=None, observer=None):  # fmt: skip
+    if options is None and optimizer == "SGD":
+        options = MOMENTUM
+    return naspipe.train(
+        space or spaces.mixed(), data, LOSS, steps=steps, seed=seed, optimizer=optimizer,
+        optimizer_options=options, lr=lr, stages=stages, run_dir=path, resume=resume,
+        execution={"checkpoint_every": 5, "window": 4, **(execution or {})}, observer=observer,
+    )  # fmt: skip
+
+
+def interrupt_and_resume(tmp_path, data, first, then, **kw):
+    """Train until Ctrl-C at subnet 9, which leaves a checkpoint; go on otherwise."""
+    path = tmp_path / "ended"
+    with pytest.raises(RunInterruptedError, match="with a checkpoint at subnet"):
+        train(path, Ends(data, 9, interrupt, tmp_path / "marker"), **kw, **first)
+    run = train(path, Calm(data), resume=True, **kw, **then)
+    assert run.manifest["life"]["generation"] == 1 and run.manifest["life"]["first"][0] >= 9
+    return run
+
+
+def assert_identical(one, other):
+    (comparison,) = compare_runs([one.directory.path, other.directory.path])
+    assert comparison.is_identical, str(comparison)
