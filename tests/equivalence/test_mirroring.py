@@ -9,8 +9,8 @@ from torch import nn
 
 import naspipe as npp
 from naspipe.core.partition import Partition
-from naspipe.frontend import plan
 from naspipe.runtime.layer_store import StoredLayer
+from naspipe.sim import plan
 from naspipe.trace.log import read_run_accesses
 from tests.equivalence import spaces
 from tests.equivalence.harness import check
