@@ -19,6 +19,7 @@ from naspipe.runtime.wakeup import Wakeup
 from naspipe.trace.losses import LossWriter
 
 _POLL_MS = 1000
+_LAST_WORDS_SECONDS = 0.5
 
 
 class Collector:
@@ -115,8 +116,11 @@ def supervise(
         for stage, process in enumerate(processes):
             if process.sentinel in ready:
                 poller.unregister(process.sentinel)
-                while stage not in collector.results and inbox.poll(500):
-                    collector.take(*read_report(inbox.recv()))
+                # Its last report may still be on its way; the others' heartbeats never end.
+                deadline = time.monotonic() + _LAST_WORDS_SECONDS
+                while stage not in collector.results and (left := deadline - time.monotonic()) > 0:
+                    if inbox.poll(int(left * 1000) + 1):
+                        collector.take(*read_report(inbox.recv()))
                 if stage not in collector.results:
                     raise StageFailedError(stage, _task(collector, stage), obituary(process))
         problem = collector.liveness.problem(time.monotonic()) if collector.liveness else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import tempfile
 import time
 from pathlib import Path
@@ -83,11 +84,27 @@ def test_a_stage_that_dies(tmp_path, stages):
 
 
 def test_silence_is_given_up_after_the_time_out(tmp_path):
-    with pytest.raises(StageFailedError, match=r"nothing arrived for 1 s; oldest work: 0\.19"):
+    start = time.monotonic()
+    with pytest.raises(StageFailedError, match=r"it has been at this for [1-9] s") as caught:
         npp.train(
-            space(0, lambda: time.sleep(20)), spaces.vectors, LOSS, steps=50, stages=2,
+            space(0, lambda: time.sleep(30)), spaces.vectors, LOSS, steps=50, stages=2,
             run_dir=tmp_path / "run", execution={"timeout_seconds": 1.0},
         )  # fmt: skip
+    assert time.monotonic() - start < 20
+    assert caught.value.stage == 0, "the one that hangs, not the one that waits for it"
+    assert caught.value.task == "0.19.0F@0 block 1 (layer 0.0)"
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+def test_a_stopped_stage_is_named_with_its_task(tmp_path, stages):
+    """SIGSTOP: the process is there, its heart is not."""
+    with pytest.raises(StageFailedError, match=r"no sign of life for [1-9] s") as caught:
+        npp.train(
+            space(0, lambda: os.kill(os.getpid(), signal.SIGSTOP)), spaces.vectors, LOSS,
+            steps=50, stages=stages, run_dir=tmp_path / "run",
+            execution={"silence_seconds": 2.0},
+        )  # fmt: skip
+    assert caught.value.stage == 0
 
 
 class InPlace(nn.Module):
