@@ -5,13 +5,18 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Self
 
 from naspipe.core.errors import ConfigError
 from naspipe.trace.files import write_json
+
+SOCKETS_PREFIX = "naspipe-"
+"""Of the private directory that holds a run's sockets."""
 
 _LOCK, _PROCESSES = ".lock", ".processes.json"
 
@@ -60,10 +65,14 @@ class Claim:
             self._file.close()
 
 
-def record_processes(directory: Path, pids: Iterable[int]) -> None:
-    """Note the stages of a run, so that a later life can end those that outlive their launcher."""
+def record_processes(directory: Path, pids: Iterable[int], sockets: Path | None = None) -> None:
+    """Note the stages of a run and the directory of their sockets.
+
+    So that a later life can end the stages that outlive their launcher, and tidy up after it.
+    """
     started = {str(pid): _started(pid) for pid in pids}
-    write_json(directory / _PROCESSES, {"host": os.uname().nodename, "started": started})
+    found = {"host": os.uname().nodename, "started": started, "sockets": str(sockets or "")}
+    write_json(directory / _PROCESSES, found)
 
 
 def end_processes(directory: Path) -> list[int]:
@@ -76,6 +85,7 @@ def end_processes(directory: Path) -> list[int]:
         found = json.loads(path.read_bytes())
         started = {int(pid): int(ticks) for pid, ticks in found["started"].items()}
         is_here = found["host"] == os.uname().nodename
+        sockets = Path(found["sockets"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return []
     ended = []
@@ -83,6 +93,9 @@ def end_processes(directory: Path) -> list[int]:
         if is_here and ticks and _started(pid) == ticks:
             os.kill(pid, signal.SIGKILL)
             ended.append(pid)
+    is_ours = sockets.name.startswith(SOCKETS_PREFIX)
+    if is_here and is_ours and sockets.parent == Path(tempfile.gettempdir()):
+        shutil.rmtree(sockets, ignore_errors=True)
     path.unlink(missing_ok=True)
     return ended
 

@@ -29,7 +29,7 @@ from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError, RunInterruptedError, StageFailedError, TransportError
 from naspipe.core.ids import StageId
 from naspipe.planning.cost import CostTable, LayerCost
-from naspipe.runtime.claim import record_processes
+from naspipe.runtime.claim import SOCKETS_PREFIX, record_processes
 from naspipe.runtime.compute import Workload
 from naspipe.runtime.cuda_device import start_cuda
 from naspipe.runtime.determinism import deterministic_torch
@@ -56,8 +56,6 @@ from naspipe.trace.losses import LossWriter
 
 _FORK = multiprocessing.get_context("fork")
 _GRACE_SECONDS = 2.0
-_PREFIX = "naspipe-"
-"""Of the private directory that holds a run's sockets."""
 
 
 def launch(job: Job, observer: LaunchObserver) -> list[dict[str, Any]]:
@@ -90,7 +88,9 @@ def launch(job: Job, observer: LaunchObserver) -> list[dict[str, Any]]:
         if num_stages == 1 and execution.device == "cpu":
             run_alone(job, collector, mailboxes.local)
         else:
-            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=_PREFIX)))
+            directory = Path(
+                stack.enter_context(tempfile.TemporaryDirectory(prefix=SOCKETS_PREFIX))
+            )
             endpoints = make_endpoints(execution, directory)
             _run_stages(job, endpoints, collector, stop, wakeup, mailboxes)
         results = [collector.results[stage] for stage in sorted(collector.results)]
@@ -201,7 +201,7 @@ def check_endpoints(execution: Execution) -> None:
         ConfigError: when a port is in use, or the temporary directory's path is too long.
     """
     if execution.stages > 1 or execution.device != "cpu":
-        make_endpoints(execution, Path(tempfile.gettempdir()) / f"{_PREFIX}{8 * 'x'}")
+        make_endpoints(execution, Path(tempfile.gettempdir()) / f"{SOCKETS_PREFIX}{8 * 'x'}")
 
 
 def make_endpoints(execution: Execution, directory: Path) -> Endpoints:
@@ -273,7 +273,7 @@ def _stage_processes(job: Job, endpoints: Endpoints) -> Iterator[list[BaseProces
                 processes.append(process)
         pids = [process.pid for process in processes if process.pid is not None]
         for stream in job.streams:
-            record_processes(stream.directory.path, pids)
+            record_processes(stream.directory.path, pids, endpoints.directory)
         os.close(lifeline[0])
         yield processes
     finally:

@@ -49,7 +49,7 @@ from naspipe.trace.log import AccessLogWriter
 GRACE_SECONDS = 10.0
 """How much longer a stage waits than a hung one may take: the launcher names that one first."""
 
-_STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
 
 
 class StageRun:

@@ -105,10 +105,14 @@ def write_checkpoint_manifest(directory: Path, manifest: Mapping[str, Any]) -> N
     A float in ``scalars`` keeps its exact bits, a NaN's payload too.
     """
     scalars = {name: _encode_scalar(value) for name, value in manifest.get("scalars", {}).items()}
-    write_json(
-        directory / MANIFEST_NAME,
-        {"format": _CHECKPOINT_FORMAT, "versions": {}, **manifest, "scalars": scalars},
-    )
+    content = {"format": _CHECKPOINT_FORMAT, "versions": {}, **manifest, "scalars": scalars}
+    write_json(directory / MANIFEST_NAME, {**content, "blake2b": _digest_of(content)})
+
+
+def _digest_of(manifest: Mapping[str, Any]) -> str:
+    """Of what a manifest says, however its JSON is written."""
+    text = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=32).hexdigest()
 
 
 def read_checkpoint(directory: Path) -> Checkpoint:
@@ -153,6 +157,9 @@ def _read_manifest(directory: Path) -> dict[str, Any]:
         raise LogError(f"{path} is damaged: {error}") from error
     if not isinstance(manifest, dict) or manifest.get("format") != _CHECKPOINT_FORMAT:
         raise ConfigError(f"{path}: expected a checkpoint of format {_CHECKPOINT_FORMAT}")
+    expected = manifest.pop("blake2b", None)
+    if expected != (found := _digest_of(manifest)):
+        raise LogError(f"{path} is damaged: expected digest {expected!s:.16}…, found {found[:16]}…")
     return manifest
 
 

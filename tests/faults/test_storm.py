@@ -1,0 +1,40 @@
+"""A slice of scripts/fault_storm.sh: kills at every point leave the undisturbed run's bits."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from naspipe.trace.compare import compare_runs
+from tests.faults.storm import POINTS, Case, draw_case, reference, run_case
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return reference(tmp_path_factory.mktemp("whole"))
+
+
+CASES = [
+    Case("forward", "stage", 2, "plain", 40), Case("backward", "launcher", 2, "swapped", 40),
+    Case("write", "stage", 4, "mirrored", 20), Case("send", "launcher", 2, "plain", 15),
+    Case("shard", "stage", 2, "plain", 2), Case("rename", "launcher", 2, "plain", 1),
+    Case("capture", "stage", 2, "mirrored", 12), Case("recovery", "stage", 2, "swapped", 2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_killed_run_ends_with_the_same_bits(tmp_path, whole, monkeypatch, case):
+    with tempfile.TemporaryDirectory(prefix="np") as directory:
+        monkeypatch.setattr(tempfile, "tempdir", directory)
+        done = run_case(case, tmp_path)
+        assert done["hit"] and done["ends"][-1] == 0 and len(done["ends"]) > 1
+        assert list(Path(directory).glob("naspipe*")) == [], "sockets of the killed launcher"
+    (comparison,) = compare_runs([whole, tmp_path / "run"])
+    assert comparison.is_identical, f"{case}: {comparison}"
+
+
+def test_seeds_name_every_point():
+    assert {draw_case(seed).point for seed in range(20)} == set(POINTS)
+    assert draw_case(7) == draw_case(7)
