@@ -59,7 +59,7 @@ class _Job(NamedTuple):
 class _Outcome(NamedTuple):
     job: _Job
     body: dict[str, Any]
-    error: OSError | None
+    error: Exception | None
 
 
 class Checkpointer:
@@ -179,20 +179,22 @@ class Checkpointer:
 
     def _report_next(self) -> None:
         job, body, error = self._outcomes.popleft()
-        if error is not None:
+        if isinstance(error, OSError):
             raise StorageError(
                 f"checkpoint at subnet {job.cut}: stage {self._stage} cannot write it: "
                 f"{reason(error)}; the checkpoints before it are still good"
             ) from error
+        if error is not None:
+            raise error
         self._reporter.report("part", {"stream": job.stream, "cut": job.cut, **body})
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             body: dict[str, Any] = {}
-            error = None
+            error: Exception | None = None
             try:
                 body = self._write(job)
-            except OSError as caught:
+            except Exception as caught:  # told by the thread that computes
                 error = caught
             self._outcomes.append(_Outcome(job, body, error))
             del job

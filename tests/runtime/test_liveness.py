@@ -1,0 +1,120 @@
+"""Who is given up, from heartbeats written by hand; and where a run that is to end is cut."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+
+from naspipe.runtime.liveness import WAITING, Liveness
+from naspipe.runtime.messages import HOLD, STOP, ControlMessage, control_frames, read_message
+from naspipe.runtime.stopping import Stop, answered_signals
+
+
+def watched(until, beats, silence=10.0, timeout=100.0):
+    """Ask every second up to a time; ``beats`` of each stage: what it says at each second."""
+    liveness = Liveness(range(len(beats)), 0.0, silence, timeout)
+    for now in range(1, until + 1):
+        for stage, say in enumerate(beats):
+            if found := say(now):
+                liveness.hear(stage, now, *found)
+        if problem := liveness.problem(now):
+            return now, problem
+    return None
+
+
+def waits(now):
+    return WAITING, float(now)
+
+
+def works(now):
+    return f"task {now}", 0.0
+
+
+def test_a_stage_that_is_silent_is_named_with_what_it_was_at():
+    now, (stage, task, why) = watched(50, [waits, lambda now: works(now) if now < 20 else None])
+    assert (now, stage, task) == (30, 1, "task 19")
+    assert "no sign of life for 11 s" in why
+
+
+def test_a_stage_that_hangs_is_named_and_not_those_that_wait_for_it():
+    hangs = lambda now: ("0.3F@1 block 4", float(max(0, now - 5)))  # noqa: E731
+    now, (stage, task, why) = watched(200, [waits, hangs, waits])
+    assert (now, stage, task) == (106, 1, "0.3F@1 block 4")
+    assert "at this for 101 s" in why
+
+
+def test_stages_that_work_or_have_ended_are_left_alone():
+    assert watched(500, [waits, works]) is None
+    liveness = Liveness([0, 1], 0.0, 10.0, 100.0)
+    liveness.done(1)
+    for now in range(1, 60):
+        liveness.hear(0, now, "waiting", 0.0)
+        liveness.hear(1, now, "late", 500.0)
+        assert liveness.problem(now) is None
+    assert liveness.doing(1) == ""
+
+
+def test_nobody_is_blamed_for_the_time_that_the_launcher_stood_still():
+    liveness = Liveness([0], 0.0, 10.0, 100.0)
+    liveness.hear(0, 1.0, "x", 0.0)
+    assert liveness.problem(1.0) is None
+    assert liveness.problem(3600.0) is None  # the machine slept
+    assert [now for now in range(3601, 3620) if liveness.problem(now)] == list(range(3610, 3620))
+
+
+def test_a_stop_is_at_the_most_that_any_stage_has_admitted():
+    sent = []
+    stop = Stop(3, lambda stage, message: sent.append((stage, message)))
+    stop.advance()
+    assert sent == []
+    stop.request(signal.SIGTERM)
+    stop.advance()
+    stop.advance()
+    assert sent == [(stage, ControlMessage(HOLD)) for stage in range(3)]
+    stop.held(1, [7, 3])
+    stop.held(0, [9, 2])
+    assert len(sent) == 3
+    stop.held(2, [8, 4])
+    assert sent[3:] == [(stage, ControlMessage(STOP, (9, 4))) for stage in range(3)]
+
+
+def test_a_stage_that_ended_before_it_was_asked_counts():
+    sent = []
+    stop = Stop(2, lambda stage, message: sent.append(message))
+    stop.held(0, [30])
+    assert sent == []
+    stop.request(signal.SIGINT)
+    stop.advance()
+    stop.held(1, [28])
+    assert sent[-1] == ControlMessage(STOP, (30,))
+
+
+@pytest.mark.parametrize("message", [ControlMessage(HOLD), ControlMessage(STOP, (3, 0))])
+def test_control_messages_come_back(message):
+    (header,) = control_frames(message)
+    assert read_message(header, []) == message
+
+
+def test_the_second_signal_ends_at_once_and_handlers_come_back():
+    before, asked = signal.getsignal(signal.SIGTERM), []
+    with pytest.raises(KeyboardInterrupt), answered_signals(asked.append):
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert asked == [signal.SIGTERM]
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_other_threads_leave_signals_alone():
+    before, found = signal.getsignal(signal.SIGTERM), []
+
+    def look():
+        with answered_signals(lambda number: None):
+            found.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert found == [before]
