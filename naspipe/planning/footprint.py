@@ -139,10 +139,10 @@ def largest_batch(
         budget_bytes: of one device, less what the driver and libraries take.
         sizes: batch sizes to choose from.
     """
-    fitting = [
-        batch for batch in sizes if fits(table, system, num_stages, in_flight, batch, budget_bytes)
-    ]
-    return max(fitting, default=0)
+    for batch in sorted(sizes, reverse=True):
+        if fits(table, system, num_stages, in_flight, batch, budget_bytes):
+            return batch
+    return 0
 
 
 def fits(

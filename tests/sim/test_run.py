@@ -153,7 +153,7 @@ def test_reasons_are_said():
     assert words(found)[0] == "imbalance", "12 blocks on 8 stages"
     _, _, found = go("spaced:7", stages=4, window=2)
     assert words(found)[0] == "window"
-    _, _, found = go("spaced:7", memory_budget="1x", bandwidth=1e9)
+    _, _, found = go("spaced:7", memory_budget="1x", bandwidth=2e8)
     assert "memory" in words(found)
     assert go("spaced:7", stages=1)[2] == []
 
