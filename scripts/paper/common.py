@@ -6,6 +6,7 @@ import csv
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -146,9 +147,12 @@ def real_run(**job: Any) -> dict[str, Any]:
         RuntimeError: with the last line that the run said, when it failed.
     """
     command = [sys.executable, str(ROOT / "scripts/paper/real.py"), json.dumps(job)]
+    start = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True)
+    said = " ".join(str(job[name]) for name in ("space", "policy", "stages") if name in job)
+    print(f"  {said}, {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
     if done.returncode:
-        said = [line for line in done.stderr.splitlines() if line.strip()]
-        raise RuntimeError(f"{job}: {said[-1] if said else f'exit status {done.returncode}'}")
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        raise RuntimeError(f"{job}: {lines[-1] if lines else f'exit status {done.returncode}'}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found

@@ -67,12 +67,12 @@ def row_of(
         "batch": batch_of(system, space, PAPER_GPUS),
         "layers_gb_per_stage": held / 1e9,
         "host_gb": supernet / 1e9 if system.budget else 0.0,
-        "parameters": sum(
+        "parameters_billion": sum(
             row.parameter_bytes
             for block in range(len(footprints(space).twins))
             for row in footprints(space).candidates(block)
         )
-        // 4,
+        / 4e9,
     }
     return row | paper_of(space, system)
 
