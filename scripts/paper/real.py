@@ -19,7 +19,7 @@ import torch  # noqa: E402
 import naspipe  # noqa: E402
 import search_spaces  # noqa: E402
 from naspipe.core.access import Access, AccessKind  # noqa: E402
-from naspipe.core.space import Space  # noqa: E402
+from naspipe.core.space import Shared, Space  # noqa: E402
 from naspipe.data.registry import open_data  # noqa: E402
 from naspipe.frontend.run import Run  # noqa: E402
 from naspipe.frontend.workloads import Named, find_workload  # noqa: E402
@@ -98,10 +98,7 @@ def validation_loss(
     space: Space, run: Run, chain: list[int], batches: list[dict[str, torch.Tensor]], loss: Any
 ) -> float:
     """Mean loss of one subnet; layers keep their parameters and buffers."""
-    modules = [
-        run._load(run.space.layer(space.label(block, candidate))).eval()
-        for block, candidate in enumerate(chain)
-    ]
+    modules = [trained_layer(space, run, *place).eval() for place in enumerate(chain)]
     total = 0.0
     with torch.no_grad():
         for batch in batches:
@@ -111,6 +108,14 @@ def validation_loss(
                 state = out if isinstance(out, tuple) else (out,)
             total += float(loss(*state, batch["target"]))
     return total / len(batches)
+
+
+def trained_layer(space: Space, run: Run, block: int, candidate: int) -> torch.nn.Module:
+    """A layer of the chain, as the run left it."""
+    label = space.label(block, candidate)
+    if isinstance(space.blocks[block], Shared):
+        return run.shared(label)
+    return run.layer(*map(int, label.split(".")))
 
 
 def main() -> None:
