@@ -1,0 +1,228 @@
+"""Measure naspipe beside what else trains a supernet here: the same work, in alternation.
+
+Every run is a process of its own. A figure is subnets per second of the training itself: data,
+start-up and checkpoints are left out. Written to artifacts/peers/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from scripts.paper.common import Headline, Result, keep, show  # noqa: E402
+from scripts.paper.summary import write_summary  # noqa: E402
+from scripts.peers import one_shot, ours, two_ranks  # noqa: E402
+from scripts.peers.work import Work  # noqa: E402
+
+SKIPPED = 3
+"""Exit status of a peer that cannot run here; its last line says why."""
+
+
+class Peer(NamedTuple):
+    """One competitor."""
+
+    run: Callable[[Work], dict[str, Any]]
+    samplers: tuple[str, ...]
+    result: str
+    """How its result stands to that of the one-at-a-time loop."""
+    spaces: tuple[str, ...] = ("nlp.c3", "cv.c3")
+
+
+_ALL, _FIXED = ("uniform", "spaced:8"), ("fixed",)
+_SAME = "the same bits"
+PEERS = {
+    "plain loop, 1 thread": Peer(lambda w: ours.plain(w, 1), (*_ALL, *_FIXED), "defines the bits"),
+    "plain loop, 2 threads": Peer(
+        lambda w: ours.plain(w, 2), _ALL, "sums in two threads add up in another order"
+    ),
+    "naspipe, 1 stage": Peer(lambda w: ours.piped(w, 1), _ALL, _SAME),
+    "naspipe, 2 stages": Peer(lambda w: ours.piped(w, 2), (*_ALL, *_FIXED), _SAME),
+    "naspipe bsp, 2 stages, bulk 4": Peer(
+        lambda w: ours.piped(w, 2, "bsp", 4), _FIXED,
+        "four subnets read the weights from before them",
+    ),
+    "DDP, 2 processes": Peer(
+        lambda w: two_ranks.run_ranks("ddp", w), _ALL,
+        "two subnets read the same weights, and their gradients are averaged into one step: half "
+        "the steps, and halved gradients where only one of them uses a layer; shared layers "
+        "without lag",
+    ),
+    "NNI RandomOneShot": Peer(
+        one_shot.random_one_shot, ("uniform",),
+        "draws subnets of its own, which cannot be seeded; shared layers without lag",
+    ),
+    "torch ScheduleGPipe, 2 stages": Peer(
+        lambda w: two_ranks.run_ranks("gpipe", w, cut=_cut(w)), _FIXED,
+        "one subnet in 4 micro-batches: their gradients are added in another order, and batch "
+        "normalisation sees a quarter of the batch",
+        ("cv.c3",),
+    ),
+}  # fmt: skip
+DIFFERS = (
+    "tiny spaces on this machine's processors; the paper compares whole systems on GPUs. "
+    "Samplers: 'fixed' trains one subnet again and again, for the pipelines: under CSP such a "
+    "stream is sequential, as every subnet reads what the one before wrote. ScheduleGPipe is "
+    "measured on images only: text batches change their shape with every step and hand masks on, "
+    "which its stages with fixed shapes do not take. DDP reduces the gradients of the whole "
+    "supernet in every step. DDP and NNI make all layers before they are timed; naspipe and the "
+    "plain loop make each at its first use"
+)
+
+
+def _cut(work: Work) -> int:
+    """Where ScheduleGPipe's stages part: naspipe's balanced partition of the same subnet."""
+    from naspipe.core.config import Execution
+    from naspipe.frontend.plan import measured_costs
+    from naspipe.planning.balance import balanced_partition
+
+    named = work.named()
+    chain = named.space.chain(work.stream(named)[0])
+    (costs,) = measured_costs([_workload(named)], Execution(stages=2))
+    weights = [float(costs.of(block, candidate).total_ns) for block, candidate in enumerate(chain)]
+    return balanced_partition(weights, 2).bounds[1]
+
+
+def _workload(named: Any) -> Any:
+    import naspipe
+
+    recipe = named.recipe
+    return naspipe.workload(
+        named.space, named.data, named.loss, steps=1, optimizer=recipe.optimizer, lr=recipe.lr,
+        optimizer_options=recipe.optimizer_options,
+    )  # fmt: skip
+
+
+def parse() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--spaces", nargs="+", default=["nlp.c3", "cv.c3"])
+    parser.add_argument("--peers", nargs="+", default=list(PEERS), choices=list(PEERS),
+                        metavar="PEER", help=", ".join(PEERS))  # fmt: skip
+    parser.add_argument("--output", type=Path, default=ROOT / "artifacts", metavar="DIR")
+    parser.add_argument("--one", choices=list(PEERS), help="measure one run and print it")
+    parser.add_argument("--sampler", default="uniform", help="of the run that --one measures")
+    return parser.parse_args()
+
+
+def measure_one(arguments: argparse.Namespace) -> int:
+    """In this process."""
+    work = Work(space=arguments.spaces[0], sampler=arguments.sampler, steps=arguments.steps)
+    try:
+        print(json.dumps(PEERS[arguments.one].run(work)))
+    except ImportError as error:
+        print(f"{one_shot.MISSING} ({error})", file=sys.stderr)
+        return SKIPPED
+    return 0
+
+
+def measure_apart(arguments: argparse.Namespace, case: tuple[str, str, str]) -> dict[str, Any]:
+    """In a new process, so that no run finds memory or threads that another left."""
+    space, sampler, peer = case
+    command = [sys.executable, __file__, "--one", peer, "--sampler", sampler, "--spaces", space,
+               "--steps", str(arguments.steps)]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True)
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    if done.returncode == SKIPPED:
+        return {"skipped": lines[-1]}
+    if done.returncode:
+        raise RuntimeError(f"{case}: {lines[-1] if lines else done.returncode}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def main() -> int:
+    """Measure all in alternation, print and write."""
+    arguments = parse()
+    if arguments.one:
+        return measure_one(arguments)
+    cases = [
+        (space, sampler, name)
+        for space in arguments.spaces
+        for sampler in ("uniform", "spaced:8", "fixed")
+        for name in arguments.peers
+        if sampler in PEERS[name].samplers and space in PEERS[name].spaces
+    ]
+    found: dict[tuple[str, str, str], list[dict[str, Any]]] = {case: [] for case in cases}
+    start = time.monotonic()
+    for repetition in range(arguments.repetitions):
+        for case in cases:
+            found[case].append(measure_apart(arguments, case))
+            speed = found[case][-1].get("steps_per_second")
+            print(f"{repetition} {' | '.join(case)}: {speed and round(speed, 2)}"
+                  f" [{time.monotonic() - start:.0f} s]", file=sys.stderr, flush=True)  # fmt: skip
+    result = result_of(arguments, found)
+    keep(result, "scripts/bench_peers.py", arguments.output / "peers", draw)
+    write_summary(arguments.output)
+    show(result)
+    return 0
+
+
+def result_of(
+    arguments: argparse.Namespace, found: dict[tuple[str, str, str], list[dict[str, Any]]]
+) -> Result:
+    """Medians and spread, each beside the plain loop of the same round."""
+    rows: list[dict[str, Any]] = []
+    for (space, sampler, name), runs in found.items():
+        row: dict[str, Any] = {"space": space, "sampler": sampler, "peer": name}
+        if "skipped" in runs[0]:
+            rows.append({**row, "note": runs[0]["skipped"]})
+            continue
+        speeds = [run["steps_per_second"] for run in runs]
+        plain = found.get((space, sampler, "plain loop, 1 thread"), [])
+        ratios = [s / run["steps_per_second"] for s, run in zip(speeds, plain, strict=False)]
+        rows.append({
+            **row, "median": statistics.median(speeds), "least": min(speeds), "most": max(speeds),
+            "over_plain": statistics.median(ratios) if ratios else None,
+            "mean_of_last_losses": runs[0]["mean_of_last_losses"],
+            "losses_as_plain": runs[0]["losses"] == plain[0]["losses"] if plain else None,
+            "note": PEERS[name].result,
+        })  # fmt: skip
+    return Result(
+        experiment="peers",
+        title=f"Peers, {arguments.steps} steps, {arguments.repetitions} repetitions",
+        kind="real",
+        rows=rows,
+        headlines=[
+            Headline(
+                f"{r['space']}, {r['sampler']}: {r['peer']}",
+                f"{r['median']:.2f} subnets/s ({r['least']:.2f} to {r['most']:.2f})"
+                if "median" in r
+                else f"skipped: {r['note']}",
+                "-",
+            )
+            for r in rows
+        ],
+        differs=DIFFERS,
+        settings={"steps": arguments.steps, "repetitions": arguments.repetitions},
+    )
+
+
+def draw(result: Result, figure: Any) -> None:
+    """One row of bars per space and sampler."""
+    groups = list(dict.fromkeys((row["space"], row["sampler"]) for row in result.rows))
+    figure.set_size_inches(9, 1.5 + 1.7 * len(groups))
+    axes = figure.subplots(len(groups), 1, squeeze=False)
+    colours = {name: f"C{number % 7}" for number, name in enumerate(PEERS)}
+    for (axis,), group in zip(axes, groups, strict=True):
+        rows = [r for r in result.rows if (r["space"], r["sampler"]) == group and "median" in r]
+        names, medians = [r["peer"] for r in rows], [r["median"] for r in rows]
+        spread = [[r["median"] - r["least"] for r in rows], [r["most"] - r["median"] for r in rows]]
+        axis.barh(names, medians, xerr=spread, color=[colours[name] for name in names])
+        axis.invert_yaxis()
+        axis.set_title(f"{group[0]}, {group[1]}: subnets per second", fontsize=10, loc="left")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""naspipe, and the plain loop that defines its bits."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import naspipe
+from naspipe.trace.log import read_run_accesses
+from naspipe.trace.metrics import summarize
+from scripts.peers.work import SEED, Work, figures, scratch, written_stream
+from tests.equivalence.harness import oracle_of
+
+
+def plain(work: Work, threads: int) -> dict[str, Any]:
+    """The loop of the tests: ordinary autograd, one optimizer per layer."""
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(True)
+    named = work.named()
+    recipe = named.recipe
+    loop = oracle_of(named.space, SEED, recipe.optimizer, recipe.lr, recipe.optimizer_options)
+    stream = work.stream(named)
+    start = time.perf_counter()
+    for number, choices in enumerate(stream):
+        loop.step(number, named.space.chain(choices), named.data(SEED, number), named.loss)
+    seconds = time.perf_counter() - start
+    return figures(work.steps, seconds, [float(loss) for loss in loop.losses])
+
+
+def piped(work: Work, stages: int, policy: str = "csp", bulk: int = 0) -> dict[str, Any]:
+    """A run of naspipe, timed from its first access to its last."""
+    named = work.named()
+    recipe = named.recipe
+    with scratch() as directory:
+        run = naspipe.train(
+            named.space,
+            named.data,
+            named.loss,
+            steps=work.steps,
+            optimizer=recipe.optimizer,
+            lr=recipe.lr,
+            optimizer_options=recipe.optimizer_options,
+            sampler=written_stream(work, named, Path(directory)),
+            seed=SEED,
+            stages=stages,
+            policy=policy,
+            bulk=bulk,
+            run_dir=Path(directory) / "run",
+        )
+        summary = summarize(read_run_accesses(run.directory.path), stages)
+        return figures(work.steps, summary.seconds, run.losses)

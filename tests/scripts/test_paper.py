@@ -1,0 +1,118 @@
+"""The scripts of the paper's evaluation: each writes what it says, and sees what does not hold."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from naspipe.streams.from_file import write_stream
+from scripts.paper import published, systems, table3, throughput
+from scripts.paper.common import Options, real_run
+from scripts.paper.summary import write_summary
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, str(ROOT / "scripts/paper/run.py")]
+
+
+def test_one_command_leaves_a_table_a_figure_and_a_line_in_the_summary(tmp_path):
+    words = ["figure7", "--steps", "20", "--spaces", "cv.c3", "--stages", "1", "2", "--seeds", "1"]
+    done = subprocess.run(
+        [*COMMAND, *words, "--output", str(tmp_path)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "figure7/result.json").read_text())
+    two = next(row for row in found["rows"] if (row["kind"], row["stages"]) == ("uniform", 2))
+    assert two["busy_stages"] == pytest.approx(2 * (1 - two["bubble"]))
+    assert 1 < two["speed_over_one_stage"] < 2
+    with (tmp_path / "figure7/result.csv").open() as file:
+        assert [row["stages"] for row in csv.DictReader(file)] == ["1", "1", "2", "2"]
+    assert (tmp_path / "figure7/result.png").read_bytes().startswith(b"\x89PNG")
+    summary = (tmp_path / "README.md").read_text()
+    assert "| [figure7](figure7/) | `scripts/paper/run.py figure7 --steps 20" in summary
+    assert "2.0 of 8" in summary, "the paper's value stands beside ours"
+
+
+def test_a_name_that_is_none(tmp_path):
+    done = subprocess.run([*COMMAND, "table9"], capture_output=True, text=True)
+    assert done.returncode == 2 and "table9" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("speeds", "holds"), [((5.0, 4.0, 3.0, 2.0), True), ((5.0, 4.0, 4.0, 2.0), False)]
+)
+def test_throughput_must_fall_with_the_space(monkeypatch, speeds, holds):
+    by_space = dict(zip(throughput.SPACES, speeds, strict=True))
+    monkeypatch.setattr(
+        throughput,
+        "simulated",
+        lambda space, _: {"kind": "simulated", "steps_per_second": by_space[space]},
+    )
+    result = throughput.run(Options(is_real=False))
+    assert result.holds is holds
+    assert ("not so" in result.headlines[0].ours) is not holds
+
+
+def test_simulated_throughput_falls_for_real():
+    result = throughput.run(Options(is_real=False, steps=60, seeds=1))
+    assert result.holds, result.headlines
+
+
+def row(policy, stages, bits, attempt=1):
+    return {"policy": policy, "stages": stages, "attempt": attempt, "all_bits": bits,
+            "last_loss": 1.0, "search_score": 2.0}  # fmt: skip
+
+
+def test_verdicts_are_about_bits_not_about_printed_losses():
+    same = [row("csp", n, "a") for n in (1, 2)]
+    assert table3.verdict_of(same, "csp", 2).startswith("identical bits")
+    other = [row("asp", 1, "a"), row("asp", 2, "b"), row("asp", 2, "c", 2)]
+    said = table3.verdict_of(other, "asp", 2)
+    assert said.startswith("2 different results of 2") and said.endswith("twice on 2 stages: "
+                                                                         "different")  # fmt: skip
+
+
+def test_one_bit_of_one_loss_is_another_digest():
+    assert table3.digest(["3f800000", "0"]) != table3.digest(["3f800001", "0"])
+
+
+def test_smaller_batches_cost_throughput():
+    speed = 2.0
+    assert systems.samples_per_second("nlp.c1", speed, 192, 0.5) == pytest.approx(2 * 192)
+    assert systems.samples_per_second("nlp.c1", speed, 96, 0.0) == pytest.approx(2 * 192)
+    assert systems.samples_per_second("nlp.c1", speed, 96, 1.0) == pytest.approx(2 * 96)
+    assert systems.samples_per_second("nlp.c1", speed, 0, 0.5) == 0
+
+
+def test_the_summary_leaves_out_what_has_no_headlines(tmp_path):
+    for name, content in (
+        ("one", {"headlines": [{"what": "w", "ours": "o|", "paper": "p"}],
+                 "command": "c", "kind": "real", "differs": "d"}),
+        ("two", {"median": 1}),
+        ("three", [1, 2]),
+    ):  # fmt: skip
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "result.json").write_text(json.dumps(content))
+    write_summary(tmp_path)
+    lines = (tmp_path / "README.md").read_text().splitlines()
+    assert "| [one](one/) | `c` | w | o/ | p |" in lines
+    assert not any("two" in line or "three" in line for line in lines)
+
+
+def test_a_real_run_reports_the_access_order_of_table_4(tmp_path):
+    stream = tmp_path / "stream.jsonl"
+    lines = [[0 if y in (2, 5) else y + 1] * 8 for y in range(6)]
+    write_stream(stream, lines)
+    found = real_run(
+        space="scripts.paper.waiting:space", data="scripts.paper.waiting:batches", stages=2,
+        steps=6, sampler=f"file:{stream}", layer="2.0", curve=True,
+    )  # fmt: skip
+    assert found["access_order"] == "2F-2B-5F-5B" == published.TABLE4["csp", 4][:11]
+    assert len(found["seconds_of_loss"]) == len(found["losses"]) == 6
+    with pytest.raises(RuntimeError, match="at most one stage per block"):
+        real_run(space="scripts.paper.waiting:space", data="scripts.paper.waiting:batches",
+                 stages=99, steps=1)  # fmt: skip
