@@ -1,0 +1,43 @@
+"""Training NNI's spaces through naspipe against a plain loop over NNI's own modules."""
+
+from __future__ import annotations
+
+import pytest
+from torch import nn
+
+import naspipe
+from tests.nni.compare import differences
+from tests.nni.spaces import batches, make
+
+
+@pytest.mark.parametrize(
+    ("name", "stages"), [("proxyless", 2), ("shufflenet", 1), ("nasbench201", 1)]
+)
+def test_steps_leave_the_bits_of_nnis_loop(tmp_path, name, stages):
+    assert differences(name, tmp_path / "run", steps=4, stages=stages) == []
+
+
+def test_the_comparison_can_fail(tmp_path, monkeypatch):
+    monkeypatch.setattr("tests.nni.compare.NniLoop", _Another)
+    assert differences("nasbench201", tmp_path / "run", steps=2, stages=1)
+
+
+class _Another:
+    """Trains with another learning rate."""
+
+    def __new__(cls, space, lr, drawing):
+        from tests.nni.plain import NniLoop
+
+        return NniLoop(space, lr * (1 + 1e-7), drawing)
+
+
+@pytest.mark.parametrize("name", ["autoformer", "nds", "own"])
+def test_spaces_with_open_sizes_train_on_two_stages_as_on_one(tmp_path, name):
+    losses = []
+    for stages in (1, 2):
+        run = naspipe.train(
+            naspipe.from_nni(make(name)), batches, nn.CrossEntropyLoss(), steps=6, seed=2, lr=0.01,
+            stages=stages, run_dir=tmp_path / str(stages),
+        )  # fmt: skip
+        losses.append([loss.bits for loss in run.directory.read_losses()])
+    assert losses[0] == losses[1] and len(set(losses[0])) == 6
