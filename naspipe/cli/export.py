@@ -20,7 +20,7 @@ examples:
   naspipe export runs/two --subnet 41 -o exported --onnx        the subnet of step 41
   naspipe export runs/two --subnet 0,3,1,2 -o exported          one choice per choice block
   naspipe export runs/mine --space mymodule:space --data mymodule:batches --subnet last -o exported
-  naspipe export runs/two --subnet first --retrain 500 -o alone  trained alone from its first weights
+  naspipe export runs/two --subnet first --retrain 500 -o alone  trained alone, from first weights
 
 A space of your own must be importable where the subnet is loaded, as its layers are your classes.
 """

@@ -118,9 +118,9 @@ def assemble(run: Run, choices: Sequence[int]) -> Chain:
     for position, candidate in enumerate(run.space.chain(choices)):
         layer = LayerId(FIRST_STREAM, position, candidate)
         label = run.space.label(position, candidate)
-        with deterministic_torch(recipe.threads):
-            with users_code(f"layer {label}: expected a torch.nn.Module, found"):
-                module = store[layer].module
+        what = f"layer {label}: expected a torch.nn.Module, found"
+        with deterministic_torch(recipe.threads), users_code(what):
+            module = store[layer].module
         key = layer_key(run.space, layer)
         if is_trained := key in checkpoint.versions:
             load_layer(module, key, checkpoint.tensors)

@@ -37,6 +37,7 @@ class _Builder:
         self._made: dict[fx.Node, Any] = {}
         self._modules: dict[str, Any] = {}
         self._model: Any = None
+        self._memo: dict[int, Any] = {}
 
     def build(self) -> nn.Module:
         """Copy the nodes that this architecture has."""
@@ -71,7 +72,7 @@ class _Builder:
         if node.op == "call_module":
             return self._call(node)
         if node.op == "get_attr":
-            self._modules[str(node.target)] = copy.deepcopy(_attribute(self._space, node.target))
+            self._modules[str(node.target)] = self._copied(_attribute(self._space, node.target))
         return self._graph.node_copy(node, self._read)
 
     def _call(self, node: fx.Node) -> Any:
@@ -92,7 +93,7 @@ class _Builder:
         elif labels_in(module):
             self._modules[path] = self._of_model(path)
         else:
-            self._modules[path] = copy.deepcopy(module)
+            self._modules[path] = self._copied(module)
         args = fx.map_arg(node.args, self._read)
         kwargs = fx.map_arg(node.kwargs, self._read)
         return self._graph.call_module(path, args, kwargs)
@@ -102,8 +103,12 @@ class _Builder:
             return self._for_input(*place, str(name))
         if labels_in(choice[name]):
             return self._of_model(path)
-        module: nn.Module = copy.deepcopy(choice[name])
+        module: nn.Module = self._copied(choice[name])
         return module
+
+    def _copied(self, original: Any) -> Any:
+        """A copy; what two originals of the layer share, their copies share."""
+        return copy.deepcopy(original, self._memo)
 
     def _for_input(self, cell: Any, step: int, op: int, name: str) -> nn.Module:
         """A cell's operation for the input it was chosen with, as NNI's fixed cell makes it."""
@@ -127,6 +132,7 @@ class _Builder:
 
 def _printable(module: nn.Module) -> nn.Module:
     """Some of NNI's fixed modules miss what their own ``repr`` shows; give them nothing to show."""
+    part: Any
     for part in module.modules():
         if hasattr(part, "save_init_arguments") and "trace_args" not in part.__dict__:
             part.save_init_arguments()

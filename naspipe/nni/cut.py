@@ -150,19 +150,28 @@ def _joins(
 
 def _check_owners(space: nn.Module, drafts: Iterable[Draft]) -> None:
     """Every parameter belongs to one block."""
-    owners: dict[str, Draft] = {}
+    owners: dict[int, Draft] = {}
     for draft in drafts:
         for node in draft.nodes:
-            names = list(_attributes_read(node))
-            if node in draft.anchors and node.op == "call_module":
-                names.append(str(node.target))
-            for name in names:
-                if owners.setdefault(name, draft) is not draft:
+            for name, parameter in _parameters_read(space, node):
+                if owners.setdefault(id(parameter), draft) is not draft:
                     raise ConfigError(
                         f"{type(space).__name__}.{name} is used in two places of the forward with "
                         f"a choice between them: tied parameters are not supported; use a module "
                         f"of its own in each"
                     )
+
+
+def _parameters_read(space: nn.Module, node: fx.Node) -> Iterator[tuple[str, nn.Parameter]]:
+    for target in _attributes_read(node):
+        owner, _, name = target.rpartition(".")
+        value = getattr(space.get_submodule(owner), name)
+        if isinstance(value, nn.Parameter):
+            yield target, value
+    if node.op == "call_module":
+        module = space.get_submodule(str(node.target))
+        for name, parameter in module.named_parameters():
+            yield f"{node.target}.{name}", parameter
 
 
 def _connect(graph: fx.Graph, drafts: list[Draft]) -> None:
