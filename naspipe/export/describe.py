@@ -116,6 +116,9 @@ def importable(value: Any) -> str:
     if not isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
         return ""
     module, name = getattr(value, "__module__", None), value.__qualname__
+    last = name.rpartition(".")[2]
+    if getattr(torch, last, None) is value:  # built-in functions of torch name no module
+        return f"torch:{last}"
     if not module or not all(part.isidentifier() for part in name.split(".")):
         return ""
     try:

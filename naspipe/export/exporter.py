@@ -71,10 +71,6 @@ def export_subnet(
     definition = run.manifest["definition"]
     chain = assemble(run, choices)
     batch = _first_batch(data, definition["seed"], chain.inputs) if data is not None else None
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be made: {error.strerror}") from error
     note = f"Subnet {','.join(map(str, choices))} of {definition['space']}."
     needs = write_pytorch(chain, path, note)
     difference = None

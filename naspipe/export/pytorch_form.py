@@ -30,7 +30,7 @@ def write_pytorch(chain: Chain, directory: Path, note: str) -> tuple[str, ...]:
 
     Args:
         chain: the subnet.
-        directory: an existing one.
+        directory: made where it is not there; nothing is written before all is known to fit.
         note: one line for the head of ``model.py``.
 
     Raises:
@@ -58,6 +58,10 @@ def write_pytorch(chain: Chain, directory: Path, note: str) -> tuple[str, ...]:
         "needs": sorted(classes.needs),
         "layers": layers,
     }
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{directory} cannot be made: {error.strerror}") from error
     save_file(describer.tensors, directory / "model.safetensors")
     write_json(directory / "model.json", description)
     (directory / "model.py").write_text(_file(classes, note), "utf-8")
@@ -115,7 +119,7 @@ class _Classes:
             return False
         others = [base for base in kind.__mro__[1:] if not is_written_out(base)]
         if kind.__name__ in self.written and {b.__module__ for b in others} <= _PLAIN_BASES:
-            return self.source.reads(kind.__name__, attribute)
+            return self.source.reads(attribute)
         return True
 
     def _written(self, name: str) -> str:
@@ -152,8 +156,10 @@ def _file(classes: _Classes, note: str) -> str:
     head = head.replace("\n\n``load()``", f"\n\n{note}\n``load()``", 1)
     names = ", ".join(f'"{name}": {name}' for name in classes.written)
     imports, _, definitions = classes.source.text().partition("\n\n\n")
-    head = head.replace("import torch\n", f"import torch\n{imports.strip()}\n", 1)
-    return f"{head}{definitions.strip()}\n\n\n{table}[str, type[nn.Module]] = {{{names}}}\n{rest}"
+    new = [line for line in imports.splitlines() if line and f"{line}\n" not in head]
+    head = head.replace("import torch\n", "\n".join(["import torch", *new, ""]), 1)
+    parts = [head.strip(), definitions.strip(), f"{table}[str, type[nn.Module]] = {{{names}}}"]
+    return "\n\n\n".join(part for part in parts if part) + "\n" + rest
 
 
 def same_outputs(chain: Chain, loaded: nn.Module, batch: dict[str, Any]) -> bool:

@@ -10,6 +10,8 @@ import ast
 import inspect
 import sys
 from collections.abc import Iterable, Iterator
+from importlib.util import resolve_name
+from textwrap import indent
 from types import ModuleType
 from typing import Any
 
@@ -29,14 +31,40 @@ def is_written_out(kind: type) -> bool:
     return kind.__module__.split(".")[0] in PACKAGES
 
 
+class _Class:
+    """A module's class with the methods that are kept; prints as its source."""
+
+    def __init__(self, node: ast.ClassDef, module: str) -> None:
+        self.module = module
+        self.name = node.name
+        self.bases = [_plain_base(base) for base in node.bases]
+        self.methods = {part.name: part for part in node.body if isinstance(part, ast.FunctionDef)}
+        self.kept: set[str] = set()
+        self._body = node.body
+
+    def __str__(self) -> str:
+        body = [_without_text(part) for part in self._body if self._is_kept(part)]
+        bases = ", ".join(map(ast.unparse, self.bases))
+        lines = "\n\n".join(map(ast.unparse, body)) or "pass"
+        return f"class {self.name}({bases}):\n    # From {self.module}.\n{indent(lines, '    ')}"
+
+    def _is_kept(self, part: ast.stmt) -> bool:
+        if isinstance(part, ast.FunctionDef):
+            return part.name in self.kept
+        if isinstance(part, ast.Assign):
+            return not _names(part.value)
+        return False
+
+
 class SourceFile:
     """Classes, and all that they need, in an order in which they can be defined."""
 
     def __init__(self) -> None:
         self._imports: dict[str, str] = {}
-        self._defined: dict[str, str] = {}
+        self._defined: dict[str, str | _Class] = {}
         self._owners: dict[str, str] = {}
-        self._read: dict[str, set[str]] = {}
+        self._mentioned: set[str] = set()
+        """Attributes that the code taken so far mentions, whosoever they are."""
 
     def add(self, kind: type) -> str:
         """Take a class in; returns its name in the file.
@@ -45,6 +73,8 @@ class SourceFile:
             ConfigError: when it cannot be taken out of its module.
         """
         self._visit(sys.modules[kind.__module__], kind.__name__)
+        while self._take_methods():
+            pass
         return kind.__name__
 
     def add_class(self, name: str, body: str, needed: dict[str, Any]) -> str:
@@ -56,14 +86,34 @@ class SourceFile:
         self._defined[name] = body
         return name
 
-    def reads(self, name: str, attribute: str) -> bool:
-        """Whether a class's code, as far as it is taken, mentions an attribute."""
-        return attribute in self._read.get(name, {attribute})
+    def reads(self, attribute: str) -> bool:
+        """Whether the code, as far as it is taken, mentions an attribute."""
+        return attribute in self._mentioned
 
     def text(self) -> str:
         """Imports, then definitions."""
-        imports = sorted(set(self._imports.values()))
-        return "\n".join(imports) + "\n\n\n" + "\n\n\n".join(self._defined.values()) + "\n"
+        imports = "\n".join(sorted(set(self._imports.values())))
+        return "\n\n\n".join([imports, *map(str, self._defined.values())]) + "\n"
+
+    def _take_methods(self) -> bool:
+        """Take every method that code already taken may call; returns whether there was one."""
+        taken = False
+        for part in list(self._defined.values()):
+            if not isinstance(part, _Class):
+                continue
+            for name, method in part.methods.items():
+                if name in part.kept or not (name in _ENTRIES or name in self._mentioned):
+                    continue
+                taken = True
+                part.kept.add(name)
+                self._take(sys.modules[part.module], method)
+        return taken
+
+    def _take(self, module: ModuleType, node: ast.AST, name: str = "") -> None:
+        self._mentioned.update(n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute))
+        for needed in _names(node):
+            if needed != name and hasattr(module, needed):
+                self._visit(module, needed)
 
     def _import(self, alias: str, value: Any) -> None:
         if isinstance(value, ModuleType):
@@ -88,36 +138,46 @@ class SourceFile:
             self._visit_imported(name, node, value, module)
             return
         self._owners[name] = module.__name__
-        if isinstance(node, ast.ClassDef):
-            node = _pruned(node, module, value)
-            self._read[name] = {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)}
-        for needed in _names(node):
-            if needed != name and hasattr(module, needed):
-                self._visit(module, needed)
+        if isinstance(node, ast.ClassDef) and isinstance(value, type) and _is_module(value):
+            part = _Class(node, module.__name__)
+            for base in part.bases:
+                self._take(module, base)
+            self._defined[name] = part
+            return
+        self._take(module, node, name)
         self._defined[name] = ast.unparse(node)
-        if isinstance(value, type):
-            for base in value.__mro__[1:]:
-                self._read[name] |= self._read.get(base.__name__, set())
 
     def _visit_imported(self, name: str, node: Any, value: Any, module: ModuleType) -> None:
-        origin = getattr(value, "__module__", "") or ""
-        if isinstance(value, ModuleType) or origin.split(".")[0] not in PACKAGES:
-            if isinstance(node, ast.ImportFrom) and origin == "":
-                source = inspect.getmodule(module)
-                raise ConfigError(f"{source}: the constant {name} cannot be exported")
-            self._import(name, value) if isinstance(value, ModuleType) else self._from(name, node)
-        elif isinstance(value, type) and not issubclass(value, nn.Module):
-            self._owners[name] = module.__name__
-            self._defined[name] = f'class {name}:\n    """Of {origin}: nothing here is one."""'
-        else:
-            self._visit(sys.modules[origin], value.__name__)
-
-    def _from(self, name: str, node: Any) -> None:
-        if not isinstance(node, ast.ImportFrom) or node.level:
-            raise ConfigError(f"{name} cannot be exported: it is neither defined nor imported")
+        if isinstance(value, ModuleType):
+            self._import(name, value)
+            return
+        if not isinstance(node, ast.ImportFrom):
+            raise ConfigError(f"{module.__name__}.{name} cannot be exported: nothing defines it")
+        package = module.__name__ if hasattr(module, "__path__") else module.__package__
+        source = resolve_name("." * node.level + (node.module or ""), package)
         alias = next(a for a in node.names if (a.asname or a.name) == name)
-        renamed = f" as {alias.asname}" if alias.asname else ""
-        self._imports[name] = f"from {node.module} import {alias.name}{renamed}"
+        if source.split(".")[0] not in PACKAGES:
+            renamed = f" as {alias.asname}" if alias.asname else ""
+            self._imports[name] = f"from {source} import {alias.name}{renamed}"
+        elif alias.asname not in (None, name):
+            raise ConfigError(f"{module.__name__}.{name} cannot be exported: it is renamed")
+        elif isinstance(value, type) and value.__module__.startswith("nni.mutable"):
+            self._owners[name] = module.__name__
+            self._defined[name] = f'class {name}:\n    """Of NNI\'s spaces: nothing here is one."""'
+        else:
+            defined_in = getattr(value, "__module__", None)
+            self._visit(sys.modules[defined_in or source], alias.name)
+
+
+def _without_text(part: ast.stmt) -> ast.stmt:
+    """A method without its docstring, which has no place beside code that is taken apart."""
+    if isinstance(part, ast.FunctionDef) and ast.get_docstring(part, clean=False) is not None:
+        part.body = part.body[1:] or [ast.Pass()]
+    return part
+
+
+def _is_module(kind: type) -> bool:
+    return issubclass(kind, nn.Module)
 
 
 def _find(module: ModuleType, name: str) -> ast.stmt | None:
@@ -155,33 +215,7 @@ def _names(node: ast.AST) -> list[str]:
     return list(found)
 
 
-def _pruned(node: ast.ClassDef, module: ModuleType, value: Any) -> ast.ClassDef:
-    """A module's class with the methods that its forward can reach; other classes whole."""
-    if not (isinstance(value, type) and issubclass(value, nn.Module)):
-        return node
-    methods = {part.name: part for part in node.body if isinstance(part, ast.FunctionDef)}
-    kept: set[str] = set()
-    waiting = [name for name in methods if name in _ENTRIES]
-    while waiting:
-        name = waiting.pop()
-        kept.add(name)
-        mentioned = {n.attr for n in ast.walk(methods[name]) if isinstance(n, ast.Attribute)}
-        waiting += [n for n in methods if n in mentioned and n not in kept and n not in waiting]
-    if any(base.__name__ not in _BASES and is_written_out(base) for base in value.__mro__[1:]):
-        kept = set(methods) - {"__init__"} if kept else set()  # a base may call any of them
-    body = [p for p in node.body if not isinstance(p, ast.FunctionDef) or p.name in kept]
-    body = [p for p in body if not isinstance(p, ast.AnnAssign | ast.Assign) or _is_plain(p)]
-    node.bases = [_plain_base(base) for base in node.bases]
-    node.keywords, node.decorator_list = [], []
-    node.body = body or [ast.Pass()]
-    return node
-
-
-def _is_plain(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Assign) and not _names(node.value)
-
-
 def _plain_base(base: ast.expr) -> ast.expr:
     if ast.unparse(base).split(".")[-1] in _BASES:
-        return ast.parse("nn.Module", mode="eval").body
+        return ast.parse("torch.nn.Module", mode="eval").body
     return base

@@ -45,8 +45,10 @@ class Subnet(nn.Module):
 def load(directory: str | Path = Path(__file__).parent) -> Subnet:
     """The subnet with its trained weights."""
     description = json.loads((Path(directory) / "model.json").read_text("utf-8"))
-    subnet = Subnet(description, load_file(Path(directory) / "model.safetensors"))
-    return subnet.eval()
+    tensors = load_file(Path(directory) / "model.safetensors")
+    # A file's tensors may start anywhere in memory, and kernels round by where they start.
+    aligned = {name: tensor.clone() for name, tensor in tensors.items()}
+    return Subnet(description, aligned).eval()
 
 
 def _module(

@@ -47,3 +47,18 @@ def differences(name, directory, *, steps, stages, seed=1, lr=0.01):
         if theirs.get(kept) != bits(from_raw(raw)):
             wrong.append(kept)
     return wrong
+
+
+def stages_agree(name, directory, *, steps, stages, seed=1, lr=0.01):
+    """What differs between a run on one stage and on several."""
+    states = []
+    for number in (1, stages):
+        run = naspipe.train(
+            naspipe.from_nni(make(name)), batches, nn.CrossEntropyLoss(), steps=steps, seed=seed,
+            lr=lr, stages=number, run_dir=directory / str(number),
+        )  # fmt: skip
+        losses = enumerate(run.directory.read_losses())
+        by_step = {f"loss of step {y}": loss.bits for y, loss in losses}
+        states.append(by_step | read_checkpoint(run.directory.checkpoint("final")).tensors)
+    one, several = states
+    return [key for key in one.keys() | several.keys() if one.get(key) != several.get(key)]
