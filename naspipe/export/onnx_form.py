@@ -53,7 +53,8 @@ def write_onnx(model: nn.Module, batch: Mapping[str, torch.Tensor], path: Path) 
             )  # fmt: skip
     except Exception as error:
         path.unlink(missing_ok=True)
-        raise ConfigError(f"ONNX: expected operators that it has, found {reason(error)}") from error
+        cause = _first_cause(error)
+        raise ConfigError(f"ONNX: expected operators that it has, found {reason(cause)}") from error
     finally:
         quiet.setLevel(level)
     difference = _difference(model, inputs, path)
@@ -64,6 +65,13 @@ def write_onnx(model: nn.Module, batch: Mapping[str, torch.Tensor], path: Path) 
             f"{difference:.3g}"
         )
     return difference
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """The exporter wraps what went wrong in advice of several lines."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
 
 
 def _difference(model: nn.Module, inputs: tuple[torch.Tensor, ...], path: Path) -> float:
