@@ -11,14 +11,17 @@ from naspipe.core.rules import Exact, Frozen, Lag
 from naspipe.core.space import Block, Shared, Space
 
 if TYPE_CHECKING:
+    from naspipe.export.exporter import export_subnet as export_subnet
     from naspipe.frontend.api import train as train
     from naspipe.frontend.api import train_together as train_together
     from naspipe.frontend.api import workload as workload
     from naspipe.frontend.run import Run as Run
+    from naspipe.nni.adapter import from_nni as from_nni
 
 __all__ = [
     "Block", "ConfigError", "Exact", "Execution", "Frozen", "Lag", "NaspipeError", "Run", "Shared",
-    "Space", "StageFailedError", "train", "train_together", "workload",
+    "Space", "StageFailedError", "export_subnet", "from_nni", "train", "train_together",
+    "workload",
 ]  # fmt: skip
 __version__ = "0.1.0"
 
@@ -27,6 +30,8 @@ _NEED_TORCH = {
     "train_together": "naspipe.frontend.api",
     "workload": "naspipe.frontend.api",
     "Run": "naspipe.frontend.run",
+    "export_subnet": "naspipe.export.exporter",
+    "from_nni": "naspipe.nni.adapter",
 }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import FIRST_STREAM, LayerId, StreamId
@@ -76,15 +76,37 @@ class Shared:
         return (self.factory,)
 
 
+class Decisions(Protocol):
+    """What subnets are drawn over, where blocks do not choose each on its own."""
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The number of values of each decision."""
+        ...
+
+    def choices(self, drawn: Sequence[int]) -> tuple[int, ...]:
+        """One choice per choice block, from one value per decision."""
+        ...
+
+
 class Space:
     """A named chain of blocks and shared layers.
 
     A module takes the tensors that the block before returned, then the batch fields its
     block names. The first block names ``("input",)`` unless it says otherwise.
+
+    Args:
+        name: how runs call it.
+        blocks: the chain.
+        decisions: what samplers draw, where one decision reaches several blocks; without, every
+            choice block is a decision of its own.
     """
 
-    def __init__(self, name: str, blocks: Iterable[Block | Shared]) -> None:
+    def __init__(
+        self, name: str, blocks: Iterable[Block | Shared], decisions: Decisions | None = None
+    ) -> None:
         self.name = name
+        self.decisions = decisions
         self.blocks: tuple[Block | Shared, ...] = tuple(blocks)
         self._choice_positions = [
             index for index, block in enumerate(self.blocks) if isinstance(block, Block)
@@ -148,6 +170,7 @@ class Space:
                 else block
                 for block in self.blocks
             ),
+            self.decisions,
         )
 
     def fields(self, block: int) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from naspipe.planning.memory import DeviceSizes, MemoryPlan
 from naspipe.sim.costs import Costs
 from naspipe.sim.plan import Chain, Pipeline, Plan, Stream, has_choice, plan_pipeline
 from naspipe.sim.run import SimulatedRun, choose_order, simulate_run, table_timing
-from naspipe.streams.samplers import draw_stream
+from naspipe.streams.samplers import draw_subnets
 from search_spaces.table5 import table5_costs, table5_sizes, without_shared
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Scenario:
         return simulate_run(pipeline, plan, execution, self.timing(execution, plan.memory))
 
     def _draw(self, stream: StreamId, sampler: str, seed: int, steps: int) -> tuple[Subnet, ...]:
-        drawn = draw_stream(sampler, self.space.candidate_counts, seed, steps)
+        drawn = draw_subnets(sampler, self.space, seed, steps)
         return tuple(
             Subnet(stream, SequenceId(number), self.space.chain(choices))
             for number, choices in enumerate(drawn)

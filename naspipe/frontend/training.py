@@ -31,7 +31,7 @@ from naspipe.schedule.invariants import violations
 from naspipe.sim.plan import Plan
 from naspipe.stage.builder import build_controller
 from naspipe.streams.from_file import write_stream
-from naspipe.streams.samplers import draw_stream
+from naspipe.streams.samplers import draw_subnets
 from naspipe.trace.labels import describe_space
 from naspipe.trace.log import read_run_accesses, time_key
 from naspipe.trace.metrics import bubble_ratio, hit_rate, stall_ratio
@@ -204,9 +204,7 @@ class Training:
                 f"{self.execution.stages} stages for {len(space)} blocks: expected at most one "
                 f"stage per block; choose --stages {len(space)} or less"
             )
-        stream = draw_stream(
-            definition.sampler, space.candidate_counts, definition.seed, definition.steps
-        )
+        stream = draw_subnets(definition.sampler, space, definition.seed, definition.steps)
         check_batch(workload)
         check_layers(workload)
         return tuple(

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import naspipe
 from naspipe.core.errors import ConfigError, NaspipeError, reason
 
-_NASPIPE = str(Path(naspipe.__file__).parent)
+_NASPIPE = str(Path(__file__).parent.parent)
 _LIBRARIES = tuple(
     sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )

@@ -55,12 +55,22 @@ def find_workload(name: str, scale: str, data_name: str | None, data_root: Path 
     return Named(space=space, data=data, loss=defaults.loss(), recipe=recipe)
 
 
-def _own(name: str, data_name: str | None, data_root: Path | None) -> Named:
-    from torch import nn
+def find_space(name: str) -> Space:
+    """A user's own space by ``module:attribute``.
 
+    Raises:
+        ConfigError: for a name that cannot be found or is no space.
+    """
     space = _attribute(name)
     if not isinstance(space, Space):
         raise ConfigError(f"{name}: expected a naspipe.Space, found {type(space).__name__}")
+    return space
+
+
+def _own(name: str, data_name: str | None, data_root: Path | None) -> Named:
+    from torch import nn
+
+    space = find_space(name)
     if data_name is None:
         raise ConfigError(
             f"{name}: a space of your own needs --data module:function or --data NAME "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, zip_longest
 from statistics import median
 
@@ -18,6 +18,7 @@ from naspipe.runtime.clock import Clock, HostClock, open_clock
 from naspipe.runtime.compute import Workload, field_of
 from naspipe.runtime.layer_store import LayerStore, StoredLayer
 from naspipe.runtime.segment import Segment, SegmentSpec, Tensors
+from naspipe.streams.samplers import draw_subnets
 
 FIRST_CANDIDATES = 16
 """Candidates per kind of block that are measured however long it takes, evenly spaced."""
@@ -215,6 +216,8 @@ class _Bench:
 
     def start(self) -> _Probes:
         """The first probes, warm; the last of each kind has made the inputs of the next."""
+        if self._workload.space.decisions is not None:
+            return self._start_with_subnets()
         blocks = self._workload.space.blocks
         probes: _Probes = {}
         waiting: list[Sequence[tuple[int, int]]] = []
@@ -229,6 +232,21 @@ class _Bench:
             waiting.append(order[FIRST_CANDIDATES:])
         # One of each kind in turn: where the time is short, it is short for all.
         self._waiting = [key for turn in zip_longest(*waiting) for key in turn if key is not None]
+        return probes
+
+    def _start_with_subnets(self) -> _Probes:
+        """The layers of a few whole subnets: here not any candidate can follow any other."""
+        space, seed = self._workload.space, self._workload.definition.seed
+        probes: _Probes = {}
+        for choices in draw_subnets("fair", space, seed, FIRST_CANDIDATES):
+            inputs: Tensors = ()
+            for key in enumerate(space.chain(choices)):
+                self._inputs[key[0]] = inputs
+                if key not in probes:
+                    probes[key] = self._probe(*key)
+                    inputs = probes[key].warm()
+                else:
+                    inputs = replace(probes[key], inputs=inputs).warm()
         return probes
 
     def extend(self, count: int) -> _Probes:

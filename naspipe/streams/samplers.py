@@ -16,6 +16,7 @@ from zlib import crc32
 from numpy.random import RandomState
 
 from naspipe.core.errors import ConfigError
+from naspipe.core.space import Space
 from naspipe.streams.from_file import FileSampler
 
 Subnet = tuple[int, ...]
@@ -78,6 +79,18 @@ def draw_stream(text: str, candidate_counts: Sequence[int], seed: int, steps: in
             f"ask for {len(sampler)} steps or fewer, or add subnets"
         )
     return [sampler.draw() for _ in range(steps)]
+
+
+def draw_subnets(text: str, space: Space, seed: int, steps: int) -> list[Subnet]:
+    """The first ``steps`` subnets of a space, drawn over its decisions; a file lists choices.
+
+    Raises:
+        ConfigError: as :func:`draw_stream`.
+    """
+    decisions = space.decisions
+    if decisions is None or text.startswith("file:"):
+        return draw_stream(text, space.candidate_counts, seed, steps)
+    return [decisions.choices(drawn) for drawn in draw_stream(text, decisions.counts, seed, steps)]
 
 
 _BlockRule = Callable[[RandomState, int], Iterator[int]]

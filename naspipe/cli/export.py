@@ -1,0 +1,112 @@
+"""Write one subnet of a run as an ordinary PyTorch module that works without naspipe.
+
+DIR gets model.safetensors, model.json and model.py; `import model; model.load()` returns the
+subnet in evaluation mode. The files are loaded again and checked on a batch of the run's data.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from naspipe.core.space import Space
+    from naspipe.runtime.compute import Batches, Loss
+
+_EXAMPLE = """\
+examples:
+  naspipe export runs/two --subnet first -o exported
+  naspipe export runs/two --subnet 41 -o exported --onnx        the subnet of step 41
+  naspipe export runs/two --subnet 0,3,1,2 -o exported          one choice per choice block
+  naspipe export runs/mine --space mymodule:space --data mymodule:batches --subnet last -o exported
+  naspipe export runs/two --subnet first --retrain 500 -o alone  trained alone, from first weights
+
+A space of your own must be importable where the subnet is loaded, as its layers are your classes.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.epilog = _EXAMPLE
+    parser.add_argument("run", metavar="RUN", help="run directory")
+    parser.add_argument(
+        "--subnet", required=True, metavar="ID", help="first, last, a step, or choices as in 0,1,3"
+    )
+    parser.add_argument("-o", "--output", required=True, type=Path, metavar="DIR")
+    parser.add_argument("--onnx", action="store_true", help="write model.onnx too")
+    parser.add_argument(
+        "--retrain", type=int, metavar="STEPS", help="train it alone first, from its first weights"
+    )
+    parser.add_argument("--space", metavar="MODULE:ATTRIBUTE", help="of a run with your own space")
+    parser.add_argument("--data", metavar="NAME", help="a data set, or MODULE:FUNCTION")
+    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where prepared data is kept")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Export; prints the directory on stdout, and what to know on stderr."""
+    import sys
+
+    from naspipe.core.errors import ConfigError
+    from naspipe.export.exporter import export_subnet, train_alone
+    from naspipe.export.onnx_form import check_onnx
+    from naspipe.export.subnet import check_space, find_choices
+    from naspipe.frontend.run import Run
+    from naspipe.trace.run_directory import RunDirectory
+
+    definition = RunDirectory(arguments.run).read_manifest()["definition"]
+    space, data, loss = _workload(arguments, definition)
+    found = Run(space, Path(arguments.run))
+    check_space(found)
+    choices = find_choices(found, arguments.subnet)
+    output: Path = arguments.output
+    if arguments.onnx:
+        check_onnx()
+    if arguments.retrain is not None:
+        if data is None or loss is None:
+            raise ConfigError("--retrain: expected the run's data, found none; give --data")
+        found = train_alone(
+            found, choices, output / "run", data=data, loss=loss, steps=arguments.retrain
+        )
+        output = output / "model"
+    done = export_subnet(found, choices, output, data=data, onnx=arguments.onnx)
+    if done.needs:
+        print(f"naspipe: loading it needs {', '.join(done.needs)} importable", file=sys.stderr)
+    if done.untrained:
+        print(f"naspipe: never trained by this run: {', '.join(done.untrained)}", file=sys.stderr)
+    if not done.is_checked:
+        print("naspipe: not checked on a batch; give --data to do so", file=sys.stderr)
+    if done.onnx_difference is not None:
+        print(f"naspipe: ONNX within {done.onnx_difference:.1e} of torch", file=sys.stderr)
+    print(done.directory)
+    return 0
+
+
+def _workload(
+    arguments: argparse.Namespace, definition: dict[str, object]
+) -> tuple[Space, Batches | None, Loss | None]:
+    """The run's space, and its data and loss where they are known."""
+    import search_spaces
+    from naspipe.core.errors import ConfigError
+    from naspipe.core.rules import parse_rule
+    from naspipe.frontend.workloads import find_space, find_workload
+
+    name, rules = str(definition["space"]), definition["rules"]
+    assert isinstance(rules, dict)
+    parsed = {shared: parse_rule(rule) for shared, rule in rules.items()}
+    if arguments.space is None and name not in search_spaces.names():
+        raise ConfigError(
+            f"run {arguments.run} trained {name}, a space of your own: expected --space "
+            f"MODULE:ATTRIBUTE"
+        )
+    if arguments.space is not None and arguments.data is None:
+        return find_space(arguments.space).with_rules(parsed), None, None
+    recorded = definition["data"]
+    assert isinstance(recorded, dict)
+    named = find_workload(
+        arguments.space or name,
+        str(definition["scale"] or "tiny"),
+        arguments.data or str(recorded["name"]),
+        arguments.data_dir,
+    )
+    return named.space.with_rules(parsed), named.data, named.loss

@@ -1,0 +1,1 @@
+"""A trained subnet as files that work without naspipe."""

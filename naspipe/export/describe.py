@@ -1,0 +1,130 @@
+"""A module as plain data: its class, attributes, submodules, and the names of its tensors."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from naspipe.core.errors import ConfigError
+
+_INTERNAL = frozenset(nn.Module().__dict__)
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+ClassName = Callable[[nn.Module], str]
+"""What the description calls a module's class: a name of the generated file, or module:class."""
+
+IsRead = Callable[[nn.Module, str], bool]
+"""Whether a module's forward may read an attribute; others need no form."""
+
+
+@dataclass(frozen=True, slots=True)
+class Describer:
+    """Turns modules into data and gathers their tensors by full name."""
+
+    class_name: ClassName
+    is_read: IsRead
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    _names: dict[int, str] = field(default_factory=dict)
+
+    def module(self, module: nn.Module, where: str) -> dict[str, Any]:
+        """The description of a module whose tensors are named from ``where``.
+
+        Raises:
+            ConfigError: for hooks, and for attributes that have no form as data.
+        """
+        if any(getattr(module, hooks) for hooks in _HOOKS):
+            raise ConfigError(
+                f"{where}: {type(module).__name__} has hooks, which cannot be exported; remove them"
+            )
+        persistent = module._non_persistent_buffers_set
+        return {
+            "class": self.class_name(module),
+            "attributes": self._attributes(module, where),
+            "parameters": {
+                name: None
+                if value is None
+                else {
+                    "tensor": self._tensor(value, f"{where}.{name}"),
+                    "requires_grad": value.requires_grad,
+                }
+                for name, value in module._parameters.items()
+            },
+            "buffers": {
+                name: None
+                if value is None
+                else {
+                    "tensor": self._tensor(value, f"{where}.{name}"),
+                    "persistent": name not in persistent,
+                }
+                for name, value in module._buffers.items()
+            },
+            "modules": {
+                name: None if inner is None else self.module(inner, f"{where}.{name}")
+                for name, inner in module._modules.items()
+            },
+        }
+
+    def _attributes(self, module: nn.Module, where: str) -> dict[str, Any]:
+        return {
+            name: self._attribute(value, f"{where}.{name}")
+            for name, value in module.__dict__.items()
+            if name not in _INTERNAL and self.is_read(module, name)
+        }
+
+    def _tensor(self, tensor: torch.Tensor, name: str) -> str:
+        """A tensor that stands in several places has one name."""
+        name = self._names.setdefault(id(tensor), name)
+        self.tensors[name] = tensor.detach().cpu().contiguous()
+        return name
+
+    def _attribute(self, value: Any, where: str) -> Any:
+        if isinstance(value, float) and not math.isfinite(value):
+            return {"float": value.hex()}
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        if isinstance(value, list):
+            return [self._attribute(item, where) for item in value]
+        if isinstance(value, tuple):
+            return {"tuple": [self._attribute(item, where) for item in value]}
+        if isinstance(value, Mapping):
+            pairs = value.items()
+            return {"dict": [[self._key(k, where), self._attribute(v, where)] for k, v in pairs]}
+        if name := importable(value):
+            return {"import": name}
+        raise ConfigError(
+            f"{where}: expected a number, text, list, dict or importable function, found "
+            f"{type(value).__name__}, which cannot be exported; keep it out of the module"
+        )
+
+    def _key(self, key: Any, where: str) -> Any:
+        if isinstance(key, str | int | float | bool):
+            return key
+        raise ConfigError(f"{where}: expected plain keys, found {type(key).__name__}")
+
+
+def importable(value: Any) -> str:
+    """``module:name`` of a function, class or dtype that importing finds again, or nothing."""
+    if isinstance(value, torch.dtype):
+        return f"torch:{str(value).removeprefix('torch.')}"
+    if not isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
+        return ""
+    module, name = getattr(value, "__module__", None), value.__qualname__
+    last = name.rpartition(".")[2]
+    if getattr(torch, last, None) is value:  # built-in functions of torch name no module
+        return f"torch:{last}"
+    if not module or not all(part.isidentifier() for part in name.split(".")):
+        return ""
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError):
+        return ""
+    return f"{module}:{name}" if found is value else ""

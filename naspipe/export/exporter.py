@@ -1,0 +1,131 @@
+"""Export a subnet of a run, and train a subnet alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from naspipe.core.config import Execution, Recipe
+from naspipe.core.errors import ConfigError, InvariantError
+from naspipe.export.onnx_form import check_onnx, write_onnx
+from naspipe.export.pytorch_form import load_pytorch, same_outputs, write_pytorch
+from naspipe.export.subnet import assemble, check_space
+from naspipe.frontend.run import Run
+from naspipe.frontend.training import Training, define
+from naspipe.frontend.user_code import users_code
+from naspipe.runtime.compute import Batches, Loss, Workload
+from naspipe.runtime.determinism import deterministic_torch
+from naspipe.runtime.reports import LaunchObserver, SilentObserver
+from naspipe.streams.from_file import write_stream
+from naspipe.trace.run_directory import RunDirectory
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What an export left."""
+
+    directory: Path
+    needs: tuple[str, ...]
+    """Modules that must be importable where the subnet is loaded, beside torch and safetensors."""
+    untrained: tuple[str, ...]
+    """Layers that the run never used, with the weights it would start them with."""
+    is_checked: bool
+    """Whether the files were loaded again and gave bitwise the same outputs for a batch."""
+    onnx_difference: float | None = None
+    """The greatest difference of ONNX Runtime's outputs, where that form was asked for."""
+
+
+def export_subnet(
+    run: Run,
+    choices: Sequence[int],
+    directory: str | Path,
+    *,
+    data: Batches | None = None,
+    onnx: bool = False,
+) -> Exported:
+    """Write a subnet with a run's weights as ``model.py``, ``.json`` and ``.safetensors``.
+
+    Args:
+        run: a finished run, with the space that it trained.
+        choices: one per choice block.
+        directory: one that does not exist yet, or is empty.
+        data: the run's data; its first batch checks what was written.
+        onnx: write ``model.onnx`` too, for batches of that shape.
+
+    Raises:
+        ConfigError: when the run, the space or a layer cannot be exported, when ONNX lacks an
+            operator, or when the directory is in use.
+    """
+    path = Path(directory)
+    check_space(run)
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        raise ConfigError(f"{path}: expected a new or empty directory; choose another with -o")
+    if onnx:
+        check_onnx()
+        if data is None:
+            raise ConfigError("ONNX needs a batch, whose shape it takes; give the run's --data")
+    definition = run.manifest["definition"]
+    chain = assemble(run, choices)
+    batch = _first_batch(data, definition["seed"], chain.inputs) if data is not None else None
+    note = f"Subnet {','.join(map(str, choices))} of {definition['space']}."
+    needs = write_pytorch(chain, path, note)
+    difference = None
+    if batch is not None:
+        with deterministic_torch(definition["recipe"]["threads"]):
+            loaded = load_pytorch(path)
+            if not same_outputs(chain, loaded, batch):
+                raise InvariantError(f"{path}: the exported subnet's outputs differ from the run's")
+            if onnx:
+                difference = write_onnx(loaded, batch, path / "model.onnx")
+    untrained = tuple(layer.label for layer in chain.layers if not layer.is_trained)
+    return Exported(path, needs, untrained, batch is not None, difference)
+
+
+def _first_batch(data: Batches, seed: int, names: Sequence[str]) -> dict[str, torch.Tensor]:
+    with users_code(f"data: expected a batch with {', '.join(names)} from data({seed}, 0), found"):
+        batch: Mapping[str, Any] = data(seed, 0)
+        return {name: batch[name] for name in names}
+
+
+def train_alone(
+    run: Run,
+    choices: Sequence[int],
+    directory: str | Path,
+    *,
+    data: Batches,
+    loss: Loss,
+    steps: int,
+    observer: LaunchObserver | None = None,
+) -> Run:
+    """Train one subnet from its first weights, with a run's recipe and seed.
+
+    It is an ordinary run whose every step takes the same subnet; the stream is written beside
+    the run directory.
+
+    Raises:
+        ConfigError: as :func:`naspipe.train`.
+    """
+    path = Path(directory)
+    definition = run.manifest["definition"]
+    space = run.space
+    if steps < 1:
+        raise ConfigError(f"--retrain: expected 1 step or more, found {steps}")
+    RunDirectory(path).check_new()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    stream = path.parent / f"{path.name}-stream.jsonl"
+    write_stream(stream, [tuple(choices)] * steps)
+    alone = define(
+        space, data, loss, recipe=Recipe(**definition["recipe"]), seed=definition["seed"],
+        steps=steps, sampler=f"file:{stream}", scale=definition["scale"],
+    )  # fmt: skip
+    Training(
+        workloads=[Workload(space=space, data=data, loss=loss, definition=alone)],
+        execution=Execution(),
+        path=path,
+        observer=observer or SilentObserver(),
+    ).run()
+    return Run(space, path)

@@ -1,0 +1,173 @@
+"""The files of a subnet: ``model.py``, ``model.json`` and ``model.safetensors``."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import inspect
+import keyword
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.fx as fx
+from safetensors.torch import save_file
+from torch import nn
+
+from naspipe.core.errors import ConfigError
+from naspipe.export import standalone
+from naspipe.export.describe import Describer, importable
+from naspipe.export.source import SourceFile, is_written_out
+from naspipe.export.subnet import Chain
+from naspipe.trace.files import write_json
+
+FORMAT = 1
+
+
+def write_pytorch(chain: Chain, directory: Path, note: str) -> tuple[str, ...]:
+    """Write the subnet; returns the modules that must be importable where it is loaded.
+
+    Args:
+        chain: the subnet.
+        directory: made where it is not there; nothing is written before all is known to fit.
+        note: one line for the head of ``model.py``.
+
+    Raises:
+        ConfigError: for a layer that has no form as data, with the reason and the place.
+    """
+    classes = _Classes()
+    describer = Describer(classes.name, classes.is_read)
+    layers = []
+    for layer in chain.layers:
+        _check_name(layer.name)
+        classes.layer = layer.name
+        layers.append(
+            {
+                "name": layer.name,
+                "label": layer.label,
+                "inputs": list(layer.fields),
+                "is_trained": layer.is_trained,
+                "module": describer.module(layer.module, layer.name),
+            }
+        )
+    description = {
+        "format": FORMAT,
+        "choices": list(chain.choices),
+        "inputs": list(chain.inputs),
+        "needs": sorted(classes.needs),
+        "layers": layers,
+    }
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{directory} cannot be made: {error.strerror}") from error
+    save_file(describer.tensors, directory / "model.safetensors")
+    write_json(directory / "model.json", description)
+    (directory / "model.py").write_text(_file(classes, note), "utf-8")
+    return tuple(sorted(classes.needs))
+
+
+def load_pytorch(directory: Path) -> nn.Module:
+    """The subnet, loaded as whoever gets the files will load it."""
+    spec = importlib.util.spec_from_file_location("naspipe_exported_model", directory / "model.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    loaded: nn.Module = module.load(directory)
+    return loaded
+
+
+class _Classes:
+    """Names the class of each module, and gathers the source of those that are written out."""
+
+    def __init__(self) -> None:
+        self.source = SourceFile()
+        self.written: dict[str, None] = {}
+        self.needs: set[str] = set()
+        self.layer = ""
+
+    def name(self, module: nn.Module) -> str:
+        kind = type(module)
+        if isinstance(module, fx.GraphModule):
+            return self._written(self._traced(module))
+        kind = getattr(kind, "_bound_type", None) or kind  # NNI's Mutable form of a torch class
+        if kind.__module__.split(".")[0] != "torch" and is_written_out(kind):
+            before = copy.deepcopy(self.source)
+            try:
+                return self._written(self.source.add(kind))
+            except ConfigError:
+                self.source = before
+                if kind.__module__.split(".")[0] == "search_spaces":
+                    raise
+        name = importable(kind)
+        if not name or kind.__module__ == "__main__":
+            raise ConfigError(
+                f"layer {self.layer}: expected a class that can be imported, found "
+                f"{kind.__module__}.{kind.__qualname__}; define it at the top of a module"
+            )
+        if kind.__module__.split(".")[0] != "torch":
+            self.needs.add(kind.__module__)
+        return name
+
+    def is_read(self, module: nn.Module, attribute: str) -> bool:
+        """All attributes count, but for classes whose whole forward is in the file."""
+        kind = type(module)
+        if isinstance(module, fx.GraphModule):
+            return False
+        if attribute in ("trace_args", "trace_kwargs") and hasattr(kind, "_bound_type"):
+            return False
+        others = [base for base in kind.__mro__[1:] if not is_written_out(base)]
+        if kind.__name__ in self.written and {b.__module__ for b in others} <= _PLAIN_BASES:
+            return self.source.reads(attribute)
+        return True
+
+    def _written(self, name: str) -> str:
+        self.written[name] = None
+        return name
+
+    def _traced(self, module: fx.GraphModule) -> str:
+        code = module.graph.python_code("self")
+        used = set(re.findall(r"[A-Za-z_][A-Za-z0-9_]*", code.src))
+        needed = {name: value for name, value in code.globals.items() if name in used}
+        body = "\n".join(f"    {line}".rstrip() for line in code.src.strip().splitlines())
+        name = "".join(part.capitalize() for part in self.layer.split("_"))
+        return self.source.add_class(
+            name, f"class {name}(nn.Module):\n    # Layer {self.layer}.\n{body}", needed
+        )
+
+
+_PLAIN_BASES = {"torch.nn.modules.module", "builtins"}
+
+
+def _check_name(name: str) -> None:
+    if (
+        keyword.iskeyword(name)
+        or hasattr(nn.Module, name)
+        or name in ("input_names", "layer_inputs")
+    ):
+        raise ConfigError(f"layer {name}: a torch module has something of this name; rename it")
+
+
+def _file(classes: _Classes, note: str) -> str:
+    """The loader's own source, with the subnet's classes in the place that it leaves."""
+    head, table, rest = inspect.getsource(standalone).partition("CLASSES: dict")
+    _, _, rest = rest.partition("\n")
+    head = head.replace("\n\n``load()``", f"\n\n{note}\n``load()``", 1)
+    names = ", ".join(f'"{name}": {name}' for name in classes.written)
+    imports, _, definitions = classes.source.text().partition("\n\n\n")
+    new = [line for line in imports.splitlines() if line and f"{line}\n" not in head]
+    head = head.replace("import torch\n", "\n".join(["import torch", *new, ""]), 1)
+    parts = [head.strip(), definitions.strip(), f"{table}[str, type[nn.Module]] = {{{names}}}"]
+    return "\n\n\n".join(part for part in parts if part) + "\n" + rest
+
+
+def same_outputs(chain: Chain, loaded: nn.Module, batch: dict[str, Any]) -> bool:
+    """Whether the loaded form gives bitwise what the run's own layers give."""
+    from naspipe.runtime.segment import same_bits
+
+    with torch.no_grad():
+        expected = chain(batch)
+        found = loaded(*(batch[name] for name in chain.inputs))
+    found = found if isinstance(found, tuple) else (found,)
+    return len(found) == len(expected) and all(map(same_bits, expected, found))

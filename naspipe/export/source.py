@@ -1,0 +1,221 @@
+"""The source that a module's forward needs, gathered from the packages whose classes it has.
+
+Only what a forward can reach is taken: constructors stay behind, because a layer is rebuilt from
+what it is and not from how it was made.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from collections.abc import Iterable, Iterator
+from importlib.util import resolve_name
+from textwrap import indent
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from naspipe.core.errors import ConfigError
+
+PACKAGES = ("search_spaces", "nni")
+"""Packages whose classes are written out; those of others are imported."""
+
+_BASES = ("MutableModule", "ParametrizedModule", "ModelSpace")
+_ENTRIES = {"forward", "__getitem__", "__len__", "__iter__", "__call__"}
+
+
+def is_written_out(kind: type) -> bool:
+    """Whether a class's source goes into the file."""
+    return kind.__module__.split(".")[0] in PACKAGES
+
+
+class _Class:
+    """A module's class with the methods that are kept; prints as its source."""
+
+    def __init__(self, node: ast.ClassDef, module: str) -> None:
+        self.module = module
+        self.name = node.name
+        self.bases = [_plain_base(base) for base in node.bases]
+        self.methods = {part.name: part for part in node.body if isinstance(part, ast.FunctionDef)}
+        self.kept: set[str] = set()
+        self._body = node.body
+
+    def __str__(self) -> str:
+        body = [_without_text(part) for part in self._body if self._is_kept(part)]
+        bases = ", ".join(map(ast.unparse, self.bases))
+        lines = "\n\n".join(map(ast.unparse, body)) or "pass"
+        return f"class {self.name}({bases}):\n    # From {self.module}.\n{indent(lines, '    ')}"
+
+    def _is_kept(self, part: ast.stmt) -> bool:
+        if isinstance(part, ast.FunctionDef):
+            return part.name in self.kept
+        if isinstance(part, ast.Assign):
+            return not _names(part.value)
+        return False
+
+
+class SourceFile:
+    """Classes, and all that they need, in an order in which they can be defined."""
+
+    def __init__(self) -> None:
+        self._imports: dict[str, str] = {}
+        self._defined: dict[str, str | _Class] = {}
+        self._owners: dict[str, str] = {}
+        self._mentioned: set[str] = set()
+        """Attributes that the code taken so far mentions, whosoever they are."""
+
+    def add(self, kind: type) -> str:
+        """Take a class in; returns its name in the file.
+
+        Raises:
+            ConfigError: when it cannot be taken out of its module.
+        """
+        self._visit(sys.modules[kind.__module__], kind.__name__)
+        while self._take_methods():
+            pass
+        return kind.__name__
+
+    def add_class(self, name: str, body: str, needed: dict[str, Any]) -> str:
+        """Take in a class that has no source file, with the names its code needs."""
+        for alias, value in needed.items():
+            self._import(alias, value)
+        if self._defined.get(name, body) != body:
+            raise ConfigError(f"two classes are called {name}; rename one")
+        self._defined[name] = body
+        return name
+
+    def reads(self, attribute: str) -> bool:
+        """Whether the code, as far as it is taken, mentions an attribute."""
+        return attribute in self._mentioned
+
+    def text(self) -> str:
+        """Imports, then definitions."""
+        imports = "\n".join(sorted(set(self._imports.values())))
+        return "\n\n\n".join([imports, *map(str, self._defined.values())]) + "\n"
+
+    def _take_methods(self) -> bool:
+        """Take every method that code already taken may call; returns whether there was one."""
+        taken = False
+        for part in list(self._defined.values()):
+            if not isinstance(part, _Class):
+                continue
+            for name, method in part.methods.items():
+                if name in part.kept or not (name in _ENTRIES or name in self._mentioned):
+                    continue
+                taken = True
+                part.kept.add(name)
+                self._take(sys.modules[part.module], method)
+        return taken
+
+    def _take(self, module: ModuleType, node: ast.AST, name: str = "") -> None:
+        self._mentioned.update(n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute))
+        for needed in _names(node):
+            if needed != name and hasattr(module, needed):
+                self._visit(module, needed)
+
+    def _import(self, alias: str, value: Any) -> None:
+        if isinstance(value, ModuleType):
+            name = value.__name__
+            line = f"import {name}" if alias == name else f"import {name} as {alias}"
+        else:
+            line = f"from {value.__module__} import {value.__qualname__} as {alias}"
+        if self._imports.setdefault(alias, line) != line:
+            raise ConfigError(f"two things are called {alias}: {self._imports[alias]}; {line}")
+
+    def _visit(self, module: ModuleType, name: str) -> None:
+        if name in self._owners:
+            if self._owners[name] != module.__name__:
+                raise ConfigError(
+                    f"{name} is defined in {self._owners[name]} and in {module.__name__}; a subnet "
+                    f"with both cannot be exported"
+                )
+            return
+        node = _find(module, name)
+        value = getattr(module, name, None)
+        if isinstance(node, ast.Import | ast.ImportFrom) or node is None:
+            self._visit_imported(name, node, value, module)
+            return
+        self._owners[name] = module.__name__
+        if isinstance(node, ast.ClassDef) and isinstance(value, type) and _is_module(value):
+            part = _Class(node, module.__name__)
+            for base in part.bases:
+                self._take(module, base)
+            self._defined[name] = part
+            return
+        self._take(module, node, name)
+        self._defined[name] = ast.unparse(node)
+
+    def _visit_imported(self, name: str, node: Any, value: Any, module: ModuleType) -> None:
+        if isinstance(value, ModuleType):
+            self._import(name, value)
+            return
+        if not isinstance(node, ast.ImportFrom):
+            raise ConfigError(f"{module.__name__}.{name} cannot be exported: nothing defines it")
+        package = module.__name__ if hasattr(module, "__path__") else module.__package__
+        source = resolve_name("." * node.level + (node.module or ""), package)
+        alias = next(a for a in node.names if (a.asname or a.name) == name)
+        if source.split(".")[0] not in PACKAGES:
+            renamed = f" as {alias.asname}" if alias.asname else ""
+            self._imports[name] = f"from {source} import {alias.name}{renamed}"
+        elif alias.asname not in (None, name):
+            raise ConfigError(f"{module.__name__}.{name} cannot be exported: it is renamed")
+        elif isinstance(value, type) and value.__module__.startswith("nni.mutable"):
+            self._owners[name] = module.__name__
+            self._defined[name] = f'class {name}:\n    """Of NNI\'s spaces: nothing here is one."""'
+        else:
+            defined_in = getattr(value, "__module__", None)
+            self._visit(sys.modules[defined_in or source], alias.name)
+
+
+def _without_text(part: ast.stmt) -> ast.stmt:
+    """A method without its docstring, which has no place beside code that is taken apart."""
+    if isinstance(part, ast.FunctionDef) and ast.get_docstring(part, clean=False) is not None:
+        part.body = part.body[1:] or [ast.Pass()]
+    return part
+
+
+def _is_module(kind: type) -> bool:
+    return issubclass(kind, nn.Module)
+
+
+def _find(module: ModuleType, name: str) -> ast.stmt | None:
+    """The statement of a module that binds a name."""
+    for node in _statements(ast.parse(inspect.getsource(module)).body):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
+            return node
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            if any((a.asname or a.name.split(".")[0]) == name for a in node.names):
+                return node
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if any(isinstance(t, ast.Name) and t.id == name for t in targets):
+                return node
+    return None
+
+
+def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    for node in body:
+        yield node
+        if isinstance(node, ast.Try | ast.If):
+            yield from _statements(node.body)
+
+
+def _names(node: ast.AST) -> list[str]:
+    """Names that a statement reads when it runs; annotations are never evaluated."""
+    found: dict[str, None] = {}
+    skipped: set[int] = set()
+    for part in ast.walk(node):
+        for annotation in (getattr(part, "annotation", None), getattr(part, "returns", None)):
+            if isinstance(annotation, ast.AST):
+                skipped.update(map(id, ast.walk(annotation)))
+        if isinstance(part, ast.Name) and id(part) not in skipped:
+            found[part.id] = None
+    return list(found)
+
+
+def _plain_base(base: ast.expr) -> ast.expr:
+    if ast.unparse(base).split(".")[-1] in _BASES:
+        return ast.parse("torch.nn.Module", mode="eval").body
+    return base

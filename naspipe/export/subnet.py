@@ -1,0 +1,145 @@
+"""A subnet of a run as a chain of modules with the run's weights."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from naspipe.core.config import Recipe
+from naspipe.core.errors import ConfigError
+from naspipe.core.ids import FIRST_STREAM, LayerId
+from naspipe.core.space import Block, Shared, Space
+from naspipe.frontend.run import Run
+from naspipe.frontend.user_code import users_code
+from naspipe.runtime.checkpoint import layer_key, load_layer
+from naspipe.runtime.determinism import deterministic_torch
+from naspipe.runtime.layer_store import LayerStore
+from naspipe.streams.from_file import read_stream
+from naspipe.trace.snapshot import read_checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class ChainLayer:
+    """One layer of a subnet."""
+
+    name: str
+    """A Python name: the shared layer's, or ``block`` and its number."""
+    label: str
+    fields: tuple[str, ...]
+    module: nn.Module
+    is_trained: bool
+    """Whether the run ever used it; else it has the weights that the run would start it with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A subnet: its layers in order."""
+
+    choices: tuple[int, ...]
+    layers: tuple[ChainLayer, ...]
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Batch fields that the layers name, each once, in the order of the chain."""
+        return tuple(dict.fromkeys(field for layer in self.layers for field in layer.fields))
+
+    def __call__(self, batch: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """What the last layer returns for a batch."""
+        state: tuple[torch.Tensor, ...] = ()
+        for layer in self.layers:
+            result: Any = layer.module(*state, *(batch[name] for name in layer.fields))
+            state = result if isinstance(result, tuple) else (result,)
+        return state
+
+
+def find_choices(run: Run, text: str) -> tuple[int, ...]:
+    """The choices that ``first``, ``last``, a sequence ID or a list such as ``0,1,3`` names.
+
+    Raises:
+        ConfigError: when it names no subnet of the run or of its space.
+    """
+    if re.fullmatch(r"\s*[0-9]{1,9}\s*(,\s*[0-9]{1,9}\s*)*,[0-9\s]*", text):
+        choices = tuple(int(part) for part in text.split(",") if part.strip())
+        run.space.chain(choices)
+        return choices
+    stream = read_stream(run.directory.stream, run.space.candidate_counts)
+    if text in ("first", "last") or re.fullmatch("[0-9]{1,9}", text):
+        number = (
+            {"first": 0, "last": len(stream) - 1}.get(text) if not text.isdigit() else int(text)
+        )
+        if number is not None and 0 <= number < len(stream):
+            return stream[number]
+    raise ConfigError(
+        f"subnet {text!r:.80}: expected first, last, a sequence ID from 0 to {len(stream) - 1}, or "
+        f"one choice per choice block, as in 0,1,3"
+    )
+
+
+def check_space(run: Run) -> None:
+    """The space must be the one that the run trained.
+
+    Raises:
+        ConfigError: naming what differs.
+    """
+    recorded, space = run.manifest["space"], run.space
+    pairs: dict[str, tuple[list[Any], list[Any]]] = {
+        "blocks": (recorded["labels"], list(space.labels)),
+        "candidates": (recorded["candidates"], [len(b.candidates) for b in space.blocks]),
+    }
+    for what, (expected, found) in pairs.items():
+        if expected != found:
+            raise ConfigError(
+                f"run {run.directory.path} trained the space {recorded['name']}: expected the "
+                f"{what} {_short(expected)}, found {_short(found)} in {space.name}"
+            )
+
+
+def _short(listed: Sequence[Any]) -> str:
+    return f"{', '.join(map(str, listed[:6]))}{', ...' if len(listed) > 6 else ''} ({len(listed)})"
+
+
+def assemble(run: Run, choices: Sequence[int]) -> Chain:
+    """The layers of a subnet with the weights that the run left, in evaluation mode.
+
+    Raises:
+        ConfigError: when the choices or the checkpoint do not fit the space.
+    """
+    definition = run.manifest["definition"]
+    recipe = Recipe(**definition["recipe"])
+    checkpoint = read_checkpoint(run.directory.checkpoint("final"))
+    store = LayerStore(run.space, definition["seed"], recipe)
+    names = chain_names(run.space)
+    layers = []
+    for position, candidate in enumerate(run.space.chain(choices)):
+        layer = LayerId(FIRST_STREAM, position, candidate)
+        label = run.space.label(position, candidate)
+        what = f"layer {label}: expected a torch.nn.Module, found"
+        with deterministic_torch(recipe.threads), users_code(what):
+            module = store[layer].module
+        key = layer_key(run.space, layer)
+        if is_trained := key in checkpoint.versions:
+            load_layer(module, key, checkpoint.tensors)
+        fields = run.space.fields(position)
+        layers.append(ChainLayer(names[position], label, fields, module.eval(), is_trained))
+    return Chain(tuple(choices), tuple(layers))
+
+
+def chain_names(space: Space) -> list[str]:
+    """A Python name for each block of the chain, each another."""
+    taken = {block.name.replace("-", "_") for block in space.blocks if isinstance(block, Shared)}
+    names, number = [], 0
+    for block in space.blocks:
+        if isinstance(block, Block):
+            name = f"block{number}"
+            while name in taken:
+                name += "_"
+            names.append(name)
+            number += 1
+        else:
+            names.append(block.name.replace("-", "_"))
+    return names

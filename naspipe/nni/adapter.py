@@ -1,0 +1,108 @@
+"""``naspipe.from_nni``: a model space of NNI as a chain of blocks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from naspipe.core.errors import ConfigError
+from naspipe.core.rules import Rule
+from naspipe.core.space import Block, Shared, Space
+from naspipe.nni.candidates import make_candidate
+from naspipe.nni.cut import Draft, cut
+from naspipe.nni.decisions import BlockLayers, LabelDecisions
+from naspipe.nni.library import library
+from naspipe.nni.mutables import domains, structure_in
+from naspipe.nni.trace import trace
+
+
+def from_nni(
+    model_space: Any, *, name: str | None = None, rules: Mapping[str, Rule] | None = None
+) -> Space:
+    """A model space of NNI 3.0 as naspipe blocks, with its modules' own weights.
+
+    The layers start as copies of the model space's modules; those whose sizes are themselves
+    choices start as NNI makes them, from the run's seed. Parameters keep their names. Subnets
+    are drawn over NNI's labels: ``space.decisions.choices_of(sample)`` and ``sample_of(choices)``
+    translate. Modules outside every choice are shared layers, ``exact`` unless ``rules`` says
+    otherwise, named after the first of them. A second argument of the model space's forward
+    is the batch field of its name; the first is ``input``.
+
+    Raises:
+        ConfigError: without NNI, and for what cannot be mapped, with the reason and the place.
+    """
+    known = library()
+    if not isinstance(model_space, known.model_space):
+        raise ConfigError(
+            f"from_nni: expected an nni.nas.nn.pytorch.ModelSpace, found "
+            f"{type(model_space).__name__}"
+        )
+    name = name or type(model_space).__name__
+    _check_structure(model_space)
+    values = domains(model_space)
+    graph = trace(model_space)
+    drafts = cut(model_space, graph)
+    layers = [BlockLayers(model_space, draft, values, _where(name, draft)) for draft in drafts]
+    used = {label for each in layers for label in each.labels}
+    if unused := sorted(set(values) - used):
+        raise ConfigError(
+            f"space {name}: no module depends on the label {unused[0]}, so its effect cannot be "
+            f"followed; use it in a LayerChoice, InputChoice, Repeat or Mutable module"
+        )
+    blocks: list[Block | Shared] = []
+    names: set[str] = set()
+    fields = [str(node.target) for node in graph.nodes if node.op == "placeholder"]
+    for draft, own in zip(drafts, layers, strict=True):
+        batch_fields = ("input", *fields[1:]) if draft is drafts[0] else ()
+        made = [partial(make_candidate, model_space, draft, sample) for sample in own.samples]
+        if own.labels:
+            blocks.append(Block(made, fields=batch_fields))
+        else:
+            blocks.append(Shared(_shared_name(draft, names), made[0], fields=batch_fields))
+    choosing = [own for own in layers if own.labels]
+    space = Space(name, blocks, LabelDecisions(values, choosing, name))
+    return space.with_rules(rules) if rules else space
+
+
+def _check_structure(model_space: Any) -> None:
+    """Refuse what has no layers that subnets could share, or shapes that nobody knows."""
+    known = library()
+    for path, module in structure_in(model_space):
+        where = f"{type(model_space).__name__}.{path}"
+        if isinstance(module, known.cell) and module.merge_op == "loose_end":
+            raise ConfigError(
+                f"{where}: a Cell with merge_op 'loose_end' has as many channels as its "
+                f"connections leave open, so the next layer's shape is unknown; use 'all'"
+            )
+        if isinstance(module, known.input_choice) and module.reduction == "none":
+            raise ConfigError(
+                f"{where}: an InputChoice with reduction 'none' hands on a list; use sum, mean or "
+                f"concat"
+            )
+        if isinstance(module, known.layer_choice):
+            for candidate in module:
+                for inner, _ in structure_in(candidate):
+                    raise ConfigError(
+                        f"{where}: a candidate of this LayerChoice holds another choice"
+                        f"{f' ({inner})' if inner else ''}, whose layers could not be shared; list "
+                        f"all combinations as candidates"
+                    )
+
+
+def _where(name: str, draft: Draft) -> str:
+    place = next((str(n.target) for n in draft.anchors if n.op == "call_module"), "forward")
+    return f"{name}.{place}"
+
+
+def _shared_name(draft: Draft, taken: set[str]) -> str:
+    """The path of the first module with parameters, as a name; made unique."""
+    first = next((str(n.target) for n in draft.anchors if n.op == "call_module"), "forward")
+    name = re.sub(r"[^A-Za-z0-9_-]", "_", first)
+    name = name if re.match(r"[A-Za-z_]", name) else f"_{name}"
+    unique, number = name, 2
+    while unique in taken:
+        unique, number = f"{name}_{number}", number + 1
+    taken.add(unique)
+    return unique

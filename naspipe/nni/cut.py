@@ -1,0 +1,215 @@
+"""A traced space cut into the blocks of a chain, with the tensors that pass between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import torch.fx as fx
+from torch import nn
+
+from naspipe.core.errors import ConfigError
+from naspipe.nni.library import library
+from naspipe.nni.mutables import labels_in
+from naspipe.nni.trace import Region
+
+_SCALAR_METHODS = {"size", "dim", "numel", "ndimension"}
+_SCALAR_ATTRIBUTES = {"shape", "ndim", "dtype", "device"}
+
+
+class Kind(Enum):
+    """What decides which layer of a block an architecture uses."""
+
+    NONE = "nothing yet"
+    FIXED = "nothing: every architecture has it"
+    VALUES = "values that its modules are made with"
+    INPUTS = "an InputChoice"
+    LAYERS = "a LayerChoice"
+
+
+@dataclass(eq=False)
+class Draft:
+    """One block: nodes in the order of the forward, and what goes in and out."""
+
+    regions: tuple[Region, ...]
+    kind: Kind = Kind.NONE
+    labels: tuple[str, ...] = ()
+    """Of the values its modules are made with."""
+    nodes: list[fx.Node] = field(default_factory=list)
+    anchors: list[fx.Node] = field(default_factory=list)
+    """The nodes among them that have parameters or are decisions."""
+    inputs: tuple[fx.Node, ...] = ()
+    outputs: tuple[fx.Node, ...] = ()
+
+
+def cut(space: nn.Module, graph: fx.Graph) -> list[Draft]:
+    """Cut behind every decision; what is computed between two belongs to the one before.
+
+    Raises:
+        ConfigError: where a parameter is used in two blocks, or something is handed on that is
+            no tensor.
+    """
+    drafts: list[Draft] = []
+    for node in graph.nodes:
+        if node.op in ("placeholder", "output") or is_made_where_used(node):
+            continue
+        kind, labels = _kind(space, node)
+        regions = node.meta["regions"]
+        current = drafts[-1] if drafts else None
+        if kind is Kind.NONE:
+            if current is None or regions != current.regions[: len(regions)]:
+                current = Draft(regions)
+                drafts.append(current)
+        else:
+            if current is None or not _joins(space, current, node, kind, labels):
+                current = Draft(regions)
+                drafts.append(current)
+            current.kind, current.labels = kind, labels
+            current.anchors.append(node)
+        current.nodes.append(node)
+    _check_owners(space, drafts)
+    _connect(graph, drafts)
+    return drafts
+
+
+def is_made_where_used(node: fx.Node) -> bool:
+    """Whether a node is repeated in each block that needs it: parameters, and sizes of tensors."""
+    if node.op == "get_attr":
+        return True
+    inputs = node.all_input_nodes
+    if node.op == "call_method":
+        return node.target in _SCALAR_METHODS
+    if node.op != "call_function" or not inputs:
+        return False
+    if node.target is getattr:
+        return node.args[1] in _SCALAR_ATTRIBUTES
+    is_arithmetic = getattr(node.target, "__module__", "") in ("_operator", "builtins", "math")
+    return is_arithmetic and all(n.op != "get_attr" and is_made_where_used(n) for n in inputs)
+
+
+def tensors_read(node: fx.Node) -> Iterator[fx.Node]:
+    """The nodes a node reads, seen through what is made where it is used."""
+    for read in node.all_input_nodes:
+        if is_made_where_used(read):
+            yield from tensors_read(read)
+        else:
+            yield read
+
+
+def _attributes_read(node: fx.Node) -> Iterator[str]:
+    for read in node.all_input_nodes:
+        if read.op == "get_attr":
+            yield str(read.target)
+        elif is_made_where_used(read):
+            yield from _attributes_read(read)
+
+
+def fused_cell(space: nn.Module, node: fx.Node) -> tuple[Any, int, int] | None:
+    """The cell that makes a layer choice's candidates for each input, and the op's place in it."""
+    known = library()
+    path, _, op = str(node.target).rpartition(".")
+    path, _, step = path.rpartition(".")
+    path, _, ops = path.rpartition(".")
+    if ops != "ops" or not (op.isdigit() and step.isdigit()):
+        return None
+    cell: Any = space.get_submodule(path)
+    if not isinstance(cell, known.cell) or cell.op_candidates_factory is None:
+        return None
+    return cell, int(step), int(op)
+
+
+def _kind(space: nn.Module, node: fx.Node) -> tuple[Kind, tuple[str, ...]]:
+    known = library()
+    if node.op != "call_module":
+        return (Kind.FIXED if any(_attributes_read(node)) else Kind.NONE), ()
+    module = space.get_submodule(str(node.target))
+    if isinstance(module, known.layer_choice):
+        return Kind.LAYERS, ()
+    if isinstance(module, known.input_choice):
+        return Kind.INPUTS, ()
+    if labels := labels_in(module):
+        return Kind.VALUES, labels
+    has_state = any(True for _ in module.parameters()) or any(True for _ in module.buffers())
+    return (Kind.FIXED if has_state else Kind.NONE), ()
+
+
+def _joins(
+    space: nn.Module, draft: Draft, node: fx.Node, kind: Kind, labels: tuple[str, ...]
+) -> bool:
+    """Whether a node with parameters, or a decision, is of the same block as those before it."""
+    if node.meta["regions"] != draft.regions:
+        return False
+    if draft.kind is Kind.NONE:
+        return True
+    if kind is Kind.LAYERS and draft.kind is Kind.INPUTS:
+        return node.args[:1] == (draft.nodes[-1],) and fused_cell(space, node) is not None
+    return kind is draft.kind and labels == draft.labels and kind in (Kind.FIXED, Kind.VALUES)
+
+
+def _check_owners(space: nn.Module, drafts: Iterable[Draft]) -> None:
+    """Every parameter belongs to one block."""
+    owners: dict[int, Draft] = {}
+    for draft in drafts:
+        for node in draft.nodes:
+            for name, parameter in _parameters_read(space, node):
+                if owners.setdefault(id(parameter), draft) is not draft:
+                    raise ConfigError(
+                        f"{type(space).__name__}.{name} is used in two places of the forward with "
+                        f"a choice between them: tied parameters are not supported; use a module "
+                        f"of its own in each"
+                    )
+
+
+def _parameters_read(space: nn.Module, node: fx.Node) -> Iterator[tuple[str, nn.Parameter]]:
+    for target in _attributes_read(node):
+        owner, _, name = target.rpartition(".")
+        value = getattr(space.get_submodule(owner), name)
+        if isinstance(value, nn.Parameter):
+            yield target, value
+    if node.op == "call_module":
+        module = space.get_submodule(str(node.target))
+        for name, parameter in module.named_parameters():
+            yield f"{node.target}.{name}", parameter
+
+
+def _connect(graph: fx.Graph, drafts: list[Draft]) -> None:
+    """Work out which tensors pass each cut: made before it, and read behind it."""
+    made = {node: 0 for node in graph.nodes if node.op == "placeholder"}
+    last_read: dict[fx.Node, int] = {}
+    for number, draft in enumerate(drafts):
+        for node in draft.nodes:
+            made[node] = number
+            for read in tensors_read(node):
+                last_read[read] = number
+        for region in draft.regions:
+            last_read[region.source] = max(number, last_read.get(region.source, 0))
+    results = outputs_of(graph)
+    for result in results:
+        last_read[result] = len(drafts)
+    inputs = tuple(node for node in graph.nodes if node.op == "placeholder")
+    for number, draft in enumerate(drafts):
+        draft.inputs = inputs
+        if draft is drafts[-1]:
+            draft.outputs = results
+            break
+        draft.outputs = inputs = tuple(
+            node for node, at in made.items() if at <= number < last_read.get(node, -1)
+        )
+
+
+def outputs_of(graph: fx.Graph) -> tuple[fx.Node, ...]:
+    """What the forward returns.
+
+    Raises:
+        ConfigError: when that is not a tensor or several.
+    """
+    returned = next(node for node in graph.nodes if node.op == "output").args[0]
+    listed = returned if isinstance(returned, list | tuple) else (returned,)
+    results = tuple(node for node in listed if isinstance(node, fx.Node))
+    if len(results) != len(listed) or any(map(is_made_where_used, results)) or not results:
+        raise ConfigError(
+            f"expected a forward that returns a tensor or a tuple of tensors, found {returned}"
+        )
+    return results

@@ -1,0 +1,166 @@
+"""Which layer of each block an architecture has, and which architecture a subnet is.
+
+A label may reach several blocks: cells that are all alike, a depth, a width that runs through
+the whole network. Subnets are therefore drawn over labels, and their choices follow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import Any
+
+from torch import nn
+
+from naspipe.core.errors import ConfigError
+from naspipe.nni.cut import Draft
+from naspipe.nni.library import library
+from naspipe.nni.mutables import Sample, labels_in
+
+MAX_COMBINATIONS = 20_000
+"""Values that the labels of one block may take together."""
+
+Key = tuple[int, ...]
+"""What distinguishes the layers of a block: 0 and the numbers of the values, or 1 for left out."""
+
+
+class BlockLayers:
+    """The layers of one block: an architecture's number, and an architecture that has it.
+
+    Layers are numbered in the order of the choices' candidates; one that stands for a repetition
+    that is left out comes last.
+    """
+
+    def __init__(
+        self, space: nn.Module, draft: Draft, values: Mapping[str, Sequence[Any]], where: str
+    ) -> None:
+        self._space = space
+        self._draft = draft
+        self._values = values
+        self.labels = self._all_labels()
+        listed = [values[label] for label in self.labels]
+        if (count := math.prod(map(len, listed))) > MAX_COMBINATIONS:
+            raise ConfigError(
+                f"{where}: its labels {', '.join(self.labels)} have {count} values together, "
+                f"expected at most {MAX_COMBINATIONS}; let fewer labels reach this place"
+            )
+        defaults = {label: options[0] for label, options in values.items()}
+        samples: dict[Key, Sample] = {}
+        for combination in product(*listed):
+            sample = {**defaults, **dict(zip(self.labels, combination, strict=True))}
+            samples.setdefault(self._key(sample), sample)
+        self._keys = sorted(samples)
+        self.samples: tuple[Sample, ...] = tuple(samples[key] for key in self._keys)
+        self._numbers = {key: number for number, key in enumerate(self._keys)}
+
+    def number(self, sample: Sample) -> int:
+        """The layer of an architecture."""
+        return self._numbers[self._key(sample)]
+
+    def allowed(self, number: int) -> dict[str, list[Any]]:
+        """The values of each of the block's labels that some architecture with a layer has."""
+        found: dict[str, list[Any]] = {label: [] for label in self.labels}
+        listed = [self._values[label] for label in self.labels]
+        base = self.samples[number]
+        for combination in product(*listed):
+            sample = {**base, **dict(zip(self.labels, combination, strict=True))}
+            if self.number(sample) == number:
+                for label, value in zip(self.labels, combination, strict=True):
+                    if value not in found[label]:
+                        found[label].append(value)
+        return found
+
+    def _key(self, sample: Sample) -> Key:
+        if not all(region.is_active(sample) for region in self._draft.regions):
+            return (1,)
+        key = [0]
+        labels = list(self._draft.labels)
+        for node in self._draft.anchors:
+            module = self._module(node)
+            if isinstance(module, (library().layer_choice, library().input_choice)):
+                key.append(self._index(module.label, sample))
+                if isinstance(module, library().layer_choice):
+                    labels += labels_in(module[sample[module.label]])
+        return (*key, *(self._index(label, sample) for label in labels))
+
+    def _index(self, label: str, sample: Sample) -> int:
+        return self._values[label].index(sample[label])
+
+    def _all_labels(self) -> tuple[str, ...]:
+        found = set(self._draft.labels)
+        for region in self._draft.regions:
+            found.update(region.labels)
+        for node in self._draft.anchors:
+            module = self._module(node)
+            if module is not None:
+                found.update(labels_in(module))
+        return tuple(sorted(found))
+
+    def _module(self, node: Any) -> Any:
+        if node.op != "call_module":
+            return None
+        return self._space.get_submodule(str(node.target))
+
+
+class LabelDecisions:
+    """How the values of a model space's labels become one choice per choice block.
+
+    Args:
+        values: every label and its values, in the order in which they are drawn.
+        blocks: the layers of each choice block.
+    """
+
+    def __init__(
+        self, values: Mapping[str, Sequence[Any]], blocks: Sequence[BlockLayers], name: str
+    ) -> None:
+        self.values = {label: tuple(options) for label, options in values.items()}
+        self._blocks = tuple(blocks)
+        self._name = name
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The number of values of each label."""
+        return tuple(map(len, self.values.values()))
+
+    def choices(self, drawn: Sequence[int]) -> tuple[int, ...]:
+        """The subnet whose labels have the values of these numbers."""
+        sample = {
+            label: options[number]
+            for (label, options), number in zip(self.values.items(), drawn, strict=True)
+        }
+        return self.choices_of(sample)
+
+    def choices_of(self, sample: Mapping[str, Any]) -> tuple[int, ...]:
+        """The subnet that is an architecture in NNI's form.
+
+        Raises:
+            ConfigError: when a label is missing, or has a value that it does not allow.
+        """
+        for label, options in self.values.items():
+            if label not in sample or sample[label] not in options:
+                found = repr(sample[label]) if label in sample else "nothing"
+                raise ConfigError(
+                    f"space {self._name}, label {label}: expected one of "
+                    f"{', '.join(map(repr, options))}, found {found}"
+                )
+        return tuple(block.number(dict(sample)) for block in self._blocks)
+
+    def sample_of(self, choices: Sequence[int]) -> Sample:
+        """An architecture in NNI's form that is a subnet; labels without effect have any value.
+
+        Raises:
+            ConfigError: when no architecture is: two blocks contradict each other.
+        """
+        left = {label: list(options) for label, options in self.values.items()}
+        for block, number in zip(self._blocks, choices, strict=True):
+            for label, allowed in block.allowed(number).items():
+                left[label] = [value for value in left[label] if value in allowed]
+        if all(left.values()):
+            sample = {label: options[0] for label, options in left.items()}
+            if self.choices_of(sample) == tuple(choices):
+                return sample
+        raise ConfigError(
+            f"space {self._name}: the choices {list(choices)} are no architecture of it, as blocks "
+            f"that share a label differ"
+        )

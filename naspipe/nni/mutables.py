@@ -1,0 +1,72 @@
+"""What a model space leaves open: its labels, their values, and where each is used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain, combinations
+from typing import Any
+
+from torch import nn
+
+from naspipe.core.errors import ConfigError
+from naspipe.nni.library import library
+
+Sample = dict[str, Any]
+"""One architecture as NNI writes it: the value of every label."""
+
+MAX_VALUES = 4096
+"""Values that one label may have."""
+
+
+def domains(space: Any) -> dict[str, tuple[Any, ...]]:
+    """Every label of a space with its values, in the order in which NNI lists them.
+
+    Raises:
+        ConfigError: for a label that is no choice between finitely many values.
+    """
+    return {label: _values(label, mutable) for label, mutable in space.simplify().items()}
+
+
+def _values(label: str, mutable: Any) -> tuple[Any, ...]:
+    if isinstance(mutable, library().categorical):
+        return tuple(mutable.values)
+    if isinstance(mutable, library().categorical_multiple):
+        sizes = [mutable.n_chosen] if mutable.n_chosen else range(1, len(mutable.values) + 1)
+        if len(mutable.values) <= MAX_VALUES.bit_length():
+            subsets = chain.from_iterable(combinations(mutable.values, size) for size in sizes)
+            return tuple(list(subset) for subset in subsets)
+        if mutable.n_chosen == 1:
+            return tuple([value] for value in mutable.values)
+    raise ConfigError(
+        f"label {label}: expected a choice between at most {MAX_VALUES} values, found "
+        f"{mutable!r:.80}"
+    )
+
+
+def labels_of(mutable: Any) -> tuple[str, ...]:
+    """The labels that an expression depends on."""
+    return tuple(mutable.simplify()) if isinstance(mutable, library().mutable) else ()
+
+
+def labels_in(module: nn.Module) -> tuple[str, ...]:
+    """Every label that a module or anything in it registered, sorted."""
+    found = {
+        label
+        for part in module.modules()
+        for mutable in library().own_mutables(part)
+        for label in labels_of(mutable)
+    }
+    return tuple(sorted(found))
+
+
+def is_structure(module: nn.Module) -> bool:
+    """Whether a module's forward decides which others run."""
+    known = library()
+    if isinstance(module, known.repeat):
+        return isinstance(module.depth_choice, known.mutable)
+    return isinstance(module, (known.layer_choice, known.input_choice, known.cell))
+
+
+def structure_in(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Name and module of every such decision in a module, the module itself included."""
+    return ((name, part) for name, part in module.named_modules() if is_structure(part))

@@ -1,0 +1,153 @@
+"""From a model space's forward to a torch.fx graph in which every decision is one node.
+
+Layer and input choices stay calls of their modules. A ``Repeat`` is unrolled to its greatest
+depth; what an architecture may leave out is marked with the :class:`Region` that it belongs to,
+and a call of :func:`either` says what stands in its place.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch.fx as fx
+from torch import nn
+
+from naspipe.core.errors import ConfigError
+from naspipe.frontend.user_code import users_code
+from naspipe.nni.library import library
+from naspipe.nni.mutables import Sample, labels_of, structure_in
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """One repetition of a ``Repeat`` that only deeper architectures have."""
+
+    depth: Any
+    """NNI's expression of the depth."""
+    index: int
+    source: fx.Node
+    """A tensor that goes in; it stands for whatever is computed inside, where nothing is."""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What the depth depends on."""
+        return labels_of(self.depth)
+
+    def is_active(self, sample: Sample) -> bool:
+        """Whether an architecture has this repetition."""
+        return bool(self.depth.freeze(sample) > self.index)
+
+
+def either(inside: Any, outside: Any) -> Any:
+    """Marks the end of a region: what comes out of it, or what went in.
+
+    Raises:
+        RuntimeError: always; candidates are made without it.
+    """
+    raise RuntimeError("a mark of the tracer was called")
+
+
+def trace(space: Any) -> fx.Graph:
+    """The graph of a model space; ``node.meta["regions"]`` are the regions around a node.
+
+    Raises:
+        ConfigError: for a forward that cannot be traced, with the reason and the place.
+    """
+    name = type(space).__name__
+    for parameter in list(inspect.signature(type(space).forward).parameters.values())[1:]:
+        if parameter.default is not inspect.Parameter.empty or parameter.kind not in (
+            inspect.Parameter.POSITIONAL_ONLY,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        ):
+            raise ConfigError(
+                f"space {name}: expected a forward that takes tensors alone, found the argument "
+                f"{str(parameter)!r}"
+            )
+    training = space.training
+    space.train()
+    try:
+        with users_code(f"space {name}: expected a forward that torch.fx can trace, found"):
+            return _Tracer(space).trace(space)
+    finally:
+        space.train(training)
+
+
+class _Tracer(fx.Tracer):
+    def __init__(self, space: nn.Module) -> None:
+        super().__init__()
+        self._regions: tuple[Region, ...] = ()
+        self._opened = {id(part) for _, module in structure_in(space) for part in _around(module)}
+        for module in space.modules():
+            if any(True for _ in structure_in(module)):
+                self._opened.add(id(module))
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Choices and everything without a decision in it are one node."""
+        known = library()
+        return isinstance(m, (known.layer_choice, known.input_choice)) or id(m) not in self._opened
+
+    def call_module(
+        self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Unroll a ``Repeat``; anything else as torch.fx does."""
+        if isinstance(m, library().repeat) and id(m) in self._opened:
+            return self._unroll(m, *args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        """Note the regions around the node."""
+        node = super().create_node(*args, **kwargs)
+        node.meta["regions"] = self._regions
+        return node
+
+    def _unroll(self, repeat: Any, x: Any) -> Any:
+        if type(repeat).forward is not library().repeat.forward:
+            raise ConfigError(
+                f"{self.path_of_module(repeat)}: {type(repeat).__name__} has a forward of its own, "
+                f"which cannot be unrolled; use Repeat's"
+            )
+        for index, block in enumerate(repeat.blocks):
+            if index < repeat.min_depth:
+                x = block(x)
+            else:
+                region = Region(repeat.depth_choice, index, _first_node(x))
+                with self._inside(region):
+                    inside = block(x)
+                x = self._end(region, inside, x)
+        return x
+
+    @contextmanager
+    def _inside(self, region: Region) -> Iterator[None]:
+        self._regions = (*self._regions, region)
+        try:
+            yield
+        finally:
+            self._regions = self._regions[:-1]
+
+    def _end(self, region: Region, inside: Any, outside: Any) -> Any:
+        if isinstance(inside, list | tuple) and isinstance(outside, list | tuple):
+            pairs = zip(inside, outside, strict=True)
+            return type(inside)([self._end(region, *pair) for pair in pairs])
+        if inside is outside:
+            return inside
+        proxy = self.create_proxy("call_function", either, (inside, outside), {})
+        proxy.node.meta["ends"] = region
+        return proxy
+
+
+def _around(module: nn.Module) -> list[nn.Module]:
+    """What works on a cell's lists of tensors, which only Python can follow."""
+    if not isinstance(module, library().cell):
+        return []
+    return [p for p in (module.preprocessor, module.postprocessor) if isinstance(p, nn.Module)]
+
+
+def _first_node(x: Any) -> fx.Node:
+    while isinstance(x, list | tuple):
+        x = x[0]
+    node: fx.Node = x.node
+    return node

@@ -1,0 +1,28 @@
+"""NNI is installed with the tests' other packages; where it is not, that is said."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import warnings
+
+import pytest
+
+collect_ignore = []
+if importlib.util.find_spec("nni"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # NNI's own, about newer versions of torch and pandas
+        importlib.import_module("nni.nas.hub.pytorch")
+else:
+    collect_ignore = ["test_hub.py", "test_own.py", "test_training.py"]
+
+
+@pytest.fixture(autouse=True)
+def fixed_threads():
+    """NNI's modules compute here as in a stage."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
