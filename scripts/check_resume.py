@@ -14,33 +14,60 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import naspipe  # noqa: E402
-from naspipe.frontend.workloads import find_workload  # noqa: E402
+from naspipe.frontend.workloads import Named, find_workload  # noqa: E402
+from naspipe.runtime.reports import SilentObserver  # noqa: E402
 from naspipe.trace.compare import compare_runs  # noqa: E402
 
 OPTIMIZERS = {"SGD": (0.05, {"momentum": 0.9, "weight_decay": 1e-4}), "Adam": (1e-3, {})}
 STAGES = [(4, 1), (4, 3), (1, 4), (2, 2)]
 
 
-class Ends:
+class Ends(SilentObserver):
     """A run's observer that asks for its end, as Ctrl-C does, at the loss of one step."""
 
     def __init__(self, step: int) -> None:
         self.step = step
 
     def on_loss(self, stream: int, sequence_id: int, loss: float) -> None:
+        """See :class:`naspipe.runtime.reports.LaunchObserver`."""
         if sequence_id == self.step:
             os.kill(os.getpid(), signal.SIGINT)
 
-    def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
-        pass
 
-    def on_note(self, text: str) -> None:
-        pass
+def train(named: Named, optimizer: str, steps: int, path: Path, **how: Any) -> Path:
+    """One run, or what is left of it; returns its directory."""
+    lr, options = OPTIMIZERS[optimizer]
+    run = naspipe.train(
+        named.space, named.data, named.loss, steps=steps, run_dir=path, optimizer=optimizer,
+        lr=lr, optimizer_options=options, **how,
+    )  # fmt: skip
+    return run.directory.path
+
+
+def resumed(
+    named: Named, optimizer: str, steps: int, whole: Path, stages: tuple[int, int]
+) -> dict[str, Any]:
+    """A run that is ended after a third of its steps on some stages and goes on on others."""
+    first, then = stages
+    start, said = time.monotonic(), ""
+    path = whole.with_name(f"{first}-{then}")
+    every = {"checkpoint_every": 20}
+    try:
+        ends = Ends(steps // 3)
+        train(named, optimizer, steps, path, stages=first, execution=every, observer=ends)
+        verdict = "it was not interrupted"
+    except naspipe.NaspipeError as error:
+        said = str(error).split(";")[0]
+        train(named, optimizer, steps, path, stages=then, resume=True, execution=every)
+        verdict = str(compare_runs([whole, path])[0])
+    seconds = round(time.monotonic() - start, 1)
+    return {"stages": stages, "ended": said, "seconds": seconds, "verdict": verdict}
 
 
 def main() -> int:
@@ -52,34 +79,11 @@ def main() -> int:
     rows = []
     for name, optimizer in itertools.product(("nlp.c3", "cv.c3"), OPTIMIZERS):
         named = find_workload(name, "tiny", None, None)
-        lr, options = OPTIMIZERS[optimizer]
         with tempfile.TemporaryDirectory() as scratch:
-
-            def train(path: str, at: str = scratch, **kw: object) -> Path:
-                run = naspipe.train(
-                    named.space, named.data, named.loss, steps=arguments.steps, run_dir=f"{at}/{path}",
-                    optimizer=optimizer, lr=lr, optimizer_options=options, **kw,
-                )  # fmt: skip
-                return run.directory.path
-
-            whole = train("whole")
-            for first, then in STAGES:
-                start, path, said = time.monotonic(), f"{first}-{then}", ""
-                every = {"checkpoint_every": 20}
-                try:
-                    train(path, stages=first, execution=every, observer=Ends(arguments.steps // 3))
-                    verdict = "it was not interrupted"
-                except naspipe.NaspipeError as error:
-                    said = str(error).split(";")[0]
-                    found = train(path, stages=then, resume=True, execution=every)
-                    verdict = str(compare_runs([whole, found])[0])
-                rows.append(
-                    {
-                        "space": name, "optimizer": optimizer, "stages": [first, then],
-                        "ended": said, "seconds": round(time.monotonic() - start, 1),
-                        "verdict": verdict,
-                    }
-                )  # fmt: skip
+            whole = train(named, optimizer, arguments.steps, Path(scratch) / "whole")
+            for stages in STAGES:
+                found = resumed(named, optimizer, arguments.steps, whole, stages)
+                rows.append({"space": name, "optimizer": optimizer, **found})
                 print(rows[-1], flush=True)
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     arguments.output.write_text(json.dumps(rows, indent=1) + "\n")

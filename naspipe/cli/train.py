@@ -50,11 +50,16 @@ _EXECUTION = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.epilog = _EXAMPLE
+    _add_definition(parser)
+    _add_execution(parser)
+
+
+def _add_definition(parser: argparse.ArgumentParser) -> None:
+    """What the bits of the result depend on."""
     parser.add_argument(
         "space", metavar="SPACE", nargs="?", help="a space by name, or MODULE:ATTRIBUTE"
     )
     parser.add_argument("--scale", help="tiny, small or paper (default: tiny)")
-    parser.add_argument("--stages", type=_whole, metavar="N", help="stage processes (default: 1)")
     parser.add_argument("--steps", type=_whole, metavar="S", help="subnets to train (default: 100)")
     parser.add_argument("--seed", type=_whole, metavar="K")
     parser.add_argument("--sampler", metavar="NAME")
@@ -71,6 +76,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="K|FILE",
         help="runs that share the pipeline: K seeds, or one JSON object a line",
     )
+    parser.add_argument("--data", metavar="NAME", help="a data set, or MODULE:FUNCTION")
+    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where prepared data is kept")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="any other setting"
+    )
+
+
+def _add_execution(parser: argparse.ArgumentParser) -> None:
+    """How the run is carried out."""
+    parser.add_argument("--stages", type=_whole, metavar="N", help="stage processes (default: 1)")
     parser.add_argument(
         "--order",
         help="dispatch order: paper, critical-path or auto (the faster, simulated)",
@@ -109,12 +124,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RUN",
         help="go on with a run from its newest checkpoint, on as many stages as you like",
     )
-    parser.add_argument("--data", metavar="NAME", help="a data set, or MODULE:FUNCTION")
-    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where prepared data is kept")
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="default: runs/SPACE-TIME")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="any other setting"
-    )
     parser.add_argument("--quiet", action="store_true", help="no progress")
 
 
