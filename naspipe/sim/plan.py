@@ -18,7 +18,12 @@ from naspipe.core.rules import Rule
 from naspipe.core.space import Shared, Space
 from naspipe.core.subnet import Subnet
 from naspipe.planning.cost import CostTable
-from naspipe.planning.critical_path import critical_path_priorities, rolling_priorities
+from naspipe.planning.critical_path import (
+    GRAIN,
+    coarsened,
+    critical_path_priorities,
+    rolling_priorities,
+)
 from naspipe.planning.memory import DeviceSizes, MemoryPlan, check_host_memory, plan_memory
 from naspipe.planning.partitions import stream_partitions
 from naspipe.residency.check import check_budget
@@ -139,9 +144,17 @@ def by_critical_path(plan: Plan, pipeline: Pipeline, known: int | None = None) -
 def _priorities(stream: Stream, known: int | None) -> list[Priorities]:
     if stream.costs is None:
         raise ConfigError("order critical-path: expected layers of known costs, found none")
+    subnets, rules, costs = stream.subnets, stream.chain.rules, stream.costs
     if known is None:
-        return critical_path_priorities(stream.subnets, stream.chain.rules, stream.costs)
-    return rolling_priorities(stream.subnets, stream.chain.rules, stream.costs, known)
+        levels = critical_path_priorities(subnets, rules, costs)
+    else:
+        levels = rolling_priorities(subnets, rules, costs, known)
+    work_ns = sum(
+        costs.of(block, candidate).total_ns
+        for subnet in subnets
+        for block, candidate in enumerate(subnet.chain)
+    )
+    return coarsened(levels, max(1, int(GRAIN * work_ns / len(subnets))))
 
 
 def _partitions(stream: Stream, execution: Execution) -> tuple[Partition, ...]:

@@ -7,15 +7,19 @@ from functools import cache
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from naspipe.core.events import Priorities
 from naspipe.core.rules import Exact, Frozen, Lag
 from naspipe.core.subnet import Subnet
+from naspipe.core.task import Task, TaskKind
 from naspipe.planning.cost import CostTable, LayerCost
 from naspipe.planning.critical_path import (
     ROUND,
+    coarsened,
     critical_path_priorities,
     rolling_priorities,
 )
 from naspipe.schedule.invariants import violations
+from naspipe.schedule.order import CriticalPathOrder
 from naspipe.sim.costs import RandomCosts, TableCosts
 from tests.sim.test_causal_order import run
 from tests.strategies import pipelines
@@ -129,3 +133,14 @@ def test_rounds_are_comparable():
     rolling = rolling_priorities(subnets, rules, costs, 20)
     firsts = [priorities.forward[0] for priorities in rolling]
     assert firsts == [-95 * y for y in range(60)]
+
+
+def test_near_priorities_are_left_to_the_papers_order():
+    """In whole grains, rounded down, also below zero: a stage then takes the backward."""
+    found = coarsened([Priorities((19, 10, 9), (0, -1, -11))], 10)
+    assert found == [Priorities((1, 1, 0), (0, -1, -2))]
+    order = CriticalPathOrder()
+    forward = Task(0, 3, 0, TaskKind.FORWARD, 0)
+    backward = Task(0, 5, 0, TaskKind.BACKWARD, 0)
+    assert order.key(forward, 19) < order.key(backward, 10)
+    assert order.key(backward, 1) < order.key(forward, 1)

@@ -108,7 +108,7 @@ def test_knowing_the_next_subnets_is_nearly_as_good_as_knowing_all():
 
     everything, paper = makespan(None), simulate_run(pipeline, plan, how, timing).makespan_ns
     assert makespan(64) < everything + 0.5 * (paper - everything)
-    assert makespan(10_000) == everything
+    assert makespan(10_000) == pytest.approx(everything, rel=0.01), "grains begin elsewhere"
 
 
 def test_policies_without_causal_order_keep_their_systems_ways():
