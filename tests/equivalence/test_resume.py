@@ -14,7 +14,6 @@ from naspipe.runtime import restored
 from naspipe.runtime.layer_store import StoredLayer
 from naspipe.schedule.versions import VersionBook
 from naspipe.sim import plan
-from naspipe.stage.cuts import Cuts
 from naspipe.trace.compare import compare_runs
 from tests.equivalence import spaces
 from tests.faults.helpers import (
@@ -204,10 +203,9 @@ def only_newest(snapshot_layer):
         (restored, "_set_optimizer_state", forget_optimizer, spaces.mixed),
         (restored, "_set_buffer", lambda stored, name, value: None, spaces.mixed),
         (StoredLayer, "copies", lambda stored, versions: iter(()), lagging),
-        (Cuts, "guard", lambda cuts, commands: commands + Cuts._finish(cuts), spaces.mixed),
         (VersionBook, "hold", VersionBook.readable, spaces.mixed),
     ],
-    ids=["no optimizer state", "no buffers", "no history", "captured late", "not held"],
+    ids=["no optimizer state", "no buffers", "no history", "not held"],
 )
 def test_a_broken_rule_is_seen(tmp_path, whole, monkeypatch, target, name, broken, make):
     reference = whole(make=make)
