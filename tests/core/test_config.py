@@ -50,6 +50,10 @@ EXECUTION = {
     "transport": ("tcp", "tcp"),
     "port": ("1024", 1024),
     "timeout_seconds": ("0.5", 0.5),
+    "silence_seconds": ("7", 7.0),
+    "checkpoint_every": ("50", 50),
+    "keep_checkpoints": ("3", 3),
+    "max_restarts": ("1", 1),
     "digests": ("1", True),
     "record_events": ("TRUE", True),
 }

@@ -10,7 +10,7 @@ from torch import nn
 
 import naspipe as npp
 from naspipe.core.errors import InvariantError, StageFailedError
-from naspipe.runtime import segment, stage_process
+from naspipe.runtime import connections, segment
 from naspipe.runtime.compute import StageCompute
 from naspipe.runtime.layer_store import StoredLayer
 from naspipe.runtime.transport import ZmqTransport
@@ -36,8 +36,8 @@ def inject_delays(monkeypatch, seed):
     """Hold messages back and let younger ones pass; stretch the compute of some blocks."""
 
     class Delayed(ZmqTransport):
-        def __init__(self, stage, endpoints, wakeup):
-            super().__init__(stage, endpoints, wakeup)
+        def __init__(self, stage, *arguments):
+            super().__init__(stage, *arguments)
             self.random, self.held = random.Random(seed * 16 + stage), []
 
         def receive(self, timeout_seconds):
@@ -62,7 +62,7 @@ def inject_delays(monkeypatch, seed):
         time.sleep(draw.choice([0, 0, 0, 0.002]))
         return run_block(compute, task, layer, version)
 
-    monkeypatch.setattr(stage_process, "ZmqTransport", Delayed)
+    monkeypatch.setattr(connections, "ZmqTransport", Delayed)
     monkeypatch.setattr(StageCompute, "run_block", slow)
 
 
