@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from functools import partial
 
 import pytest
@@ -12,6 +13,9 @@ from naspipe.runtime import launcher
 
 settings.register_profile("naspipe", deadline=None, print_blob=True)
 settings.load_profile("naspipe")
+
+# Where the tests run in the background, Ctrl-C is ignored; some of them are about it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")
