@@ -27,6 +27,6 @@ MOMENTUM = {"momentum": 0.9, "weight_decay": 1e-4}
 def test_real_spaces(tmp_path, name, optimizer, lr, options, recompute, sampler):
     named = find_workload(name, "tiny", None, None)
     check(
-        tmp_path, named.space, named.data, named.loss, steps=24, optimizer=optimizer, lr=lr,
+        tmp_path, named.space, named.data, named.loss, steps=12, optimizer=optimizer, lr=lr,
         options=options, sampler=sampler, execution={"recompute": recompute},
     )  # fmt: skip
