@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from naspipe.core.space import Space
@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _workload(
-    arguments: argparse.Namespace, definition: dict[str, object]
+    arguments: argparse.Namespace, definition: dict[str, Any]
 ) -> tuple[Space, Batches | None, Loss | None]:
     """The run's space, and its data and loss where they are known."""
     import search_spaces
@@ -92,7 +92,6 @@ def _workload(
     from naspipe.frontend.workloads import find_space, find_workload
 
     name, rules = str(definition["space"]), definition["rules"]
-    assert isinstance(rules, dict)
     parsed = {shared: parse_rule(rule) for shared, rule in rules.items()}
     if arguments.space is None and name not in search_spaces.names():
         raise ConfigError(
@@ -101,12 +100,10 @@ def _workload(
         )
     if arguments.space is not None and arguments.data is None:
         return find_space(arguments.space).with_rules(parsed), None, None
-    recorded = definition["data"]
-    assert isinstance(recorded, dict)
     named = find_workload(
         arguments.space or name,
         str(definition["scale"] or "tiny"),
-        arguments.data or str(recorded["name"]),
+        arguments.data or str(definition["data"]["name"]),
         arguments.data_dir,
     )
     return named.space.with_rules(parsed), named.data, named.loss

@@ -81,7 +81,7 @@ class Describer:
     def _tensor(self, tensor: torch.Tensor, name: str) -> str:
         """A tensor that stands in several places has one name."""
         name = self._names.setdefault(id(tensor), name)
-        self.tensors[name] = tensor.detach().cpu().contiguous()
+        self.tensors[name] = tensor.detach().cpu().contiguous().clone()
         return name
 
     def _attribute(self, value: Any, where: str) -> Any:

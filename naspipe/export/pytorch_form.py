@@ -69,9 +69,14 @@ def write_pytorch(chain: Chain, directory: Path, note: str) -> tuple[str, ...]:
 
 
 def load_pytorch(directory: Path) -> nn.Module:
-    """The subnet, loaded as whoever gets the files will load it."""
+    """The subnet, loaded as whoever gets the files will load it.
+
+    Raises:
+        ConfigError: when there is none.
+    """
     spec = importlib.util.spec_from_file_location("naspipe_exported_model", directory / "model.py")
-    assert spec is not None and spec.loader is not None
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{directory}: expected an exported subnet, found no model.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     loaded: nn.Module = module.load(directory)

@@ -16,6 +16,7 @@ from naspipe.nni.decisions import BlockLayers, LabelDecisions
 from naspipe.nni.library import library
 from naspipe.nni.mutables import domains, structure_in
 from naspipe.nni.trace import trace
+from naspipe.nni.uniform import check_uniform
 
 
 def from_nni(
@@ -51,6 +52,7 @@ def from_nni(
             f"space {name}: no module depends on the label {unused[0]}, so its effect cannot be "
             f"followed; use it in a LayerChoice, InputChoice, Repeat or Mutable module"
         )
+    check_uniform(model_space, graph, values)
     blocks: list[Block | Shared] = []
     names: set[str] = set()
     fields = [str(node.target) for node in graph.nodes if node.op == "placeholder"]

@@ -81,10 +81,9 @@ class _Builder:
         if isinstance(module, known.input_choice):
             chosen = self._sample[module.label]
             chosen = chosen if isinstance(chosen, list) else [chosen]
-            inputs = node.args[0]
-            assert isinstance(inputs, list | tuple)
+            inputs: Any = node.args[0]
             if len(chosen) == 1:
-                return self._read(inputs[chosen[0]])  # type: ignore[arg-type]
+                return self._read(inputs[chosen[0]])
             self._modules[path] = known.chosen_inputs(chosen, reduction=module.reduction)
         elif isinstance(module, known.layer_choice):
             name = self._sample[module.label]
@@ -124,10 +123,14 @@ class _Builder:
     def _of_model(self, path: str) -> nn.Module:
         """A module of the whole model of this architecture, so that its weights are NNI's."""
         if self._model is None:
-            with library().under(self._sample):
-                self._model = type(self._space)(*self._space.trace_args, **self._space.trace_kwargs)
-            _printable(self._model)
-        return _counterpart(self._space, self._model, path)
+            self._model = fixed_model(self._space, self._sample)
+        return counterpart(self._space, self._model, path)
+
+
+def fixed_model(space: Any, sample: Sample) -> nn.Module:
+    """NNI's model of one architecture, with weights of its own."""
+    with library().under(sample):
+        return _printable(type(space)(*space.trace_args, **space.trace_kwargs))
 
 
 def _printable(module: nn.Module) -> nn.Module:
@@ -139,10 +142,13 @@ def _printable(module: nn.Module) -> nn.Module:
     return module
 
 
-def _counterpart(space: nn.Module, model: nn.Module, path: str) -> nn.Module:
+def counterpart(space: nn.Module, model: nn.Module, path: str) -> nn.Module:
     """The module of a fixed model that stands where ``path`` leads in its space.
 
     There a chosen candidate stands in its choice's place, and a ``Repeat`` is a plain sequence.
+
+    Raises:
+        AttributeError: when the architecture has no such module.
     """
     known = library()
     at: nn.Module = space

@@ -67,28 +67,48 @@ def trace(space: Any) -> fx.Graph:
                 f"space {name}: expected a forward that takes tensors alone, found the argument "
                 f"{str(parameter)!r}"
             )
-    training = space.training
-    space.train()
+    return trace_opened(space, {id(module) for module in opened_in(space).values()}, name)
+
+
+def trace_opened(model: nn.Module, opened: set[int], name: str) -> fx.Graph:
+    """The graph of a module in training mode, seen into the modules of these ids.
+
+    Raises:
+        ConfigError: as :func:`trace`.
+    """
+    training = model.training
+    model.train()
     try:
         with users_code(f"space {name}: expected a forward that torch.fx can trace, found"):
-            return _Tracer(space).trace(space)
+            return _Tracer(opened).trace(model)
     finally:
-        space.train(training)
+        model.train(training)
+
+
+def opened_in(space: nn.Module) -> dict[str, nn.Module]:
+    """By path, the modules whose forward is followed: those around a decision."""
+    around = {id(part) for _, module in structure_in(space) for part in _around(module)}
+    known = library()
+    return {
+        path: module
+        for path, module in space.named_modules()
+        if id(module) in around
+        or (
+            not isinstance(module, (known.layer_choice, known.input_choice))
+            and any(True for _ in structure_in(module))
+        )
+    }
 
 
 class _Tracer(fx.Tracer):
-    def __init__(self, space: nn.Module) -> None:
+    def __init__(self, opened: set[int]) -> None:
         super().__init__()
         self._regions: tuple[Region, ...] = ()
-        self._opened = {id(part) for _, module in structure_in(space) for part in _around(module)}
-        for module in space.modules():
-            if any(True for _ in structure_in(module)):
-                self._opened.add(id(module))
+        self._opened = opened
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Choices and everything without a decision in it are one node."""
-        known = library()
-        return isinstance(m, (known.layer_choice, known.input_choice)) or id(m) not in self._opened
+        return id(m) not in self._opened
 
     def call_module(
         self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -118,6 +118,20 @@ class Unseen(nas.MutableModule):
         return self.inner(x)
 
 
+class Deciding(nas.ModelSpace):
+    """Its forward itself looks at a value, which a module depends on too."""
+
+    def __init__(self):
+        super().__init__()
+        width = nni.choice("width", [4, 8])
+        self.wide = nas.MutableConv2d(3, width, 1)
+        self.add_mutable(width)
+        self.width = nni.mutable.ensure_frozen(width)
+
+    def forward(self, x):
+        return self.wide(x) if self.width == 4 else torch.relu(self.wide(x))
+
+
 class Continuous(nas.ParametrizedModule):
     def __init__(self, rate):
         super().__init__()
@@ -154,6 +168,12 @@ def test_hub_spaces_that_cannot_be_mapped_say_why():
         naspipe.from_nni(ENAS(width=4, num_cells=3))
     with pytest.raises(naspipe.ConfigError, match="NasBench101"):
         naspipe.from_nni(NasBench101(num_stacks=1, num_modules_per_stack=1))
+
+
+def test_a_forward_that_decides_by_values_is_refused():
+    message = r"space Deciding: .* expected nothing for every .* found relu.*'width': 8"
+    with pytest.raises(naspipe.ConfigError, match=message):
+        naspipe.from_nni(Deciding())
 
 
 def test_no_model_space():
