@@ -25,7 +25,7 @@ LEAST = "0.001x"
 def test_every_budget_keeps_the_bits(tmp_path, recompute, partition, optimizer, options):
     for budget in (LEAST, "1.5x", "10x"):
         check(
-            tmp_path, spaces.mixed(), spaces.vectors, nn.CrossEntropyLoss(), steps=25,
+            tmp_path, spaces.mixed(), spaces.vectors, nn.CrossEntropyLoss(), steps=15,
             stages=(1, 3), optimizer=optimizer, options=options, lr=0.01,
             execution={"recompute": recompute, "partition": partition, "memory_budget": budget},
         )  # fmt: skip
