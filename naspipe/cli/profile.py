@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, or read what was measured, and print it; returns the exit status."""
-    from naspipe.frontend.user_code import users_code
+    from naspipe.core.user_code import users_code
     from naspipe.runtime.layer_sizes import measure_sizes
     from naspipe.runtime.profile_cache import ProfileCache
 

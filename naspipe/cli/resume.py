@@ -70,6 +70,7 @@ def _workload(
 ) -> Workload:
     from naspipe.core.config import Recipe
     from naspipe.core.rules import parse_rule
+    from naspipe.frontend.explorers import find_explorer
     from naspipe.frontend.training import define
     from naspipe.frontend.workloads import find_workload
     from naspipe.runtime.compute import Workload
@@ -97,4 +98,5 @@ def _workload(
         loss=named.loss,
         definition=define(space, named.data, named.loss, recipe=recipe, **identity),
         recompute=execution.recompute,
+        explore=find_explorer(identity["sampler"], space, identity["seed"]),
     )

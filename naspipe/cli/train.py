@@ -191,6 +191,7 @@ def _workloads(
 ) -> tuple[Execution, list[Workload]]:
     """What each stream trains, and the execution with ``--set`` applied."""
     from naspipe.core.config import Settings, apply_settings
+    from naspipe.frontend.explorers import find_explorer
     from naspipe.frontend.training import define
     from naspipe.frontend.workloads import Named, find_workload
     from naspipe.runtime.compute import Workload
@@ -227,6 +228,7 @@ def _workloads(
                 loss=named.loss,
                 definition=definition,
                 recompute=settings.execution.recompute,
+                explore=find_explorer(stream.sampler, named.space, stream.seed),
             )
         )
     return settings.execution, workloads

@@ -79,6 +79,9 @@ class Recipe:
     """Subnets over which the rate rises linearly from 0 to its peak."""
     precision: str = "float32"
     """float32, or bf16 for autocast with float32 weights."""
+    feedback_delay: int = 15
+    """Of a stream that a strategy proposes: subnets from a score to the first proposal that knows
+    of it. At most one more are under way."""
     threads: int = 1
     """Intra-op threads of every stage; part of the definition because sums depend on it."""
 
@@ -87,6 +90,7 @@ class Recipe:
         _expect(_is_finite(self.lr), "lr", "a finite number", self.lr)
         for option, value in self.optimizer_options.items():
             _expect(_is_finite(value), f"optimizer.{option}", "finite numbers", value)
+        _expect(self.feedback_delay >= 0, "feedback_delay", "0 or more", self.feedback_delay)
         _expect(self.schedule in SCHEDULES, "schedule", " or ".join(SCHEDULES), self.schedule)
         _expect(self.warmup_steps >= 0, "warmup_steps", "0 or more", self.warmup_steps)
         _expect(self.precision in PRECISIONS, "precision", "float32 or bf16", self.precision)

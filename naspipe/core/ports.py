@@ -70,6 +70,10 @@ class Admission(Protocol):
         """Cut the stream short; returns what is left to admit. Nothing behind that was admitted."""
         ...
 
+    def learn(self, num_known: int) -> range:
+        """So many subnets are known so far; returns the sequence IDs to admit now."""
+        ...
+
     def open(self) -> range:
         """Sequence IDs to admit now, in order and without gaps."""
         ...

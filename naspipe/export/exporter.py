@@ -11,12 +11,12 @@ import torch
 
 from naspipe.core.config import Execution, Recipe
 from naspipe.core.errors import ConfigError, InvariantError
+from naspipe.core.user_code import users_code
 from naspipe.export.onnx_form import check_onnx, write_onnx
 from naspipe.export.pytorch_form import load_pytorch, same_outputs, write_pytorch
 from naspipe.export.subnet import assemble, check_space
 from naspipe.frontend.run import Run
 from naspipe.frontend.training import Training, define
-from naspipe.frontend.user_code import users_code
 from naspipe.runtime.compute import Batches, Loss, Workload
 from naspipe.runtime.determinism import deterministic_torch
 from naspipe.runtime.reports import LaunchObserver, SilentObserver

@@ -14,8 +14,8 @@ from naspipe.core.config import Recipe
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import FIRST_STREAM, LayerId
 from naspipe.core.space import Block, Shared, Space
+from naspipe.core.user_code import users_code
 from naspipe.frontend.run import Run
-from naspipe.frontend.user_code import users_code
 from naspipe.runtime.checkpoint import layer_key, load_layer
 from naspipe.runtime.determinism import deterministic_torch
 from naspipe.runtime.layer_store import LayerStore

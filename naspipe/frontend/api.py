@@ -11,6 +11,7 @@ from typing import Any
 from naspipe.core.config import Execution, Recipe
 from naspipe.core.errors import ConfigError
 from naspipe.core.space import Space
+from naspipe.frontend.explorers import find_explorer
 from naspipe.frontend.run import Run
 from naspipe.frontend.training import Training, define
 from naspipe.runtime.compute import Batches, Loss, Workload
@@ -26,7 +27,7 @@ def train(
     optimizer: str = "SGD",
     lr: float = 0.05,
     optimizer_options: Mapping[str, Any] | None = None,
-    sampler: str = "uniform",
+    sampler: str | Any = "uniform",
     seed: int = 0,
     stages: int = 1,
     policy: str = "csp",
@@ -46,7 +47,9 @@ def train(
         loss: called with the last block's output and the batch field ``target``.
         steps: subnets to train, one step each.
         optimizer: a ``torch.optim`` class by name; ``lr`` and ``optimizer_options`` go to it.
-        sampler: ``uniform``, ``fair``, ``spaced:W`` or ``file:PATH``.
+        sampler: ``uniform``, ``fair``, ``spaced:W`` or ``file:PATH``; or a strategy that learns
+            from the losses, by name or as an object: see
+            :func:`naspipe.frontend.explorers.find_explorer`.
         seed: of the stream, the parameters and every random draw.
         stages: stage processes; 1 trains in this process.
         policy: ``csp``, or one of the baselines ``bsp``, ``asp`` and ``sequential``, of which
@@ -83,7 +86,7 @@ def workload(
     optimizer: str = "SGD",
     lr: float = 0.05,
     optimizer_options: Mapping[str, Any] | None = None,
-    sampler: str = "uniform",
+    sampler: str | Any = "uniform",
     seed: int = 0,
     policy: str = "csp",
     bulk: int = 0,
@@ -97,9 +100,11 @@ def workload(
     chosen = Recipe(
         optimizer=optimizer, lr=lr, optimizer_options=optimizer_options or {}, **(recipe or {})
     )
-    identity = {"seed": seed, "steps": steps, "sampler": sampler, "policy": policy, "bulk": bulk}
+    explore = find_explorer(sampler, space, seed)
+    name = sampler if isinstance(sampler, str) else type(sampler).__qualname__
+    identity = {"seed": seed, "steps": steps, "sampler": name, "policy": policy, "bulk": bulk}
     definition = define(space, data, loss, recipe=chosen, **identity)
-    return Workload(space=space, data=data, loss=loss, definition=definition)
+    return Workload(space=space, data=data, loss=loss, definition=definition, explore=explore)
 
 
 def train_together(

@@ -13,7 +13,7 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.ids import FIRST_STREAM, LayerId
 from naspipe.core.rules import Exact
 from naspipe.core.space import Shared, Space
-from naspipe.frontend.user_code import users_code
+from naspipe.core.user_code import users_code
 from naspipe.runtime.compute import Workload, field_of
 from naspipe.runtime.determinism import deterministic_torch
 from naspipe.runtime.layer_store import LayerStore, StoredLayer

@@ -113,9 +113,11 @@ def _first_line(error: BaseException) -> str:
 
 
 def check_resumable(
-    directory: RunDirectory, definition: Definition, choices: Sequence[Sequence[int]]
+    directory: RunDirectory, definition: Definition, choices: Sequence[Sequence[int]] | None
 ) -> dict[str, Any]:
     """The manifest of a run that can go on: it has this definition and this stream.
+
+    ``choices`` is None for a stream that a strategy proposes: it is compared as it comes.
 
     Raises:
         ConfigError: when it is no run directory, or another run's.
@@ -131,6 +133,8 @@ def check_resumable(
                 f"{expected.get(key)!r:.80}; resume it as it was defined, or choose a new "
                 f"--run-dir"
             )
+    if choices is None:
+        return manifest
     if [list(each) for each in read_stream(directory.stream)] != [list(each) for each in choices]:
         raise ConfigError(
             f"{directory.stream}: expected the stream that the sampler {definition.sampler} draws, "

@@ -25,7 +25,7 @@ def make_plan(
     Args:
         workloads: of each stream; one synchronisation policy for all.
         execution: what the user asked for.
-        subnets: of each stream.
+        subnets: of each stream; of one that a strategy proposes, some that stand for it.
 
     Raises:
         ConfigError: when the memory budget is below the least that works.
@@ -36,7 +36,12 @@ def make_plan(
     definition = workloads[0].definition
     pipeline = Pipeline(
         streams=tuple(
-            Stream(Chain.of(workload.space), tuple(drawn), table)
+            Stream(
+                Chain.of(workload.space),
+                tuple(drawn),
+                table,
+                is_sample=workload.explore is not None,
+            )
             for workload, drawn, table in zip(workloads, subnets, costs, strict=True)
         ),
         policy=definition.policy,

@@ -6,32 +6,28 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import compress
 from pathlib import Path
 from typing import Any
 
 from naspipe.core.access import Access
 from naspipe.core.config import Definition, Execution, Recipe
-from naspipe.core.errors import ConfigError, InvariantError
-from naspipe.core.ids import FIRST_STREAM, SequenceId, StageId, StreamId
-from naspipe.core.space import Shared, Space
+from naspipe.core.errors import ConfigError
+from naspipe.core.ids import StreamId
+from naspipe.core.space import Space
 from naspipe.core.subnet import Subnet
-from naspipe.frontend.checks import check_batch, check_data_path, check_device, check_layers
+from naspipe.frontend.checks import check_data_path, check_device
 from naspipe.frontend.lives import Lives, check_resumable
 from naspipe.frontend.plan import make_plan
+from naspipe.frontend.stream_jobs import check_order, check_stream, choices_of, stream_job
 from naspipe.runtime.claim import Claim
 from naspipe.runtime.compute import Batches, Loss, Workload
 from naspipe.runtime.environment import describe_environment
 from naspipe.runtime.gpus import NO_GPUS, Gpus, find_gpus
 from naspipe.runtime.job import Job, StreamJob
 from naspipe.runtime.launcher import check_endpoints
-from naspipe.runtime.optimizers import check_optimizer
 from naspipe.runtime.reports import LaunchObserver
-from naspipe.schedule.invariants import violations
 from naspipe.sim.plan import Plan
-from naspipe.stage.builder import build_controller
 from naspipe.streams.from_file import write_stream
-from naspipe.streams.samplers import draw_subnets
 from naspipe.trace.labels import describe_space
 from naspipe.trace.log import read_run_accesses, time_key
 from naspipe.trace.metrics import bubble_ratio, hit_rate, stall_ratio
@@ -104,7 +100,10 @@ class Training:
             if not self.resumes:
                 for stream, manifest in zip(job.streams, manifests, strict=True):
                     stream.directory.create()
-                    write_stream(stream.directory.stream, _choices(stream.workload, stream.subnets))
+                    write_stream(
+                        stream.directory.stream,
+                        choices_of(stream.workload, [each.subnet for each in stream.planned]),
+                    )
                     stream.directory.write_manifest(manifest)
                     stack.enter_context(Claim(stream.directory.path))
             self._finish(Lives(job, manifests, self.observer, generation))
@@ -117,10 +116,10 @@ class Training:
         job = lives.job
         accesses = [read_run_accesses(stream.directory.path) for stream in job.streams]
         for stream, found in zip(job.streams, accesses, strict=True):
-            _check_order(stream, found, job.bulk)
+            check_order(stream, found, job.bulk)
         measured = {**self._measure(seconds, accesses), "stages": stages}
         for stream, manifest in zip(job.streams, lives.manifests, strict=True):
-            speed = {"steps_per_second": (len(stream.subnets) - stream.first) / seconds}
+            speed = {"steps_per_second": (stream.steps - stream.first) / seconds}
             complete = {"status": "complete", "measured": {**measured, **speed}}
             stream.directory.write_manifest({**manifest, **complete, "life": lives.life})
 
@@ -130,7 +129,7 @@ class Training:
         for directory, workload, of_stream in zip(
             self.directories, self.workloads, subnets, strict=True
         ):
-            choices = _choices(workload, of_stream)
+            choices = None if workload.explore else choices_of(workload, of_stream)
             earlier.append(check_resumable(directory, workload.definition, choices))
             stack.enter_context(Claim(directory.path))
         if all(manifest["status"] == "complete" for manifest in earlier):
@@ -140,15 +139,9 @@ class Training:
 
     def _job(self, plan: Plan, subnets: Sequence[tuple[Subnet, ...]]) -> Job:
         streams = [
-            StreamJob(
-                workload=workload,
-                subnets=of_stream,
-                partitions=cut.partitions,
-                priorities=cut.priorities,
-                directory=directory,
-            )
-            for workload, of_stream, cut, directory in zip(
-                self.workloads, subnets, plan.streams, self.directories, strict=True
+            stream_job(StreamId(number), *each)
+            for number, each in enumerate(
+                zip(self.workloads, subnets, plan.streams, self.directories, strict=True)
             )
         ]
         return Job(
@@ -183,34 +176,11 @@ class Training:
                 f"policy: expected one for all streams, found {' and '.join(sorted(policies))}"
             )
         subnets = [
-            self._check_stream(StreamId(number), workload)
+            check_stream(StreamId(number), workload, self.execution)
             for number, workload in enumerate(self.workloads)
         ]
         check_endpoints(self.execution)
         return subnets
-
-    def _check_stream(self, number: StreamId, workload: Workload) -> tuple[Subnet, ...]:
-        space, definition = workload.space, workload.definition
-        check_optimizer(definition.recipe)
-        order = self.execution.order
-        build_controller(
-            StageId(0),
-            [space.rules],
-            policy=definition.policy,
-            order=order if order != "auto" else "paper",
-        )
-        if self.execution.stages > len(space):
-            raise ConfigError(
-                f"{self.execution.stages} stages for {len(space)} blocks: expected at most one "
-                f"stage per block; choose --stages {len(space)} or less"
-            )
-        stream = draw_subnets(definition.sampler, space, definition.seed, definition.steps)
-        check_batch(workload)
-        check_layers(workload)
-        return tuple(
-            Subnet(number, SequenceId(place), space.chain(choices))
-            for place, choices in enumerate(stream)
-        )
 
     def _manifest(self, number: int, stream: StreamJob, plan: Plan) -> dict[str, Any]:
         space, definition = stream.workload.space, stream.workload.definition
@@ -223,7 +193,7 @@ class Training:
                 "order": plan.order,
                 "window": plan.window,
                 "budgets": list(plan.memory.budgets) if plan.memory else [],
-                "partitions": sorted(set(map(str, stream.partitions))),
+                "partitions": sorted({str(each.partition) for each in stream.planned}),
                 "streams": len(self.workloads),
             },
             "requested": self.execution.as_dict(),
@@ -249,21 +219,3 @@ class Training:
             "hit_rate": hit_rate(together),
             "stall_ratio": stall_ratio(together, self.execution.stages),
         }
-
-
-def _choices(workload: Workload, subnets: Sequence[Subnet]) -> list[tuple[int, ...]]:
-    """Of every subnet, the candidate of each choice block."""
-    is_choice = [not isinstance(block, Shared) for block in workload.space.blocks]
-    return [tuple(compress(subnet.chain, is_choice)) for subnet in subnets]
-
-
-def _check_order(stream: StreamJob, accesses: Sequence[Access], bulk: int) -> None:
-    """A finished stream's log must be what its policy allows.
-
-    Raises:
-        InvariantError: when it is not: a bug, never bad luck.
-    """
-    rules, policy = stream.workload.space.rules, stream.workload.definition.policy
-    alone = [subnet._replace(stream=FIRST_STREAM) for subnet in stream.subnets]
-    if broken := list(violations(accesses, rules, alone, policy, bulk)):
-        raise InvariantError(f"{len(broken)} rules of the policy {policy} broken: {broken[0]}")

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import search_spaces
 from naspipe.core.config import Recipe
 from naspipe.core.errors import ConfigError
 from naspipe.core.space import Space
+from naspipe.core.user_code import import_attribute
 from naspipe.data.registry import find_entry, names_of_kind, open_data
-from naspipe.frontend.user_code import users_code
 from naspipe.runtime.compute import Batches, Loss
 
 
@@ -61,7 +59,7 @@ def find_space(name: str) -> Space:
     Raises:
         ConfigError: for a name that cannot be found or is no space.
     """
-    space = _attribute(name)
+    space = import_attribute(name)
     if not isinstance(space, Space):
         raise ConfigError(f"{name}: expected a naspipe.Space, found {type(space).__name__}")
     return space
@@ -89,7 +87,7 @@ def _own(name: str, data_name: str | None, data_root: Path | None) -> Named:
 
 def _data(name: str, root: Path | None, max_tokens: int | None, batch_size: int | None) -> Batches:
     if _is_own(name):
-        function: Callable[..., Any] = _attribute(name)
+        function: Callable[..., Any] = import_attribute(name)
         if not callable(function):
             raise ConfigError(
                 f"{name}: expected a function of (seed, sequence_id), "
@@ -111,35 +109,3 @@ def _check_kind(space: str, data_name: str, kind: str) -> None:
             f"space {space} needs {kind} data, found the {found} data set {data_name!r}: "
             f"expected --data {' or '.join(names_of_kind(kind))}"
         )
-
-
-def _attribute(name: str) -> Any:
-    module_name, _, attribute = name.partition(":")
-    if not attribute or not all(part.isidentifier() for part in module_name.split(".")):
-        raise ConfigError(f"{name}: expected module:attribute, as in mymodule:space")
-    with users_code(f"{name}: expected a module that can be imported, found"):
-        try:
-            return getattr(_import(module_name), attribute)
-        except (ModuleNotFoundError, AttributeError) as error:
-            if not _is_about(error, module_name):
-                raise
-            raise ConfigError(
-                f"{name}: expected module:attribute, importable from {Path.cwd().name}/ or "
-                f"installed; {error}"
-            ) from error
-
-
-def _import(module_name: str) -> ModuleType:
-    """Import a module that is installed or in the working directory."""
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        return importlib.import_module(module_name)
-    finally:
-        sys.path.pop(0)
-
-
-def _is_about(error: ModuleNotFoundError | AttributeError, module_name: str) -> bool:
-    """Whether the module itself or its attribute is missing, not something that it uses."""
-    if isinstance(error, ModuleNotFoundError):
-        return error.name is not None and f"{module_name}.".startswith(f"{error.name}.")
-    return error.obj is sys.modules.get(module_name)

@@ -64,7 +64,8 @@ def from_nni(
         else:
             blocks.append(Shared(_shared_name(draft, names), made[0], fields=batch_fields))
     choosing = [own for own in layers if own.labels]
-    space = Space(name, blocks, LabelDecisions(values, choosing, name))
+    decisions = LabelDecisions(values, choosing, name, model_space.simplify())
+    space = Space(name, blocks, decisions)
     return space.with_rules(rules) if rules else space
 
 

@@ -109,12 +109,19 @@ class LabelDecisions:
     Args:
         values: every label and its values, in the order in which they are drawn.
         blocks: the layers of each choice block.
+        name: of the space.
+        mutables: what NNI has for each label.
     """
 
     def __init__(
-        self, values: Mapping[str, Sequence[Any]], blocks: Sequence[BlockLayers], name: str
+        self,
+        values: Mapping[str, Sequence[Any]],
+        blocks: Sequence[BlockLayers],
+        name: str,
+        mutables: Mapping[str, Any],
     ) -> None:
         self.values = {label: tuple(options) for label, options in values.items()}
+        self.mutables = dict(mutables)
         self._blocks = tuple(blocks)
         self._name = name
 
@@ -145,6 +152,10 @@ class LabelDecisions:
                     f"{', '.join(map(repr, options))}, found {found}"
                 )
         return tuple(block.number(dict(sample)) for block in self._blocks)
+
+    def numbers(self, sample: Mapping[str, Any]) -> tuple[int, ...]:
+        """What :meth:`choices` takes, of an architecture in NNI's form."""
+        return tuple(options.index(sample[label]) for label, options in self.values.items())
 
     def sample_of(self, choices: Sequence[int]) -> Sample:
         """An architecture in NNI's form that is a subnet; labels without effect have any value.

@@ -17,7 +17,7 @@ import torch.fx as fx
 from torch import nn
 
 from naspipe.core.errors import ConfigError
-from naspipe.frontend.user_code import users_code
+from naspipe.core.user_code import users_code
 from naspipe.nni.library import library
 from naspipe.nni.mutables import Sample, labels_of, structure_in
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from naspipe.core.config import parse_bytes, parse_subnets
 from naspipe.core.errors import ConfigError
@@ -67,10 +67,12 @@ def plan_memory(
     partitions: Sequence[Partition],
     sizes: DeviceSizes,
     is_shared: Sequence[bool],
+    is_sample: bool = False,
 ) -> MemoryPlan:
     """Turn a budget as users write it into bytes for each stage.
 
-    ``subnets`` may be those of several streams, one after the other.
+    ``subnets`` may be those of several streams, one after the other. Where they are a sample,
+    which uses every layer, each stage can hold the largest layer of all: any may come to it.
 
     ``3x`` is the stage's shared layers and three times what a subnet has there on average, but
     never less than the stage can run with; ``512MiB`` is the same for every stage.
@@ -79,6 +81,9 @@ def plan_memory(
         _stage_need(StageId(stage), subnets, partitions, sizes, is_shared)
         for stage in range(partitions[0].num_stages)
     )
+    if is_sample:
+        largest = max(need.largest_bytes for need in needs)
+        needs = tuple(replace(need, largest_bytes=largest) for need in needs)
     count = parse_subnets(budget)
     budgets = tuple(
         max(need.least_bytes, int(need.permanent_bytes + count * need.subnet_bytes))

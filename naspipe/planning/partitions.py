@@ -17,23 +17,16 @@ NEAR = 0.01
 layers then change stages from user to user, and have to be mirrored."""
 
 
-def stream_partitions(
-    kind: str,
-    subnets: Sequence[Subnet],
-    is_shared: Sequence[bool],
-    costs: CostTable,
-    num_stages: int,
-    slack: float = NEAR,
-) -> list[Partition]:
-    """The partition of every subnet; equal ones are one object.
+class Partitioner:
+    """Cuts subnets, one at a time; equal partitions are one object.
 
-    ``static``: the partition that balances the stream's mean costs, for all. ``balanced``:
-    each subnet its own least peak, give or take ``slack``, as near to the static one as that
-    allows; shared layers stay on the stage where the static one has them.
+    ``static``: the partition that balances the mean costs, for all. ``balanced``: each subnet
+    its own least peak, give or take ``slack``, as near to the static one as that allows; shared
+    layers stay on the stage where the static one has them.
 
     Args:
         kind: one of :data:`naspipe.core.config.PARTITIONS`.
-        subnets: the stream, at least one subnet.
+        subnets: whose mean costs are balanced, at least one: the stream, or what stands for it.
         is_shared: for each block of the chain, whether every subnet uses its only layer.
         costs: of every layer.
         num_stages: of every partition.
@@ -42,18 +35,53 @@ def stream_partitions(
     Raises:
         ConfigError: for another kind, or more stages than blocks.
     """
-    if kind not in PARTITIONS:
-        raise ConfigError(f"partition {kind!r:.80}: expected {' or '.join(PARTITIONS)}")
-    static = balanced_partition(costs.stream_means_ns(subnets), num_stages)
-    if kind == "static" or num_stages == 1:
-        return [static] * len(subnets)
-    homes = {block: static.stage_of(block) for block, shared in enumerate(is_shared) if shared}
-    known = {static: static}
-    partitions: list[Partition] = []
-    for subnet in subnets:
-        own = balanced_partition(_block_costs(subnet, costs), num_stages, homes, static, slack)
-        partitions.append(known.setdefault(own, own))
-    return partitions
+
+    def __init__(
+        self,
+        kind: str,
+        subnets: Sequence[Subnet],
+        is_shared: Sequence[bool],
+        costs: CostTable,
+        num_stages: int,
+        slack: float = NEAR,
+    ) -> None:
+        if kind not in PARTITIONS:
+            raise ConfigError(f"partition {kind!r:.80}: expected {' or '.join(PARTITIONS)}")
+        static = balanced_partition(costs.stream_means_ns(subnets), num_stages)
+        self._static = static
+        self._is_one = kind == "static" or num_stages == 1
+        self._homes = {
+            block: static.stage_of(block) for block, shared in enumerate(is_shared) if shared
+        }
+        self._costs = costs
+        self._slack = slack
+        self._made = {static: static}
+
+    def __call__(self, subnet: Subnet) -> Partition:
+        """The partition of a subnet."""
+        if self._is_one:
+            return self._static
+        own = balanced_partition(
+            _block_costs(subnet, self._costs),
+            self._static.num_stages,
+            self._homes,
+            self._static,
+            self._slack,
+        )
+        return self._made.setdefault(own, own)
+
+
+def stream_partitions(
+    kind: str,
+    subnets: Sequence[Subnet],
+    is_shared: Sequence[bool],
+    costs: CostTable,
+    num_stages: int,
+    slack: float = NEAR,
+) -> list[Partition]:
+    """The partition of every subnet of a stream; see :class:`Partitioner`."""
+    partitioner = Partitioner(kind, subnets, is_shared, costs, num_stages, slack)
+    return list(map(partitioner, subnets))
 
 
 def peak_to_mean(

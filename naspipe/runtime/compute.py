@@ -22,6 +22,7 @@ from naspipe.runtime.placement import Placement
 from naspipe.runtime.restored import Restored
 from naspipe.runtime.segment import Gradient, Segment, SegmentSpec, Tensors
 from naspipe.stage.builder import build_policy
+from naspipe.streams.feedback import ExplorationStrategy
 
 Batches = Callable[[int, int], Mapping[str, torch.Tensor]]
 """The whole data protocol: (seed, sequence ID) -> named tensors, batch dimension first."""
@@ -39,6 +40,8 @@ class Workload:
     loss: Loss
     definition: Definition
     recompute: bool = False
+    explore: Callable[[], ExplorationStrategy] | None = None
+    """Makes the strategy that proposes the stream, where one does; anew for each life of a run."""
 
 
 @dataclass(slots=True)

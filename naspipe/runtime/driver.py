@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import TypeVar
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -33,26 +31,30 @@ from naspipe.core.events import (
     InputArrived,
     LayerLoaded,
     LayerSaved,
-    Priorities,
     StreamResumed,
     SubnetAdmitted,
     VersionArrived,
     WriteFinished,
 )
 from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
-from naspipe.core.partition import Partition
-from naspipe.core.ports import Admission
-from naspipe.core.subnet import Subnet
+from naspipe.core.planned import Planned
 from naspipe.core.task import Task
 from naspipe.runtime.checkpointer import Checkpointer
 from naspipe.runtime.compute import StageCompute
-from naspipe.runtime.messages import HOLD, ControlMessage, InputMessage, Message, VersionMessage
+from naspipe.runtime.messages import (
+    HOLD,
+    ControlMessage,
+    InputMessage,
+    Message,
+    SubnetsMessage,
+    VersionMessage,
+)
+from naspipe.runtime.room import Room
 from naspipe.runtime.stage_sink import StageSink
 from naspipe.runtime.swapper import SwapKind
 from naspipe.runtime.transport import Transport
 from naspipe.stage.controller import StageController
-
-_Result = TypeVar("_Result")
+from naspipe.stage.intake import Intake
 
 
 class StageDriver:
@@ -63,8 +65,7 @@ class StageDriver:
         controller: takes every decision.
         compute: tensors of this stage.
         transport: the way to the other stages.
-        admissions: of each stream, which subnets may be under way.
-        admitted: the subnet, partition and priorities of a stream's sequence ID.
+        intakes: of each stream, its subnets and which may be under way.
         sink: where results go.
         checkpointer: captures what belongs to a checkpoint.
         resumed: streams that go on behind a checkpoint.
@@ -78,8 +79,7 @@ class StageDriver:
         controller: StageController,
         compute: StageCompute,
         transport: Transport,
-        admissions: Sequence[Admission],
-        admitted: Callable[[StreamId, int], tuple[Subnet, Partition, Priorities | None]],
+        intakes: Sequence[Intake],
         sink: StageSink,
         checkpointer: Checkpointer,
         resumed: Sequence[StreamResumed] = (),
@@ -92,8 +92,9 @@ class StageDriver:
         self._controller = controller
         self._compute = compute
         self._transport = transport
-        self._admissions = tuple(admissions)
-        self._admitted = admitted
+        self._intakes = tuple(intakes)
+        self._early: list[InputMessage] = []
+        """Inputs for subnets that this stage was not told of yet."""
         self._sink = sink
         self._checkpointer = checkpointer
         self._resumed = tuple(resumed)
@@ -105,7 +106,7 @@ class StageDriver:
         self._events: deque[Event] = deque()
         self._unmade: deque[LayerId] = deque()
         self._pushed_bytes = 0
-        self._memory_retries = 0
+        self._room = Room(compute.free_memory)
 
     @property
     def current(self) -> str:
@@ -118,7 +119,7 @@ class StageDriver:
     @property
     def measured(self) -> dict[str, int]:
         """Bytes handed over to other stages, and blocks computed again for want of memory."""
-        return {"pushed_bytes": self._pushed_bytes, "memory_retries": self._memory_retries}
+        return {"pushed_bytes": self._pushed_bytes, "memory_retries": self._room.retries}
 
     def finishing(self) -> None:
         """Say that the training is over and the layers are being written."""
@@ -141,9 +142,9 @@ class StageDriver:
     def _work(self) -> None:
         for event in self._resumed:
             self._tell(event)
-        for number, admission in enumerate(self._admissions):
-            self._admit(StreamId(number), admission.open())
-        while not all(admission.is_finished for admission in self._admissions):
+        for intake in self._intakes:
+            self._admit(intake.open())
+        while not all(intake.is_finished for intake in self._intakes):
             if self._run:
                 self._step()
                 self._look()
@@ -160,19 +161,10 @@ class StageDriver:
             raise InvariantError(f"stage {self._stage}: a run of blocks without a task")
         self._doing = (task, layer)
         start_ns = time.monotonic_ns()
-        loss = self._with_room(lambda: self._compute.run_block(task, layer, version))
+        loss = self._room.having(lambda: self._compute.run_block(task, layer, version))
         if loss is not None:
             self._sink.loss(task.stream, task.sequence_id, loss)
         self._tell(BlockFinished(time.monotonic_ns(), task, layer.block, start_ns))
-
-    def _with_room(self, act: Callable[[], _Result]) -> _Result:
-        """Do what changes nothing when memory is short; then free what can be, and try again."""
-        with suppress(torch.OutOfMemoryError):
-            return act()
-        # Out here nothing holds the first try's tensors any more: its traceback did.
-        self._memory_retries += 1
-        self._compute.free_memory()
-        return act()
 
     def _look(self) -> None:
         """Take in every message that is here already, and every copy that is over."""
@@ -214,8 +206,10 @@ class StageDriver:
 
     def _accept(self, message: Message) -> None:
         match message:
+            case InputMessage(task) if not self._intakes[task.stream].knows(task.sequence_id):
+                self._early.append(message)
             case InputMessage(task, upcoming, tensors):
-                self._admit(task.stream, self._admissions[task.stream].reach(task.sequence_id))
+                self._admit(self._intakes[task.stream].reach(task.sequence_id))
                 self._compute.accept(task, tensors)
                 self._tell(InputArrived(time.monotonic_ns(), task, upcoming))
             case VersionMessage(layer, version, state):
@@ -223,6 +217,11 @@ class StageDriver:
                 self._compute.layer(layer).take_over(version, state)
                 self._compute.placement.settle(layer)
                 self._tell(VersionArrived(time.monotonic_ns(), layer, version))
+            case SubnetsMessage(stream, first, planned):
+                self._admit(self._intakes[stream].learn(first, planned))
+                early, self._early = self._early, []
+                for each in early:
+                    self._accept(each)
             case ControlMessage(what, cuts):
                 self._hold() if what == HOLD else self._stop(cuts)
 
@@ -230,21 +229,21 @@ class StageDriver:
         """Let the launcher find a cut that no stage is beyond."""
         if not self._is_held:
             self._is_held = True
-            self._sink.held([admission.hold() for admission in self._admissions])
+            self._sink.held([intake.hold() for intake in self._intakes])
 
     def _stop(self, cuts: Sequence[int]) -> None:
         """Go on up to the cuts only, and leave a checkpoint there."""
-        for number, (admission, cut) in enumerate(zip(self._admissions, cuts, strict=True)):
+        for number, (intake, cut) in enumerate(zip(self._intakes, cuts, strict=True)):
             stream = StreamId(number)
-            self._admit(stream, admission.stop(cut))
+            self._admit(intake.stop(cut))
             if self._checkpointer.is_new(stream, cut):
                 self._tell(CutAdmitted(time.monotonic_ns(), stream, SequenceId(cut)))
 
-    def _admit(self, stream: StreamId, sequence_ids: Sequence[int]) -> None:
-        for sequence_id in sequence_ids:
-            if self._checkpointer.is_due(stream, sequence_id):
-                self._tell(CutAdmitted(time.monotonic_ns(), stream, SequenceId(sequence_id)))
-            subnet, partition, priorities = self._admitted(stream, sequence_id)
+    def _admit(self, planned: Iterable[Planned]) -> None:
+        for subnet, partition, priorities in planned:
+            if self._checkpointer.is_due(subnet.stream, subnet.sequence_id):
+                now_ns = time.monotonic_ns()
+                self._tell(CutAdmitted(now_ns, subnet.stream, subnet.sequence_id))
             self._unmade.extend(map(subnet.layer, partition.blocks(self._stage)))
             self._tell(SubnetAdmitted(time.monotonic_ns(), subnet, partition, priorities))
 
@@ -273,7 +272,7 @@ class StageDriver:
                 self._pushed_bytes += self._transport.send_version(stage, layer, version, state)
             case LoadLayer(layer):
                 self._compute.layer(layer)
-                self._with_room(lambda: self._compute.placement.load(layer))
+                self._room.having(lambda: self._compute.placement.load(layer))
             case SaveLayer(layer):
                 self._compute.placement.save(layer)
             case EvictLayer(layer):
@@ -286,7 +285,7 @@ class StageDriver:
                 self._compute.layer(layer).drop(version)
             case RetireSubnet(stream, sequence_id):
                 self._compute.retire(stream, sequence_id)
-                self._admit(stream, self._admissions[stream].retire(sequence_id))
+                self._admit(self._intakes[stream].retire(sequence_id))
 
     def _write(self, command: WriteLayer) -> None:
         layer, sequence_id = command.layer, command.sequence_id

@@ -2,17 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from naspipe.core.config import Execution
-from naspipe.core.events import KeptLayer, Priorities
-from naspipe.core.ids import StreamId
-from naspipe.core.partition import Partition
-from naspipe.core.subnet import Subnet
+from naspipe.core.events import KeptLayer
+from naspipe.core.planned import Planned
 from naspipe.planning.memory import MemoryPlan
 from naspipe.runtime.compute import Workload
 from naspipe.runtime.restored import Restored
 from naspipe.trace.run_directory import RunDirectory
+
+
+class SubnetSource(Protocol):
+    """Proposes the subnets of a stream from the scores of earlier ones."""
+
+    @property
+    def proposed(self) -> Sequence[Planned]:
+        """Every subnet so far."""
+        ...
+
+    def begin(self, scores: Sequence[float]) -> Sequence[Planned]:
+        """Start from the beginning, with the scores of the first subnets; returns what follows.
+
+        Called once for each life of a run: the same scores give the same subnets.
+        """
+        ...
+
+    def take(self, sequence_id: int, score: float) -> Sequence[Planned]:
+        """A score is known; returns the subnets that it leads to, often none."""
+        ...
+
+    def close(self) -> None:
+        """The run's life is over."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,11 +44,10 @@ class StreamJob:
     """One stream of a job: what is trained, and where its results go."""
 
     workload: Workload
-    subnets: tuple[Subnet, ...]
-    partitions: tuple[Partition, ...]
-    """Of every subnet."""
-    priorities: tuple[Priorities, ...] | None = None
-    """Of every subnet, where the dispatch order asks for them."""
+    planned: tuple[Planned, ...]
+    """Every subnet; none where they are proposed while the run goes on."""
+    source: SubnetSource | None = None
+    """Proposes them; the launcher's, no stage touches it."""
     directory: RunDirectory
     restored: Restored | None = None
     """The checkpoint that the stream goes on from."""
@@ -35,6 +58,16 @@ class StreamJob:
     def first(self) -> int:
         """The first subnet to train."""
         return self.restored.first if self.restored else 0
+
+    @property
+    def steps(self) -> int:
+        """Subnets of the whole stream."""
+        return self.workload.definition.steps
+
+    @property
+    def so_far(self) -> Sequence[Planned]:
+        """Every subnet, as far as they are proposed by now."""
+        return self.source.proposed if self.source else self.planned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +98,3 @@ class Job:
     def is_causal(self) -> bool:
         """Whether a cut through the stream means anything: checkpoints are taken then only."""
         return self.policy in ("csp", "sequential")
-
-    def admitted(
-        self, stream: StreamId, sequence_id: int
-    ) -> tuple[Subnet, Partition, Priorities | None]:
-        """What every stage is told of a subnet when it is admitted."""
-        job = self.streams[stream]
-        priorities = job.priorities[sequence_id] if job.priorities else None
-        return job.subnets[sequence_id], job.partitions[sequence_id], priorities

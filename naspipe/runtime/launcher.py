@@ -33,10 +33,11 @@ from naspipe.runtime.claim import SOCKETS_PREFIX, record_processes
 from naspipe.runtime.compute import Workload
 from naspipe.runtime.cuda_device import start_cuda
 from naspipe.runtime.determinism import deterministic_torch
+from naspipe.runtime.exploring import Exploring
 from naspipe.runtime.garbage import calm_collector
 from naspipe.runtime.job import Job
 from naspipe.runtime.liveness import Liveness
-from naspipe.runtime.messages import ControlMessage, control_frames
+from naspipe.runtime.messages import LauncherMessage, launcher_frames
 from naspipe.runtime.profiler import profile
 from naspipe.runtime.publishing import Publisher, merge_parts
 from naspipe.runtime.reports import LaunchObserver
@@ -82,24 +83,24 @@ def launch(job: Job, observer: LaunchObserver) -> list[dict[str, Any]]:
         publisher = Publisher(
             num_stages, job.generation, folders, losses, execution.keep_checkpoints
         )
-        collector = Collector(losses, observer, publisher, stop)
+        exploring = stack.enter_context(Exploring(job, mailboxes.send))
+        collector = Collector(losses, observer, publisher, stop, exploring)
         if job.is_causal:
             stack.enter_context(answered_signals(lambda number: _ask(stop, wakeup, number)))
         if num_stages == 1 and execution.device == "cpu":
+            exploring.start()
             run_alone(job, collector, mailboxes.local)
         else:
             directory = Path(
                 stack.enter_context(tempfile.TemporaryDirectory(prefix=SOCKETS_PREFIX))
             )
             endpoints = make_endpoints(execution, directory)
-            _run_stages(job, endpoints, collector, stop, wakeup, mailboxes)
+            _run_stages(job, endpoints, collector, exploring, stop, wakeup, mailboxes)
         results = [collector.results[stage] for stage in sorted(collector.results)]
         if not results[0]["streams"]:
             raise _interruption(job, stop, publisher)
         for number, stream in enumerate(job.streams):
-            manifest = merge_parts(
-                len(stream.subnets), [result["streams"][number] for result in results]
-            )
+            manifest = merge_parts(stream.steps, [result["streams"][number] for result in results])
             folders[number].publish(FINAL, job.generation, manifest)
     return [result["measured"] for result in results]
 
@@ -125,13 +126,13 @@ class _Mailboxes:
     """The way from the launcher to its stages; a stage in this process has a queue."""
 
     def __init__(self) -> None:
-        self.local: deque[ControlMessage] = deque()
+        self.local: deque[LauncherMessage] = deque()
         self.outboxes: list[zmq.Socket[Any]] = []
 
-    def send(self, stage: int, message: ControlMessage) -> None:
+    def send(self, stage: int, message: LauncherMessage) -> None:
         """Hand a message to a stage."""
         if self.outboxes:
-            self.outboxes[stage].send_multipart(control_frames(message))
+            self.outboxes[stage].send_multipart(launcher_frames(message))
         else:
             self.local.append(message)
 
@@ -217,6 +218,7 @@ def _run_stages(
     job: Job,
     endpoints: Endpoints,
     collector: Collector,
+    exploring: Exploring,
     stop: Stop,
     wakeup: Wakeup,
     mailboxes: _Mailboxes,
@@ -235,6 +237,7 @@ def _run_stages(
             connect_outbox(context, address, endpoints) for address in endpoints.stages
         ]
         try:
+            exploring.start()
             supervise(inbox, processes, collector, stop, wakeup)
         finally:
             context.destroy(linger=0)

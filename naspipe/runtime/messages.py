@@ -8,13 +8,17 @@ from typing import Any, NamedTuple
 import msgpack
 import torch
 
-from naspipe.core.errors import TransportError
+from naspipe.core.errors import ConfigError, TransportError
 from naspipe.core.ids import LayerId, PassId, SequenceId, StageId, StreamId, Version
+from naspipe.core.partition import make_partition
+from naspipe.core.planned import Planned
+from naspipe.core.subnet import Subnet
 from naspipe.core.task import Task, TaskKind
 from naspipe.runtime.staging import HOST, Staging
 from naspipe.runtime.tensor_codec import decode, decode_into, describe, encode
 
-_INPUT, _ANNOUNCED, _VERSION, _CONTROL = "input", "announced", "version", "control"
+_INPUT, _ANNOUNCED, _VERSION = "input", "announced", "version"
+_CONTROL, _SUBNETS = "control", "subnets"
 HOLD, STOP = "hold", "stop"
 
 
@@ -65,12 +69,24 @@ class ControlMessage(NamedTuple):
     cuts: tuple[int, ...] = ()
 
 
-Message = InputMessage | VersionMessage | ControlMessage
+class SubnetsMessage(NamedTuple):
+    """From the launcher: what a strategy proposed, in sequence order, from ``first`` on."""
+
+    stream: StreamId
+    first: int
+    planned: tuple[Planned, ...]
 
 
-def control_frames(message: ControlMessage) -> list[Any]:
-    """The frames of a :class:`ControlMessage`."""
-    return [msgpack.packb([_CONTROL, message.what, message.cuts])]
+LauncherMessage = ControlMessage | SubnetsMessage
+Message = InputMessage | VersionMessage | LauncherMessage
+
+
+def launcher_frames(message: LauncherMessage) -> list[Any]:
+    """The one frame of what the launcher has to say."""
+    if isinstance(message, ControlMessage):
+        return [msgpack.packb([_CONTROL, message.what, message.cuts])]
+    planned = [[each.subnet.chain, each.partition.bounds] for each in message.planned]
+    return [msgpack.packb([_SUBNETS, [message.stream, message.first], planned])]
 
 
 def input_frames(
@@ -140,12 +156,15 @@ def read_message(
             return Announcement(StageId(sender), task, tuple(upcoming), tuple(entries))
         if what == _CONTROL and not frames:
             return _control(subject, entries)
+        if what == _SUBNETS and not frames:
+            stream, first = map(int, subject)
+            return _subnets(stream, first, entries)
         if what != _VERSION:
             raise ValueError(f"a message of kind {what!r:.40}")
         stream, block, candidate, version = subject
         state = list(_read_state(entries, frames))
         return VersionMessage(LayerId(stream, block, candidate), Version(version), state)
-    except (TypeError, ValueError, msgpack.UnpackException) as error:
+    except (TypeError, ValueError, ConfigError, msgpack.UnpackException) as error:
         raise TransportError(f"a message header cannot be read: {error}") from error
 
 
@@ -165,6 +184,17 @@ def _control(what: Any, cuts: Any) -> ControlMessage:
     if what not in (HOLD, STOP) or any(type(cut) is not int or cut < 0 for cut in cuts):
         raise ValueError(f"a control message {what!r:.40}")
     return ControlMessage(what, tuple(cuts))
+
+
+def _subnets(stream: int, first: int, entries: Sequence[Any]) -> SubnetsMessage:
+    planned = tuple(
+        Planned(
+            Subnet(StreamId(stream), SequenceId(first + place), tuple(map(int, chain))),
+            make_partition(tuple(map(int, bounds))),
+        )
+        for place, (chain, bounds) in enumerate(entries)
+    )
+    return SubnetsMessage(StreamId(stream), first, planned)
 
 
 def _plain(task: Task) -> list[Any]:

@@ -20,7 +20,7 @@ from naspipe.core.config import parse_bytes
 from naspipe.core.errors import ConfigError, StorageError, reason
 from naspipe.core.events import StreamResumed
 from naspipe.core.ids import SequenceId, StageId, StreamId
-from naspipe.core.ports import Admission
+from naspipe.core.planned import Planned
 from naspipe.runtime.checkpoint import layer_key
 from naspipe.runtime.checkpointer import Checkpointer, CheckpointStream, write_part
 from naspipe.runtime.compute import StageCompute
@@ -32,7 +32,7 @@ from naspipe.runtime.driver import StageDriver
 from naspipe.runtime.garbage import calm_collector
 from naspipe.runtime.job import Job, StreamJob
 from naspipe.runtime.layer_store import LayerStore
-from naspipe.runtime.messages import ControlMessage
+from naspipe.runtime.messages import LauncherMessage
 from naspipe.runtime.out_of_memory import LayerUse
 from naspipe.runtime.placement import Placement, SwappedPlacement
 from naspipe.runtime.reports import Reporter, ZmqReporter
@@ -41,6 +41,7 @@ from naspipe.runtime.stage_files import StageFiles, alone_in
 from naspipe.runtime.transport import Endpoints, NoTransport, Transport
 from naspipe.runtime.wakeup import Wakeup
 from naspipe.stage.builder import build_admission, build_controller
+from naspipe.stage.intake import Intake
 from naspipe.stage.memory import residency_of
 from naspipe.trace.checkpoints import FINAL
 from naspipe.trace.event_log import EventLogWriter
@@ -121,14 +122,13 @@ class StageRun:
             residency=residency_of(job.memory, stage, execution),
             starts_partly_clear=execution.partly_clear,
         )
-        admissions = self._admissions()
+        intakes = self._intakes()
         self._driver = StageDriver(
             stage,
             controller,
             compute,
             self._transport,
-            admissions,
-            job.admitted,
+            intakes,
             sink,
             checkpointer,
             self._resumed(),
@@ -144,26 +144,28 @@ class StageRun:
             **measured_memory(),
         }
         is_whole = all(
-            admission.next == len(stream.subnets)
-            for admission, stream in zip(admissions, job.streams, strict=True)
+            intake.next == stream.steps for intake, stream in zip(intakes, job.streams, strict=True)
         )
         parts = [
-            self._save(stream, store)
-            for stream, store in zip(job.streams, compute.stores, strict=True)
+            self._save(stream, intake.known, store)
+            for stream, intake, store in zip(job.streams, intakes, compute.stores, strict=True)
             if is_whole
         ]
         self._reporter.report("done", {"streams": parts, "measured": measured})
 
-    def _admissions(self) -> list[Admission]:
+    def _intakes(self) -> list[Intake]:
         execution = self._job.execution
         return [
-            build_admission(
-                self._job.policy,
-                len(stream.subnets),
-                window=execution.window,
-                bulk=self._job.bulk,
-                stages=execution.stages,
-                first=stream.first,
+            Intake(
+                build_admission(
+                    self._job.policy,
+                    stream.steps,
+                    window=execution.window,
+                    bulk=self._job.bulk,
+                    stages=execution.stages,
+                    first=stream.first,
+                ),
+                stream.planned,
             )
             for stream in self._job.streams
         ]
@@ -176,7 +178,9 @@ class StageRun:
             if stream.restored
         ]
 
-    def _save(self, stream: StreamJob, store: LayerStore) -> dict[str, Any]:
+    def _save(
+        self, stream: StreamJob, planned: Sequence[Planned], store: LayerStore
+    ) -> dict[str, Any]:
         """Write this stage's shard of the final checkpoint."""
         space = stream.workload.space
         layers = {
@@ -184,8 +188,8 @@ class StageRun:
             for layer, stored in store.items()
         }
         used = {
-            subnet.layer(block)
-            for subnet in stream.subnets[stream.first :]
+            each.subnet.layer(block)
+            for each in planned[stream.first :]
             for block in range(len(space))
         }
         for layer, versions, keeper in stream.kept:
@@ -210,7 +214,7 @@ def _placement(job: Job, stage: StageId, wakeup: Wakeup) -> Placement:
     return SwappedPlacement(device, recipe, limits, host_bytes, wakeup)
 
 
-def run_alone(job: Job, reporter: Reporter, mailbox: deque[ControlMessage]) -> None:
+def run_alone(job: Job, reporter: Reporter, mailbox: deque[LauncherMessage]) -> None:
     """The run on one stage, in this process and without sockets; never on a GPU."""
     _run_stage(job, StageId(0), partial(NoTransport, mailbox), reporter)
 

@@ -11,6 +11,7 @@ import zmq
 
 from naspipe.core.errors import ConfigError, StageFailedError, StorageError
 from naspipe.core.ids import FIRST_STREAM
+from naspipe.runtime.exploring import Exploring
 from naspipe.runtime.liveness import Liveness
 from naspipe.runtime.publishing import Publisher
 from naspipe.runtime.reports import LaunchObserver, read_report
@@ -30,6 +31,7 @@ class Collector:
         observer: told as the run goes.
         publisher: of checkpoints.
         stop: of a wish to end.
+        exploring: told of losses, from which streams grow.
     """
 
     def __init__(
@@ -38,7 +40,9 @@ class Collector:
         observer: LaunchObserver,
         publisher: Publisher,
         stop: Stop,
+        exploring: Exploring,
     ) -> None:
+        self._exploring = exploring
         self._losses = tuple(losses)
         self._observer = observer
         self._publisher = publisher
@@ -59,6 +63,7 @@ class Collector:
                 stream, sequence_id, loss = body["stream"], body["sequence_id"], body["loss"]
                 self._losses[stream].append(FIRST_STREAM, sequence_id, loss, body["bits"])
                 self._observer.on_loss(stream, sequence_id, loss)
+                self._exploring.take(stream, sequence_id, loss)
             case "busy":
                 self._observer.on_busy(stage, body["busy_ns"], body["elapsed_ns"])
             case "beat" if self.liveness is not None:

@@ -22,7 +22,7 @@ from naspipe.core.ids import LayerId, StageId, Version
 from naspipe.core.task import Task
 from naspipe.runtime.messages import (
     Announcement,
-    ControlMessage,
+    LauncherMessage,
     Message,
     announcement_frames,
     input_frames,
@@ -74,7 +74,7 @@ class NoTransport:
         wakeup: ends a wait.
     """
 
-    def __init__(self, mailbox: deque[ControlMessage], wakeup: Wakeup) -> None:
+    def __init__(self, mailbox: deque[LauncherMessage], wakeup: Wakeup) -> None:
         self._mailbox = mailbox
         self._wakeup = wakeup
 

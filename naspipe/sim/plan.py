@@ -6,7 +6,7 @@ choose alike.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from naspipe.core.config import Execution, parse_bytes
@@ -25,7 +25,7 @@ from naspipe.planning.critical_path import (
     rolling_priorities,
 )
 from naspipe.planning.memory import DeviceSizes, MemoryPlan, check_host_memory, plan_memory
-from naspipe.planning.partitions import stream_partitions
+from naspipe.planning.partitions import Partitioner
 from naspipe.residency.check import check_budget
 
 
@@ -56,6 +56,8 @@ class Stream:
     """In sequence order; at least one."""
     costs: CostTable | None
     """Of every layer; None for one stage without a limit of activations."""
+    is_sample: bool = False
+    """Whether the subnets only stand for others, which are not known yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +81,10 @@ class StreamPlan:
 
     partitions: tuple[Partition, ...]
     """Of every subnet."""
+    partition_of: Callable[[Subnet], Partition] | None = field(
+        default=None, repr=False, compare=False
+    )
+    """Of any other subnet of the space, where that can be said."""
     priorities: tuple[Priorities, ...] | None = field(default=None, repr=False)
 
 
@@ -111,10 +117,16 @@ def plan_pipeline(
     """
     if not pipeline.is_causal:
         execution = replace(execution, partition="static", order="paper")
-    cuts = [_partitions(stream, execution) for stream in pipeline.streams]
+    cutters = [_partitioner(stream, execution) for stream in pipeline.streams]
+    cuts = [
+        tuple(map(cutter, stream.subnets))
+        for cutter, stream in zip(cutters, pipeline.streams, strict=True)
+    ]
     memory = _memory(pipeline, cuts, execution, sizes)
     window = _window(pipeline.streams, cuts, execution)
-    plan = Plan(tuple(map(StreamPlan, cuts)), "paper", window, memory)
+    plan = Plan(tuple(map(StreamPlan, cuts, cutters)), "paper", window, memory)
+    if execution.order == "critical-path":
+        _check_known(pipeline)
     if execution.order == "critical-path" and has_choice(pipeline, execution):
         return by_critical_path(plan, pipeline)
     return plan
@@ -122,8 +134,16 @@ def plan_pipeline(
 
 def has_choice(pipeline: Pipeline, execution: Execution) -> bool:
     """Whether the dispatch order can make a difference here."""
-    is_costed = all(stream.costs is not None for stream in pipeline.streams)
-    return pipeline.is_causal and is_costed and execution.stages > 1
+    is_ranked = all(s.costs is not None and not s.is_sample for s in pipeline.streams)
+    return pipeline.is_causal and is_ranked and execution.stages > 1
+
+
+def _check_known(pipeline: Pipeline) -> None:
+    if any(stream.is_sample for stream in pipeline.streams):
+        raise ConfigError(
+            "order critical-path: expected a stream that is known from the beginning, found a "
+            "strategy that learns; use --order paper or auto"
+        )
 
 
 def by_critical_path(plan: Plan, pipeline: Pipeline, known: int | None = None) -> Plan:
@@ -157,15 +177,14 @@ def _priorities(stream: Stream, known: int | None) -> list[Priorities]:
     return coarsened(levels, max(1, int(GRAIN * work_ns / len(subnets))))
 
 
-def _partitions(stream: Stream, execution: Execution) -> tuple[Partition, ...]:
-    """Of every subnet of one stream."""
+def _partitioner(stream: Stream, execution: Execution) -> Callable[[Subnet], Partition]:
+    """Cuts every subnet of one stream."""
     if execution.stages == 1 or stream.costs is None:
-        return (make_partition((0, len(stream.chain.rules))),) * len(stream.subnets)
+        whole = make_partition((0, len(stream.chain.rules)))
+        return lambda subnet: whole
     is_shared = stream.chain.is_shared
-    return tuple(
-        stream_partitions(
-            execution.partition, stream.subnets, is_shared, stream.costs, execution.stages
-        )
+    return Partitioner(
+        execution.partition, stream.subnets, is_shared, stream.costs, execution.stages
     )
 
 
@@ -197,7 +216,8 @@ def _memory(
         )
     subnets = [subnet for stream in pipeline.streams for subnet in stream.subnets]
     partitions = [partition for cut in cuts for partition in cut]
-    memory = plan_memory(budget, subnets, partitions, sizes, chain.is_shared)
+    is_sample = any(stream.is_sample for stream in pipeline.streams)
+    memory = plan_memory(budget, subnets, partitions, sizes, chain.is_shared, is_sample)
     for budget_bytes, need in zip(memory.budgets, memory.needs, strict=True):
         check_budget(budget_bytes, need.permanent_bytes, need.largest_bytes)
     check_host_memory(execution.host_memory, memory.needs)

@@ -15,6 +15,8 @@ class AdmissionWindow:
         window: sequence IDs that may be under way.
         num_subnets: of the stream.
         first: the sequence ID to begin with; what is below is done.
+
+    Only subnets that are known (:meth:`learn`) are admitted; without a word all are.
     """
 
     def __init__(self, window: int, num_subnets: int, first: int = 0) -> None:
@@ -22,6 +24,7 @@ class AdmissionWindow:
             raise ConfigError(f"window: expected 1 or more subnets under way, found {window}")
         self._window = window
         self._num_subnets = num_subnets
+        self._num_known = num_subnets
         self._next = first
         self._oldest = first
         self._retired: set[int] = set()
@@ -52,6 +55,11 @@ class AdmissionWindow:
         self._num_subnets = num_subnets
         return self.reach(num_subnets - 1)
 
+    def learn(self, num_known: int) -> range:
+        """So many subnets are known so far; returns the sequence IDs to admit now."""
+        self._num_known = num_known
+        return self.open()
+
     def open(self) -> range:
         """Sequence IDs to admit now."""
         last = self._next if self._is_held else self._oldest + self._window
@@ -59,7 +67,8 @@ class AdmissionWindow:
 
     def reach(self, sequence_id: int) -> range:
         """Sequence IDs to admit so that this one is: a peer with an older view sent work for it."""
-        first, self._next = self._next, min(max(self._next, sequence_id + 1), self._num_subnets)
+        limit = min(self._num_known, self._num_subnets)
+        first, self._next = self._next, max(self._next, min(sequence_id + 1, limit))
         return range(first, self._next)
 
     def retire(self, sequence_id: int) -> range:

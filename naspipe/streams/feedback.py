@@ -15,8 +15,12 @@ from naspipe.core.errors import ConfigError, InvariantError
 class ExplorationStrategy(Protocol):
     """Proposes subnets, and learns from how they did."""
 
-    def propose(self, sequence_id: int) -> Sequence[int]:
-        """The next subnet: one choice per choice block. Asked for in sequence order."""
+    def propose(self, sequence_id: int) -> Sequence[int] | None:
+        """The next subnet: one choice per choice block. Asked for in sequence order.
+
+        None when it waits for the score of a subnet that is under way; it is asked again after
+        the next score.
+        """
         ...
 
     def observe(self, sequence_id: int, score: float) -> None:
@@ -28,7 +32,8 @@ class FeedbackLoop:
     """Turns scores that come in any order into the next subnets.
 
     Subnet y is proposed once the scores of all subnets <= y - 1 - ``delay`` were observed, and
-    none of later ones; at most ``delay`` + 1 subnets are then under way.
+    none of later ones; at most ``delay`` + 1 subnets are then under way. A strategy that waits
+    for more scores is given them one at a time.
 
     Args:
         strategy: what proposes.
@@ -79,6 +84,17 @@ class FeedbackLoop:
     def _propose(self) -> list[tuple[int, ...]]:
         found: list[tuple[int, ...]] = []
         while self._proposed < min(self._steps, self._observed + self._delay + 1):
-            found.append(tuple(self._strategy.propose(self._proposed)))
+            subnet = self._strategy.propose(self._proposed)
+            if subnet is None:
+                self._check_waiting()
+                break
+            found.append(tuple(subnet))
             self._proposed += 1
         return found
+
+    def _check_waiting(self) -> None:
+        if self._observed == self._proposed:
+            raise ConfigError(
+                f"strategy {type(self._strategy).__name__}: expected subnet {self._proposed} of "
+                f"{self._steps}, found it waiting although it was told every score"
+            )

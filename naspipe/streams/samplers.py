@@ -59,7 +59,10 @@ def make_sampler(text: str, candidate_counts: Sequence[int], seed: int) -> Sampl
     elif name == "spaced" and colon:
         rule = _spaced(_window(text, argument))
     else:
-        raise ConfigError(f"unknown sampler {text!r}: expected one of {', '.join(SAMPLERS)}")
+        raise ConfigError(
+            f"unknown sampler {text!r}: expected one of {', '.join(SAMPLERS)}, or for training a "
+            f"strategy: evolution, nni:NAME or MODULE:FUNCTION"
+        )
     return _BlockSampler(
         rule(_random_state(name, seed, block), count)
         for block, count in enumerate(candidate_counts)

@@ -92,15 +92,14 @@ def test_a_long_lag_and_a_frozen_layer(tmp_path, whole):
 def restless(monkeypatch):
     """Every subnet is cut somewhere else; shared layers are first and last and stay there."""
 
-    def partitions(kind, subnets, is_shared, costs, num_stages, **kw):
+    def partitioner(kind, subnets, is_shared, costs, num_stages):
         draw = random.Random(num_stages)
         inner = range(1, len(is_shared))
-        return [
-            Partition((0, *sorted(draw.sample(inner, num_stages - 1)), len(is_shared)))
-            for _ in subnets
-        ]
+        return lambda subnet: Partition(
+            (0, *sorted(draw.sample(inner, num_stages - 1)), len(is_shared))
+        )
 
-    monkeypatch.setattr(plan, "stream_partitions", partitions)
+    monkeypatch.setattr(plan, "Partitioner", partitioner)
 
 
 @pytest.mark.usefixtures("restless")

@@ -131,19 +131,19 @@ def inject(case: Case, killer: Killer) -> None:
             before(Restored, "restore", killer)
 
 
-def restless(kind, subnets, is_shared, costs, num_stages, **kw):
+def restless(kind, subnets, is_shared, costs, num_stages):
     """Every subnet is cut somewhere else, so that layers move a lot."""
     draw = random.Random(num_stages)
     inner = range(1, len(is_shared))
-    return [
-        Partition((0, *sorted(draw.sample(inner, num_stages - 1)), len(is_shared))) for _ in subnets
-    ]
+    return lambda subnet: Partition(
+        (0, *sorted(draw.sample(inner, num_stages - 1)), len(is_shared))
+    )
 
 
 def live(case: Case, path: Path, marker: Path, resume: bool, steps: int) -> None:
     """One life of the run, in a process of its own; ends with status 0 when it is complete."""
     if case.mode == "mirrored":
-        plan.stream_partitions = restless
+        plan.Partitioner = restless
     if case.point != "recovery" or resume:
         inject(case, Killer(case, marker))
     elif not marker.with_suffix(".first").exists():

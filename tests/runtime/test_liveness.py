@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from naspipe.runtime.liveness import WAITING, Liveness
-from naspipe.runtime.messages import HOLD, STOP, ControlMessage, control_frames, read_message
+from naspipe.runtime.messages import HOLD, STOP, ControlMessage, launcher_frames, read_message
 from naspipe.runtime.stopping import Stop, answered_signals
 
 
@@ -94,7 +94,7 @@ def test_a_stage_that_ended_before_it_was_asked_counts():
 
 @pytest.mark.parametrize("message", [ControlMessage(HOLD), ControlMessage(STOP, (3, 0))])
 def test_control_messages_come_back(message):
-    (header,) = control_frames(message)
+    (header,) = launcher_frames(message)
     assert read_message(header, []) == message
 
 

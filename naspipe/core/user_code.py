@@ -1,0 +1,87 @@
+"""A user's own code: found by name, and what it raises as one line that says where it broke."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from naspipe.core.errors import ConfigError, NaspipeError, reason
+
+_NASPIPE = str(Path(__file__).parent.parent)
+_LIBRARIES = tuple(
+    sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+
+
+@contextmanager
+def users_code(what: str) -> Iterator[None]:
+    """Turn whatever is raised into a ConfigError about ``what``; naspipe's own errors pass.
+
+    Raises:
+        ConfigError: with the type and message of the error, and its file and line.
+    """
+    try:
+        yield
+    except NaspipeError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{what} {reason(error)}{_place(error)}") from error
+
+
+def import_attribute(name: str) -> Any:
+    """What a user means by ``module:attribute``.
+
+    Raises:
+        ConfigError: when it cannot be found, or its module cannot be imported.
+    """
+    module_name, _, attribute = name.partition(":")
+    if not attribute or not all(part.isidentifier() for part in module_name.split(".")):
+        raise ConfigError(f"{name}: expected module:attribute, as in mymodule:space")
+    with users_code(f"{name}: expected a module that can be imported, found"):
+        try:
+            return getattr(_import(module_name), attribute)
+        except (ModuleNotFoundError, AttributeError) as error:
+            if not _is_about(error, module_name):
+                raise
+            raise ConfigError(
+                f"{name}: expected module:attribute, importable from {Path.cwd().name}/ or "
+                f"installed; {error}"
+            ) from error
+
+
+def _import(module_name: str) -> ModuleType:
+    """Import a module that is installed or in the working directory."""
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(module_name)
+    finally:
+        sys.path.pop(0)
+
+
+def _is_about(error: ModuleNotFoundError | AttributeError, module_name: str) -> bool:
+    """Whether the module itself or its attribute is missing, not something that it uses."""
+    if isinstance(error, ModuleNotFoundError):
+        return error.name is not None and f"{module_name}.".startswith(f"{error.name}.")
+    return error.obj is sys.modules.get(module_name)
+
+
+def _place(error: BaseException) -> str:
+    """File and line of the innermost frame that is the user's, or nothing where there is none."""
+    if isinstance(error, SyntaxError):
+        return ""  # its message ends with them
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((_NASPIPE, "<frozen"))
+    ]
+    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
+    for frame in (own or frames)[-1:]:
+        return f" ({frame.filename}:{frame.lineno})"
+    return ""

@@ -1,0 +1,146 @@
+"""A strategy of NNI's, run unchanged: the models that it submits are subnets of a stream.
+
+The strategy runs on a thread of its own, but never beside the thread that drives it: one hands
+over to the other and waits. The strategy hears of scores only then, in sequence order and
+after every one that it can know of, so what it submits depends on its seed and the scores
+alone, never on the number of workers or on timing.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from queue import SimpleQueue
+from typing import Any
+
+from naspipe.core.errors import ConfigError
+from naspipe.nni.engine import engine_class
+from naspipe.nni.randomness import Randomness
+
+END_SECONDS = 60.0
+"""How long a strategy may take to end once it is told to."""
+
+
+class _Ended(BaseException):
+    """Raised inside of a strategy that is to end."""
+
+
+class NniStrategy:
+    """An :class:`naspipe.streams.feedback.ExplorationStrategy` around one of NNI's.
+
+    Scores are told as they are: more is better, as most of NNI's strategies have it.
+
+    Args:
+        strategy: one that has not run yet.
+        model_space: what it explores, in NNI's simplified form.
+        to_numbers: the decisions that a sample of NNI's stands for.
+        seed: of the global generators, for strategies that use them.
+    """
+
+    def __init__(
+        self,
+        strategy: Any,
+        model_space: Any,
+        to_numbers: Callable[[Mapping[str, Any]], tuple[int, ...]],
+        seed: int,
+    ) -> None:
+        self._strategy = strategy
+        self._space = model_space
+        self._to_numbers = to_numbers
+        self._randomness = Randomness(seed)
+        self._requests: SimpleQueue[tuple[str, Any]] = SimpleQueue()
+        self._answers: SimpleQueue[Any] = SimpleQueue()
+        self._engine = engine_class()(self._submit, self._wait)
+        self._under_way: dict[int, Any] = {}
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+
+    def propose(self, sequence_id: int) -> tuple[int, ...] | None:
+        """See :class:`ExplorationStrategy`.
+
+        Raises:
+            ConfigError: when the strategy has ended: its space is exhausted.
+            Exception: whatever the strategy raises.
+        """
+        model = self._ask("propose", None)
+        if model is None:
+            return None
+        self._under_way[sequence_id] = model
+        return self._to_numbers(dict(model.sample))
+
+    def observe(self, sequence_id: int, score: float) -> None:
+        """See :class:`ExplorationStrategy`; raises as :meth:`propose`."""
+        self._ask("observe", (self._under_way.pop(sequence_id), score))
+
+    def close(self) -> None:
+        """End the strategy, wherever it is."""
+        if self._thread is not None and self._thread.is_alive():
+            self._requests.put(("end", None))
+            self._thread.join(END_SECONDS)
+        self._thread = None
+
+    def _ask(self, what: str, subject: Any) -> Any:
+        """Let the strategy run until it has an answer."""
+        with self._randomness.in_use(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="nni-strategy", daemon=True)
+                self._thread.start()
+            if not self._thread.is_alive() and self._answers.empty():
+                self._raise_end(what)
+                return None
+            self._requests.put((what, subject))
+            is_answer, answer = self._answers.get()
+        if not is_answer:
+            self._raise_end(what)
+        return answer
+
+    def _raise_end(self, what: str) -> None:
+        """Say that there is no strategy any more; a score may still come."""
+        if self._failure is not None:
+            raise self._failure
+        if what == "propose":
+            raise ConfigError(
+                f"strategy {type(self._strategy).__name__} of NNI ended by itself: it has no "
+                f"subnet that it did not propose before; ask for fewer steps, or make it with "
+                f"dedup=False"
+            )
+
+    def _run(self) -> None:
+        """The strategy's thread, from its first request to its end."""
+        try:
+            self._serve(lambda: True)
+            self._strategy(self._space, self._engine)
+            self._engine.wait_models()
+        except _Ended:
+            return
+        except BaseException as error:
+            self._failure = error
+        self._answers.put((False, None))
+
+    def _submit(self, model: Any) -> None:
+        """The strategy has a model: hand it over, and go on at the next request for one."""
+        self._answers.put((True, model))
+        self._serve(lambda: True)
+
+    def _wait(self, holds: Callable[[], bool]) -> None:
+        """The strategy waits for scores: there is nothing to propose until it has them."""
+        if holds():
+            return
+        self._answers.put((True, None))
+        self._serve(holds)
+
+    def _serve(self, may_go_on: Callable[[], bool]) -> None:
+        """Take requests until a subnet is asked for and the strategy may go on to propose it."""
+        while True:
+            what, subject = self._requests.get()
+            if what == "end":
+                raise _Ended
+            if what == "observe":
+                self._engine.finish(*subject)
+                self._answers.put((True, None))
+            elif may_go_on():
+                return
+            else:
+                self._answers.put((True, None))

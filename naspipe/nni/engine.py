@@ -1,0 +1,67 @@
+"""An execution engine of NNI's that hands every submitted model to whoever drives the strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+
+@cache
+def engine_class() -> Any:
+    """The class; made when NNI is there."""
+    from nni.nas.execution import ExecutionEngine
+    from nni.nas.execution.event import FinalMetricEvent, TrainingEndEvent
+    from nni.nas.space import ModelStatus
+
+    class SubnetEngine(ExecutionEngine):  # type: ignore[misc]
+        """Submitting blocks until the model was taken; waiting blocks until scores are told.
+
+        There is always an idle worker and a budget: a strategy that looks for them never sleeps.
+
+        Args:
+            submit: called with a model that is submitted.
+            wait: called with a condition; returns when it holds.
+        """
+
+        def __init__(
+            self, submit: Callable[[Any], None], wait: Callable[[Callable[[], bool]], None]
+        ) -> None:
+            super().__init__()
+            self._submit = submit
+            self._wait = wait
+            self._models: list[Any] = []
+
+        def submit_models(self, *models: Any) -> None:
+            """Hand models on, one after the other."""
+            for model in models:
+                model.status = ModelStatus.Training
+                self._models.append(model)
+                self._submit(model)
+
+        def wait_models(self, *models: Any) -> None:
+            """Wait until these models, or all that were submitted, have their score."""
+            awaited = list(models or self._models)
+            self._wait(lambda: all(model.status.completed() for model in awaited))
+
+        def list_models(self, status: Any = None) -> list[Any]:
+            """The submitted models, with a status or all."""
+            return [each for each in self._models if status is None or each.status == status]
+
+        def idle_worker_available(self) -> bool:
+            """Always: submitting blocks instead."""
+            return True
+
+        def budget_available(self) -> bool:
+            """Always: the strategy is ended from outside."""
+            return True
+
+        def finish(self, model: Any, score: float) -> None:
+            """Tell the strategy how a model did."""
+            self.dispatch_model_event(FinalMetricEvent(model, score))
+            self.dispatch_model_event(TrainingEndEvent(model, ModelStatus.Trained))
+
+        def shutdown(self) -> None:
+            """Nothing is left to end."""
+
+    return SubnetEngine

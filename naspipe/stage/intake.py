@@ -1,0 +1,82 @@
+"""The subnets of one stream as far as a stage knows them, and which of them may be under way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from naspipe.core.errors import InvariantError
+from naspipe.core.planned import Planned
+from naspipe.core.ports import Admission
+
+
+class Intake:
+    """Hands a stage its subnets, in sequence order and without gaps.
+
+    A stream may be known from the beginning, or grow while it runs (:meth:`learn`): its subnets
+    are then proposed by a strategy that waits for scores.
+
+    Args:
+        admission: which sequence IDs may be under way.
+        known: the first subnets.
+    """
+
+    def __init__(self, admission: Admission, known: Iterable[Planned] = ()) -> None:
+        self._admission = admission
+        self._known: list[Planned] = []
+        self._waiting = self.learn(0, tuple(known))
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every subnet of the stream is retired."""
+        return self._admission.is_finished
+
+    @property
+    def next(self) -> int:
+        """The first sequence ID that was not admitted."""
+        return self._admission.next
+
+    @property
+    def known(self) -> Sequence[Planned]:
+        """Every subnet so far, by its sequence ID."""
+        return self._known
+
+    def knows(self, sequence_id: int) -> bool:
+        """Whether this stage was told what a subnet is."""
+        return sequence_id < len(self._known)
+
+    def learn(self, first: int, planned: Sequence[Planned]) -> list[Planned]:
+        """The next subnets are known, from sequence ID ``first`` on; returns those to admit now.
+
+        Raises:
+            InvariantError: when they do not follow the known ones.
+        """
+        if first != len(self._known):
+            raise InvariantError(
+                f"subnets from {first} on were told, expected from {len(self._known)} on"
+            )
+        self._known += planned
+        return self._take(self._admission.learn(len(self._known)))
+
+    def open(self) -> list[Planned]:
+        """What to admit at the beginning."""
+        waiting, self._waiting = self._waiting, []
+        return waiting
+
+    def hold(self) -> int:
+        """Admit nothing more of one's own accord; see :meth:`naspipe.core.ports.Admission.hold`."""
+        return self._admission.hold()
+
+    def stop(self, cut: int) -> list[Planned]:
+        """Cut the stream short; returns what is left to admit."""
+        return self._take(self._admission.stop(cut))
+
+    def reach(self, sequence_id: int) -> list[Planned]:
+        """What to admit so that a known subnet is: a peer with an older view sent work for it."""
+        return self._take(self._admission.reach(sequence_id))
+
+    def retire(self, sequence_id: int) -> list[Planned]:
+        """A subnet is done here; returns what to admit now."""
+        return self._take(self._admission.retire(sequence_id))
+
+    def _take(self, sequence_ids: range) -> list[Planned]:
+        return self._known[sequence_ids.start : sequence_ids.stop]
