@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from naspipe.core.config import Execution
     from naspipe.runtime.compute import Workload
 
-DEFINING = ("scale", "steps", "seed", "sampler", "policy", "bulk", "streams", "data")
+DEFINING = ("scale", "steps", "seed", "sampler", "policy", "bulk", "streams", "data", "recipe")
 """Options that define a run, so that a resume takes them from it."""
 
 
@@ -39,7 +39,7 @@ def read_resumed(
     execution = _execution(manifests[0].get("requested"), path)
     recipe_free = Settings(execution=execution)
     settings = apply_settings(recipe_free, arguments.set)
-    if (settings.recipe, settings.rules) != (recipe_free.recipe, recipe_free.rules):
+    if replace(settings, execution=execution) != recipe_free:
         raise ConfigError("--set: expected settings of execution only, beside --resume")
     workloads = [_workload(each, settings.execution, path, arguments) for each in manifests]
     return settings.execution, workloads, [each["source"] for each in manifests]
@@ -83,7 +83,8 @@ def _workload(
         )
     try:
         scale, data = source["scale"], source["data"]
-        named = find_workload(source["space"], scale, data, arguments.data_dir)
+        sizes = source.get("sizes")
+        named = find_workload(source["space"], scale, data, arguments.data_dir, sizes)
         rules = {name: parse_rule(text) for name, text in definition["rules"].items()}
         recipe = Recipe(**definition["recipe"])
         identity = {

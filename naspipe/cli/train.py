@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from naspipe.cli.streams import StreamOptions
     from naspipe.core.config import Execution
+    from naspipe.core.recipe_file import RecipeFile
     from naspipe.runtime.compute import Workload
 
 _EXAMPLE = """\
 examples:
   naspipe train nlp.c1 --steps 100 --stages 2 --sampler spaced:8
+  naspipe train cv.c3 --recipe spos --set lr=0.1
   naspipe train cv.c3 --set lr=0.01 --set optimizer.momentum=0.8 --set rule.stem=frozen
   naspipe train nlp.c1 --checkpoint-every 100 --run-dir runs/one; naspipe train --resume runs/one
   naspipe train mymodule:space --data mymodule:batches --stages 2
@@ -29,9 +31,11 @@ samplers: uniform, fair, spaced:W, file:PATH (one JSON list of choices a line)
 streams: --streams 2 trains seeds K and K + 1 side by side, each as it would be alone; a file has
   one line per stream, as in {"space": "nlp.c3", "seed": 1, "steps": 50}; what a line leaves out
   is taken from the command
+recipes: spos, fairnas, evolved-transformer (naspipe/recipes/), or a TOML file of yours; what it
+  says goes before the space's defaults, --sampler and --set go before it
 settings: lr, schedule, warmup_steps, precision, optimizer, optimizer.OPTION, rule.SHARED_LAYER,
-  window, prefetch, host_memory, activation_memory, data_path, transport, port, timeout_seconds,
-  silence_seconds, keep_checkpoints, ...
+  data.max_tokens, data.batch_size, window, prefetch, host_memory, activation_memory, data_path,
+  transport, port, timeout_seconds, silence_seconds, keep_checkpoints, ...
 """
 
 
@@ -78,6 +82,9 @@ def _add_definition(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--data", metavar="NAME", help="a data set, or MODULE:FUNCTION")
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where prepared data is kept")
+    parser.add_argument(
+        "--recipe", metavar="NAME|FILE", help="how to train: a recipe of naspipe's or a TOML file"
+    )
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="any other setting"
     )
@@ -142,6 +149,7 @@ def run(arguments: argparse.Namespace) -> int:
     from naspipe.cli.streams import parse_streams
     from naspipe.core.config import Execution
     from naspipe.core.errors import ConfigError
+    from naspipe.core.recipe_file import NO_RECIPE, read_recipe
     from naspipe.frontend.api import default_run_directory
     from naspipe.frontend.training import Training
 
@@ -150,16 +158,17 @@ def run(arguments: argparse.Namespace) -> int:
         execution = _given(execution, arguments)
         workloads = [replace(each, recompute=execution.recompute) for each in workloads]
     else:
+        recipe = NO_RECIPE if arguments.recipe is None else read_recipe(arguments.recipe)
+        arguments.sampler = arguments.sampler or recipe.sampler
         for name, default in _DEFAULTS.items():
             if getattr(arguments, name) is None:
                 setattr(arguments, name, default)
         if arguments.space is None:
             raise ConfigError("expected a SPACE, or --resume RUN; see naspipe train --help")
         streams = parse_streams(arguments.streams, arguments)
-        sources = [
-            {"space": each.space, "scale": each.scale, "data": each.data} for each in streams
-        ]
-        execution, workloads = _workloads(streams, _given(Execution(), arguments), arguments)
+        execution, workloads, sources = _workloads(
+            streams, _given(Execution(), arguments), recipe, arguments
+        )
     names = list(dict.fromkeys(workload.space.name for workload in workloads))
     path = arguments.resume or arguments.run_dir
     path = path or default_run_directory("-".join(names).replace(":", "-"))
@@ -187,9 +196,16 @@ def _given(execution: Execution, arguments: argparse.Namespace) -> Execution:
 
 
 def _workloads(
-    streams: Sequence[StreamOptions], execution: Execution, arguments: argparse.Namespace
-) -> tuple[Execution, list[Workload]]:
-    """What each stream trains, and the execution with ``--set`` applied."""
+    streams: Sequence[StreamOptions],
+    execution: Execution,
+    recipe: RecipeFile,
+    arguments: argparse.Namespace,
+) -> tuple[Execution, list[Workload], list[dict[str, Any]]]:
+    """The execution with ``--set`` applied, what each stream trains, and its source.
+
+    Raises:
+        ConfigError: for a name that cannot be found or a value that does not fit.
+    """
     from naspipe.core.config import Settings, apply_settings
     from naspipe.frontend.explorers import find_explorer
     from naspipe.frontend.training import define
@@ -198,14 +214,15 @@ def _workloads(
 
     found: dict[tuple[str, str, str | None], Named] = {}
     workloads: list[Workload] = []
-    settings = Settings(execution=execution)
+    sources: list[dict[str, Any]] = []
+    settings = apply_settings(recipe.applied_to(Settings(execution=execution)), arguments.set)
+    sizes = dict(settings.data)
     for stream in streams:
         key = (stream.space, stream.scale, stream.data)
         if key not in found:
-            named = find_workload(*key, arguments.data_dir)
-            settings = apply_settings(
-                Settings(recipe=named.recipe, execution=execution), arguments.set
-            )
+            named = find_workload(*key, arguments.data_dir, sizes)
+            usual = Settings(recipe=named.recipe, execution=execution)
+            settings = apply_settings(recipe.applied_to(usual), arguments.set)
             space = named.space.with_rules(settings.rules)
             found[key] = replace(named, space=space, recipe=settings.recipe)
         named = found[key]
@@ -231,4 +248,6 @@ def _workloads(
                 explore=find_explorer(stream.sampler, named.space, stream.seed),
             )
         )
-    return settings.execution, workloads
+        source = {"space": stream.space, "scale": stream.scale, "data": stream.data}
+        sources.append({**source, "sizes": sizes, "recipe": arguments.recipe})
+    return settings.execution, workloads, sources

@@ -22,6 +22,7 @@ MAX_THREADS = 256
 MAX_TIMEOUT_SECONDS = 86_400.0
 """A day."""
 
+_DATA_KEYS = ("data.max_tokens", "data.batch_size")
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
@@ -223,18 +224,20 @@ class Execution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What ``--set key=value`` reaches: the recipe, the execution and the shared rules."""
+    """What ``--set key=value`` reaches: recipe, execution, shared rules and sizes of batches."""
 
     recipe: Recipe = field(default_factory=Recipe)
     execution: Execution = field(default_factory=Execution)
     rules: Mapping[str, Rule] = field(default_factory=dict)
+    data: Mapping[str, int] = field(default_factory=dict)
+    """``max_tokens`` of a batch of text, ``batch_size`` of images."""
 
 
 def apply_settings(settings: Settings, assignments: Iterable[str]) -> Settings:
     """Apply ``key=value`` texts in order.
 
-    Keys are the fields of :class:`Recipe` and :class:`Execution`, ``optimizer.OPTION``
-    and ``rule.SHARED_LAYER``.
+    Keys are the fields of :class:`Recipe` and :class:`Execution`, ``optimizer.OPTION``,
+    ``rule.SHARED_LAYER``, ``data.max_tokens`` and ``data.batch_size``.
 
     Raises:
         ConfigError: for a text without ``=``, an unknown key or a value that does not fit.
@@ -257,14 +260,22 @@ def _assign(settings: Settings, key: str, value: str) -> Settings:
         except ConfigError as error:
             raise ConfigError(f"--set {key}: {error}") from None
         return replace(settings, rules={**settings.rules, key.removeprefix("rule."): rule})
+    if key in _DATA_KEYS:
+        size = _like(0, key, value)
+        _expect(size >= 1, key, "1 or more", size)
+        return replace(settings, data={**settings.data, key.removeprefix("data."): size})
     recipe, execution = settings.recipe, settings.execution
     if key in _scalar_fields(recipe):
-        return replace(settings, recipe=replace(recipe, **{key: _like(recipe, key, value)}))
+        return replace(
+            settings, recipe=replace(recipe, **{key: _like(getattr(recipe, key), key, value)})
+        )
     if key in _scalar_fields(execution):
         return replace(
-            settings, execution=replace(execution, **{key: _like(execution, key, value)})
+            settings,
+            execution=replace(execution, **{key: _like(getattr(execution, key), key, value)}),
         )
-    known = [*_scalar_fields(recipe), *_scalar_fields(execution), "optimizer.OPTION", "rule.LAYER"]
+    scalars = [*_scalar_fields(recipe), *_scalar_fields(execution)]
+    known = [*scalars, *_DATA_KEYS, "optimizer.OPTION", "rule.LAYER"]
     close = difflib.get_close_matches(key, known, n=1)
     hint = f" (did you mean {close[0]}?)" if close else ""
     raise ConfigError(f"--set {key}: unknown key{hint}; expected one of {', '.join(known)}")
@@ -274,9 +285,9 @@ def _scalar_fields(node: Recipe | Execution) -> list[str]:
     return [f.name for f in fields(node) if f.name != "optimizer_options"]
 
 
-def _like(node: Recipe | Execution, key: str, text: str) -> Any:
-    """Read a value of the type that the field has now."""
-    kind = type(getattr(node, key))
+def _like(value: Any, key: str, text: str) -> Any:
+    """Read a value of the type that the setting has now."""
+    kind = type(value)
     try:
         if kind is bool:
             return {"true": True, "false": False, "1": True, "0": False}[text.lower()]

@@ -86,7 +86,7 @@ class ImageData:
         self.batches_per_epoch = -(-self._size // batch_size)
         self.info = info
         """channels, height, width, classes"""
-        self.record = {**record, "split": split}
+        self.record = {**record, "split": split, "batch_size": batch_size}
         self._orders: OrderedDict[tuple[int, int], IntArray] = OrderedDict()
 
     def __len__(self) -> int:

@@ -43,7 +43,7 @@ class TranslationData:
         self._check_pairing(directory)
         self.info: dict[str, int] = {"vocabulary": max(sizes), "padding": PADDING}
         self.record: dict[str, Any] = record or _record_of(directory, names, dictionaries, sizes)
-        self.record = {**self.record, "split": split}
+        self.record = {**self.record, "split": split, "max_tokens": max_tokens}
         self._planner = BatchPlanner(
             self._source.sizes,
             self._target.sizes,

@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from naspipe.core.config import Execution, Recipe
+from naspipe.core.config import Execution, Settings
 from naspipe.core.errors import ConfigError
+from naspipe.core.recipe_file import NO_RECIPE, read_recipe
 from naspipe.core.space import Space
 from naspipe.frontend.explorers import find_explorer
 from naspipe.frontend.run import Run
@@ -24,17 +25,17 @@ def train(
     loss: Loss,
     *,
     steps: int,
-    optimizer: str = "SGD",
-    lr: float = 0.05,
+    optimizer: str | None = None,
+    lr: float | None = None,
     optimizer_options: Mapping[str, Any] | None = None,
-    sampler: str | Any = "uniform",
+    sampler: str | Any | None = None,
     seed: int = 0,
     stages: int = 1,
     policy: str = "csp",
     bulk: int = 0,
     run_dir: str | Path | None = None,
     resume: bool = False,
-    recipe: Mapping[str, Any] | None = None,
+    recipe: str | Path | Mapping[str, Any] | None = None,
     execution: Mapping[str, Any] | None = None,
     observer: LaunchObserver | None = None,
 ) -> Run:
@@ -46,9 +47,10 @@ def train(
             function, called in any stage.
         loss: called with the last block's output and the batch field ``target``.
         steps: subnets to train, one step each.
-        optimizer: a ``torch.optim`` class by name; ``lr`` and ``optimizer_options`` go to it.
-        sampler: ``uniform``, ``fair``, ``spaced:W`` or ``file:PATH``; or a strategy that learns
-            from the losses, by name or as an object: see
+        optimizer: a ``torch.optim`` class by name (SGD); ``lr`` (0.05) and ``optimizer_options``
+            go to it.
+        sampler: ``uniform`` (the default), ``fair``, ``spaced:W`` or ``file:PATH``; or a strategy
+            that learns from the losses, by name or as an object: see
             :func:`naspipe.frontend.explorers.find_explorer`.
         seed: of the stream, the parameters and every random draw.
         stages: stage processes; 1 trains in this process.
@@ -58,7 +60,8 @@ def train(
         run_dir: a directory that does not exist yet; ``runs/NAME-TIME`` by default.
         resume: go on with the run that ``run_dir`` holds, from its newest checkpoint; it must be
             of the same definition, but may have other stages and other settings of execution.
-        recipe: further fields of :class:`naspipe.core.config.Recipe`.
+        recipe: further fields of :class:`naspipe.core.config.Recipe`, or a recipe of naspipe's by
+            name, as in ``"spos"``, or a recipe file. What other arguments say goes before it.
         execution: further fields of :class:`naspipe.core.config.Execution`.
         observer: told of losses and stage use as the run goes.
 
@@ -83,23 +86,32 @@ def workload(
     loss: Loss,
     *,
     steps: int,
-    optimizer: str = "SGD",
-    lr: float = 0.05,
+    optimizer: str | None = None,
+    lr: float | None = None,
     optimizer_options: Mapping[str, Any] | None = None,
-    sampler: str | Any = "uniform",
+    sampler: str | Any | None = None,
     seed: int = 0,
     policy: str = "csp",
     bulk: int = 0,
-    recipe: Mapping[str, Any] | None = None,
+    recipe: str | Path | Mapping[str, Any] | None = None,
 ) -> Workload:
     """One run's definition, for :func:`train_together`; the arguments are those of :func:`train`.
 
     Raises:
         ConfigError: for a value that cannot be used.
     """
-    chosen = Recipe(
-        optimizer=optimizer, lr=lr, optimizer_options=optimizer_options or {}, **(recipe or {})
-    )
+    file = read_recipe(recipe) if isinstance(recipe, str | Path) else NO_RECIPE
+    settings = file.applied_to(Settings())
+    if optimizer is not None and optimizer != settings.recipe.optimizer:
+        optimizer_options = optimizer_options or {}
+    given: dict[str, Any] = {
+        "optimizer": optimizer, "lr": lr, "optimizer_options": optimizer_options
+    }  # fmt: skip
+    fields = {name: value for name, value in given.items() if value is not None}
+    further = {} if isinstance(recipe, str | Path) else recipe or {}
+    chosen = replace(settings.recipe, **fields, **further)
+    space = space.with_rules(settings.rules) if settings.rules else space
+    sampler = sampler or file.sampler or "uniform"
     explore = find_explorer(sampler, space, seed)
     name = sampler if isinstance(sampler, str) else type(sampler).__qualname__
     identity = {"seed": seed, "steps": steps, "sampler": name, "policy": policy, "bulk": bulk}

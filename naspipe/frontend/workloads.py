@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,22 +27,31 @@ class Named:
     recipe: Recipe
 
 
-def find_workload(name: str, scale: str, data_name: str | None, data_root: Path | None) -> Named:
+def find_workload(
+    name: str,
+    scale: str,
+    data_name: str | None,
+    data_root: Path | None,
+    sizes: Mapping[str, int] | None = None,
+) -> Named:
     """A space of naspipe's by name, or a user's own as ``module:attribute``.
 
     A user's ``module:space`` is a :class:`Space`; its data is ``--data module:function``
-    (or a data set by name), its loss the module's ``loss`` if it has one.
+    (or a data set by name), its loss the module's ``loss`` if it has one. ``sizes`` are the
+    ``max_tokens`` or the ``batch_size`` of a data set's batches, where they are not the space's;
+    a user's own function makes batches of its own sizes.
 
     Raises:
         ConfigError: for a name that cannot be found or is not what it should be.
     """
     if ":" in name:
-        return _own(name, data_name, data_root)
+        return _own(name, data_name, data_root, sizes or {})
     defaults = search_spaces.defaults(name, scale)
     data_name = data_name or defaults.data
     if not _is_own(data_name):
         _check_kind(name, data_name, "image" if defaults.max_tokens is None else "translation")
-    data = _data(data_name, data_root, defaults.max_tokens, defaults.batch_size)
+    usual = {"max_tokens": defaults.max_tokens, "batch_size": defaults.batch_size}
+    data = _data(data_name, data_root, {**usual, **(sizes or {})})
     space = search_spaces.build(name, scale, getattr(data, "info", {}))
     recipe = Recipe(
         optimizer=defaults.optimizer,
@@ -65,7 +74,9 @@ def find_space(name: str) -> Space:
     return space
 
 
-def _own(name: str, data_name: str | None, data_root: Path | None) -> Named:
+def _own(
+    name: str, data_name: str | None, data_root: Path | None, sizes: Mapping[str, int]
+) -> Named:
     from torch import nn
 
     space = find_space(name)
@@ -80,12 +91,10 @@ def _own(name: str, data_name: str | None, data_root: Path | None) -> Named:
             f"{name}: expected the module's loss to be a function of (output, target), "
             f"found {type(loss).__name__}"
         )
-    return Named(
-        space=space, data=_data(data_name, data_root, None, None), loss=loss, recipe=Recipe()
-    )
+    return Named(space=space, data=_data(data_name, data_root, sizes), loss=loss, recipe=Recipe())
 
 
-def _data(name: str, root: Path | None, max_tokens: int | None, batch_size: int | None) -> Batches:
+def _data(name: str, root: Path | None, sizes: Mapping[str, int | None]) -> Batches:
     if _is_own(name):
         function: Callable[..., Any] = import_attribute(name)
         if not callable(function):
@@ -94,7 +103,9 @@ def _data(name: str, root: Path | None, max_tokens: int | None, batch_size: int 
                 f"found {type(function).__name__}"
             )
         return function
-    return open_data(name, root=root, max_tokens=max_tokens, batch_size=batch_size)
+    return open_data(
+        name, root=root, max_tokens=sizes.get("max_tokens"), batch_size=sizes.get("batch_size")
+    )
 
 
 def _is_own(data_name: str) -> bool:

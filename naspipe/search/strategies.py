@@ -1,4 +1,4 @@
-"""Search strategies of naspipe's own: random sampling and regularized evolution.
+"""Search strategies of naspipe's own, by name.
 
 Each is an :class:`naspipe.streams.feedback.ExplorationStrategy`: seeded, and told scores in
 sequence order, so the same seed proposes the same subnets on any number of stages.
@@ -8,73 +8,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
-
-from numpy.random import RandomState
+from collections.abc import Sequence
 
 from naspipe.core.errors import ConfigError
+from naspipe.search.greedy import GreedyPool
+from naspipe.search.random_search import Allowed, Choices, RandomSearch, Scored
 from naspipe.streams.feedback import ExplorationStrategy
-
-Choices = tuple[int, ...]
-"""One choice per choice block."""
-
-Allowed = Callable[[Choices], bool]
-"""Whether a subnet keeps the limits (FLOPs, parameters, latency)."""
-
-_TRIES = 10_000
-"""Subnets to draw before the limits are called impossible."""
-
-
-class Scored(NamedTuple):
-    """A subnet and how it did; a higher score is better."""
-
-    choices: Choices
-    score: float
-
-
-class RandomSearch:
-    """Uniform draws among the subnets that keep the limits.
-
-    Args:
-        candidate_counts: of each choice block.
-        seed: of the draws.
-        is_allowed: the limits.
-    """
-
-    def __init__(
-        self,
-        candidate_counts: Sequence[int],
-        seed: int,
-        is_allowed: Allowed = lambda choices: True,
-    ) -> None:
-        self._counts = tuple(candidate_counts)
-        self._random = RandomState(seed)
-        self._is_allowed = is_allowed
-
-    def propose(self, sequence_id: int) -> Choices:
-        """See :class:`ExplorationStrategy`.
-
-        Raises:
-            ConfigError: when no subnet that keeps the limits was found.
-        """
-        return self._first_allowed(self._draw)
-
-    def observe(self, sequence_id: int, score: float) -> None:
-        """Nothing is learnt."""
-
-    def _draw(self) -> Choices:
-        return tuple(int(self._random.randint(count)) for count in self._counts)
-
-    def _first_allowed(self, draw: Callable[[], Choices]) -> Choices:
-        for _ in range(_TRIES):
-            choices = draw()
-            if self._is_allowed(choices):
-                return choices
-        raise ConfigError(
-            f"no subnet within the limits among {_TRIES} draws; raise --max-flops, --max-params or "
-            f"--max-latency-ms"
-        )
 
 
 class Evolution(RandomSearch):
@@ -119,7 +58,7 @@ class Evolution(RandomSearch):
     def propose(self, sequence_id: int) -> Choices:
         """See :class:`ExplorationStrategy`; raises as :meth:`RandomSearch.propose`."""
         is_born = sequence_id >= self._population and self._alive
-        choices = self._first_allowed(self._child if is_born else self._draw)
+        choices = self.first_allowed(self._child if is_born else self.draw)
         self._proposed[sequence_id] = choices
         return choices
 
@@ -130,25 +69,29 @@ class Evolution(RandomSearch):
 
     def _child(self) -> Choices:
         child = list(self._parent())
-        if self._random.random_sample() < 0.5:
+        if self.random.random_sample() < 0.5:
             other = self._parent()
             child = [
-                one if self._random.random_sample() < 0.5 else two
+                one if self.random.random_sample() < 0.5 else two
                 for one, two in zip(child, other, strict=True)
             ]
-        mutates = self._random.random_sample(len(child)) < self._mutation
-        mutates[self._random.randint(len(child))] = True
+        mutates = self.random.random_sample(len(child)) < self._mutation
+        mutates[self.random.randint(len(child))] = True
         return tuple(
-            int(self._random.randint(count)) if mutates[block] else child[block]
-            for block, count in enumerate(self._counts)
+            int(self.random.randint(count)) if mutates[block] else child[block]
+            for block, count in enumerate(self.counts)
         )
 
     def _parent(self) -> Choices:
-        places = self._random.randint(len(self._alive), size=self._tournament)
+        places = self.random.randint(len(self._alive), size=self._tournament)
         return max((self._alive[int(place)] for place in places), key=lambda s: s.score).choices
 
 
-STRATEGIES: dict[str, type[RandomSearch]] = {"random": RandomSearch, "evolution": Evolution}
+STRATEGIES: dict[str, type[RandomSearch]] = {
+    "random": RandomSearch,
+    "evolution": Evolution,
+    "greedy": GreedyPool,
+}
 
 
 def make_strategy(
@@ -160,5 +103,5 @@ def make_strategy(
         ConfigError: for a name that is not registered.
     """
     if name not in STRATEGIES:
-        raise ConfigError(f"unknown strategy {name!r:.80}: expected {' or '.join(STRATEGIES)}")
+        raise ConfigError(f"unknown strategy {name!r:.80}: expected {', '.join(STRATEGIES)}")
     return STRATEGIES[name](candidate_counts, seed, is_allowed)

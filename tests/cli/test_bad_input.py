@@ -24,7 +24,7 @@ Case = tuple[tuple[str, ...], tuple[str, ...]]
 NAMES: list[Case] = [
     (("cv.c9", "--data", "digits"), ("search space 'cv.c9'", "expected one of cv.c3", "nlp.c0")),
     (("cv.c3", "--scale", "huge"), ("scale 'huge'", "expected one of", "tiny", "small", "paper")),
-    ((*MINE, "--sampler", "magic"), ("sampler 'random'", "expected one of uniform", "spaced:W")),
+    ((*MINE, "--sampler", "magic"), ("sampler 'magic'", "expected one of uniform", "spaced:W")),
     ((*MINE, "--sampler", "spaced:x"), ("spaced:8", "found W = 'x'")),
     ((*MINE, "--policy", "sync"), ("policy: expected csp", "found 'sync'")),
     ((*MINE, "--order", "random"), ("order 'random'", "expected paper")),

@@ -73,7 +73,9 @@ def test_the_oldest_dies():
 
 
 def test_bad_names_and_numbers():
-    with pytest.raises(ConfigError, match="unknown strategy 'best': expected random or evolution"):
+    with pytest.raises(
+        ConfigError, match="unknown strategy 'best': expected random, evolution, greedy"
+    ):
         make_strategy("best", COUNTS, 1, lambda c: True)
     with pytest.raises(ConfigError, match="found 0 and 10"):
         Evolution(COUNTS, 1, population=0)
