@@ -30,8 +30,8 @@ streams: --streams 2 trains seeds K and K + 1 side by side, each as it would be 
   one line per stream, as in {"space": "nlp.c3", "seed": 1, "steps": 50}; what a line leaves out
   is taken from the command
 settings: lr, schedule, warmup_steps, precision, optimizer, optimizer.OPTION, rule.SHARED_LAYER,
-  clip_layer_norm, ema, window, prefetch, host_memory, activation_memory, data_path, transport,
-  port, timeout_seconds, silence_seconds, keep_checkpoints, ...
+  label_smoothing, clip_layer_norm, ema, window, prefetch, host_memory, activation_memory,
+  data_path, transport, port, timeout_seconds, silence_seconds, keep_checkpoints, ...
 """
 
 

@@ -31,6 +31,8 @@ class Recipe:
     """float32, or bf16 for autocast with float32 weights."""
     threads: int = 1
     """Intra-op threads of every stage; part of the definition because sums depend on it."""
+    label_smoothing: float = 0.0
+    """How much of each target goes to all classes alike; for losses that take it."""
     clip_layer_norm: float = 0.0
     """The greatest norm of each layer's gradient, clipped before its optimizer step; 0 for none."""
     ema: float = 0.0
@@ -47,6 +49,8 @@ class Recipe:
         expect(self.precision in PRECISIONS, "precision", "float32 or bf16", self.precision)
         allowed = f"1 to {MAX_THREADS}"
         expect(1 <= self.threads <= MAX_THREADS, "threads", allowed, self.threads)
+        is_share = 0 <= self.label_smoothing < 1
+        expect(is_share, "label_smoothing", "a share from 0 to below 1", self.label_smoothing)
         is_norm = is_finite(self.clip_layer_norm) and self.clip_layer_norm >= 0
         expect(is_norm, "clip_layer_norm", "a finite norm, or 0 for none", self.clip_layer_norm)
         expect(0 <= self.ema < 1, "ema", "a decay from 0 to below 1", self.ema)

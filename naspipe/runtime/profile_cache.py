@@ -106,7 +106,7 @@ def fingerprint(workload: Workload, device: str = "cpu") -> str:
         device,
         environment["hardware"],
         environment["software"]["torch"],
-        [recipe.optimizer, sorted(recipe.optimizer_options.items()), *_around_step(recipe)],
+        [recipe.optimizer, sorted(recipe.optimizer_options.items()), *_beside(recipe)],
         [recipe.precision, recipe.threads, workload.recompute],
         definition.loss,
         sorted((name, *_form(batch[name])) for name in batch if torch.is_tensor(batch[name])),
@@ -119,9 +119,10 @@ def fingerprint(workload: Workload, device: str = "cpu") -> str:
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
 
-def _around_step(recipe: Recipe) -> list[str]:
-    """What a WRITE does beside the optimizer's step."""
-    return [name for name in ("clip_layer_norm", "ema") if getattr(recipe, name)]
+def _beside(recipe: Recipe) -> list[str]:
+    """What is done beside the forward, the backward and the optimizer's step."""
+    names = ("clip_layer_norm", "ema", "label_smoothing")
+    return [name for name in names if getattr(recipe, name)]
 
 
 def _kind(space: Space, block: int) -> list[object]:
