@@ -28,8 +28,10 @@ class PlainLoop:
     """
 
     def __init__(
-        self, factories, fields, rules, seed, optimizer, lr, options=None, bf16=False, device="cpu"
-    ):
+        self, factories, fields, rules, seed, optimizer, lr, options=None, bf16=False, device="cpu",
+        clip_layer_norm=0.0, ema=0.0,
+    ):  # fmt: skip
+        self.clip_layer_norm, self.ema, self.averages = clip_layer_norm, ema, {}
         self.device = torch.device(device)
         self.factories, self.fields, self.rules = factories, fields, rules
         self.seed, self.lr, self.bf16 = seed, lr, bf16
@@ -76,11 +78,24 @@ class PlainLoop:
             optimizer = self.optimizers[block, candidate]
             if optimizer is not None:
                 optimizer.param_groups[0]["lr"] = self.lr(y) if callable(self.lr) else self.lr
+                if self.clip_layer_norm:
+                    torch.nn.utils.clip_grad_norm_(newest.parameters(), self.clip_layer_norm)
                 optimizer.step()
+                if self.ema:
+                    self.average(newest)
                 optimizer.zero_grad(set_to_none=True)
             if block in self.history:
                 self.history[block].append(copy.deepcopy(newest))
         self.losses.append(loss.detach().cpu().clone())
+
+    @torch.no_grad()
+    def average(self, module):
+        """Each parameter's moving average over its own steps; the first step copies it."""
+        for p in (p for p in module.parameters() if p.grad is not None):
+            if p in self.averages:
+                self.averages[p].lerp_(p, 1.0 - self.ema)
+            else:
+                self.averages[p] = p.clone()
 
     def tensors(self):
         """Parameters, buffers and optimizer state: (block, candidate, name) -> value."""
@@ -89,6 +104,8 @@ class PlainLoop:
             names = {p: name for name, p in module.named_parameters()}
             for name, p in module.named_parameters():
                 found[block, candidate, f"param/{name}"] = p.detach()
+                if p in self.averages:
+                    found[block, candidate, f"optimizer/{name}/naspipe_ema"] = self.averages[p]
             for name, buffer in module.named_buffers():
                 found[block, candidate, f"buffer/{name}"] = buffer
             optimizer = self.optimizers[block, candidate]

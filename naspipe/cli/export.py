@@ -34,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--subnet", required=True, metavar="ID", help="first, last, a step, or choices as in 0,1,3"
     )
     parser.add_argument("-o", "--output", required=True, type=Path, metavar="DIR")
+    parser.add_argument("--ema", action="store_true", help="moving averages of the weights")
     parser.add_argument("--onnx", action="store_true", help="write model.onnx too")
     parser.add_argument(
         "--retrain", type=int, metavar="STEPS", help="train it alone first, from its first weights"
@@ -69,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
             found, choices, output / "run", data=data, loss=loss, steps=arguments.retrain
         )
         output = output / "model"
-    done = export_subnet(found, choices, output, data=data, onnx=arguments.onnx)
+    done = export_subnet(found, choices, output, data=data, onnx=arguments.onnx, ema=arguments.ema)
     if done.needs:
         print(f"naspipe: loading it needs {', '.join(done.needs)} importable", file=sys.stderr)
     if done.untrained:

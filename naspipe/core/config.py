@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from naspipe.core.checks import expect, is_finite
 from naspipe.core.errors import ConfigError
+from naspipe.core.recipe import Recipe as Recipe
 from naspipe.core.rules import Rule, parse_rule
 
-SCHEDULES = ("constant", "linear", "cosine", "inverse_sqrt")
-PRECISIONS = ("float32", "bf16")
 PARTITIONS = ("balanced", "static")
 DATA_PATHS = ("zmq", "nccl")
 SYNC_POLICIES = ("csp", "bsp", "asp", "sequential")
-MAX_THREADS = 256
 MAX_TIMEOUT_SECONDS = 86_400.0
 """A day."""
 
@@ -50,55 +48,6 @@ def parse_subnets(text: str) -> float:
     return float(match[1]) if match else 0.0
 
 
-def _expect(is_good: bool, what: str, expected: str, found: object) -> None:
-    if not is_good:
-        raise ConfigError(f"{what}: expected {expected}, found {found!r:.80}")
-
-
-def _is_finite(value: Any) -> bool:
-    """Whether neither the value nor anything in it is infinite or not a number."""
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        return all(map(_is_finite, value))
-    return not isinstance(value, float) or math.isfinite(value)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
-    """How every step is taken. Part of a run's definition."""
-
-    optimizer: str = "SGD"
-    """Name of a ``torch.optim`` class that works per layer."""
-    lr: float = 0.05
-    """Peak learning rate."""
-    optimizer_options: Mapping[str, Any] = field(default_factory=dict)
-    """Further keyword arguments of the optimizer; ``--set optimizer.momentum=0.9``."""
-    schedule: str = "constant"
-    """How the rate follows the sequence ID: constant, linear, cosine or inverse_sqrt."""
-    warmup_steps: int = 0
-    """Subnets over which the rate rises linearly from 0 to its peak."""
-    precision: str = "float32"
-    """float32, or bf16 for autocast with float32 weights."""
-    feedback_delay: int = 15
-    """Of a stream that a strategy proposes: subnets from a score to the first proposal that knows
-    of it. At most one more are under way."""
-    threads: int = 1
-    """Intra-op threads of every stage; part of the definition because sums depend on it."""
-
-    def __post_init__(self) -> None:
-        _expect(self.lr >= 0, "lr", "0 or more", self.lr)
-        _expect(_is_finite(self.lr), "lr", "a finite number", self.lr)
-        for option, value in self.optimizer_options.items():
-            _expect(_is_finite(value), f"optimizer.{option}", "finite numbers", value)
-        _expect(self.feedback_delay >= 0, "feedback_delay", "0 or more", self.feedback_delay)
-        _expect(self.schedule in SCHEDULES, "schedule", " or ".join(SCHEDULES), self.schedule)
-        _expect(self.warmup_steps >= 0, "warmup_steps", "0 or more", self.warmup_steps)
-        _expect(self.precision in PRECISIONS, "precision", "float32 or bf16", self.precision)
-        allowed = f"1 to {MAX_THREADS}"
-        _expect(1 <= self.threads <= MAX_THREADS, "threads", allowed, self.threads)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Definition:
     """Everything that the bits of a run depend on, beside the software and the hardware."""
@@ -122,10 +71,10 @@ class Definition:
     its result then depends."""
 
     def __post_init__(self) -> None:
-        _expect(self.policy in SYNC_POLICIES, "policy", " or ".join(SYNC_POLICIES), self.policy)
-        _expect(self.bulk >= 0, "bulk", "0 or more", self.bulk)
-        _expect(self.steps >= 1, "steps", "1 or more", self.steps)
-        _expect(self.seed >= 0, "seed", "0 or more", self.seed)
+        expect(self.policy in SYNC_POLICIES, "policy", " or ".join(SYNC_POLICIES), self.policy)
+        expect(self.bulk >= 0, "bulk", "0 or more", self.bulk)
+        expect(self.steps >= 1, "steps", "1 or more", self.steps)
+        expect(self.seed >= 0, "seed", "0 or more", self.seed)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for the manifest."""
@@ -189,33 +138,33 @@ class Execution:
     """Record every controller's input, so that it can be replayed."""
 
     def __post_init__(self) -> None:
-        _expect(self.stages >= 1, "stages", "1 or more", self.stages)
-        _expect(self.window >= 1, "window", "1 or more", self.window)
-        _expect(self.partition in PARTITIONS, "partition", " or ".join(PARTITIONS), self.partition)
+        expect(self.stages >= 1, "stages", "1 or more", self.stages)
+        expect(self.window >= 1, "window", "1 or more", self.window)
+        expect(self.partition in PARTITIONS, "partition", " or ".join(PARTITIONS), self.partition)
         is_device = re.fullmatch(r"cpu|cuda(:[0-9]{1,4})?", self.device) is not None
-        _expect(is_device, "device", "cpu, cuda or cuda:N", self.device)
+        expect(is_device, "device", "cpu, cuda or cuda:N", self.device)
         for limit in ("host_memory", "activation_memory"):
             text = getattr(self, limit)
-            _expect(not text or parse_bytes(text) > 0, limit, "bytes, as in 2GB", text)
+            expect(not text or parse_bytes(text) > 0, limit, "bytes, as in 2GB", text)
         budget = self.memory_budget
         allowed = "bytes, as in 512MiB, or a number of subnets, as in 3x"
         is_budget = not budget or parse_bytes(budget) > 0 or parse_subnets(budget) > 0
-        _expect(is_budget, "memory_budget", allowed, budget)
-        _expect(self.bandwidth > 0, "bandwidth", "more than 0", self.bandwidth)
-        _expect(_is_finite(self.bandwidth), "bandwidth", "a finite number", self.bandwidth)
-        _expect(0 <= self.latency <= 60, "latency", "0 to 60 seconds", self.latency)
-        _expect(self.transport in ("ipc", "tcp"), "transport", "ipc or tcp", self.transport)
-        _expect(self.data_path in DATA_PATHS, "data_path", " or ".join(DATA_PATHS), self.data_path)
-        _expect(1024 <= self.port <= 65000, "port", "1024 to 65000", self.port)
+        expect(is_budget, "memory_budget", allowed, budget)
+        expect(self.bandwidth > 0, "bandwidth", "more than 0", self.bandwidth)
+        expect(is_finite(self.bandwidth), "bandwidth", "a finite number", self.bandwidth)
+        expect(0 <= self.latency <= 60, "latency", "0 to 60 seconds", self.latency)
+        expect(self.transport in ("ipc", "tcp"), "transport", "ipc or tcp", self.transport)
+        expect(self.data_path in DATA_PATHS, "data_path", " or ".join(DATA_PATHS), self.data_path)
+        expect(1024 <= self.port <= 65000, "port", "1024 to 65000", self.port)
         is_good = 0 < self.timeout_seconds <= MAX_TIMEOUT_SECONDS
         allowed = f"more than 0, at most {MAX_TIMEOUT_SECONDS:g}"
-        _expect(is_good, "timeout_seconds", allowed, self.timeout_seconds)
+        expect(is_good, "timeout_seconds", allowed, self.timeout_seconds)
 
         is_good = 0 < self.silence_seconds <= MAX_TIMEOUT_SECONDS
-        _expect(is_good, "silence_seconds", allowed, self.silence_seconds)
-        _expect(self.checkpoint_every >= 0, "checkpoint_every", "0 or more", self.checkpoint_every)
-        _expect(self.keep_checkpoints >= 1, "keep_checkpoints", "1 or more", self.keep_checkpoints)
-        _expect(self.max_restarts >= 0, "max_restarts", "0 or more", self.max_restarts)
+        expect(is_good, "silence_seconds", allowed, self.silence_seconds)
+        expect(self.checkpoint_every >= 0, "checkpoint_every", "0 or more", self.checkpoint_every)
+        expect(self.keep_checkpoints >= 1, "keep_checkpoints", "1 or more", self.keep_checkpoints)
+        expect(self.max_restarts >= 0, "max_restarts", "0 or more", self.max_restarts)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for the manifest."""
@@ -262,7 +211,7 @@ def _assign(settings: Settings, key: str, value: str) -> Settings:
         return replace(settings, rules={**settings.rules, key.removeprefix("rule."): rule})
     if key in _DATA_KEYS:
         size = _like(0, key, value)
-        _expect(size >= 1, key, "1 or more", size)
+        expect(size >= 1, key, "1 or more", size)
         return replace(settings, data={**settings.data, key.removeprefix("data."): size})
     recipe, execution = settings.recipe, settings.execution
     if key in _scalar_fields(recipe):

@@ -46,6 +46,7 @@ def export_subnet(
     *,
     data: Batches | None = None,
     onnx: bool = False,
+    ema: bool = False,
 ) -> Exported:
     """Write a subnet with a run's weights as ``model.py``, ``.json`` and ``.safetensors``.
 
@@ -55,6 +56,7 @@ def export_subnet(
         directory: one that does not exist yet, or is empty.
         data: the run's data; its first batch checks what was written.
         onnx: write ``model.onnx`` too, for batches of that shape.
+        ema: the moving averages of the weights in their stead.
 
     Raises:
         ConfigError: when the run, the space or a layer cannot be exported, when ONNX lacks an
@@ -69,7 +71,7 @@ def export_subnet(
         if data is None:
             raise ConfigError("ONNX needs a batch, whose shape it takes; give the run's --data")
     definition = run.manifest["definition"]
-    chain = assemble(run, choices)
+    chain = assemble(run, choices, ema=ema)
     batch = _first_batch(data, definition["seed"], chain.inputs) if data is not None else None
     note = f"Subnet {','.join(map(str, choices))} of {definition['space']}."
     needs = write_pytorch(chain, path, note)

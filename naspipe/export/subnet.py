@@ -103,12 +103,17 @@ def _short(listed: Sequence[Any]) -> str:
     return f"{', '.join(map(str, listed[:6]))}{', ...' if len(listed) > 6 else ''} ({len(listed)})"
 
 
-def assemble(run: Run, choices: Sequence[int]) -> Chain:
+def assemble(run: Run, choices: Sequence[int], *, ema: bool = False) -> Chain:
     """The layers of a subnet with the weights that the run left, in evaluation mode.
 
+    With ``ema`` those are the moving averages.
+
     Raises:
-        ConfigError: when the choices or the checkpoint do not fit the space.
+        ConfigError: when the choices or the checkpoint do not fit the space, or when the run kept
+            no averages.
     """
+    if ema:
+        run.check_averages()
     definition = run.manifest["definition"]
     recipe = Recipe(**definition["recipe"])
     checkpoint = read_checkpoint(run.directory.checkpoint("final"))
@@ -123,7 +128,7 @@ def assemble(run: Run, choices: Sequence[int]) -> Chain:
             module = store[layer].module
         key = layer_key(run.space, layer)
         if is_trained := key in checkpoint.versions:
-            load_layer(module, key, checkpoint.tensors)
+            load_layer(module, key, checkpoint.tensors, ema)
         fields = run.space.fields(position)
         layers.append(ChainLayer(names[position], label, fields, module.eval(), is_trained))
     return Chain(tuple(choices), tuple(layers))

@@ -69,8 +69,10 @@ def check_batch(workload: Workload) -> None:
     """The first batch must hold every field that the space names, and the loss's target.
 
     Raises:
-        ConfigError: when it does not, or when the data raises.
+        ConfigError: when it does not, when the data raises, or when the loss cannot be smoothed
+            as the recipe says.
     """
+    _ = workload.objective
     space, definition = workload.space, workload.definition
     name = definition.data.get("name", "")
     with users_code(f"data {name}: expected a batch from data({definition.seed}, 0), found"):

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from naspipe.core.errors import ConfigError
 from naspipe.core.ids import LayerId
 from naspipe.core.space import Space
 from naspipe.runtime.checkpoint import layer_key, load_layer
@@ -39,25 +40,40 @@ class Run:
         """The loss of every step, in sequence order."""
         return [loss.value for loss in self.directory.read_losses()]
 
-    def layer(self, block: int, candidate: int) -> nn.Module:
-        """A trained candidate of a choice block.
+    def layer(self, block: int, candidate: int, *, ema: bool = False) -> nn.Module:
+        """A trained candidate of a choice block; with ``ema``, the moving average of its weights.
 
         Raises:
-            ConfigError: when the space has no such layer, or the run never used it.
+            ConfigError: when the space has no such layer, the run never used it, or it kept no
+                averages.
         """
-        return self._load(self.space.layer(f"{block}.{candidate}"))
+        return self._load(self.space.layer(f"{block}.{candidate}"), ema)
 
-    def shared(self, name: str) -> nn.Module:
-        """A trained shared layer."""
-        return self._load(self.space.layer(name))
+    def shared(self, name: str, *, ema: bool = False) -> nn.Module:
+        """A trained shared layer; with ``ema``, the moving average of its weights."""
+        return self._load(self.space.layer(name), ema)
+
+    def check_averages(self) -> None:
+        """The run must have kept moving averages.
+
+        Raises:
+            ConfigError: when it did not.
+        """
+        if not self.manifest["definition"]["recipe"].get("ema"):
+            raise ConfigError(
+                f"{self.directory.path}: expected a run that kept moving averages, found one "
+                f"without; train with --set ema=0.999"
+            )
 
     def access_order(self, block: int, candidate: int) -> str:
         """A layer's accesses, as in ``2F-2B-5F-5B``."""
         layer = self.space.layer(f"{block}.{candidate}")
         return access_order(read_run_accesses(self.directory.path), layer)
 
-    def _load(self, layer: LayerId) -> nn.Module:
+    def _load(self, layer: LayerId, ema: bool) -> nn.Module:
+        if ema:
+            self.check_averages()
         if self._checkpoint is None:
             self._checkpoint = read_checkpoint(self.directory.checkpoint("final"))
         module: nn.Module = self.space.blocks[layer.block].candidates[layer.candidate]()
-        return load_layer(module, layer_key(self.space, layer), self._checkpoint.tensors)
+        return load_layer(module, layer_key(self.space, layer), self._checkpoint.tensors, ema)

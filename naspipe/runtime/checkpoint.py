@@ -11,6 +11,7 @@ from torch import nn
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import LayerId
 from naspipe.core.space import Space
+from naspipe.runtime.around_step import AVERAGE
 from naspipe.runtime.layer_store import StoredLayer
 from naspipe.runtime.tensor_bytes import tensor_bytes
 from naspipe.trace.snapshot import RawTensor
@@ -58,8 +59,13 @@ def from_raw(raw: RawTensor) -> torch.Tensor:
     return data.view(_DTYPES[raw.dtype]).reshape(raw.shape)
 
 
-def load_layer(module: nn.Module, key: str, tensors: Mapping[str, RawTensor]) -> nn.Module:
+def load_layer(
+    module: nn.Module, key: str, tensors: Mapping[str, RawTensor], ema: bool = False
+) -> nn.Module:
     """Fill a module's parameters and buffers from a checkpoint.
+
+    With ``ema`` it takes the parameters' moving averages; of those that were never stepped,
+    and of buffers, the values themselves.
 
     Raises:
         ConfigError: when the checkpoint has no such layer.
@@ -75,6 +81,9 @@ def load_layer(module: nn.Module, key: str, tensors: Mapping[str, RawTensor]) ->
             f"layer {key}: the checkpoint holds {sorted(state) or 'nothing of it'}, "
             f"expected {sorted(expected)}"
         )
+    if ema:
+        averages = {name: f"{key}/optimizer/{name}/{AVERAGE}" for name in state}
+        state |= {n: from_raw(tensors[each]) for n, each in averages.items() if each in tensors}
     with torch.no_grad():
         for name, tensor in (*module.named_parameters(), *module.named_buffers()):
             tensor.copy_(state[name])

@@ -17,6 +17,8 @@ from naspipe.core.task import Task, TaskKind
 from naspipe.runtime.bound_layer import Gradients
 from naspipe.runtime.determinism import block_seed
 from naspipe.runtime.layer_store import LayerStore, StoredLayer
+from naspipe.runtime.losses import Loss as Loss
+from naspipe.runtime.losses import smoothed
 from naspipe.runtime.out_of_memory import DeviceFullError, explain_shortage
 from naspipe.runtime.placement import Placement
 from naspipe.runtime.restored import Restored
@@ -26,9 +28,6 @@ from naspipe.streams.feedback import ExplorationStrategy
 
 Batches = Callable[[int, int], Mapping[str, torch.Tensor]]
 """The whole data protocol: (seed, sequence ID) -> named tensors, batch dimension first."""
-
-Loss = Callable[..., torch.Tensor]
-"""Called with the last block's outputs and the batch field ``target``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +41,15 @@ class Workload:
     recompute: bool = False
     explore: Callable[[], ExplorationStrategy] | None = None
     """Makes the strategy that proposes the stream, where one does; anew for each life of a run."""
+
+    @property
+    def objective(self) -> Loss:
+        """The loss as the recipe changes it.
+
+        Raises:
+            ConfigError: when it cannot be changed so.
+        """
+        return smoothed(self.loss, self.definition.recipe.label_smoothing)
 
 
 @dataclass(slots=True)
@@ -85,6 +93,7 @@ class StageCompute:
     ) -> None:
         self.placement = placement
         self._workloads = tuple(workloads)
+        self._losses = tuple(workload.objective for workload in workloads)
         sources = tuple(restored) or (None,) * len(workloads)
         self.stores = tuple(map(self._make_store, workloads, sources))
         """The layers of each stream."""
@@ -222,7 +231,7 @@ class StageCompute:
         target = self._field(state, task, "target")
 
         def finish(outputs: Tensors) -> Tensors:
-            return (self._workloads[task.stream].loss(*outputs, target),)
+            return (self._losses[task.stream](*outputs, target),)
 
         return finish
 

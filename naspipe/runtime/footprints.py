@@ -37,7 +37,7 @@ def measure_footprints(workload: Workload, batch: MetaBatch) -> FootprintTable:
         if block != twin:
             continue
         inputs = (*map(_leaf, inputs), *(fields[name] for name in space.fields(block)))
-        loss = workload.loss if block == len(space) - 1 else None
+        loss = workload.objective if block == len(space) - 1 else None
         found = []
         for candidate in range(len(space.blocks[block].candidates)):
             kept, outputs = _kept_bytes(workload, block, candidate, inputs, loss, fields)

@@ -10,6 +10,7 @@ import torch
 
 from naspipe.core.config import Recipe
 from naspipe.core.errors import ConfigError, reason
+from naspipe.runtime.around_step import add_hooks
 
 PER_LAYER = (
     "SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam",
@@ -104,11 +105,15 @@ def _take_steps(recipe: Recipe) -> None:
 def make_optimizer(
     recipe: Recipe, parameters: Iterable[torch.nn.Parameter]
 ) -> torch.optim.Optimizer:
-    """One layer's optimizer; its rate is set before each step."""
+    """One layer's optimizer; its rate is set before each step.
+
+    Its step clips and averages as the recipe says (:mod:`naspipe.runtime.around_step`).
+    """
     options = {
         key: tuple(value) if isinstance(value, list) else value
         for key, value in recipe.optimizer_options.items()
     }
     make = getattr(torch.optim, recipe.optimizer)
     optimizer: torch.optim.Optimizer = make(list(parameters), lr=recipe.lr, **options)
+    add_hooks(optimizer, recipe)
     return optimizer

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from naspipe.core.recipe import Recipe
 from naspipe.core.space import Space
 from naspipe.data.cache import default_root
 from naspipe.planning.cost import CostTable, LayerCost, first_of_kind
@@ -105,7 +106,7 @@ def fingerprint(workload: Workload, device: str = "cpu") -> str:
         device,
         environment["hardware"],
         environment["software"]["torch"],
-        [recipe.optimizer, sorted(recipe.optimizer_options.items())],
+        [recipe.optimizer, sorted(recipe.optimizer_options.items()), *_beside(recipe)],
         [recipe.precision, recipe.threads, workload.recompute],
         definition.loss,
         sorted((name, *_form(batch[name])) for name in batch if torch.is_tensor(batch[name])),
@@ -116,6 +117,12 @@ def fingerprint(workload: Workload, device: str = "cpu") -> str:
         [_kind(space, twin) for twin in sorted(set(twins))],
     ]
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+
+
+def _beside(recipe: Recipe) -> list[str]:
+    """What is done beside the forward, the backward and the optimizer's step."""
+    names = ("clip_layer_norm", "ema", "label_smoothing")
+    return [name for name in names if getattr(recipe, name)]
 
 
 def _kind(space: Space, block: int) -> list[object]:

@@ -272,7 +272,7 @@ class _Bench:
             stored.module.to(self._device)
 
     def _spec(self, block: int, candidate: int, is_last: bool) -> SegmentSpec:
-        space, batch, loss = self._workload.space, self._batch, self._workload.loss
+        space, batch, loss = self._workload.space, self._batch, self._workload.objective
         return SegmentSpec(
             label=space.label(block, candidate),
             rule=space.blocks[block].rule,

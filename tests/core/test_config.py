@@ -30,7 +30,11 @@ RECIPE = {
     "schedule": ("cosine", "cosine"),
     "warmup_steps": ("7", 7),
     "precision": ("bf16", "bf16"),
+    "feedback_delay": ("3", 3),
     "threads": ("2", 2),
+    "label_smoothing": ("0.1", 0.1),
+    "clip_layer_norm": ("0.5", 0.5),
+    "ema": ("0.999", 0.999),
 }
 EXECUTION = {
     "stages": ("4", 4),

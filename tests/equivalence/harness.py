@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import random
+
 import torch
 
 import naspipe
+from naspipe.core.partition import Partition
 from naspipe.core.rules import Frozen, Lag
 from naspipe.runtime.checkpoint import from_raw
+from naspipe.sim import plan
 from naspipe.streams.from_file import read_stream
 from naspipe.trace.snapshot import read_checkpoint
 from tests.oracle import PlainLoop, bits
 
 
-def oracle_of(space, seed, optimizer, lr, options=None, bf16=False, device="cpu"):
+def oracle_of(space, seed, optimizer, lr, options=None, bf16=False, device="cpu", **recipe):
     rules = {}
     for block, rule in enumerate(space.rules):
         if isinstance(rule, Lag):
@@ -22,13 +26,13 @@ def oracle_of(space, seed, optimizer, lr, options=None, bf16=False, device="cpu"
     return PlainLoop(
         [block.candidates for block in space.blocks],
         [space.fields(block) for block in range(len(space))],
-        rules, seed, optimizer, lr, options, bf16, device,
+        rules, seed, optimizer, lr, options, bf16, device, **recipe,
     )  # fmt: skip
 
 
-def plain_loop(space, data, loss, run, *, seed, optimizer, lr, options=None, bf16=False):
-    """The oracle, trained on the stream that a run recorded."""
-    oracle = oracle_of(space, seed, optimizer, lr, options, bf16)
+def plain_loop(space, data, loss, run, *, seed, optimizer, lr, options=None, bf16=False, **recipe):
+    """The oracle, trained on the stream that a run recorded; ``recipe`` is more of its fields."""
+    oracle = oracle_of(space, seed, optimizer, lr, options, bf16, **recipe)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
@@ -61,7 +65,7 @@ def assert_same_bits(run, oracle):
 
 def check(
     tmp_path, space, data, loss, *, stages=(1, 2, 3, 4), steps=30, seed=1, optimizer="SGD",
-    lr=0.05, options=None, bf16=False, sampler="uniform", execution=None,
+    lr=0.05, options=None, bf16=False, sampler="uniform", execution=None, recipe=None,
 ):  # fmt: skip
     """Train on each number of stages and compare each with one plain loop; returns the runs."""
     runs = []
@@ -71,13 +75,27 @@ def check(
             space, data, loss, steps=steps, seed=seed, optimizer=optimizer, lr=lr,
             optimizer_options=options, sampler=sampler, stages=number,
             run_dir=tmp_path / f"{space.name}-{number}-{len(list(tmp_path.iterdir()))}",
-            recipe={"precision": "bf16"} if bf16 else None, execution=execution,
+            recipe={"precision": "bf16" if bf16 else "float32", **(recipe or {})},
+            execution=execution,
         )  # fmt: skip
         if oracle is None:
             oracle = plain_loop(
                 space, data, loss, run, seed=seed, optimizer=optimizer, lr=lr, options=options,
-                bf16=bf16,
+                bf16=bf16, **(recipe or {}),
             )  # fmt: skip
         assert_same_bits(run, oracle)
         runs.append(run)
     return runs
+
+
+def restless(monkeypatch, seed=5):
+    """Cut every subnet somewhere else; shared layers are first and last and stay there."""
+
+    def partitioner(kind, subnets, is_shared, costs, num_stages):
+        draw = random.Random(seed)
+        inner = range(1, len(is_shared))
+        return lambda subnet: Partition(
+            (0, *sorted(draw.sample(inner, num_stages - 1)), len(is_shared))
+        )
+
+    monkeypatch.setattr(plan, "Partitioner", partitioner)

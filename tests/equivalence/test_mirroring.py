@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 from torch import nn
 
 import naspipe as npp
-from naspipe.core.partition import Partition
 from naspipe.runtime.layer_store import StoredLayer
-from naspipe.sim import plan
 from naspipe.trace.log import read_run_accesses
 from tests.equivalence import spaces
-from tests.equivalence.harness import check
+from tests.equivalence.harness import check, restless
 
 MOMENTUM = {"momentum": 0.9, "weight_decay": 1e-4}
 
 
 @pytest.fixture
-def restless(monkeypatch):
-    """Every subnet is cut somewhere else; shared layers are first and last and stay there."""
-
-    def partitioner(kind, subnets, is_shared, costs, num_stages):
-        draw = random.Random(5)
-        inner = range(1, len(is_shared))
-        return lambda subnet: Partition(
-            (0, *sorted(draw.sample(inner, num_stages - 1)), len(is_shared))
-        )
-
-    monkeypatch.setattr(plan, "Partitioner", partitioner)
+def moving(monkeypatch):
+    """Layers move from stage to stage."""
+    restless(monkeypatch)
 
 
 OPTIMIZERS = [
@@ -38,7 +26,7 @@ OPTIMIZERS = [
 ]  # fmt: skip
 
 
-@pytest.mark.usefixtures("restless")
+@pytest.mark.usefixtures("moving")
 @pytest.mark.parametrize(("optimizer", "options"), OPTIMIZERS)
 def test_mirrored_layers_keep_their_bits(tmp_path, optimizer, options):
     runs = check(
@@ -51,7 +39,7 @@ def test_mirrored_layers_keep_their_bits(tmp_path, optimizer, options):
     assert sum(len(found) > 1 for found in stages.values()) > 5, "layers did move"
 
 
-@pytest.mark.usefixtures("restless")
+@pytest.mark.usefixtures("moving")
 def test_recompute_and_absent_gradients_on_the_move(tmp_path):
     check(
         tmp_path, spaces.mixed(), spaces.vectors, nn.CrossEntropyLoss(), stages=(2, 4),
@@ -59,7 +47,7 @@ def test_recompute_and_absent_gradients_on_the_move(tmp_path):
     )  # fmt: skip
 
 
-@pytest.mark.usefixtures("restless")
+@pytest.mark.usefixtures("moving")
 def test_a_push_without_the_optimizer_state_is_seen(tmp_path, monkeypatch):
     tensors = StoredLayer.tensors
     monkeypatch.setattr(
@@ -73,7 +61,7 @@ def test_a_push_without_the_optimizer_state_is_seen(tmp_path, monkeypatch):
         )  # fmt: skip
 
 
-@pytest.mark.usefixtures("restless")
+@pytest.mark.usefixtures("moving")
 def test_a_lagging_layer_that_would_move_is_refused(tmp_path):
     block = npp.Block([lambda: nn.Linear(16, 16), lambda: nn.Linear(16, 16)])
     middle = npp.Shared("middle", lambda: nn.Linear(16, 16), rule=npp.Lag(2))

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 from torch import nn
 
 import naspipe as npp
 from naspipe.core.errors import InvariantError
-from naspipe.core.partition import Partition
 from naspipe.runtime import restored
 from naspipe.runtime.layer_store import StoredLayer
 from naspipe.schedule.versions import VersionBook
-from naspipe.sim import plan
 from naspipe.trace.compare import compare_runs
 from tests.equivalence import spaces
+from tests.equivalence.harness import restless
 from tests.faults.helpers import (
     Calm,
     Ends,
@@ -89,20 +86,12 @@ def test_a_long_lag_and_a_frozen_layer(tmp_path, whole):
 
 
 @pytest.fixture
-def restless(monkeypatch):
-    """Every subnet is cut somewhere else; shared layers are first and last and stay there."""
-
-    def partitioner(kind, subnets, is_shared, costs, num_stages):
-        draw = random.Random(num_stages)
-        inner = range(1, len(is_shared))
-        return lambda subnet: Partition(
-            (0, *sorted(draw.sample(inner, num_stages - 1)), len(is_shared))
-        )
-
-    monkeypatch.setattr(plan, "Partitioner", partitioner)
+def moving(monkeypatch):
+    """Layers move from stage to stage."""
+    restless(monkeypatch)
 
 
-@pytest.mark.usefixtures("restless")
+@pytest.mark.usefixtures("moving")
 def test_layers_on_the_move(tmp_path, whole):
     found = interrupt_and_resume(tmp_path, spaces.vectors, on(3), on(2), optimizer="Adam")
     assert_identical(whole(optimizer="Adam"), found)

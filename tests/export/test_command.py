@@ -56,6 +56,20 @@ def test_trained_alone_it_has_the_bits_of_a_loop_over_one_subnet(run, tmp_path, 
     assert bits(load_pytorch(out / "model").head.weight) == bits(weight)
 
 
+def test_averaged_weights(run, tmp_path, capsys):
+    command = ["--subnet", "1,0", "--ema", *OWN, *DATA, "-o"]
+    assert main(["export", str(run.directory.path), *command, str(tmp_path / "none")]) == 2
+    assert "train with --set ema=0.999" in capsys.readouterr().err
+    averaged = naspipe.train(
+        own_layers.space, own_layers.batches, nn.CrossEntropyLoss(), steps=4, lr=0.01, seed=3,
+        run_dir=tmp_path / "averaged", recipe={"ema": 0.5},
+    )  # fmt: skip
+    assert main(["export", str(averaged.directory.path), *command, str(tmp_path / "out")]) == 0
+    weight = averaged.shared("head", ema=True).weight
+    assert bits(load_pytorch(tmp_path / "out").head.weight) == bits(weight)
+    assert bits(weight) != bits(averaged.shared("head").weight)
+
+
 def test_an_image_space_by_name(tmp_path, capsys):
     run_dir, out = str(tmp_path / "run"), str(tmp_path / "out")
     train = ["train", "cv.c3", "--data", "digits", "--steps", "1", "--quiet", "--run-dir", run_dir]

@@ -1,0 +1,60 @@
+"""How every step is taken: the part of a run's definition that a recipe file holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from naspipe.core.checks import expect, is_finite
+
+SCHEDULES = ("constant", "linear", "cosine", "inverse_sqrt")
+PRECISIONS = ("float32", "bf16")
+MAX_THREADS = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How every step is taken. Part of a run's definition."""
+
+    optimizer: str = "SGD"
+    """Name of a ``torch.optim`` class that works per layer."""
+    lr: float = 0.05
+    """Peak learning rate."""
+    optimizer_options: Mapping[str, Any] = field(default_factory=dict)
+    """Further keyword arguments of the optimizer; ``--set optimizer.momentum=0.9``."""
+    schedule: str = "constant"
+    """How the rate follows the sequence ID: constant, linear, cosine or inverse_sqrt."""
+    warmup_steps: int = 0
+    """Subnets over which the rate rises linearly from 0 to its peak."""
+    precision: str = "float32"
+    """float32, or bf16 for autocast with float32 weights."""
+    feedback_delay: int = 15
+    """Of a stream that a strategy proposes: subnets from a score to the first proposal that knows
+    of it. At most one more are under way."""
+    threads: int = 1
+    """Intra-op threads of every stage; part of the definition because sums depend on it."""
+    label_smoothing: float = 0.0
+    """How much of each target goes to all classes alike; for losses that take it."""
+    clip_layer_norm: float = 0.0
+    """The greatest norm of each layer's gradient, clipped before its optimizer step; 0 for none."""
+    ema: float = 0.0
+    """Decay of the moving average of each parameter, taken after each of its own steps; 0 for
+    none. Layers that a step does not use keep their averages."""
+
+    def __post_init__(self) -> None:
+        expect(self.lr >= 0, "lr", "0 or more", self.lr)
+        expect(is_finite(self.lr), "lr", "a finite number", self.lr)
+        for option, value in self.optimizer_options.items():
+            expect(is_finite(value), f"optimizer.{option}", "finite numbers", value)
+        expect(self.feedback_delay >= 0, "feedback_delay", "0 or more", self.feedback_delay)
+        expect(self.schedule in SCHEDULES, "schedule", " or ".join(SCHEDULES), self.schedule)
+        expect(self.warmup_steps >= 0, "warmup_steps", "0 or more", self.warmup_steps)
+        expect(self.precision in PRECISIONS, "precision", "float32 or bf16", self.precision)
+        allowed = f"1 to {MAX_THREADS}"
+        expect(1 <= self.threads <= MAX_THREADS, "threads", allowed, self.threads)
+        is_share = 0 <= self.label_smoothing < 1
+        expect(is_share, "label_smoothing", "a share from 0 to below 1", self.label_smoothing)
+        is_norm = is_finite(self.clip_layer_norm) and self.clip_layer_norm >= 0
+        expect(is_norm, "clip_layer_norm", "a finite norm, or 0 for none", self.clip_layer_norm)
+        expect(0 <= self.ema < 1, "ema", "a decay from 0 to below 1", self.ema)
