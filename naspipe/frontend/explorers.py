@@ -48,6 +48,7 @@ def find_explorer(sampler: Any, space: Space, seed: int) -> Explorer | None:
     if not colon or name in _SAMPLERS:
         return None
     if name == "nni":
+        named_strategy(attribute, seed)  # refused now, if at all
         return lambda: adopt(named_strategy(attribute, seed), space, seed)
     make = import_attribute(sampler)
     if not callable(make):

@@ -19,6 +19,13 @@ from naspipe.nni.library import library
 STRATEGIES = ("Random", "GridSearch", "RegularizedEvolution", "TPE", "PolicyBasedRL")
 """Those that ``nni:NAME`` makes."""
 
+_OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "Random": {"dedup": False},
+    "RegularizedEvolution": {"dedup": False},
+    "TPE": {"optimize_mode": "maximize"},
+}
+"""With which they fill a stream of any length, and know that more is better."""
+
 
 def is_strategy(thing: Any) -> bool:
     """Whether something is a strategy of NNI's; does not import NNI to find out."""
@@ -34,18 +41,10 @@ def named_strategy(name: str, seed: int) -> Any:
     Raises:
         ConfigError: for an unknown name, or without NNI.
     """
-    known = _strategies()
-    if name == "Random":
-        return known.Random(dedup=False, seed=seed)
-    if name == "GridSearch":
-        return known.GridSearch(seed=seed)
-    if name == "RegularizedEvolution":
-        return known.RegularizedEvolution(dedup=False, seed=seed)
-    if name == "TPE":
-        return known.TPE(optimize_mode="maximize", seed=seed)
-    if name == "PolicyBasedRL":
-        return known.PolicyBasedRL()
-    raise ConfigError(f"sampler nni:{name:.80}: expected nni:NAME with {', '.join(STRATEGIES)}")
+    if name not in STRATEGIES:
+        raise ConfigError(f"sampler nni:{name:.80}: expected nni:NAME with {', '.join(STRATEGIES)}")
+    make = getattr(_strategies(), name)
+    return make(**_OPTIONS.get(name, {}), **({} if name == "PolicyBasedRL" else {"seed": seed}))
 
 
 def adopt(strategy: Any, space: Space, seed: int) -> NniStrategy:

@@ -32,6 +32,7 @@ def oracle_of(space, seed, optimizer, lr, options=None, bf16=False, device="cpu"
 
 def plain_loop(space, data, loss, run, *, seed, optimizer, lr, options=None, bf16=False, **recipe):
     """The oracle, trained on the stream that a run recorded; ``recipe`` is more of its fields."""
+    recipe.pop("feedback_delay", None)  # how the stream came about
     oracle = oracle_of(space, seed, optimizer, lr, options, bf16, **recipe)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
