@@ -53,6 +53,7 @@ EXECUTION = {
     "data_path": ("nccl", "nccl"),
     "transport": ("tcp", "tcp"),
     "port": ("1024", 1024),
+    "interface": ("eth0", "eth0"),
     "timeout_seconds": ("0.5", 0.5),
     "silence_seconds": ("7", 7.0),
     "checkpoint_every": ("50", 50),
