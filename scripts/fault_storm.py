@@ -62,8 +62,8 @@ def write(output: Path, rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Of all cases: verdicts, repeated steps, seconds from each kill to the next loss."""
-    seconds = sorted(each for row in rows for each in row.get("recovery_seconds", []))
-    repeated = [row["repeated_steps"] for row in rows if "repeated_steps" in row]
+    seconds = [each for row in rows for each in row.get("recovery_seconds", [])] or [0]
+    repeated = [row.get("repeated_steps", 0) for row in rows] or [0]
     return {
         "cases": len(rows),
         "hit": sum(row.get("hit", False) for row in rows),
