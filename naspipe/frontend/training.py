@@ -125,7 +125,8 @@ class Training:
         measured = {**self._measure(seconds, accesses), "stages": stages}
         for stream, manifest in zip(job.streams, lives.manifests, strict=True):
             speed = {"steps_per_second": (stream.steps - stream.first) / seconds}
-            complete = {"status": "complete", "measured": {**measured, **speed}}
+            bad = {"nonfinite_steps": stream.directory.nonfinite_steps()}
+            complete = {"status": "complete", "measured": {**measured, **speed, **bad}}
             stream.directory.write_manifest({**manifest, **complete, "life": lives.life})
 
     def _claim(self, stack: ExitStack, subnets: Sequence[tuple[Subnet, ...]]) -> int:

@@ -31,6 +31,7 @@ RECIPE = {
     "warmup_steps": ("7", 7),
     "precision": ("bf16", "bf16"),
     "feedback_delay": ("3", 3),
+    "nonfinite": ("skip", "skip"),
     "threads": ("2", 2),
     "label_smoothing": ("0.1", 0.1),
     "clip_layer_norm": ("0.5", 0.5),

@@ -26,7 +26,7 @@ from tests.equivalence import spaces
 from tests.faults.helpers import Calm, train
 
 _FORK = multiprocessing.get_context("fork")
-LIFE_SECONDS = 120.0
+LIFE_SECONDS = 400.0
 
 POINTS = (
     "forward",
@@ -204,7 +204,10 @@ def run_case(case: Case, scratch: Path, steps: int = 24) -> dict:
         process = _FORK.Process(target=live, args=(case, path, marker, resume, steps))
         process.start()
         process.join(LIFE_SECONDS)
-        assert process.exitcode is not None, f"{case}: a life did not end"
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+            raise AssertionError(f"{case}: a life did not end")
         ends.append(process.exitcode)
         process.close()
     return {"case": str(case), "ends": ends, **found(marker, steps, time.time())}
