@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 import tempfile
 import time
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
@@ -20,10 +23,11 @@ def main() -> int:
     """Run the cases of a range of seeds; the exit status is 1 when one differs or did not end."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--count", type=int, default=90)
+    parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--output", type=Path, default=ROOT / "artifacts/faults/storm.json")
+    parser.add_argument("--also", type=Path, nargs="*", default=[], help="results to put first")
     arguments = parser.parse_args()
-    rows = []
+    rows = [row for file in arguments.also for row in json.loads(file.read_text())["cases"]]
     with tempfile.TemporaryDirectory(prefix="np") as scratch:
         whole = reference(Path(scratch))
         for seed in range(arguments.first, arguments.first + arguments.count):
@@ -36,11 +40,38 @@ def main() -> int:
             except Exception as error:
                 row["verdict"] = f"{type(error).__name__}: {error}"
             row["seconds"] = round(time.monotonic() - start, 1)
+            shutil.rmtree(place)
             rows.append(row)
             print(row, flush=True)
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(rows, indent=1) + "\n")
-    return int(any(row["verdict"] != "IDENTICAL" for row in rows))
+            write(arguments.output, rows)
+    summary = write(arguments.output, rows)
+    print(summary)
+    return int(summary["identical"] < summary["cases"] or summary["hit"] < summary["cases"])
+
+
+def write(output: Path, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Write what there is by now; returns its summary."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    summary = summarise(rows)
+    text = ",\n  ".join(map(json.dumps, rows))
+    output.write_text(
+        f'{{"summary": {json.dumps(summary, indent=1)},\n "cases": [\n  {text}\n ]}}\n'
+    )
+    return summary
+
+
+def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of all cases: verdicts, repeated steps, seconds from each kill to the next loss."""
+    seconds = [each for row in rows for each in row.get("recovery_seconds", [])] or [0]
+    repeated = [row.get("repeated_steps", 0) for row in rows] or [0]
+    return {
+        "cases": len(rows),
+        "hit": sum(row.get("hit", False) for row in rows),
+        "identical": sum(row["verdict"] == "IDENTICAL" for row in rows),
+        "kills": len(seconds),
+        "repeated_steps": {"median": median(repeated), "most": max(repeated)},
+        "recovery_seconds": {"median": median(seconds), "most": max(seconds)},
+    }
 
 
 if __name__ == "__main__":

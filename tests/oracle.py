@@ -29,9 +29,10 @@ class PlainLoop:
 
     def __init__(
         self, factories, fields, rules, seed, optimizer, lr, options=None, bf16=False, device="cpu",
-        clip_layer_norm=0.0, ema=0.0,
+        clip_layer_norm=0.0, ema=0.0, nonfinite="stop",
     ):  # fmt: skip
         self.clip_layer_norm, self.ema, self.averages = clip_layer_norm, ema, {}
+        self.nonfinite = nonfinite
         self.device = torch.device(device)
         self.factories, self.fields, self.rules = factories, fields, rules
         self.seed, self.lr, self.bf16 = seed, lr, bf16
@@ -69,7 +70,8 @@ class PlainLoop:
                 state = out if isinstance(out, tuple) else (out,)
                 if block == len(choices) - 1:
                     loss = loss_fn(*state, batch["target"])
-        loss.backward()
+        if self.nonfinite != "skip" or loss.isfinite():
+            loss.backward()
         for block, (candidate, module) in enumerate(zip(choices, used, strict=True)):
             newest = self.layers[block, candidate]
             if module is not newest:

@@ -28,6 +28,7 @@ ENVIRONMENT = {
     "naspipe/runtime/determinism.py": "CUBLAS_WORKSPACE_CONFIG, which cuBLAS reads nowhere else",
     "naspipe/runtime/nccl_path.py": "NCCL_SOCKET_IFNAME and gloo's, which are read nowhere else",
     "naspipe/runtime/launcher.py": "the one place that may look at how it was started",
+    "naspipe/runtime/meeting.py": "torchrun's variables, which say which of its workers this is",
 }
 """Files of the product that may touch the environment's variables, and why."""
 

@@ -7,7 +7,8 @@ and never on the stages, the partition, recompute or the timing of messages.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
     from naspipe.cli.streams import StreamOptions
     from naspipe.core.config import Execution
     from naspipe.core.recipe_file import RecipeFile
+    from naspipe.frontend.training import Training
     from naspipe.runtime.compute import Workload
+    from naspipe.runtime.meeting import Worker
 
 _EXAMPLE = """\
 examples:
@@ -25,6 +28,7 @@ examples:
   naspipe train cv.c3 --set lr=0.01 --set optimizer.momentum=0.8 --set rule.stem=frozen
   naspipe train nlp.c1 --checkpoint-every 100 --run-dir runs/one; naspipe train --resume runs/one
   naspipe train mymodule:space --data mymodule:batches --stages 2
+  torchrun --nnodes 2 --nproc-per-node 1 ... -m naspipe train nlp.c1 --run-dir /shared/one
 
 spaces: nlp.c0 nlp.c1 nlp.c2 nlp.c3 cv.c1 cv.c2 cv.c3, or MODULE:ATTRIBUTE of your own
 samplers: uniform, fair, spaced:W, file:PATH (one JSON list of choices a line)
@@ -144,39 +148,53 @@ def _whole(text: str) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train; prints the run directories on stdout."""
-    from naspipe.cli.progress import TrainingProgress
-    from naspipe.cli.resume import read_resumed
-    from naspipe.cli.streams import parse_streams
-    from naspipe.core.config import Execution
+    """Train; prints the run directories on stdout. Under torchrun, this is one of its workers."""
     from naspipe.core.errors import ConfigError
-    from naspipe.core.recipe_file import NO_RECIPE, read_recipe
+    from naspipe.frontend.workers import execution_of, refuse, train_as_worker
+    from naspipe.runtime.meeting import Worker
+
+    worker = Worker.find()
+    try:
+        execution, workloads, sources = _defined(arguments)
+        if worker is not None:
+            execution = execution_of(worker, execution, arguments.stages)
+    except ConfigError as error:
+        if worker is not None:
+            refuse(worker, str(error))
+        raise
+    with _training(arguments, execution, workloads, sources, worker) as training:
+        if worker is not None:
+            has_place = bool(arguments.resume or arguments.run_dir)
+            train_as_worker(training, worker, has_place=has_place)
+        else:
+            training.run()
+    if worker is None or worker.rank == 0:
+        for directory in training.directories:
+            print(directory.path)
+    return 0
+
+
+@contextmanager
+def _training(
+    arguments: argparse.Namespace,
+    execution: Execution,
+    workloads: list[Workload],
+    sources: list[dict[str, Any]],
+    worker: Worker | None,
+) -> Iterator[Training]:
+    """The training, whose progress is shown while it goes on; by one of several workers."""
+    from naspipe.cli.progress import TrainingProgress
     from naspipe.frontend.api import default_run_directory
     from naspipe.frontend.training import Training
 
-    if arguments.resume:
-        execution, workloads, sources = read_resumed(arguments.resume, arguments)
-        execution = _given(execution, arguments)
-        workloads = [replace(each, recompute=execution.recompute) for each in workloads]
-    else:
-        recipe = NO_RECIPE if arguments.recipe is None else read_recipe(arguments.recipe)
-        arguments.sampler = arguments.sampler or recipe.sampler
-        for name, default in _DEFAULTS.items():
-            if getattr(arguments, name) is None:
-                setattr(arguments, name, default)
-        if arguments.space is None:
-            raise ConfigError("expected a SPACE, or --resume RUN; see naspipe train --help")
-        streams = parse_streams(arguments.streams, arguments)
-        execution, workloads, sources = _workloads(
-            streams, _given(Execution(), arguments), recipe, arguments
-        )
     names = list(dict.fromkeys(workload.space.name for workload in workloads))
     path = arguments.resume or arguments.run_dir
     path = path or default_run_directory("-".join(names).replace(":", "-"))
     title = f"{' '.join(names)} on {execution.stages} stage{'s' if execution.stages > 1 else ''}"
     steps = sum(workload.definition.steps for workload in workloads)
-    with TrainingProgress(title, steps, execution.stages, arguments.quiet) as progress:
-        training = Training(
+    is_quiet = arguments.quiet or (worker is not None and worker.rank > 0)
+    with TrainingProgress(title, steps, execution.stages, is_quiet) as progress:
+        yield Training(
             workloads=workloads,
             execution=execution,
             path=path,
@@ -184,10 +202,31 @@ def run(arguments: argparse.Namespace) -> int:
             resumes=arguments.resume is not None,
             sources=sources,
         )
-        training.run()
-    for directory in training.directories:
-        print(directory.path)
-    return 0
+
+
+def _defined(
+    arguments: argparse.Namespace,
+) -> tuple[Execution, list[Workload], list[dict[str, Any]]]:
+    """What is trained, and how; from the run where one is resumed."""
+    from naspipe.cli.resume import read_resumed
+    from naspipe.cli.streams import parse_streams
+    from naspipe.core.config import Execution
+    from naspipe.core.errors import ConfigError
+    from naspipe.core.recipe_file import NO_RECIPE, read_recipe
+
+    if arguments.resume:
+        execution, workloads, sources = read_resumed(arguments.resume, arguments)
+        execution = _given(execution, arguments)
+        return execution, [replace(w, recompute=execution.recompute) for w in workloads], sources
+    recipe = NO_RECIPE if arguments.recipe is None else read_recipe(arguments.recipe)
+    arguments.sampler = arguments.sampler or recipe.sampler
+    for name, default in _DEFAULTS.items():
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, default)
+    if arguments.space is None:
+        raise ConfigError("expected a SPACE, or --resume RUN; see naspipe train --help")
+    streams = parse_streams(arguments.streams, arguments)
+    return _workloads(streams, _given(Execution(), arguments), recipe, arguments)
 
 
 def _given(execution: Execution, arguments: argparse.Namespace) -> Execution:

@@ -121,7 +121,11 @@ class Execution:
     transport: str = "ipc"
     """ipc, or tcp on the loopback interface (ports ``port``, ``port`` + 1, ...)."""
     port: int = 29600
-    """First port of the tcp transport: one for each stage and one for the launcher."""
+    """First port of the tcp transport: one for each stage and one for the launcher; under torchrun
+    two for each stage."""
+    interface: str = ""
+    """Under torchrun, the network interface whose address every host listens on; empty for the one
+    that leads to rank 0's host."""
     timeout_seconds: float = 300.0
     """How long a stage may be at one block, or wait for a message, before it is given up."""
     silence_seconds: float = 30.0

@@ -10,6 +10,7 @@ from naspipe.core.checks import expect, is_finite
 
 SCHEDULES = ("constant", "linear", "cosine", "inverse_sqrt")
 PRECISIONS = ("float32", "bf16")
+NONFINITE = ("stop", "skip", "keep")
 MAX_THREADS = 256
 
 
@@ -32,6 +33,10 @@ class Recipe:
     feedback_delay: int = 15
     """Of a stream that a strategy proposes: subnets from a score to the first proposal that knows
     of it. At most one more are under way."""
+    nonfinite: str = "stop"
+    """What a loss that is infinite or not a number does: stop the run, skip (the step leaves
+    parameters and optimizer as they are; its loss is recorded) or keep (train on, as the plain
+    loop would)."""
     threads: int = 1
     """Intra-op threads of every stage; part of the definition because sums depend on it."""
     label_smoothing: float = 0.0
@@ -51,6 +56,7 @@ class Recipe:
         expect(self.schedule in SCHEDULES, "schedule", " or ".join(SCHEDULES), self.schedule)
         expect(self.warmup_steps >= 0, "warmup_steps", "0 or more", self.warmup_steps)
         expect(self.precision in PRECISIONS, "precision", "float32 or bf16", self.precision)
+        expect(self.nonfinite in NONFINITE, "nonfinite", " or ".join(NONFINITE), self.nonfinite)
         allowed = f"1 to {MAX_THREADS}"
         expect(1 <= self.threads <= MAX_THREADS, "threads", allowed, self.threads)
         is_share = 0 <= self.label_smoothing < 1

@@ -15,6 +15,7 @@ from naspipe.core.errors import (
     TransportError,
 )
 from naspipe.core.ids import StreamId
+from naspipe.runtime.hosts import Party
 from naspipe.runtime.job import Job, StreamJob
 from naspipe.runtime.launcher import launch
 from naspipe.runtime.reports import LaunchObserver
@@ -33,12 +34,14 @@ class Lives:
         manifests: of each stream, but for what the lives themselves record.
         observer: told of restarts.
         generation: of the next life.
+        party: the other hosts, where there are any.
     """
 
     job: Job
     manifests: Sequence[Mapping[str, Any]]
     observer: LaunchObserver
     generation: int = 0
+    party: Party | None = None
 
     def run(self) -> list[dict[str, Any]]:
         """Live until the run is complete; returns what its stages measured in the last life.
@@ -52,7 +55,7 @@ class Lives:
         while True:
             self._begin()
             try:
-                return launch(self.job, self.observer)
+                return launch(self.job, self.observer, self.party)
             except (StageFailedError, TransportError) as error:
                 if left == 0:
                     self._note("failed", error)

@@ -17,22 +17,39 @@ from naspipe.sim.plan import Chain, Pipeline, Plan, Stream, has_choice, plan_pip
 from naspipe.sim.run import choose_order, measured_timing
 
 
+def planning_costs(
+    workloads: Sequence[Workload], execution: Execution
+) -> tuple[CostTable | None, ...]:
+    """What the plan of each stream is made from; None where no plan needs to know.
+
+    Raises:
+        StageFailedError: when a layer, the loss or the data raises in the profile.
+    """
+    if execution.stages > 1 or execution.activation_memory:
+        return measured_costs(workloads, execution)
+    return (None,) * len(workloads)
+
+
 def make_plan(
-    workloads: Sequence[Workload], execution: Execution, subnets: Sequence[Sequence[Subnet]]
+    workloads: Sequence[Workload],
+    execution: Execution,
+    subnets: Sequence[Sequence[Subnet]],
+    costs: Sequence[CostTable | None] | None = None,
 ) -> Plan:
-    """Profile the layers, balance the stages, give them memory, choose the order.
+    """Balance the stages, give them memory, choose the order; the same for the same costs.
 
     Args:
         workloads: of each stream; one synchronisation policy for all.
         execution: what the user asked for.
         subnets: of each stream; of one that a strategy proposes, some that stand for it.
+        costs: of each stream; measured here where they are not given.
 
     Raises:
         ConfigError: when the memory budget is below the least that works.
         StageFailedError: when a layer, the loss or the data raises in the profile.
     """
-    needs_costs = bool(execution.stages > 1 or execution.activation_memory)
-    costs = measured_costs(workloads, execution) if needs_costs else (None,) * len(workloads)
+    if costs is None:
+        costs = planning_costs(workloads, execution)
     definition = workloads[0].definition
     pipeline = Pipeline(
         streams=tuple(

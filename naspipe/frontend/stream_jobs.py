@@ -46,11 +46,19 @@ def check_stream(number: StreamId, workload: Workload, execution: Execution) -> 
         )
     if workload.explore:
         _check_causal(definition)
+    subnets = draw_stream(number, workload)
+    check_batch(workload)
+    check_layers(workload)
+    return subnets
+
+
+def draw_stream(number: StreamId, workload: Workload) -> tuple[Subnet, ...]:
+    """The subnets of a stream, or what stands for them where a strategy proposes them."""
+    space, definition = workload.space, workload.definition
+    if workload.explore:
         stream = sample_stream(space)
     else:
         stream = draw_subnets(definition.sampler, space, definition.seed, definition.steps)
-    check_batch(workload)
-    check_layers(workload)
     return tuple(
         Subnet(number, SequenceId(place), space.chain(choices))
         for place, choices in enumerate(stream)

@@ -17,14 +17,16 @@ from naspipe.core.space import Space
 from naspipe.core.subnet import Subnet
 from naspipe.frontend.checks import check_data_path, check_device
 from naspipe.frontend.lives import Lives, check_resumable
-from naspipe.frontend.plan import make_plan
+from naspipe.frontend.plan import make_plan, planning_costs
 from naspipe.frontend.stream_jobs import check_order, check_stream, choices_of, stream_job
+from naspipe.planning.cost import CostTable
 from naspipe.runtime.claim import Claim
 from naspipe.runtime.compute import Batches, Loss, Workload
+from naspipe.runtime.endpoints import check_endpoints
 from naspipe.runtime.environment import describe_environment
 from naspipe.runtime.gpus import NO_GPUS, Gpus, find_gpus
+from naspipe.runtime.hosts import Party
 from naspipe.runtime.job import Job, StreamJob
-from naspipe.runtime.launcher import check_endpoints
 from naspipe.runtime.reports import LaunchObserver
 from naspipe.sim.plan import Plan
 from naspipe.streams.from_file import write_stream
@@ -69,6 +71,8 @@ class Training:
     """Go on with the runs that ``path`` holds."""
     sources: Sequence[Mapping[str, Any]] = ()
     """Of each stream, what the command line called its space and data."""
+    party: Party | None = None
+    """The other hosts, where there are any; this is rank 0 then."""
 
     @property
     def directories(self) -> list[RunDirectory]:
@@ -94,8 +98,9 @@ class Training:
                 generation = self._claim(stack, subnets)
                 if generation < 0:
                     return
-            plan = make_plan(self.workloads, self.execution, subnets)
-            job = self._job(plan, subnets)
+            costs = planning_costs(self.workloads, self.execution)
+            plan = make_plan(self.workloads, self.execution, subnets, costs)
+            job = self.job(plan, subnets, costs)
             manifests = [self._manifest(*each, plan) for each in enumerate(job.streams)]
             if not self.resumes:
                 for stream, manifest in zip(job.streams, manifests, strict=True):
@@ -106,7 +111,7 @@ class Training:
                     )
                     stream.directory.write_manifest(manifest)
                     stack.enter_context(Claim(stream.directory.path))
-            self._finish(Lives(job, manifests, self.observer, generation))
+            self._finish(Lives(job, manifests, self.observer, generation, self.party))
 
     def _finish(self, lives: Lives) -> None:
         """Live to the end, check what was left, and say that it is complete."""
@@ -120,7 +125,8 @@ class Training:
         measured = {**self._measure(seconds, accesses), "stages": stages}
         for stream, manifest in zip(job.streams, lives.manifests, strict=True):
             speed = {"steps_per_second": (stream.steps - stream.first) / seconds}
-            complete = {"status": "complete", "measured": {**measured, **speed}}
+            bad = {"nonfinite_steps": stream.directory.nonfinite_steps()}
+            complete = {"status": "complete", "measured": {**measured, **speed, **bad}}
             stream.directory.write_manifest({**manifest, **complete, "life": lives.life})
 
     def _claim(self, stack: ExitStack, subnets: Sequence[tuple[Subnet, ...]]) -> int:
@@ -137,7 +143,13 @@ class Training:
             return -1
         return 1 + max(int(each.get("life", {}).get("generation", 0)) for each in earlier)
 
-    def _job(self, plan: Plan, subnets: Sequence[tuple[Subnet, ...]]) -> Job:
+    def job(
+        self,
+        plan: Plan,
+        subnets: Sequence[tuple[Subnet, ...]],
+        costs: Sequence[CostTable | None],
+    ) -> Job:
+        """What every stage needs to know; nothing is restored yet."""
         streams = [
             stream_job(StreamId(number), *each)
             for number, each in enumerate(
@@ -149,6 +161,7 @@ class Training:
             execution=replace(self.execution, order=plan.order, window=plan.window),
             bulk=self.workloads[0].definition.bulk or self.execution.stages,
             memory=plan.memory,
+            costs=tuple(costs),
         )
 
     @property
@@ -179,7 +192,8 @@ class Training:
             check_stream(StreamId(number), workload, self.execution)
             for number, workload in enumerate(self.workloads)
         ]
-        check_endpoints(self.execution)
+        if self.party is None:
+            check_endpoints(self.execution)
         return subnets
 
     def _manifest(self, number: int, stream: StreamJob, plan: Plan) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import json
 import os
@@ -107,3 +108,9 @@ def _started(pid: int) -> int:
         return int(fields[19])
     except (OSError, ValueError, IndexError):
         return 0
+
+
+def wake_with_parents_end() -> None:
+    """Have the kernel continue this process when its parent ends: one that was stopped, too."""
+    set_parent_death_signal = 1
+    ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGCONT))

@@ -19,6 +19,7 @@ from naspipe.runtime.determinism import block_seed
 from naspipe.runtime.layer_store import LayerStore, StoredLayer
 from naspipe.runtime.losses import Loss as Loss
 from naspipe.runtime.losses import smoothed
+from naspipe.runtime.nonfinite import first_gradient
 from naspipe.runtime.out_of_memory import DeviceFullError, explain_shortage
 from naspipe.runtime.placement import Placement
 from naspipe.runtime.restored import Restored
@@ -224,7 +225,8 @@ class StageCompute:
             return None
         (loss,), state.inputs = state.inputs, ()
         loss = loss.detach()
-        state.gradients = (torch.ones_like(loss),)
+        nonfinite = definition.recipe.nonfinite
+        state.gradients = (first_gradient(loss, nonfinite, task.sequence_id),)
         return loss
 
     def _with_loss(self, state: _Pass, task: Task) -> Callable[[Tensors], Tensors]:

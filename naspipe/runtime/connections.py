@@ -7,9 +7,10 @@ import torch
 from naspipe.core.config import Execution
 from naspipe.core.ids import StageId
 from naspipe.runtime.cuda_device import start_cuda
+from naspipe.runtime.endpoints import Endpoints
 from naspipe.runtime.placement import device_name
 from naspipe.runtime.staging import Staging
-from naspipe.runtime.transport import Endpoints, Transport, ZmqTransport
+from naspipe.runtime.transport import Transport, ZmqTransport
 from naspipe.runtime.wakeup import Wakeup
 
 

@@ -9,6 +9,7 @@ from typing import Protocol
 from naspipe.core.config import Execution
 from naspipe.core.events import KeptLayer
 from naspipe.core.planned import Planned
+from naspipe.planning.cost import CostTable
 from naspipe.planning.memory import MemoryPlan
 from naspipe.runtime.compute import Workload
 from naspipe.runtime.restored import Restored
@@ -83,6 +84,8 @@ class Job:
     """What layers may occupy on each stage's device; None for no limit."""
     generation: int = 0
     """Counts the lives of the run: 0, and one more for every resume and restart."""
+    costs: tuple[CostTable | None, ...] = ()
+    """Of each stream, what the partitions were made from."""
 
     @property
     def workloads(self) -> list[Workload]:

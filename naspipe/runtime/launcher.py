@@ -14,9 +14,8 @@ import time
 import traceback
 import warnings
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ import msgpack
 import torch
 import zmq
 
-from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError, RunInterruptedError, StageFailedError, TransportError
 from naspipe.core.ids import StageId
 from naspipe.planning.cost import CostTable, LayerCost
@@ -33,24 +31,21 @@ from naspipe.runtime.claim import SOCKETS_PREFIX, record_processes
 from naspipe.runtime.compute import Workload
 from naspipe.runtime.cuda_device import start_cuda
 from naspipe.runtime.determinism import deterministic_torch
+from naspipe.runtime.doorkeeper import Doorkeeper
+from naspipe.runtime.endpoints import Endpoints, make_endpoints
 from naspipe.runtime.exploring import Exploring
 from naspipe.runtime.garbage import calm_collector
+from naspipe.runtime.hosts import JOB, Announcer, Party
 from naspipe.runtime.job import Job
 from naspipe.runtime.liveness import Liveness
 from naspipe.runtime.messages import LauncherMessage, launcher_frames
 from naspipe.runtime.profiler import profile
 from naspipe.runtime.publishing import Publisher, merge_parts
 from naspipe.runtime.reports import LaunchObserver
-from naspipe.runtime.stage_process import run_alone, stage_main
+from naspipe.runtime.stage_main import run_alone, stage_main
 from naspipe.runtime.stopping import Stop, answered_signals
 from naspipe.runtime.supervisor import Collector, obituary, supervise
-from naspipe.runtime.transport import (
-    Endpoints,
-    bind_inbox,
-    connect_outbox,
-    ipc_endpoints,
-    tcp_endpoints,
-)
+from naspipe.runtime.transport import bind_inbox, connect_outbox
 from naspipe.runtime.wakeup import Wakeup
 from naspipe.trace.checkpoints import FINAL
 from naspipe.trace.losses import LossWriter
@@ -59,8 +54,8 @@ _FORK = multiprocessing.get_context("fork")
 _GRACE_SECONDS = 2.0
 
 
-def launch(job: Job, observer: LaunchObserver) -> list[dict[str, Any]]:
-    """Carry a run out on this machine, to its final checkpoint.
+def launch(job: Job, observer: LaunchObserver, party: Party | None = None) -> list[dict[str, Any]]:
+    """Carry a run out, to its final checkpoint; on several hosts, with stage 0 on this one.
 
     Returns what each stage measured of itself: bytes handed over and copied.
 
@@ -84,7 +79,7 @@ def launch(job: Job, observer: LaunchObserver) -> list[dict[str, Any]]:
             num_stages, job.generation, folders, losses, execution.keep_checkpoints
         )
         exploring = stack.enter_context(Exploring(job, mailboxes.send))
-        collector = Collector(losses, observer, publisher, stop, exploring)
+        collector = Collector(num_stages, losses, observer, publisher, stop, exploring)
         if job.is_causal:
             stack.enter_context(answered_signals(lambda number: _ask(stop, wakeup, number)))
         if num_stages == 1 and execution.device == "cpu":
@@ -94,8 +89,8 @@ def launch(job: Job, observer: LaunchObserver) -> list[dict[str, Any]]:
             directory = Path(
                 stack.enter_context(tempfile.TemporaryDirectory(prefix=SOCKETS_PREFIX))
             )
-            endpoints = make_endpoints(execution, directory)
-            _run_stages(job, endpoints, collector, exploring, stop, wakeup, mailboxes)
+            endpoints = party.hosts.endpoints if party else make_endpoints(execution, directory)
+            _run_stages(job, endpoints, collector, exploring, stop, wakeup, mailboxes, party)
         results = [collector.results[stage] for stage in sorted(collector.results)]
         if not results[0]["streams"]:
             raise _interruption(job, stop, publisher)
@@ -150,7 +145,7 @@ def profile_apart(workload: Workload, timeout_seconds: float, device: str = "cpu
     process = _FORK.Process(
         target=_profile_main, args=(workload, device, sender), name="naspipe-profile"
     )
-    with receiver, _quiet_fork():
+    with receiver, quiet_fork():
         process.start()
         sender.close()
         try:
@@ -160,7 +155,7 @@ def profile_apart(workload: Workload, timeout_seconds: float, device: str = "cpu
         except EOFError:
             raise StageFailedError(0, "the profile of its layers", obituary(process)) from None
         finally:
-            _end([process])
+            end_all([process])
     if refusal:
         raise ConfigError(refusal)
     if failure:
@@ -185,7 +180,7 @@ def _profile_main(workload: Workload, device: str, sender: Any) -> None:
 
 
 @contextmanager
-def _quiet_fork() -> Iterator[None]:
+def quiet_fork() -> Iterator[None]:
     """Fork without Python 3.12's warning about threads.
 
     torch and numpy keep idle pools, which a stage, computing on its own thread, never touches.
@@ -193,25 +188,6 @@ def _quiet_fork() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
         yield
-
-
-def check_endpoints(execution: Execution) -> None:
-    """Look whether the stages could have their addresses; takes none of them.
-
-    Raises:
-        ConfigError: when a port is in use, or the temporary directory's path is too long.
-    """
-    if execution.stages > 1 or execution.device != "cpu":
-        make_endpoints(execution, Path(tempfile.gettempdir()) / f"{SOCKETS_PREFIX}{8 * 'x'}")
-
-
-def make_endpoints(execution: Execution, directory: Path) -> Endpoints:
-    """Addresses for a run's stages and its launcher."""
-    if execution.transport == "tcp":
-        made = tcp_endpoints(execution.port, execution.stages)
-    else:
-        made = ipc_endpoints(directory, execution.stages)
-    return replace(made, directory=directory)
 
 
 def _run_stages(
@@ -222,10 +198,15 @@ def _run_stages(
     stop: Stop,
     wakeup: Wakeup,
     mailboxes: _Mailboxes,
+    party: Party | None,
 ) -> None:
     execution = job.execution
     _check_fit_for_forking(execution.device)
-    with _stage_processes(job, endpoints) as processes, zmq.Context() as context:
+    here = range(1 if party else execution.stages)
+    with _stage_processes(job, endpoints, here) as processes, ExitStack() as stack:
+        context: zmq.Context[Any] = zmq.Context()
+        stack.callback(context.destroy, linger=0)
+        stack.enter_context(Doorkeeper(context, endpoints.public_keys.values()))
         inbox = bind_inbox(context, endpoints.launcher, endpoints)
         collector.liveness = Liveness(
             range(execution.stages),
@@ -236,12 +217,13 @@ def _run_stages(
         mailboxes.outboxes += [
             connect_outbox(context, address, endpoints) for address in endpoints.stages
         ]
-        try:
-            exploring.start()
-            supervise(inbox, processes, collector, stop, wakeup)
-        finally:
-            context.destroy(linger=0)
-        for process in processes:
+        announcer = Announcer(context, party.hosts if party else None)
+        if party:
+            announcer.tell(JOB, party.assign(job))
+        exploring.start()
+        supervise(inbox, processes, collector, stop, wakeup, announcer.beat)
+        stack.close()
+        for process in processes.values():
             process.join(_GRACE_SECONDS + 10)
 
 
@@ -259,32 +241,34 @@ def _check_fit_for_forking(device: str) -> None:
 
 
 @contextmanager
-def _stage_processes(job: Job, endpoints: Endpoints) -> Iterator[list[BaseProcess]]:
+def _stage_processes(
+    job: Job, endpoints: Endpoints, stages: Iterable[int]
+) -> Iterator[dict[int, BaseProcess]]:
     """The stages' processes; none is left when the block ends, however it ends."""
     lifeline = os.pipe()
-    processes: list[BaseProcess] = []
+    processes: dict[int, BaseProcess] = {}
     process: BaseProcess
     try:
-        with _quiet_fork():
-            for number in range(job.execution.stages):
+        with quiet_fork():
+            for number in stages:
                 process = _FORK.Process(
                     target=stage_main,
-                    args=(job, StageId(number), endpoints, lifeline),
+                    args=(lambda: job, StageId(number), endpoints, lifeline),
                     name=f"naspipe-stage-{number}",
                 )
                 process.start()
-                processes.append(process)
-        pids = [process.pid for process in processes if process.pid is not None]
+                processes[number] = process
+        pids = [each.pid for each in processes.values() if each.pid is not None]
         for stream in job.streams:
             record_processes(stream.directory.path, pids, endpoints.directory)
         os.close(lifeline[0])
         yield processes
     finally:
-        _end(processes)
+        end_all(processes.values())
         os.close(lifeline[1])
 
 
-def _end(processes: Sequence[BaseProcess]) -> None:
+def end_all(processes: Collection[BaseProcess]) -> None:
     """Leave none of these processes behind: what they wrote can bear it."""
     for process in processes:
         process.kill()

@@ -12,7 +12,8 @@ import zmq
 
 from naspipe.core.errors import TransportError
 from naspipe.core.ids import StageId
-from naspipe.runtime.transport import Endpoints, connect_outbox
+from naspipe.runtime.endpoints import Endpoints
+from naspipe.runtime.transport import connect_outbox
 
 HEARTBEAT_SECONDS = 0.5
 """From one sign of life to the next."""

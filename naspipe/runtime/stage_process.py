@@ -1,44 +1,34 @@
-"""One stage from start to end: build it, run it, write what it leaves."""
+"""One stage of a job: build it, run it, write what it leaves."""
 
 from __future__ import annotations
 
-import errno
-import os
-import signal
-import threading
 import time
-import traceback
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from functools import partial
 from typing import Any
 
 import torch
 
 from naspipe.core.config import parse_bytes
-from naspipe.core.errors import ConfigError, StorageError, reason
 from naspipe.core.events import StreamResumed
 from naspipe.core.ids import SequenceId, StageId, StreamId
 from naspipe.core.planned import Planned
 from naspipe.runtime.checkpoint import layer_key
 from naspipe.runtime.checkpointer import Checkpointer, CheckpointStream, write_part
 from naspipe.runtime.compute import StageCompute
-from naspipe.runtime.connections import connect, start_device
+from naspipe.runtime.connections import start_device
 from naspipe.runtime.cuda_device import measured_memory
-from naspipe.runtime.determinism import deterministic_torch
 from naspipe.runtime.device import open_device
 from naspipe.runtime.driver import StageDriver
 from naspipe.runtime.garbage import calm_collector
 from naspipe.runtime.job import Job, StreamJob
 from naspipe.runtime.layer_store import LayerStore
-from naspipe.runtime.messages import LauncherMessage
 from naspipe.runtime.out_of_memory import LayerUse
 from naspipe.runtime.placement import Placement, SwappedPlacement
-from naspipe.runtime.reports import Reporter, ZmqReporter
+from naspipe.runtime.reports import Reporter
 from naspipe.runtime.restored import capture
 from naspipe.runtime.stage_files import StageFiles, alone_in
-from naspipe.runtime.transport import Endpoints, NoTransport, Transport
+from naspipe.runtime.transport import Transport
 from naspipe.runtime.wakeup import Wakeup
 from naspipe.stage.builder import build_admission, build_controller
 from naspipe.stage.intake import Intake
@@ -49,8 +39,6 @@ from naspipe.trace.log import AccessLogWriter
 
 GRACE_SECONDS = 10.0
 """How much longer a stage waits than a hung one may take: the launcher names that one first."""
-
-_STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
 
 
 class StageRun:
@@ -201,7 +189,7 @@ class StageRun:
         return write_part(directory, self._stage, layers)
 
 
-def _placement(job: Job, stage: StageId, wakeup: Wakeup) -> Placement:
+def open_placement(job: Job, stage: StageId, wakeup: Wakeup) -> Placement:
     """Where the stage's layers and tensors live. Starts CUDA, where that is the device."""
     execution = job.execution
     name = start_device(execution, stage)
@@ -212,67 +200,3 @@ def _placement(job: Job, stage: StageId, wakeup: Wakeup) -> Placement:
     host_bytes = parse_bytes(execution.host_memory) or None
     recipe = job.workloads[0].definition.recipe
     return SwappedPlacement(device, recipe, limits, host_bytes, wakeup)
-
-
-def run_alone(job: Job, reporter: Reporter, mailbox: deque[LauncherMessage]) -> None:
-    """The run on one stage, in this process and without sockets; never on a GPU."""
-    _run_stage(job, StageId(0), partial(NoTransport, mailbox), reporter)
-
-
-def _run_stage(
-    job: Job, stage: StageId, connect: Callable[[Wakeup], Transport], reporter: Reporter
-) -> None:
-    """Run one stage to its end; a failure is reported, never raised."""
-    task = "start"
-    try:
-        with ExitStack() as stack:
-            # Before the device starts: cuBLAS reads its settings once.
-            threads = job.workloads[0].definition.recipe.threads
-            stack.enter_context(deterministic_torch(threads))
-            wakeup = stack.enter_context(Wakeup())
-            transport = stack.enter_context(connect(wakeup))
-            placement = stack.enter_context(_placement(job, stage, wakeup))
-            stage_run = StageRun(job, stage, transport, reporter, placement, wakeup)
-            reporter.watch(lambda: stage_run.current)
-            try:
-                stage_run.run()
-            finally:
-                task = stage_run.current
-    except Exception as error:
-        reporter.report("failed", _failure(task, error))
-
-
-def _failure(task: str, error: Exception) -> dict[str, Any]:
-    """The report of a failure: what was under way, and why it ended."""
-    return {
-        "task": task,
-        "traceback": "".join(traceback.format_exception(error)),
-        "message": reason(error) if isinstance(error, OSError) else str(error),
-        "kind": _kind(error),
-    }
-
-
-def _kind(error: Exception) -> str:
-    """Whose failure it is: the input's, the storage's, or (empty) anybody's."""
-    if isinstance(error, ConfigError):
-        return "input"
-    is_storage = isinstance(error, OSError) and error.errno in _STORAGE
-    return "storage" if is_storage or isinstance(error, StorageError) else ""
-
-
-def stage_main(job: Job, stage: StageId, endpoints: Endpoints, lifeline: tuple[int, int]) -> None:
-    """The body of a stage's process: ends with the run, its own failure, or the launcher."""
-    # The launcher answers signals for all: with a checkpoint, for which it needs its stages.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    read_end, write_end = lifeline
-    os.close(write_end)
-    threading.Thread(target=_end_with_launcher, args=(read_end,), daemon=True).start()
-    with ZmqReporter(stage, endpoints) as reporter:
-        _run_stage(job, stage, partial(connect, job.execution, stage, endpoints), reporter)
-
-
-def _end_with_launcher(read_end: int) -> None:
-    """Wait for the end of a pipe that only the launcher holds open."""
-    os.read(read_end, 1)
-    os._exit(1)

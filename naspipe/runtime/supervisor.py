@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -27,6 +27,7 @@ class Collector:
     """Takes the reports of all stages: writes losses, keeps results, raises the first failure.
 
     Args:
+        num_stages: whose results to wait for.
         losses: of each stream.
         observer: told as the run goes.
         publisher: of checkpoints.
@@ -36,6 +37,7 @@ class Collector:
 
     def __init__(
         self,
+        num_stages: int,
         losses: Sequence[LossWriter],
         observer: LaunchObserver,
         publisher: Publisher,
@@ -43,12 +45,18 @@ class Collector:
         exploring: Exploring,
     ) -> None:
         self._exploring = exploring
+        self._num_stages = num_stages
         self._losses = tuple(losses)
         self._observer = observer
         self._publisher = publisher
         self._stop = stop
         self.liveness: Liveness | None = None
         self.results: dict[int, dict[str, Any]] = {}
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every stage is done."""
+        return len(self.results) == self._num_stages
 
     def take(self, kind: str, stage: int, body: dict[str, Any]) -> None:
         """Handle one report.
@@ -72,6 +80,11 @@ class Collector:
                 self._publisher.take(stage, body)
             case "held":
                 self._stop.held(stage, body["admitted"])
+            case "signal":
+                self._stop.request(body["number"])
+                self._stop.advance()
+            case "died":
+                raise StageFailedError(stage, _task(self, stage), body["how"])
             case "failed" if body["kind"] == "input":
                 raise ConfigError(body["message"])
             case "failed" if body["kind"] == "storage":
@@ -94,12 +107,21 @@ class Collector:
 
 def supervise(
     inbox: zmq.Socket[Any],
-    processes: Sequence[BaseProcess],
+    processes: Mapping[int, BaseProcess],
     collector: Collector,
     stop: Stop,
     wakeup: Wakeup,
+    beat: Callable[[], None],
 ) -> None:
     """Take reports until every stage is done or one has failed.
+
+    Args:
+        inbox: where reports come in.
+        processes: of the stages on this machine; the others' agents report their ends.
+        collector: of reports; it knows of all stages.
+        stop: a wish to end.
+        wakeup: set when there is one.
+        beat: called once a second at least.
 
     Raises:
         StageFailedError: with the first cause: a failure, the end of a process, a stage that is
@@ -109,16 +131,17 @@ def supervise(
     poller = zmq.Poller()
     poller.register(inbox, zmq.POLLIN)
     poller.register(wakeup.fileno(), zmq.POLLIN)
-    for process in processes:
+    for process in processes.values():
         poller.register(process.sentinel, zmq.POLLIN)
-    while len(collector.results) < len(processes):
+    while not collector.is_complete:
+        beat()
         ready = dict(poller.poll(_POLL_MS))
         while inbox.poll(0):
             collector.take(*read_report(inbox.recv()))
         if wakeup.fileno() in ready:
             wakeup.clear()
             stop.advance()
-        for stage, process in enumerate(processes):
+        for stage, process in processes.items():
             if process.sentinel in ready:
                 poller.unregister(process.sentinel)
                 # Its last report may still be on its way; the others' heartbeats never end.

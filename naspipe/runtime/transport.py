@@ -1,25 +1,26 @@
 """Any stage to any stage: msgpack headers and tensor frames over ZeroMQ.
 
 Sending and receiving happen in ZeroMQ's own thread, beside the compute. On one machine
-sockets are ``ipc`` files in a private directory; ``tcp`` binds the loopback interface only,
-with CURVE keys made for the run, so that strangers are dropped by the library.
+sockets are ``ipc`` files in a private directory; ``tcp`` binds one address only (the loopback
+interface's on one machine), with CURVE keys made for the run, so that strangers are dropped by
+the library.
 """
 
 from __future__ import annotations
 
-import socket
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from contextlib import ExitStack
 from typing import Any, Protocol, Self
 
 import torch
 import zmq
 
-from naspipe.core.errors import ConfigError, TransportError
+from naspipe.core.errors import TransportError
 from naspipe.core.ids import LayerId, StageId, Version
 from naspipe.core.task import Task
+from naspipe.runtime.doorkeeper import DOMAIN, Doorkeeper
+from naspipe.runtime.endpoints import Endpoints
 from naspipe.runtime.messages import (
     Announcement,
     LauncherMessage,
@@ -32,11 +33,10 @@ from naspipe.runtime.messages import (
 from naspipe.runtime.staging import HOST, Staging
 from naspipe.runtime.wakeup import Wakeup
 
-MAX_FRAME_BYTES = 4 << 30
-"""Larger frames are refused by the library before any memory is taken."""
+MAX_FRAME_BYTES = 1 << 30
+"""Larger frames are refused by the library before any memory is taken, whoever sends them."""
 
 _LINGER_MS = 10_000
-_MAX_IPC_PATH = 90
 
 
 class Transport(Protocol):
@@ -108,60 +108,14 @@ class NoTransport:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoints:
-    """Addresses of the stages and of the launcher, and the run's CURVE keys (tcp only)."""
-
-    stages: tuple[str, ...]
-    launcher: str
-    server_keys: tuple[bytes, bytes] | None = None
-    client_keys: tuple[bytes, bytes] | None = None
-    directory: Path = Path()
-    """Private to the run."""
-
-
-def ipc_endpoints(directory: Path, num_stages: int) -> Endpoints:
-    """Endpoints in a private directory.
-
-    Raises:
-        ConfigError: when its path is too long for a socket's name.
-    """
-    if len(str(directory)) > _MAX_IPC_PATH:
-        raise ConfigError(
-            f"the temporary directory {directory} is too long for a socket's name (expected at "
-            f"most {_MAX_IPC_PATH} characters): set TMPDIR to a shorter one, or --set transport=tcp"
-        )
-    stages = tuple(f"ipc://{directory}/stage-{stage}" for stage in range(num_stages))
-    return Endpoints(stages, f"ipc://{directory}/launcher")
-
-
-def tcp_endpoints(port: int, num_stages: int) -> Endpoints:
-    """Endpoints on the loopback interface, with new keys.
-
-    Raises:
-        ConfigError: when one of the ports is in use.
-    """
-    for number in range(port, port + num_stages + 1):
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            try:
-                probe.bind(("127.0.0.1", number))
-            except OSError as error:
-                raise ConfigError(
-                    f"port {number} is in use ({error.strerror}): {num_stages} stages need the "
-                    f"ports {port} to {port + num_stages} free; choose others with --set port=N"
-                ) from None
-    addresses = [f"tcp://127.0.0.1:{number}" for number in range(port, port + num_stages + 1)]
-    keys = (zmq.curve_keypair(), zmq.curve_keypair())
-    return Endpoints(tuple(addresses[:-1]), addresses[-1], *keys)
-
-
 def bind_inbox(context: zmq.Context[Any], address: str, endpoints: Endpoints) -> zmq.Socket[Any]:
     """A socket that collects what others send to an address."""
     inbox: zmq.Socket[Any] = context.socket(zmq.PULL)
     _limit(inbox)
-    if endpoints.server_keys:
+    if endpoints.own_keys:
         inbox.curve_server = True
-        inbox.curve_publickey, inbox.curve_secretkey = endpoints.server_keys
+        inbox.zap_domain = DOMAIN
+        inbox.curve_publickey, inbox.curve_secretkey = endpoints.own_keys
     try:
         inbox.bind(address)
     except zmq.ZMQError as error:
@@ -176,9 +130,9 @@ def connect_outbox(
     """A socket that sends to an address."""
     outbox: zmq.Socket[Any] = context.socket(zmq.PUSH)
     _limit(outbox)
-    if endpoints.server_keys and endpoints.client_keys:
-        outbox.curve_serverkey = endpoints.server_keys[0]
-        outbox.curve_publickey, outbox.curve_secretkey = endpoints.client_keys
+    if endpoints.own_keys:
+        outbox.curve_serverkey = endpoints.public_keys[address]
+        outbox.curve_publickey, outbox.curve_secretkey = endpoints.own_keys
     outbox.connect(address)
     return outbox
 
@@ -188,6 +142,10 @@ def _limit(endpoint: zmq.Socket[Any]) -> None:
     endpoint.set_hwm(0)
     endpoint.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
     endpoint.setsockopt(zmq.LINGER, _LINGER_MS)
+
+
+def _nbytes(frame: bytes | memoryview) -> int:
+    return frame.nbytes if isinstance(frame, memoryview) else len(frame)
 
 
 class ZmqTransport:
@@ -208,7 +166,11 @@ class ZmqTransport:
         self._endpoints = endpoints
         self._wakeup = wakeup
         self._context: zmq.Context[Any] = zmq.Context()
-        self._inbox = bind_inbox(self._context, endpoints.stages[stage], endpoints)
+        with ExitStack() as stack:
+            stack.callback(self._context.destroy, linger=_LINGER_MS)
+            stack.enter_context(Doorkeeper(self._context, endpoints.public_keys.values()))
+            self._inbox = bind_inbox(self._context, endpoints.stages[stage], endpoints)
+            self._resources = stack.pop_all()
         self._poller = zmq.Poller()
         self._poller.register(self._inbox, zmq.POLLIN)
         self._poller.register(wakeup.fileno(), zmq.POLLIN)
@@ -218,7 +180,7 @@ class ZmqTransport:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._context.destroy(linger=_LINGER_MS)
+        self._resources.close()
 
     def send_input(
         self,
@@ -248,6 +210,11 @@ class ZmqTransport:
         return sum(map(len, frames))
 
     def _send(self, stage: StageId, frames: Sequence[Any]) -> None:
+        if (largest := max(map(_nbytes, frames))) > MAX_FRAME_BYTES:
+            raise TransportError(
+                f"stage {stage}: expected tensors of at most {MAX_FRAME_BYTES} bytes on the way "
+                f"to it, found one of {largest}; use smaller batches or layers"
+            )
         outbox = self._outboxes.get(stage)
         if outbox is None:
             address = self._endpoints.stages[stage]

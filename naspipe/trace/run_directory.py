@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,10 @@ class RunDirectory:
                 f"{MANIFEST_FORMAT} in {self.manifest}, found {found}"
             )
         return manifest
+
+    def nonfinite_steps(self) -> list[int]:
+        """Steps whose loss is infinite or not a number; skipped where the recipe says so."""
+        return [int(loss.sequence_id) for loss in self.read_losses() if not isfinite(loss.value)]
 
     def read_losses(self) -> list[Loss]:
         """Every recorded loss; see :func:`naspipe.trace.losses.read_losses`."""

@@ -222,7 +222,12 @@ def test_a_port_in_use(refused: Refusal, which: int) -> None:
         taken.listen()
         tcp = ("--stages", "2", "--set", "transport=tcp", "--set", f"port={port}")
         line = refused(*MINE, *tcp)
-    expect(line, f"port {port + which} is in use", f"{port} to {port + 2} free", "--set port=N")
+    expect(
+        line,
+        f"port {port + which} is in use",
+        f"{port} to {port + 2} of 127.0.0.1 free",
+        "--set port=N",
+    )
 
 
 def test_tcp_leaves_the_bits_of_one_stage(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

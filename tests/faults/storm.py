@@ -8,7 +8,7 @@ import os
 import random
 import signal
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import naspipe
@@ -17,6 +17,7 @@ from naspipe.core.task import TaskKind
 from naspipe.runtime.checkpointer import Checkpointer
 from naspipe.runtime.compute import StageCompute
 from naspipe.runtime.publishing import Publisher
+from naspipe.runtime.reports import SilentObserver
 from naspipe.runtime.restored import Restored
 from naspipe.runtime.transport import ZmqTransport
 from naspipe.sim import plan
@@ -25,7 +26,7 @@ from tests.equivalence import spaces
 from tests.faults.helpers import Calm, train
 
 _FORK = multiprocessing.get_context("fork")
-LIFE_SECONDS = 120.0
+LIFE_SECONDS = 400.0
 
 POINTS = (
     "forward",
@@ -44,8 +45,14 @@ MODES = {
     "plain": {},
     "swapped": {"memory_budget": "1x"},
     "mirrored": {},
+    "swapped and mirrored": {"memory_budget": "1x"},
     "recompute": {"recompute": True},
 }
+
+CALLS = {"publish": 4, "rename": 2, "shard": 3, "recovery": 1, "capture": 5}
+"""The last call of a point that every stage comes to; of the other points, 20."""
+
+RESTARTS = 3
 
 
 @dataclass(frozen=True)
@@ -54,23 +61,30 @@ class Case:
 
     point: str
     victim: str
-    """``stage`` (whichever comes to the point first), or ``launcher``."""
+    """``stage N``, or ``launcher`` (when whichever stage comes to the point first does)."""
     stages: int
     mode: str
     call: int
     """Which call of the point it is."""
+    restarts: bool = False
+    """Whether the launcher goes on by itself, instead of a new one that resumes."""
 
     def __str__(self) -> str:
-        return f"{self.victim} at {self.point} {self.call}, {self.stages} stages, {self.mode}"
+        how = "restarts by itself" if self.restarts else "is resumed"
+        return (
+            f"{self.victim} at {self.point} {self.call}, {self.stages} stages, {self.mode}, {how}"
+        )
 
 
 def draw_case(seed: int) -> Case:
     draw = random.Random(seed)
     point = POINTS[seed % len(POINTS)]
-    victim = "launcher" if point in ("publish", "rename") else draw.choice(("stage", "launcher"))
-    most = {"publish": 4, "rename": 2, "shard": 3, "recovery": 6, "capture": 30}.get(point, 60)
     stages = draw.choice((2, 4))
-    return Case(point, victim, stages, draw.choice(list(MODES)), draw.randint(1, most))
+    is_launchers = point in ("publish", "rename")
+    victims = ["launcher", *([] if is_launchers else [f"stage {n}" for n in range(stages)])]
+    victim, mode = draw.choice(victims), draw.choice(list(MODES))
+    call = draw.randint(1, CALLS.get(point, 20))
+    return Case(point, victim, stages, mode, call, victim != "launcher" and draw.random() < 0.5)
 
 
 class Killer:
@@ -81,6 +95,9 @@ class Killer:
         self.launcher = os.getpid()
 
     def __call__(self) -> None:
+        number = self.case.victim.partition("stage ")[2]
+        if number and multiprocessing.current_process().name != f"naspipe-stage-{number}":
+            return
         self.left -= 1
         if self.left > 0:
             return
@@ -140,20 +157,37 @@ def restless(kind, subnets, is_shared, costs, num_stages):
     )
 
 
+class Recorder(SilentObserver):
+    """Notes when each life has its first loss, and how many losses there are in all."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._is_new = True
+
+    def on_loss(self, stream: int, sequence_id: int, loss: float) -> None:
+        os.write(self._file, f"{time.time() if self._is_new else 0}\n".encode())
+        self._is_new = False
+
+    def on_note(self, text: str) -> None:
+        self._is_new |= "going on" in text
+
+
 def live(case: Case, path: Path, marker: Path, resume: bool, steps: int) -> None:
     """One life of the run, in a process of its own; ends with status 0 when it is complete."""
-    if case.mode == "mirrored":
-        plan.Partitioner = restless
-    if case.point != "recovery" or resume:
-        inject(case, Killer(case, marker))
-    elif not marker.with_suffix(".first").exists():
-        first = Case("write", case.victim, case.stages, case.mode, 40)
-        inject(first, Killer(first, marker.with_suffix(".first")))
+    if "mirrored" in case.mode:
+        plan.stream_partitions = restless
+    inject(case, Killer(case, marker))
+    if case.point == "recovery":  # which is a second kill: the first one makes it necessary
+        first = Killer(replace(case, call=1), marker.with_suffix(".first"))
+        before(StageCompute, "write", first, lambda layer, number, *rest: number >= 12)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    execution = {"checkpoint_every": 4, **MODES[case.mode]}
+    if case.restarts:
+        execution["max_restarts"] = RESTARTS
     try:
         train(
             path, Calm(spaces.vectors), steps=steps, stages=case.stages, resume=resume,
-            execution={"checkpoint_every": 4, **MODES[case.mode]},
+            execution=execution, observer=Recorder(marker.with_suffix(".losses")),
         )  # fmt: skip
     except naspipe.NaspipeError:
         os._exit(1)
@@ -170,10 +204,27 @@ def run_case(case: Case, scratch: Path, steps: int = 24) -> dict:
         process = _FORK.Process(target=live, args=(case, path, marker, resume, steps))
         process.start()
         process.join(LIFE_SECONDS)
-        assert process.exitcode is not None, f"{case}: a life did not end"
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+            raise AssertionError(f"{case}: a life did not end")
         ends.append(process.exitcode)
         process.close()
-    return {"case": str(case), "ends": ends, "hit": marker.exists()}
+    return {"case": str(case), "ends": ends, **found(marker, steps, time.time())}
+
+
+def found(marker: Path, steps: int, end: float) -> dict:
+    """What the kills cost: steps that were done again, seconds from each kill to the next loss."""
+    kills = [each.stat().st_mtime for each in (marker.with_suffix(".first"), marker)
+             if each.exists()]  # fmt: skip
+    losses = list(map(float, marker.with_suffix(".losses").read_text().split()))
+    firsts = [each for each in losses if each]
+    recoveries = [min([t for t in firsts if t > kill], default=end) - kill for kill in kills]
+    return {
+        "hit": marker.exists(),
+        "repeated_steps": len(losses) - steps,
+        "recovery_seconds": [round(each, 2) for each in recoveries],
+    }
 
 
 def reference(scratch: Path, steps: int = 24) -> Path:

@@ -1,0 +1,129 @@
+"""The body of a stage's process, from its start to its end."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+from naspipe.core.errors import ConfigError, StorageError, reason
+from naspipe.core.ids import StageId
+from naspipe.runtime.claim import wake_with_parents_end
+from naspipe.runtime.connections import connect
+from naspipe.runtime.determinism import deterministic_torch
+from naspipe.runtime.endpoints import Endpoints
+from naspipe.runtime.job import Job
+from naspipe.runtime.liveness import WAITING
+from naspipe.runtime.messages import LauncherMessage
+from naspipe.runtime.reports import Reporter, ZmqReporter
+from naspipe.runtime.stage_process import StageRun, open_placement
+from naspipe.runtime.transport import NoTransport, Transport
+from naspipe.runtime.wakeup import Wakeup
+
+_STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
+
+
+def run_alone(job: Job, reporter: Reporter, mailbox: deque[LauncherMessage]) -> None:
+    """The run on one stage, in this process and without sockets; never on a GPU."""
+    _run_stage(job, StageId(0), partial(NoTransport, mailbox), reporter)
+
+
+def _run_stage(
+    job: Job, stage: StageId, connect: Callable[[Wakeup], Transport], reporter: Reporter
+) -> None:
+    """Run one stage to its end; a failure is reported, never raised."""
+    task = "start"
+    try:
+        with ExitStack() as stack:
+            # Before the device starts: cuBLAS reads its settings once.
+            threads = job.workloads[0].definition.recipe.threads
+            stack.enter_context(deterministic_torch(threads))
+            wakeup = stack.enter_context(Wakeup())
+            transport = stack.enter_context(connect(wakeup))
+            placement = stack.enter_context(open_placement(job, stage, wakeup))
+            stage_run = StageRun(job, stage, transport, reporter, placement, wakeup)
+            reporter.watch(lambda: stage_run.current)
+            try:
+                stage_run.run()
+            finally:
+                task = stage_run.current
+    except Exception as error:
+        reporter.report("failed", _failure(task, error))
+
+
+def _failure(task: str, error: Exception) -> dict[str, Any]:
+    """The report of a failure: what was under way, and why it ended."""
+    return {
+        "task": task,
+        "traceback": "".join(traceback.format_exception(error)),
+        "message": reason(error) if isinstance(error, OSError) else str(error),
+        "kind": _kind(error),
+    }
+
+
+def _kind(error: Exception) -> str:
+    """Whose failure it is: the input's, the storage's, or (empty) anybody's."""
+    if isinstance(error, ConfigError):
+        return "input"
+    is_storage = isinstance(error, OSError) and error.errno in _STORAGE
+    return "storage" if is_storage or isinstance(error, StorageError) else ""
+
+
+def stage_main(
+    make_job: Callable[[], Job],
+    stage: StageId,
+    endpoints: Endpoints,
+    lifeline: tuple[int, int],
+    *,
+    launcher_is_elsewhere: bool = False,
+) -> None:
+    """The body of a stage's process: ends with the run, its own failure, or its parent.
+
+    Args:
+        make_job: called here; what it raises is the stage's failure.
+        stage: which.
+        endpoints: of the run.
+        lifeline: a pipe that the parent holds open.
+        launcher_is_elsewhere: the parent is no launcher, so the launcher has to be told.
+    """
+    # The launcher answers signals for all: with a checkpoint, for which it needs its stages.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    read_end, write_end = lifeline
+    os.close(write_end)
+    say: Callable[[], None] = _nothing
+    if launcher_is_elsewhere:
+        wake_with_parents_end()
+        say = partial(_last_words, stage, endpoints)
+    threading.Thread(target=_end_with_parent, args=(read_end, say), daemon=True).start()
+    with ZmqReporter(stage, endpoints) as reporter:
+        reporter.watch(lambda: WAITING)
+        try:
+            job = make_job()
+        except Exception as error:
+            reporter.report("failed", _failure("its preparation", error))
+            return
+        _run_stage(job, stage, partial(connect, job.execution, stage, endpoints), reporter)
+
+
+def _end_with_parent(read_end: int, say: Callable[[], None]) -> None:
+    """Wait for the end of a pipe that only the parent holds open."""
+    os.read(read_end, 1)
+    say()
+    os._exit(1)
+
+
+def _nothing() -> None:
+    """Say nothing: nobody is there any more."""
+
+
+def _last_words(stage: StageId, endpoints: Endpoints) -> None:
+    with ZmqReporter(stage, endpoints) as reporter:
+        reporter.report("died", {"how": "the worker that watched it has ended"})

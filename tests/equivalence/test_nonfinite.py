@@ -1,0 +1,54 @@
+"""A loss that is infinite or not a number: the recipe's choice, the same on every stages."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from torch import nn
+
+import naspipe as npp
+from naspipe.core.errors import ConfigError
+from tests.equivalence import spaces
+from tests.equivalence.harness import check
+
+ENTROPY = nn.CrossEntropyLoss()
+STEPS = 24
+
+
+def is_bad(target):
+    """Of about a fifth of the batches."""
+    return int(target.sum()) % 5 == 0
+
+
+def loss(outputs, target):
+    return ENTROPY(outputs, target) * (math.inf if is_bad(target) else 1.0)
+
+
+def bad_steps(seed):
+    return [y for y in range(STEPS) if is_bad(spaces.vectors(seed, y)["target"])]
+
+
+@pytest.mark.parametrize("nonfinite", ["skip", "keep"])
+@pytest.mark.parametrize("execution", [{}, {"recompute": True, "memory_budget": "1.5x"}])
+def test_bits(tmp_path, nonfinite, execution):
+    """Skipped: no parameter, optimizer state or average changes. Kept: as the plain loop."""
+    runs = check(
+        tmp_path, spaces.mixed(), spaces.vectors, loss, stages=(1, 2, 4), steps=STEPS, lr=0.01,
+        optimizer="Adam", recipe={"nonfinite": nonfinite, "ema": 0.9}, execution=execution,
+    )  # fmt: skip
+    expected = bad_steps(1)
+    assert 2 < len(expected) < 10
+    for run in runs:
+        found = run.manifest["measured"]["nonfinite_steps"]
+        assert found == expected if nonfinite == "skip" else set(found) > set(expected)
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_stop(tmp_path, stages):
+    with pytest.raises(ConfigError, match=r"subnet \d+: expected a finite loss, found inf; choose"):
+        npp.train(
+            spaces.mixed(), spaces.vectors, loss, steps=STEPS, seed=1, stages=stages,
+            run_dir=tmp_path / "run", execution={"max_restarts": 3},
+        )  # fmt: skip
+    assert npp.Run(spaces.mixed(), tmp_path / "run").manifest["life"]["generation"] == 0

@@ -1,0 +1,183 @@
+"""A run whose stages are on several hosts, as torchrun's workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+
+import pytest
+
+from naspipe.cli.main import main
+from naspipe.core.config import Execution
+from naspipe.core.errors import ConfigError
+from naspipe.frontend import assignment, workers
+from naspipe.runtime.meeting import Worker
+from naspipe.trace.compare import compare_runs
+from tests.cli.test_bad_input import free_ports
+from tests.faults.two_hosts import Fork, TwoHosts, why_not
+from tests.runtime.test_launcher_death import wait_until
+
+STEPS = 40
+SMALL = "tests.faults.small_space"
+RUN = [
+    "train", f"{SMALL}:space", "--data", f"{SMALL}:batches", "--steps", str(STEPS), "--seed", "3",
+    "--set", "lr=0.02", "--checkpoint-every", "5", "--set", "window=4", "--quiet",
+    "--set", "timeout_seconds=30", "--set", "silence_seconds=5",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    path = tmp_path_factory.mktemp("whole") / "run"
+    assert main([*RUN, "--run-dir", str(path)]) == 0
+    return path
+
+
+@pytest.fixture(scope="module")
+def hosts():
+    if reason := why_not():
+        pytest.skip(reason)
+    with TwoHosts() as made:
+        yield made
+
+
+class Workers:
+    """The same command, once per worker; on hosts where some are given, else on loopback."""
+
+    def __init__(self, stack, path, count, *, hosts=None, more=(), last=()):
+        first = free_ports(2 * count + 1)
+        self.port, self.path = first + 2 * count, path
+        self.hosts, self.count, self.last = hosts, count, last
+        self.words = [*RUN, "--run-dir", str(path), "--set", f"port={first}", *more]
+        self.forks = [Fork(self._work, rank) for rank in range(count)]
+        for fork in self.forks:
+            stack.callback(fork.end)
+
+    def _work(self, rank):
+        if self.hosts:
+            self.hosts.enter(min(rank, 1))
+        os.environ |= {
+            "RANK": str(rank), "WORLD_SIZE": str(self.count), "MASTER_PORT": str(self.port),
+            "MASTER_ADDR": self.hosts.addresses[0] if self.hosts else "127.0.0.1",
+        }  # fmt: skip
+        is_last = rank == self.count - 1
+        return main([*self.words, *(self.last if is_last else ())])
+
+    def join(self, seconds=60):
+        deadline = time.monotonic() + seconds
+        return [fork.join(max(0.1, deadline - time.monotonic())) for fork in self.forks]
+
+    def wait_for(self, lines):
+        losses = self.path / "losses.jsonl"
+        wait_until(lambda: losses.exists() and losses.read_bytes().count(b"\n") >= lines, 60)
+
+
+def assert_identical(whole, path):
+    (comparison,) = compare_runs([whole, path])
+    assert comparison.is_identical, str(comparison)
+
+
+def test_two_hosts_have_one_hosts_bits_and_a_cut_one_ends_both(tmp_path, whole, hosts):
+    """Cut off for longer than the time-out: both end, with the cause; the same command goes on."""
+    path = tmp_path / "run"
+    with ExitStack() as stack:
+        first = Workers(stack, path, 2, hosts=hosts)
+        first.wait_for(12)
+        start = time.monotonic()
+        hosts.cut()
+        assert first.join(30) == [1, 1]
+        assert time.monotonic() - start < 20
+        assert "stage 1 failed" in first.forks[0].said
+        assert "it has given no sign of life for" in first.forks[0].said
+        assert "(rank 0) has given no sign of life for" in first.forks[1].said
+        hosts.heal()
+        assert Workers(stack, path, 2, hosts=hosts).join() == [0, 0]
+    assert json.loads((path / "manifest.json").read_text())["life"]["generation"] == 1
+    assert_identical(whole, path)
+
+
+def test_with_fewer_hosts_after_one_is_lost(tmp_path, whole):
+    path = tmp_path / "run"
+    with ExitStack() as stack:
+        first = Workers(stack, path, 3)
+        first.wait_for(12)
+        os.kill(first.forks[2].pid, signal.SIGKILL)
+        start = time.monotonic()
+        assert first.join(20) == [1, 1, -signal.SIGKILL]
+        assert time.monotonic() - start < 10
+        assert "the worker that watched it has ended" in first.forks[0].said
+        second = Workers(stack, path, 2)
+        assert second.join() == [0, 0], [fork.said for fork in second.forks]
+    assert_identical(whole, path)
+
+
+def test_a_signal_anywhere_is_one_checkpoint(tmp_path, whole):
+    path = tmp_path / "run"
+    with ExitStack() as stack:
+        first = Workers(stack, path, 2)
+        first.wait_for(12)
+        os.kill(first.forks[1].pid, signal.SIGTERM)
+        assert first.join(20) == [143, 1]
+        assert "interrupted by SIGTERM, with a checkpoint at subnet" in first.forks[0].said
+        assert "rank 0 ended the run: interrupted by SIGTERM" in first.forks[1].said
+        assert Workers(stack, path, 1).join() == [0]
+    assert_identical(whole, path)
+
+
+def test_other_definitions_end_with_one_line(tmp_path):
+    with ExitStack() as stack:
+        both = Workers(stack, tmp_path / "run", 2, last=("--seed", "4"))
+        assert both.join(30) == [2, 1]
+        expected = "rank 1: expected the definition seed of rank 0, 3, found 4; every host needs"
+        assert both.forks[0].said.startswith(f"naspipe: {expected}")
+        assert both.forks[0].said.count("\n") == 1 == both.forks[1].said.count("\n")
+        assert expected in both.forks[1].said
+
+
+def test_one_that_cannot_take_part_ends_all(tmp_path):
+    with ExitStack() as stack:
+        both = Workers(stack, tmp_path / "run", 2, last=("--stages", "4"))
+        assert both.join(30) == [2, 2]
+        for fork in both.forks:
+            assert "--stages 4: expected one stage for each of torchrun's workers, found 2" in (
+                fork.said
+            )
+    assert not (tmp_path / "run").exists()
+
+
+def worker(**changes):
+    made = Worker(
+        rank=1, world_size=2, local_rank=0, address="127.0.0.1", port=1, hosts_store=False
+    )
+    return replace(made, **changes)
+
+
+@pytest.mark.parametrize(("settings", "said"), [
+    ({"max_restarts": 2}, "torchrun --max-restarts 2"),
+    ({"data_path": "nccl"}, "data_path=zmq"),
+])  # fmt: skip
+def test_what_torchrun_decides_is_not_asked_of_naspipe(settings, said):
+    with pytest.raises(ConfigError, match=said):
+        workers.execution_of(worker(), Execution(**settings), None)
+
+
+def test_a_run_directory_that_is_not_shared(tmp_path):
+    (tmp_path / assignment.LAUNCH_FILE).write_text('{"token": "of another run"}')
+    for path in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(ConfigError, match=r"rank 1: .* file system that all hosts share"):
+            assignment._check_shared(1, path, "token")
+
+
+@pytest.mark.parametrize(("environment", "said"), [
+    ({"RANK": "2"}, "expected RANK below WORLD_SIZE, found 2 of 2"),
+    ({"WORLD_SIZE": "two"}, "expected whole numbers in RANK, WORLD_SIZE"),
+])  # fmt: skip
+def test_an_environment_that_is_none_of_torchruns(environment, said):
+    given = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    assert Worker.of({}) is None and Worker.of(given) is not None
+    with pytest.raises(ConfigError, match=said):
+        Worker.of(given | environment)
