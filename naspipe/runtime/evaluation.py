@@ -136,9 +136,7 @@ class EvaluationCompute:
         width = len(tensors) // count
         return [tuple(tensors[at : at + width]) for at in range(0, len(tensors), width)]
 
-    def _forward(
-        self, layer: LayerId, module: nn.Module, state: Tensors, number: int
-    ) -> Tensors:
+    def _forward(self, layer: LayerId, module: nn.Module, state: Tensors, number: int) -> Tensors:
         fields = self._evaluation.space.fields(layer.block)
         result = module(*state, *(self._field(number, name) for name in fields))
         outputs = result if isinstance(result, tuple) else (result,)

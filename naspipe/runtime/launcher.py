@@ -14,7 +14,7 @@ import time
 import traceback
 import warnings
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -35,16 +35,17 @@ from naspipe.runtime.doorkeeper import Doorkeeper
 from naspipe.runtime.endpoints import Endpoints, make_endpoints
 from naspipe.runtime.exploring import Exploring
 from naspipe.runtime.garbage import calm_collector
-from naspipe.runtime.hosts import JOB, Announcer, Party
-from naspipe.runtime.job import Job
+from naspipe.runtime.hosts import JOB, Announcer, Hosts, Party
+from naspipe.runtime.job import Job, PipelineJob
 from naspipe.runtime.liveness import Liveness
 from naspipe.runtime.messages import LauncherMessage, launcher_frames
 from naspipe.runtime.profiler import profile
 from naspipe.runtime.publishing import Publisher, merge_parts
 from naspipe.runtime.reports import LaunchObserver
 from naspipe.runtime.stage_main import run_alone, stage_main
+from naspipe.runtime.stage_process import StageRun, StageWork
 from naspipe.runtime.stopping import Stop, answered_signals
-from naspipe.runtime.supervisor import Collector, obituary, supervise
+from naspipe.runtime.supervisor import Collector, ReportTaker, obituary, supervise
 from naspipe.runtime.transport import bind_inbox, connect_outbox
 from naspipe.runtime.wakeup import Wakeup
 from naspipe.trace.checkpoints import FINAL
@@ -67,7 +68,7 @@ def launch(job: Job, observer: LaunchObserver, party: Party | None = None) -> li
     """
     execution, num_stages = job.execution, job.execution.stages
     folders = [stream.directory.checkpoints for stream in job.streams]
-    mailboxes = _Mailboxes()
+    mailboxes = Mailboxes()
     stop = Stop(num_stages, mailboxes.send)
     with ExitStack() as stack:
         wakeup = stack.enter_context(Wakeup())
@@ -90,7 +91,10 @@ def launch(job: Job, observer: LaunchObserver, party: Party | None = None) -> li
                 stack.enter_context(tempfile.TemporaryDirectory(prefix=SOCKETS_PREFIX))
             )
             endpoints = party.hosts.endpoints if party else make_endpoints(execution, directory)
-            _run_stages(job, endpoints, collector, exploring, stop, wakeup, mailboxes, party)
+            run_stages(
+                job, StageRun, endpoints, collector, exploring.start, stop, wakeup, mailboxes,
+                party and party.hosts, party and party.assign(job),
+            )  # fmt: skip
         results = [collector.results[stage] for stage in sorted(collector.results)]
         if not results[0]["streams"]:
             raise _interruption(job, stop, publisher)
@@ -117,7 +121,7 @@ def _interruption(job: Job, stop: Stop, publisher: Publisher) -> RunInterruptedE
     )
 
 
-class _Mailboxes:
+class Mailboxes:
     """The way from the launcher to its stages; a stage in this process has a queue."""
 
     def __init__(self) -> None:
@@ -190,20 +194,40 @@ def quiet_fork() -> Iterator[None]:
         yield
 
 
-def _run_stages(
-    job: Job,
+def run_stages(
+    job: PipelineJob,
+    make: Callable[..., StageWork],
     endpoints: Endpoints,
-    collector: Collector,
-    exploring: Exploring,
+    collector: ReportTaker,
+    start: Callable[[], None],
     stop: Stop,
     wakeup: Wakeup,
-    mailboxes: _Mailboxes,
-    party: Party | None,
+    mailboxes: Mailboxes,
+    hosts: Hosts | None = None,
+    assigned: Mapping[str, Any] | None = None,
 ) -> None:
+    """Run the stages in processes of their own until all are done.
+
+    Args:
+        job: what they do.
+        make: makes a stage's work, as ``StageRun`` is made.
+        endpoints: of the stages and this process.
+        collector: takes their reports.
+        start: called when messages can be sent to them.
+        stop: of a wish to end.
+        wakeup: set with it.
+        mailboxes: the way to them.
+        hosts: where all but stage 0 are, on several hosts.
+        assigned: what their workers need to make the job.
+
+    Raises:
+        StageFailedError: with the first cause, once every stage has ended.
+        ConfigError, StorageError: what a stage found.
+    """
     execution = job.execution
     _check_fit_for_forking(execution.device)
-    here = range(1 if party else execution.stages)
-    with _stage_processes(job, endpoints, here) as processes, ExitStack() as stack:
+    here = range(1 if hosts else execution.stages)
+    with _stage_processes(job, make, endpoints, here) as processes, ExitStack() as stack:
         context: zmq.Context[Any] = zmq.Context()
         stack.callback(context.destroy, linger=0)
         stack.enter_context(Doorkeeper(context, endpoints.public_keys.values()))
@@ -217,10 +241,10 @@ def _run_stages(
         mailboxes.outboxes += [
             connect_outbox(context, address, endpoints) for address in endpoints.stages
         ]
-        announcer = Announcer(context, party.hosts if party else None)
-        if party:
-            announcer.tell(JOB, party.assign(job))
-        exploring.start()
+        announcer = Announcer(context, hosts)
+        if hosts:
+            announcer.tell(JOB, assigned)
+        start()
         supervise(inbox, processes, collector, stop, wakeup, announcer.beat)
         stack.close()
         for process in processes.values():
@@ -242,7 +266,10 @@ def _check_fit_for_forking(device: str) -> None:
 
 @contextmanager
 def _stage_processes(
-    job: Job, endpoints: Endpoints, stages: Iterable[int]
+    job: PipelineJob,
+    make: Callable[..., StageWork],
+    endpoints: Endpoints,
+    stages: Iterable[int],
 ) -> Iterator[dict[int, BaseProcess]]:
     """The stages' processes; none is left when the block ends, however it ends."""
     lifeline = os.pipe()
@@ -254,13 +281,14 @@ def _stage_processes(
                 process = _FORK.Process(
                     target=stage_main,
                     args=(lambda: job, StageId(number), endpoints, lifeline),
+                    kwargs={"make": make},
                     name=f"naspipe-stage-{number}",
                 )
                 process.start()
                 processes[number] = process
         pids = [each.pid for each in processes.values() if each.pid is not None]
-        for stream in job.streams:
-            record_processes(stream.directory.path, pids, endpoints.directory)
+        for directory in job.claimed:
+            record_processes(directory, pids, endpoints.directory)
         os.close(lifeline[0])
         yield processes
     finally:

@@ -27,7 +27,7 @@ class SearchDefinition:
     score: str = "loss"
     """What subnets are ranked by."""
     calibration: int = 4
-    """Batches of the training split that running statistics are taken from; 0: those of training."""
+    """Batches of the training split that running statistics are taken from; 0 for the run's own."""
     validation: int = 8
     """Batches of the held-out split."""
     limits: Limits = field(default_factory=Limits)
@@ -42,9 +42,7 @@ class SearchDefinition:
                 option = names.get(name, name)
                 raise ConfigError(f"--{option}: expected {smallest} or more, found {found}")
         if self.score not in SCORES:
-            raise ConfigError(
-                f"unknown score {self.score!r:.80}: expected {' or '.join(SCORES)}"
-            )
+            raise ConfigError(f"unknown score {self.score!r:.80}: expected {' or '.join(SCORES)}")
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for the manifest."""
