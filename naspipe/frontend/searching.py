@@ -20,7 +20,7 @@ from naspipe.frontend.checks import check_device
 from naspipe.frontend.exploration import StrategySource, sample_stream
 from naspipe.frontend.explorers import find_explorer
 from naspipe.frontend.plan import measured_costs, measured_sizes
-from naspipe.frontend.run import Run
+from naspipe.frontend.run import Run, check_space
 from naspipe.frontend.search_record import Recorder, SearchObserver
 from naspipe.frontend.training import define
 from naspipe.planning.cost import CostTable, LayerCost
@@ -70,6 +70,7 @@ class Searching:
             StageFailedError: when a stage raised.
         """
         space, execution = self.run.space, self.execution
+        check_space(self.run)
         check_device(execution.device, 0 if execution.device == "cpu" else len(find_gpus()))
         if execution.stages > len(space):
             raise ConfigError(
@@ -129,11 +130,13 @@ class Searching:
         )
         found = define(self.run.space, self.data, self.loss, recipe=Recipe(), steps=1).data
         expected = recorded["data"]
-        if dict(found) != dict(expected):
-            raise ConfigError(
-                f"run {self.run.directory.path} was trained on {_named(expected)}, found "
-                f"{_named(found)}: expected the run's own data; give --data, or leave it out"
-            )
+        for key in sorted(found.keys() | expected.keys()):
+            if found.get(key) != expected.get(key):
+                raise ConfigError(
+                    f"run {self.run.directory.path} was trained on {expected.get('name')} data of "
+                    f"{key} {expected.get(key)!r:.80}, found {found.get(key)!r:.80}: expected the "
+                    f"run's own data; give them with --data, or leave it out"
+                )
         return workload
 
     def _definition(self) -> SearchDefinition:
@@ -162,8 +165,8 @@ class Searching:
             explorer = find_explorer(name, space, definition.seed)
             if explorer is None or limits != Limits() or definition.options:
                 raise ConfigError(
-                    f"strategy {name!r:.80}: expected one of naspipe's own ({', '.join(STRATEGIES)}) "
-                    f"with limits or options, or nni:NAME or MODULE:FUNCTION without"
+                    f"strategy {name!r:.80}: expected {', '.join(STRATEGIES)} with limits or "
+                    f"options, or nni:NAME or MODULE:FUNCTION without"
                 )
             return explorer
         make().propose(0)  # an unknown name, or limits that nothing keeps
@@ -270,9 +273,3 @@ class Pricer:
         chain = enumerate(self._space.chain(choices))
         forward_ns = sum(self._costs.of(block, candidate).forward_ns for block, candidate in chain)
         return Cost(counts.flops, float(counts.params), forward_ns / 1e6)
-
-
-def _named(record: Mapping[str, Any]) -> str:
-    text = str(record.get("name", "data without a name"))
-    details = [str(record[key]) for key in ("split", "version") if record.get(key)]
-    return f"{text} ({', '.join(details)})" if details else text

@@ -48,8 +48,8 @@ class Limits:
         )
 
 
-def parse_count(text: str) -> float:
-    """A number such as ``25M``, ``1.5G`` or ``40000``.
+def parse_count(text: str, what: str) -> float:
+    """A number such as ``25M``, ``1.5G`` or ``40000``; ``what`` it is the value of.
 
     Raises:
         ConfigError: for anything else, and for 0.
@@ -57,5 +57,5 @@ def parse_count(text: str) -> float:
     match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([kmgt]?)", text.strip().lower())
     value = float(match[1]) * _UNITS[match[2]] if match else 0.0
     if not value:
-        raise ConfigError(f"expected a number such as 25M or 1.5G, found {text!r:.80}")
+        raise ConfigError(f"{what}: expected a number such as 25M or 1.5G, found {text!r:.80}")
     return value
