@@ -42,8 +42,7 @@ def search_subnets(
 
     Args:
         run: with a final checkpoint, or one on the way.
-        data: what the run was trained on.
-        loss: the run's.
+        data, loss: those of the run.
         held_out: ``held_out(seed, number)``, batches to judge by; ``data.validation`` by default.
         strategy: ``random``, ``evolution``, ``nni:NAME``, or ``MODULE:FUNCTION``.
         options: of the strategy, such as ``population``.
@@ -63,19 +62,15 @@ def search_subnets(
         ConfigError: for input that cannot be used.
         StageFailedError: when a layer, the data or the loss raises in any stage.
     """
-    chosen = held_out_of(data) if held_out is None else held_out
-    check_size(chosen, validate)
     definition = SearchDefinition(
         strategy=strategy, options=dict(options or {}), budget=budget, seed=seed, delay=delay,
         score=score, calibration=calibrate, validation=validate, limits=Limits(**(limits or {})),
     )  # fmt: skip
+    chosen = held_out_of(data) if held_out is None else held_out
+    check_size(chosen, validate)
+    how = Execution(stages=stages, **(execution or {}))
+    watcher = observer or SilentSearchObserver()
     return Searching(
-        run=run,
-        data=data,
-        held_out=chosen,
-        loss=loss,
-        definition=definition,
-        execution=Execution(stages=stages, **(execution or {})),
-        name=name,
-        observer=observer or SilentSearchObserver(),
-    ).start()
+        run=run, data=data, held_out=chosen, loss=loss, definition=definition, execution=how,
+        name=name, observer=watcher,
+    ).start()  # fmt: skip
