@@ -27,12 +27,12 @@ from naspipe.planning.cost import CostTable, LayerCost
 from naspipe.planning.memory import MemoryPlan
 from naspipe.runtime.calibration import blocks_to_calibrate
 from naspipe.runtime.compute import Batches, Loss, Workload
+from naspipe.runtime.endpoints import check_endpoints
 from naspipe.runtime.environment import describe_environment
 from naspipe.runtime.evaluation import Evaluation
 from naspipe.runtime.evaluation_launcher import evaluate
 from naspipe.runtime.evaluation_stage import EvaluationJob
 from naspipe.runtime.gpus import NO_GPUS, find_gpus
-from naspipe.runtime.launcher import check_endpoints
 from naspipe.runtime.restored import Restored
 from naspipe.runtime.subnet_counts import SubnetCounter
 from naspipe.search.definition import SearchDefinition

@@ -14,10 +14,10 @@ from naspipe.core.planned import Planned
 from naspipe.runtime.claim import SOCKETS_PREFIX
 from naspipe.runtime.endpoints import make_endpoints
 from naspipe.runtime.evaluation_stage import EvaluationJob, EvaluationStage
-from naspipe.runtime.launcher import Mailboxes, run_stages
 from naspipe.runtime.liveness import Liveness
 from naspipe.runtime.messages import SubnetsMessage
 from naspipe.runtime.stage_main import run_alone
+from naspipe.runtime.stage_pool import Mailboxes, run_stages
 from naspipe.runtime.stopping import Stop
 from naspipe.runtime.supervisor import raise_failure
 from naspipe.runtime.wakeup import Wakeup
