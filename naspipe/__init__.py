@@ -16,12 +16,13 @@ if TYPE_CHECKING:
     from naspipe.frontend.api import train_together as train_together
     from naspipe.frontend.api import workload as workload
     from naspipe.frontend.run import Run as Run
+    from naspipe.frontend.search_api import search_subnets as search_subnets
     from naspipe.nni.adapter import from_nni as from_nni
 
 __all__ = [
     "Block", "ConfigError", "Exact", "Execution", "Frozen", "Lag", "NaspipeError", "Run", "Shared",
-    "Space", "StageFailedError", "export_subnet", "from_nni", "train", "train_together",
-    "workload",
+    "Space", "StageFailedError", "export_subnet", "from_nni", "search_subnets", "train",
+    "train_together", "workload",
 ]  # fmt: skip
 __version__ = "0.1.0"
 
@@ -30,6 +31,7 @@ _NEED_TORCH = {
     "train_together": "naspipe.frontend.api",
     "workload": "naspipe.frontend.api",
     "Run": "naspipe.frontend.run",
+    "search_subnets": "naspipe.frontend.search_api",
     "export_subnet": "naspipe.export.exporter",
     "from_nni": "naspipe.nni.adapter",
 }

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _EXAMPLE = """\
 examples:
   naspipe export runs/two --subnet first -o exported
+  naspipe export runs/two --subnet best -o exported             the best of the newest search
   naspipe export runs/two --subnet 41 -o exported --onnx        the subnet of step 41
   naspipe export runs/two --subnet 0,3,1,2 -o exported          one choice per choice block
   naspipe export runs/mine --space mymodule:space --data mymodule:batches --subnet last -o exported
@@ -31,7 +32,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLE
     parser.add_argument("run", metavar="RUN", help="run directory")
     parser.add_argument(
-        "--subnet", required=True, metavar="ID", help="first, last, a step, or choices as in 0,1,3"
+        "--subnet",
+        required=True,
+        metavar="ID",
+        help="best, first, last, a step, or choices as in 0,1,3",
     )
     parser.add_argument("-o", "--output", required=True, type=Path, metavar="DIR")
     parser.add_argument("--ema", action="store_true", help="moving averages of the weights")

@@ -20,6 +20,7 @@ SUBCOMMANDS = {
     "profile": "show what each kind of layer costs on this machine",
     "simulate": "run a training's schedule on a virtual clock",
     "plan": "show what more stages, other samplers or budgets would give",
+    "search": "find the best subnets of a run, judged with its weights",
     "export": "write a subnet of a run as an ordinary PyTorch module",
     "data": "fetch and check the data sets that the examples train on",
 }

@@ -15,12 +15,15 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.ids import FIRST_STREAM, LayerId
 from naspipe.core.space import Block, Shared, Space
 from naspipe.core.user_code import users_code
-from naspipe.frontend.run import Run
+from naspipe.frontend.run import Run, check_space
 from naspipe.runtime.checkpoint import layer_key, load_layer
 from naspipe.runtime.determinism import deterministic_torch
 from naspipe.runtime.layer_store import LayerStore
+from naspipe.search.records import find_best
 from naspipe.streams.from_file import read_stream
 from naspipe.trace.snapshot import read_checkpoint
+
+__all__ = ["Chain", "ChainLayer", "assemble", "chain_names", "check_space", "find_choices"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +63,17 @@ class Chain:
 def find_choices(run: Run, text: str) -> tuple[int, ...]:
     """The choices that ``first``, ``last``, a sequence ID or a list such as ``0,1,3`` names.
 
+    ``best`` is the best subnet of the run's newest search.
+
     Raises:
         ConfigError: when it names no subnet of the run or of its space.
     """
     if re.fullmatch(r"\s*[0-9]{1,9}\s*(,\s*[0-9]{1,9}\s*)*,[0-9\s]*", text):
         choices = tuple(int(part) for part in text.split(",") if part.strip())
+        run.space.chain(choices)
+        return choices
+    if text == "best":
+        choices = find_best(run.directory.path).choices
         run.space.chain(choices)
         return choices
     stream = read_stream(run.directory.stream, run.space.candidate_counts)
@@ -75,32 +84,9 @@ def find_choices(run: Run, text: str) -> tuple[int, ...]:
         if number is not None and 0 <= number < len(stream):
             return stream[number]
     raise ConfigError(
-        f"subnet {text!r:.80}: expected first, last, a sequence ID from 0 to {len(stream) - 1}, or "
-        f"one choice per choice block, as in 0,1,3"
+        f"subnet {text!r:.80}: expected best, first, last, a sequence ID from 0 to "
+        f"{len(stream) - 1}, or one choice per choice block, as in 0,1,3"
     )
-
-
-def check_space(run: Run) -> None:
-    """The space must be the one that the run trained.
-
-    Raises:
-        ConfigError: naming what differs.
-    """
-    recorded, space = run.manifest["space"], run.space
-    pairs: dict[str, tuple[list[Any], list[Any]]] = {
-        "blocks": (recorded["labels"], list(space.labels)),
-        "candidates": (recorded["candidates"], [len(b.candidates) for b in space.blocks]),
-    }
-    for what, (expected, found) in pairs.items():
-        if expected != found:
-            raise ConfigError(
-                f"run {run.directory.path} trained the space {recorded['name']}: expected the "
-                f"{what} {_short(expected)}, found {_short(found)} in {space.name}"
-            )
-
-
-def _short(listed: Sequence[Any]) -> str:
-    return f"{', '.join(map(str, listed[:6]))}{', ...' if len(listed) > 6 else ''} ({len(listed)})"
 
 
 def assemble(run: Run, choices: Sequence[int], *, ema: bool = False) -> Chain:

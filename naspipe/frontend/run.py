@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,3 +78,26 @@ class Run:
             self._checkpoint = read_checkpoint(self.directory.checkpoint("final"))
         module: nn.Module = self.space.blocks[layer.block].candidates[layer.candidate]()
         return load_layer(module, layer_key(self.space, layer), self._checkpoint.tensors, ema)
+
+
+def check_space(run: Run) -> None:
+    """The space must be the one that the run trained.
+
+    Raises:
+        ConfigError: naming what differs.
+    """
+    recorded, space = run.manifest["space"], run.space
+    pairs: dict[str, tuple[list[Any], list[Any]]] = {
+        "blocks": (recorded["labels"], list(space.labels)),
+        "candidates": (recorded["candidates"], [len(b.candidates) for b in space.blocks]),
+    }
+    for what, (expected, found) in pairs.items():
+        if expected != found:
+            raise ConfigError(
+                f"run {run.directory.path} trained the space {recorded['name']}: expected the "
+                f"{what} {_short(expected)}, found {_short(found)} in {space.name}"
+            )
+
+
+def _short(listed: Sequence[Any]) -> str:
+    return f"{', '.join(map(str, listed[:6]))}{', ...' if len(listed) > 6 else ''} ({len(listed)})"

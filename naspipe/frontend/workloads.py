@@ -48,10 +48,10 @@ def find_workload(
         return _own(name, data_name, data_root, sizes or {})
     defaults = search_spaces.defaults(name, scale)
     data_name = data_name or defaults.data
-    if not _is_own(data_name):
+    if not is_own_data(data_name):
         _check_kind(name, data_name, "image" if defaults.max_tokens is None else "translation")
     usual = {"max_tokens": defaults.max_tokens, "batch_size": defaults.batch_size}
-    data = _data(data_name, data_root, {**usual, **(sizes or {})})
+    data = find_data(data_name, data_root, {**usual, **(sizes or {})})
     space = search_spaces.build(name, scale, getattr(data, "info", {}))
     recipe = Recipe(
         optimizer=defaults.optimizer,
@@ -91,11 +91,20 @@ def _own(
             f"{name}: expected the module's loss to be a function of (output, target), "
             f"found {type(loss).__name__}"
         )
-    return Named(space=space, data=_data(data_name, data_root, sizes), loss=loss, recipe=Recipe())
+    return Named(
+        space=space, data=find_data(data_name, data_root, sizes), loss=loss, recipe=Recipe()
+    )
 
 
-def _data(name: str, root: Path | None, sizes: Mapping[str, int | None]) -> Batches:
-    if _is_own(name):
+def find_data(
+    name: str, root: Path | None, sizes: Mapping[str, int | None], split: str = "train"
+) -> Batches:
+    """A data set's split by name, or a user's own as ``module:function``, which has one split.
+
+    Raises:
+        ConfigError: for a name that cannot be found or is no data.
+    """
+    if is_own_data(name):
         function: Callable[..., Any] = import_attribute(name)
         if not callable(function):
             raise ConfigError(
@@ -104,11 +113,15 @@ def _data(name: str, root: Path | None, sizes: Mapping[str, int | None]) -> Batc
             )
         return function
     return open_data(
-        name, root=root, max_tokens=sizes.get("max_tokens"), batch_size=sizes.get("batch_size")
+        name,
+        root=root,
+        max_tokens=sizes.get("max_tokens"),
+        batch_size=sizes.get("batch_size"),
+        split=split,
     )
 
 
-def _is_own(data_name: str) -> bool:
+def is_own_data(data_name: str) -> bool:
     """Whether the name is a ``module:function`` of the user's, and not a data set's."""
     return ":" in data_name and not data_name.startswith(("fairseq:", "image-folder:"))
 

@@ -22,8 +22,8 @@ from naspipe.core.ids import StageId
 from naspipe.runtime.doorkeeper import Doorkeeper
 from naspipe.runtime.hosts import ALIVE, END, JOB, Hosts, read_word
 from naspipe.runtime.job import Job
-from naspipe.runtime.launcher import end_all, quiet_fork
 from naspipe.runtime.stage_main import stage_main
+from naspipe.runtime.stage_pool import end_all, quiet_fork
 from naspipe.runtime.stopping import answered_signals
 from naspipe.runtime.supervisor import obituary
 from naspipe.runtime.transport import bind_inbox, connect_outbox

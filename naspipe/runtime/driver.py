@@ -39,8 +39,8 @@ from naspipe.core.events import (
 from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
 from naspipe.core.planned import Planned
 from naspipe.core.task import Task
+from naspipe.runtime.block_compute import BlockCompute
 from naspipe.runtime.checkpointer import Checkpointer
-from naspipe.runtime.compute import StageCompute
 from naspipe.runtime.messages import (
     HOLD,
     ControlMessage,
@@ -71,13 +71,14 @@ class StageDriver:
         resumed: streams that go on behind a checkpoint.
         timeout_seconds: how long to wait for a message before giving up.
         digests: hash the bytes that every WRITE leaves.
+        is_trained: subnets have a backward and WRITEs; else they go forward only.
     """
 
     def __init__(
         self,
         stage: StageId,
         controller: StageController,
-        compute: StageCompute,
+        compute: BlockCompute,
         transport: Transport,
         intakes: Sequence[Intake],
         sink: StageSink,
@@ -86,6 +87,7 @@ class StageDriver:
         *,
         timeout_seconds: float,
         digests: bool = False,
+        is_trained: bool = True,
     ) -> None:
         self._doing: tuple[object, LayerId | None] = ("start", None)
         self._stage = stage
@@ -101,6 +103,7 @@ class StageDriver:
         self._is_held = False
         self._timeout_seconds = timeout_seconds
         self._digests = digests
+        self._is_trained = is_trained
         self._task: Task | None = None
         self._run: deque[tuple[LayerId, Version]] = deque()
         self._events: deque[Event] = deque()
@@ -242,10 +245,10 @@ class StageDriver:
     def _admit(self, planned: Iterable[Planned]) -> None:
         for subnet, partition, priorities in planned:
             if self._checkpointer.is_due(subnet.stream, subnet.sequence_id):
-                now_ns = time.monotonic_ns()
-                self._tell(CutAdmitted(now_ns, subnet.stream, subnet.sequence_id))
+                self._tell(CutAdmitted(time.monotonic_ns(), subnet.stream, subnet.sequence_id))
             self._unmade.extend(map(subnet.layer, partition.blocks(self._stage)))
-            self._tell(SubnetAdmitted(time.monotonic_ns(), subnet, partition, priorities))
+            who = (subnet, partition, priorities, self._is_trained)
+            self._tell(SubnetAdmitted(time.monotonic_ns(), *who))
 
     def _tell(self, event: Event) -> None:
         """Let the controller handle an event, and what carrying its commands out leads to."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
-from naspipe.core.config import Execution
+from naspipe.core.config import Execution, Recipe
 from naspipe.core.events import KeptLayer
 from naspipe.core.planned import Planned
 from naspipe.planning.cost import CostTable
@@ -14,6 +15,30 @@ from naspipe.planning.memory import MemoryPlan
 from naspipe.runtime.compute import Workload
 from naspipe.runtime.restored import Restored
 from naspipe.trace.run_directory import RunDirectory
+
+
+class PipelineJob(Protocol):
+    """What stages do together, as far as starting them goes."""
+
+    @property
+    def execution(self) -> Execution:
+        """On how many stages, and how."""
+        ...
+
+    @property
+    def memory(self) -> MemoryPlan | None:
+        """What layers may occupy on each stage's device; None for no limit."""
+        ...
+
+    @property
+    def recipe(self) -> Recipe:
+        """Its threads, and an optimizer whose state layers take along."""
+        ...
+
+    @property
+    def claimed(self) -> Sequence[Path]:
+        """Directories that belong to the job while it runs."""
+        ...
 
 
 class SubnetSource(Protocol):
@@ -91,6 +116,16 @@ class Job:
     def workloads(self) -> list[Workload]:
         """Of each stream."""
         return [stream.workload for stream in self.streams]
+
+    @property
+    def recipe(self) -> Recipe:
+        """Of the first stream."""
+        return self.workloads[0].definition.recipe
+
+    @property
+    def claimed(self) -> Sequence[Path]:
+        """The run directories."""
+        return [stream.directory.path for stream in self.streams]
 
     @property
     def policy(self) -> str:

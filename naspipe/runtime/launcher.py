@@ -6,52 +6,45 @@ pickled. The launcher computes nothing with torch itself before it forks.
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import signal
 import tempfile
-import time
 import traceback
-import warnings
-from collections import deque
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from multiprocessing.process import BaseProcess
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import msgpack
 import torch
-import zmq
 
 from naspipe.core.errors import ConfigError, RunInterruptedError, StageFailedError, TransportError
-from naspipe.core.ids import StageId
 from naspipe.planning.cost import CostTable, LayerCost
-from naspipe.runtime.claim import SOCKETS_PREFIX, record_processes
+from naspipe.runtime.claim import SOCKETS_PREFIX
 from naspipe.runtime.compute import Workload
 from naspipe.runtime.cuda_device import start_cuda
 from naspipe.runtime.determinism import deterministic_torch
-from naspipe.runtime.doorkeeper import Doorkeeper
-from naspipe.runtime.endpoints import Endpoints, make_endpoints
+from naspipe.runtime.endpoints import make_endpoints
 from naspipe.runtime.exploring import Exploring
 from naspipe.runtime.garbage import calm_collector
-from naspipe.runtime.hosts import JOB, Announcer, Party
+from naspipe.runtime.hosts import Party
 from naspipe.runtime.job import Job
-from naspipe.runtime.liveness import Liveness
-from naspipe.runtime.messages import LauncherMessage, launcher_frames
 from naspipe.runtime.profiler import profile
 from naspipe.runtime.publishing import Publisher, merge_parts
 from naspipe.runtime.reports import LaunchObserver
-from naspipe.runtime.stage_main import run_alone, stage_main
+from naspipe.runtime.stage_main import run_alone
+from naspipe.runtime.stage_pool import (
+    FORK,
+    Mailboxes,
+    check_fit_for_forking,
+    end_all,
+    quiet_fork,
+    run_stages,
+)
+from naspipe.runtime.stage_process import StageRun
 from naspipe.runtime.stopping import Stop, answered_signals
-from naspipe.runtime.supervisor import Collector, obituary, supervise
-from naspipe.runtime.transport import bind_inbox, connect_outbox
+from naspipe.runtime.supervisor import Collector, obituary
 from naspipe.runtime.wakeup import Wakeup
 from naspipe.trace.checkpoints import FINAL
 from naspipe.trace.losses import LossWriter
-
-_FORK = multiprocessing.get_context("fork")
-_GRACE_SECONDS = 2.0
 
 
 def launch(job: Job, observer: LaunchObserver, party: Party | None = None) -> list[dict[str, Any]]:
@@ -67,7 +60,7 @@ def launch(job: Job, observer: LaunchObserver, party: Party | None = None) -> li
     """
     execution, num_stages = job.execution, job.execution.stages
     folders = [stream.directory.checkpoints for stream in job.streams]
-    mailboxes = _Mailboxes()
+    mailboxes = Mailboxes()
     stop = Stop(num_stages, mailboxes.send)
     with ExitStack() as stack:
         wakeup = stack.enter_context(Wakeup())
@@ -90,7 +83,10 @@ def launch(job: Job, observer: LaunchObserver, party: Party | None = None) -> li
                 stack.enter_context(tempfile.TemporaryDirectory(prefix=SOCKETS_PREFIX))
             )
             endpoints = party.hosts.endpoints if party else make_endpoints(execution, directory)
-            _run_stages(job, endpoints, collector, exploring, stop, wakeup, mailboxes, party)
+            run_stages(
+                job, StageRun, endpoints, collector, exploring.start, stop, wakeup, mailboxes,
+                party.hosts if party else None, party.assign(job) if party else None,
+            )  # fmt: skip
         results = [collector.results[stage] for stage in sorted(collector.results)]
         if not results[0]["streams"]:
             raise _interruption(job, stop, publisher)
@@ -117,21 +113,6 @@ def _interruption(job: Job, stop: Stop, publisher: Publisher) -> RunInterruptedE
     )
 
 
-class _Mailboxes:
-    """The way from the launcher to its stages; a stage in this process has a queue."""
-
-    def __init__(self) -> None:
-        self.local: deque[LauncherMessage] = deque()
-        self.outboxes: list[zmq.Socket[Any]] = []
-
-    def send(self, stage: int, message: LauncherMessage) -> None:
-        """Hand a message to a stage."""
-        if self.outboxes:
-            self.outboxes[stage].send_multipart(launcher_frames(message))
-        else:
-            self.local.append(message)
-
-
 def profile_apart(workload: Workload, timeout_seconds: float, device: str = "cpu") -> CostTable:
     """The quick profile, in a process of its own, so that this one stays fit for forking.
 
@@ -140,9 +121,9 @@ def profile_apart(workload: Workload, timeout_seconds: float, device: str = "cpu
         ConfigError: when one of them is not what it should be.
         TransportError: when the profile takes longer than the time-out.
     """
-    _check_fit_for_forking(device)
-    receiver, sender = _FORK.Pipe(duplex=False)
-    process = _FORK.Process(
+    check_fit_for_forking(device)
+    receiver, sender = FORK.Pipe(duplex=False)
+    process = FORK.Process(
         target=_profile_main, args=(workload, device, sender), name="naspipe-profile"
     )
     with receiver, quiet_fork():
@@ -177,101 +158,3 @@ def _profile_main(workload: Workload, device: str, sender: Any) -> None:
     except Exception:
         failure = traceback.format_exc()
     sender.send_bytes(msgpack.packb([costs, failure, refusal]))
-
-
-@contextmanager
-def quiet_fork() -> Iterator[None]:
-    """Fork without Python 3.12's warning about threads.
-
-    torch and numpy keep idle pools, which a stage, computing on its own thread, never touches.
-    """
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
-        yield
-
-
-def _run_stages(
-    job: Job,
-    endpoints: Endpoints,
-    collector: Collector,
-    exploring: Exploring,
-    stop: Stop,
-    wakeup: Wakeup,
-    mailboxes: _Mailboxes,
-    party: Party | None,
-) -> None:
-    execution = job.execution
-    _check_fit_for_forking(execution.device)
-    here = range(1 if party else execution.stages)
-    with _stage_processes(job, endpoints, here) as processes, ExitStack() as stack:
-        context: zmq.Context[Any] = zmq.Context()
-        stack.callback(context.destroy, linger=0)
-        stack.enter_context(Doorkeeper(context, endpoints.public_keys.values()))
-        inbox = bind_inbox(context, endpoints.launcher, endpoints)
-        collector.liveness = Liveness(
-            range(execution.stages),
-            time.monotonic(),
-            execution.silence_seconds,
-            execution.timeout_seconds,
-        )
-        mailboxes.outboxes += [
-            connect_outbox(context, address, endpoints) for address in endpoints.stages
-        ]
-        announcer = Announcer(context, party.hosts if party else None)
-        if party:
-            announcer.tell(JOB, party.assign(job))
-        exploring.start()
-        supervise(inbox, processes, collector, stop, wakeup, announcer.beat)
-        stack.close()
-        for process in processes.values():
-            process.join(_GRACE_SECONDS + 10)
-
-
-def _check_fit_for_forking(device: str) -> None:
-    """CUDA does not survive a fork, so only stages may start it.
-
-    Raises:
-        ConfigError: when this process has started it.
-    """
-    if device != "cpu" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        raise ConfigError(
-            "this process has used CUDA already, so stages cannot be forked from it; "
-            "start training before the first CUDA call, or use the naspipe command"
-        )
-
-
-@contextmanager
-def _stage_processes(
-    job: Job, endpoints: Endpoints, stages: Iterable[int]
-) -> Iterator[dict[int, BaseProcess]]:
-    """The stages' processes; none is left when the block ends, however it ends."""
-    lifeline = os.pipe()
-    processes: dict[int, BaseProcess] = {}
-    process: BaseProcess
-    try:
-        with quiet_fork():
-            for number in stages:
-                process = _FORK.Process(
-                    target=stage_main,
-                    args=(lambda: job, StageId(number), endpoints, lifeline),
-                    name=f"naspipe-stage-{number}",
-                )
-                process.start()
-                processes[number] = process
-        pids = [each.pid for each in processes.values() if each.pid is not None]
-        for stream in job.streams:
-            record_processes(stream.directory.path, pids, endpoints.directory)
-        os.close(lifeline[0])
-        yield processes
-    finally:
-        end_all(processes.values())
-        os.close(lifeline[1])
-
-
-def end_all(processes: Collection[BaseProcess]) -> None:
-    """Leave none of these processes behind: what they wrote can bear it."""
-    for process in processes:
-        process.kill()
-    for process in processes:
-        process.join()
-        process.close()

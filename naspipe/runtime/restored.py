@@ -10,7 +10,7 @@ import torch
 
 from naspipe.core.errors import LogError
 from naspipe.core.events import KeptLayer
-from naspipe.core.ids import FIRST_STREAM, LayerId, StageId, StreamId, Version
+from naspipe.core.ids import FIRST_STREAM, INITIAL, LayerId, StageId, StreamId, Version
 from naspipe.core.space import Space
 from naspipe.runtime.bound_layer import Gradients
 from naspipe.runtime.checkpoint import from_raw, layer_key, to_raw
@@ -106,7 +106,28 @@ class Restored:
         Raises:
             LogError: when what the checkpoint holds does not fit the layer.
         """
+        self._fill(stored, self.snapshot(layer))
+
+    def restore_weights(self, layer: LayerId, stored: StoredLayer) -> None:
+        """Fill a layer that was just made with the newest parameters and buffers, nothing else.
+
+        It stays at its initial version: nothing was written here.
+
+        Raises:
+            LogError: when what the checkpoint holds does not fit the layer.
+        """
         snapshot = self.snapshot(layer)
+        if snapshot is not None:
+            tensors = {
+                name: raw
+                for name, raw in snapshot.tensors.items()
+                if name.startswith(("param/", "buffer/"))
+            }
+            versions = (INITIAL,)
+            snapshot = snapshot._replace(versions=versions, tensors=tensors, scalars={})
+        self._fill(stored, snapshot)
+
+    def _fill(self, stored: StoredLayer, snapshot: LayerSnapshot | None) -> None:
         if snapshot is None:
             return
         try:

@@ -19,36 +19,44 @@ from naspipe.runtime.claim import wake_with_parents_end
 from naspipe.runtime.connections import connect
 from naspipe.runtime.determinism import deterministic_torch
 from naspipe.runtime.endpoints import Endpoints
-from naspipe.runtime.job import Job
+from naspipe.runtime.job import PipelineJob
 from naspipe.runtime.liveness import WAITING
 from naspipe.runtime.messages import LauncherMessage
 from naspipe.runtime.reports import Reporter, ZmqReporter
-from naspipe.runtime.stage_process import StageRun, open_placement
+from naspipe.runtime.stage_process import StageRun, StageWork, open_placement
 from naspipe.runtime.transport import NoTransport, Transport
 from naspipe.runtime.wakeup import Wakeup
 
 _STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
 
 
-def run_alone(job: Job, reporter: Reporter, mailbox: deque[LauncherMessage]) -> None:
+def run_alone(
+    job: PipelineJob,
+    reporter: Reporter,
+    mailbox: deque[LauncherMessage],
+    make: Callable[..., StageWork] = StageRun,
+) -> None:
     """The run on one stage, in this process and without sockets; never on a GPU."""
-    _run_stage(job, StageId(0), partial(NoTransport, mailbox), reporter)
+    _run_stage(job, StageId(0), partial(NoTransport, mailbox), reporter, make)
 
 
 def _run_stage(
-    job: Job, stage: StageId, connect: Callable[[Wakeup], Transport], reporter: Reporter
+    job: PipelineJob,
+    stage: StageId,
+    connect: Callable[[Wakeup], Transport],
+    reporter: Reporter,
+    make: Callable[..., StageWork],
 ) -> None:
     """Run one stage to its end; a failure is reported, never raised."""
     task = "start"
     try:
         with ExitStack() as stack:
             # Before the device starts: cuBLAS reads its settings once.
-            threads = job.workloads[0].definition.recipe.threads
-            stack.enter_context(deterministic_torch(threads))
+            stack.enter_context(deterministic_torch(job.recipe.threads))
             wakeup = stack.enter_context(Wakeup())
             transport = stack.enter_context(connect(wakeup))
             placement = stack.enter_context(open_placement(job, stage, wakeup))
-            stage_run = StageRun(job, stage, transport, reporter, placement, wakeup)
+            stage_run = make(job, stage, transport, reporter, placement, wakeup)
             reporter.watch(lambda: stage_run.current)
             try:
                 stage_run.run()
@@ -77,11 +85,12 @@ def _kind(error: Exception) -> str:
 
 
 def stage_main(
-    make_job: Callable[[], Job],
+    make_job: Callable[[], PipelineJob],
     stage: StageId,
     endpoints: Endpoints,
     lifeline: tuple[int, int],
     *,
+    make: Callable[..., StageWork] = StageRun,
     launcher_is_elsewhere: bool = False,
 ) -> None:
     """The body of a stage's process: ends with the run, its own failure, or its parent.
@@ -91,6 +100,7 @@ def stage_main(
         stage: which.
         endpoints: of the run.
         lifeline: a pipe that the parent holds open.
+        make: makes the stage's work, as ``StageRun`` is made.
         launcher_is_elsewhere: the parent is no launcher, so the launcher has to be told.
     """
     # The launcher answers signals for all: with a checkpoint, for which it needs its stages.
@@ -110,7 +120,8 @@ def stage_main(
         except Exception as error:
             reporter.report("failed", _failure("its preparation", error))
             return
-        _run_stage(job, stage, partial(connect, job.execution, stage, endpoints), reporter)
+        transport = partial(connect, job.execution, stage, endpoints)
+        _run_stage(job, stage, transport, reporter, make)
 
 
 def _end_with_parent(read_end: int, say: Callable[[], None]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -21,7 +21,7 @@ from naspipe.runtime.cuda_device import measured_memory
 from naspipe.runtime.device import open_device
 from naspipe.runtime.driver import StageDriver
 from naspipe.runtime.garbage import calm_collector
-from naspipe.runtime.job import Job, StreamJob
+from naspipe.runtime.job import Job, PipelineJob, StreamJob
 from naspipe.runtime.layer_store import LayerStore
 from naspipe.runtime.out_of_memory import LayerUse
 from naspipe.runtime.placement import Placement, SwappedPlacement
@@ -39,6 +39,19 @@ from naspipe.trace.log import AccessLogWriter
 
 GRACE_SECONDS = 10.0
 """How much longer a stage waits than a hung one may take: the launcher names that one first."""
+
+
+class StageWork(Protocol):
+    """What a stage's process does."""
+
+    @property
+    def current(self) -> str:
+        """What the stage is at, for the report of a failure."""
+        ...
+
+    def run(self) -> None:
+        """Work to the end, and report."""
+        ...
 
 
 class StageRun:
@@ -189,7 +202,7 @@ class StageRun:
         return write_part(directory, self._stage, layers)
 
 
-def open_placement(job: Job, stage: StageId, wakeup: Wakeup) -> Placement:
+def open_placement(job: PipelineJob, stage: StageId, wakeup: Wakeup) -> Placement:
     """Where the stage's layers and tensors live. Starts CUDA, where that is the device."""
     execution = job.execution
     name = start_device(execution, stage)
@@ -198,5 +211,4 @@ def open_placement(job: Job, stage: StageId, wakeup: Wakeup) -> Placement:
     device = open_device(name, job.memory.budgets[stage], execution.bandwidth, execution.latency)
     limits = LayerUse(0, job.memory.budgets[stage], job.memory.needs[stage].least_bytes)
     host_bytes = parse_bytes(execution.host_memory) or None
-    recipe = job.workloads[0].definition.recipe
-    return SwappedPlacement(device, recipe, limits, host_bytes, wakeup)
+    return SwappedPlacement(device, job.recipe, limits, host_bytes, wakeup)

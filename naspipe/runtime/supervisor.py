@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, NoReturn, Protocol
 
 import zmq
 
@@ -21,6 +21,42 @@ from naspipe.trace.losses import LossWriter
 
 _POLL_MS = 1000
 _LAST_WORDS_SECONDS = 0.5
+
+
+class ReportTaker(Protocol):
+    """Takes the reports of all stages, in the launcher's process."""
+
+    liveness: Liveness | None
+    """Told of the stages' signs of life."""
+
+    @property
+    def results(self) -> Mapping[int, Mapping[str, Any]]:
+        """What each stage left, by its number, once it is done."""
+        ...
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every stage is done."""
+        ...
+
+    def take(self, kind: str, stage: int, body: dict[str, Any]) -> None:
+        """Handle one report."""
+        ...
+
+
+def raise_failure(stage: int, body: Mapping[str, Any]) -> NoReturn:
+    """Raise what a stage reports that it failed of.
+
+    Raises:
+        ConfigError: the user's input.
+        StorageError: a file could not be written.
+        StageFailedError: anything else.
+    """
+    if body["kind"] == "input":
+        raise ConfigError(body["message"])
+    if body["kind"] == "storage":
+        raise StorageError(body["message"])
+    raise StageFailedError(stage, body["task"], body["traceback"])
 
 
 class Collector:
@@ -86,12 +122,8 @@ class Collector:
                 self._stop.advance()
             case "died":
                 raise StageFailedError(stage, _task(self, stage), body["how"])
-            case "failed" if body["kind"] == "input":
-                raise ConfigError(body["message"])
-            case "failed" if body["kind"] == "storage":
-                raise StorageError(body["message"])
             case "failed":
-                raise StageFailedError(stage, body["task"], body["traceback"])
+                raise_failure(stage, body)
             case "done":
                 self.results[stage] = body
                 if self.liveness is not None:
@@ -109,7 +141,7 @@ class Collector:
 def supervise(
     inbox: zmq.Socket[Any],
     processes: Mapping[int, BaseProcess],
-    collector: Collector,
+    collector: ReportTaker,
     stop: Stop,
     wakeup: Wakeup,
     beat: Callable[[], None],
@@ -157,7 +189,7 @@ def supervise(
             raise StageFailedError(*problem)
 
 
-def _task(collector: Collector, stage: int) -> str:
+def _task(collector: ReportTaker, stage: int) -> str:
     """What a stage that died was last heard to do."""
     doing = collector.liveness.doing(stage) if collector.liveness else ""
     return f"an unknown task (last heard at: {doing})" if doing else "an unknown task"

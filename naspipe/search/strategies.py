@@ -6,9 +6,10 @@ sequence order, so the same seed proposes the same subnets on any number of stag
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from naspipe.core.errors import ConfigError
 from naspipe.search.greedy import GreedyPool
@@ -87,7 +88,7 @@ class Evolution(RandomSearch):
         return max((self._alive[int(place)] for place in places), key=lambda s: s.score).choices
 
 
-STRATEGIES: dict[str, type[RandomSearch]] = {
+STRATEGIES: dict[str, Callable[..., ExplorationStrategy]] = {
     "random": RandomSearch,
     "evolution": Evolution,
     "greedy": GreedyPool,
@@ -95,13 +96,23 @@ STRATEGIES: dict[str, type[RandomSearch]] = {
 
 
 def make_strategy(
-    name: str, candidate_counts: Sequence[int], seed: int, is_allowed: Allowed
+    name: str,
+    candidate_counts: Sequence[int],
+    seed: int,
+    is_allowed: Allowed,
+    options: Mapping[str, float] | None = None,
 ) -> ExplorationStrategy:
-    """A strategy by name.
+    """A strategy by name; ``options`` are its own.
 
     Raises:
-        ConfigError: for a name that is not registered.
+        ConfigError: for a name that is not registered, or an option that it does not have.
     """
     if name not in STRATEGIES:
         raise ConfigError(f"unknown strategy {name!r:.80}: expected {', '.join(STRATEGIES)}")
-    return STRATEGIES[name](candidate_counts, seed, is_allowed)
+    parameters = inspect.signature(STRATEGIES[name]).parameters.values()
+    known = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
+    for option in sorted(set(options or {}) - set(known)):
+        raise ConfigError(
+            f"strategy {name}: expected {', '.join(known) or 'no options'}, found {option!r:.80}"
+        )
+    return STRATEGIES[name](candidate_counts, seed, is_allowed, **(options or {}))

@@ -1,0 +1,204 @@
+"""Find the best subnets of a run: each is judged on held-out data with the weights of the run.
+
+Subnets go forward through the same pipeline that trains them; where layers keep running
+statistics, these are taken anew for each subnet. The same strategy and seed judge the same
+subnets, with the same scores bit for bit, on any number of stages. RUN/search-NAME is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from naspipe.frontend.searching import Searching
+    from naspipe.search.definition import SearchDefinition
+
+_EXAMPLE = """\
+examples:
+  naspipe search runs/two --budget 200 --stages 2
+  naspipe search runs/two --strategy random --budget 50 --score top1 --max-params 60k --name small
+  naspipe search runs/two --strategy nni:TPE --budget 100
+  naspipe search runs/mine --space mymodule:space --data mymodule:batches --validation mymodule:held
+  naspipe export runs/two --subnet best -o exported
+
+strategies: evolution, random, greedy; nni:NAME (Random, GridSearch, RegularizedEvolution, TPE,
+  PolicyBasedRL); MODULE:FUNCTION of your own
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.epilog = _EXAMPLE
+    parser.add_argument("run", metavar="RUN", type=Path, help="run directory")
+    _add_definition(parser)
+    _add_limits(parser)
+    parser.add_argument("--stages", type=int, default=1, metavar="N", help="default: 1")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
+    parser.add_argument("--memory-budget", default="", metavar="BYTES", help="as of naspipe train")
+    parser.add_argument("--name", default="", help="of the search (default: the next number)")
+    parser.add_argument("--top", type=int, default=10, metavar="K", help="subnets to show")
+    parser.add_argument("--space", metavar="MODULE:ATTRIBUTE", help="of a run with your own space")
+    parser.add_argument("--data", metavar="NAME", help="the run's, if it is your own")
+    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where prepared data is kept")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def _add_definition(parser: argparse.ArgumentParser) -> None:
+    """What subnets and scores depend on."""
+    parser.add_argument("--strategy", default="evolution", metavar="NAME")
+    parser.add_argument("--budget", type=int, default=100, metavar="N", help="subnets to judge")
+    parser.add_argument("--seed", type=int, default=0, metavar="K", help="of the strategy")
+    parser.add_argument(
+        "--delay", type=int, default=8, metavar="D", help="subnets until a score is known"
+    )
+    parser.add_argument("--score", default="loss", help="loss, top1, top5 or bleu")
+    parser.add_argument(
+        "--calibrate", type=int, default=4, metavar="C",
+        help="training batches that running statistics are taken from; 0 for the run's own",
+    )  # fmt: skip
+    parser.add_argument(
+        "--validate", type=int, default=8, metavar="V", help="held-out batches to judge by"
+    )
+    parser.add_argument("--split", default="valid", help="of the data: valid or test")
+    parser.add_argument(
+        "--validation", metavar="MODULE:FUNCTION", help="held-out batches of your own"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE",
+        help="a setting of the strategy: population, tournament, mutation",
+    )  # fmt: skip
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--max-flops", metavar="N", help="of one sample, such as 20M")
+    parser.add_argument("--max-params", metavar="N", help="such as 60k")
+    parser.add_argument("--max-latency-ms", type=float, default=0.0, metavar="MS")
+    parser.add_argument(
+        "--latency", default="profile",
+        help="profile: the sum of the layers' times; measured: also time the best subnets whole",
+    )  # fmt: skip
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Search; prints the tables and the search's directory on stdout."""
+    from naspipe.cli.search_progress import SearchProgress, print_tables
+    from naspipe.core.errors import ConfigError
+
+    if arguments.top < 1:
+        raise ConfigError(f"--top: expected 1 or more, found {arguments.top}")
+    if arguments.latency not in ("profile", "measured"):
+        raise ConfigError(
+            f"--latency: expected profile or measured, found {arguments.latency!r:.80}"
+        )
+    definition = _definition(arguments)
+    title = f"search of {arguments.run} by {definition.strategy}"
+    with SearchProgress(title, definition.budget, definition.score, arguments.quiet) as progress:
+        searching = _searching(arguments, definition, progress)
+        search = searching.start()
+    shown = search.ranked()[: arguments.top]
+    measured = {}
+    if arguments.latency == "measured":
+        from naspipe.export.latency import measure_top
+
+        measured = measure_top(searching.run, search, shown, searching.held_out)
+        if limit := definition.limits.latency_ms:
+            shown = [each for each in shown if measured[each.sequence_id] <= limit]
+    print_tables(search, shown, measured)
+    print(search.path)
+    return 0
+
+
+def _definition(arguments: argparse.Namespace) -> SearchDefinition:
+    from naspipe.search.definition import SearchDefinition
+    from naspipe.search.limits import Limits, parse_count
+
+    limits = Limits(
+        flops=parse_count(arguments.max_flops, "--max-flops") if arguments.max_flops else 0.0,
+        params=parse_count(arguments.max_params, "--max-params") if arguments.max_params else 0.0,
+        latency_ms=arguments.max_latency_ms,
+    )
+    return SearchDefinition(
+        strategy=arguments.strategy,
+        options=dict(_option(text) for text in arguments.set),
+        budget=arguments.budget,
+        seed=arguments.seed,
+        delay=arguments.delay,
+        score=arguments.score,
+        calibration=arguments.calibrate,
+        validation=arguments.validate,
+        limits=limits,
+    )
+
+
+def _option(text: str) -> tuple[str, float]:
+    from naspipe.core.errors import ConfigError
+
+    name, _, value = text.partition("=")
+    try:
+        return name, float(value) if "." in value else int(value)
+    except ValueError:
+        raise ConfigError(f"--set {text!r:.80}: expected KEY=NUMBER, as in population=20") from None
+
+
+def _searching(
+    arguments: argparse.Namespace, definition: SearchDefinition, observer: Any
+) -> Searching:
+    from naspipe.core.config import Execution
+    from naspipe.core.rules import parse_rule
+    from naspipe.frontend.held_out import check_size, find_held_out
+    from naspipe.frontend.run import Run
+    from naspipe.frontend.searching import Searching
+    from naspipe.frontend.workloads import find_workload
+    from naspipe.trace.run_directory import RunDirectory
+
+    manifest = RunDirectory(arguments.run).read_manifest()
+    space, scale, data, sizes = _source(arguments, manifest)
+    named = find_workload(space, scale, data, arguments.data_dir, sizes)
+    rules = {name: parse_rule(rule) for name, rule in manifest["definition"]["rules"].items()}
+    held_out = find_held_out(
+        space,
+        scale,
+        data or str(manifest["definition"]["data"]["name"]),
+        root=arguments.data_dir,
+        split=arguments.split,
+        own=arguments.validation,
+        sizes=sizes,
+    )
+    check_size(held_out, definition.validation)
+    return Searching(
+        run=Run(named.space.with_rules(rules), arguments.run),
+        data=named.data,
+        held_out=held_out,
+        loss=named.loss,
+        definition=definition,
+        execution=Execution(
+            stages=arguments.stages,
+            device=arguments.device,
+            memory_budget=arguments.memory_budget,
+        ),
+        name=arguments.name,
+        observer=observer,
+    )
+
+
+def _source(
+    arguments: argparse.Namespace, manifest: Mapping[str, Any]
+) -> tuple[str, str, str | None, dict[str, int]]:
+    """What the run trained: space, scale, data and sizes of batches, as the command line has it."""
+    import search_spaces
+    from naspipe.core.errors import ConfigError
+
+    definition, source = manifest["definition"], manifest.get("source") or {}
+    space = arguments.space or source.get("space") or definition["space"]
+    if ":" not in space and space not in search_spaces.names():
+        raise ConfigError(
+            f"run {arguments.run} trained {space}, a space of your own: expected --space "
+            f"MODULE:ATTRIBUTE and --data MODULE:FUNCTION"
+        )
+    data = arguments.data or source.get("data")
+    scale = source.get("scale") or definition.get("scale") or "tiny"
+    return space, scale, data, dict(source.get("sizes") or {})

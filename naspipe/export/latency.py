@@ -1,0 +1,45 @@
+"""How long whole subnets take on this machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+import torch
+
+from naspipe.export.subnet import assemble
+from naspipe.frontend.run import Run
+from naspipe.runtime.compute import Batches
+from naspipe.runtime.determinism import deterministic_torch
+from naspipe.search.records import Candidate, Search, SearchDirectory
+
+_ROUNDS = 5
+
+
+def measure_top(
+    run: Run, search: Search, candidates: Sequence[Candidate], data: Batches
+) -> dict[int, float]:
+    """Milliseconds of each subnet's forward on one batch, alone, kept in the search's manifest.
+
+    The subnets take turns, so that a slow moment of the machine hits all alike; medians.
+    """
+    definition = run.manifest["definition"]
+    batch = data(definition["seed"], 0)
+    with deterministic_torch(definition["recipe"]["threads"]), torch.no_grad():
+        chains = {each.sequence_id: assemble(run, each.choices) for each in candidates}
+        samples: dict[int, list[float]] = {number: [] for number in chains}
+        for _ in range(_ROUNDS + 1):
+            for number, chain in chains.items():
+                before = time.perf_counter()
+                chain(batch)
+                samples[number].append(1e3 * (time.perf_counter() - before))
+    found = {number: median(times[1:]) for number, times in samples.items()}
+    _keep(search, found)
+    return found
+
+
+def _keep(search: Search, found: Mapping[int, float]) -> None:
+    latencies = {str(number): ms for number, ms in found.items()}
+    manifest = {**search.manifest, "latency_ms": latencies}
+    SearchDirectory(search.path).write_manifest(manifest)

@@ -1,0 +1,275 @@
+"""From a run to its best subnets: what is proposed, judged and written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import compress
+from typing import Any
+
+import torch
+
+from naspipe.core.config import Definition, Execution, Recipe
+from naspipe.core.errors import ConfigError
+from naspipe.core.ids import FIRST_STREAM, SequenceId
+from naspipe.core.partition import Partition
+from naspipe.core.rules import Frozen
+from naspipe.core.space import Shared, Space
+from naspipe.core.subnet import Subnet
+from naspipe.frontend.checks import check_device
+from naspipe.frontend.exploration import StrategySource, sample_stream
+from naspipe.frontend.explorers import find_explorer
+from naspipe.frontend.plan import measured_costs, measured_sizes
+from naspipe.frontend.run import Run, check_space
+from naspipe.frontend.search_record import Recorder, SearchObserver
+from naspipe.frontend.training import define
+from naspipe.planning.cost import CostTable, LayerCost
+from naspipe.planning.memory import MemoryPlan
+from naspipe.runtime.calibration import blocks_to_calibrate
+from naspipe.runtime.compute import Batches, Loss, Workload
+from naspipe.runtime.endpoints import check_endpoints
+from naspipe.runtime.environment import describe_environment
+from naspipe.runtime.evaluation import Evaluation
+from naspipe.runtime.evaluation_launcher import evaluate
+from naspipe.runtime.evaluation_stage import EvaluationJob
+from naspipe.runtime.gpus import NO_GPUS, find_gpus
+from naspipe.runtime.restored import Restored
+from naspipe.runtime.subnet_counts import SubnetCounter
+from naspipe.search.definition import SearchDefinition
+from naspipe.search.limits import Cost, Limits
+from naspipe.search.records import Search, SearchDirectory, default_name, search_path
+from naspipe.search.scores import merit
+from naspipe.search.strategies import STRATEGIES, make_strategy
+from naspipe.sim.plan import Chain, Pipeline, Stream, plan_pipeline
+from naspipe.streams.feedback import ExplorationStrategy
+from naspipe.trace.snapshot import Checkpoint, read_checkpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Searching:
+    """A search that is defined but not yet started."""
+
+    run: Run
+    data: Batches
+    """What the run was trained on: batches to calibrate with."""
+    held_out: Batches
+    """Batches to judge by."""
+    loss: Loss
+    definition: SearchDefinition
+    execution: Execution
+    name: str = ""
+    """Of the search's directory; the next number by default."""
+    observer: SearchObserver
+
+    def start(self) -> Search:
+        """Check everything, then judge every subnet and leave a search inside the run.
+
+        Raises:
+            ConfigError: when the input cannot be used; nothing has been written then, unless only
+                a stage could find it: the manifest then says ``failed``.
+            StageFailedError: when a stage raised.
+        """
+        space, execution = self.run.space, self.execution
+        check_space(self.run)
+        check_device(execution.device, 0 if execution.device == "cpu" else len(find_gpus()))
+        if execution.stages > len(space):
+            raise ConfigError(
+                f"{execution.stages} stages for {len(space)} blocks: expected at most one stage "
+                f"per block; choose --stages {len(space)} or less"
+            )
+        workload = self._workload()
+        checkpoint = _weights(self.run)
+        directory = SearchDirectory(
+            search_path(self.run.directory.path, self.name or default_name(self.run.directory.path))
+        )
+        if directory.path.exists():
+            directory.create()  # says that it is there
+        check_endpoints(execution)
+        costs = forward_costs(measured_costs([workload], execution)[0])
+        pricer = Pricer(space, self.held_out(workload.definition.seed, 0), costs)
+        definition = self._definition()
+        make = self._explorer(definition, pricer)
+        partition_of, memory, window = self._plan(workload, costs)
+        directory.create()
+        recorder = Recorder(
+            directory,
+            definition.score,
+            pricer,
+            self.observer,
+            self._manifest(checkpoint, definition),
+        )
+        source = StrategySource(
+            make, space, FIRST_STREAM, partition_of,
+            delay=definition.delay, steps=definition.budget, record=directory.path / "stream.jsonl",
+        )  # fmt: skip
+        job = EvaluationJob(
+            evaluation=self._evaluation(workload, checkpoint),
+            source=source,
+            budget=definition.budget,
+            execution=replace(execution, window=window),
+            memory=memory,
+            directory=directory.path,
+        )
+        is_choice = [not isinstance(block, Shared) for block in space.blocks]
+
+        def choices_of(number: int) -> tuple[int, ...]:
+            return tuple(compress(source.proposed[number].subnet.chain, is_choice))
+
+        with recorder.recording(choices_of):
+            recorder.stages = evaluate(
+                job, recorder, lambda scores: merit(scores, definition.score)
+            )
+        return directory.read()
+
+    def _workload(self) -> Workload:
+        """The run's, as far as its layers' costs and weights depend on it."""
+        recorded = self.run.manifest["definition"]
+        fields = {**recorded, "recipe": Recipe(**recorded["recipe"])}
+        workload = Workload(
+            space=self.run.space, data=self.data, loss=self.loss, definition=Definition(**fields)
+        )
+        found = define(self.run.space, self.data, self.loss, recipe=Recipe(), steps=1).data
+        expected = recorded["data"]
+        for key in sorted(found.keys() | expected.keys()):
+            if found.get(key) != expected.get(key):
+                raise ConfigError(
+                    f"run {self.run.directory.path} was trained on {expected.get('name')} data of "
+                    f"{key} {expected.get(key)!r:.80}, found {found.get(key)!r:.80}: expected the "
+                    f"run's own data; give them with --data, or leave it out"
+                )
+        return workload
+
+    def _definition(self) -> SearchDefinition:
+        """With what follows from the rest: the strategy's size, what the held-out data are."""
+        given, options = self.definition, dict(self.definition.options)
+        if given.strategy == "evolution":
+            options.setdefault("population", max(2, min(50, given.budget // 4)))
+        record = getattr(self.held_out, "record", None)
+        return replace(given, options=options, data=dict(record or {"name": "the user's own"}))
+
+    def _explorer(
+        self, definition: SearchDefinition, pricer: Pricer
+    ) -> Callable[[], ExplorationStrategy]:
+        space, limits = self.run.space, definition.limits
+        decisions = space.decisions
+        counts = decisions.counts if decisions else space.candidate_counts
+
+        def is_allowed(drawn: Sequence[int]) -> bool:
+            return limits.allow(pricer.of(decisions.choices(drawn) if decisions else drawn))
+
+        def make() -> ExplorationStrategy:
+            return make_strategy(name, counts, definition.seed, is_allowed, definition.options)
+
+        name = definition.strategy
+        if ":" in name:
+            explorer = find_explorer(name, space, definition.seed)
+            if explorer is None or limits != Limits() or definition.options:
+                raise ConfigError(
+                    f"strategy {name!r:.80}: expected {', '.join(STRATEGIES)} with limits or "
+                    f"options, or nni:NAME or MODULE:FUNCTION without"
+                )
+            return explorer
+        make().propose(0)  # an unknown name, or limits that nothing keeps
+        if limits.flops:
+            pricer.counter.check()
+        return make
+
+    def _plan(
+        self, workload: Workload, costs: CostTable
+    ) -> tuple[Callable[[Subnet], Partition], MemoryPlan | None, int]:
+        """Cuts of equal forward time, memory for layers without optimizer state, the window."""
+        space = workload.space
+        rules = (Frozen(),) * len(space)
+        chain = replace(Chain.of(space), rules=rules)
+        sample = [
+            Subnet(FIRST_STREAM, SequenceId(number), space.chain(choices))
+            for number, choices in enumerate(sample_stream(space))
+        ]
+        stream = Stream(chain, tuple(sample), costs, is_sample=True)
+        plain = replace(workload.definition, recipe=Recipe())
+        sizes = measured_sizes(replace(workload, definition=plain), self.execution)
+        if sizes is not None:
+            sizes = replace(sizes, rules=rules)
+        execution = replace(self.execution, order="paper", activation_memory="")
+        plan = plan_pipeline(Pipeline(streams=(stream,)), execution, sizes)
+        partition_of = plan.streams[0].partition_of
+        if partition_of is None:
+            raise ConfigError("expected a partition for every subnet, found none")
+        return partition_of, plan.memory, plan.window
+
+    def _evaluation(self, workload: Workload, checkpoint: Checkpoint) -> Evaluation:
+        definition, seed = self.definition, workload.definition.seed
+        calibrated = blocks_to_calibrate(workload.space) if definition.calibration else 0
+        calibration = definition.calibration if calibrated else 0
+
+        def batch(number: int) -> Mapping[str, torch.Tensor]:
+            if number < calibration:
+                return self.data(seed, number)
+            return self.held_out(seed, number - calibration)
+
+        return Evaluation(
+            space=workload.space,
+            weights=Restored(workload.space, FIRST_STREAM, checkpoint),
+            loss=self.loss,
+            recipe=workload.definition.recipe,
+            seed=seed,
+            batch=batch,
+            calibration=calibration,
+            validation=definition.validation,
+            calibrated=calibrated,
+        )
+
+    def _manifest(self, checkpoint: Checkpoint, definition: SearchDefinition) -> dict[str, Any]:
+        gpus = NO_GPUS if self.execution.device == "cpu" else find_gpus()
+        return {
+            "definition": definition.as_dict(),
+            "run": {"subnets": checkpoint.subnets, "space": self.run.manifest["space"]},
+            "execution": self.execution.as_dict(),
+            "environment": describe_environment(self.execution.device, gpus),
+        }
+
+
+def _weights(run: Run) -> Checkpoint:
+    """What the run left, or its newest checkpoint while it goes on.
+
+    Raises:
+        ConfigError: when it left none.
+    """
+    if run.directory.checkpoint("final").is_dir():
+        return read_checkpoint(run.directory.checkpoint("final"))
+    latest = run.directory.checkpoints.latest().checkpoint
+    if latest is None:
+        raise ConfigError(
+            f"{run.directory.path}: expected a checkpoint to take weights from, found none; let "
+            f"the run end, or train with --checkpoint-every N"
+        )
+    return latest
+
+
+def forward_costs(costs: CostTable) -> CostTable:
+    """What layers cost that are not trained."""
+    return CostTable(
+        {key: LayerCost(cost.forward_ns, 0, 0, 0, 0) for key, cost in costs.costs.items()}
+    )
+
+
+class Pricer:
+    """What subnets cost.
+
+    Args:
+        space: whose subnets.
+        batch: whose shapes the layers see.
+        costs: of every layer's forward.
+    """
+
+    def __init__(self, space: Space, batch: Mapping[str, torch.Tensor], costs: CostTable) -> None:
+        self.counter = SubnetCounter(space, batch)
+        self._space = space
+        self._costs = costs
+
+    def of(self, choices: Sequence[int]) -> Cost:
+        """Of one subnet: one choice per choice block."""
+        counts = self.counter.of(choices)
+        chain = enumerate(self._space.chain(choices))
+        forward_ns = sum(self._costs.of(block, candidate).forward_ns for block, candidate in chain)
+        return Cost(counts.flops, float(counts.params), forward_ns / 1e6)

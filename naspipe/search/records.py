@@ -1,0 +1,220 @@
+"""A search on disk: a manifest and one line per subnet, inside the run that it searched."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from naspipe.core.errors import ConfigError, LogError
+from naspipe.search.limits import COSTS, Cost
+from naspipe.search.scores import SCORES, Scores, merit
+from naspipe.trace.files import write_json
+
+FORMAT = 1
+PREFIX = "search-"
+
+
+class Candidate(NamedTuple):
+    """A subnet of a search."""
+
+    sequence_id: int
+    choices: tuple[int, ...]
+    """One per choice block."""
+    scores: Scores
+    cost: Cost
+
+
+class Search(NamedTuple):
+    """A search, read back."""
+
+    path: Path
+    manifest: dict[str, Any]
+    candidates: tuple[Candidate, ...]
+    """In the order in which they were proposed."""
+
+    @property
+    def name(self) -> str:
+        """Without the prefix of its directory."""
+        return self.path.name.removeprefix(PREFIX)
+
+    @property
+    def score(self) -> str:
+        """What its subnets are ranked by."""
+        return str(self.manifest["definition"]["score"])
+
+    def ranked(self) -> list[Candidate]:
+        """Each subnet once, the best first; of equal ones the one that was proposed first."""
+        return rank(self.candidates, self.score)
+
+
+def rank(candidates: Sequence[Candidate], score: str) -> list[Candidate]:
+    """Each subnet once, the best first; those without a score are left out."""
+    unique: dict[tuple[int, ...], Candidate] = {}
+    for each in candidates:
+        if not math.isnan(merit(each.scores, score)):
+            unique.setdefault(each.choices, each)
+    return sorted(unique.values(), key=lambda c: (-merit(c.scores, score), c.sequence_id))
+
+
+class SearchDirectory:
+    """Where a search is written; making the object touches no file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def manifest(self) -> Path:
+        """What the search was, how it went and what it found."""
+        return self.path / "manifest.json"
+
+    @property
+    def candidates(self) -> Path:
+        """One subnet a line, in the order in which they were proposed."""
+        return self.path / "candidates.jsonl"
+
+    def create(self) -> None:
+        """Make the directory.
+
+        Raises:
+            ConfigError: when it is there already, or cannot be made.
+        """
+        try:
+            self.path.mkdir()
+        except FileExistsError:
+            raise ConfigError(
+                f"{self.path}: there is such a search already; choose another --name"
+            ) from None
+        except OSError as error:
+            raise ConfigError(f"{self.path} cannot be made: {error.strerror}") from error
+
+    def append(self, candidate: Candidate) -> None:
+        """Add the next subnet's line."""
+        with self.candidates.open("a", encoding="utf-8") as file:
+            file.write(_line(candidate))
+
+    def write_manifest(self, manifest: Mapping[str, Any]) -> None:
+        """Replace the manifest, atomically."""
+        write_json(self.manifest, {"format": FORMAT, **manifest})
+
+    def read(self) -> Search:
+        """The search.
+
+        Raises:
+            ConfigError: when this is no search.
+            LogError: when a file of it is damaged.
+        """
+        try:
+            manifest = json.loads(self.manifest.read_bytes())
+            lines = self.candidates.read_bytes().split(b"\n")
+        except OSError as error:
+            raise ConfigError(f"{self.path} is no search: {error.strerror}") from error
+        except ValueError as error:
+            raise LogError(f"{self.manifest} is damaged: {error}") from error
+        if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+            raise ConfigError(f"{self.manifest}: expected a search of format {FORMAT}")
+        _check(self.manifest, manifest)
+        found = tuple(
+            _candidate(line, number, self.candidates) for number, line in enumerate(lines[:-1])
+        )
+        return Search(self.path, manifest, found)
+
+
+def default_name(run: Path) -> str:
+    """The first number that no search of a run has."""
+    taken = {path.name for path in run.glob(f"{PREFIX}*")}
+    number = 1
+    while f"{PREFIX}{number}" in taken:
+        number += 1
+    return str(number)
+
+
+def search_path(run: Path, name: str) -> Path:
+    """Where a search of a run is.
+
+    Raises:
+        ConfigError: for a name that is none.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
+        raise ConfigError(f"--name {name!r:.80}: expected letters, digits, points, - and _")
+    return run / f"{PREFIX}{name}"
+
+
+def find_searches(run: Path) -> list[Search]:
+    """The searches of a run that came to their end, the newest first.
+
+    Raises:
+        LogError: when a file of one is damaged.
+    """
+    found = [
+        SearchDirectory(path).read()
+        for path in sorted(run.glob(f"{PREFIX}*"))
+        if (path / "manifest.json").is_file()
+    ]
+    whole = [each for each in found if each.manifest["status"] == "complete"]
+    return sorted(whole, key=lambda each: (-each.manifest["finished"], each.path.name))
+
+
+def find_best(run: Path) -> Candidate:
+    """The best subnet of a run's newest search.
+
+    Raises:
+        ConfigError: when there is none.
+    """
+    for search in find_searches(run)[:1]:
+        if ranked := search.ranked():
+            return ranked[0]
+        raise ConfigError(f"{search.path}: expected a subnet with a {search.score}, found none")
+    raise ConfigError(f"{run}: expected a finished search, found none; start naspipe search {run}")
+
+
+def _check(path: Path, manifest: Mapping[str, Any]) -> None:
+    definition, finished = manifest.get("definition"), manifest.get("finished", 0)
+    if (
+        not isinstance(definition, dict)
+        or definition.get("score") not in SCORES
+        or not isinstance(finished, int | float)
+        or not isinstance(manifest.get("status"), str)
+    ):
+        raise LogError(f"{path} is damaged: expected a definition with a score, and a status")
+
+
+def _line(candidate: Candidate) -> str:
+    fields = {
+        "subnet": candidate.sequence_id,
+        "choices": list(candidate.choices),
+        **{name: _plain(value) for name, value in candidate.scores._asdict().items()},
+        **{name: _plain(value) for name, value in candidate.cost._asdict().items()},
+    }
+    return json.dumps(fields, allow_nan=False) + "\n"
+
+
+def _plain(value: float) -> float | str:
+    return value if math.isfinite(value) else repr(value)
+
+
+def _candidate(line: bytes, number: int, path: Path) -> Candidate:
+    try:
+        fields = json.loads(line)
+        choices = fields["choices"]
+        if fields["subnet"] != number or any(type(c) is not int or c < 0 for c in choices):
+            raise ValueError
+        return Candidate(
+            number,
+            tuple(choices),
+            Scores(*(_number(fields[name]) for name in SCORES)),
+            Cost(*(_number(fields[name]) for name in COSTS)),
+        )
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise LogError(f"{path}:{number + 1}: expected subnet {number}, found {line!r:.120}") from (
+            error
+        )
+
+
+def _number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise TypeError
+    return float(value)

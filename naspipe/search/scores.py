@@ -1,0 +1,63 @@
+"""What a subnet is judged by: loss and hit rates over the validation batches, as sums."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from naspipe.core.errors import ConfigError
+
+SCORES = ("loss", "top1", "top5", "bleu")
+"""By which subnets can be ranked."""
+
+
+class Sums(NamedTuple):
+    """Sums over validation batches, in 64 bits, in the order of the batches."""
+
+    loss: float
+    """Of every target's loss."""
+    targets: float
+    """How many they are; padding is none."""
+    ranked: float
+    """Targets that are one of the classes that the outputs score; 0 where there are no classes."""
+    top1: float
+    """Ranked targets whose class scores highest."""
+    top5: float
+    """Ranked targets whose class is among the five highest."""
+
+
+class Scores(NamedTuple):
+    """How one subnet does. What does not apply is NaN."""
+
+    loss: float
+    """Mean over the targets: images, or tokens."""
+    top1: float
+    top5: float
+    bleu: float = math.nan
+
+
+def scores_of(sums: Sequence[float]) -> Scores:
+    """Means from sums.
+
+    Raises:
+        ConfigError: when the validation batches hold no target.
+    """
+    loss, targets, ranked, top1, top5 = sums
+    if not targets:
+        raise ConfigError("validation: expected batches with targets, found only padding")
+    if not ranked:
+        return Scores(loss / targets, math.nan, math.nan)
+    return Scores(loss / targets, top1 / ranked, top5 / ranked)
+
+
+def merit(scores: Scores, score: str) -> float:
+    """What a strategy is told: more is better.
+
+    Raises:
+        ConfigError: when the subnets have no such score.
+    """
+    if score not in SCORES:
+        raise ConfigError(f"unknown score {score!r:.80}: expected {' or '.join(SCORES)}")
+    value = float(getattr(scores, score))
+    return -value if score == "loss" else value
