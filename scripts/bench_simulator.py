@@ -24,7 +24,7 @@ from naspipe.frontend.scenario import table5_scenario  # noqa: E402
 
 LARGE = [(32, 10_000, "spaced:64"), (32, 10_000, "uniform")]
 TARGETS = {"seconds": 120.0, "peak_rss_mib": 2048.0, "growth": 1.15}
-"""The most that a large case may take, and a task of the longest stream over one of the shortest."""
+"""Of a large case at most; and a task of the longest stream over one of the shortest."""
 GROWING = [(2, 1_000, "uniform"), (2, 10_000, "uniform"), (2, 100_000, "uniform")]
 
 
