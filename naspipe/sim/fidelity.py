@@ -15,7 +15,6 @@ from naspipe.core.task import Task, TaskKind
 from naspipe.planning.cost import CostTable, LayerCost
 from naspipe.trace.metrics import bubble_ratio, makespan_seconds
 
-
 WAIT = 20
 """Pauses vary, most with what is handed on or taken in between: seen to be up to ten times the
 median (0.5 ms), while a wait for another stage lasts for a block or more."""
