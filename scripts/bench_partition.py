@@ -189,7 +189,7 @@ def draw(means: Sequence[dict[str, Any]], path: Path) -> None:
             for n, kind in both
         ],
     )
-    axes[0].set_ylim(bottom=1.0)
+    axes[0].set_ylim(1.0, 1.8)
     axes[0].set_title("dearest stage / mean stage of a subnet")
     samplers = [("spaced", others), ("uniform", uniform)]
     bars(
@@ -210,7 +210,7 @@ def draw(means: Sequence[dict[str, Any]], path: Path) -> None:
             for n in (4, 8)
         ],
     )
-    axes[2].set_title("MB of parameters mirrored per subnet, balanced, uniform")
+    axes[2].set_title("MB mirrored per subnet, balanced, uniform")
     figure.savefig(path, dpi=110)
 
 
