@@ -99,22 +99,30 @@ def draw(result: Result, figure: Any) -> None:
 def main() -> int:
     """Measure, write and print."""
     arguments = parse()
-    rows = [row for space in arguments.spaces for row in rows_of(space, arguments)]
-    result = Result(
+    rows: list[dict[str, Any]] = []
+    for space in arguments.spaces:
+        rows += rows_of(space, arguments)
+        result = result_of(rows, arguments)
+        keep(result, "scripts/bench_partition_real.py", arguments.output / "partition_real", draw)
+    write_summary(arguments.output)
+    show(result)
+    return int(not result.holds)
+
+
+def result_of(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> Result:
+    """Of the spaces that were measured."""
+    spaces = list(dict.fromkeys(row["space"] for row in rows))
+    return Result(
         experiment="partition_real",
         title=f"Balanced against static partitions, {STAGES} stages",
         kind="real",
         rows=rows,
-        headlines=[headline(rows, space) for space in arguments.spaces],
+        headlines=[headline(rows, space) for space in spaces],
         differs="tiny spaces on two CPU processes; the paper's figure is of 8 GPUs",
         settings={"steps": arguments.steps, "repetitions": arguments.repetitions},
-        extra={"gains": {space: gain(rows, space) for space in arguments.spaces}},
+        extra={"gains": {space: gain(rows, space) for space in spaces}},
         holds=all(row["same_bits"] for row in rows),
     )
-    keep(result, "scripts/bench_partition_real.py", arguments.output / "partition_real", draw)
-    write_summary(arguments.output)
-    show(result)
-    return int(not result.holds)
 
 
 if __name__ == "__main__":
