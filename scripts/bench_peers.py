@@ -162,8 +162,8 @@ def main() -> int:
             speed = found[case][-1].get("steps_per_second")
             print(f"{repetition} {' | '.join(case)}: {speed and round(speed, 2)}"
                   f" [{time.monotonic() - start:.0f} s]", file=sys.stderr, flush=True)  # fmt: skip
-    result = result_of(arguments, found)
-    keep(result, "scripts/bench_peers.py", arguments.output / "peers", draw)
+        result = result_of(arguments, found)
+        keep(result, "scripts/bench_peers.py", arguments.output / "peers", draw)
     write_summary(arguments.output)
     show(result)
     return 0
@@ -191,7 +191,7 @@ def result_of(
         })  # fmt: skip
     return Result(
         experiment="peers",
-        title=f"Peers, {arguments.steps} steps, {arguments.repetitions} repetitions",
+        title=f"Peers, {arguments.steps} steps",
         kind="real",
         rows=rows,
         headlines=[
@@ -205,7 +205,7 @@ def result_of(
             for r in rows
         ],
         differs=DIFFERS,
-        settings={"steps": arguments.steps, "repetitions": arguments.repetitions},
+        settings={"steps": arguments.steps, "repetitions": max(map(len, found.values()))},
     )
 
 

@@ -14,15 +14,24 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from table5_pipeline import ROOT, Pipeline, auto_order, costs_of, run
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
 
-import search_spaces
-from naspipe.core.access import Access, AccessKind
-from naspipe.trace.metrics import summarize
+import numpy as np  # noqa: E402
+
+import search_spaces  # noqa: E402
+from naspipe.core.access import AccessKind  # noqa: E402
+from naspipe.core.config import Execution  # noqa: E402
+from naspipe.frontend.scenario import Scenario, table5_scenario  # noqa: E402
+from naspipe.sim.run import SimulatedRun  # noqa: E402
+
+STAGES, WINDOW = 4, 64
+WRITE = tuple(AccessKind).index(AccessKind.WRITE)
 
 TARGETS = {"hit_rate": 0.97, "stall_ratio": 0.02}
 """At three subnets per stage: at least, and at most."""
@@ -36,64 +45,94 @@ ASSUMED = (
     "Table 5 has neither optimizer steps nor buffers: plain SGD without momentum, WRITEs take no "
     "time, and a forward changes nothing of its layer",
     "messages between stages take no time",
-    "auto is chosen as in a run, over the first 100 subnets, but without a memory budget",
+    "auto is chosen as in a run, over the first 100 subnets under the same budget",
     "identity and pooling have no parameters, so they always hit; 'hit_rate_swapped' leaves them "
     "out",
     "a budget of 3x is three times what one subnet has on the stage on average, beside the shared "
     "layers",
 )
-KEYS = ("space", "asked_order", "shared", "budget", "prefetch")
+KEYS = ("space", "order", "shared", "budget", "prefetch")
 MEASURED = ("hit_rate", "hit_rate_swapped", "stall_ratio", "bubble_ratio", "steps_per_second")
 
 
-def rounds(arguments: argparse.Namespace) -> Iterator[list[tuple[str, Pipeline]]]:
-    """What to simulate, under the name of the order that was asked for, what matters most first.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """What is simulated."""
 
-    The spaces without shared layers and with them, with every seed; what stands beside them,
-    with the first seed only.
+    space: str
+    subnets: int
+    seed: int
+    order: str = "paper"
+    budget: str = "3x"
+    prefetch: bool = True
+    shared: bool = False
+    """With the space's shared layers, under their default rules."""
+
+
+@lru_cache(maxsize=16)
+def scenario_of(space: str, shared: bool) -> Scenario:
+    """A space at Table 5's costs."""
+    return table5_scenario(space, with_shared=shared)
+
+
+def rounds(arguments: argparse.Namespace) -> Iterator[list[Case]]:
+    """What to simulate, what matters most first.
+
+    The spaces under the paper's order and without shared layers, with every seed; what stands
+    beside that, with the first seed only.
     """
     bases = [
-        Pipeline(space=space, subnets=arguments.subnets, seed=seed, stages=4, budget="3x")
+        Case(space=space, subnets=arguments.subnets, seed=seed)
         for space in arguments.spaces
         for seed in range(arguments.seeds)
     ]
     first = [base for base in bases if base.seed == 0]
-    shared = [replace(base, shared=True) for base in bases]
-    yield [asked for base in bases for asked in (("auto", base), ("paper", base))]
-    yield [("paper", replace(base, prefetch=False)) for base in first]
-    yield [("auto", base) for base in shared]
-    yield [("paper", base) for base in shared if base.seed == 0]
+    yield bases
+    yield [replace(base, prefetch=False) for base in first]
+    yield [replace(base, order="auto") for base in first]
+    yield [replace(base, shared=True) for base in first]
+    yield [replace(base, shared=True, order="auto") for base in first]
     others = [budget for budget in BUDGETS if budget != "3x"]
-    yield [("paper", replace(base, budget=budget)) for base in first for budget in others]
+    yield [replace(base, budget=budget) for base in first for budget in others]
 
 
-def measure(case: Pipeline) -> dict[str, float]:
-    """The figures of one run."""
-    accesses = run(case)
-    summary = summarize(accesses, case.stages)
-    copy_ns = costs_of(case).copy_ns
-    swapped = [a for a in accesses if a.kind is not AccessKind.WRITE and copy_ns(a.layer)]
-    hits = {"hit_rate_swapped": _share_of_hits(swapped)}
-    return {**hits, **{name: getattr(summary, name) for name in MEASURED if name not in hits}}
+def measure(case: Case) -> dict[str, Any]:
+    """The figures of one run, and the order it had."""
+    scenario = scenario_of(case.space, case.shared)
+    execution = Execution(
+        stages=STAGES, window=WINDOW, recompute=True, order=case.order,
+        memory_budget=case.budget, prefetch=case.prefetch,
+    )  # fmt: skip
+    run = scenario.run(scenario.pipeline("uniform", case.seed, case.subnets), execution)
+    figures = {name: getattr(run.summary, name) for name in MEASURED if name != "hit_rate_swapped"}
+    return {
+        "chosen_order": run.plan.order, **figures,
+        "hit_rate_swapped": _share_of_hits(run, scenario),
+    }  # fmt: skip
 
 
-def _share_of_hits(reads: Sequence[Access]) -> float:
-    return sum(access.is_hit for access in reads) / len(reads) if reads else 1.0
+def _share_of_hits(run: SimulatedRun, scenario: Scenario) -> float:
+    """Of the reads of layers that have parameters at all."""
+    if scenario.sizes is None:
+        return 1.0
+    sizes = scenario.sizes.table
+    names = ("block", "candidate", "kind", "stalled_ns")
+    block, candidate, kind, stalled_ns = map(run.accesses.column, names)
+    places = zip(block.tolist(), candidate.tolist(), strict=True)
+    has_bytes = np.array([sizes.of(*place).state_bytes > 0 for place in places])
+    reads = stalled_ns[(kind != WRITE) & has_bytes]
+    return float((reads == 0).mean()) if len(reads) else 1.0
 
 
-def simulate_round(cases: Sequence[tuple[str, Pipeline]]) -> list[dict[str, Any]]:
+def simulate_round(cases: Sequence[Case]) -> list[dict[str, Any]]:
     """Every run as one flat row."""
     rows: list[dict[str, Any]] = []
-    known: dict[Pipeline, dict[str, float]] = {}
-    for asked, base in cases:
+    for case in cases:
         start = time.perf_counter()
-        case = replace(base, order=auto_order(base) if asked == "auto" else asked)
-        if case not in known:
-            known[case] = measure(case)
-        rows.append({**asdict(case), "asked_order": asked, **known[case]})
-        row = rows[-1]
+        row = {**asdict(case), **measure(case)}
+        rows.append(row)
         print(
-            f"{case.space} seed {case.seed} {asked:5} ({case.order}) {case.budget:4} "
+            f"{case.space} seed {case.seed} {case.order:5} ({row['chosen_order']}) {case.budget:4} "
             f"{'with' if case.shared else 'without'} shared, predictor "
             f"{'on ' if case.prefetch else 'off'} hit {row['hit_rate']:.4f} "
             f"stall {row['stall_ratio']:.4f}  {time.perf_counter() - start:.0f} s",
@@ -109,8 +148,8 @@ def averages(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         groups.setdefault(tuple(row[key] for key in KEYS), []).append(row)
     result = []
     for group, members in groups.items():
-        orders = sorted({row["order"] for row in members})
-        figures: dict[str, Any] = {"orders": orders, "seeds": len(members)}
+        orders = sorted({row["chosen_order"] for row in members})
+        figures: dict[str, Any] = {"chosen_orders": orders, "seeds": len(members)}
         for name in MEASURED:
             values = [row[name] for row in members]
             mean = statistics.fmean(values)
@@ -175,7 +214,7 @@ def write(rows: Sequence[dict[str, Any]], arguments: argparse.Namespace) -> list
     arguments.output.mkdir(parents=True, exist_ok=True)
     content = {
         "command": "python scripts/bench_residency.py", "subnets": arguments.subnets,
-        "seeds": arguments.seeds, "stages": 4, "window": 64, "sampler": "uniform",
+        "seeds": arguments.seeds, "stages": STAGES, "window": WINDOW, "sampler": "uniform",
         "assumed": ASSUMED, "targets": TARGETS, "means": means,
     }  # fmt: skip
     text = json.dumps(content, indent=1) + "\n"
@@ -192,7 +231,7 @@ def main() -> int:
     """Simulate; write after every round. The exit status is 1 where a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--spaces", nargs="+", default=search_spaces.names())
-    parser.add_argument("--subnets", type=int, default=300)
+    parser.add_argument("--subnets", type=int, default=200)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--output", type=Path, default=ROOT / "artifacts/residency")
     arguments = parser.parse_args()
@@ -207,7 +246,7 @@ def main() -> int:
         hit, stall = row["hit_rate"]["mean"], row["stall_ratio"]["mean"]
         kind = "with" if row["shared"] else "without"
         print(
-            f"missed: {row['space']}, {row['asked_order']} order, {kind} shared layers: "
+            f"missed: {row['space']}, {row['order']} order, {kind} shared layers: "
             f"hit rate {hit:.4f}, stall {stall:.4f}"
         )
     return 1 if missed else 0

@@ -1,7 +1,8 @@
 """Real runs beside their simulations: bubble ratio, order of tasks and when they start.
 
 Each run is imitated twice: with what each of its accesses took (its log), and with the layers'
-profiled costs. Links and pauses are those that the log shows. Run it on a quiet machine.
+costs, profiled right before it. Links and pauses are those that the log shows. Run it on a quiet
+machine. The exit status is 1 where the bubble that the profile foretells is too far from the real.
 """
 
 from __future__ import annotations
@@ -20,17 +21,24 @@ from naspipe.cli.main import main as naspipe  # noqa: E402
 from naspipe.core.config import Execution  # noqa: E402
 from naspipe.core.errors import NaspipeError  # noqa: E402
 from naspipe.frontend.imitation import imitate_with, logged_costs_of  # noqa: E402
-from naspipe.frontend.plan import measured_costs  # noqa: E402
 from naspipe.frontend.scenario import workload_of  # noqa: E402
+from naspipe.runtime.environment import describe_environment  # noqa: E402
+from naspipe.runtime.launcher import profile_apart  # noqa: E402
+from naspipe.runtime.profile_cache import ProfileCache  # noqa: E402
 from naspipe.sim.costs import TableCosts  # noqa: E402
 from naspipe.trace.compare import RecordedRun  # noqa: E402
 
+TARGET = 0.05
+"""The most that the bubbles may differ."""
+PROFILE_SECONDS = 300
+
 
 def measure(space: str, sampler: str, steps: int, stages: int, directory: Path) -> dict[str, Any]:
-    """Train, then simulate the same stream."""
+    """Profile, train, then simulate the same stream."""
     execution = Execution(stages=stages)
     workload, execution = workload_of(space, "tiny", None, None, execution, [])
-    (table,) = measured_costs([workload], execution)
+    table = profile_apart(workload, PROFILE_SECONDS)
+    ProfileCache(workload).write(table)  # the run takes its partitions from there
     words = ["train", space, "--sampler", sampler, "--steps", str(steps), "--quiet"]
     status = naspipe([*words, "--stages", str(stages), "--run-dir", str(directory)])
     if status:
@@ -47,7 +55,7 @@ def measure(space: str, sampler: str, steps: int, stages: int, directory: Path) 
     }  # fmt: skip
 
 
-def main() -> None:
+def main() -> int:
     """Measure every case, print and write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--spaces", nargs="+", default=["nlp.c1", "nlp.c3", "cv.c1"])
@@ -71,9 +79,15 @@ def main() -> None:
                     f"{found['order_agreement']:.1%} of neighbours in order",
                     flush=True,
                 )
+    content = {
+        "command": "python scripts/bench_sim_accuracy.py", "target": TARGET,
+        "environment": describe_environment(), "cases": cases,
+    }  # fmt: skip
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps({"cases": cases}, indent=1) + "\n")
+    arguments.output.write_text(json.dumps(content, indent=1) + "\n")
+    errors = [abs(case["from_profile"]["bubble_error"]) for case in cases]
+    return int(max(errors) > TARGET)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,7 +1,7 @@
 """What a simulation costs: time, peak memory, and time per task as streams grow.
 
 Each case runs in a process of its own, so that its peak memory is its own. A task is one
-subnet's forward or backward on one stage.
+subnet's forward or backward on one stage. The exit status is 1 where a target is missed.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from naspipe.core.config import Execution  # noqa: E402
 from naspipe.frontend.scenario import table5_scenario  # noqa: E402
 
 LARGE = [(32, 10_000, "spaced:64"), (32, 10_000, "uniform")]
+TARGETS = {"seconds": 120.0, "peak_rss_mib": 2048.0, "growth": 1.15}
+"""Of a large case at most; and a task of the longest stream over one of the shortest."""
 GROWING = [(2, 1_000, "uniform"), (2, 10_000, "uniform"), (2, 100_000, "uniform")]
 
 
@@ -49,7 +51,15 @@ def measure(stages: int, steps: int, sampler: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def main() -> None:
+def verdicts(cases: list[dict[str, Any]]) -> dict[str, float]:
+    """What the targets are about."""
+    large, growing = cases[len(GROWING) :], cases[: len(GROWING)]
+    found = {name: max(case[name] for case in large) for name in ("seconds", "peak_rss_mib")}
+    costs = [case["microseconds_per_task"] for case in growing]
+    return {**found, "growth": costs[-1] / costs[0]}
+
+
+def main() -> int:
     """Run every case, print and write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--one", nargs=3, metavar=("STAGES", "SUBNETS", "SAMPLER"))
@@ -58,20 +68,24 @@ def main() -> None:
     if arguments.one:
         stages, steps, sampler = arguments.one
         print(json.dumps(measure(int(stages), int(steps), sampler)))
-        return
+        return 0
     cases = []
     for stages, steps, sampler in [*GROWING, *LARGE]:
         command = [sys.executable, __file__, "--one", str(stages), str(steps), sampler]
         found = subprocess.run(command, check=True, capture_output=True, text=True)
         cases.append(json.loads(found.stdout))
         print({k: round(v, 2) if isinstance(v, float) else v for k, v in cases[-1].items()})
+    found = verdicts(cases)
     result = {
-        "space": "nlp.c1", "blocks": 48, "order": "paper", "python": platform.python_version(),
-        "machine": platform.machine(), "cases": cases,
+        "command": "python scripts/bench_simulator.py", "space": "nlp.c1", "blocks": 48,
+        "order": "paper", "python": platform.python_version(), "machine": platform.machine(),
+        "targets": TARGETS, "found": found, "cases": cases,
     }  # fmt: skip
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     arguments.output.write_text(json.dumps(result, indent=1) + "\n")
+    print("targets", TARGETS, "found", {name: round(value, 2) for name, value in found.items()})
+    return int(any(found[name] > most for name, most in TARGETS.items()))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

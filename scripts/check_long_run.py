@@ -35,6 +35,9 @@ ALLOWED_GROWTH = 0.02
 
 MIB = 2**20
 
+SILENCE_SECONDS = 600
+"""A busy machine may keep a stage waiting; this run is not about time."""
+
 
 def touching_stream(name: str, steps: int) -> list[tuple[int, ...]]:
     """Subnets that touch every layer of a space, then uniform ones."""
@@ -126,7 +129,8 @@ def measure(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
         sys.executable, "-m", "naspipe", "train", arguments.space, "--quiet",
         "--sampler", f"file:{scratch / 'stream.jsonl'}", "--steps", str(arguments.steps),
         "--stages", str(arguments.stages), "--run-dir", str(directory.path), "--partition",
-        arguments.partition, *(["--recompute"] if arguments.recompute else []),
+        arguments.partition, "--set", f"silence_seconds={SILENCE_SECONDS}",
+        *(["--recompute"] if arguments.recompute else []),
         *(["--memory-budget", arguments.budget] if arguments.budget else []),
     ]  # fmt: skip
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) as process:

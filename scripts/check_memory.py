@@ -102,9 +102,10 @@ class Results:
         return (*(row[factor] for factor in Case._fields), row["steps"])
 
     def of(self, case: Case) -> dict[str, Any] | None:
-        """The row of a case, if it was run with the source as it is now."""
+        """The row of a case, if it was run to its end with the source as it is now."""
         row = self._rows.get((*case, self._steps))
-        return row if row and row["source"] == self._source else None
+        is_done = row and row["source"] == self._source and not row["verdict"].startswith("FAILED")
+        return row if is_done else None
 
     def add(self, case: Case, **found: Any) -> None:
         """Keep a row, in place of an older one of the case."""
@@ -211,10 +212,11 @@ def main() -> int:
     columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as progress:
         check(results, todo, arguments.steps, progress)
-    wrong = [case for case in cases if results.of(case)["verdict"] != "IDENTICAL"]
+    verdicts = {case: (results.of(case) or {"verdict": "FAILED"})["verdict"] for case in cases}
+    wrong = [case for case, verdict in verdicts.items() if verdict != "IDENTICAL"]
     console.print(f"{len(cases) - len(wrong)} of {len(cases)} runs have the plain loop's bits")
     for case in wrong:
-        console.print(f"{' '.join(map(str, case))}: {results.of(case)['verdict']}")
+        console.print(f"{' '.join(map(str, case))}: {verdicts[case]}")
     return int(bool(wrong))
 
 

@@ -26,19 +26,19 @@ class Lookahead:
 
     def __iter__(self) -> Iterator[LayerId]:
         """All of them from the first on, whatever else was drawn meanwhile."""
-        order, places = self._order, self.places
+        order, places, entries = self._order, self.places, self._entries
         place = 0
         while True:
-            while place < len(order):
-                yield order[place]
-                place += 1
-            for layer in self._entries:
-                if layer not in places:
-                    places[layer] = len(order)
-                    order.append(layer)
-                    break
-            else:
-                return
+            if place == len(order):
+                for layer in entries:
+                    if layer not in places:
+                        places[layer] = place
+                        order.append(layer)
+                        break
+                else:
+                    return
+            yield order[place]
+            place += 1
 
     def find(self, layers: set[LayerId]) -> None:
         """Draw until all of the layers have a place, or the forecast ends."""

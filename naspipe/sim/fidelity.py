@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from statistics import median
+from statistics import fmean, median
 from typing import NamedTuple
 
 from naspipe.core.access import Access, AccessKind
@@ -14,6 +14,10 @@ from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId
 from naspipe.core.task import Task, TaskKind
 from naspipe.planning.cost import CostTable, LayerCost
 from naspipe.trace.metrics import bubble_ratio, makespan_seconds
+
+WAIT = 20
+"""Pauses vary, most with what is handed on or taken in between: seen to be up to ten times the
+median (0.5 ms), while a wait for another stage lasts for a block or more."""
 
 
 class Work(NamedTuple):
@@ -168,14 +172,19 @@ def logged_table(accesses: Iterable[Access]) -> CostTable:
 
 
 def pause_ns(accesses: Iterable[Access]) -> int:
-    """Median time between two blocks of one task that ran one after the other."""
-    pauses = [
-        after.start_ns - before.end_ns
+    """Mean time between two accesses of a stage, where it had the next one to do.
+
+    A gap of more than :data:`WAIT` times the median within a task is taken to be a wait.
+    """
+    gaps = [
+        (after.start_ns - before.end_ns, before, after)
         for stage in _by_stage(accesses).values()
         for before, after in pairwise(stage)
-        if after.kind is before.kind and after.sequence_id == before.sequence_id
     ]
-    return int(median(pauses)) if pauses else 0
+    inner = [gap for gap, before, after in gaps if before.sequence_id == after.sequence_id]
+    limit_ns = WAIT * median(inner) if inner else 0
+    pauses = [gap for gap, _, _ in gaps if gap <= limit_ns]
+    return int(fmean(pauses)) if pauses else 0
 
 
 def link_ns(accesses: Sequence[Access]) -> int:

@@ -125,7 +125,7 @@ class StageController:
                 self._whereabouts.resume(event.layers)
         if self._commanded == 0 and not self._writes.are_under_way:
             self._advance(event.time_ns, commands)
-        soon = self._predictor.forecast(self._subnets.values(), self._running)
+        soon = self._predictor.forecast(self._subnets.values(), self._running, self._news)
         forecast = chain(self._writes.due, soon)
         commands += self._residency.plan(forecast, self._stalls.is_stalled, self._news)
         return self._cuts.guard(commands)

@@ -7,7 +7,7 @@ the causal order tells. It never changes the schedule, only what is loaded befor
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -39,6 +39,10 @@ class Predictor:
         self._order = order
         self._announced: set[Task] = set()
         self._conflicts = Conflicts(rules)
+        self._others = _Drawn(iter(()))
+        """The layers of all tasks but the running one."""
+        self._known: tuple[Hashable, Work | None] = (None, None)
+        """For which token and running task they hold."""
 
     def admit(self, progress: Progress) -> None:
         """A subnet may start."""
@@ -56,16 +60,28 @@ class Predictor:
         """The stage has nothing left to do for a subnet."""
         self._conflicts.retire(progress.subnet.stream, progress.subnet.sequence_id)
 
-    def forecast(self, subnets: Iterable[Progress], running: Work | None) -> Iterator[LayerId]:
+    def forecast(
+        self, subnets: Iterable[Progress], running: Work | None, token: Hashable = None
+    ) -> Iterator[LayerId]:
         """Layers in the order in which they are likely to be used; may name a layer repeatedly.
 
         Only versions that exist here are named: others cannot be loaded yet. What runs now and
         what runs next, as far as the stage knows, come whole. Which input arrives first is not
         known, so the likely tasks follow with their first layers, and only then whole. The
-        subnets come in the order of their admission.
+        subnets come in the order of their admission. The ``token`` differs whenever any task
+        was queued, handed over, begun or done since; None when that is not known.
         """
         if running is not None:
             yield from running.clear_layers()
+        token_before, running_before = self._known
+        if token is None or token != token_before or running is not running_before:
+            self._known = (token, running)
+            self._others = _Drawn(self._forecast_others(subnets, running))
+        yield from self._others
+
+    def _forecast_others(
+        self, subnets: Iterable[Progress], running: Work | None
+    ) -> Iterator[LayerId]:
         queued, returning, coming, unclear = self._rank(subnets, running)
         for work in queued[:1]:
             yield from work.clear_layers()
@@ -112,6 +128,24 @@ class Predictor:
         if task.kind is TaskKind.BACKWARD:
             return self._conflicts.is_behind(task.stream, task.sequence_id)
         return self._conflicts.is_before(task.stream, task.sequence_id)
+
+
+class _Drawn:
+    """What an iterator gives, to be read from the first on by one reader after another."""
+
+    def __init__(self, source: Iterator[LayerId]) -> None:
+        self._source = source
+        self._known: list[LayerId] = []
+        self._met: set[LayerId] = set()
+
+    def __iter__(self) -> Iterator[LayerId]:
+        """Each layer once, at its first place."""
+        yield from self._known
+        for layer in self._source:
+            if layer not in self._met:
+                self._met.add(layer)
+                self._known.append(layer)
+                yield layer
 
 
 class _Arrivals:

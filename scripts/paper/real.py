@@ -130,6 +130,9 @@ def main() -> None:
             "losses": run.losses,
             "loss_bits": [loss.bits for loss in run.directory.read_losses()],
             "order": run.manifest["execution"]["order"],
+            "pushed_bytes": sum(
+                int(stage["pushed_bytes"]) for stage in run.manifest["measured"]["stages"]
+            ),
         }
         if job.get("curve"):
             times = loss_times(accesses, len(named.space))

@@ -128,7 +128,8 @@ def draw(result: Result, figure: Any) -> None:
         bound = lines[space, "naspipe"]["causal_bound"]
         left.hlines(bound, number - 0.42, number + 0.42, colors="black", label=label)
     left.set_title(f"bubble ratio, {stages} stages, simulated")
-    left.legend(fontsize="small", loc="lower right")
+    left.set_ylim(0, 1)
+    left.legend(fontsize="small", loc="upper left", ncols=3)
     hits: dict[str, list[float | None]] = {
         system.label: [lines[space, system.label]["hit_rate"] for space in spaces]
         for system in SYSTEMS
@@ -137,5 +138,5 @@ def draw(result: Result, figure: Any) -> None:
     hits["the paper's naspipe"] = [lines[space, "naspipe"]["paper_hit_rate"] for space in spaces]
     grouped_bars(right, spaces, hits)
     right.set_title("cache hit rate of the systems that swap")
-    right.set_ylim(0, 1.02)
-    right.legend(fontsize="small", loc="center right")
+    right.set_ylim(0, 1.25)
+    right.legend(fontsize="small", loc="upper left", ncols=3)

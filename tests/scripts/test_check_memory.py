@@ -39,6 +39,9 @@ def test_what_is_there_is_skipped_until_the_source_changes(tmp_path, monkeypatch
     again = check_memory.Results(path, 100)
     assert again.of(CASES[3])["verdict"] == "IDENTICAL" and again.of(CASES[4]) is None
     assert check_memory.Results(path, 50).of(CASES[3]) is None, "other steps are another run"
+    starved = check_memory.Results(tmp_path / "starved.json", 100)
+    starved.add(CASES[3], verdict="FAILED: no sign of life")
+    assert starved.of(CASES[3]) is None, "what did not end is run again"
     monkeypatch.setattr(check_memory, "source_digest", lambda: "other")
     changed = check_memory.Results(path, 100)
     assert changed.of(CASES[3]) is None

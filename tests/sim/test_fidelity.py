@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from naspipe.core.access import AccessKind
+from naspipe.core.access import Access, AccessKind
+from naspipe.core.ids import INITIAL, LayerId
 from naspipe.core.partition import Partition
 from naspipe.core.rules import Exact
 from naspipe.core.subnet import Subnet
@@ -56,6 +57,17 @@ def test_links_and_pauses_are_found():
     costs = logged_costs(accesses)
     assert (costs.link_ns, costs.between_ns()) == (40, 7)
     assert run(RULES, SUBNETS, HALVES, costs) == accesses
+
+
+def test_a_pause_is_the_mean_of_the_gaps_that_are_no_waits():
+    """Handing on what a task leaves takes longer than the next block; a wait is neither."""
+    access = Access(LayerId(0, 0, 0), 0, 0, AccessKind.FORWARD, INITIAL, 0, 0, 0)
+    log, now_ns = [], 0
+    for gap_ns, number in ((10, 0), (10, 0), (10, 0), (150, 1), (10, 1), (9000, 2)):
+        now_ns += gap_ns
+        log.append(access._replace(sequence_id=number, start_ns=now_ns, end_ns=now_ns + 50))
+        now_ns += 50
+    assert pause_ns(log) == (10 + 10 + 150 + 10) // 4, "the first of six has none before it"
 
 
 def test_pauses_are_idle_time():

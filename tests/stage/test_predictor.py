@@ -61,9 +61,9 @@ class Situation:
         progress.forward.is_queued = False
         self.running = progress.forward
 
-    def named(self):
+    def named(self, token=None):
         """``3.1`` for block 1 of subnet 3, whichever way it goes."""
-        layers = [*self.predictor.forecast(self.subnets, self.running)]
+        layers = [*self.predictor.forecast(self.subnets, self.running, token)]
         return " ".join(f"{layer.candidate}.{layer.block}" for layer in layers)
 
 
@@ -81,7 +81,23 @@ def test_the_heads_of_what_may_come_next_precede_the_rest():
     case.sent()
     case.admit()
     heads = "0.5 0.4 0.3 1.1 1.2 1.3 "
-    assert case.named() == heads + "0.5 0.4 0.3 0.2 0.1 1.1 1.2 1.3 1.4 1.5"
+    assert case.named() == heads + "0.2 0.1 1.4 1.5"
+
+
+def test_tasks_are_ranked_anew_for_another_token_or_task_and_only_then():
+    case = Situation()
+    first, second = case.queued(), case.queued()
+    case.run(first)
+    assert case.named(token=1) == "0.1 0.2 0.3 0.4 0.5 1.1 1.2 1.3 1.4 1.5"
+    first.forward.todo.pop()
+    case.queued()
+    assert case.named(token=1) == "0.2 0.3 0.4 0.5 1.1 1.2 1.3 1.4 1.5", "subnet 2 is no news yet"
+    assert case.named(token=2).endswith("1.4 1.5 2.1 2.2 2.3 2.4 2.5")
+    case.run(second)
+    assert case.named(token=2).startswith("1.1 1.2 1.3 1.4 1.5 2.1")
+    case.predictor.retire(first)
+    case.subnets.remove(first)
+    assert "2.1" in case.named(), "without a token, always"
 
 
 def firsts(case):

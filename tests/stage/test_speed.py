@@ -5,12 +5,16 @@ from __future__ import annotations
 import random
 import statistics
 import time
+from typing import NamedTuple
+
+import pytest
 
 from naspipe.core.commands import RetireSubnet
 from naspipe.core.events import SubnetAdmitted
 from naspipe.core.partition import Partition
 from naspipe.core.rules import Exact
 from naspipe.core.subnet import Subnet
+from naspipe.residency.manager import ResidencyManager
 from naspipe.sim.costs import RandomCosts
 from naspipe.sim.driver import simulate
 from naspipe.stage.admission import AdmissionWindow
@@ -39,16 +43,42 @@ class Timed:
         return commands
 
 
-def test_one_event_is_cheap(capsys):
+class LayerBytes(NamedTuple):
+    state_bytes: int
+    writes_forward: bool = False
+
+
+class Sizes:
+    """Some layers ten times as large as others."""
+
+    def of(self, block, candidate):
+        return LayerBytes(1000 * (1 + (block + candidate) % 10))
+
+
+def manager(subnets_per_stage):
+    """For a budget of so many subnets on a stage; 0 for none."""
+    subnet_bytes = BLOCKS // 2 * 5500
+    return (
+        ResidencyManager(subnets_per_stage * subnet_bytes, Sizes()) if subnets_per_stage else None
+    )
+
+
+@pytest.mark.parametrize("subnets_per_stage", [0, 3])
+def test_one_event_is_cheap(subnets_per_stage, capsys):
     draw = random.Random(1)
     subnets = [
         Subnet(0, y, tuple(draw.randrange(CANDIDATES) for _ in range(BLOCKS))) for y in range(128)
     ]
     partition = Partition((0, 24, BLOCKS))
     controllers = [
-        Timed(build_controller(stage, [[Exact()] * BLOCKS], starts_partly_clear=True))
+        Timed(
+            build_controller(
+                stage, [[Exact()] * BLOCKS], starts_partly_clear=True,
+                residency=manager(subnets_per_stage),
+            )
+        )
         for stage in range(2)
-    ]
+    ]  # fmt: skip
     simulate(
         lambda _, y: (subnets[y], partition, None),
         controllers,
@@ -62,7 +92,8 @@ def test_one_event_is_cheap(capsys):
     worst_ns = statistics.quantiles(times_ns, n=100)[-1]
     with capsys.disabled():
         print(
-            f"\none controller event, {IN_FLIGHT} subnets in flight, {BLOCKS} blocks: median "
+            f"\none controller event, {IN_FLIGHT} subnets in flight, {BLOCKS} blocks, "
+            f"{f'a budget of {subnets_per_stage}' if subnets_per_stage else 'no budget'}: median "
             f"{median_ns / 1000:.1f} us, 99 of 100 below {worst_ns / 1000:.1f} us"
         )
     assert median_ns <= BOUND_NS
