@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-_LINE_EVERY_SECONDS = 10.0
-
 
 class TrainingProgress:
-    """Shows steps, speed, loss and bubble while a run goes; see ``LaunchObserver``."""
+    """Shows steps, speed, loss, bubble and time left while a run goes; see ``LaunchObserver``.
 
-    def __init__(self, description: str, steps: int, stages: int, is_quiet: bool = False) -> None:
+    Args:
+        description: of the run.
+        steps: of all streams.
+        is_quiet: show nothing.
+        every_seconds: from one line to the next, where there is no terminal.
+    """
+
+    def __init__(
+        self,
+        description: str,
+        steps: int,
+        is_quiet: bool = False,
+        every_seconds: float = 10.0,
+    ) -> None:
         self._console = Console(stderr=True, quiet=is_quiet, highlight=False)
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -29,8 +42,8 @@ class TrainingProgress:
         self._task = self._progress.add_task(description, total=steps, numbers="")
         self._description = description
         self._steps = steps
-        self._stages = stages
-        self._done = 0
+        self._every_seconds = every_seconds
+        self._first = self._done = 0
         self._start = self._printed = time.monotonic()
         self._busy: dict[int, float] = {}
         self._is_shown = False
@@ -53,29 +66,55 @@ class TrainingProgress:
             self._is_shown = True
             self._progress.start()
 
+    def on_begin(self, generation: int, firsts: Sequence[int]) -> None:
+        """A life of the run begins: steps that a checkpoint holds are done."""
+        self._first = self._done = sum(firsts)
+        self._busy = {}
+        self._start = self._printed = time.monotonic()
+        self._progress.reset(self._task, completed=self._done, numbers="")
+
     def on_loss(self, stream: int, sequence_id: int, loss: float) -> None:
         """A step's loss is known."""
         self._show()
-        if self._done == 0:
-            self._start = time.monotonic()
         self._done += 1
         now = time.monotonic()
-        speed = (self._done - 1) / (now - self._start) if now > self._start else 0.0
+        speed = (self._done - self._first) / max(1e-9, now - self._start)
         numbers = f"{speed:.1f} steps/s  loss {loss:.4f}"
         if self._busy:
-            bubble = 1 - sum(self._busy.values()) / (len(self._busy) or 1)
+            bubble = 1 - sum(self._busy.values()) / len(self._busy)
             numbers += f"  bubble {bubble:.2f}"
         self._progress.update(self._task, completed=self._done, numbers=numbers)
-        is_due = now - self._printed > _LINE_EVERY_SECONDS or self._done == self._steps
+        is_due = now - self._printed > self._every_seconds or self._done == self._steps
         if is_due and not self._console.is_terminal:
             self._printed = now
-            self._console.print(f"{self._description}  {self._done}/{self._steps}  {numbers}")
+            left = _duration((self._steps - self._done) / speed)
+            line = f"{self._description}  {self._done}/{self._steps}  {numbers}  {left} left"
+            self._console.print(line, markup=False, soft_wrap=True)
 
     def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
         """A stage's share of time spent computing."""
         self._show()
         self._busy[stage] = busy_ns / max(1, elapsed_ns)
 
+    def on_hits(self, stage: int, hits: int, reads: int) -> None:
+        """Accesses whose layer was there: written to the metrics, not shown."""
+
+    def on_validation(self, stream: int, sequence_id: int, scores: Mapping[str, float]) -> None:
+        """How the supernet does on held-out data."""
+        listed = "  ".join(f"{name} {score:.4f}" for name, score in scores.items())
+        self._console.print(
+            f"{self._description}  validation after step {sequence_id}  {listed}",
+            markup=False,
+            soft_wrap=True,
+        )
+
     def on_note(self, text: str) -> None:
         """Something happened that a line should say."""
-        self._console.print(f"naspipe: {text}", markup=False)
+        self._console.print(f"naspipe: {text}", markup=False, soft_wrap=True)
+
+
+def _duration(seconds: float) -> str:
+    """Time as ``0:07:30``."""
+    minutes, rest = divmod(math.ceil(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"

@@ -7,6 +7,7 @@ and never on the stages, the partition, recompute or the timing of messages.
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -52,7 +53,7 @@ _DEFAULTS: dict[str, Any] = {
 
 _EXECUTION = (
     "stages", "recompute", "order", "partition", "device", "memory_budget", "digests",
-    "checkpoint_every", "max_restarts",
+    "checkpoint_every", "max_restarts", "tensorboard",
 )  # fmt: skip
 
 
@@ -137,6 +138,19 @@ def _add_execution(parser: argparse.ArgumentParser) -> None:
         help="go on with a run from its newest checkpoint, on as many stages as you like",
     )
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="default: runs/SPACE-TIME")
+    parser.add_argument(
+        "--tensorboard",
+        action="store_true",
+        default=None,
+        help="write RUN/tensorboard/, beside RUN/metrics.jsonl (needs the extra tensorboard)",
+    )
+    parser.add_argument(
+        "--log-every",
+        type=_seconds,
+        default=10.0,
+        metavar="SECONDS",
+        help="from one line of progress to the next, where there is no terminal (default: 10)",
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress")
 
 
@@ -145,6 +159,16 @@ def _whole(text: str) -> int:
         return int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"expected a whole number, found {text!r:.80}") from None
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"expected seconds, 0 or more, found {text!r:.80}")
+    return seconds
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -193,7 +217,7 @@ def _training(
     title = f"{' '.join(names)} on {execution.stages} stage{'s' if execution.stages > 1 else ''}"
     steps = sum(workload.definition.steps for workload in workloads)
     is_quiet = arguments.quiet or (worker is not None and worker.rank > 0)
-    with TrainingProgress(title, steps, execution.stages, is_quiet) as progress:
+    with TrainingProgress(title, steps, is_quiet, arguments.log_every) as progress:
         yield Training(
             workloads=workloads,
             execution=execution,

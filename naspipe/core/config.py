@@ -138,6 +138,8 @@ class Execution:
     """How often a run whose stage failed goes on by itself from its last whole checkpoint."""
     digests: bool = False
     """Record a digest of the bytes that every WRITE leaves."""
+    tensorboard: bool = False
+    """Write TensorBoard's files, too."""
     record_events: bool = False
     """Record every controller's input, so that it can be replayed."""
 

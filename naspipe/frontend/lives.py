@@ -55,6 +55,8 @@ class Lives:
         while True:
             self._begin()
             try:
+                firsts = [stream.first for stream in self.job.streams]
+                self.observer.on_begin(self.job.generation, firsts)
                 return launch(self.job, self.observer, self.party)
             except (StageFailedError, TransportError) as error:
                 if left == 0:

@@ -18,7 +18,9 @@ from naspipe.core.subnet import Subnet
 from naspipe.frontend.checks import check_data_path, check_device
 from naspipe.frontend.lives import Lives, check_resumable
 from naspipe.frontend.plan import make_plan, planning_costs
+from naspipe.frontend.recording import Recording
 from naspipe.frontend.stream_jobs import check_order, check_stream, choices_of, stream_job
+from naspipe.frontend.tensorboard_file import check_tensorboard
 from naspipe.planning.cost import CostTable
 from naspipe.runtime.claim import Claim
 from naspipe.runtime.compute import Batches, Loss, Workload
@@ -111,7 +113,11 @@ class Training:
                     )
                     stream.directory.write_manifest(manifest)
                     stack.enter_context(Claim(stream.directory.path))
-            self._finish(Lives(job, manifests, self.observer, generation, self.party))
+            definitions = [workload.definition for workload in self.workloads]
+            recording = stack.enter_context(
+                Recording(self.directories, definitions, self.observer, self.execution.tensorboard)
+            )
+            self._finish(Lives(job, manifests, recording, generation, self.party))
 
     def _finish(self, lives: Lives) -> None:
         """Live to the end, check what was left, and say that it is complete."""
@@ -183,6 +189,8 @@ class Training:
             )
         check_device(self.execution.device, len(self._gpus))
         check_data_path(self.execution, len(self._gpus))
+        if self.execution.tensorboard:
+            check_tensorboard()
         policies = {workload.definition.policy for workload in self.workloads}
         if len(policies) > 1:
             raise ConfigError(

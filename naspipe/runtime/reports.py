@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgpack
@@ -35,7 +35,17 @@ class Reporter(Protocol):
 
 
 class LaunchObserver(Protocol):
-    """Told of a run as it goes, in the launcher's process: progress bars, metrics."""
+    """Told of a run as it goes, in the launcher's process: progress bars, metrics.
+
+    What it raises ends the run. :class:`SilentObserver` is one to derive from.
+    """
+
+    def on_begin(self, generation: int, firsts: Sequence[int]) -> None:
+        """A life of the run begins, with these subnets of each stream: 0, or behind a checkpoint.
+
+        What was told of them and of later ones in earlier lives does not count any more.
+        """
+        ...
 
     def on_loss(self, stream: int, sequence_id: int, loss: float) -> None:
         """A step's loss is known; steps may come in any order."""
@@ -43,6 +53,14 @@ class LaunchObserver(Protocol):
 
     def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
         """A stage's compute time so far, of the time since it began."""
+        ...
+
+    def on_hits(self, stage: int, hits: int, reads: int) -> None:
+        """Of a stage's accesses so far, those whose layer was there when they could begin."""
+        ...
+
+    def on_validation(self, stream: int, sequence_id: int, scores: Mapping[str, float]) -> None:
+        """How the supernet does on held-out data, with the updates up to this subnet's."""
         ...
 
     def on_note(self, text: str) -> None:
@@ -53,10 +71,19 @@ class LaunchObserver(Protocol):
 class SilentObserver:
     """An observer that wants to know nothing."""
 
+    def on_begin(self, generation: int, firsts: Sequence[int]) -> None:
+        """See :class:`LaunchObserver`."""
+
     def on_loss(self, stream: int, sequence_id: int, loss: float) -> None:
         """See :class:`LaunchObserver`."""
 
     def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
+        """See :class:`LaunchObserver`."""
+
+    def on_hits(self, stage: int, hits: int, reads: int) -> None:
+        """See :class:`LaunchObserver`."""
+
+    def on_validation(self, stream: int, sequence_id: int, scores: Mapping[str, float]) -> None:
         """See :class:`LaunchObserver`."""
 
     def on_note(self, text: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from naspipe.core.access import Access
+from naspipe.core.access import Access, AccessKind
 from naspipe.core.events import Event
 from naspipe.core.ids import FIRST_STREAM, LayerId, SequenceId, StreamId
 from naspipe.runtime.reports import Reporter
@@ -34,7 +34,7 @@ class StageFiles:
         self._events = events
         self._reporter = reporter
         self._start_ns = self._reported_ns = time.monotonic_ns()
-        self._busy_ns = 0
+        self._busy_ns = self._hits = self._reads = 0
 
     def access(self, access: Access) -> None:
         """See :class:`naspipe.runtime.stage_sink.StageSink`."""
@@ -42,10 +42,14 @@ class StageFiles:
         alone = access if stream == FIRST_STREAM else access._replace(layer=alone_in(access.layer))
         self._logs[stream].append(alone)
         self._busy_ns += access.end_ns - access.start_ns
+        if access.kind is not AccessKind.WRITE:
+            self._reads += 1
+            self._hits += access.is_hit
         if access.end_ns - self._reported_ns > _REPORT_EVERY_NS:
             self._reported_ns = access.end_ns
             elapsed_ns = access.end_ns - self._start_ns
-            self._reporter.report("busy", {"busy_ns": self._busy_ns, "elapsed_ns": elapsed_ns})
+            use = {"busy_ns": self._busy_ns, "elapsed_ns": elapsed_ns}
+            self._reporter.report("busy", {**use, "hits": self._hits, "reads": self._reads})
 
     def loss(self, stream: StreamId, sequence_id: SequenceId, loss: torch.Tensor) -> None:
         """See :class:`naspipe.runtime.stage_sink.StageSink`."""

@@ -74,6 +74,7 @@ class Collector:
                 self._exploring.take(stream, sequence_id, loss)
             case "busy":
                 self._observer.on_busy(stage, body["busy_ns"], body["elapsed_ns"])
+                self._observer.on_hits(stage, body["hits"], body["reads"])
             case "beat" if self.liveness is not None:
                 self.liveness.hear(stage, time.monotonic(), body["doing"], body["age"])
             case "part":

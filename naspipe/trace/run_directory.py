@@ -49,6 +49,16 @@ class RunDirectory:
         """The subnets, one list of choices a line."""
         return self.path / "stream.jsonl"
 
+    @property
+    def metrics(self) -> Path:
+        """What was known while it went, a line per step; see ``naspipe.trace.metrics_file``."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        """TensorBoard's files of the run, where it was asked for them."""
+        return self.path / "tensorboard"
+
     def access_log(self, stage: StageId | int, generation: int = 0) -> Path:
         """The access log of one stage.
 

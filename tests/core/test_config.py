@@ -61,6 +61,7 @@ EXECUTION = {
     "keep_checkpoints": ("3", 3),
     "max_restarts": ("1", 1),
     "digests": ("1", True),
+    "tensorboard": ("true", True),
     "record_events": ("TRUE", True),
 }
 

@@ -1,0 +1,88 @@
+"""``metrics.jsonl``: what was known of a run while it went, a line per step."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from naspipe.core.errors import StorageError, reason
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Say of a file that cannot be written which one it is.
+
+    Raises:
+        StorageError: in place of an error of the operating system.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"{path} cannot be written: {reason(error)}; free or add storage, then go on with "
+            f"--resume"
+        ) from error
+
+
+class MetricsFile:
+    """Appends lines, each handed to the operating system at once.
+
+    ``first`` is the step that a run goes on at: whole lines of earlier steps are kept, others
+    dropped. Numbers that are infinite or none are written as texts, what is not known as null.
+
+    Raises:
+        StorageError: when the file cannot be written.
+    """
+
+    def __init__(self, path: Path, first: int) -> None:
+        self._path = path
+        kept = [line for line, row in _lines(path) if row["step"] < first] if first else []
+        with writing(path):
+            self._file = path.open("wb", buffering=0)
+            self._append(b"".join(kept))
+
+    def write(self, step: int, values: Mapping[str, float | None]) -> None:
+        """Append one line.
+
+        Raises:
+            StorageError: when it cannot be written.
+        """
+        row = {"step": step, **{name: _plain(value) for name, value in values.items()}}
+        with writing(self._path):
+            self._append(json.dumps(row, allow_nan=False).encode() + b"\n")
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        self._file.close()
+
+    def _append(self, data: bytes) -> None:
+        """Write all of it: a disk that is nearly full takes a part, and fails with the rest."""
+        while data:
+            data = data[self._file.write(data) :]
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Every whole line; none where there is no file."""
+    return [row for _, row in _lines(path)]
+
+
+def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)
+    except FileNotFoundError:
+        return
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if line.endswith(b"\n") and isinstance(row, dict) and isinstance(row.get("step"), int):
+            yield line, row
+
+
+def _plain(value: float | None) -> float | str | None:
+    return value if value is None or math.isfinite(value) else str(value)
