@@ -29,7 +29,7 @@ if [ "$(cat .venv/naspipe-setup 2>/dev/null)" != "$wanted" ]; then
     }
     "$PYTHON" -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt setuptools
     "$PYTHON" -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt \
-        --no-build-isolation -e '.[dev,bench,nni-rl,onnx]'
+        --no-build-isolation -e '.[dev,bench,nni-rl,onnx,tensorboard,fairseq]'
     # NNI writes a file of its own when it is first imported: not in several processes at once.
     "$PYTHON" -W ignore -c 'import nni.nas.nn.pytorch'
     echo "$wanted" >.venv/naspipe-setup
