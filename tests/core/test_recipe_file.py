@@ -26,7 +26,7 @@ OTHERS = {
 def other_than(value):
     if isinstance(value, str):
         return OTHERS[value]
-    return "[0.5, 0.5]" if isinstance(value, list) else str(value + 1)
+    return "[0.5, 0.5]" if isinstance(value, list) else str(value * 2)
 
 
 def written(tmp_path, text):

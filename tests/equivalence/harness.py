@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import contextmanager
 
 import torch
 
@@ -34,16 +35,23 @@ def plain_loop(space, data, loss, run, *, seed, optimizer, lr, options=None, bf1
     """The oracle, trained on the stream that a run recorded; ``recipe`` is more of its fields."""
     recipe.pop("feedback_delay", None)  # how the stream came about
     oracle = oracle_of(space, seed, optimizer, lr, options, bf16, **recipe)
+    with plain_torch():
+        for y, choices in enumerate(read_stream(run.directory.stream)):
+            oracle.step(y, space.chain(choices), data(seed, y), loss)
+    return oracle
+
+
+@contextmanager
+def plain_torch():
+    """One thread and deterministic algorithms, as the stages have them."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     try:
-        for y, choices in enumerate(read_stream(run.directory.stream)):
-            oracle.step(y, space.chain(choices), data(seed, y), loss)
+        yield
     finally:
         torch.use_deterministic_algorithms(False)
         torch.set_num_threads(threads)
-    return oracle
 
 
 def assert_same_bits(run, oracle):

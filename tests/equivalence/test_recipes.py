@@ -10,10 +10,12 @@ from torch import nn
 
 import naspipe as npp
 from naspipe.cli.main import main
-from naspipe.core.recipe_file import FOLDER
+from naspipe.core.recipe_file import FOLDER, read_recipe
+from naspipe.search.greedy import GreedyPool
+from naspipe.search.strategies import STRATEGIES
 from naspipe.streams.from_file import read_stream
 from naspipe.streams.samplers import draw_stream
-from tests.equivalence.harness import assert_same_bits, plain_loop
+from tests.equivalence.harness import assert_same_bits, oracle_of, plain_loop, plain_torch
 from tests.equivalence.spaces import mixed, vectors
 
 STEPS = 14
@@ -30,14 +32,14 @@ RATES = {
 
 
 @pytest.mark.parametrize(
-    ("name", "sampler", "optimizer", "options"),
+    ("name", "sampler", "optimizer", "options", "smoothing"),
     [
-        ("spos", "uniform", "SGD", SGD),
-        ("fairnas", "fair", "SGD", SGD),
-        ("evolved-transformer", "uniform", "Adam", ADAM),
+        ("spos", "uniform", "SGD", SGD, 0.1),
+        ("fairnas", "fair", "SGD", SGD, 0.0),
+        ("evolved-transformer", "uniform", "Adam", ADAM, 0.1),
     ],
 )
-def test_a_recipe_is_its_plain_loop(tmp_path, name, sampler, optimizer, options):
+def test_a_recipe_is_its_plain_loop(tmp_path, name, sampler, optimizer, options, smoothing):
     text = (FOLDER / f"{name}.toml").read_text()
     mine = tmp_path / "mine.toml"
     mine.write_text(text.replace("warmup_steps = 4000", f"warmup_steps = {WARM_UP}"))
@@ -50,10 +52,39 @@ def test_a_recipe_is_its_plain_loop(tmp_path, name, sampler, optimizer, options)
         )  # fmt: skip
         drawn = draw_stream(sampler, space.candidate_counts, 1, STEPS)
         assert read_stream(run.directory.stream) == drawn
+        smooth = nn.CrossEntropyLoss(label_smoothing=smoothing)
         plain = plain or plain_loop(
-            space, vectors, loss, run, seed=1, optimizer=optimizer, lr=RATES[name], options=options
-        )
+            space, vectors, smooth, run, seed=1, optimizer=optimizer, lr=RATES[name],
+            options=options,
+        )  # fmt: skip
         assert_same_bits(run, plain)
+
+
+def test_greedynas_is_its_plain_loop(tmp_path):
+    """The plain loop asks the pool itself, and tells it every loss 15 subnets later."""
+    space, steps = mixed(), 60
+
+    def pool():
+        return GreedyPool(space.candidate_counts, 1, growth=20, group=4, keep=2)
+
+    plain, strategy = oracle_of(space, 1, "SGD", lambda y: 0.03 * (1.0 - y / steps), SGD), pool()
+    stream = []
+    with plain_torch():
+        for y in range(steps):
+            if y > 15:
+                strategy.observe(y - 16, -float(plain.losses[y - 16]))
+            stream.append(strategy.propose(y))
+            loss = nn.CrossEntropyLoss(label_smoothing=0.1)
+            plain.step(y, space.chain(stream[-1]), vectors(1, y), loss)
+    assert len(set(stream[30:]) & set(stream[:30])) > 3, "paths of the pool"
+    for stages in (1, 2):
+        run = npp.train(
+            space, vectors, nn.CrossEntropyLoss(), steps=steps, seed=1, stages=stages,
+            recipe="greedynas", sampler=pool(), run_dir=tmp_path / str(stages),
+        )  # fmt: skip
+        assert read_stream(run.directory.stream) == stream
+        assert_same_bits(run, plain)
+    assert read_recipe("greedynas").sampler == "greedy" in STRATEGIES
 
 
 def test_what_goes_before_what(tmp_path, capsys):
