@@ -12,6 +12,7 @@ import pytest
 
 import naspipe as npp
 from naspipe.core.errors import LogError, StorageError
+from naspipe.runtime.reports import SilentObserver
 from naspipe.trace.checkpoints import CheckpointFolder
 from naspipe.trace.compare import compare_runs
 from tests.equivalence import spaces
@@ -94,9 +95,8 @@ def test_a_resume_uses_the_older_one_and_says_so(run):
     flip(newer / "stage-0.safetensors", 100)
     notes = []
 
-    class Observer:
+    class Observer(SilentObserver):
         on_note = staticmethod(notes.append)
-        on_loss = on_busy = staticmethod(lambda *args: None)
 
     found = train(path, Calm(spaces.vectors), stages=3, resume=True, observer=Observer())
     assert any("passed over" in note and "stage-0.safetensors" in note for note in notes)

@@ -12,6 +12,7 @@ from torch import nn
 
 import naspipe as npp
 from naspipe.runtime.compute import StageCompute
+from naspipe.runtime.reports import SilentObserver
 from tests.equivalence import spaces
 
 STEPS, WARM_UP, EVERY = 150, 60, 15
@@ -32,7 +33,7 @@ def counted():
     }
 
 
-class Counter:
+class Counter(SilentObserver):
     """Counts between steps of a run on one stage, which is in this process."""
 
     def __init__(self):
@@ -41,9 +42,6 @@ class Counter:
     def on_loss(self, stream, sequence_id, loss):
         if sequence_id >= WARM_UP and sequence_id % EVERY == 0:
             self.rows.append(counted())
-
-    def on_busy(self, stage, busy_ns, elapsed_ns):
-        pass
 
 
 def grown(tmp_path, execution):
