@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,9 +40,10 @@ from naspipe.search.definition import SearchDefinition
 from naspipe.search.limits import Cost, Limits
 from naspipe.search.records import Search, SearchDirectory, default_name, search_path
 from naspipe.search.scores import merit
-from naspipe.search.strategies import STRATEGIES, make_strategy
+from naspipe.search.strategies import STRATEGIES, Listed, make_strategy
 from naspipe.sim.plan import Chain, Pipeline, Stream, plan_pipeline
 from naspipe.streams.feedback import ExplorationStrategy
+from naspipe.streams.from_file import read_stream
 from naspipe.trace.snapshot import Checkpoint, read_checkpoint
 
 
@@ -161,6 +163,8 @@ class Searching:
             return make_strategy(name, counts, definition.seed, is_allowed, definition.options)
 
         name = definition.strategy
+        if name.startswith("file:"):
+            return self._listed(definition, is_allowed)
         if ":" in name:
             explorer = find_explorer(name, space, definition.seed)
             if explorer is None or limits != Limits() or definition.options:
@@ -173,6 +177,23 @@ class Searching:
         if limits.flops:
             pricer.counter.check()
         return make
+
+    def _listed(
+        self, definition: SearchDefinition, is_allowed: Callable[[Sequence[int]], bool]
+    ) -> Callable[[], ExplorationStrategy]:
+        """The first subnets of a file, one after the other."""
+        path = Path(definition.strategy.removeprefix("file:"))
+        listed = read_stream(path, self.run.space.candidate_counts)[: definition.budget]
+        if len(listed) < definition.budget:
+            raise ConfigError(
+                f"--budget {definition.budget}: expected at most the {len(listed)} subnets of {path}"
+            )
+        if self.run.space.decisions or not all(map(is_allowed, listed)):
+            raise ConfigError(
+                f"{path}: expected subnets within the limits, of a space whose blocks choose each "
+                f"on its own"
+            )
+        return lambda: Listed(listed)
 
     def _plan(
         self, workload: Workload, costs: CostTable

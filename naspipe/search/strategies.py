@@ -88,6 +88,20 @@ class Evolution(RandomSearch):
         return max((self._alive[int(place)] for place in places), key=lambda s: s.score).choices
 
 
+class Listed:
+    """Given subnets, one after the other: nothing is drawn and nothing learnt."""
+
+    def __init__(self, subnets: Sequence[Choices]) -> None:
+        self._subnets = tuple(subnets)
+
+    def propose(self, sequence_id: int) -> Choices:
+        """See :class:`ExplorationStrategy`."""
+        return self._subnets[sequence_id]
+
+    def observe(self, sequence_id: int, score: float) -> None:
+        """Nothing is learnt."""
+
+
 STRATEGIES: dict[str, Callable[..., ExplorationStrategy]] = {
     "random": RandomSearch,
     "evolution": Evolution,

@@ -1,0 +1,179 @@
+"""What the scripts about search share: runs that are made once, lists of subnets, ranks."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from numpy.random import RandomState
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from naspipe.core.config import Execution  # noqa: E402
+from naspipe.core.space import Space  # noqa: E402
+from naspipe.frontend.held_out import find_held_out  # noqa: E402
+from naspipe.frontend.run import Run  # noqa: E402
+from naspipe.frontend.search_record import SilentSearchObserver  # noqa: E402
+from naspipe.frontend.searching import Searching  # noqa: E402
+from naspipe.frontend.training import Training, define  # noqa: E402
+from naspipe.frontend.workloads import Named, find_workload  # noqa: E402
+from naspipe.runtime.compute import Batches, Workload  # noqa: E402
+from naspipe.runtime.reports import SilentObserver  # noqa: E402
+from naspipe.search.definition import SearchDefinition  # noqa: E402
+from naspipe.search.records import Search, SearchDirectory, search_path  # noqa: E402
+from naspipe.streams.from_file import write_stream  # noqa: E402
+
+
+class Bench:
+    """One space and its data; every step is left in a directory, and not repeated.
+
+    Args:
+        space: by name, at scale tiny.
+        sizes: ``batch_size`` or ``max_tokens``.
+        work: where runs are kept.
+        recipe: settings of the recipe, in place of the space's.
+    """
+
+    def __init__(
+        self, space: str, sizes: Mapping[str, int], work: Path, recipe: Mapping[str, Any]
+    ) -> None:
+        self.named: Named = find_workload(space, "tiny", None, None, sizes)
+        self.work = work
+        self._recipe = dict(recipe)
+        self._sizes = sizes
+        self._data_name = str(self.named.data.record["name"])  # type: ignore[attr-defined]
+        work.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def space(self) -> Space:
+        """The space."""
+        return self.named.space
+
+    def held_out(self, split: str) -> Batches:
+        """Batches that nothing is trained on."""
+        name = self.space.name
+        return find_held_out(name, "tiny", self._data_name, split=split, sizes=self._sizes)
+
+    def train(
+        self, name: str, steps: int, sampler: str, policy: str = "csp", stages: int = 1,
+        seed: int = 1,
+    ) -> Run:  # fmt: skip
+        """A run of that name."""
+        path = self.work / name
+        run = Run(self.space, path)
+        if path.is_dir() and run.manifest.get("status") == "complete":
+            return run
+        named = self.named
+        from dataclasses import replace
+
+        recipe = replace(named.recipe, **self._recipe)
+        definition = define(
+            named.space, named.data, named.loss, recipe=recipe, steps=steps, seed=seed,
+            sampler=sampler, policy=policy, bulk=stages if policy == "bsp" else 0, scale="tiny",
+        )  # fmt: skip
+        workload = Workload(
+            space=named.space, data=named.data, loss=named.loss, definition=definition
+        )
+        source = {"space": self.space.name, "scale": "tiny", "data": None, "sizes": self._sizes}
+        before = time.monotonic()
+        Training(
+            workloads=[workload], execution=Execution(stages=stages, order="paper"), path=path,
+            observer=SilentObserver(), sources=[source],
+        ).run()  # fmt: skip
+        print(f"{name}: {steps} steps in {time.monotonic() - before:.0f} s", flush=True)
+        return run
+
+    def train_alone(self, name: str, choices: Sequence[int], steps: int) -> Run:
+        """A subnet alone, from its first weights."""
+        stream = self.work / f"{name}.jsonl"
+        write_stream(stream, [tuple(choices)] * steps)
+        return self.train(name, steps, f"file:{stream}")
+
+    def judge(self, run: Run, name: str, split: str, **definition: Any) -> Search:
+        """A search of a run, of that name."""
+        directory = SearchDirectory(search_path(run.directory.path, name))
+        if directory.manifest.is_file():
+            return directory.read()
+        before = time.monotonic()
+        found = Searching(
+            run=run, data=self.named.data, held_out=self.held_out(split), loss=self.named.loss,
+            definition=SearchDefinition(**definition), execution=Execution(), name=name,
+            observer=SilentSearchObserver(),
+        ).start()  # fmt: skip
+        count, seconds = len(found.candidates), time.monotonic() - before
+        print(f"{run.directory.path.name}: {count} subnets judged in {seconds:.0f} s", flush=True)
+        return found
+
+    def judge_listed(
+        self, run: Run, name: str, split: str, listed: Sequence[Sequence[int]], **options: Any
+    ) -> Search:
+        """These subnets, with a run's weights."""
+        path = self.work / f"listed-{len(listed)}-{name}-{run.directory.path.name}.jsonl"
+        write_stream(path, listed)
+        strategy = f"file:{path}"
+        return self.judge(run, name, split, strategy=strategy, budget=len(listed), **options)
+
+
+def random_subnets(space: Space, count: int, seed: int) -> list[tuple[int, ...]]:
+    """Subnets drawn uniformly."""
+    draws = RandomState(seed)
+    counts = space.candidate_counts
+    return [tuple(int(draws.randint(each)) for each in counts) for _ in range(count)]
+
+
+def kendall(one: Sequence[float], other: Sequence[float]) -> float:
+    """Kendall's tau-b of two rankings."""
+    signs = [
+        (_sign(one[i] - one[j]), _sign(other[i] - other[j]))
+        for i in range(len(one))
+        for j in range(i)
+    ]
+    agreement = sum(a * b for a, b in signs)
+    sizes = [sum(1 for pair in signs if pair[side]) for side in (0, 1)]
+    return agreement / math.sqrt(sizes[0] * sizes[1]) if all(sizes) else math.nan
+
+
+def kendall_error(
+    one: Sequence[float], other: Sequence[float], draws: int = 2000, seed: int = 0
+) -> tuple[float, float]:
+    """Where 90 % of the taus lie of subnets drawn again from these (bootstrap)."""
+    random = RandomState(seed)
+    taus = []
+    for _ in range(draws):
+        places = random.randint(len(one), size=len(one))
+        taus.append(kendall([one[p] for p in places], [other[p] for p in places]))
+    taus = sorted(tau for tau in taus if not math.isnan(tau))
+    return taus[len(taus) // 20], taus[-len(taus) // 20]
+
+
+def _sign(value: float) -> int:
+    return (value > 0) - (value < 0)
+
+
+def keep(name: str, result: Mapping[str, Any]) -> Path:
+    """Write figures to artifacts/search/NAME.json."""
+    path = ROOT / "artifacts" / "search" / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+    return path
+
+
+def draw(name: str, paint: Callable[[Any], None], columns: int) -> Path:
+    """A picture beside the figures: ``paint`` is given as many axes as columns."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, columns, figsize=(4.2 * columns, 3.6), squeeze=False)
+    paint(axes[0])
+    figure.tight_layout()
+    path = ROOT / "artifacts" / "search" / f"{name}.png"
+    figure.savefig(path, dpi=110)
+    return path
