@@ -39,9 +39,9 @@ streams: --streams 2 trains seeds K and K + 1 side by side, each as it would be 
 recipes: spos, fairnas, evolved-transformer (naspipe/recipes/), or a TOML file of yours; what it
   says goes before the space's defaults, --sampler and --set go before it
 settings: lr, schedule, warmup_steps, precision, optimizer, optimizer.OPTION, rule.SHARED_LAYER,
-  data.max_tokens, data.batch_size, label_smoothing, clip_layer_norm, ema, feedback_delay, window,
-  prefetch, host_memory, activation_memory, data_path, transport, port, timeout_seconds,
-  silence_seconds, keep_checkpoints, ...
+  data.max_tokens, data.batch_size, label_smoothing, clip_layer_norm, clip_global_norm, ema, passes,
+  feedback_delay, window, prefetch, host_memory, activation_memory, data_path, transport, port,
+  timeout_seconds, silence_seconds, keep_checkpoints, ...
 """
 
 
@@ -215,7 +215,7 @@ def _training(
     path = arguments.resume or arguments.run_dir
     path = path or default_run_directory("-".join(names).replace(":", "-"))
     title = f"{' '.join(names)} on {execution.stages} stage{'s' if execution.stages > 1 else ''}"
-    steps = sum(workload.definition.steps for workload in workloads)
+    steps = sum(workload.definition.num_subnets for workload in workloads)
     quiet = arguments.quiet or (worker is not None and worker.rank > 0)
     with TrainingProgress(title, steps, quiet, arguments.log_every) as progress:
         yield Training(
