@@ -15,7 +15,6 @@ from naspipe.runtime.out_of_memory import DeviceFullError
 from naspipe.runtime.placement import Placement
 from naspipe.runtime.segment import Gradient
 
-
 Norms = Mapping[tuple[int, int], float]
 
 
