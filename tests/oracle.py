@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import math
 from collections import deque
 from contextlib import nullcontext
 
@@ -29,8 +30,9 @@ class PlainLoop:
 
     def __init__(
         self, factories, fields, rules, seed, optimizer, lr, options=None, bf16=False, device="cpu",
-        clip_layer_norm=0.0, ema=0.0, nonfinite="stop",
+        clip_layer_norm=0.0, ema=0.0, clip_global_norm=0.0, nonfinite="stop",
     ):  # fmt: skip
+        self.clip_global_norm = clip_global_norm
         self.clip_layer_norm, self.ema, self.averages = clip_layer_norm, ema, {}
         self.nonfinite = nonfinite
         self.device = torch.device(device)
@@ -53,33 +55,60 @@ class PlainLoop:
         return self.layers[block, candidate]
 
     def step(self, y, choices, batch, loss_fn):
-        used, state = [], ()
+        self.take(y, [(choices, batch)], loss_fn)
+
+    def take(self, step, passes, loss_fn, *, averages_loss=False, distill=None):
+        """One optimizer step for several passes, each of them (choices, batch).
+
+        Micro-batches divide each loss by their number. With ``distill`` the passes behind the
+        first one learn its output. Lag counts steps.
+        """
+        used, taught = {}, []
+
+        def learn(output, target):
+            return distill(output, taught[0])
+
+        for number, (choices, batch) in enumerate(passes):
+            for block, candidate in enumerate(choices):
+                module = self.layer(block, candidate)
+                # The oldest of the last K + 1 versions: that of step - 1 - K, or the first.
+                lags = block in self.history
+                used[block, candidate] = self.history[block][0] if lags else module
+            modules = [used[pair] for pair in enumerate(choices)]
+            end = learn if distill and number else loss_fn
+            state, loss = self.forward(step, number, modules, batch, end)
+            taught = taught or state
+            if self.nonfinite != "skip" or loss.isfinite():
+                (loss / len(passes) if averages_loss else loss).backward()
+            self.losses.append(loss.detach().cpu().clone())
+        self.write(step, used)
+
+    def forward(self, step, number, modules, batch, loss_fn):
+        state, kind = (), self.device.type
         batch = {name: field.to(self.device) for name, field in batch.items()}
-        kind = self.device.type
         autocast = torch.autocast(kind, dtype=torch.bfloat16) if self.bf16 else nullcontext()
-        for block, candidate in enumerate(choices):
-            module = self.layer(block, candidate)
-            if block in self.history:
-                # The oldest of the last K + 1 versions: that of subnet y - 1 - K, or the first.
-                module = self.history[block][0]
-            used.append(module)
-            torch.manual_seed(keyed_seed(f"{self.seed}/{y}/{block}/0"))
+        for block, module in enumerate(modules):
+            torch.manual_seed(keyed_seed(f"{self.seed}/{step}/{block}/{number}"))
             with autocast:
                 aliases = [t.view_as(t) for t in state]
                 out = module(*aliases, *(batch[name] for name in self.fields[block]))
                 state = out if isinstance(out, tuple) else (out,)
-                if block == len(choices) - 1:
+                if block == len(modules) - 1:
                     loss = loss_fn(*state, batch["target"])
-        if self.nonfinite != "skip" or loss.isfinite():
-            loss.backward()
-        for block, (candidate, module) in enumerate(zip(choices, used, strict=True)):
-            newest = self.layers[block, candidate]
+        return [t.detach() for t in state], loss
+
+    def write(self, step, used):
+        for pair, module in used.items():
+            newest = self.layers[pair]
             if module is not newest:
                 for p, q in zip(newest.parameters(), module.parameters(), strict=True):
                     p.grad, q.grad = q.grad, None
+        if self.clip_global_norm:
+            self.clip([self.layers[pair] for pair in sorted(used)])
+        for (block, candidate), newest in ((pair, self.layers[pair]) for pair in used):
             optimizer = self.optimizers[block, candidate]
             if optimizer is not None:
-                optimizer.param_groups[0]["lr"] = self.lr(y) if callable(self.lr) else self.lr
+                optimizer.param_groups[0]["lr"] = self.lr(step) if callable(self.lr) else self.lr
                 if self.clip_layer_norm:
                     torch.nn.utils.clip_grad_norm_(newest.parameters(), self.clip_layer_norm)
                 optimizer.step()
@@ -88,7 +117,17 @@ class PlainLoop:
                 optimizer.zero_grad(set_to_none=True)
             if block in self.history:
                 self.history[block].append(copy.deepcopy(newest))
-        self.losses.append(loss.detach().cpu().clone())
+
+    def clip(self, modules):
+        """By the norm of all gradients: squares of the layers' norms, summed in block order."""
+        total, gradients = 0.0, []
+        for module in modules:
+            of_layer = [p.grad for p in module.parameters() if p.grad is not None]
+            norm = float(torch.nn.utils.get_total_norm(of_layer)) if of_layer else 0.0
+            total, gradients = total + norm * norm, gradients + of_layer
+        factor = self.clip_global_norm / (math.sqrt(total) + 1e-6)
+        for gradient in () if factor >= 1.0 else gradients:
+            gradient.mul_(factor)
 
     @torch.no_grad()
     def average(self, module):

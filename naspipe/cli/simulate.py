@@ -147,9 +147,13 @@ def open_scenario(arguments: argparse.Namespace, **execution: Any) -> tuple[Scen
             f"--costs {arguments.costs!r:.80}: expected {' or '.join(scenario.COSTS)}"
         )
     if arguments.costs == "table5":
-        how = apply_settings(Settings(execution=how), arguments.set).execution
-        space = scenario.table5_scenario(arguments.space, with_shared=not arguments.no_shared)
-        return space, replace(how, recompute=True)
+        settings = apply_settings(Settings(execution=how), arguments.set)
+        space = scenario.table5_scenario(
+            arguments.space,
+            with_shared=not arguments.no_shared,
+            steps=settings.recipe.steps,
+        )
+        return space, replace(settings.execution, recompute=True)
     if arguments.no_shared:
         raise ConfigError("--no-shared: expected --costs table5, as a real run has shared layers")
     workload, how = scenario.workload_of(

@@ -68,7 +68,7 @@ def _training(
     path = arguments.resume or arguments.run_dir
     path = path or default_run_directory("-".join(names).replace(":", "-"))
     title = f"{' '.join(names)} on {execution.stages} stage{'s' if execution.stages > 1 else ''}"
-    steps = sum(workload.definition.steps for workload in workloads)
+    steps = sum(workload.definition.num_subnets for workload in workloads)
     is_quiet = arguments.quiet or (worker is not None and worker.rank > 0)
     with TrainingProgress(title, steps, is_quiet, arguments.log_every) as progress:
         yield Training(

@@ -25,13 +25,29 @@ class RunTask:
 class WriteLayer:
     """Apply the gradient of ``sequence_id`` to version ``base``, making version ``sequence_id``.
 
-    ``keeps_base`` says that version ``base`` will still be read afterwards.
+    ``keeps_base`` says that version ``base`` will still be read afterwards. Unless it
+    ``ends_step``, a later pass of the same step writes the layer too: the gradient is added to the
+    step's, and the layer stays as it is.
     """
 
     layer: LayerId
     sequence_id: SequenceId
     base: Version
     keeps_base: bool
+    ends_step: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ShareNorms:
+    """Tell each of ``num_stages`` the norms of a step's gradients on this stage.
+
+    All of them are there; ``sequence_id`` is the step's first. Each stage, this one too, is told
+    ``NormsArrived`` when the norms are there.
+    """
+
+    stream: StreamId
+    sequence_id: SequenceId
+    num_stages: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +143,7 @@ class FinishCut:
 Command = (
     RunTask
     | WriteLayer
+    | ShareNorms
     | DropVersion
     | SendOutput
     | PushVersion

@@ -76,6 +76,11 @@ class Definition:
         expect(self.steps >= 1, "steps", "1 or more", self.steps)
         expect(self.seed >= 0, "seed", "0 or more", self.seed)
 
+    @property
+    def num_subnets(self) -> int:
+        """Sequence IDs of the stream: one for each pass of each step."""
+        return self.steps * self.recipe.steps.passes
+
     def as_dict(self) -> dict[str, Any]:
         """Plain values for the manifest."""
         return asdict(self)

@@ -70,6 +70,16 @@ class WriteFinished:
 
 
 @dataclass(frozen=True, slots=True)
+class NormsArrived:
+    """The norms of a step's gradients on one stage are here; ``sequence_id`` is its first."""
+
+    time_ns: int
+    stream: StreamId
+    sequence_id: SequenceId
+    stage: StageId
+
+
+@dataclass(frozen=True, slots=True)
 class VersionArrived:
     """Another stage pushed a layer: its version ``version`` is the newest and exists here."""
 
@@ -130,6 +140,7 @@ Event = (
     | InputArrived
     | BlockFinished
     | WriteFinished
+    | NormsArrived
     | VersionArrived
     | LayerLoaded
     | LayerSaved

@@ -9,11 +9,18 @@ from naspipe.core.access import AccessKind
 from naspipe.core.commands import Command
 from naspipe.core.ids import LayerId, SequenceId, Version
 from naspipe.core.rules import Rule
+from naspipe.core.steps import Steps
 from naspipe.core.task import Task
 
 
 class SyncPolicy(Protocol):
     """Which version of a layer a subnet reads: the synchronisation policy of a run."""
+
+    @property
+    def steps(self) -> Steps:
+        """How subnets form steps. Of one step's users of a layer, only the last one's WRITE makes
+        a version that others read."""
+        ...
 
     @property
     def binds_late(self) -> bool:
@@ -25,7 +32,8 @@ class SyncPolicy(Protocol):
         """The version ``reader`` asks for.
 
         ``users`` holds, in rising order, the sequence IDs of the layer's earlier users,
-        from the oldest that any later reader can ask for; INITIAL stands for "none yet".
+        from the oldest that any later reader can ask for, of each step the last one only;
+        INITIAL stands for "none yet".
         """
         ...
 

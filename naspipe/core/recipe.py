@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from naspipe.core.checks import expect, is_finite
+from naspipe.core.steps import Steps, parse_passes
 
 SCHEDULES = ("constant", "linear", "cosine", "inverse_sqrt")
 PRECISIONS = ("float32", "bf16")
@@ -43,9 +44,20 @@ class Recipe:
     """How much of each target goes to all classes alike; for losses that take it."""
     clip_layer_norm: float = 0.0
     """The greatest norm of each layer's gradient, clipped before its optimizer step; 0 for none."""
+    clip_global_norm: float = 0.0
+    """The greatest norm of all gradients of a step together, on whatever stages; 0 for none."""
+    passes: str = "one"
+    """What a step is made of: one subnet on one batch; accumulate:N, N batches one after the other
+    on one subnet; or sandwich:R, the largest subnet, the smallest and R random ones on one batch,
+    the others learning the largest one's output."""
     ema: float = 0.0
     """Decay of the moving average of each parameter, taken after each of its own steps; 0 for
     none. Layers that a step does not use keep their averages."""
+
+    @property
+    def steps(self) -> Steps:
+        """How the passes of its streams form steps."""
+        return replace(parse_passes(self.passes), is_gated=self.clip_global_norm > 0)
 
     def __post_init__(self) -> None:
         expect(self.lr >= 0, "lr", "0 or more", self.lr)
@@ -61,6 +73,8 @@ class Recipe:
         expect(1 <= self.threads <= MAX_THREADS, "threads", allowed, self.threads)
         is_share = 0 <= self.label_smoothing < 1
         expect(is_share, "label_smoothing", "a share from 0 to below 1", self.label_smoothing)
-        is_norm = is_finite(self.clip_layer_norm) and self.clip_layer_norm >= 0
-        expect(is_norm, "clip_layer_norm", "a finite norm, or 0 for none", self.clip_layer_norm)
+        for name in ("clip_layer_norm", "clip_global_norm"):
+            norm = getattr(self, name)
+            expect(is_finite(norm) and norm >= 0, name, "a finite norm, or 0 for none", norm)
+        parse_passes(self.passes)
         expect(0 <= self.ema < 1, "ema", "a decay from 0 to below 1", self.ema)

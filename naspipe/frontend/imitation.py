@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import SequenceId, StreamId
 from naspipe.core.partition import Partition, make_partition
+from naspipe.core.steps import Steps, parse_passes
 from naspipe.core.subnet import Subnet
 from naspipe.planning.cost import CostTable
 from naspipe.sim.costs import Costs
@@ -73,11 +74,17 @@ def simulated_again(recorded: RecordedRun, costs: Costs, table: CostTable) -> Si
         streams=(Stream(chain, tuple(subnets), table),),
         policy=definition.get("policy", "csp"),
         bulk=definition.get("bulk") or execution.stages,
+        steps=_steps(definition.get("recipe", {})),
     )
     plan = Plan((StreamPlan(tuple(partitions)),), "paper", execution.window)
     if execution.order == "critical-path":
         plan = by_critical_path(plan, pipeline)
     return simulate_run(pipeline, plan, execution, costs)
+
+
+def _steps(recipe: Mapping[str, Any]) -> Steps:
+    is_gated = bool(recipe.get("clip_global_norm"))
+    return replace(parse_passes(recipe.get("passes", "one")), is_gated=is_gated)
 
 
 def _execution(values: Mapping[str, Any], path: Path) -> Execution:

@@ -63,6 +63,7 @@ def make_plan(
         ),
         policy=definition.policy,
         bulk=definition.bulk or execution.stages,
+        steps=definition.recipe.steps,
     )
     plan = plan_pipeline(pipeline, execution, measured_sizes(workloads[0], execution))
     if execution.order != "auto" or not has_choice(pipeline, execution):

@@ -129,11 +129,12 @@ class Recording:
 
     def _values(self, stream: int, sequence_id: int, loss: float) -> Values:
         definition = self._definitions[stream]
+        step = definition.recipe.steps.step(sequence_id)
         busy = _share(self._use)
         seconds = time.monotonic() - self._start
         return {
             "loss": loss,
-            "learning_rate": learning_rate(definition.recipe, sequence_id, definition.steps),
+            "learning_rate": learning_rate(definition.recipe, step, definition.steps),
             "bubble_ratio": None if busy is None else 1.0 - busy,
             "hit_rate": _share(self._hits),
             "steps_per_second": self._done / seconds if seconds > 0 else None,

@@ -12,12 +12,14 @@ from naspipe.core.config import Execution, Settings, apply_settings
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import SequenceId, StreamId
 from naspipe.core.space import Space
+from naspipe.core.steps import ONE_PASS, Steps
 from naspipe.core.subnet import Subnet
 from naspipe.planning.cost import CostTable
 from naspipe.planning.memory import DeviceSizes, MemoryPlan
 from naspipe.sim.costs import Costs
 from naspipe.sim.plan import Chain, Pipeline, Plan, Stream, has_choice, plan_pipeline
 from naspipe.sim.run import SimulatedRun, choose_order, simulate_run, table_timing
+from naspipe.streams.passes import in_passes, num_draws
 from naspipe.streams.samplers import draw_subnets
 from search_spaces.table5 import table5_costs, table5_sizes, without_shared
 
@@ -46,6 +48,10 @@ class Scenario:
     """Bytes of every layer; None where they are not known."""
     costs_from: str
     """One of :data:`COSTS`."""
+    parameters: Callable[[int, int], int]
+    """How large a layer is, by block of the chain and candidate; for the sandwich rule."""
+    steps: Steps = ONE_PASS
+    """How passes form steps."""
 
     def pipeline(
         self,
@@ -74,6 +80,7 @@ class Scenario:
             ),
             policy=policy,
             bulk=bulk,
+            steps=self.steps,
         )
 
     def plan(self, pipeline: Pipeline, execution: Execution) -> Plan:
@@ -95,10 +102,11 @@ class Scenario:
         return simulate_run(pipeline, plan, execution, self.timing(execution, plan.memory))
 
     def _draw(self, stream: StreamId, sampler: str, seed: int, steps: int) -> tuple[Subnet, ...]:
-        drawn = draw_subnets(sampler, self.space, seed, steps)
+        drawn = draw_subnets(sampler, self.space, seed, num_draws(self.steps, steps))
+        passes = in_passes(drawn, self.steps, self.space, self.parameters)
         return tuple(
             Subnet(stream, SequenceId(number), self.space.chain(choices))
-            for number, choices in enumerate(drawn)
+            for number, choices in enumerate(passes)
         )
 
 
@@ -108,6 +116,7 @@ def profiled_scenario(workload: Workload, execution: Execution) -> Scenario:
     Raises:
         StageFailedError: when a layer, the loss or the data raises in the profile.
     """
+    from naspipe.frontend.passes import parameter_counts
     from naspipe.frontend.plan import measured_costs, measured_sizes
 
     (costs,) = measured_costs([workload], execution)
@@ -117,16 +126,21 @@ def profiled_scenario(workload: Workload, execution: Execution) -> Scenario:
         timing=lambda how, memory: table_timing(costs, how, memory),
         sizes=measured_sizes(workload, execution),
         costs_from="profiled",
+        parameters=parameter_counts(workload.space),
+        steps=workload.definition.recipe.steps,
     )
 
 
-def table5_scenario(name: str, *, with_shared: bool = True, recompute: bool = True) -> Scenario:
+def table5_scenario(
+    name: str, *, with_shared: bool = True, recompute: bool = True, steps: Steps = ONE_PASS
+) -> Scenario:
     """A space of naspipe's with the published costs of its layers; needs neither torch nor data.
 
     Args:
         name: one of :func:`search_spaces.names`.
         with_shared: keep the embeddings, the stem and the head; the paper freezes them.
         recompute: count each forward twice, as the paper does.
+        steps: how passes form steps.
 
     Raises:
         ConfigError: for a space that the table knows nothing of.
@@ -139,13 +153,15 @@ def table5_scenario(name: str, *, with_shared: bool = True, recompute: bool = Tr
     space = search_spaces.build(name, "paper", DATA_INFO)
     if not with_shared:
         space = without_shared(space)
-    costs = table5_costs(space, recompute)
+    costs, sizes = table5_costs(space, recompute), table5_sizes(space)
     return Scenario(
         space=space,
         costs=costs.table,
         timing=lambda how, memory: costs,
-        sizes=DeviceSizes(table5_sizes(space), space.rules),
+        sizes=DeviceSizes(sizes, space.rules),
         costs_from="table5",
+        parameters=lambda *layer: sizes.of(*layer).parameter_bytes,
+        steps=steps,
     )
 
 

@@ -14,13 +14,13 @@ from naspipe.core.space import Shared
 from naspipe.core.subnet import Subnet
 from naspipe.frontend.checks import check_batch, check_layers
 from naspipe.frontend.exploration import StrategySource, sample_stream
+from naspipe.frontend.passes import draw_passes
 from naspipe.runtime.compute import Workload
 from naspipe.runtime.job import StreamJob
 from naspipe.runtime.optimizers import check_optimizer
 from naspipe.schedule.invariants import violations
 from naspipe.sim.plan import StreamPlan
 from naspipe.stage.builder import build_controller
-from naspipe.streams.samplers import draw_subnets
 from naspipe.trace.run_directory import RunDirectory
 
 
@@ -38,6 +38,7 @@ def check_stream(number: StreamId, workload: Workload, execution: Execution) -> 
         [space.rules],
         policy=definition.policy,
         order=order if order != "auto" else "paper",
+        steps=definition.recipe.steps,
     )
     if execution.stages > len(space):
         raise ConfigError(
@@ -54,11 +55,11 @@ def check_stream(number: StreamId, workload: Workload, execution: Execution) -> 
 
 def draw_stream(number: StreamId, workload: Workload) -> tuple[Subnet, ...]:
     """The subnets of a stream, or what stands for them where a strategy proposes them."""
-    space, definition = workload.space, workload.definition
+    space = workload.space
     if workload.explore:
         stream = sample_stream(space)
     else:
-        stream = draw_subnets(definition.sampler, space, definition.seed, definition.steps)
+        stream = draw_passes(workload)
     return tuple(
         Subnet(number, SequenceId(place), space.chain(choices))
         for place, choices in enumerate(stream)
@@ -70,6 +71,11 @@ def _check_causal(definition: Definition) -> None:
         raise ConfigError(
             f"sampler {definition.sampler}: expected the policy csp or sequential with a strategy "
             f"that learns, found {definition.policy}, whose losses depend on the stages"
+        )
+    if definition.recipe.steps.passes > 1:
+        raise ConfigError(
+            f"sampler {definition.sampler}: expected passes=one with a strategy that learns, found "
+            f"{definition.recipe.passes}"
         )
 
 
@@ -111,6 +117,7 @@ def check_order(stream: StreamJob, accesses: Sequence[Access], bulk: int) -> Non
         InvariantError: when it is not: a bug, never bad luck.
     """
     rules, policy = stream.workload.space.rules, stream.workload.definition.policy
+    steps = stream.workload.definition.recipe.steps
     alone = [each.subnet._replace(stream=FIRST_STREAM) for each in stream.so_far]
-    if broken := list(violations(accesses, rules, alone, policy, bulk)):
+    if broken := list(violations(accesses, rules, alone, policy, bulk, steps)):
         raise InvariantError(f"{len(broken)} rules of the policy {policy} broken: {broken[0]}")

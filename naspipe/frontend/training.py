@@ -130,7 +130,8 @@ class Training:
             check_order(stream, found, job.bulk)
         measured = {**self._measure(seconds, accesses), "stages": stages}
         for stream, manifest in zip(job.streams, lives.manifests, strict=True):
-            speed = {"steps_per_second": (stream.steps - stream.first) / seconds}
+            passes = (stream.steps - stream.first) / seconds
+            speed = {"steps_per_second": passes / job.steps.passes}
             bad = {"nonfinite_steps": stream.directory.nonfinite_steps()}
             complete = {"status": "complete", "measured": {**measured, **speed, **bad}}
             stream.directory.write_manifest({**manifest, **complete, "life": lives.life})
@@ -196,6 +197,10 @@ class Training:
             raise ConfigError(
                 f"policy: expected one for all streams, found {' and '.join(sorted(policies))}"
             )
+        if len({workload.definition.recipe.steps for workload in self.workloads}) > 1:
+            raise ConfigError(
+                "passes and clip_global_norm: expected the same for all streams of a pipeline"
+            )
         subnets = [
             check_stream(StreamId(number), workload, self.execution)
             for number, workload in enumerate(self.workloads)
@@ -222,6 +227,7 @@ class Training:
             "source": dict(self.sources[number]) if self.sources else {},
             "environment": describe_environment(self.execution.device, self._gpus),
             "space": describe_space(space),
+            "passes_per_step": definition.recipe.steps.passes,
             "measured": {},
         }
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from naspipe.core.ids import LayerId
 from naspipe.core.rules import Frozen, Lag, Rule
+from naspipe.core.steps import ONE_PASS, Steps
 from naspipe.core.subnet import Subnet
 from naspipe.planning.cost import CostTable
 
@@ -59,16 +60,22 @@ class CausalBound:
         return max(self.chain_ns, self.work_ns / num_stages)
 
 
-def causal_bound(subnets: Sequence[Subnet], rules: Sequence[Rule], costs: CostTable) -> CausalBound:
+def causal_bound(
+    subnets: Sequence[Subnet],
+    rules: Sequence[Rule],
+    costs: CostTable,
+    steps: Steps = ONE_PASS,
+) -> CausalBound:
     """The bound of one stream; O(subnets * blocks).
 
     Args:
         subnets: in sequence order, at least one.
         rules: the rule of each block of the chain, which says what a READ waits for.
         costs: of every layer's forward, backward and WRITE; makings are left out.
+        steps: how passes form steps; a READ waits for WRITEs of earlier steps.
     """
-    chain = StreamChain(rules, costs)
-    warm_up = len(subnets) // WARM_UP_SHARE
+    chain = StreamChain(rules, costs, steps)
+    warm_up = steps.first(len(subnets) // WARM_UP_SHARE)
     for subnet in subnets[:warm_up]:
         chain.extend(subnet)
     work_ns, chain_ns = chain.work_ns, chain.longest_ns
@@ -97,16 +104,22 @@ class StreamChain:
     Args:
         rules: the rule of each block of the chain.
         costs: of every layer.
+        steps: how passes form steps.
     """
 
     rules: Sequence[Rule]
     costs: CostTable
+    steps: Steps = ONE_PASS
     num_subnets: int = 0
     work_ns: int = 0
     longest_ns: int = 0
     """When the last step of all subnets so far could end at the earliest."""
     _written: dict[LayerId, deque[int]] = field(default_factory=dict)
     """When the layer's last WRITEs could end, the newest last: as many as a READ looks back."""
+    _unwritten: dict[LayerId, int] = field(default_factory=dict)
+    """When the gradients of the step so far could be there."""
+    _step_ns: int = 0
+    """When the backwards of the step so far could end."""
 
     def extend(self, subnet: Subnet) -> None:
         """Add the stream's next subnet."""
@@ -119,10 +132,21 @@ class StreamChain:
             clock += cost.backward_ns
             self.work_ns += cost.forward_ns + cost.backward_ns
             if not isinstance(self.rules[layer.block], Frozen):
-                self.work_ns += cost.write_ns
-                self._write(layer, clock, cost.write_ns)
+                self._unwritten[layer] = max(clock, self._unwritten.get(layer, 0))
         self.num_subnets += 1
         self.longest_ns = max(self.longest_ns, clock)
+        self._step_ns = max(self._step_ns, clock)
+        if self.steps.pass_of(self.num_subnets) == 0:
+            self._end_step()
+
+    def _end_step(self) -> None:
+        """The step's WRITEs: each behind the layer's last backward, or the step's."""
+        for layer, known_ns in self._unwritten.items():
+            write_ns = self.costs.of(layer.block, layer.candidate).write_ns
+            self.work_ns += write_ns
+            self._write(layer, self._step_ns if self.steps.is_gated else known_ns, write_ns)
+        self._unwritten.clear()
+        self._step_ns = 0
 
     def _readable_ns(self, layer: LayerId) -> int:
         """When the version that the next user reads exists."""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import torch
 
+from naspipe.core.commands import WriteLayer
 from naspipe.core.ids import LayerId, SequenceId, StreamId, Version
 from naspipe.core.task import Task
 from naspipe.runtime.layer_store import StoredLayer
 from naspipe.runtime.out_of_memory import DeviceFullError
 from naspipe.runtime.placement import Placement
 from naspipe.runtime.segment import Gradient
+
+Norms = Mapping[tuple[int, int], float]
 
 
 class BlockCompute(Protocol):
@@ -34,10 +38,16 @@ class BlockCompute(Protocol):
         """Compute one block of a task; returns what there is to report, behind the last one."""
         ...
 
-    def write(
-        self, layer: LayerId, sequence_id: SequenceId, base: Version, keeps_base: bool
-    ) -> None:
+    def write(self, command: WriteLayer) -> None:
         """Apply a WRITE."""
+        ...
+
+    def norms(self, stream: StreamId, first: SequenceId) -> Norms:
+        """Of a step's gradients on this stage, by block and candidate."""
+        ...
+
+    def take_norms(self, stream: StreamId, first: SequenceId, norms: Norms) -> None:
+        """Keep what a stage told of a step's gradients."""
         ...
 
     def layer(self, layer: LayerId) -> StoredLayer:

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from naspipe.core.commands import WriteLayer
 from naspipe.core.config import Definition
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import LayerId, PassId, SequenceId, StreamId, Version
 from naspipe.core.learning_rate import learning_rate
 from naspipe.core.space import Space
 from naspipe.core.task import Task, TaskKind
-from naspipe.runtime.bound_layer import Gradients
 from naspipe.runtime.determinism import block_seed
+from naspipe.runtime.ending import Ending
 from naspipe.runtime.layer_store import LayerStore, StoredLayer
 from naspipe.runtime.losses import Loss as Loss
 from naspipe.runtime.losses import smoothed
 from naspipe.runtime.nonfinite import first_gradient
 from naspipe.runtime.out_of_memory import DeviceFullError, explain_shortage
+from naspipe.runtime.pass_state import PassState, StepStates
 from naspipe.runtime.placement import Placement
 from naspipe.runtime.restored import Restored
 from naspipe.runtime.segment import Gradient, Segment, SegmentSpec, Tensors
@@ -53,30 +55,6 @@ class Workload:
         return smoothed(self.loss, self.definition.recipe.label_smoothing)
 
 
-@dataclass(slots=True)
-class _Pass:
-    """Tensors of one pass on this stage."""
-
-    inputs: Tensors = ()
-    segments: dict[int, Segment] = field(default_factory=dict)
-    layers: dict[int, LayerId] = field(default_factory=dict)
-    gradients: tuple[Gradient, ...] = ()
-    parameter_gradients: dict[LayerId, Gradients] = field(default_factory=dict)
-    batch: Mapping[str, torch.Tensor] | None = None
-    fields: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Of the batch, on the device."""
-
-    def tensors(self) -> Iterator[torch.Tensor]:
-        """All on the device but those that only autograd knows of."""
-        yield from self.inputs
-        yield from (gradient for gradient in self.gradients if gradient is not None)
-        yield from self.fields.values()
-        for gradients in self.parameter_gradients.values():
-            yield from gradients.values()
-        for segment in self.segments.values():
-            yield from segment.kept
-
-
 class StageCompute:
     """Runs blocks and WRITEs in the order it is told; decides nothing.
 
@@ -94,11 +72,13 @@ class StageCompute:
     ) -> None:
         self.placement = placement
         self._workloads = tuple(workloads)
-        self._losses = tuple(workload.objective for workload in workloads)
+        self._ends = [Ending(each.loss, each.definition.recipe) for each in workloads]
         sources = tuple(restored) or (None,) * len(workloads)
         self.stores = tuple(map(self._make_store, workloads, sources))
         """The layers of each stream."""
-        self._passes: dict[tuple[StreamId, SequenceId, PassId], _Pass] = {}
+        self._steps = tuple(workload.definition.recipe.steps for workload in workloads)
+        self._together = StepStates(self._steps)
+        self._passes: dict[tuple[StreamId, SequenceId, PassId], PassState] = {}
 
     def accept(self, task: Task, tensors: tuple[Gradient, ...]) -> None:
         """Take the input of a task: leaf tensors for a forward, gradients for a backward."""
@@ -146,7 +126,8 @@ class StageCompute:
     @property
     def kept_bytes(self) -> int:
         """What the passes under way hold on the device; what only autograd holds is left out."""
-        kept = (tensor for state in self._passes.values() for tensor in state.tensors())
+        states = (*self._passes.values(), *self._together)
+        kept = (tensor for state in states for tensor in state.tensors())
         storages = (tensor.untyped_storage() for tensor in kept)
         return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
@@ -173,16 +154,37 @@ class StageCompute:
                 segment.drop_graph()
         self.placement.evict(layer)
 
-    def write(
-        self, layer: LayerId, sequence_id: SequenceId, base: Version, keeps_base: bool
-    ) -> None:
-        """Apply a WRITE with the gradient its backward left."""
-        definition = self._workloads[layer.stream].definition
-        lr = learning_rate(definition.recipe, sequence_id, definition.steps)
-        state = self._passes[layer.stream, sequence_id, PassId(0)]
-        gradients = state.parameter_gradients.pop(layer)
+    def write(self, command: WriteLayer) -> None:
+        """Apply a WRITE with the gradients of its step, or only add a pass's to them."""
+        layer, sequence_id = command.layer, command.sequence_id
+        definition, steps = self._workloads[layer.stream].definition, self._steps[layer.stream]
+        self._gather(layer, sequence_id)
+        if not command.ends_step:
+            self.layer(layer).advance(sequence_id, command.base, command.keeps_base)
+            return
+        step = self._together.of(layer.stream, sequence_id)
+        gradients = step.gradients.pop(layer)
+        if steps.is_gated:
+            step.clip(gradients, definition.recipe.clip_global_norm)
+        lr = learning_rate(definition.recipe, steps.step(sequence_id), definition.steps)
+        base, keeps_base = command.base, command.keeps_base
         self.layer(layer).write(gradients, sequence_id, base, keeps_base, lr)
         self.placement.synchronize()
+
+    def norms(self, stream: StreamId, first: SequenceId) -> dict[tuple[int, int], float]:
+        """The norm of each layer's gradients in a step, all of which are there on this stage."""
+        for number in range(first, self._steps[stream].end(first)):
+            sequence_id = SequenceId(number)
+            for layer in list(self._passes[stream, sequence_id, PassId(0)].parameter_gradients):
+                self._gather(layer, sequence_id)
+        step = self._together.of(stream, first)
+        return step.measure({layer: self.layer(layer).parameters for layer in step.gradients})
+
+    def take_norms(
+        self, stream: StreamId, first: SequenceId, norms: Mapping[tuple[int, int], float]
+    ) -> None:
+        """Keep what a stage has told of a step's gradients until the step's WRITEs."""
+        self._together.of(stream, first).norms.update(norms)
 
     def layer(self, layer: LayerId) -> StoredLayer:
         """A layer, made now if it has not been made yet."""
@@ -193,21 +195,23 @@ class StageCompute:
         return self._workloads[layer.stream].space.label(layer.block, layer.candidate)
 
     def retire(self, stream: StreamId, sequence_id: SequenceId) -> None:
-        """Forget a subnet's tensors."""
+        """Forget a subnet's tensors, and with the last pass of a step what they had in common."""
         for key in [key for key in self._passes if key[:2] == (stream, sequence_id)]:
             del self._passes[key]
+        self._together.retire(stream, sequence_id)
 
     def _forward(
-        self, state: _Pass, task: Task, layer: LayerId, version: Version
+        self, state: PassState, task: Task, layer: LayerId, version: Version
     ) -> torch.Tensor | None:
         workload = self._workloads[task.stream]
         space, definition = workload.space, workload.definition
+        steps, number = self._steps[task.stream], task.sequence_id
         block = layer.block
         is_last = block == len(space) - 1
         spec = SegmentSpec(
             label=self.label(layer),
             rule=space.blocks[block].rule,
-            seed=block_seed(definition.seed, task.sequence_id, block, task.pass_id),
+            seed=block_seed(definition.seed, steps.step(number), block, steps.pass_of(number)),
             precision=definition.recipe.precision,
             device_type=self.placement.torch_device.type,
             fields=tuple(self._field(state, task, name) for name in space.fields(block)),
@@ -225,22 +229,23 @@ class StageCompute:
             return None
         (loss,), state.inputs = state.inputs, ()
         loss = loss.detach()
-        nonfinite = definition.recipe.nonfinite
-        state.gradients = (first_gradient(loss, nonfinite, task.sequence_id),)
+        gradient = first_gradient(loss, definition.recipe.nonfinite, number)
+        if gradient is not None and steps.loss_parts > 1:
+            gradient = gradient / steps.loss_parts
+        state.gradients = (gradient,)
         return loss
 
-    def _with_loss(self, state: _Pass, task: Task) -> Callable[[Tensors], Tensors]:
+    def _with_loss(self, state: PassState, task: Task) -> Callable[[Tensors], Tensors]:
         target = self._field(state, task, "target")
+        step = self._together.of(task.stream, task.sequence_id)
+        number = self._steps[task.stream].pass_of(task.sequence_id)
+        return self._ends[task.stream].of(number, step, target)
 
-        def finish(outputs: Tensors) -> Tensors:
-            return (self._losses[task.stream](*outputs, target),)
-
-        return finish
-
-    def _field(self, state: _Pass, task: Task, name: str) -> torch.Tensor:
+    def _field(self, state: PassState, task: Task, name: str) -> torch.Tensor:
         if state.batch is None:
             workload = self._workloads[task.stream]
-            state.batch = workload.data(workload.definition.seed, task.sequence_id)
+            number = self._steps[task.stream].batch(task.sequence_id)
+            state.batch = workload.data(workload.definition.seed, number)
         if name not in state.fields:
             field = field_of(state.batch, name, task.sequence_id)
             state.fields[name] = self.placement.to_device(field)
@@ -257,11 +262,18 @@ class StageCompute:
             restored.restore if restored else None,
         )
 
-    def _pass(self, task: Task) -> _Pass:
+    def _gather(self, layer: LayerId, sequence_id: SequenceId) -> None:
+        """Add a pass's gradients to its step's, unless that was done for the step's norms."""
+        state = self._passes[layer.stream, sequence_id, PassId(0)]
+        gradients = state.parameter_gradients.pop(layer, None)
+        if gradients is not None:
+            self._together.of(layer.stream, sequence_id).add(layer, gradients)
+
+    def _pass(self, task: Task) -> PassState:
         key = (task.stream, task.sequence_id, task.pass_id)
         state = self._passes.get(key)
         if state is None:
-            state = self._passes[key] = _Pass()
+            state = self._passes[key] = PassState()
         return state
 
 

@@ -21,9 +21,10 @@ from naspipe.core.commands import (
     RunTask,
     SaveLayer,
     SendOutput,
+    ShareNorms,
     WriteLayer,
 )
-from naspipe.core.errors import InvariantError, TransportError
+from naspipe.core.errors import TransportError
 from naspipe.core.events import (
     BlockFinished,
     CutAdmitted,
@@ -46,9 +47,11 @@ from naspipe.runtime.messages import (
     ControlMessage,
     InputMessage,
     Message,
+    NormsMessage,
     SubnetsMessage,
     VersionMessage,
 )
+from naspipe.runtime.norms import NormExchange
 from naspipe.runtime.room import Room
 from naspipe.runtime.stage_sink import StageSink
 from naspipe.runtime.swapper import SwapKind
@@ -94,6 +97,7 @@ class StageDriver:
         self._controller = controller
         self._compute = compute
         self._transport = transport
+        self._norms = NormExchange(stage, compute, transport)
         self._intakes = tuple(intakes)
         self._early: list[InputMessage] = []
         """Inputs for subnets that this stage was not told of yet."""
@@ -104,8 +108,7 @@ class StageDriver:
         self._timeout_seconds = timeout_seconds
         self._digests = digests
         self._is_trained = is_trained
-        self._task: Task | None = None
-        self._run: deque[tuple[LayerId, Version]] = deque()
+        self._run: deque[tuple[Task, LayerId, Version]] = deque()
         self._events: deque[Event] = deque()
         self._unmade: deque[LayerId] = deque()
         self._pushed_bytes = 0
@@ -159,9 +162,7 @@ class StageDriver:
 
     def _step(self) -> None:
         """Compute the next block of the run."""
-        task, (layer, version) = self._task, self._run.popleft()
-        if task is None:
-            raise InvariantError(f"stage {self._stage}: a run of blocks without a task")
+        task, layer, version = self._run.popleft()
         self._doing = (task, layer)
         start_ns = time.monotonic_ns()
         loss = self._room.having(lambda: self._compute.run_block(task, layer, version))
@@ -180,11 +181,8 @@ class StageDriver:
         self._checkpointer.report()
         finished = self._compute.placement.take_finished()
         for copy in finished:
-            now_ns = time.monotonic_ns()
-            if copy.kind is SwapKind.LOADED:
-                self._tell(LayerLoaded(now_ns, copy.layer))
-            else:
-                self._tell(LayerSaved(now_ns, copy.layer))
+            told = LayerLoaded if copy.kind is SwapKind.LOADED else LayerSaved
+            self._tell(told(time.monotonic_ns(), copy.layer))
         return bool(finished)
 
     def _wait(self) -> None:
@@ -220,6 +218,8 @@ class StageDriver:
                 self._compute.layer(layer).take_over(version, state)
                 self._compute.placement.settle(layer)
                 self._tell(VersionArrived(time.monotonic_ns(), layer, version))
+            case NormsMessage():
+                self._tell(self._norms.take(message))
             case SubnetsMessage(stream, first, planned):
                 self._admit(self._intakes[stream].learn(first, planned))
                 early, self._early = self._early, []
@@ -236,11 +236,10 @@ class StageDriver:
 
     def _stop(self, cuts: Sequence[int]) -> None:
         """Go on up to the cuts only, and leave a checkpoint there."""
-        for number, (intake, cut) in enumerate(zip(self._intakes, cuts, strict=True)):
-            stream = StreamId(number)
+        for stream, (intake, cut) in enumerate(zip(self._intakes, cuts, strict=True)):
             self._admit(intake.stop(cut))
-            if self._checkpointer.is_new(stream, cut):
-                self._tell(CutAdmitted(time.monotonic_ns(), stream, SequenceId(cut)))
+            if self._checkpointer.is_new(StreamId(stream), cut):
+                self._tell(CutAdmitted(time.monotonic_ns(), StreamId(stream), SequenceId(cut)))
 
     def _admit(self, planned: Iterable[Planned]) -> None:
         for subnet, partition, priorities in planned:
@@ -264,12 +263,13 @@ class StageDriver:
     def _carry_out(self, command: Command) -> None:
         match command:
             case RunTask(task, reads):
-                self._task = task
-                self._run.extend(reads)
+                self._run.extend((task, *read) for read in reads)
             case WriteLayer():
                 self._write(command)
             case SendOutput(receiver, upcoming):
                 self._transport.send_input(receiver, upcoming, self._compute.output(receiver))
+            case ShareNorms():
+                self._tell(self._norms.share(command))
             case PushVersion(layer, version, stage):
                 state = self._compute.layer(layer).hand_over()
                 self._pushed_bytes += self._transport.send_version(stage, layer, version, state)
@@ -294,7 +294,7 @@ class StageDriver:
         layer, sequence_id = command.layer, command.sequence_id
         self._doing = (f"{layer.stream}.{sequence_id} WRITE of", layer)
         start_ns = time.monotonic_ns()
-        self._compute.write(layer, sequence_id, command.base, command.keeps_base)
+        self._compute.write(command)
         end_ns = time.monotonic_ns()
         digest = self._compute.layer(layer).digest() if self._digests else ""
         self._tell(WriteFinished(end_ns, layer, sequence_id, start_ns, digest))

@@ -11,11 +11,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from naspipe.core.commands import WriteLayer
 from naspipe.core.config import Recipe
 from naspipe.core.errors import ConfigError, InvariantError
 from naspipe.core.ids import LayerId, SequenceId, StreamId, Version
 from naspipe.core.space import Space
 from naspipe.core.task import Task
+from naspipe.runtime.block_compute import Norms
 from naspipe.runtime.calibration import fresh_statistics, settle, statistics_of
 from naspipe.runtime.compute import Loss, field_of
 from naspipe.runtime.determinism import block_seed, seed_draws
@@ -185,11 +187,17 @@ class EvaluationCompute:
         """Free a layer's device memory."""
         self.placement.evict(layer)
 
-    def write(
-        self, layer: LayerId, sequence_id: SequenceId, base: Version, keeps_base: bool
-    ) -> None:
+    def write(self, command: WriteLayer) -> None:
         """Never right: nothing is trained."""
-        raise InvariantError(f"layer {self.label(layer)}: a WRITE in an evaluation")
+        raise InvariantError(f"layer {self.label(command.layer)}: a WRITE in an evaluation")
+
+    def norms(self, stream: StreamId, first: SequenceId) -> Norms:
+        """Never right: there are no gradients."""
+        raise InvariantError(f"subnet {stream}.{first}: norms of gradients in an evaluation")
+
+    def take_norms(self, stream: StreamId, first: SequenceId, norms: Norms) -> None:
+        """Never right: there are no gradients."""
+        raise InvariantError(f"subnet {stream}.{first}: norms of gradients in an evaluation")
 
     @property
     def kept_bytes(self) -> int:

@@ -10,6 +10,7 @@ from typing import Protocol
 from naspipe.core.config import Execution, Recipe
 from naspipe.core.events import KeptLayer
 from naspipe.core.planned import Planned
+from naspipe.core.steps import Steps
 from naspipe.planning.cost import CostTable
 from naspipe.planning.memory import MemoryPlan
 from naspipe.runtime.compute import Workload
@@ -87,8 +88,8 @@ class StreamJob:
 
     @property
     def steps(self) -> int:
-        """Subnets of the whole stream."""
-        return self.workload.definition.steps
+        """Subnets of the whole stream: every pass of every step."""
+        return self.workload.definition.num_subnets
 
     @property
     def so_far(self) -> Sequence[Planned]:
@@ -131,6 +132,11 @@ class Job:
     def policy(self) -> str:
         """The synchronisation policy's name."""
         return self.streams[0].workload.definition.policy
+
+    @property
+    def steps(self) -> Steps:
+        """How passes form steps, in all streams."""
+        return self.streams[0].workload.definition.recipe.steps
 
     @property
     def is_causal(self) -> bool:

@@ -93,6 +93,21 @@ class StoredLayer:
         Raises:
             InvariantError: when the newest version is not ``base``.
         """
+        self.advance(version, base, keeps_base)
+        if self.optimizer is not None:
+            for name, gradient in gradients.items():
+                self.parameters[name].grad = gradient
+            self.optimizer.param_groups[0]["lr"] = lr
+            self.optimizer.step()
+            for name in gradients:
+                self.parameters[name].grad = None
+
+    def advance(self, version: SequenceId, base: Version, keeps_base: bool) -> None:
+        """Be at the version that follows ``base``, as yet with its bits.
+
+        Raises:
+            InvariantError: when the newest version is not ``base``.
+        """
         if self.version != base:
             raise InvariantError(
                 f"layer {self.label}: WRITE {version} was to follow version {base}, "
@@ -102,13 +117,6 @@ class StoredLayer:
             self._copy(base)
         else:
             self.drop(base)
-        if self.optimizer is not None:
-            for name, gradient in gradients.items():
-                self.parameters[name].grad = gradient
-            self.optimizer.param_groups[0]["lr"] = lr
-            self.optimizer.step()
-            for name in gradients:
-                self.parameters[name].grad = None
         self.version = Version(version)
 
     def copies(self, versions: Iterable[Version]) -> Iterator[tuple[Version, str, torch.Tensor]]:

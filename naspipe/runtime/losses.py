@@ -33,3 +33,31 @@ def smoothed(loss: Loss, label_smoothing: float) -> Loss:
     changed.label_smoothing = label_smoothing
     found: Loss = changed
     return found
+
+
+def distilling(loss: Loss) -> Loss:
+    """The loss of a subnet that learns another one's output: (output, taught output, target).
+
+    A loss says its own as a method ``distill``. That of ``torch.nn.CrossEntropyLoss`` is the mean
+    cross entropy against the softmax of the taught output.
+
+    Raises:
+        ConfigError: when it has none.
+    """
+    own = getattr(loss, "distill", None)
+    if callable(own):
+        found: Loss = own
+        return found
+    if type(loss) is torch.nn.CrossEntropyLoss:
+        return _soft_cross_entropy
+    raise ConfigError(
+        f"passes=sandwich: expected torch.nn.CrossEntropyLoss, the loss of a named space, or one "
+        f"with a method distill(output, taught_output, target), found "
+        f"{getattr(loss, '__qualname__', type(loss).__qualname__)}"
+    )
+
+
+def _soft_cross_entropy(
+    output: torch.Tensor, taught: torch.Tensor, target: torch.Tensor
+) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(output, taught.softmax(1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgpack
@@ -17,7 +17,7 @@ from naspipe.core.task import Task, TaskKind
 from naspipe.runtime.staging import HOST, Staging
 from naspipe.runtime.tensor_codec import decode, decode_into, describe, encode
 
-_INPUT, _ANNOUNCED, _VERSION = "input", "announced", "version"
+_INPUT, _ANNOUNCED, _VERSION, _NORMS = "input", "announced", "version", "norms"
 _CONTROL, _SUBNETS = "control", "subnets"
 HOLD, STOP = "hold", "stop"
 
@@ -62,6 +62,16 @@ class VersionMessage(NamedTuple):
     state: list[tuple[str, ReceivedTensor]]
 
 
+class NormsMessage(NamedTuple):
+    """The norms of a step's gradients on one stage, by block and candidate."""
+
+    stream: StreamId
+    sequence_id: SequenceId
+    """The step's first."""
+    stage: StageId
+    norms: Mapping[tuple[int, int], float]
+
+
 class ControlMessage(NamedTuple):
     """From the launcher: ``HOLD`` admissions, or ``STOP`` each stream at its cut."""
 
@@ -78,7 +88,7 @@ class SubnetsMessage(NamedTuple):
 
 
 LauncherMessage = ControlMessage | SubnetsMessage
-Message = InputMessage | VersionMessage | LauncherMessage
+Message = InputMessage | VersionMessage | NormsMessage | LauncherMessage
 
 
 def launcher_frames(message: LauncherMessage) -> list[Any]:
@@ -87,6 +97,12 @@ def launcher_frames(message: LauncherMessage) -> list[Any]:
         return [msgpack.packb([_CONTROL, message.what, message.cuts])]
     planned = [[each.subnet.chain, each.partition.bounds] for each in message.planned]
     return [msgpack.packb([_SUBNETS, [message.stream, message.first], planned])]
+
+
+def norms_frames(message: NormsMessage) -> list[Any]:
+    """The one frame of a :class:`NormsMessage`; every bit of each norm is in it."""
+    norms = [[*layer, norm] for layer, norm in message.norms.items()]
+    return [msgpack.packb([_NORMS, message[:3], norms])]
 
 
 def input_frames(
@@ -159,6 +175,8 @@ def read_message(
         if what == _SUBNETS and not frames:
             stream, first = map(int, subject)
             return _subnets(stream, first, entries)
+        if what == _NORMS and not frames:
+            return _norms(subject, entries)
         if what != _VERSION:
             raise ValueError(f"a message of kind {what!r:.40}")
         stream, block, candidate, version = subject
@@ -195,6 +213,12 @@ def _subnets(stream: int, first: int, entries: Sequence[Any]) -> SubnetsMessage:
         for place, (chain, bounds) in enumerate(entries)
     )
     return SubnetsMessage(StreamId(stream), first, planned)
+
+
+def _norms(subject: Any, entries: Any) -> NormsMessage:
+    stream, sequence_id, stage = map(int, subject)
+    norms = {(int(block), int(candidate)): float(norm) for block, candidate, norm in entries}
+    return NormsMessage(StreamId(stream), SequenceId(sequence_id), StageId(stage), norms)
 
 
 def _plain(task: Task) -> list[Any]:

@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from naspipe.core.ids import LayerId, StageId, Version
 from naspipe.core.task import Task
-from naspipe.runtime.messages import Announcement, InputMessage, Message
+from naspipe.runtime.messages import Announcement, InputMessage, Message, NormsMessage
 from naspipe.runtime.tensor_codec import blank, raw_bytes
 from naspipe.runtime.transport import ZmqTransport
 
@@ -69,6 +69,10 @@ class NcclTransport:
     ) -> int:
         """See :class:`naspipe.runtime.transport.Transport`."""
         return self._inner.send_version(stage, layer, version, state)
+
+    def send_norms(self, stage: StageId, message: NormsMessage) -> None:
+        """See :class:`naspipe.runtime.transport.Transport`."""
+        self._inner.send_norms(stage, message)
 
     def receive(self, timeout_seconds: float) -> Message | None:
         """See :class:`naspipe.runtime.transport.Transport`."""

@@ -107,7 +107,7 @@ class StageRun:
             )
             for stream, store, log in zip(job.streams, compute.stores, logs, strict=True)
         ]
-        every = job.execution.checkpoint_every
+        every = job.execution.checkpoint_every * job.steps.passes
         return Checkpointer(
             self._stage, job.generation, streams, every, self._reporter, self._wakeup.set
         )
@@ -122,6 +122,7 @@ class StageRun:
             order=execution.order,
             residency=residency_of(job.memory, stage, execution),
             starts_partly_clear=execution.partly_clear,
+            steps=job.steps,
         )
         intakes = self._intakes()
         self._driver = StageDriver(
@@ -165,6 +166,7 @@ class StageRun:
                     bulk=self._job.bulk,
                     stages=execution.stages,
                     first=stream.first,
+                    passes=self._job.steps.passes,
                 ),
                 stream.planned,
             )

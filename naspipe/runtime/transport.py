@@ -25,8 +25,10 @@ from naspipe.runtime.messages import (
     Announcement,
     LauncherMessage,
     Message,
+    NormsMessage,
     announcement_frames,
     input_frames,
+    norms_frames,
     read_message,
     version_frames,
 )
@@ -59,6 +61,10 @@ class Transport(Protocol):
         self, stage: StageId, layer: LayerId, version: Version, state: Sequence[tuple[str, Any]]
     ) -> int:
         """Start handing a layer over; returns the bytes. Its tensors must not change meanwhile."""
+        ...
+
+    def send_norms(self, stage: StageId, message: NormsMessage) -> None:
+        """Tell another stage the norms of a step's gradients."""
         ...
 
     def receive(self, timeout_seconds: float) -> Message | None:
@@ -98,6 +104,10 @@ class NoTransport:
     ) -> int:
         """Never right on one stage."""
         raise TransportError(f"layer {layer}: there is only one stage")
+
+    def send_norms(self, stage: StageId, message: NormsMessage) -> None:
+        """Never right on one stage."""
+        raise TransportError(f"stage {stage}: there is only one stage")
 
     def receive(self, timeout_seconds: float) -> Message | None:
         """What the launcher said; otherwise the wait ends when the wakeup is set."""
@@ -208,6 +218,10 @@ class ZmqTransport:
         frames = version_frames(layer, version, state, self._staging)
         self._send(stage, frames)
         return sum(map(len, frames))
+
+    def send_norms(self, stage: StageId, message: NormsMessage) -> None:
+        """See :class:`Transport`."""
+        self._send(stage, norms_frames(message))
 
     def _send(self, stage: StageId, frames: Sequence[Any]) -> None:
         if (largest := max(map(_nbytes, frames))) > MAX_FRAME_BYTES:

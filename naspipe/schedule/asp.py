@@ -10,11 +10,13 @@ from collections.abc import Sequence
 
 from naspipe.core.ids import LATEST, SequenceId, Version
 from naspipe.core.rules import Frozen, Rule
+from naspipe.core.steps import ONE_PASS
 
 
 class AsynchronousPolicy:
     """Nothing ever waits for a WRITE; the rule lag is not looked at."""
 
+    steps = ONE_PASS
     binds_late = True
 
     def version_to_read(self, rule: Rule, users: Sequence[Version], reader: SequenceId) -> Version:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import SequenceId, Version
 from naspipe.core.rules import Frozen, Rule
+from naspipe.core.steps import ONE_PASS
 
 
 class BulkPolicy:
@@ -21,6 +22,7 @@ class BulkPolicy:
     done: at the flush.
     """
 
+    steps = ONE_PASS
     binds_late = False
 
     def __init__(self, bulk: int) -> None:

@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from naspipe.core.ids import SequenceId, Version
 from naspipe.core.rules import Exact, Frozen, Lag, Rule
+from naspipe.core.steps import ONE_PASS, Steps
 
 
 class CausalPolicy:
-    """The versions that the plain one-at-a-time loop would read."""
+    """The versions that the plain one-at-a-time loop would read.
+
+    Args:
+        steps: the order is that of steps; the passes of one read what was there before it.
+    """
 
     binds_late = False
 
+    def __init__(self, steps: Steps = ONE_PASS) -> None:
+        self.steps = steps
+
     def version_to_read(self, rule: Rule, users: Sequence[Version], reader: SequenceId) -> Version:
-        """Exact: the previous user's. Lag(K): the newest of subnets <= reader - 1 - K."""
+        """Exact: that of the last step that used it. Lag(K): of the last one that is K + 1 or more
+        steps older than the reader's."""
         match rule:
             case Exact():
-                return users[-1]
+                first = self.steps.first(reader)
+                if users[-1] < first:
+                    return users[-1]
+                return users[max(0, bisect_left(users, first) - 1)]
             case Frozen():
                 return users[0]
             case Lag(subnets):
-                return users[max(0, bisect_right(users, reader - 1 - subnets) - 1)]
+                bound = self.steps.first(reader) - subnets * self.steps.passes
+                return users[max(0, bisect_left(users, bound) - 1)]
 
     def is_writer(self, rule: Rule) -> bool:
         """All but frozen layers are written by each of their users."""

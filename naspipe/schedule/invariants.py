@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from naspipe.core.access import Access, AccessKind
 from naspipe.core.ids import INITIAL, LayerId
 from naspipe.core.rules import Exact, Frozen, Lag, Rule
+from naspipe.core.steps import ONE_PASS, Steps
 from naspipe.core.subnet import Subnet
 
 _LETTERS = (AccessKind.FORWARD, AccessKind.BACKWARD, AccessKind.WRITE)
@@ -24,6 +25,7 @@ def violations(
     subnets: Sequence[Subnet],
     policy: str = "csp",
     bulk: int = 1,
+    steps: Steps = ONE_PASS,
 ) -> Iterator[str]:
     """Every way in which a log of one stream differs from what the policy allows, a line each.
 
@@ -31,6 +33,8 @@ def violations(
     ``bsp`` the one from before its bulk, or with ``asp`` any that was there. WRITEs follow one
     another, in sequence order unless ``asp``; a READ begins after the WRITE of its version has
     ended; and under ``csp`` and ``sequential`` the accesses of an ``exact`` layer never overlap.
+    Where steps have several passes, those of one step read what was there before it, go through a
+    layer in their order, and WRITE an ``exact`` one when all of them are done with it.
     """
     users: dict[LayerId, list[int]] = defaultdict(list)
     for subnet in subnets:
@@ -42,9 +46,39 @@ def violations(
             yield f"{access}: recorded twice"
         found[access.layer][access.sequence_id, access.kind] = access
     for layer in sorted(found.keys() | users.keys()):
-        yield from _Layer(
-            layer, rules[layer.block], users.get(layer, []), found.get(layer, {}), policy, bulk
-        ).violations()
+        of_layer = users.get(layer, []), found.get(layer, {})
+        yield from _Layer(layer, rules[layer.block], *of_layer, policy, bulk, steps).violations()
+    together = [access for accesses in found.values() for access in accesses.values()]
+    if steps.distills:
+        yield from _untaught(together, len(rules) - 1, steps)
+    if steps.is_gated:
+        yield from _written_early(together, steps)
+
+
+def _untaught(accesses: Iterable[Access], last: int, steps: Steps) -> Iterator[str]:
+    """Passes that reached the end of the chain before the one that teaches them."""
+    ends = {
+        access.sequence_id: access
+        for access in accesses
+        if access.layer.block == last and access.kind is AccessKind.FORWARD
+    }
+    for number, access in sorted(ends.items()):
+        teacher = ends.get(steps.first(number))
+        if teacher is None or (teacher is not access and access.start_ns < teacher.end_ns):
+            yield f"{access}: began before its step's first pass had an output"
+
+
+def _written_early(accesses: Sequence[Access], steps: Steps) -> Iterator[str]:
+    """WRITEs that began before all gradients of their step were there."""
+    known: dict[int, int] = {}
+    for access in accesses:
+        if access.kind is AccessKind.BACKWARD:
+            step = steps.step(access.sequence_id)
+            known[step] = max(known.get(step, 0), access.end_ns)
+    for access in accesses:
+        known_ns = known.get(steps.step(access.sequence_id), 0)
+        if access.kind is AccessKind.WRITE and access.start_ns < known_ns:
+            yield f"{access}: began before all gradients of its step were there"
 
 
 class _Layer:
@@ -58,6 +92,7 @@ class _Layer:
         found: dict[tuple[int, AccessKind], Access],
         policy: str,
         bulk: int,
+        steps: Steps,
     ) -> None:
         self._layer = layer
         self._rule = rule
@@ -65,6 +100,7 @@ class _Layer:
         self._found = found
         self._policy = policy
         self._bulk = bulk
+        self._steps = steps
 
     def violations(self) -> Iterator[str]:
         found, is_written = self._found, not isinstance(self._rule, Frozen)
@@ -91,6 +127,21 @@ class _Layer:
                 yield f"{forward}: its READ, backward and WRITE overlap"
         if is_written:
             yield from self._write_violations()
+        if self._steps.passes > 1 and isinstance(self._rule, Exact):
+            yield from self._step_violations()
+
+    def _step_violations(self) -> Iterator[str]:
+        """Passes of one step that went through the layer out of order, or read it as it changed."""
+        for _, users in groupby(self._users, self._steps.step):
+            passes = list(users)
+            forwards = [self._found[user, AccessKind.FORWARD] for user in passes]
+            for before, forward in pairwise(forwards):
+                if forward.start_ns < before.end_ns:
+                    yield f"{forward}: began before {before}, an earlier pass of its step"
+            read_ns = max(self._found[user, AccessKind.BACKWARD].end_ns for user in passes)
+            write = self._found[passes[0], AccessKind.WRITE]
+            if write.start_ns < read_ns:
+                yield f"{write}: began before every pass of its step was done with the layer"
 
     def _write_violations(self) -> Iterator[str]:
         """WRITEs never overlap, and come in sequence order where the policy says so."""
@@ -110,9 +161,7 @@ class _Layer:
         if self._policy == "bsp":
             first_of_bulk = reader - reader % self._bulk
             return max((user for user in earlier if user < first_of_bulk), default=INITIAL)
-        match self._rule:
-            case Lag(subnets):
-                allowed = (user for user in earlier if user <= reader - 1 - subnets)
-                return max(allowed, default=INITIAL)
-            case Exact():
-                return earlier[-1] if earlier else INITIAL
+        lag = self._rule.subnets if isinstance(self._rule, Lag) else 0
+        step = self._steps.step(reader) - 1 - lag
+        allowed = (user for user in earlier if self._steps.step(user) <= step)
+        return max(allowed, default=INITIAL)

@@ -39,14 +39,16 @@ class Ticket(NamedTuple):
 
 @dataclass(slots=True)
 class _Layer:
-    """``users``: promised WRITEs that later readers may ask for, oldest first; ``seen`` counts
-    those that were taken over from :class:`Uses`."""
+    """``users``: promised WRITEs that later readers may ask for, oldest first, of each step the
+    last one only; ``seen`` counts those that were taken over from :class:`Uses`."""
 
     users: list[Version] = field(default_factory=lambda: [INITIAL])
     existing: set[Version] = field(default_factory=lambda: {INITIAL})
     readers: dict[Version, int] = field(default_factory=dict)
     newest: Version = INITIAL
     seen: int = 0
+    parts: set[Version] = field(default_factory=set)
+    """Promised WRITEs behind which another pass of their step writes too: nobody reads them."""
 
 
 class VersionBook:
@@ -140,12 +142,17 @@ class VersionBook:
 
     def has_copies(self, layer: LayerId) -> bool:
         """Whether a layer's older versions are read from copies."""
-        return self._policy.keeps_versions(self._rule(layer))
+        return self._policy.keeps_versions(self.rule(layer))
+
+    def ends_step(self, layer: LayerId, version: Version) -> bool:
+        """Whether a WRITE is the last one of its step; it is admitted with all of its step."""
+        return version not in self._state(layer).parts
 
     def keeps(self, layer: LayerId, version: Version) -> bool:
         """Whether a version will be read again, by an admitted subnet or by a later one."""
         state = self._state(layer)
-        return state.readers.get(version, 0) > 0 or version >= self._floor(layer, state)
+        is_readable = version >= self._floor(layer, state) and version not in state.parts
+        return is_readable or state.readers.get(version, 0) > 0
 
     def readable(self, layer: LayerId) -> tuple[Version, ...]:
         """The versions that subnets not yet admitted can ask for, oldest first."""
@@ -187,6 +194,8 @@ class VersionBook:
             )
         state.newest = version
         state.existing.add(version)
+        if state.parts and version not in state.parts:
+            state.parts = {part for part in state.parts if part > version}
         return self._drop(layer, state)
 
     def arrive(self, layer: LayerId, version: Version) -> None:
@@ -203,6 +212,7 @@ class VersionBook:
             )
         state.newest = version
         state.existing = {version}
+        state.parts = {part for part in state.parts if part > version}
 
     def _ticket(self, subnet: Subnet, block: int) -> Ticket:
         layer = subnet.layer(block)
@@ -214,8 +224,15 @@ class VersionBook:
 
     def _promise(self, layer: LayerId, state: _Layer, writers: Iterable[Version]) -> None:
         """Note that subnets will write a layer."""
-        if self._policy.is_writer(self._rule(layer)):
-            state.users.extend(writers)
+        if self._policy.is_writer(self.rule(layer)):
+            steps = self._policy.steps
+            if steps.passes == 1:
+                state.users.extend(writers)
+            else:
+                for writer in writers:
+                    if state.users[-1] >= steps.first(writer):
+                        state.parts.add(state.users.pop())
+                    state.users.append(writer)
             oldest = self._floor(layer, state)
             del state.users[: min(bisect_left(state.users, oldest), len(state.users) - 1)]
 
@@ -233,10 +250,11 @@ class VersionBook:
     def _floor(self, layer: LayerId, state: _Layer) -> Version:
         """The oldest version that a subnet not yet admitted can ask for."""
         reader = SequenceId(self._next.get(layer.stream, 0))
-        version = self._policy.version_to_read(self._rule(layer), state.users, reader)
+        version = self._policy.version_to_read(self.rule(layer), state.users, reader)
         return _NEVER if version == LATEST else version
 
-    def _rule(self, layer: LayerId) -> Rule:
+    def rule(self, layer: LayerId) -> Rule:
+        """How a layer's READs follow its WRITEs."""
         return self._rules[layer.stream][layer.block]
 
     def _drop(self, layer: LayerId, state: _Layer) -> list[Version]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from naspipe.core.access import Access, AccessKind
 from naspipe.core.commands import (
@@ -15,6 +16,7 @@ from naspipe.core.commands import (
     RunTask,
     SaveLayer,
     SendOutput,
+    ShareNorms,
     WriteLayer,
 )
 from naspipe.core.errors import InvariantError
@@ -24,16 +26,17 @@ from naspipe.core.events import (
     InputArrived,
     LayerLoaded,
     LayerSaved,
+    NormsArrived,
     Priorities,
     SubnetAdmitted,
     VersionArrived,
     WriteFinished,
 )
-from naspipe.core.ids import LayerId, StageId, StreamId, Version
+from naspipe.core.ids import LayerId, PassId, StageId, StreamId, Version
 from naspipe.core.partition import Partition
 from naspipe.core.ports import Admission
 from naspipe.core.subnet import Subnet
-from naspipe.core.task import Task
+from naspipe.core.task import Task, TaskKind
 from naspipe.sim.costs import Costs
 from naspipe.sim.engine import Engine
 from naspipe.stage.controller import StageController
@@ -108,6 +111,19 @@ class SimulatedStage:
         """Another stage pushed a layer."""
         self._tell(VersionArrived(self._engine.now_ns, layer, version))
 
+    def receive_norms(self, command: ShareNorms, sender: StageId) -> None:
+        """A stage told the norms of a step's gradients."""
+        stream, sequence_id = command.stream, command.sequence_id
+        self._tell(NormsArrived(self._engine.now_ns, stream, sequence_id, sender))
+
+    def _share_norms(self, command: ShareNorms) -> None:
+        sender = next(StageId(i) for i, peer in enumerate(self.peers) if peer is self)
+        for number in range(command.num_stages):
+            stage, pass_id, kind = StageId(number), PassId(0), TaskKind.BACKWARD
+            receiver = Task(command.stream, command.sequence_id, pass_id, kind, stage)
+            delay_ns = 0 if stage == sender else self._costs.message_ns(receiver)
+            self._engine.after(delay_ns, partial(self.peers[stage].receive_norms, command, sender))
+
     def _admit(self, stream: StreamId, sequence_ids: range) -> None:
         for sequence_id in sequence_ids:
             self._tell(SubnetAdmitted(self._engine.now_ns, *self._admitted(stream, sequence_id)))
@@ -132,6 +148,8 @@ class SimulatedStage:
                 delay_ns = self._costs.message_ns(receiver)
                 peer = self.peers[receiver.stage]
                 self._engine.after(delay_ns, lambda: peer.receive(receiver, upcoming))
+            case ShareNorms():
+                self._share_norms(command)
             case PushVersion(layer, version, stage):
                 peer = self.peers[stage]
                 self._engine.after(
@@ -161,8 +179,7 @@ class SimulatedStage:
         if self._writes:
             write = self._writes.popleft()
             self._occupy(
-                between_ns
-                + self._costs.access_ns(write.layer, AccessKind.WRITE, write.sequence_id),
+                between_ns + self._write_ns(write),
                 lambda: WriteFinished(
                     self._engine.now_ns, write.layer, write.sequence_id, start_ns
                 ),
@@ -173,6 +190,12 @@ class SimulatedStage:
                 between_ns + duration_ns,
                 lambda: BlockFinished(self._engine.now_ns, task, block, start_ns),
             )
+
+    def _write_ns(self, write: WriteLayer) -> int:
+        """Nothing, where a gradient is only added to its step's."""
+        if not write.ends_step:
+            return 0
+        return self._costs.access_ns(write.layer, AccessKind.WRITE, write.sequence_id)
 
     def _occupy(self, duration_ns: int, finish: Callable[[], Event]) -> None:
         self._is_busy = True

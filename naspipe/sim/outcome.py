@@ -68,7 +68,8 @@ def bound_of(pipeline: Pipeline) -> CausalBound:
     for stream in pipeline.streams:
         if stream.costs is None:
             raise ConfigError("causal bound: expected layers of known costs, found none")
-        parts.append(causal_bound(stream.subnets, stream.chain.rules, stream.costs))
+        rules = stream.chain.rules
+        parts.append(causal_bound(stream.subnets, rules, stream.costs, pipeline.steps))
     return side_by_side(parts)
 
 

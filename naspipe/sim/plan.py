@@ -16,6 +16,7 @@ from naspipe.core.ids import StageId
 from naspipe.core.partition import Partition, make_partition
 from naspipe.core.rules import Rule
 from naspipe.core.space import Shared, Space
+from naspipe.core.steps import ONE_PASS, Steps
 from naspipe.core.subnet import Subnet
 from naspipe.planning.cost import CostTable
 from naspipe.planning.critical_path import (
@@ -68,6 +69,8 @@ class Pipeline:
     policy: str = "csp"
     bulk: int = 1
     """Subnets that ``bsp`` trains at the same versions."""
+    steps: Steps = ONE_PASS
+    """How passes form steps, in every stream."""
 
     @property
     def is_causal(self) -> bool:
@@ -118,12 +121,15 @@ def plan_pipeline(
     if not pipeline.is_causal:
         execution = replace(execution, partition="static", order="paper")
     cutters = [_partitioner(stream, execution) for stream in pipeline.streams]
+    passes = pipeline.steps.passes
     cuts = [
-        tuple(map(cutter, stream.subnets))
+        tuple(  # all passes of a step are cut like its first one: no layer moves within a step
+            cut for first in stream.subnets[::passes] for cut in (cutter(first),) * passes
+        )
         for cutter, stream in zip(cutters, pipeline.streams, strict=True)
     ]
     memory = _memory(pipeline, cuts, execution, sizes)
-    window = _window(pipeline.streams, cuts, execution)
+    window = _window(pipeline, cuts, execution)
     plan = Plan(tuple(map(StreamPlan, cuts, cutters)), "paper", window, memory)
     if execution.order == "critical-path":
         _check_known(pipeline)
@@ -224,25 +230,24 @@ def _memory(
     return memory
 
 
-def _window(
-    streams: Sequence[Stream], cuts: Sequence[tuple[Partition, ...]], execution: Execution
-) -> int:
+def _window(pipeline: Pipeline, cuts: Sequence[tuple[Partition, ...]], execution: Execution) -> int:
     """How many subnets of a stream may be under way, so that what all keep fits every stage.
 
     Raises:
-        ConfigError: when one subnet alone does not fit.
+        ConfigError: when one step alone does not fit.
     """
     if not execution.activation_memory:
         return execution.window
     dearest = sum(
         _dearest(stream.subnets, cut, stream.costs)
-        for stream, cut in zip(streams, cuts, strict=True)
+        for stream, cut in zip(pipeline.streams, cuts, strict=True)
         if stream.costs is not None
     )
-    limit_bytes = parse_bytes(execution.activation_memory)
-    if dearest > limit_bytes:
+    limit_bytes, passes = parse_bytes(execution.activation_memory), pipeline.steps.passes
+    if dearest * passes > limit_bytes:
+        whose = "one subnet keeps" if passes == 1 else f"the {passes} passes of a step keep"
         raise ConfigError(
-            f"activation_memory: expected at least {dearest} bytes, which one subnet keeps on one "
+            f"activation_memory: expected at least {dearest * passes} bytes, which {whose} on one "
             f"stage, found {limit_bytes}; use --recompute, more stages or a smaller batch"
         )
     return min(execution.window, limit_bytes // max(1, dearest))

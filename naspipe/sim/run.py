@@ -76,6 +76,7 @@ def simulate_run(
             residency=manager,
             starts_partly_clear=execution.partly_clear,
             history=history,
+            steps=pipeline.steps,
         )
         for stage, manager in zip(stages, managers, strict=True)
     ]
@@ -93,6 +94,7 @@ def simulate_run(
                 window=plan.window,
                 bulk=pipeline.bulk,
                 stages=execution.stages,
+                passes=pipeline.steps.passes,
             )
             for stream in pipeline.streams
         ]
@@ -108,10 +110,11 @@ def choose_order(plan: Plan, pipeline: Pipeline, execution: Execution, timing: C
 
     A tie goes to the paper's.
     """
+    shown = max(1, PREVIEW_SUBNETS // pipeline.steps.passes) * pipeline.steps.passes
     preview = replace(
         pipeline,
         streams=tuple(
-            replace(stream, subnets=stream.subnets[:PREVIEW_SUBNETS]) for stream in pipeline.streams
+            replace(stream, subnets=stream.subnets[:shown]) for stream in pipeline.streams
         ),
     )
     return min(

@@ -8,6 +8,7 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.ids import StageId
 from naspipe.core.ports import Admission, DispatchOrder, Residency, SyncPolicy
 from naspipe.core.rules import Rule
+from naspipe.core.steps import ONE_PASS, Steps
 from naspipe.residency.all_resident import AllResident
 from naspipe.schedule.asp import AsynchronousPolicy
 from naspipe.schedule.bsp import BulkPolicy
@@ -16,14 +17,16 @@ from naspipe.schedule.history import History
 from naspipe.schedule.order import CriticalPathOrder, PaperOrder
 from naspipe.stage.admission import AdmissionWindow, BulkAdmission
 from naspipe.stage.controller import StageController
+from naspipe.stage.gates import OpenGate, StepGate
+from naspipe.stage.step_admission import StepAdmission
 
-POLICIES: dict[str, Callable[[int], SyncPolicy]] = {
-    "csp": lambda bulk: CausalPolicy(),
-    "bsp": BulkPolicy,
-    "asp": lambda bulk: AsynchronousPolicy(),
-    "sequential": lambda bulk: CausalPolicy(),
+POLICIES: dict[str, Callable[[int, Steps], SyncPolicy]] = {
+    "csp": lambda bulk, steps: CausalPolicy(steps),
+    "bsp": lambda bulk, steps: BulkPolicy(bulk),
+    "asp": lambda bulk, steps: AsynchronousPolicy(),
+    "sequential": lambda bulk, steps: CausalPolicy(steps),
 }
-"""Synchronisation policies; what they are given is the size of a bulk."""
+"""Synchronisation policies; they are given the size of a bulk, and how passes form steps."""
 
 ORDERS: dict[str, Callable[[], DispatchOrder]] = {
     "paper": PaperOrder,
@@ -31,15 +34,20 @@ ORDERS: dict[str, Callable[[], DispatchOrder]] = {
 }
 
 
-def build_policy(policy: str, bulk: int = 1) -> SyncPolicy:
+def build_policy(policy: str, bulk: int = 1, steps: Steps = ONE_PASS) -> SyncPolicy:
     """A synchronisation policy by name.
 
     Raises:
-        ConfigError: for a name that is not registered.
+        ConfigError: for a name that is not registered, or one that takes no such steps.
     """
     if policy not in POLICIES:
         raise ConfigError(f"unknown policy {policy!r}: expected {' or '.join(POLICIES)}")
-    return POLICIES[policy](bulk)
+    if steps != ONE_PASS and policy not in ("csp", "sequential"):
+        raise ConfigError(
+            f"policy {policy}: expected csp or sequential with steps of several passes and with "
+            f"clip_global_norm; what a step is means nothing to the others"
+        )
+    return POLICIES[policy](bulk, steps)
 
 
 def build_controller(
@@ -52,6 +60,7 @@ def build_controller(
     residency: Residency | None = None,
     starts_partly_clear: bool = False,
     history: History | None = None,
+    steps: Steps = ONE_PASS,
 ) -> StageController:
     """Make a stage's controller from names; without a ``residency`` every layer is on the device.
 
@@ -64,6 +73,7 @@ def build_controller(
         residency: what is on the device.
         starts_partly_clear: begin a forward before all of the stage's blocks are clear.
         history: shared by the stages of one process; a new one by default.
+        steps: how passes form steps, in every stream.
 
     Raises:
         ConfigError: for a name that is not registered.
@@ -73,9 +83,10 @@ def build_controller(
     return StageController(
         stage,
         history or History.of(rules),
-        build_policy(policy, bulk),
+        build_policy(policy, bulk, steps),
         ORDERS[order](),
         residency or AllResident(),
+        StepGate(steps) if steps.is_gated else OpenGate(),
         starts_partly_clear,
     )
 
@@ -88,13 +99,16 @@ def build_admission(
     bulk: int = 1,
     stages: int = 1,
     first: int = 0,
+    passes: int = 1,
 ) -> Admission:
     """Which subnets of a stream may be under way on a stage.
 
     ``asp`` has as many under way as there are stages, which is what its one-forward-
     one-backward schedule needs (PipeDream, section 3.2); ``sequential`` has one. ``first`` is the
-    sequence ID to begin with.
+    sequence ID to begin with. Steps of several ``passes`` are admitted whole.
     """
+    if passes > 1:
+        return StepAdmission(passes, 1 if policy == "sequential" else window, num_subnets, first)
     match policy:
         case "bsp":
             return BulkAdmission(bulk, num_subnets, first)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Iterable
 from itertools import chain
 from typing import Any
 
@@ -18,7 +19,6 @@ from naspipe.core.commands import (
     RecordAccess,
     RetireSubnet,
     RunTask,
-    SendOutput,
 )
 from naspipe.core.errors import InvariantError
 from naspipe.core.events import (
@@ -28,6 +28,7 @@ from naspipe.core.events import (
     InputArrived,
     LayerLoaded,
     LayerSaved,
+    NormsArrived,
     StreamResumed,
     SubnetAdmitted,
     VersionArrived,
@@ -38,16 +39,15 @@ from naspipe.core.ports import DispatchOrder, Residency, SyncPolicy
 from naspipe.core.task import Task, TaskKind
 from naspipe.schedule.history import History
 from naspipe.schedule.versions import VersionBook
+from naspipe.stage.clearance import Clearance
 from naspipe.stage.cuts import Cuts
+from naspipe.stage.gates import WriteGate
 from naspipe.stage.mirroring import Departures
+from naspipe.stage.outputs import send_output
 from naspipe.stage.predictor import Predictor
 from naspipe.stage.stalls import Stalls
 from naspipe.stage.work import Progress, Work
 from naspipe.stage.writes import Writes
-
-_FIRST_PASS = PassId(0)
-_ANNOUNCED = 2
-"""Tasks that a stage announces to a neighbour with each output."""
 
 
 class StageController:
@@ -59,8 +59,8 @@ class StageController:
         policy: which version an access asks for.
         order: which of several clear tasks runs first.
         residency: what is on the device.
-        starts_partly_clear: run a forward up to its first block that is not clear, instead
-            of waiting until all of the stage's blocks are (the paper's rule).
+        gate: when the WRITEs of a step may begin.
+        starts_partly_clear: begin a forward before all of the stage's blocks are clear.
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class StageController:
         policy: SyncPolicy,
         order: DispatchOrder,
         residency: Residency,
+        gate: WriteGate,
         starts_partly_clear: bool = False,
     ) -> None:
         self._stage = stage
@@ -83,7 +84,8 @@ class StageController:
         self._starts_partly_clear = starts_partly_clear
         self._subnets: dict[tuple[StreamId, SequenceId], Progress] = {}
         self._queue: list[tuple[tuple[Any, ...], Work]] = []
-        self._readers: dict[tuple[LayerId, Version], list[tuple[Work, int]]] = {}
+        self._clearance = Clearance(self._book, policy)
+        self._gate = gate
         self._predictor = Predictor(history.rules, order)
         self._running: Work | None = None
         self._run: deque[tuple[LayerId, Version]] = deque()
@@ -111,7 +113,9 @@ class StageController:
             case VersionArrived():
                 self._book.arrive(event.layer, event.version)
                 commands += self._residency.arrive(event.layer)
-                self._wake_readers(event.layer, event.version)
+                self._wake(self._clearance.written(event.layer, event.version))
+            case NormsArrived():
+                self._on_norms(event, commands)
             case LayerLoaded():
                 self._residency.on_loaded(event.layer)
             case LayerSaved():
@@ -125,9 +129,9 @@ class StageController:
                 self._whereabouts.resume(event.layers)
         if self._commanded == 0 and not self._writes.are_under_way:
             self._advance(event.time_ns, commands)
-        soon = self._predictor.forecast(self._subnets.values(), self._running, self._news)
-        forecast = chain(self._writes.due, soon)
-        commands += self._residency.plan(forecast, self._stalls.is_stalled, self._news)
+        likely = self._predictor.forecast(self._subnets.values(), self._running, self._news)
+        soon = chain(self._writes.due, likely)
+        commands += self._residency.plan(soon, self._stalls.is_stalled, self._news)
         return self._cuts.guard(commands)
 
     @property
@@ -165,20 +169,19 @@ class StageController:
     def _on_admitted(self, event: SubnetAdmitted, commands: list[Command]) -> None:
         subnet, blocks = event.subnet, event.partition.blocks(self._stage)
         tickets = self._book.admit(subnet, blocks)
-        task = Task(subnet.stream, subnet.sequence_id, _FIRST_PASS, TaskKind.FORWARD, self._stage)
+        task = Task(subnet.stream, subnet.sequence_id, PassId(0), TaskKind.FORWARD, self._stage)
         forward = Work(task, tickets, list(reversed(blocks)))
         back = task._replace(kind=TaskKind.BACKWARD)
         backward = Work(back, tickets, list(blocks) if event.is_trained else [], forward.unclear)
         if event.priorities:
             forward.priorities, backward.priorities = event.priorities
-        for block, ticket in tickets.items():
-            if not self._book.is_clear(ticket):
-                forward.unclear.add(block)
-                self._readers.setdefault((ticket.layer, ticket.reads), []).append((forward, block))
         unwritten = 1 + sum(ticket.is_writer for ticket in tickets.values())
         progress = Progress(
             subnet, event.partition, tickets, forward, backward, unwritten, event.is_trained
         )
+        self._clearance.admit(progress)
+        if event.is_trained:
+            self._gate.admit(progress)
         self._subnets[subnet.stream, subnet.sequence_id] = progress
         self._predictor.admit(progress)
         self._news += 1
@@ -226,25 +229,19 @@ class StageController:
         times = (event.start_ns, event.time_ns, self._stalls.take())
         who = (ticket.layer, task.sequence_id, task.pass_id)
         commands.append(RecordAccess(Access(*who, kind, ticket.reads, self._stage, *times)))
+        if kind is AccessKind.FORWARD:
+            self._wake(self._clearance.passed(task, block))
+        elif not work.todo:
+            commands += self._gate.finish(progress)
         if is_last_use and not work.todo:
             self._settle(progress, commands)
 
     def _on_task_finished(self, progress: Progress, work: Work, commands: list[Command]) -> None:
         """Hand the output on: to the next stage, to the stage before, or to our own backward."""
-        task, partition = work.task, progress.partition
-        blocks = partition.blocks(self._stage)
-        if task.kind is TaskKind.BACKWARD:
-            receiver = blocks.start - 1
-        else:
-            receiver = blocks.stop if blocks.stop < partition.num_blocks else -1
-        if receiver >= 0:
-            stage = partition.stage_of(receiver)
-            upcoming = heapq.nsmallest(
-                _ANNOUNCED, ((k, w.task) for k, w in self._queue if w.task.kind is task.kind)
-            )
-            tasks = tuple(next_task.at(stage) for _, next_task in upcoming)
-            commands.append(SendOutput(task.at(stage), tasks))
-        elif task.kind is TaskKind.FORWARD and progress.is_trained:
+        output = send_output(progress, work.task, self._queue)
+        if output is not None:
+            commands.append(output)
+        elif work.task.kind is TaskKind.FORWARD and progress.is_trained:
             progress.backward.has_input = True
             self._enqueue(progress.backward)
 
@@ -255,17 +252,21 @@ class StageController:
         for dropped in self._book.write(layer, ticket, version):
             if dropped != ticket.base:
                 commands.append(DropVersion(layer, dropped))
-        self._wake_readers(layer, version)
+        self._wake(self._clearance.written(layer, version))
         self._cuts.wrote(layer, version)
         commands += self._departures.ready(layer)
         commands += self._writes.follow(layer)
-        who = (layer, event.sequence_id, _FIRST_PASS, AccessKind.WRITE, version, self._stage)
+        who = (layer, event.sequence_id, PassId(0), AccessKind.WRITE, version, self._stage)
         commands.append(RecordAccess(Access(*who, event.start_ns, event.time_ns, 0, event.digest)))
         self._settle(progress, commands)
 
-    def _wake_readers(self, layer: LayerId, version: Version) -> None:
-        for work, block in self._readers.pop((layer, version), ()):
-            work.unclear.discard(block)
+    def _on_norms(self, event: NormsArrived, commands: list[Command]) -> None:
+        for progress in self._gate.arrive(event):
+            commands += self._writes.release(progress)
+            self._settle(progress, commands)
+
+    def _wake(self, clear: Iterable[Work]) -> None:
+        for work in clear:
             self._enqueue(work)
             self._news += 1
 

@@ -60,6 +60,8 @@ class Progress:
     """WRITEs still owed, plus one until the last task is through."""
     is_trained: bool = True
     """Whether a backward follows the forward."""
+    is_released: bool = True
+    """Whether its WRITEs may begin as soon as nothing else is in their way."""
     writing: set[int] = field(default_factory=set)
     """Blocks whose WRITE was commanded and has not finished."""
 
@@ -67,7 +69,8 @@ class Progress:
         """What it waits for, for error messages."""
         work = self.forward if self.forward.todo else self.backward
         if not work.todo:
-            return f"{work.task} waits for {self.unwritten} WRITEs before its own"
+            held = "" if self.is_released else " and for the norms of its step"
+            return f"{work.task} waits for {self.unwritten} WRITEs before its own{held}"
         if not work.has_input:
             return f"{work.task} has no input"
         if work.unclear:

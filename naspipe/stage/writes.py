@@ -48,8 +48,15 @@ class Writes:
         key = (layer, self._book.newest(layer))
         if key not in self._owed or not self._book.may_replace(layer):
             return []
+        if not self._owed[key][0].is_released:
+            return []
         self._due[layer] = self._owed.pop(key)
         return self._begin(layer)
+
+    def release(self, progress: Progress) -> list[WriteLayer]:
+        """The WRITEs of a step are held back no longer; returns those of a pass that can begin."""
+        layers = [ticket.layer for ticket in progress.tickets.values() if ticket.is_writer]
+        return [write for layer in layers for write in self.follow(layer)]
 
     def resume(self) -> list[WriteLayer]:
         """The WRITEs that are due and whose layers are on the device by now."""
@@ -80,4 +87,6 @@ class Writes:
         self._num_under_way += 1
         progress.writing.add(block)
         keeps_base = self._book.has_copies(layer) and self._book.keeps(layer, ticket.base)
-        return [WriteLayer(layer, progress.subnet.sequence_id, ticket.base, keeps_base)]
+        sequence_id = progress.subnet.sequence_id
+        ends_step = self._book.ends_step(layer, Version(sequence_id))
+        return [WriteLayer(layer, sequence_id, ticket.base, keeps_base, ends_step)]

@@ -108,3 +108,10 @@ class TokenLoss(nn.Module):
             ignore_index=self.padding,
             label_smoothing=self.label_smoothing,
         )
+
+    def distill(self, logits: Tensor, taught: Tensor, target: Tensor) -> Tensor:
+        """Mean cross entropy against another subnet's words, over the same tokens."""
+        found = F.log_softmax(logits.flatten(0, 1), -1)
+        expected = taught.flatten(0, 1).softmax(-1)
+        is_word = (target.flatten() != self.padding).to(found.dtype)
+        return -((expected * found).sum(-1) * is_word).sum() / is_word.sum()

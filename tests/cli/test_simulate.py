@@ -138,3 +138,12 @@ def test_bad_input_is_one_line(
     assert output.out == "" and output.err.count("\n") == 1
     assert [piece for piece in pieces if piece not in output.err] == [], output.err
     assert not Path("runs").exists()
+
+
+def test_steps_of_several_passes(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = (*TABLE5, "--stages", "4", "--steps", "6", "--json", "--set", "passes=sandwich:2")
+    free = json.loads(run(capsys, "simulate", *words))
+    held = json.loads(run(capsys, "simulate", *words, "--set", "clip_global_norm=1"))
+    assert held["makespan_seconds"] > free["makespan_seconds"]
+    for found in (free, held):
+        assert found["bubble_ratio"] >= found["bound"]

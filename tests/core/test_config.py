@@ -35,6 +35,8 @@ RECIPE = {
     "threads": ("2", 2),
     "label_smoothing": ("0.1", 0.1),
     "clip_layer_norm": ("0.5", 0.5),
+    "clip_global_norm": ("2", 2.0),
+    "passes": ("sandwich:2", "sandwich:2"),
     "ema": ("0.999", 0.999),
 }
 EXECUTION = {

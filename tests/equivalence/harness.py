@@ -6,6 +6,7 @@ import random
 from contextlib import contextmanager
 
 import torch
+from torch.nn import functional
 
 import naspipe
 from naspipe.core.partition import Partition
@@ -34,10 +35,20 @@ def oracle_of(space, seed, optimizer, lr, options=None, bf16=False, device="cpu"
 def plain_loop(space, data, loss, run, *, seed, optimizer, lr, options=None, bf16=False, **recipe):
     """The oracle, trained on the stream that a run recorded; ``recipe`` is more of its fields."""
     recipe.pop("feedback_delay", None)  # how the stream came about
+    recipe.pop("label_smoothing", None)  # in the loss
+    kind, _, number = recipe.pop("passes", "one").partition(":")
     oracle = oracle_of(space, seed, optimizer, lr, options, bf16, **recipe)
+    count = {"one": 1, "accumulate": int(number or 1), "sandwich": int(number or 1) + 2}[kind]
+    how = {"averages_loss": kind == "accumulate"}
+    if kind == "sandwich":
+        how["distill"] = lambda out, taught: functional.cross_entropy(out, taught.softmax(1))
+    chains = [space.chain(choices) for choices in read_stream(run.directory.stream)]
     with plain_torch():
-        for y, choices in enumerate(read_stream(run.directory.stream)):
-            oracle.step(y, space.chain(choices), data(seed, y), loss)
+        for step in range(len(chains) // count):
+            numbers = range(step * count, (step + 1) * count)
+            batches = [data(seed, step if kind == "sandwich" else y) for y in numbers]
+            passes = [(chains[y], batch) for y, batch in zip(numbers, batches, strict=True)]
+            oracle.take(step, passes, loss, **how)
     return oracle
 
 

@@ -1,0 +1,94 @@
+"""Clipping by the norm of a whole step: every WRITE waits for it, and the bits are the loop's."""
+
+from __future__ import annotations
+
+import pytest
+from torch import nn
+
+import naspipe as npp
+from naspipe.runtime.pass_state import StepState
+from naspipe.stage.gates import StepGate
+from tests.equivalence import spaces
+from tests.equivalence.harness import assert_same_bits, check, plain_loop, restless
+from tests.faults.helpers import Calm, Ends, fail
+
+LOSS = nn.CrossEntropyLoss()
+CLIP = {"clip_global_norm": 0.5}
+MOMENTUM = {"momentum": 0.9}
+
+
+@pytest.mark.parametrize(
+    ("stages", "execution"),
+    [
+        ((1, 2, 4), {}),
+        ((2,), {"recompute": True, "memory_budget": "1.5x"}),
+        ((3,), {"transport": "tcp", "port": 31260, "order": "critical-path"}),
+    ],
+)
+def test_bits_of_the_plain_loop(tmp_path, monkeypatch, stages, execution):
+    restless(monkeypatch)
+    runs = check(
+        tmp_path, spaces.mixed(), spaces.vectors, LOSS, stages=stages, steps=12, lr=0.05,
+        options=MOMENTUM, recipe={**CLIP, "ema": 0.9}, execution=execution,
+    )  # fmt: skip
+    unclipped = plain_loop(
+        runs[0].space, spaces.vectors, LOSS, runs[0], seed=1, optimizer="SGD", lr=0.05,
+        options=MOMENTUM, ema=0.9,
+    )  # fmt: skip
+    with pytest.raises(AssertionError):
+        assert_same_bits(runs[0], unclipped)
+
+
+def test_it_goes_on_behind_a_checkpoint(tmp_path):
+    def train(data, stages, **kw):
+        return npp.train(
+            spaces.mixed(), data, LOSS, steps=12, seed=1, lr=0.05, stages=stages, recipe=CLIP,
+            run_dir=tmp_path / "run", execution={"checkpoint_every": 3, "window": 3}, **kw,
+        )  # fmt: skip
+
+    with pytest.raises(npp.NaspipeError, match="injected"):
+        train(Ends(spaces.vectors, 9, fail, tmp_path / "marker"), 2)
+    run = train(Calm(spaces.vectors), 3, resume=True)
+    assert run.manifest["life"]["first"][0] > 0
+    oracle = plain_loop(
+        run.space, spaces.vectors, LOSS, run, seed=1, optimizer="SGD", lr=0.05, **CLIP
+    )
+    assert_same_bits(run, oracle)
+
+
+def forgetful(step, names):
+    """Norms of all layers but one."""
+    found = whole(step, names)
+    return dict(list(found.items())[1:])
+
+
+whole = StepState.measure
+
+
+def ungated(gate, progress):
+    """Released before the norms are known."""
+    admit(gate, progress)
+    progress.is_released = True
+
+
+admit = StepGate.admit
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "broken"), [(StepState, "measure", forgetful), (StepGate, "admit", ungated)]
+)
+def test_a_broken_rule_is_seen(tmp_path, monkeypatch, owner, name, broken):
+    monkeypatch.setattr(owner, name, broken)
+    with pytest.raises((AssertionError, npp.NaspipeError)):
+        check(
+            tmp_path, spaces.mixed(), spaces.vectors, LOSS, stages=(2,), steps=8, lr=0.05,
+            recipe=CLIP,
+        )  # fmt: skip
+
+
+def test_baselines_have_no_steps(tmp_path):
+    with pytest.raises(npp.ConfigError, match="policy bsp: expected csp or sequential"):
+        npp.train(
+            spaces.mixed(), spaces.vectors, LOSS, steps=4, policy="bsp", recipe=CLIP,
+            run_dir=tmp_path / "run",
+        )  # fmt: skip

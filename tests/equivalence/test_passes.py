@@ -1,0 +1,207 @@
+"""Steps of several passes: accumulation and the sandwich rule, with the plain loop's bits."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import pytest
+from torch import nn
+from torch.nn import functional
+
+import naspipe as npp
+from naspipe.core.config import Recipe
+from naspipe.core.steps import Steps, parse_passes
+from naspipe.core.task import TaskKind
+from naspipe.runtime.pass_state import StepState
+from naspipe.schedule.order import PaperOrder
+from naspipe.stage.clearance import Clearance
+from naspipe.streams.from_file import read_stream
+from tests.equivalence import spaces
+from tests.equivalence.harness import assert_same_bits, check, plain_loop, restless
+from tests.faults.helpers import Calm, Ends, fail, interrupt
+
+LOSS = nn.CrossEntropyLoss()
+ALL = {"clip_global_norm": 1.0, "ema": 0.9}
+KINDS = ["accumulate:3", "sandwich:2"]
+
+
+@pytest.mark.parametrize("passes", KINDS)
+@pytest.mark.parametrize(
+    ("stages", "execution", "more"),
+    [
+        ((1, 2, 4), {}, {}),
+        ((2,), {"recompute": True, "memory_budget": "0.001x"}, ALL),  # the least that works
+        ((3,), {"order": "critical-path", "window": 32}, ALL),
+    ],
+)
+def test_bits_of_the_plain_loop(tmp_path, monkeypatch, passes, stages, execution, more):
+    """Batch normalisation, dropout, absent gradients, a lagging stem; layers on the move."""
+    restless(monkeypatch)
+    check(
+        tmp_path, spaces.mixed(), spaces.vectors, LOSS, stages=stages, steps=8, lr=0.02,
+        options={"momentum": 0.9}, recipe={"passes": passes, **more}, execution=execution,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("passes", KINDS)
+@pytest.mark.parametrize("head", [npp.Lag(1), npp.Frozen()])
+def test_heads_that_order_no_passes(tmp_path, passes, head):
+    check(
+        tmp_path, spaces.mixed(npp.Exact(), head), spaces.vectors, LOSS, stages=(2,), steps=6,
+        optimizer="Adam", lr=0.01, recipe={"passes": passes},
+    )  # fmt: skip
+
+
+def test_bf16_students(tmp_path):
+    check(
+        tmp_path, spaces.memory(), spaces.sequences, LOSS, stages=(2,), steps=5, bf16=True,
+        optimizer="Adam", lr=1e-3, recipe={"passes": "sandwich:1"}, execution={"recompute": True},
+    )  # fmt: skip
+
+
+def test_a_sandwich_is_the_largest_the_smallest_and_drawn_ones(tmp_path):
+    run = npp.train(
+        spaces.mixed(), spaces.vectors, LOSS, steps=3, seed=1, run_dir=tmp_path / "run",
+        recipe={"passes": "sandwich:2"},
+    )  # fmt: skip
+    stream = read_stream(run.directory.stream)
+    assert stream[::4] == [(3,) * 6] * 3 and stream[1::4] == [(2,) * 6] * 3
+    drawn = npp.train(spaces.mixed(), spaces.vectors, LOSS, steps=6, seed=1, run_dir=tmp_path / "d")
+    random = [choices for y, choices in enumerate(stream) if y % 4 > 1]
+    assert random == read_stream(drawn.directory.stream)
+    assert run.manifest["passes_per_step"] == 4 and len(run.losses) == 12
+
+
+@pytest.mark.parametrize("passes", KINDS)
+@pytest.mark.parametrize("how", [fail, interrupt])
+def test_it_goes_on_behind_a_whole_step(tmp_path, passes, how):
+    def train(data, stages, **kw):
+        return npp.train(
+            spaces.mixed(), data, LOSS, steps=10, seed=1, lr=0.05, stages=stages,
+            recipe={"passes": passes, **ALL}, run_dir=tmp_path / "run",
+            execution={"checkpoint_every": 2, "window": 8}, **kw,
+        )  # fmt: skip
+
+    count = parse_passes(passes).passes
+    at = 7 if passes.startswith("sandwich") else 7 * count + 1
+    with pytest.raises(npp.NaspipeError, match=r"injected|interrupted"):
+        train(Ends(spaces.vectors, at, how, tmp_path / "marker"), 2)
+    run = train(Calm(spaces.vectors), 3, resume=True)
+    first = run.manifest["life"]["first"][0]
+    assert first > 0 and first % count == 0
+    oracle = plain_loop(
+        run.space, spaces.vectors, LOSS, run, seed=1, optimizer="SGD", lr=0.05, passes=passes, **ALL
+    )
+    assert_same_bits(run, oracle)
+
+
+def test_streams_side_by_side(tmp_path):
+    def workload(seed):
+        return npp.workload(
+            spaces.mixed(),
+            spaces.vectors,
+            LOSS,
+            seed=seed,
+            steps=5,
+            recipe={"passes": "sandwich:1"},
+        )
+
+    runs = npp.train_together(
+        [workload(1), workload(2)], npp.Execution(stages=2), tmp_path / "both"
+    )
+    for run, seed in zip(runs, (1, 2), strict=True):
+        oracle = plain_loop(
+            run.space, spaces.vectors, LOSS, run, seed=seed, optimizer="SGD", lr=0.05,
+            passes="sandwich:1",
+        )  # fmt: skip
+        assert_same_bits(run, oracle)
+
+
+COLLECTED = {}
+
+
+def last_first(step, layer, gradients):
+    """A sum that begins with the pass that came last."""
+    key = id(step), layer
+    if layer not in step.gradients:
+        COLLECTED[key] = []
+    COLLECTED[key].insert(0, {name: gradient.clone() for name, gradient in gradients.items()})
+    total = step.gradients[layer] = {}
+    for each in COLLECTED[key]:
+        for name, gradient in each.items():
+            total[name] = total[name] + gradient if name in total else gradient
+
+
+def no_teacher(clearance, ticket, sequence_id, is_last):
+    return set()
+
+
+def youngest_first(order, task, priority):
+    return (task.kind is TaskKind.FORWARD, -task.sequence_id, task.stream, task.pass_id)
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_students_wait_for_their_teacher_in_any_order(tmp_path, monkeypatch, is_broken):
+    """Also where a stage would rather run them first; unless nobody holds them back."""
+    monkeypatch.setattr(PaperOrder, "key", youngest_first)
+    with ExitStack() as stack:
+        if is_broken:
+            monkeypatch.setattr(Clearance, "_before", no_teacher)
+            stack.enter_context(pytest.raises((AssertionError, npp.NaspipeError)))
+        check(
+            tmp_path, spaces.mixed(npp.Exact(), npp.Frozen()), spaces.vectors, LOSS, stages=(2,),
+            steps=6, recipe={"passes": "sandwich:2"}, execution={"order": "paper"},
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "broken"),
+    [(StepState, "add", last_first), (Steps, "batch", lambda steps, y: y)],
+    ids=["another order of sums", "other batches"],
+)
+def test_a_broken_rule_is_seen(tmp_path, monkeypatch, owner, name, broken):
+    monkeypatch.setattr(owner, name, broken)
+    with pytest.raises((AssertionError, npp.NaspipeError)):
+        check(
+            tmp_path, spaces.mixed(npp.Exact(), npp.Frozen()), spaces.vectors, LOSS, stages=(2,),
+            steps=8, recipe={"passes": "sandwich:2"},
+        )  # fmt: skip
+
+
+def squared(output, target):
+    return output.square().mean()
+
+
+class Own(nn.CrossEntropyLoss):
+    """A loss that says itself how a student learns."""
+
+    def distill(self, output, taught, target):
+        return functional.cross_entropy(output, taught.softmax(1))
+
+
+def test_a_loss_with_its_own_distillation(tmp_path):
+    check(
+        tmp_path, spaces.mixed(), spaces.vectors, Own(), stages=(2,), steps=4,
+        recipe={"passes": "sandwich:1"},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kw", "message"),
+    [
+        ({"loss": squared, "recipe": {"passes": "sandwich:1"}}, "a method distill"),
+        ({"policy": "bsp", "recipe": {"passes": "accumulate:2"}}, "policy bsp: expected csp"),
+        ({"sampler": "evolution", "recipe": {"passes": "accumulate:2"}}, "expected passes=one"),
+    ],
+)
+def test_what_cannot_be_had_is_refused(tmp_path, kw, message):
+    arguments = {"loss": LOSS, **kw}
+    with pytest.raises(npp.ConfigError, match=message):
+        npp.train(spaces.mixed(), spaces.vectors, steps=2, run_dir=tmp_path / "run", **arguments)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("text", ["", "two", "accumulate:0", "sandwich", "sandwich:-1", "one:1"])
+def test_other_passes_are_refused(text):
+    with pytest.raises(npp.ConfigError, match="passes: expected one, accumulate:N"):
+        Recipe(passes=text)
