@@ -186,7 +186,8 @@ class Searching:
         listed = read_stream(path, self.run.space.candidate_counts)[: definition.budget]
         if len(listed) < definition.budget:
             raise ConfigError(
-                f"--budget {definition.budget}: expected at most the {len(listed)} subnets of {path}"
+                f"--budget {definition.budget}: expected at most the {len(listed)} subnets of "
+                f"{path}"
             )
         if self.run.space.decisions or not all(map(is_allowed, listed)):
             raise ConfigError(
