@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import warnings
-from contextlib import AbstractContextManager, redirect_stderr
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -51,9 +50,8 @@ def library() -> Library:
         ConfigError: naming the extra to install, where NNI is not.
     """
     try:
-        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
-            # It warns of missing extras of its own, and gym, if it is there, prints that it is old.
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it warns of missing extras of its own
             import nni.mutable as mutable
             import nni.nas.nn.pytorch as pytorch
             from nni.nas.nn.pytorch.choice import ChosenInputs

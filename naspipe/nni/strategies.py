@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr
 from functools import cache
 from typing import Any
 
@@ -91,9 +94,10 @@ def _strategies() -> Any:
         ConfigError: without NNI.
     """
     library()
-    from nni.nas import strategy
-    from nni.nas.strategy import hpo
-
+    with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")  # gym, if it is there, prints that it is old
+        from nni.nas import strategy
+        from nni.nas.strategy import hpo
     hpo.time = _NoSleep
     # It logs every end; failures are raised with all that it would say.
     logging.getLogger("nni.nas.strategy.base").setLevel(logging.CRITICAL + 1)
