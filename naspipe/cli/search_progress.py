@@ -85,9 +85,8 @@ def print_tables(search: Search, shown: Sequence[Candidate], measured: Mapping[i
     if not console.is_terminal:
         console.width = 120
     console.print(_table(f"best by {search.score}", search, shown, measured))
-    numbers = search.manifest["fronts"]["params"]
-    front = [search.candidates[number] for number in numbers]
-    console.print(_table(f"front: {search.score} against parameters", search, front, measured))
+    title = f"front: {search.score} against parameters"
+    console.print(_table(title, search, search.front("params"), measured))
 
 
 def _table(

@@ -36,7 +36,10 @@ class TranslationData:
         source, target = find_language_pair(directory, split)
         names = [f"{split}.{source}-{target}.{language}" for language in (source, target)]
         dictionaries = [directory / f"dict.{language}.txt" for language in (source, target)]
-        sizes = [len(read_dictionary(path)) for path in dictionaries]
+        symbols = [read_dictionary(path) for path in dictionaries]
+        sizes = list(map(len, symbols))
+        self.target_symbols = symbols[1]
+        """What each token of the target stands for."""
         self._source, self._target = (
             _open_checked(directory / name, size) for name, size in zip(names, sizes, strict=True)
         )

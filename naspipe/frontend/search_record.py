@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from naspipe.search.front import Point, pareto_front
 from naspipe.search.limits import COSTS, Cost
-from naspipe.search.records import Candidate, SearchDirectory, rank
-from naspipe.search.scores import Scores, merit
+from naspipe.search.records import Candidate, SearchDirectory, front, rank
+from naspipe.search.scores import Scores
 
 
 class SearchObserver(Protocol):
@@ -128,15 +127,7 @@ class Recorder:
         """The ranking's beginning, and the front against each cost, as numbers of subnets."""
         ranked = rank(self.candidates, self._score)
         fronts = {
-            name: [
-                each.sequence_id
-                for each, _ in pareto_front(
-                    [
-                        (each, Point(merit(each.scores, self._score), getattr(each.cost, name)))
-                        for each in ranked
-                    ]
-                )
-            ]
+            name: [each.sequence_id for each in front(self.candidates, self._score, name)]
             for name in COSTS
         }
         return {"top": [each.sequence_id for each in ranked[:10]], "fronts": fronts}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import compress
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,16 +15,17 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.ids import FIRST_STREAM, SequenceId
 from naspipe.core.partition import Partition
 from naspipe.core.rules import Frozen
-from naspipe.core.space import Shared, Space
+from naspipe.core.space import Shared
 from naspipe.core.subnet import Subnet
 from naspipe.frontend.checks import check_device
 from naspipe.frontend.exploration import StrategySource, sample_stream
-from naspipe.frontend.explorers import find_explorer
+from naspipe.frontend.judging import judge_here
 from naspipe.frontend.plan import measured_costs, measured_sizes
 from naspipe.frontend.run import Run, check_space
+from naspipe.frontend.search_parts import Pricer, find_strategy, find_weights, forward_costs
 from naspipe.frontend.search_record import Recorder, SearchObserver
 from naspipe.frontend.training import define
-from naspipe.planning.cost import CostTable, LayerCost
+from naspipe.planning.cost import CostTable
 from naspipe.planning.memory import MemoryPlan
 from naspipe.runtime.calibration import blocks_to_calibrate
 from naspipe.runtime.compute import Batches, Loss, Workload
@@ -35,16 +36,11 @@ from naspipe.runtime.evaluation_launcher import evaluate
 from naspipe.runtime.evaluation_stage import EvaluationJob
 from naspipe.runtime.gpus import NO_GPUS, find_gpus
 from naspipe.runtime.restored import Restored
-from naspipe.runtime.subnet_counts import SubnetCounter
 from naspipe.search.definition import SearchDefinition
-from naspipe.search.limits import Cost, Limits
 from naspipe.search.records import Search, SearchDirectory, default_name, search_path
 from naspipe.search.scores import merit
-from naspipe.search.strategies import STRATEGIES, Listed, make_strategy
 from naspipe.sim.plan import Chain, Pipeline, Stream, plan_pipeline
-from naspipe.streams.feedback import ExplorationStrategy
-from naspipe.streams.from_file import read_stream
-from naspipe.trace.snapshot import Checkpoint, read_checkpoint
+from naspipe.trace.snapshot import Checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +58,8 @@ class Searching:
     name: str = ""
     """Of the search's directory; the next number by default."""
     observer: SearchObserver
+    judge: Callable[[Sequence[int]], float] | None = None
+    """Of the score ``bleu``: decodes with a subnet of these choices."""
 
     def start(self) -> Search:
         """Check everything, then judge every subnet and leave a search inside the run.
@@ -73,6 +71,10 @@ class Searching:
         """
         space, execution = self.run.space, self.execution
         check_space(self.run)
+        if (self.definition.score == "bleu") != (self.judge is not None):
+            raise ConfigError(
+                "--score bleu: expected what decodes with a subnet, and no other score"
+            )
         check_device(execution.device, 0 if execution.device == "cpu" else len(find_gpus()))
         if execution.stages > len(space):
             raise ConfigError(
@@ -80,7 +82,7 @@ class Searching:
                 f"per block; choose --stages {len(space)} or less"
             )
         workload = self._workload()
-        checkpoint = _weights(self.run)
+        checkpoint = find_weights(self.run)
         directory = SearchDirectory(
             search_path(self.run.directory.path, self.name or default_name(self.run.directory.path))
         )
@@ -90,7 +92,7 @@ class Searching:
         costs = forward_costs(measured_costs([workload], execution)[0])
         pricer = Pricer(space, self.held_out(workload.definition.seed, 0), costs)
         definition = self._definition()
-        make = self._explorer(definition, pricer)
+        make = find_strategy(definition, space, pricer)
         partition_of, memory, window = self._plan(workload, costs)
         directory.create()
         recorder = Recorder(
@@ -118,9 +120,10 @@ class Searching:
             return tuple(compress(source.proposed[number].subnet.chain, is_choice))
 
         with recorder.recording(choices_of):
-            recorder.stages = evaluate(
-                job, recorder, lambda scores: merit(scores, definition.score)
-            )
+            if self.judge is not None:
+                judge_here(source, choices_of, definition.budget, self.judge, recorder)
+            else:
+                recorder.stages = evaluate(job, recorder, partial(merit, score=definition.score))
         return directory.read()
 
     def _workload(self) -> Workload:
@@ -148,53 +151,6 @@ class Searching:
             options.setdefault("population", max(2, min(50, given.budget // 4)))
         record = getattr(self.held_out, "record", None)
         return replace(given, options=options, data=dict(record or {"name": "the user's own"}))
-
-    def _explorer(
-        self, definition: SearchDefinition, pricer: Pricer
-    ) -> Callable[[], ExplorationStrategy]:
-        space, limits = self.run.space, definition.limits
-        decisions = space.decisions
-        counts = decisions.counts if decisions else space.candidate_counts
-
-        def is_allowed(drawn: Sequence[int]) -> bool:
-            return limits.allow(pricer.of(decisions.choices(drawn) if decisions else drawn))
-
-        def make() -> ExplorationStrategy:
-            return make_strategy(name, counts, definition.seed, is_allowed, definition.options)
-
-        name = definition.strategy
-        if name.startswith("file:"):
-            return self._listed(definition, is_allowed)
-        if ":" in name:
-            explorer = find_explorer(name, space, definition.seed)
-            if explorer is None or limits != Limits() or definition.options:
-                raise ConfigError(
-                    f"strategy {name!r:.80}: expected {', '.join(STRATEGIES)} with limits or "
-                    f"options, or nni:NAME or MODULE:FUNCTION without"
-                )
-            return explorer
-        make().propose(0)  # an unknown name, or limits that nothing keeps
-        if limits.flops:
-            pricer.counter.check()
-        return make
-
-    def _listed(
-        self, definition: SearchDefinition, is_allowed: Callable[[Sequence[int]], bool]
-    ) -> Callable[[], ExplorationStrategy]:
-        """The first subnets of a file, one after the other."""
-        path = Path(definition.strategy.removeprefix("file:"))
-        listed = read_stream(path, self.run.space.candidate_counts)[: definition.budget]
-        if len(listed) < definition.budget:
-            raise ConfigError(
-                f"--budget {definition.budget}: expected at most the {len(listed)} subnets of "
-                f"{path}"
-            )
-        if self.run.space.decisions or not all(map(is_allowed, listed)):
-            raise ConfigError(
-                f"{path}: expected subnets within the limits, of a space whose blocks choose each "
-                f"on its own"
-            )
-        return lambda: Listed(listed)
 
     def _plan(
         self, workload: Workload, costs: CostTable
@@ -249,49 +205,3 @@ class Searching:
             "execution": self.execution.as_dict(),
             "environment": describe_environment(self.execution.device, gpus),
         }
-
-
-def _weights(run: Run) -> Checkpoint:
-    """What the run left, or its newest checkpoint while it goes on.
-
-    Raises:
-        ConfigError: when it left none.
-    """
-    if run.directory.checkpoint("final").is_dir():
-        return read_checkpoint(run.directory.checkpoint("final"))
-    latest = run.directory.checkpoints.latest().checkpoint
-    if latest is None:
-        raise ConfigError(
-            f"{run.directory.path}: expected a checkpoint to take weights from, found none; let "
-            f"the run end, or train with --checkpoint-every N"
-        )
-    return latest
-
-
-def forward_costs(costs: CostTable) -> CostTable:
-    """What layers cost that are not trained."""
-    return CostTable(
-        {key: LayerCost(cost.forward_ns, 0, 0, 0, 0) for key, cost in costs.costs.items()}
-    )
-
-
-class Pricer:
-    """What subnets cost.
-
-    Args:
-        space: whose subnets.
-        batch: whose shapes the layers see.
-        costs: of every layer's forward.
-    """
-
-    def __init__(self, space: Space, batch: Mapping[str, torch.Tensor], costs: CostTable) -> None:
-        self.counter = SubnetCounter(space, batch)
-        self._space = space
-        self._costs = costs
-
-    def of(self, choices: Sequence[int]) -> Cost:
-        """Of one subnet: one choice per choice block."""
-        counts = self.counter.of(choices)
-        chain = enumerate(self._space.chain(choices))
-        forward_ns = sum(self._costs.of(block, candidate).forward_ns for block, candidate in chain)
-        return Cost(counts.flops, float(counts.params), forward_ns / 1e6)

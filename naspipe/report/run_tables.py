@@ -13,6 +13,7 @@ from naspipe.core.access import Access
 from naspipe.core.ids import LayerId
 from naspipe.report.layer_orders import layer_orders
 from naspipe.report.recorded import Recorded
+from naspipe.report.search_tables import search_tables
 from naspipe.report.stage_balance import stage_balance
 from naspipe.report.summary import facts, numbers
 from naspipe.report.time_bins import time_bins
@@ -52,6 +53,7 @@ def run_tables(run: Recorded, name: str) -> dict[str, Any]:
             "stream": [loss.stream for loss in run.losses],
             "value": [_finite(loss.value) for loss in run.losses],
         },
+        "searches": search_tables(run.path),
     }
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from naspipe.core.errors import ConfigError, LogError
+from naspipe.search.front import Point, pareto_front
 from naspipe.search.limits import COSTS, Cost
 from naspipe.search.scores import SCORES, Scores, merit
 from naspipe.trace.files import write_json
@@ -50,6 +51,10 @@ class Search(NamedTuple):
         """Each subnet once, the best first; of equal ones the one that was proposed first."""
         return rank(self.candidates, self.score)
 
+    def front(self, cost: str) -> list[Candidate]:
+        """Subnets that no other beats in both score and a cost, the cheapest first."""
+        return front(self.candidates, self.score, cost)
+
 
 def rank(candidates: Sequence[Candidate], score: str) -> list[Candidate]:
     """Each subnet once, the best first; those without a score are left out."""
@@ -58,6 +63,15 @@ def rank(candidates: Sequence[Candidate], score: str) -> list[Candidate]:
         if not math.isnan(merit(each.scores, score)):
             unique.setdefault(each.choices, each)
     return sorted(unique.values(), key=lambda c: (-merit(c.scores, score), c.sequence_id))
+
+
+def front(candidates: Sequence[Candidate], score: str, cost: str) -> list[Candidate]:
+    """Subnets that no other beats in both; ``cost`` is one of :data:`COSTS`."""
+    points = [
+        (each, Point(merit(each.scores, score), getattr(each.cost, cost)))
+        for each in rank(candidates, score)
+    ]
+    return [each for each, _ in pareto_front(points)]
 
 
 class SearchDirectory:

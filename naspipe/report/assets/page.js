@@ -211,6 +211,7 @@ async function drawCharts(run) {
   await draw("busy", busyChart(run));
   await draw("peak", peakChart(run));
   await draw("cuts", cutsChart(run));
+  await drawSearches(run);
 }
 
 function setTheme(name) {

@@ -1,0 +1,195 @@
+"""Beam search with a subnet of a translation space, as an ordinary module: plain and exact.
+
+Every step computes the whole prefix anew: nothing that a layer keeps of earlier tokens has to be
+known. Sentences are decoded together, and leave as they end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from naspipe.core.errors import ConfigError
+from naspipe.data.dictionary import BOS, EOS, PADDING
+from naspipe.export.subnet import Chain
+
+_PREFIX = "previous"
+"""The batch field of the target's tokens before each place."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeamOptions:
+    """How to decode."""
+
+    beams: int = 4
+    length_penalty: float = 0.6
+    """Scores are divided by length to this power: 0 prefers short sentences."""
+    longest: tuple[float, int] = (1.2, 10)
+    """A translation has at most a times its source's tokens, and b more."""
+
+    def __post_init__(self) -> None:
+        if self.beams < 1:
+            raise ConfigError(f"beams: expected 1 or more, found {self.beams}")
+
+
+class _Hypothesis(NamedTuple):
+    score: float
+    tokens: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _Sentence:
+    """What is decided of one sentence."""
+
+    place: int
+    limit: int
+    finished: list[_Hypothesis] = field(default_factory=list)
+
+    def best(self) -> tuple[int, ...]:
+        """The tokens of the best translation; of equal ones, of the one that ended first."""
+        return max(self.finished, key=lambda each: each.score).tokens
+
+
+def translate(
+    chain: Chain, batch: Mapping[str, torch.Tensor], options: BeamOptions
+) -> list[tuple[int, ...]]:
+    """The best translation of every sentence of a batch, without its end.
+
+    Args:
+        chain: a subnet that reads the fields ``source`` and ``previous``.
+        batch: its field ``source`` is used, (B, S), padded.
+        options: how.
+
+    Raises:
+        ConfigError: when the subnet is of no translation space.
+    """
+    split = _first_of_target(chain)
+    with torch.no_grad():
+        memory = _run(chain, 0, split, (), batch)
+        source = batch["source"]
+        a, b = options.longest
+        lengths = source.ne(PADDING).sum(1).tolist()
+        sentences = [_Sentence(place, int(a * length) + b) for place, length in enumerate(lengths)]
+        waiting = _Beam(chain, split, memory, sentences, options)
+        while waiting.sentences:
+            waiting.advance()
+    return [sentence.best() for sentence in sentences]
+
+
+def _first_of_target(chain: Chain) -> int:
+    """The first layer that reads the target."""
+    for place, layer in enumerate(chain.layers):
+        if _PREFIX in layer.fields:
+            if "source" in chain.inputs:
+                return place
+            break
+    raise ConfigError(
+        f"BLEU: expected a translation space, whose layers read the fields source and {_PREFIX}, "
+        f"found {', '.join(chain.inputs)}"
+    )
+
+
+def _run(
+    chain: Chain,
+    first: int,
+    last: int,
+    state: tuple[torch.Tensor, ...],
+    fields: Mapping[str, torch.Tensor],
+) -> tuple[torch.Tensor, ...]:
+    """Some of the layers."""
+    for layer in chain.layers[first:last]:
+        result: Any = layer.module(*state, *(fields[name] for name in layer.fields))
+        state = result if isinstance(result, tuple) else (result,)
+    return state
+
+
+class _Beam:
+    """The sentences that still go on, with ``beams`` prefixes each."""
+
+    def __init__(
+        self,
+        chain: Chain,
+        split: int,
+        memory: tuple[torch.Tensor, ...],
+        sentences: list[_Sentence],
+        options: BeamOptions,
+    ) -> None:
+        self._chain, self._split, self._options = chain, split, options
+        self.sentences = list(sentences)
+        count, beams = len(sentences), options.beams
+        self._memory = tuple(each.repeat_interleave(beams, 0) for each in memory)
+        self._tokens = torch.full((count, beams, 1), EOS, dtype=torch.int64)
+        self._scores = torch.full((count, beams), -torch.inf)
+        self._scores[:, 0] = 0.0  # all prefixes are alike at first: one is enough
+
+    def advance(self) -> None:
+        """One more token for every prefix; sentences that are decided leave."""
+        count, beams, length = self._tokens.shape
+        fields = {_PREFIX: self._tokens.flatten(0, 1)}
+        logits = _run(self._chain, self._split, len(self._chain.layers), self._memory, fields)[0]
+        words = logits[:, -1].float().log_softmax(-1)
+        words[:, [BOS, PADDING]] = -torch.inf
+        total = (self._scores.flatten().unsqueeze(1) + words).view(count, -1)
+        scores, places = total.topk(2 * beams, dim=1)
+        origin = torch.div(places, words.size(1), rounding_mode="floor")
+        chosen = places % words.size(1)
+        kept = [
+            self._sort(
+                row, scores[row].tolist(), chosen[row].tolist(), origin[row].tolist(), length
+            )
+            for row in range(count)
+        ]
+        self._keep(kept, scores, chosen, origin)
+
+    def _sort(
+        self, row: int, scores: list[float], words: list[int], origin: list[int], length: int
+    ) -> list[int] | None:
+        """The places that go on for one sentence, the best first; None when it is decided."""
+        sentence, beams = self.sentences[row], self._options.beams
+        going = [place for place, word in enumerate(words) if word != EOS][:beams]
+        for place, word in enumerate(words[:beams]):
+            if word == EOS and scores[place] > -torch.inf:
+                self._finish(sentence, scores[place], self._prefix(row, origin[place]), length)
+        if len(sentence.finished) >= beams:
+            return None
+        if length >= sentence.limit:
+            for place in going[: beams - len(sentence.finished)]:
+                prefix = (*self._prefix(row, origin[place]), words[place])
+                self._finish(sentence, scores[place], prefix, length)
+            return None
+        return going
+
+    def _prefix(self, row: int, beam: int) -> tuple[int, ...]:
+        return tuple(self._tokens[row, beam, 1:].tolist())
+
+    def _finish(
+        self, sentence: _Sentence, score: float, tokens: tuple[int, ...], length: int
+    ) -> None:
+        value = score / length**self._options.length_penalty
+        sentence.finished.append(_Hypothesis(value, tokens))
+
+    def _keep(
+        self,
+        kept: list[list[int] | None],
+        scores: torch.Tensor,
+        words: torch.Tensor,
+        origin: torch.Tensor,
+    ) -> None:
+        beams = self._options.beams
+        rows = [row for row, places in enumerate(kept) if places is not None]
+        self.sentences = [self.sentences[row] for row in rows]
+        if not rows:
+            return
+        places = torch.tensor([places for places in kept if places is not None])
+        row_index = torch.tensor(rows)
+        picked = origin[row_index].gather(1, places)
+        prefixes = self._tokens[row_index.unsqueeze(1), picked]
+        added = words[row_index].gather(1, places)
+        self._tokens = torch.cat([prefixes, added.unsqueeze(-1)], -1)
+        self._scores = scores[row_index].gather(1, places)
+        memory_rows = (row_index.unsqueeze(1) * beams + torch.arange(beams)).flatten()
+        if len(rows) < len(kept):
+            self._memory = tuple(each[memory_rows] for each in self._memory)
