@@ -8,14 +8,16 @@ subnets, with the same scores bit for bit, on any number of stages. RUN/search-N
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from naspipe.frontend.searching import Searching
     from naspipe.search.definition import SearchDefinition
+    from naspipe.search.records import Candidate, Search
 
 _EXAMPLE = """\
 examples:
@@ -55,7 +57,13 @@ def _add_definition(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--delay", type=int, default=8, metavar="D", help="subnets until a score is known"
     )
-    parser.add_argument("--score", default="loss", help="loss, top1, top5 or bleu")
+    parser.add_argument(
+        "--score", default="loss", help="loss, top1, top5, or bleu (decodes; one process)"
+    )
+    parser.add_argument(
+        "--bleu", action="store_true", help="decode with the best subnets as well (nlp spaces)"
+    )
+    parser.add_argument("--beams", type=int, default=4, metavar="K", help="of the beam search")
     parser.add_argument(
         "--calibrate", type=int, default=4, metavar="C",
         help="training batches that running statistics are taken from; 0 for the run's own",
@@ -98,18 +106,50 @@ def run(arguments: argparse.Namespace) -> int:
     title = f"search of {arguments.run} by {definition.strategy}"
     with SearchProgress(title, definition.budget, definition.score, arguments.quiet) as progress:
         searching = _searching(arguments, definition, progress)
+        judge = _bleu(arguments, searching)
+        if definition.score == "bleu":
+            searching = replace(searching, judge=judge)
         search = searching.start()
+    shown, measured = _examine(arguments, searching, search, judge)
+    print_tables(search, shown, measured)
+    print(search.path)
+    return 0
+
+
+def _bleu(
+    arguments: argparse.Namespace, searching: Searching
+) -> Callable[[Sequence[int]], float] | None:
+    """What decodes, where it is asked for."""
+    if not (arguments.bleu or arguments.score == "bleu"):
+        return None
+    from naspipe.export.beam import BeamOptions
+    from naspipe.export.bleu import BleuScorer
+
+    options = BeamOptions(beams=arguments.beams)
+    return BleuScorer(searching.run, searching.held_out, arguments.validate, options)
+
+
+def _examine(
+    arguments: argparse.Namespace,
+    searching: Searching,
+    search: Search,
+    judge: Callable[[Sequence[int]], float] | None,
+) -> tuple[list[Candidate], dict[int, float]]:
+    """The best subnets with all that was asked of them, and milliseconds of whole forwards."""
     shown = search.ranked()[: arguments.top]
-    measured = {}
+    measured: dict[int, float] = {}
     if arguments.latency == "measured":
         from naspipe.export.latency import measure_top
 
         measured = measure_top(searching.run, search, shown, searching.held_out)
-        if limit := definition.limits.latency_ms:
+        if limit := searching.definition.limits.latency_ms:
             shown = [each for each in shown if measured[each.sequence_id] <= limit]
-    print_tables(search, shown, measured)
-    print(search.path)
-    return 0
+    if judge is not None and search.score != "bleu":
+        shown = [
+            each._replace(scores=each.scores._replace(bleu=judge(each.choices))) for each in shown
+        ]
+        search.note(bleu={str(each.sequence_id): each.scores.bleu for each in shown})
+    return shown, measured
 
 
 def _definition(arguments: argparse.Namespace) -> SearchDefinition:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import median
 
 import torch
@@ -12,7 +12,7 @@ from naspipe.export.subnet import assemble
 from naspipe.frontend.run import Run
 from naspipe.runtime.compute import Batches
 from naspipe.runtime.determinism import deterministic_torch
-from naspipe.search.records import Candidate, Search, SearchDirectory
+from naspipe.search.records import Candidate, Search
 
 _ROUNDS = 5
 
@@ -35,11 +35,5 @@ def measure_top(
                 chain(batch)
                 samples[number].append(1e3 * (time.perf_counter() - before))
     found = {number: median(times[1:]) for number, times in samples.items()}
-    _keep(search, found)
+    search.note(latency_ms={str(number): ms for number, ms in found.items()})
     return found
-
-
-def _keep(search: Search, found: Mapping[int, float]) -> None:
-    latencies = {str(number): ms for number, ms in found.items()}
-    manifest = {**search.manifest, "latency_ms": latencies}
-    SearchDirectory(search.path).write_manifest(manifest)

@@ -47,6 +47,11 @@ class Search(NamedTuple):
         """What its subnets are ranked by."""
         return str(self.manifest["definition"]["score"])
 
+    def note(self, **found: Any) -> None:
+        """Add to the manifest what was found out later."""
+        manifest = json.loads((self.path / "manifest.json").read_bytes())
+        SearchDirectory(self.path).write_manifest({**manifest, **found})
+
     def ranked(self) -> list[Candidate]:
         """Each subnet once, the best first; of equal ones the one that was proposed first."""
         return rank(self.candidates, self.score)
