@@ -70,25 +70,9 @@ class Searching:
             StageFailedError: when a stage raised.
         """
         space, execution = self.run.space, self.execution
-        check_space(self.run)
-        if (self.definition.score == "bleu") != (self.judge is not None):
-            raise ConfigError(
-                "--score bleu: expected what decodes with a subnet, and no other score"
-            )
-        check_device(execution.device, 0 if execution.device == "cpu" else len(find_gpus()))
-        if execution.stages > len(space):
-            raise ConfigError(
-                f"{execution.stages} stages for {len(space)} blocks: expected at most one stage "
-                f"per block; choose --stages {len(space)} or less"
-            )
+        directory = self._check()
         workload = self._workload()
         checkpoint = find_weights(self.run)
-        directory = SearchDirectory(
-            search_path(self.run.directory.path, self.name or default_name(self.run.directory.path))
-        )
-        if directory.path.exists():
-            directory.create()  # says that it is there
-        check_endpoints(execution)
         costs = forward_costs(measured_costs([workload], execution)[0])
         pricer = Pricer(space, self.held_out(workload.definition.seed, 0), costs)
         definition = self._definition()
@@ -125,6 +109,27 @@ class Searching:
             else:
                 recorder.stages = evaluate(job, recorder, partial(merit, score=definition.score))
         return directory.read()
+
+    def _check(self) -> SearchDirectory:
+        """What can be known to be wrong at first; returns the place of the search."""
+        space, execution = self.run.space, self.execution
+        check_space(self.run)
+        if (self.definition.score == "bleu") != (self.judge is not None):
+            raise ConfigError(
+                "--score bleu: expected what decodes with a subnet, and no other score"
+            )
+        check_device(execution.device, 0 if execution.device == "cpu" else len(find_gpus()))
+        if execution.stages > len(space):
+            raise ConfigError(
+                f"{execution.stages} stages for {len(space)} blocks: expected at most one stage "
+                f"per block; choose --stages {len(space)} or less"
+            )
+        path = self.run.directory.path
+        directory = SearchDirectory(search_path(path, self.name or default_name(path)))
+        if directory.path.exists():
+            directory.create()  # says that it is there
+        check_endpoints(execution)
+        return directory
 
     def _workload(self) -> Workload:
         """The run's, as far as its layers' costs and weights depend on it."""
