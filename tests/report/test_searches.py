@@ -1,0 +1,90 @@
+"""The page's section about searches: its tables, and what a browser draws of them."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from naspipe.cli.main import main
+from naspipe.core.errors import ConfigError
+from naspipe.report.search_tables import search_tables
+from naspipe.search.limits import Cost
+from naspipe.search.records import Candidate, SearchDirectory
+from naspipe.search.scores import Scores
+from tests.report.browser import Browser, find_chromium
+from tests.trace.fake_run import FakeRun
+
+JUDGED = [
+    # loss, parameters
+    (2.0, 100.0),
+    (1.5, 300.0),
+    (1.4, 200.0),
+    (math.nan, 50.0),
+    (1.3, 400.0),
+    (1.3, 500.0),
+]
+
+
+def write_search(run: Path, name: str, finished: float = 1.0, status: str = "complete") -> Path:
+    directory = SearchDirectory(run / f"search-{name}")
+    directory.create()
+    for number, (loss, params) in enumerate(JUDGED):
+        scores = Scores(loss, math.nan, math.nan)
+        directory.append(Candidate(number, (number % 2, 1), scores, Cost(math.nan, params, 1.0)))
+    definition = {"score": "loss", "strategy": "random"}
+    directory.write_manifest({"status": status, "finished": finished, "definition": definition})
+    return directory.path
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return FakeRun().write(tmp_path / "run")
+
+
+def test_scores_costs_and_fronts(run: Path) -> None:
+    write_search(run, "old")
+    write_search(run, "new", finished=2.0)
+    write_search(run, "broken-off", finished=3.0, status="failed")
+    new, old = search_tables(run)
+    assert (new["name"], old["name"]) == ("new", "old")
+    assert new["scores"]["loss"] == [2.0, 1.5, 1.4, None, 1.3, 1.3]
+    assert new["costs"]["flops"] == [None] * 6
+    assert new["fronts"] == {"flops": [], "params": [0, 1], "latency_ms": [1]}
+    assert new["best"] == [1, 0], "each subnet once: only two differ"
+
+
+def test_a_damaged_search_is_named(run: Path) -> None:
+    path = write_search(run, "1")
+    lines = path / "candidates.jsonl"
+    lines.write_text(lines.read_text().replace("[1, 1]", '["x"]', 1))
+    with pytest.raises(ConfigError, match=r"search-1/candidates.jsonl:2: expected subnet 1"):
+        search_tables(run)
+    (path / "manifest.json").write_text(json.dumps({"format": 1, "status": "complete"}))
+    with pytest.raises(ConfigError, match="damaged: expected a definition with a score"):
+        search_tables(run)
+
+
+@pytest.mark.skipif(find_chromium() is None, reason="needs chromium on PATH")
+def test_in_a_browser(run: Path, tmp_path: Path) -> None:
+    write_search(run, "mine")
+    assert main(["report", str(run), "--no-trace"]) == 0
+    with Browser(tmp_path / "profile") as browser:
+        browser.open(run / "report.html")
+        browser.wait_for("typeof naspipe !== 'undefined' && naspipe.isReady")
+        drawn = browser.evaluate(
+            "document.getElementById('found').data.map((trace) => [trace.name, trace.x, trace.y])"
+        )
+        assert drawn[0] == ["judged", [100, 300, 200, 400, 500], [2, 1.5, 1.4, 1.3, 1.3]]
+        assert [name for name, _, _ in drawn] == ["judged", "front", "best"]
+        assert drawn[2][1:] == [[300], [1.5]]
+        rows = browser.evaluate("document.querySelectorAll('#best tbody tr').length")
+        assert rows == 2
+        (run / "search-mine").rename(tmp_path / "away")
+        assert main(["report", str(run), "--no-trace"]) == 0
+        browser.open(run / "report.html")
+        browser.wait_for("typeof naspipe !== 'undefined' && naspipe.isReady")
+        assert browser.evaluate("document.getElementById('search-section').hidden") is True
+        assert browser.problems() == []
