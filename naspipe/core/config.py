@@ -62,7 +62,7 @@ class Definition:
     """The rule of each shared layer, by its name."""
     seed: int = 0
     steps: int
-    """Subnets to train, one step each."""
+    """Optimizer steps: of one subnet each, unless the recipe's ``passes`` say otherwise."""
     sampler: str = "uniform"
     policy: str = "csp"
     """csp: the bits of the plain loop. bsp, asp: what systems without causal order train."""
@@ -136,7 +136,7 @@ class Execution:
     silence_seconds: float = 30.0
     """How long a stage's process may give no sign of life before it is given up."""
     checkpoint_every: int = 0
-    """Subnets of a stream from one checkpoint to the next; 0 for none on the way."""
+    """Steps of a stream from one checkpoint to the next; 0 for none on the way."""
     keep_checkpoints: int = 2
     """How many of them are kept, the newest."""
     max_restarts: int = 0

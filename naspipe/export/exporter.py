@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +103,7 @@ def train_alone(
     steps: int,
     observer: LaunchObserver | None = None,
 ) -> Run:
-    """Train one subnet from its first weights, with a run's recipe and seed.
+    """Train one subnet from its first weights, with a run's recipe and seed; without a sandwich.
 
     It is an ordinary run whose every step takes the same subnet; the stream is written beside
     the run directory.
@@ -120,8 +120,11 @@ def train_alone(
     path.parent.mkdir(parents=True, exist_ok=True)
     stream = path.parent / f"{path.name}-stream.jsonl"
     write_stream(stream, [tuple(choices)] * steps)
+    recipe = Recipe(**definition["recipe"])
+    if recipe.steps.distills:
+        recipe = replace(recipe, passes="one")  # there is no larger subnet to learn from
     alone = define(
-        space, data, loss, recipe=Recipe(**definition["recipe"]), seed=definition["seed"],
+        space, data, loss, recipe=recipe, seed=definition["seed"],
         steps=steps, sampler=f"file:{stream}", scale=definition["scale"],
     )  # fmt: skip
     Training(

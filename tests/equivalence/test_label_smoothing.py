@@ -8,7 +8,7 @@ from torch import nn
 
 import naspipe as npp
 import search_spaces
-from naspipe.runtime.losses import smoothed
+from naspipe.runtime.losses import distilling, smoothed
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, plain_loop
 
@@ -51,3 +51,19 @@ def test_a_loss_that_cannot_take_it_is_refused(tmp_path):
             recipe={"label_smoothing": 0.1},
         )  # fmt: skip
     assert not (tmp_path / "run").exists()
+
+
+def test_words_are_learnt_from_another_subnet_where_there_are_words():
+    draw = torch.Generator().manual_seed(0)
+    scores, taught = torch.randn(2, 2, 5, 9, generator=draw).unbind()
+    loss = search_spaces.defaults("nlp.c1", "tiny").loss()
+    words = torch.randint(2, 9, (2, 5), generator=draw)
+    words[1, 3:] = loss.padding
+    kept = words.flatten() != loss.padding
+    expected = nn.functional.cross_entropy(
+        scores.flatten(0, 1)[kept], taught.flatten(0, 1)[kept].softmax(-1)
+    )
+    found = distilling(loss)(scores, taught, words)
+    assert torch.allclose(found, expected, rtol=1e-6)
+    images = search_spaces.defaults("cv.c1", "tiny").loss()
+    assert torch.isfinite(distilling(images)(scores[0], taught[0], words[0]))
