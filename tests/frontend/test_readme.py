@@ -12,7 +12,7 @@ README = Path(__file__).parents[2] / "README.md"
 
 def test_the_example(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    code, _ = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     names = {}
     exec(compile(code, "README.md", "exec"), names)
     run = names["run"]

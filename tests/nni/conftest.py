@@ -14,7 +14,13 @@ if importlib.util.find_spec("nni"):
         warnings.simplefilter("ignore")  # NNI's own, about newer versions of torch and pandas
         importlib.import_module("nni.nas.hub.pytorch")
 else:
-    collect_ignore = ["test_hub.py", "test_own.py", "test_strategies.py", "test_training.py"]
+    collect_ignore = [
+        "test_hub.py",
+        "test_own.py",
+        "test_readme.py",
+        "test_strategies.py",
+        "test_training.py",
+    ]
 
 
 @pytest.fixture(autouse=True)
