@@ -175,11 +175,12 @@ class Recorder(SilentObserver):
 def live(case: Case, path: Path, marker: Path, resume: bool, steps: int) -> None:
     """One life of the run, in a process of its own; ends with status 0 when it is complete."""
     if "mirrored" in case.mode:
-        plan.stream_partitions = restless
+        assert hasattr(plan, "Partitioner")
+        plan.Partitioner = restless
     inject(case, Killer(case, marker))
     if case.point == "recovery":  # which is a second kill: the first one makes it necessary
         first = Killer(replace(case, call=1), marker.with_suffix(".first"))
-        before(StageCompute, "write", first, lambda layer, number, *rest: number >= 12)
+        before(StageCompute, "write", first, lambda write: write.sequence_id >= 12)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     execution = {"checkpoint_every": 4, **MODES[case.mode]}
     if case.restarts:
