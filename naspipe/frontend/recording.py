@@ -9,6 +9,7 @@ from typing import Protocol, Self
 
 from naspipe.core.config import Definition
 from naspipe.core.learning_rate import learning_rate
+from naspipe.core.steps import Steps
 from naspipe.frontend.tensorboard_file import TensorBoardFile
 from naspipe.runtime.reports import LaunchObserver
 from naspipe.trace.metrics_file import MetricsFile
@@ -33,7 +34,8 @@ class Recording:
     """A :class:`LaunchObserver` that writes metrics, and tells another one everything.
 
     Each stream's steps are written in sequence order: a step waits until all earlier ones are
-    there. What waits when a life ends is left out. ``bubble_ratio`` (1 - busy time / time of
+    there. What waits when a life ends is left out. Where a step has several passes, each of them
+    is written, with its number. ``bubble_ratio`` (1 - busy time / time of
     all stages) and ``hit_rate`` are those of the whole pipeline so far in this life, warm-up
     included, as of the stages' last words; ``steps_per_second`` counts this life's steps.
 
@@ -78,7 +80,10 @@ class Recording:
         """
         self._open.close()
         self._files = []
-        for directory, first in zip(self._directories, firsts, strict=True):
+        for stream, (directory, sequence_id) in enumerate(
+            zip(self._directories, firsts, strict=True)
+        ):
+            first = self._steps(stream).step(sequence_id)
             files: list[ScalarFile] = [MetricsFile(directory.metrics, first)]
             self._open.callback(files[-1].close)
             if self._tensorboard:
@@ -128,22 +133,27 @@ class Recording:
         self._observer.on_note(text)
 
     def _values(self, stream: int, sequence_id: int, loss: float) -> Values:
-        definition = self._definitions[stream]
-        step = definition.recipe.steps.step(sequence_id)
+        definition, steps = self._definitions[stream], self._steps(stream)
+        step = steps.step(sequence_id)
         busy = _share(self._use)
         seconds = time.monotonic() - self._start
+        which = {"pass": steps.pass_of(sequence_id)} if steps.passes > 1 else {}
         return {
+            **which,
             "loss": loss,
             "learning_rate": learning_rate(definition.recipe, step, definition.steps),
             "bubble_ratio": None if busy is None else 1.0 - busy,
             "hit_rate": _share(self._hits),
-            "steps_per_second": self._done / seconds if seconds > 0 else None,
+            "steps_per_second": self._done / steps.passes / seconds if seconds > 0 else None,
             "seconds": seconds,
         }
 
-    def _write(self, stream: int, step: int, values: Values) -> None:
+    def _steps(self, stream: int) -> Steps:
+        return self._definitions[stream].recipe.steps
+
+    def _write(self, stream: int, sequence_id: int, values: Values) -> None:
         for file in self._files[stream]:
-            file.write(step, values)
+            file.write(self._steps(stream).step(sequence_id), values)
 
 
 def _share(pairs: Mapping[int, tuple[int, int]]) -> float | None:

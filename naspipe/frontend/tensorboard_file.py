@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -59,11 +59,13 @@ class TensorBoardFile:
     def write(self, step: int, values: Mapping[str, float | None]) -> None:
         """Append the scalars of one step; what is not known is left out.
 
+        The losses of a step with several passes are ``loss/pass-0``, ``loss/pass-1``, ...
+
         Raises:
             StorageError: when they cannot be written.
         """
         event = self._event(step)
-        for name, value in values.items():
+        for name, value in _tagged(values):
             if value is not None:
                 event.summary.value.add(tag=name, simple_value=_single(value))
         self._append(event)
@@ -82,6 +84,16 @@ class TensorBoardFile:
         with writing(self._path):
             while data:
                 data = data[self._file.write(data) :]
+
+
+def _tagged(values: Mapping[str, float | None]) -> Iterator[tuple[str, float | None]]:
+    """Names and values; of the later passes of a step the losses alone."""
+    number = values.get("pass")
+    for name, value in values.items():
+        if number is None or (name not in ("pass", "loss") and not number):
+            yield name, value
+        elif name == "loss":
+            yield f"loss/pass-{number:g}", value
 
 
 def _single(value: float) -> float:

@@ -20,6 +20,7 @@ OTHERS = {
     "linear": "cosine",
     "cosine": "constant",
     "inverse_sqrt": "linear",
+    "sandwich:2": "one",
 }
 
 

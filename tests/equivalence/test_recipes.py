@@ -60,6 +60,24 @@ def test_a_recipe_is_its_plain_loop(tmp_path, name, sampler, optimizer, options,
         assert_same_bits(run, plain)
 
 
+def test_sandwich_is_its_plain_loop(tmp_path):
+    space, loss, plain = mixed(), nn.CrossEntropyLoss(), None
+    for stages in (1, 2):
+        run = npp.train(
+            space, vectors, loss, steps=STEPS, seed=1, stages=stages, recipe="sandwich",
+            run_dir=tmp_path / str(stages),
+        )  # fmt: skip
+        stream = read_stream(run.directory.stream)
+        assert len(stream) == 4 * STEPS
+        drawn = draw_stream("uniform", space.candidate_counts, 1, 2 * STEPS)
+        assert [choices for y, choices in enumerate(stream) if y % 4 > 1] == drawn
+        plain = plain or plain_loop(
+            space, vectors, loss, run, seed=1, optimizer="SGD", options=SGD, passes="sandwich:2",
+            lr=lambda y: 0.03 * 0.5 * (1.0 + math.cos(math.pi * (y / STEPS))),
+        )  # fmt: skip
+        assert_same_bits(run, plain)
+
+
 def test_greedynas_is_its_plain_loop(tmp_path):
     """The plain loop asks the pool itself, and tells it every loss 15 subnets later."""
     space, steps = mixed(), 60

@@ -111,9 +111,28 @@ def test_streams_have_files_of_their_own(tmp_path):
     assert runs[0].losses != runs[1].losses
 
 
-def recording(path, observer=None):
+def test_passes_of_a_step_have_their_numbers(tmp_path):
+    pytest.importorskip("tensorboard", reason="needs tensorboard")
+    run = npp.train(
+        spaces.mixed(), spaces.vectors, npp_loss(), steps=6, run_dir=tmp_path / "run",
+        recipe={"passes": "sandwich:1", "schedule": "linear"}, execution={"tensorboard": True},
+    )  # fmt: skip
+    rows = read_metrics(run.directory.metrics)
+    assert [(row["step"], row["pass"]) for row in rows] == [(y // 3, y % 3) for y in range(18)]
+    assert [row["loss"] for row in rows] == run.losses
+    assert {row["learning_rate"] for row in rows[3:6]} == {0.05 * (1 - 1 / 6)}
+    assert rows[-1]["steps_per_second"] == pytest.approx(6 / rows[-1]["seconds"])
+    found = scalars(run.directory.tensorboard)
+    assert {"loss/pass-0", "loss/pass-1", "loss/pass-2", "learning_rate"} < found.keys()
+    assert "loss" not in found and "pass" not in found
+    assert [step for step, _ in found["learning_rate"]] == list(range(6))
+    of_last = np.array(run.losses[2::3], np.float32)
+    assert np.array_equal(of_last, np.array([value for _, value in found["loss/pass-2"]]))
+
+
+def recording(path, observer=None, **recipe):
     path.mkdir()
-    definition = Definition(space="s", steps=9)
+    definition = Definition(space="s", steps=9, recipe=Recipe(**recipe))
     return Recording([RunDirectory(path)], [definition], observer or SilentObserver(), False)
 
 
@@ -135,6 +154,19 @@ def test_steps_are_written_in_order_whatever_order_they_come_in(tmp_path):
     assert [row.get("hit_rate") for row in rows] == [0.75, 0.75, None, 0.875]
     assert rows[0]["bubble_ratio"] == pytest.approx(0.6)
     assert rows[2] == {"step": 1, "validation/top1": 0.5}
+
+
+def test_a_life_that_begins_behind_a_step_of_passes(tmp_path):
+    with recording(tmp_path / "run", passes="accumulate:2") as made:
+        made.on_begin(0, [0])
+        for y in range(5):
+            made.on_loss(0, y, float(y))
+        made.on_begin(1, [2])
+        for y in (3, 2, 4):
+            made.on_loss(0, y, y + 0.5)
+    rows = read_metrics(tmp_path / "run/metrics.jsonl")
+    assert [row["loss"] for row in rows] == [0.0, 1.0, 2.5, 3.5, 4.5]
+    assert [(row["step"], row["pass"]) for row in rows] == [(y // 2, y % 2) for y in range(5)]
 
 
 def test_everything_is_told_to_the_other_observer(tmp_path):
