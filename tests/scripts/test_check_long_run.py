@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import subprocess
 import sys
@@ -54,7 +55,9 @@ def test_the_slope_is_by_subnets():
 
 def test_a_process_is_read_as_it_is():
     before = taken(os.getpid())
-    ballast = bytearray(os.urandom(1)) * (30 * MIB)
+    ballast = mmap.mmap(-1, 30 * MIB)  # never memory that the process has already
+    for page in range(0, len(ballast), mmap.PAGESIZE):
+        ballast[page] = 1
     gate = threading.Event()
     thread = threading.Thread(target=gate.wait)
     thread.start()
