@@ -71,6 +71,7 @@ def _add_definition(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--validate", type=int, default=8, metavar="V", help="held-out batches to judge by"
     )
+    parser.add_argument("--ema", action="store_true", help="judge by the averages of the weights")
     parser.add_argument("--split", default="valid", help="of the data: valid or test")
     parser.add_argument(
         "--validation", metavar="MODULE:FUNCTION", help="held-out batches of your own"
@@ -171,6 +172,7 @@ def _definition(arguments: argparse.Namespace) -> SearchDefinition:
         calibration=arguments.calibrate,
         validation=arguments.validate,
         limits=limits,
+        ema=arguments.ema,
     )
 
 

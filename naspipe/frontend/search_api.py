@@ -31,6 +31,7 @@ def search_subnets(
     calibrate: int = 4,
     validate: int = 8,
     limits: Mapping[str, float] | None = None,
+    ema: bool = False,
     stages: int = 1,
     name: str = "",
     execution: Mapping[str, Any] | None = None,
@@ -53,8 +54,8 @@ def search_subnets(
         calibrate: batches of ``data`` that running statistics are taken from; 0 for the run's own.
         validate: batches of ``held_out``.
         limits: ``flops`` (of one sample), ``params``, ``latency_ms``.
-        stages: stage processes; 1 works in this process.
-        name: of the search; the next number by default.
+        ema: judge by the moving averages of the weights.
+        stages, name: stage processes, 1 for this process; of the search, or the next number.
         execution: further fields of :class:`naspipe.core.config.Execution`.
         observer: told of every subnet.
 
@@ -65,12 +66,12 @@ def search_subnets(
     definition = SearchDefinition(
         strategy=strategy, options=dict(options or {}), budget=budget, seed=seed, delay=delay,
         score=score, calibration=calibrate, validation=validate, limits=Limits(**(limits or {})),
+        ema=ema,
     )  # fmt: skip
     chosen = held_out_of(data) if held_out is None else held_out
     check_size(chosen, validate)
-    how = Execution(stages=stages, **(execution or {}))
-    watcher = observer or SilentSearchObserver()
     return Searching(
-        run=run, data=data, held_out=chosen, loss=loss, definition=definition, execution=how,
-        name=name, observer=watcher,
+        run=run, data=data, held_out=chosen, loss=loss, definition=definition, name=name,
+        execution=Execution(stages=stages, **(execution or {})),
+        observer=observer or SilentSearchObserver(),
     ).start()  # fmt: skip

@@ -114,6 +114,8 @@ class Searching:
         """What can be known to be wrong at first; returns the place of the search."""
         space, execution = self.run.space, self.execution
         check_space(self.run)
+        if self.definition.ema:
+            self.run.check_averages()
         if (self.definition.score == "bleu") != (self.judge is not None):
             raise ConfigError(
                 "--score bleu: expected what decodes with a subnet, and no other score"
@@ -200,6 +202,7 @@ class Searching:
             calibration=calibration,
             validation=definition.validation,
             calibrated=calibrated,
+            ema=definition.ema,
         )
 
     def _manifest(self, checkpoint: Checkpoint, definition: SearchDefinition) -> dict[str, Any]:

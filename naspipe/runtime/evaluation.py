@@ -47,6 +47,8 @@ class Evaluation:
     calibration: int
     """Batches that running statistics are taken from; 0 to use those of the training."""
     validation: int
+    ema: bool = False
+    """Take the moving averages of the weights."""
     calibrated: int
     """Blocks of the chain, from the first, through which batches to calibrate with have to go."""
 
@@ -220,7 +222,7 @@ class EvaluationCompute:
             torch.cuda.empty_cache()
 
     def _restore(self, layer: LayerId, stored: StoredLayer) -> None:
-        self._evaluation.weights.restore_weights(layer, stored)
+        self._evaluation.weights.restore_weights(layer, stored, self._evaluation.ema)
         stored.module.eval()
 
 

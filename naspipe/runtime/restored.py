@@ -12,6 +12,7 @@ from naspipe.core.errors import LogError
 from naspipe.core.events import KeptLayer
 from naspipe.core.ids import FIRST_STREAM, INITIAL, LayerId, StageId, StreamId, Version
 from naspipe.core.space import Space
+from naspipe.runtime.around_step import AVERAGE
 from naspipe.runtime.bound_layer import Gradients
 from naspipe.runtime.checkpoint import from_raw, layer_key, to_raw
 from naspipe.runtime.layer_store import StoredLayer
@@ -108,10 +109,11 @@ class Restored:
         """
         self._fill(stored, self.snapshot(layer))
 
-    def restore_weights(self, layer: LayerId, stored: StoredLayer) -> None:
+    def restore_weights(self, layer: LayerId, stored: StoredLayer, ema: bool = False) -> None:
         """Fill a layer that was just made with the newest parameters and buffers, nothing else.
 
-        It stays at its initial version: nothing was written here.
+        It stays at its initial version: nothing was written here. With ``ema`` the parameters are
+        their moving averages, where there are any.
 
         Raises:
             LogError: when what the checkpoint holds does not fit the layer.
@@ -123,6 +125,9 @@ class Restored:
                 for name, raw in snapshot.tensors.items()
                 if name.startswith(("param/", "buffer/"))
             }
+            for name in stored.parameters if ema else ():
+                if raw := snapshot.tensors.get(f"optimizer/{name}/{AVERAGE}"):
+                    tensors[f"param/{name}"] = raw
             versions = (INITIAL,)
             snapshot = snapshot._replace(versions=versions, tensors=tensors, scalars={})
         self._fill(stored, snapshot)

@@ -30,6 +30,8 @@ class SearchDefinition:
     """Batches of the training split that running statistics are taken from; 0 for the run's own."""
     validation: int = 8
     """Batches of the held-out split."""
+    ema: bool = False
+    """Judge by the moving averages of the weights."""
     limits: Limits = field(default_factory=Limits)
     data: Mapping[str, Any] = field(default_factory=dict)
     """What the held-out data say of themselves."""

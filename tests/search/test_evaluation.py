@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
 
 import naspipe
+from naspipe.export.subnet import assemble
 from naspipe.runtime.calibration import blocks_to_calibrate
 from naspipe.search.records import find_best, find_searches
 from naspipe.trace.snapshot import read_checkpoint
@@ -101,6 +104,27 @@ def test_a_run_that_goes_on_is_searched_at_its_newest_checkpoint(tmp_path):
     (tmp_path / "run" / "checkpoints").rename(tmp_path / "none")
     with pytest.raises(naspipe.ConfigError, match="expected a checkpoint to take weights from"):
         search(run, data)
+
+
+def test_averaged_weights(tmp_path):
+    make, data = SPACES["mixed"]
+    plain = naspipe.train(make(), data, LOSS, steps=8, seed=1, run_dir=tmp_path / "plain")
+    with pytest.raises(naspipe.ConfigError, match="average"):
+        search(plain, data, ema=True)
+    run = naspipe.train(
+        make(), data, LOSS, steps=12, seed=1, run_dir=tmp_path / "ema", recipe={"ema": 0.5}
+    )
+    newest, averages = search(run, data), search(run, data, ema=True, strategy="random")
+    assert newest.candidates[0].choices == averages.candidates[0].choices
+    assert newest.candidates[0].scores != averages.candidates[0].scores
+    chain = assemble(run, averages.candidates[0].choices, ema=True)
+    loop = SimpleNamespace(
+        layer=lambda block, candidate: chain.layers[block].module,
+        fields=[run.space.fields(block) for block in range(len(run.space))],
+    )
+    batches = [[data(1, n) for n in range(3)], [held_out(data)(1, n) for n in range(2)]]
+    expected = judge(loop, run.space.chain(chain.choices), *batches, LOSS)
+    assert averages.candidates[0].scores[:3] == expected
 
 
 def test_the_best_of_the_newest_search_is_found(tmp_path):
