@@ -49,6 +49,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--validate", type=int, default=16, help="batches to judge inherited by")
     parser.add_argument("--test", type=int, default=64, help="batches to judge retrained by")
+    parser.add_argument("--supernets", default=",".join(SUPERNETS), help="those to rank subnets by")
     parser.add_argument("--work", type=Path, default=ROOT / "runs" / "search-images")
     options = parser.parse_args()
     before = time.monotonic()
@@ -67,7 +68,8 @@ def main() -> None:
     alone = [retrained(bench, options, f"alone-{n}", each) for n, each in enumerate(listed)]
     found = retrained(bench, options, "alone-found", best)
     supernets = {}
-    for name, (policy, sampler, stages) in SUPERNETS.items():
+    for name in options.supernets.split(","):
+        policy, sampler, stages = SUPERNETS[name]
         run = bench.train(name.replace(" ", "-"), options.steps, sampler, policy, stages)
         scores = bench.judge_listed(run, "listed", "valid", listed, **judged).candidates
         supernets[name] = rank_figures(scores, alone)

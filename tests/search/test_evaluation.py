@@ -10,8 +10,10 @@ from torch import nn
 
 import naspipe
 from naspipe.export.subnet import assemble
-from naspipe.runtime.calibration import blocks_to_calibrate
+from naspipe.runtime.calibration import blocks_to_calibrate, fresh_statistics, statistics_of
 from naspipe.search.records import find_best, find_searches
+from naspipe.search.strategies import make_strategy
+from naspipe.streams.feedback import FeedbackLoop
 from naspipe.trace.snapshot import read_checkpoint
 from tests.equivalence import spaces
 from tests.equivalence.harness import plain_loop
@@ -139,11 +141,35 @@ def test_the_best_of_the_newest_search_is_found(tmp_path):
     assert first.ranked()[0].scores.loss == min(c.scores.loss for c in first.candidates)
 
 
-def test_what_the_search_learns_leads_it(tmp_path):
+def test_the_strategy_is_told_the_scores_in_order(tmp_path):
     run, data, _ = trained(tmp_path, "mixed")
-    found = search(run, data, budget=60, strategy="evolution", options={"population": 8})
-    losses = [candidate.scores.loss for candidate in found.candidates]
-    assert sum(losses[-20:]) < sum(losses[:20])
+    options = {"population": 4, "tournament": 3}
+    found = search(run, data, budget=30, strategy="evolution", options=options, stages=2)
+
+    def stream(score):
+        counts = run.space.candidate_counts
+        strategy = make_strategy("evolution", counts, 0, lambda choices: True, options)
+        loop = FeedbackLoop(strategy, 3, 30)
+        proposed = loop.start()
+        for number, candidate in enumerate(found.candidates):
+            proposed += loop.take(number, score(candidate))
+        return proposed
+
+    choices = [candidate.choices for candidate in found.candidates]
+    assert stream(lambda candidate: -candidate.scores.loss) == choices
+    assert stream(lambda candidate: candidate.scores.loss) != choices
+
+
+def test_statistics_are_as_they_were_afterwards():
+    norm = nn.BatchNorm1d(3)
+    norm(torch.randn(5, 3))
+    norm.eval()
+    before = {name: value.clone() for name, value in norm.state_dict().items()}
+    with fresh_statistics(statistics_of(norm)):
+        norm(torch.randn(5, 3))
+        assert not torch.equal(norm.running_mean, before["running_mean"])
+    assert all(torch.equal(value, before[name]) for name, value in norm.state_dict().items())
+    assert (norm.momentum, norm.training) == (0.1, False)
 
 
 def test_limits_are_kept(tmp_path):

@@ -1,0 +1,36 @@
+"""NNI's strategies search a trained supernet: the same subnets and scores on any stages."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import naspipe as npp
+from naspipe.nni.strategies import STRATEGIES
+from tests.nni.spaces import batches
+from tests.nni.test_strategies import Wide
+
+LOSS = torch.nn.CrossEntropyLoss()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    torch.manual_seed(7)
+    path = tmp_path_factory.mktemp("nni-search") / "run"
+    return npp.train(npp.from_nni(Wide()), batches, LOSS, steps=8, seed=3, run_dir=path)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_five_strategies_search_alike_on_1_2_and_4_stages(run, name):
+    found = [
+        npp.search_subnets(
+            run, batches, LOSS, held_out=lambda seed, number: batches(seed + 9, number),
+            strategy=f"nni:{name}", budget=14, delay=3, validate=1, calibrate=1, seed=1,
+            stages=stages, name=f"{name}-{stages}",
+        )
+        for stages in (1, 2, 4)
+    ]  # fmt: skip
+    lines = {each.path.joinpath("candidates.jsonl").read_bytes() for each in found}
+    assert len(lines) == 1
+    assert len({each.choices for each in found[0].candidates}) > 1
+    assert all(0 < each.scores.loss < 100 for each in found[0].candidates)
