@@ -20,6 +20,7 @@ class TrainingProgress:
         steps: of all streams.
         is_quiet: show nothing.
         every_seconds: from one line to the next, where there is no terminal.
+        unit: of what is counted: steps, or passes where a step has several.
     """
 
     def __init__(
@@ -28,6 +29,7 @@ class TrainingProgress:
         steps: int,
         is_quiet: bool = False,
         every_seconds: float = 10.0,
+        unit: str = "steps",
     ) -> None:
         self._console = Console(stderr=True, quiet=is_quiet, highlight=False)
         self._progress = Progress(
@@ -43,6 +45,7 @@ class TrainingProgress:
         self._description = description
         self._steps = steps
         self._every_seconds = every_seconds
+        self._unit = unit
         self._first = self._done = 0
         self._start = self._printed = time.monotonic()
         self._busy: dict[int, float] = {}
@@ -79,7 +82,7 @@ class TrainingProgress:
         self._done += 1
         now = time.monotonic()
         speed = (self._done - self._first) / max(1e-9, now - self._start)
-        numbers = f"{speed:.1f} steps/s  loss {loss:.4f}"
+        numbers = f"{speed:.1f} {self._unit}/s  loss {loss:.4f}"
         if self._busy:
             bubble = 1 - sum(self._busy.values()) / len(self._busy)
             numbers += f"  bubble {bubble:.2f}"

@@ -70,7 +70,9 @@ def _training(
     title = f"{' '.join(names)} on {execution.stages} stage{'s' if execution.stages > 1 else ''}"
     steps = sum(workload.definition.num_subnets for workload in workloads)
     is_quiet = arguments.quiet or (worker is not None and worker.rank > 0)
-    with TrainingProgress(title, steps, is_quiet, arguments.log_every) as progress:
+    has_passes = any(each.definition.recipe.steps.passes > 1 for each in workloads)
+    unit = "passes" if has_passes else "steps"
+    with TrainingProgress(title, steps, is_quiet, arguments.log_every, unit) as progress:
         yield Training(
             workloads=workloads,
             execution=execution,

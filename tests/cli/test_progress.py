@@ -29,6 +29,12 @@ def test_without_a_terminal_the_end_is_said_at_least(tmp_path, capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
+def test_passes_are_counted_as_such(tmp_path, capsys):
+    words = ["--run-dir", str(tmp_path / "run"), "--set", "passes=accumulate:2", "--steps", "3"]
+    assert main([*RUN, *words]) == 0
+    assert re.search(r"  6/6  \d+\.\d passes/s  ", capsys.readouterr().err)
+
+
 def test_quiet(tmp_path, capsys):
     words = ["--run-dir", str(tmp_path / "run"), "--quiet", "--log-every", "0"]
     assert main([*RUN, *words]) == 0
