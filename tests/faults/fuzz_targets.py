@@ -1,0 +1,247 @@
+"""What reads files and messages, as functions of bytes; each may raise documented errors only.
+
+Checksums are made to fit, where there are any: what lies behind them is read, too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import msgpack
+import numpy as np
+import torch
+
+from naspipe.cli import resume
+from naspipe.cli.streams import StreamOptions, parse_streams
+from naspipe.core.access import Access, AccessKind
+from naspipe.core.config import Settings, apply_settings
+from naspipe.core.errors import ConfigError, DataError, LogError, TransportError
+from naspipe.core.ids import LayerId
+from naspipe.core.recipe_file import read_recipe
+from naspipe.core.task import Task, TaskKind
+from naspipe.data.fairseq_format import open_tokens, write_mmap
+from naspipe.runtime.hosts import read_word
+from naspipe.runtime.messages import (
+    ControlMessage,
+    VersionMessage,
+    input_frames,
+    launcher_frames,
+    read_message,
+    version_frames,
+)
+from naspipe.runtime.reports import read_report
+from naspipe.streams.from_file import read_stream
+from naspipe.trace.event_log import read_events
+from naspipe.trace.framing import encode_frame
+from naspipe.trace.log import read_access_log
+from naspipe.trace.losses import read_losses
+from naspipe.trace.records import MAGIC, SCHEMA_VERSION, encode_access
+from naspipe.trace.run_directory import RunDirectory
+from naspipe.trace.snapshot import (
+    RawTensor,
+    read_checkpoint,
+    write_checkpoint,
+    write_checkpoint_manifest,
+)
+
+LOG_HEADER = MAGIC + struct.pack("<I", SCHEMA_VERSION)
+EVENTS_HEADER = b"NPEVENTS" + struct.pack("<I", 1)
+
+
+class Target(NamedTuple):
+    """A reader, the errors it may raise, and inputs to begin with."""
+
+    read: Callable[[bytes, Path], object]
+    errors: tuple[type[Exception], ...]
+    seeds: Callable[[Path], list[bytes]]
+
+
+def put(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+def access_log(data, place):
+    return read_access_log(put(place / "log", data))
+
+
+def access_records(data, place):
+    framed = b"".join(encode_frame(part) for part in pieces(data))
+    return read_access_log(put(place / "log", LOG_HEADER + framed))
+
+
+def events(data, place):
+    framed = b"".join(encode_frame(part) for part in pieces(data))
+    return list(read_events(put(place / "events", EVENTS_HEADER + framed)))
+
+
+def pieces(data):
+    """One part, or as many as its separators make."""
+    return data.split(b"\xfe\xfe")
+
+
+def message(data, place):
+    header, *frames = pieces(data)
+    found = read_message(header, frames)
+    if isinstance(found, VersionMessage):
+        target = torch.zeros(3, 2)
+        for _, tensor in found.state:
+            tensor.value()
+            if tensor.frame is not None:
+                with suppress(TransportError):
+                    tensor.copy_to(target)
+    return found
+
+
+def report(data, place):
+    with suppress(TransportError):
+        read_word(data)
+    return read_report(data)
+
+
+def shard(data, place):
+    put(place / "stage-0.safetensors", data)
+    digest = hashlib.blake2b(data, digest_size=32).hexdigest()
+    entry = {"file": "stage-0.safetensors", "bytes": len(data), "blake2b": digest}
+    write_checkpoint_manifest(place, {"subnets": 4, "shards": [entry]})
+    return read_checkpoint(place)
+
+
+def manifest(data, place):
+    """Of a checkpoint, with the digest that belongs to it where it is an object at all."""
+    try:
+        content = json.loads(data)
+        content.pop("blake2b", None)
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        digest = hashlib.blake2b(text.encode(), digest_size=32).hexdigest()
+        data = json.dumps({**content, "blake2b": digest}).encode()
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        pass
+    put(place / "manifest.json", data)
+    return read_checkpoint(place)
+
+
+def run_manifest(data, place):
+    put(place / "manifest.json", data)
+    found = RunDirectory(place).read_manifest()
+    resume._execution(found.get("requested"), place)
+    return found
+
+
+def losses(data, place):
+    return read_losses(put(place / "losses.jsonl", data))
+
+
+def stream(data, place):
+    return read_stream(put(place / "stream.jsonl", data), [4, 4])
+
+
+def streams(data, place):
+    given = StreamOptions(
+        space="nlp.c0", scale="tiny", data=None, seed=0, steps=5, sampler="uniform"
+    )
+    path = put(place / "streams", data)
+    return parse_streams(str(path), type("Namespace", (), {n: getattr(given, n) for n in FIELDS}))
+
+
+FIELDS = ("space", "scale", "data", "seed", "steps", "sampler")
+
+
+def settings(data, place):
+    texts = data.decode("utf-8", "replace").split("\n")
+    return apply_settings(Settings(), texts[:20])
+
+
+def recipe(data, place):
+    return read_recipe(put(place / "mine.toml", data))
+
+
+def fairseq(data, place):
+    index, _, tokens = data.partition(b"\xfe\xfe")
+    put(place / "x.idx", index)
+    put(place / "x.bin", tokens)
+    found = open_tokens(place / "x")
+    for number in range(min(len(found), 5)):
+        found[number].sum()
+    found.check(100, 2)
+
+
+def log_seeds(place):
+    return [LOG_HEADER + b"".join(map(encode_frame, record_seeds(place))), LOG_HEADER, b""]
+
+
+def record_seeds(place):
+    access = Access(LayerId(0, 3, 1), 5, 0, AccessKind.FORWARD, 2, 1, 10, 20, 3, "")
+    return [encode_access(access, 0), encode_access(access._replace(digest="ab"), 1)]
+
+
+def message_seeds(place):
+    task = Task(0, 5, 0, TaskKind.FORWARD, 1)
+    state = [("param/w", torch.ones(3, 2)), ("optimizer/w/step", 3)]
+    made = (
+        input_frames(task, [task], [torch.ones(3, 2), None]),
+        version_frames(LayerId(0, 3, 1), 4, state),
+        launcher_frames(ControlMessage("stop", (7, 9))),
+    )
+    return [b"\xfe\xfe".join(map(bytes, frames)) for frames in made]
+
+
+def report_seeds(place):
+    body = {"stream": 0, "sequence_id": 3, "loss": 1.5, "bits": "3fc00000"}
+    return [msgpack.packb(["loss", 1, body]), msgpack.packb(["end", "it failed"])]
+
+
+def shard_seeds(place):
+    tensors = {"0/a/param/w": RawTensor("F32", (2, 2), b"\1" * 16)}
+    tensors |= {"0/a/buffer/n": RawTensor("I64", (), b"\2" * 8)}
+    write_checkpoint(place, "seed.safetensors", tensors)
+    return [(place / "seed.safetensors").read_bytes()]
+
+
+def manifest_seeds(place):
+    content = {
+        "format": 1, "subnets": 4, "shards": [], "versions": {"0/a": 3}, "history": {"0/a": [1, 3]},
+        "scalars": {"0/a/optimizer/w/step": {"float": "3ff0000000000000"}},
+        "strides": {"0/a/param/w": [1, 2]}, "losses": [10, 20],
+    }  # fmt: skip
+    entry = {"file": "stage-0.safetensors", "bytes": 3, "blake2b": "00"}
+    return [json.dumps(each).encode() for each in (content, content | {"shards": [entry]})]
+
+
+def fairseq_seeds(place):
+    write_mmap(place / "seed", [[4, 5, 2], [6, 2]], 100)
+    index, data = (place / "seed.idx").read_bytes(), (place / "seed.bin").read_bytes()
+    header = struct.pack("<8sQQQQQ", b"TNTIDX\0\0", 1, 4, 4, 1, 1)
+    lazy = header + np.array([0, 1, 0, 2, 2], "<i8").tobytes()
+    return [index + b"\xfe\xfe" + data, lazy + b"\xfe\xfe" + np.array([5, 3], "<i4").tobytes()]
+
+
+def texts(*found):
+    return lambda place: [text.encode() for text in found]
+
+
+RUN = {"format": 1, "status": "running", "requested": {"stages": 2, "port": 29600, "order": "auto"}}
+LOSS = '{"stream": 0, "sequence_id": 0, "loss": 1.5, "bits": "3fc00000"}\n'
+
+TARGETS = {
+    "access log": Target(access_log, (LogError,), log_seeds),
+    "access records": Target(access_records, (LogError,), record_seeds),
+    "events": Target(events, (LogError,), lambda place: [msgpack.packb([0, 1, 2]), b"\x93\0\1\2"]),
+    "messages": Target(message, (TransportError,), message_seeds),
+    "reports": Target(report, (TransportError,), report_seeds),
+    "checkpoint shards": Target(shard, (LogError,), shard_seeds),
+    "checkpoint manifests": Target(manifest, (LogError, ConfigError), manifest_seeds),
+    "run manifests": Target(run_manifest, (ConfigError,), texts(json.dumps(RUN))),
+    "losses": Target(losses, (LogError,), texts(LOSS, LOSS + LOSS.replace("_id\": 0", "_id\": 1"))),
+    "subnet lists": Target(stream, (ConfigError,), texts("[0, 1]\n[3, 2]\n")),
+    "stream files": Target(streams, (ConfigError,), texts('{"space": "nlp.c3", "seed": 1}\n')),
+    "settings": Target(settings, (ConfigError,), texts("lr=0.1\nrule.stem=lag(4)")),
+    "recipes": Target(recipe, (ConfigError,), texts('lr = 0.1\n[optimizer]\nname = "Adam"\n')),
+    "fairseq files": Target(fairseq, (DataError,), fairseq_seeds),
+}  # fmt: skip
