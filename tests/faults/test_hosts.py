@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import time
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -76,6 +78,19 @@ class Workers:
         wait_until(lambda: losses.exists() and losses.read_bytes().count(b"\n") >= lines, 60)
 
 
+def listening(pid, address):
+    """The ports that somebody listens at on a process's host, every one on this address only."""
+    rows = [
+        line.split()
+        for name in ("tcp", "tcp6")
+        for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]
+    ]
+    found = [row[1].split(":") for row in rows if row[3] == "0A"]
+    here = socket.inet_aton(address)[::-1].hex().upper()
+    assert {place for place, _ in found} == {here}
+    return [int(port, 16) for _, port in found]
+
+
 def assert_identical(whole, path):
     (comparison,) = compare_runs([whole, path])
     assert comparison.is_identical, str(comparison)
@@ -87,6 +102,7 @@ def test_two_hosts_have_one_hosts_bits_and_a_cut_one_ends_both(tmp_path, whole, 
     with ExitStack() as stack:
         first = Workers(stack, path, 2, hosts=hosts)
         first.wait_for(12)
+        assert all(listening(fork.pid, hosts.addresses[n]) for n, fork in enumerate(first.forks))
         start = time.monotonic()
         hosts.cut()
         assert first.join(30) == [1, 1]
