@@ -25,7 +25,8 @@ from naspipe.runtime.reports import SilentObserver  # noqa: E402
 from naspipe.trace.compare import compare_runs  # noqa: E402
 
 OPTIMIZERS = {"SGD": (0.05, {"momentum": 0.9, "weight_decay": 1e-4}), "Adam": (1e-3, {})}
-STAGES = [(4, 1), (4, 3), (1, 4), (2, 2)]
+CASES = [(4, 1, ""), (4, 2, "3x"), (4, 3, ""), (1, 4, ""), (4, 1, "2x"), (1, 4, "2x")]
+"""Stages before and after the end, and the memory budget of both parts."""
 
 
 class Ends(SilentObserver):
@@ -51,13 +52,13 @@ def train(named: Named, optimizer: str, steps: int, path: Path, **how: Any) -> P
 
 
 def resumed(
-    named: Named, optimizer: str, steps: int, whole: Path, stages: tuple[int, int]
+    named: Named, optimizer: str, steps: int, whole: Path, case: tuple[int, int, str]
 ) -> dict[str, Any]:
     """A run that is ended after a third of its steps on some stages and goes on on others."""
-    first, then = stages
+    first, then, budget = case
     start, said = time.monotonic(), ""
-    path = whole.with_name(f"{first}-{then}")
-    every = {"checkpoint_every": 20}
+    path = whole.with_name(f"{first}-{then}-{budget}")
+    every = {"checkpoint_every": 10, "memory_budget": budget}
     try:
         ends = Ends(steps // 3)
         train(named, optimizer, steps, path, stages=first, execution=every, observer=ends)
@@ -67,13 +68,20 @@ def resumed(
         train(named, optimizer, steps, path, stages=then, resume=True, execution=every)
         verdict = str(compare_runs([whole, path])[0])
     seconds = round(time.monotonic() - start, 1)
-    return {"stages": stages, "ended": said, "seconds": seconds, "verdict": verdict}
+    row = {"stages": [first, then], "budget": budget}
+    return {**row, "ended": said, "seconds": seconds, "verdict": verdict}
+
+
+def write(output: Path, rows: list[dict[str, Any]]) -> None:
+    """Write what there is by now, a case a line."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text("[\n " + ",\n ".join(map(json.dumps, rows)) + "\n]\n")
 
 
 def main() -> int:
     """Run every case; the exit status is 1 when a bit differs anywhere."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--output", type=Path, default=ROOT / "artifacts/faults/resume.json")
     arguments = parser.parse_args()
     rows = []
@@ -81,12 +89,11 @@ def main() -> int:
         named = find_workload(name, "tiny", None, None)
         with tempfile.TemporaryDirectory() as scratch:
             whole = train(named, optimizer, arguments.steps, Path(scratch) / "whole")
-            for stages in STAGES:
-                found = resumed(named, optimizer, arguments.steps, whole, stages)
+            for case in CASES:
+                found = resumed(named, optimizer, arguments.steps, whole, case)
                 rows.append({"space": name, "optimizer": optimizer, **found})
                 print(rows[-1], flush=True)
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(rows, indent=1) + "\n")
+                write(arguments.output, rows)
     return int(any(row["verdict"] != "IDENTICAL" for row in rows))
 
 
