@@ -30,7 +30,7 @@ CASES = [(4, 1, ""), (4, 2, "3x"), (4, 3, ""), (1, 4, ""), (4, 1, "2x"), (1, 4, 
 
 
 class Ends(SilentObserver):
-    """A run's observer that asks for its end, as Ctrl-C does, at the loss of one step."""
+    """A run's observer that asks for its end, as SIGTERM does, at the loss of one step."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -38,7 +38,7 @@ class Ends(SilentObserver):
     def on_loss(self, stream: int, sequence_id: int, loss: float) -> None:
         """See :class:`naspipe.runtime.reports.LaunchObserver`."""
         if sequence_id == self.step:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def train(named: Named, optimizer: str, steps: int, path: Path, **how: Any) -> Path:

@@ -48,7 +48,11 @@ def fuzz_here(target: Any, runs: int, seed: int, place: Path) -> None:
     start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
     def test(data: bytes) -> None:
-        one(target, data, scratch)
+        try:
+            one(target, data, scratch)
+        except Exception:
+            (place / "crash-input").write_bytes(data)
+            raise
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start
         if grown > MOST_GROWTH:
             raise MemoryError(f"grown by {grown} KiB")

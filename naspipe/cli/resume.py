@@ -59,9 +59,15 @@ def _manifests(path: Path) -> list[dict[str, Any]]:
 def _execution(requested: Any, path: Path) -> Execution:
     from naspipe.core.config import Execution
 
-    known = {field.name for field in fields(Execution)}
-    if not isinstance(requested, dict) or not requested.keys() <= known:
+    known = {field.name: type(getattr(Execution(), field.name)) for field in fields(Execution)}
+    if not isinstance(requested, dict) or not requested.keys() <= known.keys():
         raise ConfigError(f"{path}: expected a run of this version, found other settings in it")
+    for key, value in requested.items():
+        if type(value) is not known[key] and not (known[key] is float and type(value) is int):
+            raise ConfigError(
+                f"{path}: its manifest is damaged: {key} is {value!r:.80}, expected "
+                f"{known[key].__name__}"
+            )
     return Execution(**requested)
 
 

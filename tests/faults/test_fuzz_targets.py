@@ -24,6 +24,19 @@ def damaged(data, draw):
     return bytes(changed)
 
 
+FOUND = [
+    ("run manifests", b'{"format": 1, "requested": {"stages": "x"}}'),
+    ("run manifests", b'{"format": 1, "requested": {"latency": null}}'),
+]
+"""Inputs that fuzzing has found: their errors were not documented ones."""
+
+
+@pytest.mark.parametrize(("name", "data"), FOUND)
+def test_what_fuzzing_found(tmp_path, name, data):
+    with pytest.raises(TARGETS[name].errors):
+        TARGETS[name].read(data, tmp_path)
+
+
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_reader_raises_documented_errors_only(tmp_path, name):
     target, draw, refused = TARGETS[name], random.Random(name), 0

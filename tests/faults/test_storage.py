@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 import json
 import multiprocessing
 import os
 import resource
 import shutil
+from pathlib import Path
 
 import pytest
 
 import naspipe as npp
 from naspipe.core.errors import LogError, StorageError
+from naspipe.runtime import checkpointer
 from naspipe.runtime.reports import SilentObserver
+from naspipe.trace import checkpoints, losses
 from naspipe.trace.checkpoints import CheckpointFolder
 from naspipe.trace.compare import compare_runs
+from naspipe.trace.log import AccessLogWriter
 from tests.equivalence import spaces
 from tests.faults.helpers import Calm, Ends, interrupt, train
 
@@ -127,6 +133,46 @@ def test_what_a_killed_life_left_is_swept(run):
     (left / "stage-0.safetensors").write_bytes(b"torn")
     found = train(path, Calm(spaces.vectors), resume=True)
     assert not left.exists()
+    assert compare_runs([whole.directory.path, found.directory.path])[0].is_identical
+
+
+def no_space(*arguments):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def read_only(*arguments):
+    raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+
+def failing(method, how, call):
+    """The method, which fails at one of its calls and every later one."""
+    calls = itertools.count(1)
+
+    def act(*arguments, **options):
+        if next(calls) >= call:
+            how()
+        return method(*arguments, **options)
+
+    return act
+
+
+@pytest.mark.parametrize("how", [no_space, read_only])
+@pytest.mark.parametrize(("owner", "name", "call"), [
+    (checkpointer, "write_part", 3), (checkpoints, "write_checkpoint_manifest", 3),
+    (Path, "rename", 3), (losses.LossWriter, "sync", 3), (AccessLogWriter, "flush", 4),
+])  # fmt: skip
+def test_a_disk_that_fails_at_any_write(tmp_path, monkeypatch, how, owner, name, call):
+    """At the third checkpoint: one line, and the second one is still good."""
+    monkeypatch.setattr(owner, name, failing(getattr(owner, name), how, call))
+    with pytest.raises(StorageError) as caught:
+        train(tmp_path / "run", Calm(spaces.vectors))
+    assert "\n" not in str(caught.value) and ("space" in str(caught.value) or
+                                              "Read-only" in str(caught.value))  # fmt: skip
+    monkeypatch.undo()
+    folder = CheckpointFolder(tmp_path / "run" / "checkpoints")
+    assert folder.latest().checkpoint.subnets >= 10
+    whole = train(tmp_path / "whole", Calm(spaces.vectors))
+    found = train(tmp_path / "run", Calm(spaces.vectors), resume=True)
     assert compare_runs([whole.directory.path, found.directory.path])[0].is_identical
 
 
