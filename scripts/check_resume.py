@@ -58,7 +58,7 @@ def resumed(
     first, then, budget = case
     start, said = time.monotonic(), ""
     path = whole.with_name(f"{first}-{then}-{budget}")
-    every = {"checkpoint_every": 10, "memory_budget": budget}
+    every = {"checkpoint_every": 10, "memory_budget": budget, "window": 8}
     try:
         ends = Ends(steps // 3)
         train(named, optimizer, steps, path, stages=first, execution=every, observer=ends)
