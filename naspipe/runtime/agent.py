@@ -154,10 +154,14 @@ class _Agent:
         limit = self.execution.timeout_seconds
         if is_supervised:
             limit = self.execution.silence_seconds
+        problem = ""
         if silence > limit:
-            raise TransportError(
-                f"rank {self.hosts.worker.rank}: the launcher at {self.hosts.endpoints.launcher} "
-                f"(rank 0) has given no sign of life for {silence:.0f} s"
+            problem = (
+                f"the launcher at {self.hosts.endpoints.launcher} (rank 0) has given no sign of "
+                f"life for {silence:.0f} s"
             )
-        if os.getppid() != self.parent:
-            raise TransportError(f"rank {self.hosts.worker.rank}: who started it has ended")
+        elif os.getppid() != self.parent:
+            problem = "who started it has ended"
+        if problem:
+            self._report("died", {"how": f"its worker has ended it: {problem}"})
+            raise TransportError(f"rank {self.hosts.worker.rank}: {problem}")
