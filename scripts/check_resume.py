@@ -82,10 +82,12 @@ def main() -> int:
     """Run every case; the exit status is 1 when a bit differs anywhere."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--spaces", nargs="*", default=["nlp.c3", "cv.c3"])
+    parser.add_argument("--optimizers", nargs="*", choices=OPTIMIZERS, default=[*OPTIMIZERS])
     parser.add_argument("--output", type=Path, default=ROOT / "artifacts/faults/resume.json")
     arguments = parser.parse_args()
     rows = []
-    for name, optimizer in itertools.product(("nlp.c3", "cv.c3"), OPTIMIZERS):
+    for name, optimizer in itertools.product(arguments.spaces, arguments.optimizers):
         named = find_workload(name, "tiny", None, None)
         with tempfile.TemporaryDirectory() as scratch:
             whole = train(named, optimizer, arguments.steps, Path(scratch) / "whole")

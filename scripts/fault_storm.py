@@ -25,12 +25,15 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--output", type=Path, default=ROOT / "artifacts/faults/storm.json")
+    parser.add_argument("--matching", default="", help="text that a case's name must have")
     parser.add_argument("--also", type=Path, nargs="*", default=[], help="results to put first")
     arguments = parser.parse_args()
     rows = [row for file in arguments.also for row in json.loads(file.read_text())["cases"]]
     with tempfile.TemporaryDirectory(prefix="np") as scratch:
         whole = reference(Path(scratch))
         for seed in range(arguments.first, arguments.first + arguments.count):
+            if arguments.matching not in str(draw_case(seed)):
+                continue
             start, place = time.monotonic(), Path(scratch) / f"seed-{seed}"
             place.mkdir()
             row = {"seed": seed, "case": str(draw_case(seed))}
