@@ -162,8 +162,9 @@ def main() -> int:
             speed = found[case][-1].get("steps_per_second")
             print(f"{repetition} {' | '.join(case)}: {speed and round(speed, 2)}"
                   f" [{time.monotonic() - start:.0f} s]", file=sys.stderr, flush=True)  # fmt: skip
-        result = result_of(arguments, found)
-        keep(result, "scripts/bench_peers.py", arguments.output / "peers", draw)
+            if repetition == 0 or case == cases[-1]:
+                result = result_of(arguments, found)
+                keep(result, "scripts/bench_peers.py", arguments.output / "peers", draw)
     write_summary(arguments.output)
     show(result)
     return 0
@@ -175,6 +176,8 @@ def result_of(
     """Medians and spread, each beside the plain loop of the same round."""
     rows: list[dict[str, Any]] = []
     for (space, sampler, name), runs in found.items():
+        if not runs:
+            continue
         row: dict[str, Any] = {"space": space, "sampler": sampler, "peer": name}
         if "skipped" in runs[0]:
             rows.append({**row, "note": runs[0]["skipped"]})

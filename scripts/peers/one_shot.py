@@ -84,7 +84,9 @@ def _model_space(named: Named) -> Any:
             state: tuple[Tensor, ...] = ()
             for number, block in enumerate(self.blocks):
                 out = block(*state, *(batch[name] for name in named.space.fields(number)))
-                state = out if isinstance(out, tuple) else (out,)
+                state = (
+                    tuple(out) if isinstance(out, (tuple, list)) else (out,)
+                )  # NNI hands lists on
             loss: Tensor = named.loss(*state, batch["target"])
             return loss
 
