@@ -21,8 +21,8 @@ samplers: uniform, fair, spaced:W, file:PATH (one JSON list of choices a line)
 streams: --streams 2 trains seeds K and K + 1 side by side, each as it would be alone; a file has
   one line per stream, as in {"space": "nlp.c3", "seed": 1, "steps": 50}; what a line leaves out
   is taken from the command
-recipes: spos, fairnas, evolved-transformer (naspipe/recipes/), or a TOML file of yours; what it
-  says goes before the space's defaults, --sampler and --set go before it
+recipes: spos, fairnas, greedynas, sandwich, evolved-transformer (naspipe/recipes/), or a TOML
+  file of yours; what it says goes before the space's defaults, --sampler and --set go before it
 settings: lr, schedule, warmup_steps, precision, optimizer, optimizer.OPTION, rule.SHARED_LAYER,
   data.max_tokens, data.batch_size, label_smoothing, clip_layer_norm, ema, feedback_delay, window,
   prefetch, host_memory, activation_memory, data_path, transport, port, timeout_seconds,
