@@ -24,9 +24,9 @@ streams: --streams 2 trains seeds K and K + 1 side by side, each as it would be 
 recipes: spos, fairnas, greedynas, sandwich, evolved-transformer (naspipe/recipes/), or a TOML file
   of yours; what it says goes before the space's defaults, --sampler and --set go before it
 settings: lr, schedule, warmup_steps, precision, optimizer, optimizer.OPTION, rule.SHARED_LAYER,
-  data.max_tokens, data.batch_size, label_smoothing, clip_layer_norm, ema, feedback_delay, window,
-  prefetch, host_memory, activation_memory, data_path, transport, port, timeout_seconds,
-  silence_seconds, keep_checkpoints, ...
+  data.max_tokens, data.batch_size, label_smoothing, clip_layer_norm, clip_global_norm, ema, passes,
+  nonfinite, feedback_delay, window, prefetch, host_memory, activation_memory, data_path, transport,
+  port, timeout_seconds, silence_seconds, keep_checkpoints, ...
 """
 
 

@@ -14,6 +14,7 @@ from naspipe.core.recipe_file import FOLDER, read_recipe, recipe_names
 from naspipe.core.rules import Lag
 
 OTHERS = {
+    "sandwich:2": "accumulate:2",
     "uniform": "fair",
     "SGD": "Adam",
     "Adam": "SGD",
@@ -45,7 +46,7 @@ def refusal(name):
 
 
 def test_what_comes_with_naspipe():
-    assert {"evolved-transformer", "fairnas", "spos"} <= set(recipe_names())
+    assert {"evolved-transformer", "fairnas", "sandwich", "spos"} <= set(recipe_names())
     spos = read_recipe("spos")
     settings = spos.applied_to(Settings(recipe=Recipe(optimizer_options={"nesterov": True})))
     assert spos.sampler == "uniform" and settings.data == {"batch_size": 64}

@@ -14,6 +14,7 @@ from naspipe.core.events import (
     InputArrived,
     LayerLoaded,
     LayerSaved,
+    NormsArrived,
     Priorities,
     SubnetAdmitted,
     VersionArrived,
@@ -38,6 +39,7 @@ events = st.one_of(
     st.builds(BlockFinished, numbers, tasks, numbers, numbers),
     st.builds(WriteFinished, numbers, layers, numbers, numbers, st.text(max_size=20)),
     st.builds(VersionArrived, numbers, layers, numbers),
+    st.builds(NormsArrived, numbers, numbers, numbers, numbers),
     st.builds(LayerLoaded, numbers, layers),
     st.builds(LayerSaved, numbers, layers),
 )

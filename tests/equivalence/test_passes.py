@@ -14,8 +14,12 @@ from naspipe.core.steps import Steps, parse_passes
 from naspipe.core.task import TaskKind
 from naspipe.runtime.pass_state import StepState
 from naspipe.schedule.order import PaperOrder
+from naspipe.stage.builder import build_controller
 from naspipe.stage.clearance import Clearance
+from naspipe.stage.replay import replay
 from naspipe.streams.from_file import read_stream
+from naspipe.trace.event_log import read_events
+from naspipe.trace.log import read_access_log
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, check, plain_loop, restless
 from tests.faults.helpers import Calm, Ends, fail, interrupt
@@ -115,6 +119,40 @@ def test_streams_side_by_side(tmp_path):
             passes="sandwich:1",
         )  # fmt: skip
         assert_same_bits(run, oracle)
+
+
+@pytest.mark.parametrize("stages", [1, 3])
+def test_the_recipe_sandwich(tmp_path, stages):
+    """Its rate follows from the step, and what a controller was told can be replayed."""
+    run = npp.train(
+        spaces.mixed(), spaces.vectors, LOSS, steps=5, seed=1, stages=stages, recipe="sandwich",
+        run_dir=tmp_path / "run", execution={"record_events": True},
+    )  # fmt: skip
+    oracle = plain_loop(
+        run.space, spaces.vectors, LOSS, run, seed=1, optimizer="SGD", passes="sandwich:2",
+        lr=lambda step: 0.03 * (1.0 - step / 5), options={"momentum": 0.9, "weight_decay": 4e-5},
+    )  # fmt: skip
+    assert_same_bits(run, oracle)
+    assert_replays(run, stages, parse_passes("sandwich:2"))
+
+
+def assert_replays(run, stages, steps):
+    order = run.manifest["execution"]["order"]
+    for stage in range(stages):
+        controller = build_controller(
+            stage, [run.space.rules], order=order, starts_partly_clear=True, steps=steps
+        )
+        commands = replay(controller, read_events(run.directory.events_log(stage)))
+        accesses = [command.access for command in commands if hasattr(command, "access")]
+        assert accesses == read_access_log(run.directory.access_log(stage))
+
+
+def test_what_a_gated_controller_was_told_can_be_replayed(tmp_path):
+    run = npp.train(
+        spaces.mixed(), spaces.vectors, LOSS, steps=3, seed=1, stages=2, run_dir=tmp_path / "run",
+        recipe={"passes": "accumulate:2", **ALL}, execution={"record_events": True},
+    )  # fmt: skip
+    assert_replays(run, 2, Steps(2, is_gated=True))
 
 
 COLLECTED = {}
