@@ -21,7 +21,6 @@ OTHERS = {
     "linear": "cosine",
     "cosine": "constant",
     "inverse_sqrt": "linear",
-    "sandwich:2": "one",
 }
 
 
