@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import ExitStack
 
 import pytest
@@ -130,7 +131,8 @@ def test_the_recipe_sandwich(tmp_path, stages):
     )  # fmt: skip
     oracle = plain_loop(
         run.space, spaces.vectors, LOSS, run, seed=1, optimizer="SGD", passes="sandwich:2",
-        lr=lambda step: 0.03 * (1.0 - step / 5), options={"momentum": 0.9, "weight_decay": 4e-5},
+        lr=lambda step: 0.03 * 0.5 * (1.0 + math.cos(math.pi * (step / 5))),
+        options={"momentum": 0.9, "weight_decay": 4e-5},
     )  # fmt: skip
     assert_same_bits(run, oracle)
     assert_replays(run, stages, parse_passes("sandwich:2"))
