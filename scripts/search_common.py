@@ -156,6 +156,15 @@ def _sign(value: float) -> int:
     return (value > 0) - (value < 0)
 
 
+def command(script: str) -> str:
+    """How this was started, without the place where runs are kept."""
+    words = sys.argv[1:]
+    if "--work" in words:
+        place = words.index("--work")
+        words = words[:place] + words[place + 2 :]
+    return " ".join([script, *words])
+
+
 def keep(name: str, result: Mapping[str, Any]) -> Path:
     """Write figures to artifacts/search/NAME.json."""
     path = ROOT / "artifacts" / "search" / f"{name}.json"

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from naspipe.export.exporter import export_subnet  # noqa: E402
 from naspipe.export.subnet import find_choices  # noqa: E402
 from scripts.search_common import (  # noqa: E402
     Bench,
+    command,
     draw,
     keep,
     kendall,
@@ -52,7 +52,6 @@ def main() -> None:
     parser.add_argument("--supernets", default=",".join(SUPERNETS), help="those to rank subnets by")
     parser.add_argument("--work", type=Path, default=ROOT / "runs" / "search-images")
     options = parser.parse_args()
-    before = time.monotonic()
     bench = Bench("cv.c3", {"batch_size": options.batch}, options.work, {"schedule": "cosine"})
     judged = {"calibration": 4, "validation": options.validate}
     listed = random_subnets(bench.space, options.subnets, seed=7)
@@ -75,13 +74,12 @@ def main() -> None:
         supernets[name] = rank_figures(scores, alone)
         print(f"{name}: tau {supernets[name]['tau']:.2f}", flush=True)
     result = {
-        "command": " ".join(["scripts/search_images.py", *sys.argv[1:]]),
+        "command": command("scripts/search_images.py"),
         "settings": {key: str(value) for key, value in vars(options).items() if key != "work"},
         "found": {"choices": list(best), **found},
         "random": alone,
         "supernets": supernets,
         **headline(found, alone),
-        "seconds": round(time.monotonic() - before),
     }
     print(keep("images", result), draw("images", lambda axes: paint(axes, result), 2))
     print(result["headline"])
@@ -113,10 +111,12 @@ def headline(found: dict[str, Any], alone: list[dict[str, Any]]) -> dict[str, An
     """Whether the found subnet beats the random ones' mean."""
     top1, loss = ([each[key] for each in alone] for key in ("top1", "loss"))
     better = sum(found["top1"] > each for each in top1)
+    spreads = (found["top1"] - statistics.mean(top1)) / statistics.stdev(top1)
     text = (
         f"found: {100 * found['top1']:.2f} % and loss {found['loss']:.4f} on the test split; "
         f"{len(alone)} random subnets: mean {100 * statistics.mean(top1):.2f} % and "
-        f"{statistics.mean(loss):.4f}; it beats {better} of them"
+        f"{statistics.mean(loss):.4f}; it beats {better} of them and is {spreads:+.2f} "
+        f"spreads from their mean"
     )
     return {
         "random_top1_mean": statistics.mean(top1),
@@ -124,6 +124,7 @@ def headline(found: dict[str, Any], alone: list[dict[str, Any]]) -> dict[str, An
         "random_loss_mean": statistics.mean(loss),
         "beats_mean": found["top1"] > statistics.mean(top1),
         "beats": better,
+        "spreads_above_mean": spreads,
         "headline": text,
     }
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 from naspipe.export.bleu import BleuScorer  # noqa: E402
 from naspipe.export.exporter import export_subnet  # noqa: E402
 from naspipe.frontend.run import Run  # noqa: E402
-from scripts.search_common import Bench, draw, keep, kendall, random_subnets  # noqa: E402
+from scripts.search_common import Bench, command, draw, keep, kendall, random_subnets  # noqa: E402
 
 
 def main() -> None:
@@ -36,7 +35,6 @@ def main() -> None:
     parser.add_argument("--decoded", type=int, default=3, help="batches of them to decode")
     parser.add_argument("--work", type=Path, default=ROOT / "runs" / "search-text")
     options = parser.parse_args()
-    before = time.monotonic()
     bench = Bench("nlp.c3", {"max_tokens": 600}, options.work, {})
     listed = random_subnets(bench.space, options.subnets, seed=7)
     run = bench.train("csp-uniform", options.steps, "uniform")
@@ -54,7 +52,7 @@ def main() -> None:
     losses, bleus = ([each[key] for each in alone] for key in ("loss", "bleu"))
     supernet = BleuScorer(run, bench.held_out("test"), options.decoded)
     result = {
-        "command": " ".join(["scripts/search_text.py", *sys.argv[1:]]),
+        "command": command("scripts/search_text.py"),
         "settings": {key: str(value) for key, value in vars(options).items() if key != "work"},
         "inherited": {"loss": best.scores.loss, "bleu": supernet(best.choices)},
         "found": {"choices": list(best.choices), **found},
@@ -63,7 +61,6 @@ def main() -> None:
         "random_bleu_mean": statistics.mean(bleus),
         "tau": kendall([each.scores.loss for each in inherited], losses),
         "searched": [each.scores.loss for each in search.candidates],
-        "seconds": round(time.monotonic() - before),
     }
     print(keep("text", result), draw("text", lambda axes: paint(axes, result), 2))
     print(
