@@ -18,7 +18,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the backgro
 from torch import nn
 import naspipe
 from tests.equivalence import spaces
-naspipe.train(spaces.mixed(), spaces.vectors, nn.CrossEntropyLoss(), steps=100000, stages=2,
+naspipe.train(spaces.mixed(), spaces.vectors, nn.CrossEntropyLoss(), steps=20000, stages=2,
               run_dir=sys.argv[1])
 """
 
@@ -51,7 +51,7 @@ def test_stages_end_with_their_launcher(tmp_path, how):
     )  # fmt: skip
     try:
         logs = tmp_path / "run" / "losses.jsonl"
-        wait_until(lambda: logs.exists() and logs.stat().st_size > 0, 30)
+        wait_until(lambda: logs.exists() and logs.stat().st_size > 0, 60)
         stages = children(launcher.pid)
         assert len(stages) == 2
         launcher.send_signal(how)
