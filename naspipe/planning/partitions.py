@@ -71,19 +71,6 @@ class Partitioner:
         return self._made.setdefault(own, own)
 
 
-def stream_partitions(
-    kind: str,
-    subnets: Sequence[Subnet],
-    is_shared: Sequence[bool],
-    costs: CostTable,
-    num_stages: int,
-    slack: float = NEAR,
-) -> list[Partition]:
-    """The partition of every subnet of a stream; see :class:`Partitioner`."""
-    partitioner = Partitioner(kind, subnets, is_shared, costs, num_stages, slack)
-    return list(map(partitioner, subnets))
-
-
 def peak_to_mean(
     subnets: Sequence[Subnet], partitions: Sequence[Partition], costs: CostTable
 ) -> list[float]:

@@ -13,7 +13,7 @@ from naspipe.core.ids import SequenceId, StageId, StreamId
 from naspipe.core.partition import Partition
 from naspipe.core.subnet import Subnet
 from naspipe.planning.cost import CostTable, LayerCost
-from naspipe.planning.partitions import NEAR, peak_to_mean, stream_partitions
+from naspipe.planning.partitions import NEAR, Partitioner, peak_to_mean
 
 
 def stream(*chains: tuple[int, ...]) -> list[Subnet]:
@@ -35,6 +35,11 @@ ROWS = [[4], [1, 8], [1, 8], [1, 8], [1, 8], [4]]
 COSTS = table(ROWS)
 SHARED = [True, False, False, False, False, True]
 SUBNETS = stream((0, 0, 0, 0, 0, 0), (0, 1, 1, 0, 0, 0), (0, 0, 0, 1, 1, 0), (0, 1, 1, 1, 1, 0))
+
+
+def stream_partitions(kind, subnets, *how):
+    """The partition of every subnet."""
+    return list(map(Partitioner(kind, subnets, *how), subnets))
 
 
 def test_static_is_one_object_for_all() -> None:

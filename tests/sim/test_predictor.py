@@ -8,7 +8,7 @@ import search_spaces
 from naspipe.core.subnet import Subnet
 from naspipe.planning.critical_path import critical_path_priorities
 from naspipe.planning.memory import DeviceSizes, plan_memory
-from naspipe.planning.partitions import stream_partitions
+from naspipe.planning.partitions import Partitioner
 from naspipe.residency.manager import ResidencyManager
 from naspipe.sim.driver import simulate
 from naspipe.stage.admission import AdmissionWindow
@@ -27,7 +27,8 @@ def run(name, order, budget, prefetches=True):
     stream = draw_stream("uniform", space.candidate_counts, 0, SUBNETS)
     subnets = [Subnet(0, number, choices) for number, choices in enumerate(stream)]
     is_shared = [False] * len(space)
-    partitions = stream_partitions("balanced", subnets, is_shared, costs.table, STAGES)
+    cut = Partitioner("balanced", subnets, is_shared, costs.table, STAGES)
+    partitions = list(map(cut, subnets))
     priorities = critical_path_priorities(subnets, space.rules, costs.table)
     memory = plan_memory(budget, subnets, partitions, sizes, is_shared)
     controllers = [
