@@ -113,6 +113,13 @@ class CutAdmitted:
     cut: SequenceId
 
 
+@dataclass(frozen=True, slots=True)
+class StageIdle:
+    """Nothing can be computed at present: time for what has to be done some time."""
+
+    time_ns: int
+
+
 class KeptLayer(NamedTuple):
     """A layer as a checkpoint holds it.
 
@@ -145,5 +152,6 @@ Event = (
     | LayerLoaded
     | LayerSaved
     | CutAdmitted
+    | StageIdle
     | StreamResumed
 )

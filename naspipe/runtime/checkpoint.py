@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch import nn
+from torch._utils import _flatten_dense_tensors
 
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import LayerId
 from naspipe.core.space import Space
 from naspipe.runtime.around_step import AVERAGE
-from naspipe.runtime.layer_store import StoredLayer
-from naspipe.runtime.tensor_bytes import tensor_bytes
-from naspipe.trace.snapshot import RawTensor
+from naspipe.runtime.capture_memory import Lease
+from naspipe.trace.shards import Packed, RawTensor
 
 _NAMES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
@@ -29,28 +28,11 @@ def layer_key(space: Space, layer: LayerId) -> str:
     return f"{layer.stream}/{space.label(layer.block, layer.candidate)}"
 
 
-def snapshot(
-    space: Space, layers: Iterable[tuple[LayerId, StoredLayer]]
-) -> tuple[dict[str, RawTensor], dict[str, Any], dict[str, int]]:
-    """Tensors, plain values of optimizer states, and versions of layers, by name."""
-    tensors: dict[str, RawTensor] = {}
-    scalars: dict[str, Any] = {}
-    versions: dict[str, int] = {}
-    for layer, stored in layers:
-        key = layer_key(space, layer)
-        versions[key] = int(stored.version)
-        for name, value in stored.tensors():
-            if isinstance(value, torch.Tensor):
-                tensors[f"{key}/{name}"] = to_raw(value)
-            else:
-                scalars[f"{key}/{name}"] = value
-    return tensors, scalars, versions
-
-
-def to_raw(tensor: torch.Tensor) -> RawTensor:
-    """The tensor's bytes in row-major order."""
-    data = tensor_bytes(tensor.detach().cpu()).numpy().tobytes()
-    return RawTensor(_NAMES[tensor.dtype], tuple(tensor.shape), data)
+def to_packed(tensors: Mapping[str, torch.Tensor], memory: Lease) -> Packed:
+    """Copy tensors of one dtype, on one device, without a graph, each in row-major order."""
+    flat: torch.Tensor = _flatten_dense_tensors(tuple(tensors.values()))  # type: ignore[no-untyped-call]
+    shapes = tuple((name, tensor.shape) for name, tensor in tensors.items())
+    return Packed(_NAMES[flat.dtype], shapes, memory.keep(flat))
 
 
 def from_raw(raw: RawTensor) -> torch.Tensor:

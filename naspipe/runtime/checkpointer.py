@@ -14,13 +14,14 @@ from naspipe.core.commands import CaptureLayer, FinishCut
 from naspipe.core.errors import InvariantError, StorageError, reason
 from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
 from naspipe.core.space import Space
+from naspipe.runtime.capture_memory import CaptureMemory, Lease
 from naspipe.runtime.checkpoint import layer_key
 from naspipe.runtime.layer_store import LayerStore
 from naspipe.runtime.reports import Reporter
 from naspipe.runtime.restored import LayerSnapshot, Restored, capture
 from naspipe.runtime.stage_files import alone_in
 from naspipe.trace.checkpoints import CheckpointFolder, cut_name
-from naspipe.trace.snapshot import RawTensor, write_checkpoint
+from naspipe.trace.shards import write_shard
 
 
 class Log(Protocol):
@@ -53,6 +54,7 @@ class CheckpointStream(NamedTuple):
 class _Job(NamedTuple):
     stream: StreamId
     cut: SequenceId
+    memory: Lease
     layers: dict[str, LayerSnapshot]
 
 
@@ -92,7 +94,8 @@ class Checkpointer:
         self._every = every
         self._reporter = reporter
         self._wake = wake
-        self._captured: dict[tuple[StreamId, SequenceId], dict[str, LayerSnapshot]] = {}
+        self._memory = CaptureMemory()
+        self._under_way: dict[tuple[StreamId, SequenceId], _Job] = {}
         self._jobs: Queue[_Job | None] = Queue(maxsize=1)
         self._outcomes: deque[_Outcome] = deque()
         self._thread: threading.Thread | None = None
@@ -135,12 +138,13 @@ class Checkpointer:
     def capture(self, layer: LayerId, versions: tuple[Version, ...], cut: SequenceId) -> None:
         """Keep a layer as it is now; one that was not used since the resume, as it was then."""
         stream = self._streams[layer.stream]
+        job = self._job(layer.stream, cut)
         stored = stream.store.find(layer)
         earlier = stream.restored.snapshot(layer) if stream.restored else None
         if stored is None and earlier is None:
             stored = stream.store[layer]  # frozen, and its first user has not come to it yet
         if stored is not None and stored.version == versions[-1]:
-            snapshot = capture(stored, versions)
+            snapshot = capture(stored, versions, job.memory)
         elif earlier is not None and earlier.versions[-1] == versions[-1]:
             snapshot = earlier._replace(versions=versions)
         else:
@@ -149,7 +153,7 @@ class Checkpointer:
                 f"found {stored.version if stored else earlier}"
             )
         key = layer_key(stream.space, alone_in(layer))
-        self._captured.setdefault((layer.stream, cut), {})[key] = snapshot
+        job.layers[key] = snapshot
 
     def finish(self, stream: StreamId, cut: SequenceId) -> None:
         """Write what was captured, and put the log of what led to it on disk first."""
@@ -157,7 +161,13 @@ class Checkpointer:
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="naspipe-checkpoint")
             self._thread.start()
-        self._jobs.put(_Job(stream, cut, self._captured.pop((stream, cut), {})))
+        self._jobs.put(self._job(stream, cut))
+        del self._under_way[stream, cut]
+
+    def _job(self, stream: StreamId, cut: SequenceId) -> _Job:
+        if (stream, cut) not in self._under_way:
+            self._under_way[stream, cut] = _Job(stream, cut, self._memory.lend(), {})
+        return self._under_way[stream, cut]
 
     def report(self) -> None:
         """Tell the launcher of the parts that are on disk by now.
@@ -196,8 +206,9 @@ class Checkpointer:
                 body = self._write(job)
             except Exception as caught:  # told by the thread that computes
                 error = caught
+            job.layers.clear()
+            job.memory.end()
             self._outcomes.append(_Outcome(job, body, error))
-            del job
             self._wake()
 
     def _write(self, job: _Job) -> dict[str, Any]:
@@ -209,7 +220,6 @@ class Checkpointer:
 
 def write_part(directory: Path, stage: StageId, layers: dict[str, LayerSnapshot]) -> dict[str, Any]:
     """Write one stage's shard; returns its part of the checkpoint's manifest."""
-    tensors: dict[str, RawTensor] = {}
     part: dict[str, dict[str, Any]] = {"versions": {}, "history": {}, "scalars": {}, "strides": {}}
     for key, snapshot in layers.items():
         part["versions"][key] = int(snapshot.versions[-1])
@@ -217,6 +227,6 @@ def write_part(directory: Path, stage: StageId, layers: dict[str, LayerSnapshot]
             part["history"][key] = list(map(int, snapshot.versions))
         for kind, values in (("scalars", snapshot.scalars), ("strides", snapshot.strides)):
             part[kind] |= {f"{key}/{name}": value for name, value in values.items()}
-        tensors |= {f"{key}/{name}": raw for name, raw in snapshot.tensors.items()}
-    shard = write_checkpoint(directory, f"stage-{stage}.safetensors", tensors)
+    packed = {f"{key}/": snapshot.tensors for key, snapshot in layers.items()}
+    shard = write_shard(directory, f"stage-{stage}.safetensors", packed)
     return {"shard": shard, **part}

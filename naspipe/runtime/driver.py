@@ -42,6 +42,7 @@ from naspipe.core.planned import Planned
 from naspipe.core.task import Task
 from naspipe.runtime.block_compute import BlockCompute
 from naspipe.runtime.checkpointer import Checkpointer
+from naspipe.runtime.idle_work import IdleWork
 from naspipe.runtime.messages import (
     HOLD,
     ControlMessage,
@@ -68,13 +69,13 @@ class StageDriver:
         controller: takes every decision.
         compute: tensors of this stage.
         transport: the way to the other stages.
-        intakes: of each stream, its subnets and which may be under way.
+        intakes: of each stream; which subnets may be under way.
         sink: where results go.
         checkpointer: captures what belongs to a checkpoint.
         resumed: streams that go on behind a checkpoint.
         timeout_seconds: how long to wait for a message before giving up.
         digests: hash the bytes that every WRITE leaves.
-        is_trained: subnets have a backward and WRITEs; else they go forward only.
+        is_trained: subnets have a backward and WRITEs too.
     """
 
     def __init__(
@@ -99,8 +100,7 @@ class StageDriver:
         self._transport = transport
         self._norms = NormExchange(stage, compute, transport)
         self._intakes = tuple(intakes)
-        self._early: list[InputMessage] = []
-        """Inputs for subnets that this stage was not told of yet."""
+        self._early: list[InputMessage] = []  # for subnets that this stage was not told of yet
         self._sink = sink
         self._checkpointer = checkpointer
         self._resumed = tuple(resumed)
@@ -110,7 +110,7 @@ class StageDriver:
         self._is_trained = is_trained
         self._run: deque[tuple[Task, LayerId, Version]] = deque()
         self._events: deque[Event] = deque()
-        self._unmade: deque[LayerId] = deque()
+        self._idle_work = IdleWork(controller, compute, self._tell)
         self._pushed_bytes = 0
         self._room = Room(compute.free_memory)
 
@@ -119,7 +119,7 @@ class StageDriver:
         """What the stage is doing, for the report of a failure."""
         what, layer = self._doing
         if layer is None:
-            return str(what)
+            return f"{what}"
         return f"{what} block {layer.block} (layer {self._compute.label(layer)})"
 
     @property
@@ -156,6 +156,7 @@ class StageDriver:
                 self._look()
             else:
                 self._wait()
+        self._idle_work.finish()
         self._hold()
         self._doing = ("writing its last checkpoint", None)
         self._checkpointer.drain()
@@ -186,22 +187,21 @@ class StageDriver:
         return bool(finished)
 
     def _wait(self) -> None:
-        """Wait for a message or a copy; until one comes, make layers that will be needed."""
+        """Wait for a message or a copy; until one comes, do what has to be done some time."""
         self._doing = ("waiting", None)
         deadline = time.monotonic() + self._timeout_seconds
         while not self._take_copies():
-            left = 0.0 if self._unmade else deadline - time.monotonic()
+            left = 0.0 if self._idle_work else deadline - time.monotonic()
             message = self._transport.receive(max(0.0, left))
             if message is not None:
                 self._accept(message)
                 break
-            if self._unmade:
-                self._compute.layer(self._unmade.popleft())
+            if self._idle_work:
+                self._idle_work.go_on()
             elif left <= 0:
-                waiting = "; ".join(self._controller.unfinished[:3])
                 raise TransportError(
                     f"stage {self._stage}: nothing arrived for {self._timeout_seconds:g} s; "
-                    f"oldest work: {waiting}"
+                    f"oldest work: {'; '.join(self._controller.unfinished[:3])}"
                 )
         self._look()
 
@@ -245,7 +245,7 @@ class StageDriver:
         for subnet, partition, priorities in planned:
             if self._checkpointer.is_due(subnet.stream, subnet.sequence_id):
                 self._tell(CutAdmitted(time.monotonic_ns(), subnet.stream, subnet.sequence_id))
-            self._unmade.extend(map(subnet.layer, partition.blocks(self._stage)))
+            self._idle_work.make(map(subnet.layer, partition.blocks(self._stage)))
             who = (subnet, partition, priorities, self._is_trained)
             self._tell(SubnetAdmitted(time.monotonic_ns(), *who))
 

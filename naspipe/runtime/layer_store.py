@@ -149,8 +149,9 @@ class StoredLayer:
             yield f"buffer/{name}", buffer
         if self.optimizer is not None:
             for name, parameter in self.parameters.items():
-                for key, value in sorted(self.optimizer.state.get(parameter, {}).items()):
-                    yield f"optimizer/{name}/{key}", value
+                state = self.optimizer.state.get(parameter, {})
+                for key in sorted(state):
+                    yield f"optimizer/{name}/{key}", state[key]
 
     def hand_over(self) -> list[tuple[str, Any]]:
         """Every tensor and value of the newest version, for the stage that takes it over.

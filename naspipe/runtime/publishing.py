@@ -71,7 +71,7 @@ class Publisher:
 
 def merge_parts(subnets: int, parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """The manifest of a checkpoint from what its stages wrote."""
-    manifest: dict[str, Any] = {"format": 1, "subnets": subnets, "shards": []}
+    manifest: dict[str, Any] = {"subnets": subnets, "shards": []}
     manifest |= {kind: {} for kind in _MERGED}
     for part in parts:
         manifest["shards"].append(part["shard"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -14,10 +15,12 @@ from naspipe.core.ids import FIRST_STREAM, INITIAL, LayerId, StageId, StreamId, 
 from naspipe.core.space import Space
 from naspipe.runtime.around_step import AVERAGE
 from naspipe.runtime.bound_layer import Gradients
-from naspipe.runtime.checkpoint import from_raw, layer_key, to_raw
+from naspipe.runtime.capture_memory import Lease
+from naspipe.runtime.checkpoint import from_raw, layer_key, to_packed
 from naspipe.runtime.layer_store import StoredLayer
 from naspipe.runtime.tensor_bytes import tensor_bytes
-from naspipe.trace.snapshot import Checkpoint, RawTensor
+from naspipe.trace.shards import Packed, RawTensor, pack
+from naspipe.trace.snapshot import Checkpoint
 
 
 class LayerSnapshot(NamedTuple):
@@ -28,31 +31,36 @@ class LayerSnapshot(NamedTuple):
     """
 
     versions: tuple[Version, ...]
-    tensors: dict[str, RawTensor]
-    scalars: dict[str, Any]
-    strides: dict[str, Sequence[int]]
-
-    def at(self, version: Version) -> LayerSnapshot:
-        """The same without older versions."""
-        tensors = {k: v for k, v in self.tensors.items() if not k.startswith("version/")}
-        return self._replace(versions=(version,), tensors=tensors)
+    tensors: tuple[Packed, ...]
+    scalars: Mapping[str, Any]
+    strides: Mapping[str, Sequence[int]]
 
 
-def capture(stored: StoredLayer, versions: tuple[Version, ...]) -> LayerSnapshot:
+class _State(NamedTuple):
+    """The same as a checkpoint gives it back, tensor by tensor."""
+
+    versions: tuple[Version, ...]
+    tensors: Mapping[str, RawTensor]
+    scalars: Mapping[str, Any]
+    strides: Mapping[str, Sequence[int]]
+
+
+def capture(stored: StoredLayer, versions: tuple[Version, ...], memory: Lease) -> LayerSnapshot:
     """Copy a layer's state, wherever it is."""
-    tensors: dict[str, RawTensor] = {}
     scalars: dict[str, Any] = {}
     strides: dict[str, Sequence[int]] = {}
-    for name, value in stored.tensors():
-        if not isinstance(value, torch.Tensor):
+    alike: dict[tuple[torch.dtype, bool], dict[str, torch.Tensor]] = defaultdict(dict)
+    copies = stored.copies(versions[:-1])
+    older = ((f"version/{version}/{name}", value) for version, name, value in copies)
+    for name, value in chain(stored.tensors(), older):
+        if isinstance(value, torch.Tensor):
+            alike[value.dtype, value.is_cpu][name] = value
+            if not value.is_contiguous():
+                strides[name] = value.stride()
+        else:
             scalars[name] = value
-            continue
-        tensors[name] = to_raw(value)
-        if not value.is_contiguous():
-            strides[name] = value.stride()
-    for version, name, value in stored.copies(versions[:-1]):
-        tensors[f"version/{version}/{name}"] = to_raw(value)
-    return LayerSnapshot(versions, tensors, scalars, strides)
+    packed = tuple(to_packed(tensors, memory) for tensors in alike.values())
+    return LayerSnapshot(versions, packed, scalars, strides)
 
 
 class Restored:
@@ -89,12 +97,22 @@ class Restored:
             for number, (layer, key) in enumerate(found)
         )
 
-    def snapshot(self, layer: LayerId) -> LayerSnapshot | None:
+    def snapshot(self, layer: LayerId, newest_only: bool = False) -> LayerSnapshot | None:
         """A layer as the checkpoint holds it; None when nobody had used it before the cut."""
+        state = self._state(layer)
+        if state is None:
+            return None
+        versions, tensors = state.versions, state.tensors
+        if newest_only:
+            versions = versions[-1:]
+            tensors = {k: v for k, v in tensors.items() if not k.startswith("version/")}
+        return LayerSnapshot(versions, pack(tensors), state.scalars, state.strides)
+
+    def _state(self, layer: LayerId) -> _State | None:
         key = layer_key(self._space, layer._replace(stream=FIRST_STREAM))
         if key not in self._checkpoint.versions:
             return None
-        return LayerSnapshot(
+        return _State(
             self._versions(key),
             self._tensors.get(key, {}),
             self._scalars.get(key, {}),
@@ -107,7 +125,7 @@ class Restored:
         Raises:
             LogError: when what the checkpoint holds does not fit the layer.
         """
-        self._fill(stored, self.snapshot(layer))
+        self._fill(stored, self._state(layer))
 
     def restore_weights(self, layer: LayerId, stored: StoredLayer, ema: bool = False) -> None:
         """Fill a layer that was just made with the newest parameters and buffers, nothing else.
@@ -118,25 +136,25 @@ class Restored:
         Raises:
             LogError: when what the checkpoint holds does not fit the layer.
         """
-        snapshot = self.snapshot(layer)
-        if snapshot is not None:
+        state = self._state(layer)
+        if state is not None:
             tensors = {
                 name: raw
-                for name, raw in snapshot.tensors.items()
+                for name, raw in state.tensors.items()
                 if name.startswith(("param/", "buffer/"))
             }
             for name in stored.parameters if ema else ():
-                if raw := snapshot.tensors.get(f"optimizer/{name}/{AVERAGE}"):
+                if raw := state.tensors.get(f"optimizer/{name}/{AVERAGE}"):
                     tensors[f"param/{name}"] = raw
             versions = (INITIAL,)
-            snapshot = snapshot._replace(versions=versions, tensors=tensors, scalars={})
-        self._fill(stored, snapshot)
+            state = state._replace(versions=versions, tensors=tensors, scalars={})
+        self._fill(stored, state)
 
-    def _fill(self, stored: StoredLayer, snapshot: LayerSnapshot | None) -> None:
-        if snapshot is None:
+    def _fill(self, stored: StoredLayer, state: _State | None) -> None:
+        if state is None:
             return
         try:
-            _restore(stored, snapshot)
+            _restore(stored, state)
         except (KeyError, ValueError, RuntimeError) as error:
             raise LogError(
                 f"layer {stored.label}: the checkpoint at subnet {self.first} does not fit it: "
@@ -157,14 +175,14 @@ def _by_layer(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return dict(found)
 
 
-def _restore(stored: StoredLayer, snapshot: LayerSnapshot) -> None:
+def _restore(stored: StoredLayer, state: _State) -> None:
     copies: dict[Version, Gradients] = defaultdict(dict)
     expected = {f"param/{name}" for name in stored.parameters}
-    if missing := expected - snapshot.tensors.keys():
+    if missing := expected - state.tensors.keys():
         raise KeyError(min(missing))
-    for name, raw in snapshot.tensors.items():
+    for name, raw in state.tensors.items():
         kind, _, rest = name.partition("/")
-        value = _tensor(raw, snapshot.strides.get(name))
+        value = _tensor(raw, state.strides.get(name))
         match kind:
             case "param":
                 _copy(value, stored.parameters[rest].detach())
@@ -178,11 +196,11 @@ def _restore(stored: StoredLayer, snapshot: LayerSnapshot) -> None:
                 copies[Version(int(older))][parameter] = _copy(value, like)
             case _:
                 raise KeyError(name)
-    for name, scalar in snapshot.scalars.items():
+    for name, scalar in state.scalars.items():
         _set_optimizer_state(stored, name.removeprefix("optimizer/"), scalar)
-    for version in snapshot.versions[:-1]:
+    for version in state.versions[:-1]:
         copies[version]  # a layer without parameters has versions, too
-    stored.restore(snapshot.versions[-1], copies)
+    stored.restore(state.versions[-1], copies)
 
 
 def _tensor(raw: RawTensor, strides: Sequence[int] | None) -> torch.Tensor:

@@ -13,6 +13,7 @@ from naspipe.core.config import parse_bytes
 from naspipe.core.events import StreamResumed
 from naspipe.core.ids import SequenceId, StageId, StreamId
 from naspipe.core.planned import Planned
+from naspipe.runtime.capture_memory import CaptureMemory
 from naspipe.runtime.checkpoint import layer_key
 from naspipe.runtime.checkpointer import Checkpointer, CheckpointStream, write_part
 from naspipe.runtime.compute import StageCompute
@@ -186,8 +187,9 @@ class StageRun:
     ) -> dict[str, Any]:
         """Write this stage's shard of the final checkpoint."""
         space = stream.workload.space
+        memory = CaptureMemory().lend()
         layers = {
-            layer_key(space, alone_in(layer)): capture(stored, (stored.version,))
+            layer_key(space, alone_in(layer)): capture(stored, (stored.version,), memory)
             for layer, stored in store.items()
         }
         used = {
@@ -195,11 +197,11 @@ class StageRun:
             for each in planned[stream.first :]
             for block in range(len(space))
         }
-        for layer, versions, keeper in stream.kept:
+        for layer, _, keeper in stream.kept:
             if keeper == self._stage and layer not in used and stream.restored:
-                snapshot = stream.restored.snapshot(layer)
+                snapshot = stream.restored.snapshot(layer, newest_only=True)
                 if snapshot is not None:
-                    layers[layer_key(space, alone_in(layer))] = snapshot.at(versions[-1])
+                    layers[layer_key(space, alone_in(layer))] = snapshot
         directory = stream.directory.checkpoints.working(FINAL, self._job.generation)
         return write_part(directory, self._stage, layers)
 

@@ -13,13 +13,7 @@ from itertools import chain
 from typing import Any
 
 from naspipe.core.access import Access, AccessKind
-from naspipe.core.commands import (
-    Command,
-    DropVersion,
-    RecordAccess,
-    RetireSubnet,
-    RunTask,
-)
+from naspipe.core.commands import Command, DropVersion, RecordAccess, RetireSubnet, RunTask
 from naspipe.core.errors import InvariantError
 from naspipe.core.events import (
     BlockFinished,
@@ -29,6 +23,7 @@ from naspipe.core.events import (
     LayerLoaded,
     LayerSaved,
     NormsArrived,
+    StageIdle,
     StreamResumed,
     SubnetAdmitted,
     VersionArrived,
@@ -122,8 +117,9 @@ class StageController:
                 self._residency.on_saved(event.layer)
                 commands += self._departures.ready(event.layer)
             case CutAdmitted():
-                under_way = [y for stream, y in self._subnets if stream == event.stream]
-                commands += self._cuts.admit(event.stream, event.cut, under_way)
+                commands += self._cuts.admit(event.stream, event.cut, self._subnets)
+            case StageIdle():
+                commands += self._cuts.use_idle_time()
             case StreamResumed():
                 self._book.resume(event.stream, event.first, event.layers)
                 self._whereabouts.resume(event.layers)
@@ -133,6 +129,11 @@ class StageController:
         soon = chain(self._writes.due, likely)
         commands += self._residency.plan(soon, self._stalls.is_stalled, self._news)
         return self._cuts.guard(commands)
+
+    @property
+    def is_idle_work(self) -> bool:
+        """Whether :class:`StageIdle` would lead to something."""
+        return self._cuts.is_idle_work
 
     @property
     def unfinished(self) -> list[str]:

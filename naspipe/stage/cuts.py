@@ -4,13 +4,15 @@ The checkpoint at cut n holds every WRITE of the subnets below n and none of the
 its place in the stream between the subnets n - 1 and n, and asks for the versions that any subnet
 from n on can ask for. The pipeline goes on meanwhile: a layer is captured before the first
 command that would change it (the forward of a later user, because of its buffers; a WRITE of a
-layer that is read from copies; a push), and otherwise a few layers with every event.
+layer that is read from copies; a push), and otherwise when the stage is idle, and one layer with
+every event.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 from naspipe.core.commands import (
@@ -27,8 +29,8 @@ from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
 from naspipe.schedule.versions import VersionBook
 from naspipe.schedule.whereabouts import Whereabouts
 
-_AT_ONCE = 4
-"""Layers that are captured with every event, so that no event takes long."""
+_WHEN_IDLE = 4
+"""Layers that are captured before an idle stage looks for news again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -64,13 +66,17 @@ class Cuts:
         self._ready: dict[LayerId, list[_Capture]] = {}
 
     def admit(
-        self, stream: StreamId, cut: SequenceId, under_way: Iterable[SequenceId]
+        self,
+        stream: StreamId,
+        cut: SequenceId,
+        under_way: Iterable[tuple[StreamId, SequenceId]],
     ) -> list[Command]:
         """A cut takes its place in the stream, behind the subnets that are under way here.
 
         Returns the captures of layers that nobody has used since the run was resumed.
         """
-        opened = _Cut(stream, cut, set(under_way))
+        commands = self._catch_up()
+        opened = _Cut(stream, cut, {y for its_stream, y in under_way if its_stream == stream})
         self._open.append(opened)
         held, kept = self._whereabouts.cut(self._stage, stream, cut)
         for layer in held:
@@ -79,7 +85,16 @@ class Cuts:
             place = self._ready if exists else self._waiting
             place.setdefault(layer, []).append(_Capture(opened, versions))
             opened.uncaptured += 1
-        return [CaptureLayer(layer, self._book.readable(layer), cut) for layer in kept]
+        return commands + [CaptureLayer(layer, self._book.readable(layer), cut) for layer in kept]
+
+    @property
+    def is_idle_work(self) -> bool:
+        """Whether :meth:`use_idle_time` would do something."""
+        return bool(self._ready)
+
+    def use_idle_time(self) -> list[Command]:
+        """Captures that nothing waits for."""
+        return self._capture_first(_WHEN_IDLE)
 
     def wrote(self, layer: LayerId, version: Version) -> None:
         """A WRITE was applied: what waits for this version can be captured."""
@@ -100,9 +115,7 @@ class Cuts:
             if isinstance(command, RetireSubnet):
                 self._retire(command)
             guarded.append(command)
-        for layer in list(self._ready)[:_AT_ONCE]:
-            guarded += self._capture(layer)
-        return guarded + self._finish()
+        return guarded + self._capture_first(1) + self._finish()
 
     def _retire(self, command: RetireSubnet) -> None:
         for opened in self._open:
@@ -119,18 +132,20 @@ class Cuts:
                 commands += [DropVersion(layer, each) for each in dropped]
         return commands
 
+    def _capture_first(self, count: int) -> list[Command]:
+        layers = list(islice(self._ready, count))
+        return [command for layer in layers for command in self._capture(layer)]
+
+    def _catch_up(self) -> list[Command]:
+        """Everything that is ready: another cut begins, and they must not pile up."""
+        return self._capture_first(len(self._ready)) + self._finish()
+
     def _finish(self) -> list[Command]:
-        """End the cuts whose earlier subnets are all retired; what is left of them is ready."""
-        commands: list[Command] = []
-        for opened in [each for each in self._open if not each.unretired]:
-            for layer in [
-                key for key, each in self._ready.items() if any(one.cut is opened for one in each)
-            ]:
-                commands += self._capture(layer)
-            if opened.uncaptured == 0:
-                self._open.remove(opened)
-                commands.append(FinishCut(opened.stream, opened.cut))
-        return commands
+        """End the cuts that are captured whole, and whose earlier subnets are all retired."""
+        ended = [each for each in self._open if not each.unretired and each.uncaptured == 0]
+        for each in ended:
+            self._open.remove(each)
+        return [FinishCut(each.stream, each.cut) for each in ended]
 
 
 def _changed(command: Command) -> list[LayerId]:

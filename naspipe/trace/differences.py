@@ -15,7 +15,8 @@ from naspipe.core.rules import Exact
 from naspipe.trace.labels import SpaceLabels
 from naspipe.trace.losses import Loss
 from naspipe.trace.order import layer_order, reads_and_writes
-from naspipe.trace.snapshot import ITEM_BYTES, Checkpoint, RawTensor
+from naspipe.trace.shards import ITEM_BYTES, RawTensor
+from naspipe.trace.snapshot import Checkpoint
 
 _WHATS = (
     "version read",

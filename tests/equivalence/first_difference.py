@@ -8,7 +8,8 @@ from naspipe.core.rules import Frozen
 from naspipe.trace.compare import Comparison, RecordedRun
 from naspipe.trace.differences import checkpoint_differences, loss_differences
 from naspipe.trace.losses import Loss
-from naspipe.trace.snapshot import Checkpoint, RawTensor
+from naspipe.trace.shards import RawTensor
+from naspipe.trace.snapshot import Checkpoint
 from tests.oracle import bits
 
 NAMES = {

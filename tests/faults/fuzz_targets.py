@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -43,12 +44,8 @@ from naspipe.trace.log import read_access_log
 from naspipe.trace.losses import read_losses
 from naspipe.trace.records import MAGIC, SCHEMA_VERSION, encode_access
 from naspipe.trace.run_directory import RunDirectory
-from naspipe.trace.snapshot import (
-    RawTensor,
-    read_checkpoint,
-    write_checkpoint,
-    write_checkpoint_manifest,
-)
+from naspipe.trace.shards import RawTensor, pack, write_shard
+from naspipe.trace.snapshot import read_checkpoint, write_checkpoint_manifest
 
 LOG_HEADER = MAGIC + struct.pack("<I", SCHEMA_VERSION)
 EVENTS_HEADER = b"NPEVENTS" + struct.pack("<I", 1)
@@ -107,8 +104,12 @@ def report(data, place):
 
 def shard(data, place):
     put(place / "stage-0.safetensors", data)
-    digest = hashlib.blake2b(data, digest_size=32).hexdigest()
-    entry = {"file": "stage-0.safetensors", "bytes": len(data), "blake2b": digest}
+    length = 8 + min(int.from_bytes(data[:8], "little"), len(data))
+    digest = hashlib.blake2b(data[:length], digest_size=32).hexdigest()
+    pieces = [data[length : length + 16], data[length + 16 :]]
+    checksums = [[len(piece), zlib.crc32(piece)] for piece in pieces if piece]
+    entry = {"file": "stage-0.safetensors", "bytes": len(data), "crc32": checksums}
+    entry["header_blake2b"] = digest
     write_checkpoint_manifest(place, {"subnets": 4, "shards": [entry]})
     return read_checkpoint(place)
 
@@ -198,19 +199,19 @@ def report_seeds(place):
 
 
 def shard_seeds(place):
-    tensors = {"0/a/param/w": RawTensor("F32", (2, 2), b"\1" * 16)}
-    tensors |= {"0/a/buffer/n": RawTensor("I64", (), b"\2" * 8)}
-    write_checkpoint(place, "seed.safetensors", tensors)
+    tensors = {"param/w": RawTensor("F32", (2, 2), b"\1" * 16)}
+    tensors |= {"buffer/n": RawTensor("I64", (2,), b"\2" * 16)}
+    write_shard(place, "seed.safetensors", {"0/a/": pack(tensors)})
     return [(place / "seed.safetensors").read_bytes()]
 
 
 def manifest_seeds(place):
     content = {
-        "format": 1, "subnets": 4, "shards": [], "versions": {"0/a": 3}, "history": {"0/a": [1, 3]},
+        "format": 2, "subnets": 4, "shards": [], "versions": {"0/a": 3}, "history": {"0/a": [1, 3]},
         "scalars": {"0/a/optimizer/w/step": {"float": "3ff0000000000000"}},
         "strides": {"0/a/param/w": [1, 2]}, "losses": [10, 20],
     }  # fmt: skip
-    entry = {"file": "stage-0.safetensors", "bytes": 3, "blake2b": "00"}
+    entry = {"file": "stage-0.safetensors", "bytes": 3, "header_blake2b": "00", "crc32": [[1, 5]]}
     return [json.dumps(each).encode() for each in (content, content | {"shards": [entry]})]
 
 

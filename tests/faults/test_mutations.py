@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import zlib
 from contextlib import contextmanager, suppress
 
 import pytest
@@ -20,15 +21,17 @@ from naspipe.trace.checkpoints import CheckpointFolder, cut_name
 from naspipe.trace.files import write_json
 from naspipe.trace.framing import FramedWriter, read_frames
 from naspipe.trace.run_directory import RunDirectory
-from naspipe.trace.snapshot import RawTensor, read_checkpoint, write_checkpoint
+from naspipe.trace.shards import RawTensor, pack, write_shard
+from naspipe.trace.snapshot import read_checkpoint
 
 MAGIC = b"TESTTEST"
 
 
 def part(folder, generation, value):
     """One stage's part of the checkpoint at 4, as a generation writes it."""
-    tensors = {"0/a/param/w": RawTensor("U8", (4,), bytes([value] * 4))}
-    shard = write_checkpoint(folder.working(cut_name(4), generation), "s.safetensors", tensors)
+    tensors = pack({"param/w": RawTensor("U8", (4,), bytes([value] * 4))})
+    directory = folder.working(cut_name(4), generation)
+    shard = write_shard(directory, "s.safetensors", {"0/a/": tensors})
     kinds = ("versions", "history", "scalars", "strides")
     return {"shard": shard, **{kind: {} for kind in kinds}}
 
@@ -58,14 +61,20 @@ def one_launcher_at_a_time(path):
         assert os.waitpid(child, 0)[1] == 0
 
 
-def damaged_shards_are_seen(path):
+def damaged_tensors_are_seen(path):
+    _damage(path, lambda data: data[:-1] + bytes([data[-1] ^ 1]))
+
+
+def damaged_headers_are_seen(path):
+    _damage(path, lambda data: data.replace(b"/w", b"/v"))
+
+
+def _damage(path, change):
     folder = CheckpointFolder(path)
     folder.publish(cut_name(4), 0, merge_parts(4, [part(folder, 0, 1)]))
     shard = path / cut_name(4) / "s.safetensors"
-    data = bytearray(shard.read_bytes())
-    data[-1] ^= 1
-    shard.write_bytes(data)
-    with pytest.raises(LogError, match="expected digest"):
+    shard.write_bytes(change(shard.read_bytes()))
+    with pytest.raises(LogError, match="is damaged: "):
         read_checkpoint(path / cut_name(4))
 
 
@@ -110,7 +119,8 @@ def nothing_unfinished_has_a_checkpoints_name(path):
 CHECKS = {
     check.__name__: check
     for check in (
-        zombies_are_fenced, one_launcher_at_a_time, damaged_shards_are_seen,
+        zombies_are_fenced, one_launcher_at_a_time, damaged_tensors_are_seen,
+        damaged_headers_are_seen,
         damaged_records_are_seen, damaged_losses_are_seen, a_torn_write_leaves_the_old_file,
         nothing_unfinished_has_a_checkpoints_name,
     )
@@ -156,7 +166,8 @@ MUTATIONS = {
     "the fence in names of logs": (
         "zombies_are_fenced", RunDirectory, "access_log", lambda self, stage, generation=0: stage),
     "the lock": ("one_launcher_at_a_time", fcntl, "lockf", lambda *arguments: None),
-    "the checksum of shards": ("damaged_shards_are_seen", hashlib, "blake2b", NoDigest),
+    "the checksum of tensors": ("damaged_tensors_are_seen", zlib, "crc32", lambda *data: 0),
+    "the digest of headers": ("damaged_headers_are_seen", hashlib, "blake2b", NoDigest),
     "the checksum of records": ("damaged_records_are_seen", framing, "crc32", lambda *data: 0),
     "the checksum of losses": ("damaged_losses_are_seen", losses, "crc32", lambda *data: 0),
     "the rename of files": ("a_torn_write_leaves_the_old_file", files, "atomic_file", in_place),

@@ -10,10 +10,12 @@ from torch import nn
 
 from naspipe.core.config import Recipe
 from naspipe.core.rules import Exact
-from naspipe.runtime.checkpoint import from_raw, to_raw
+from naspipe.runtime.capture_memory import CaptureMemory
+from naspipe.runtime.checkpoint import from_raw, to_packed
 from naspipe.runtime.layer_store import StoredLayer
 from naspipe.runtime.segment import same_bits
 from naspipe.runtime.tensor_bytes import tensor_bytes
+from naspipe.trace.shards import RawTensor
 from tests.oracle import bits
 
 ODD = {
@@ -49,8 +51,10 @@ def test_bytes_are_those_of_the_elements_in_order(name):
 @pytest.mark.parametrize("name", [name for name in ODD if name != "no element"])
 def test_checkpoints_and_comparisons_take_them(name):
     tensor = ODD[name]
-    raw = to_raw(tensor)
-    assert (raw.data, raw.shape) == (bits(tensor)[2], tuple(tensor.shape))
+    packed = to_packed({"one": tensor.detach(), "two": tensor.detach()}, CaptureMemory().lend())
+    assert packed.tensors == (("one", tuple(tensor.shape)), ("two", tuple(tensor.shape)))
+    assert packed.data == 2 * bits(tensor)[2]
+    raw = RawTensor(packed.dtype, tuple(tensor.shape), bits(tensor)[2])
     assert bits(from_raw(raw)) == bits(tensor)
     assert same_bits(tensor, tensor.detach().clone())
     other = tensor.detach().clone(memory_format=torch.contiguous_format)

@@ -17,7 +17,7 @@ from naspipe.core.commands import (
     WriteLayer,
 )
 from naspipe.core.errors import InvariantError
-from naspipe.core.events import CutAdmitted, KeptLayer, StreamResumed, SubnetAdmitted
+from naspipe.core.events import CutAdmitted, KeptLayer, StageIdle, StreamResumed, SubnetAdmitted
 from naspipe.core.ids import INITIAL
 from naspipe.core.partition import Partition
 from naspipe.core.rules import Exact, Frozen, Lag
@@ -50,6 +50,11 @@ class Spy:
         commands += self.controller.handle(event)
         self.commands += commands
         return commands
+
+    def idle(self):
+        """The driver's duty at the end: what was left for idle time is done."""
+        while self.controller.is_idle_work:
+            self.commands += self.controller.handle(StageIdle(0))
 
     @property
     def unfinished(self):
@@ -118,6 +123,8 @@ def run(pipeline, seed, window, every, first=0, kept=(), shares=False):
         lambda _, y: (subnets[y], partitions[y], None), spies, RandomCosts(seed),
         lambda: [AdmissionWindow(window, len(subnets), first)],
     )  # fmt: skip
+    for spy in spies:
+        spy.idle()
     captured = {}
     finished = [check_stage(spy.commands, captured) for spy in spies]
     return [access for accesses in stages for access in accesses], captured, finished

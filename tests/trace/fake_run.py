@@ -12,7 +12,8 @@ from naspipe.core.ids import LayerId, PassId, SequenceId, StageId, StreamId, Ver
 from naspipe.trace.log import AccessLogWriter
 from naspipe.trace.losses import LossWriter
 from naspipe.trace.run_directory import RunDirectory
-from naspipe.trace.snapshot import RawTensor, write_checkpoint, write_checkpoint_manifest
+from naspipe.trace.shards import RawTensor, pack, write_shard
+from naspipe.trace.snapshot import write_checkpoint_manifest
 
 SPACE = {
     "name": "toy",
@@ -137,7 +138,7 @@ class FakeRun:
                 for record in self.accesses:
                     if record.stage == stage:
                         log.append(record)
-        shard = write_checkpoint(run.checkpoint(), "stage-0.safetensors", self.tensors)
+        shard = write_shard(run.checkpoint(), "stage-0.safetensors", {"": pack(self.tensors)})
         write_checkpoint_manifest(
             run.checkpoint(),
             {

@@ -1,0 +1,50 @@
+"""What a stage does while it has nothing to compute."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from naspipe.core.events import Event, StageIdle
+from naspipe.core.ids import LayerId
+from naspipe.runtime.block_compute import BlockCompute
+from naspipe.stage.controller import StageController
+
+
+class IdleWork:
+    """Layers that will be needed are made; then the controller's turn, for checkpoints.
+
+    Args:
+        controller: may have work of its own.
+        compute: makes the layers.
+        tell: lets the controller handle an event.
+    """
+
+    def __init__(
+        self, controller: StageController, compute: BlockCompute, tell: Callable[[Event], None]
+    ) -> None:
+        self._controller = controller
+        self._compute = compute
+        self._tell = tell
+        self._unmade: deque[LayerId] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._unmade) or self._controller.is_idle_work
+
+    def make(self, layers: Iterable[LayerId]) -> None:
+        """Layers that will be needed, the first one first."""
+        self._unmade.extend(layers)
+
+    def go_on(self) -> None:
+        """Do a little of it."""
+        if self._unmade:
+            self._compute.layer(self._unmade.popleft())
+        else:
+            self._tell(StageIdle(time.monotonic_ns()))
+
+    def finish(self) -> None:
+        """Do what has to be done at last; layers that nobody needed are not made any more."""
+        self._unmade.clear()
+        while self:
+            self.go_on()
