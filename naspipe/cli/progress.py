@@ -106,7 +106,7 @@ class TrainingProgress:
         """How the supernet does on held-out data."""
         listed = "  ".join(f"{name} {score:.4f}" for name, score in scores.items())
         self._console.print(
-            f"{self._description}  validation after step {sequence_id}  {listed}",
+            f"{self._description}  validation after {sequence_id + 1} {self._unit}  {listed}",
             markup=False,
             soft_wrap=True,
         )

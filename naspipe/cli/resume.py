@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from naspipe.cli.train_arguments import given_execution
 from naspipe.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -41,8 +42,9 @@ def read_resumed(
     settings = apply_settings(recipe_free, arguments.set)
     if replace(settings, execution=execution) != recipe_free:
         raise ConfigError("--set: expected settings of execution only, beside --resume")
-    workloads = [_workload(each, settings.execution, path, arguments) for each in manifests]
-    return settings.execution, workloads, [each["source"] for each in manifests]
+    execution = given_execution(settings.execution, arguments)
+    workloads = [_workload(each, execution, path, arguments) for each in manifests]
+    return execution, workloads, [each["source"] for each in manifests]
 
 
 def _manifests(path: Path) -> list[dict[str, Any]]:
@@ -77,6 +79,7 @@ def _workload(
     from naspipe.core.config import Recipe
     from naspipe.core.rules import parse_rule
     from naspipe.frontend.explorers import find_explorer
+    from naspipe.frontend.held_out import held_out_for
     from naspipe.frontend.training import define
     from naspipe.frontend.workloads import find_workload
     from naspipe.runtime.compute import Workload
@@ -99,6 +102,7 @@ def _workload(
     except (KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path}: its manifest is damaged: {error!r:.120}") from error
     space = named.space.with_rules(rules)
+    own = arguments.validation
     return Workload(
         space=space,
         data=named.data,
@@ -106,4 +110,7 @@ def _workload(
         definition=define(space, named.data, named.loss, recipe=recipe, **identity),
         recompute=execution.recompute,
         explore=find_explorer(identity["sampler"], space, identity["seed"]),
+        held_out=held_out_for(
+            execution, {**source, "validation": own or source.get("validation")}, arguments.data_dir
+        ),
     )

@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from naspipe.cli.train_arguments import DEFAULTS, EXECUTION
+from naspipe.cli.train_arguments import DEFAULTS, given_execution
 from naspipe.cli.train_arguments import add_arguments as add_arguments
 
 if TYPE_CHECKING:
     from naspipe.cli.streams import StreamOptions
-    from naspipe.core.config import Execution
+    from naspipe.core.config import Execution, Settings
     from naspipe.core.recipe_file import RecipeFile
     from naspipe.frontend.training import Training
     from naspipe.runtime.compute import Workload
@@ -89,13 +89,11 @@ def _defined(
     """What is trained, and how; from the run where one is resumed."""
     from naspipe.cli.resume import read_resumed
     from naspipe.cli.streams import parse_streams
-    from naspipe.core.config import Execution
     from naspipe.core.errors import ConfigError
     from naspipe.core.recipe_file import NO_RECIPE, read_recipe
 
     if arguments.resume:
         execution, workloads, sources = read_resumed(arguments.resume, arguments)
-        execution = _given(execution, arguments)
         return execution, [replace(w, recompute=execution.recompute) for w in workloads], sources
     recipe = NO_RECIPE if arguments.recipe is None else read_recipe(arguments.recipe)
     arguments.sampler = arguments.sampler or recipe.sampler
@@ -105,28 +103,31 @@ def _defined(
     if arguments.space is None:
         raise ConfigError("expected a SPACE, or --resume RUN; see naspipe train --help")
     streams = parse_streams(arguments.streams, arguments)
-    return _workloads(streams, _given(Execution(), arguments), recipe, arguments)
+    return _workloads(streams, recipe, arguments)
 
 
-def _given(execution: Execution, arguments: argparse.Namespace) -> Execution:
-    """The execution with the options that are given."""
-    found = {name: getattr(arguments, name) for name in EXECUTION}
-    return replace(execution, **{name: v for name, v in found.items() if v is not None})
+def _settings(settings: Settings, recipe: RecipeFile, arguments: argparse.Namespace) -> Settings:
+    """With the recipe's values, the options that are given, and ``--set``, each before the last."""
+    from naspipe.core.config import apply_settings
+
+    found = recipe.applied_to(settings)
+    found = replace(found, execution=given_execution(found.execution, arguments))
+    return apply_settings(found, arguments.set)
 
 
 def _workloads(
     streams: Sequence[StreamOptions],
-    execution: Execution,
     recipe: RecipeFile,
     arguments: argparse.Namespace,
 ) -> tuple[Execution, list[Workload], list[dict[str, Any]]]:
-    """The execution with ``--set`` applied, what each stream trains, and its source.
+    """The execution, what each stream trains, and its source.
 
     Raises:
         ConfigError: for a name that cannot be found or a value that does not fit.
     """
-    from naspipe.core.config import Settings, apply_settings
+    from naspipe.core.config import Settings
     from naspipe.frontend.explorers import find_explorer
+    from naspipe.frontend.held_out import held_out_for
     from naspipe.frontend.training import define
     from naspipe.frontend.workloads import Named, find_workload
     from naspipe.runtime.compute import Workload
@@ -134,17 +135,24 @@ def _workloads(
     found: dict[tuple[str, str, str | None], Named] = {}
     workloads: list[Workload] = []
     sources: list[dict[str, Any]] = []
-    settings = apply_settings(recipe.applied_to(Settings(execution=execution)), arguments.set)
+    settings = _settings(Settings(), recipe, arguments)
     sizes = dict(settings.data)
     for stream in streams:
         key = (stream.space, stream.scale, stream.data)
         if key not in found:
             named = find_workload(*key, arguments.data_dir, sizes)
-            usual = Settings(recipe=named.recipe, execution=execution)
-            settings = apply_settings(recipe.applied_to(usual), arguments.set)
+            settings = _settings(Settings(recipe=named.recipe), recipe, arguments)
             space = named.space.with_rules(settings.rules)
             found[key] = replace(named, space=space, recipe=settings.recipe)
         named = found[key]
+        source = {
+            "space": stream.space,
+            "scale": stream.scale,
+            "data": stream.data,
+            "sizes": sizes,
+            "recipe": arguments.recipe,
+            "validation": arguments.validation,
+        }
         definition = define(
             named.space,
             named.data,
@@ -165,8 +173,8 @@ def _workloads(
                 definition=definition,
                 recompute=settings.execution.recompute,
                 explore=find_explorer(stream.sampler, named.space, stream.seed),
+                held_out=held_out_for(settings.execution, source, arguments.data_dir),
             )
         )
-        source = {"space": stream.space, "scale": stream.scale, "data": stream.data}
-        sources.append({**source, "sizes": sizes, "recipe": arguments.recipe})
+        sources.append(source)
     return settings.execution, workloads, sources

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 import math
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from naspipe.core.config import Execution
 
 _EXAMPLE = """\
 examples:
@@ -13,6 +17,7 @@ examples:
   naspipe train cv.c3 --recipe spos --set lr=0.1
   naspipe train cv.c3 --set lr=0.01 --set optimizer.momentum=0.8 --set rule.stem=frozen
   naspipe train nlp.c1 --checkpoint-every 100 --run-dir runs/one; naspipe train --resume runs/one
+  naspipe train cv.c3 --steps 1000 --validate-every 200 --tensorboard
   naspipe train mymodule:space --data mymodule:batches --stages 2
   torchrun --nnodes 2 --nproc-per-node 1 ... -m naspipe train nlp.c1 --run-dir /shared/one
 
@@ -26,7 +31,7 @@ recipes: spos, fairnas, greedynas, sandwich, evolved-transformer (naspipe/recipe
 settings: lr, schedule, warmup_steps, precision, optimizer, optimizer.OPTION, rule.SHARED_LAYER,
   data.max_tokens, data.batch_size, label_smoothing, clip_layer_norm, clip_global_norm, ema, passes,
   nonfinite, feedback_delay, window, prefetch, host_memory, activation_memory, data_path, transport,
-  port, timeout_seconds, silence_seconds, keep_checkpoints, ...
+  port, timeout_seconds, silence_seconds, keep_checkpoints, validate_batches, ...
 """
 
 
@@ -38,8 +43,14 @@ DEFAULTS: dict[str, Any] = {
 
 EXECUTION = (
     "stages", "recompute", "order", "partition", "device", "memory_budget", "digests",
-    "checkpoint_every", "max_restarts", "tensorboard",
+    "checkpoint_every", "max_restarts", "tensorboard", "validate_every", "validate_subnets",
 )  # fmt: skip
+
+
+def given_execution(execution: Execution, arguments: argparse.Namespace) -> Execution:
+    """The execution with the options that are given."""
+    found = {name: getattr(arguments, name) for name in EXECUTION}
+    return replace(execution, **{name: v for name, v in found.items() if v is not None})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -109,6 +120,23 @@ def _add_execution(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--checkpoint-every", type=_whole, metavar="N", help="subnets from one to the next"
+    )
+    parser.add_argument(
+        "--validate-every",
+        type=_whole,
+        metavar="N",
+        help="judge a few subnets on held-out data every N steps, behind a checkpoint; changes no "
+        "bit of the training",
+    )
+    parser.add_argument(
+        "--validate-subnets",
+        metavar="K|file:PATH",
+        help="so many, drawn from the seed (default: 4), or one JSON list of choices a line",
+    )
+    parser.add_argument(
+        "--validation",
+        metavar="MODULE:FUNCTION",
+        help="held-out batches of your own (default: the data's split valid)",
     )
     parser.add_argument(
         "--max-restarts",

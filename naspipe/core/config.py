@@ -141,6 +141,16 @@ class Execution:
     """How many of them are kept, the newest."""
     max_restarts: int = 0
     """How often a run whose stage failed goes on by itself from its last whole checkpoint."""
+    validate_every: int = 0
+    """Steps of a stream from one validation of the supernet to the next; 0 for none."""
+    validate_subnets: str = "4"
+    """What it is judged by: so many subnets drawn from the seed, or file:PATH."""
+    validate_batches: int = 8
+    """Held-out batches that each is judged on."""
+    validate_calibrate: int = 4
+    """Training batches that running statistics are taken from; 0 for the run's own."""
+    validate_ema: bool = False
+    """Judge by the moving averages of the weights."""
     digests: bool = False
     """Record a digest of the bytes that every WRITE leaves."""
     tensorboard: bool = False
@@ -176,6 +186,24 @@ class Execution:
         expect(self.checkpoint_every >= 0, "checkpoint_every", "0 or more", self.checkpoint_every)
         expect(self.keep_checkpoints >= 1, "keep_checkpoints", "1 or more", self.keep_checkpoints)
         expect(self.max_restarts >= 0, "max_restarts", "0 or more", self.max_restarts)
+        self._check_validation()
+
+    def _check_validation(self) -> None:
+        every, apart = self.validate_every, self.checkpoint_every
+        expect(every >= 0, "validate_every", "0 or more", every)
+        allowed = f"a multiple of checkpoint_every, {apart}, as checkpoints are what is judged"
+        expect(not apart or every % apart == 0, "validate_every", allowed, every)
+        is_good = re.fullmatch(r"[1-9][0-9]{0,5}|file:.+", self.validate_subnets) is not None
+        allowed = "a number of subnets, as in 4, or file:PATH"
+        expect(is_good, "validate_subnets", allowed, self.validate_subnets)
+        expect(self.validate_batches >= 1, "validate_batches", "1 or more", self.validate_batches)
+        calibrate = self.validate_calibrate
+        expect(calibrate >= 0, "validate_calibrate", "0 or more", calibrate)
+
+    @property
+    def cut_every(self) -> int:
+        """Steps of a stream from one checkpoint to the next: a validation needs one, too."""
+        return self.checkpoint_every or self.validate_every
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for the manifest."""
@@ -197,17 +225,25 @@ def apply_settings(settings: Settings, assignments: Iterable[str]) -> Settings:
     """Apply ``key=value`` texts in order.
 
     Keys are the fields of :class:`Recipe` and :class:`Execution`, ``optimizer.OPTION``,
-    ``rule.SHARED_LAYER``, ``data.max_tokens`` and ``data.batch_size``.
+    ``rule.SHARED_LAYER``, ``data.max_tokens`` and ``data.batch_size``. Another optimizer starts
+    without the options of the one before.
 
     Raises:
         ConfigError: for a text without ``=``, an unknown key or a value that does not fit.
     """
-    for text in assignments:
-        key, equals, value = text.partition("=")
-        if not equals:
-            raise ConfigError(f"--set {text}: expected key=value, as in --set lr=0.01")
-        settings = _assign(settings, key.strip(), value.strip())
+    pairs = [_pair(text) for text in assignments]
+    if dict(pairs).get("optimizer", settings.recipe.optimizer) != settings.recipe.optimizer:
+        settings = replace(settings, recipe=replace(settings.recipe, optimizer_options={}))
+    for key, value in pairs:
+        settings = _assign(settings, key, value)
     return settings
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise ConfigError(f"--set {text}: expected key=value, as in --set lr=0.01")
+    return key.strip(), value.strip()
 
 
 def _assign(settings: Settings, key: str, value: str) -> Settings:

@@ -10,8 +10,10 @@
     [rule]
     stem = "lag(4)"
 
-A table's keys are those of ``--set`` behind its name and a dot; ``optimizer.name`` is the
-optimizer itself. naspipe's own recipes lie in ``naspipe/recipes/``.
+How a run is carried out is no part of a recipe, but for its validation (``validate_every``, ...),
+which papers name and which changes no bit. A table's keys are those of ``--set`` behind its name
+and a dot; ``optimizer.name`` is the optimizer itself. naspipe's own recipes lie in
+``naspipe/recipes/``.
 """
 
 from __future__ import annotations
@@ -132,13 +134,18 @@ def _flat(tree: Mapping[str, Any], where: str) -> Iterator[tuple[str, Any]]:
 
 def _check(key: str, value: Any, where: str) -> None:
     """The kind of a value, which a text on the command line does not have."""
-    if key in {each.name for each in fields(Execution)}:
+    is_execution = key in {each.name for each in fields(Execution)}
+    if is_execution and not key.startswith("validate_"):
         raise ConfigError(
             f"{where}: {key} says how a run is carried out, which is no part of a recipe; give it "
             f"on the command line, as in --set {key}={value!s:.40}"
         )
     kind: type = str
-    if key in {each.name for each in fields(Recipe)}:
+    if key == "validate_subnets" and type(value) is int:
+        return
+    if is_execution:
+        kind = type(getattr(Execution(), key))
+    elif key in {each.name for each in fields(Recipe)}:
         kind = type(getattr(Recipe(), key))
     elif key.startswith("optimizer."):
         if not _is_plain(value):

@@ -10,7 +10,7 @@ from typing import Any
 
 from naspipe.core.config import Execution, Settings
 from naspipe.core.errors import ConfigError
-from naspipe.core.recipe_file import NO_RECIPE, read_recipe
+from naspipe.core.recipe_file import NO_RECIPE, RecipeFile, read_recipe
 from naspipe.core.space import Space
 from naspipe.frontend.explorers import find_explorer
 from naspipe.frontend.run import Run
@@ -38,6 +38,7 @@ def train(
     recipe: str | Path | Mapping[str, Any] | None = None,
     execution: Mapping[str, Any] | None = None,
     observer: LaunchObserver | None = None,
+    held_out: Batches | None = None,
 ) -> Run:
     """Train a supernet; the bits are those of a plain one-at-a-time loop on any number of stages.
 
@@ -62,8 +63,11 @@ def train(
             of the same definition, but may have other stages and other settings of execution.
         recipe: further fields of :class:`naspipe.core.config.Recipe`, or a recipe of naspipe's by
             name, as in ``"spos"``, or a recipe file. What other arguments say goes before it.
-        execution: further fields of :class:`naspipe.core.config.Execution`.
-        observer: told of losses and stage use as the run goes.
+        execution: further fields of :class:`naspipe.core.config.Execution`, such as
+            ``validate_every``, which say more than a recipe file does.
+        observer: told of losses, stage use and validations as the run goes.
+        held_out: ``held_out(seed, number)``, batches to validate by; ``data.validation`` by
+            default.
 
     Raises:
         ConfigError: for input that cannot be used; nothing is written then.
@@ -71,11 +75,11 @@ def train(
         RunInterruptedError: after SIGINT or SIGTERM, behind a checkpoint to resume from.
         StorageError: when a file cannot be written.
     """
-    how = Execution(stages=stages, **(execution or {}))
+    how = replace(_file(recipe)[1].execution, stages=stages, **(execution or {}))
     what = workload(
         space, data, loss, steps=steps, optimizer=optimizer, lr=lr,
         optimizer_options=optimizer_options, sampler=sampler, seed=seed, policy=policy, bulk=bulk,
-        recipe=recipe,
+        recipe=recipe, held_out=held_out,
     )  # fmt: skip
     return train_together([what], how, run_dir, observer, resume=resume)[0]
 
@@ -94,14 +98,14 @@ def workload(
     policy: str = "csp",
     bulk: int = 0,
     recipe: str | Path | Mapping[str, Any] | None = None,
+    held_out: Batches | None = None,
 ) -> Workload:
     """One run's definition, for :func:`train_together`; the arguments are those of :func:`train`.
 
     Raises:
         ConfigError: for a value that cannot be used.
     """
-    file = read_recipe(recipe) if isinstance(recipe, str | Path) else NO_RECIPE
-    settings = file.applied_to(Settings())
+    file, settings = _file(recipe)
     if optimizer is not None and optimizer != settings.recipe.optimizer:
         optimizer_options = optimizer_options or {}
     given: dict[str, Any] = {
@@ -116,7 +120,16 @@ def workload(
     name = sampler if isinstance(sampler, str) else type(sampler).__qualname__
     identity = {"seed": seed, "steps": steps, "sampler": name, "policy": policy, "bulk": bulk}
     definition = define(space, data, loss, recipe=chosen, **identity)
-    return Workload(space=space, data=data, loss=loss, definition=definition, explore=explore)
+    return Workload(
+        space=space, data=data, loss=loss, definition=definition, explore=explore,
+        held_out=held_out,
+    )  # fmt: skip
+
+
+def _file(recipe: str | Path | Mapping[str, Any] | None) -> tuple[RecipeFile, Settings]:
+    """A recipe file, where one is meant, and the settings that it gives."""
+    file = read_recipe(recipe) if isinstance(recipe, str | Path) else NO_RECIPE
+    return file, file.applied_to(Settings())
 
 
 def train_together(

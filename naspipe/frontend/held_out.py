@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import search_spaces
+from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
 from naspipe.frontend.workloads import find_data, is_own_data
 from naspipe.runtime.compute import Batches
@@ -49,6 +50,29 @@ def find_held_out(
     return find_data(data, root, {**usual, **(sizes or {})}, split)
 
 
+def held_out_for(
+    execution: Execution, source: Mapping[str, Any], root: Path | None
+) -> Batches | None:
+    """The held-out batches that a run is validated by, where it is.
+
+    Args:
+        execution: which says whether.
+        source: what the command line called the run's space and data.
+        root: where prepared data is kept.
+
+    Raises:
+        ConfigError: when there are none.
+    """
+    if not execution.validate_every:
+        return None
+    space, scale = source["space"], source["scale"]
+    data = source["data"]
+    if data is None and source["validation"] is None:
+        data = search_spaces.defaults(space, scale).data
+    sizes, own = source.get("sizes"), source["validation"]
+    return find_held_out(space, scale, data or "", root=root, own=own, sizes=sizes)
+
+
 def held_out_of(data: Batches) -> Batches:
     """What data of a user's own name as held out: their attribute ``validation``.
 
@@ -59,13 +83,13 @@ def held_out_of(data: Batches) -> Batches:
     if not callable(validation):
         raise ConfigError(
             f"data of your own: expected their attribute validation, {_OWN}, found none; give it, "
-            f"or --validation MODULE:FUNCTION"
+            f"or --validation MODULE:FUNCTION (held_out in Python)"
         )
     return validation
 
 
-def check_size(held_out: Batches, count: int) -> None:
-    """So many different batches must be there.
+def check_size(held_out: Batches, count: int, option: str = "--validate") -> None:
+    """So many different batches must be there; ``option`` is what asks for them.
 
     Raises:
         ConfigError: when they are fewer, as far as the data say.
@@ -73,5 +97,5 @@ def check_size(held_out: Batches, count: int) -> None:
     there = getattr(held_out, "batches_per_epoch", count)
     if count > there:
         raise ConfigError(
-            f"--validate: expected at most {there}, the held-out batches there are, found {count}"
+            f"{option}: expected at most {there}, the held-out batches there are, found {count}"
         )

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress
 from typing import Any
-
-import torch
 
 from naspipe.core.config import Definition, Execution, Recipe
 from naspipe.core.errors import ConfigError
@@ -27,15 +25,13 @@ from naspipe.frontend.search_record import Recorder, SearchObserver
 from naspipe.frontend.training import define
 from naspipe.planning.cost import CostTable
 from naspipe.planning.memory import MemoryPlan
-from naspipe.runtime.calibration import blocks_to_calibrate
 from naspipe.runtime.compute import Batches, Loss, Workload
 from naspipe.runtime.endpoints import check_endpoints
 from naspipe.runtime.environment import describe_environment
-from naspipe.runtime.evaluation import Evaluation
 from naspipe.runtime.evaluation_launcher import evaluate
 from naspipe.runtime.evaluation_stage import EvaluationJob
+from naspipe.runtime.exam import Exam
 from naspipe.runtime.gpus import NO_GPUS, find_gpus
-from naspipe.runtime.restored import Restored
 from naspipe.search.definition import SearchDefinition
 from naspipe.search.records import Search, SearchDirectory, default_name, search_path
 from naspipe.search.scores import merit
@@ -90,8 +86,15 @@ class Searching:
             make, space, FIRST_STREAM, partition_of,
             delay=definition.delay, steps=definition.budget, record=directory.path / "stream.jsonl",
         )  # fmt: skip
+        exam = Exam(
+            workload=workload,
+            held_out=self.held_out,
+            calibration=definition.calibration,
+            validation=definition.validation,
+            ema=definition.ema,
+        )
         job = EvaluationJob(
-            evaluation=self._evaluation(workload, checkpoint),
+            evaluation=exam.evaluation(checkpoint),
             source=source,
             budget=definition.budget,
             execution=replace(execution, window=window),
@@ -181,29 +184,6 @@ class Searching:
         if partition_of is None:
             raise ConfigError("expected a partition for every subnet, found none")
         return partition_of, plan.memory, plan.window
-
-    def _evaluation(self, workload: Workload, checkpoint: Checkpoint) -> Evaluation:
-        definition, seed = self.definition, workload.definition.seed
-        calibrated = blocks_to_calibrate(workload.space) if definition.calibration else 0
-        calibration = definition.calibration if calibrated else 0
-
-        def batch(number: int) -> Mapping[str, torch.Tensor]:
-            if number < calibration:
-                return self.data(seed, number)
-            return self.held_out(seed, number - calibration)
-
-        return Evaluation(
-            space=workload.space,
-            weights=Restored(workload.space, FIRST_STREAM, checkpoint),
-            loss=self.loss,
-            recipe=workload.definition.recipe,
-            seed=seed,
-            batch=batch,
-            calibration=calibration,
-            validation=definition.validation,
-            calibrated=calibrated,
-            ema=definition.ema,
-        )
 
     def _manifest(self, checkpoint: Checkpoint, definition: SearchDefinition) -> dict[str, Any]:
         gpus = NO_GPUS if self.execution.device == "cpu" else find_gpus()

@@ -21,6 +21,7 @@ from naspipe.frontend.plan import make_plan, planning_costs
 from naspipe.frontend.recording import Recording
 from naspipe.frontend.stream_jobs import check_order, check_stream, choices_of, stream_job
 from naspipe.frontend.tensorboard_file import check_tensorboard
+from naspipe.frontend.validation import check_judging, describe, make_judging
 from naspipe.planning.cost import CostTable
 from naspipe.runtime.claim import Claim
 from naspipe.runtime.compute import Batches, Loss, Workload
@@ -163,6 +164,9 @@ class Training:
                 zip(self.workloads, subnets, plan.streams, self.directories, strict=True)
             )
         ]
+        streams = [
+            replace(each, judging=make_judging(each.workload, self.execution)) for each in streams
+        ]
         return Job(
             streams=tuple(streams),
             execution=replace(self.execution, order=plan.order, window=plan.window),
@@ -182,11 +186,12 @@ class Training:
             for directory in self.directories:
                 directory.check_new()
         if self.workloads[0].definition.policy not in ("csp", "sequential") and (
-            self.resumes or self.execution.checkpoint_every or self.execution.max_restarts
+            self.resumes or self.execution.cut_every or self.execution.max_restarts
         ):
             raise ConfigError(
                 f"policy {self.workloads[0].definition.policy}: expected csp or sequential with "
-                f"checkpoints, restarts and --resume: what the others train depends on timing"
+                f"checkpoints, validation, restarts and --resume: what the others train depends on "
+                f"timing"
             )
         check_device(self.execution.device, len(self._gpus))
         check_data_path(self.execution, len(self._gpus))
@@ -205,6 +210,9 @@ class Training:
             check_stream(StreamId(number), workload, self.execution)
             for number, workload in enumerate(self.workloads)
         ]
+        for workload in self.workloads:
+            if judging := make_judging(workload, self.execution):
+                check_judging(judging)
         if self.party is None:
             check_endpoints(self.execution)
         return subnets
@@ -227,6 +235,7 @@ class Training:
             "source": dict(self.sources[number]) if self.sources else {},
             "environment": describe_environment(self.execution.device, self._gpus),
             "space": describe_space(space),
+            "validation": describe(stream.judging),
             "passes_per_step": definition.recipe.steps.passes,
             "measured": {},
         }

@@ -44,6 +44,8 @@ class Workload:
     recompute: bool = False
     explore: Callable[[], ExplorationStrategy] | None = None
     """Makes the strategy that proposes the stream, where one does; anew for each life of a run."""
+    held_out: Batches | None = None
+    """Batches that nothing is trained on, where the run is validated on the way."""
 
     @property
     def objective(self) -> Loss:

@@ -45,8 +45,8 @@ class EvaluationJob:
     """Subnets in all."""
     execution: Execution
     memory: MemoryPlan | None = None
-    directory: Path
-    """Of the search."""
+    directory: Path | None = None
+    """Of the search, where it is one."""
 
     @property
     def recipe(self) -> Recipe:
@@ -56,7 +56,7 @@ class EvaluationJob:
     @property
     def claimed(self) -> Sequence[Path]:
         """The search's directory."""
-        return [self.directory]
+        return [self.directory] if self.directory else []
 
 
 class EvaluationStage:

@@ -14,6 +14,7 @@ from naspipe.core.steps import Steps
 from naspipe.planning.cost import CostTable
 from naspipe.planning.memory import MemoryPlan
 from naspipe.runtime.compute import Workload
+from naspipe.runtime.exam import Exam
 from naspipe.runtime.restored import Restored
 from naspipe.trace.run_directory import RunDirectory
 
@@ -67,6 +68,15 @@ class SubnetSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Judging:
+    """What a stream is validated by."""
+
+    exam: Exam
+    choices: tuple[tuple[int, ...], ...]
+    """Of every subnet that is judged: one per choice block."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StreamJob:
     """One stream of a job: what is trained, and where its results go."""
 
@@ -80,6 +90,8 @@ class StreamJob:
     """The checkpoint that the stream goes on from."""
     kept: tuple[KeptLayer, ...] = ()
     """Its layers."""
+    judging: Judging | None = None
+    """How the supernet is validated on the way, where it is."""
 
     @property
     def first(self) -> int:

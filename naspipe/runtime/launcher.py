@@ -42,6 +42,7 @@ from naspipe.runtime.stage_pool import (
 from naspipe.runtime.stage_process import StageRun
 from naspipe.runtime.stopping import Stop, answered_signals
 from naspipe.runtime.supervisor import Collector, obituary
+from naspipe.runtime.validating import Validating
 from naspipe.runtime.wakeup import Wakeup
 from naspipe.trace.checkpoints import FINAL
 from naspipe.trace.losses import LossWriter
@@ -68,11 +69,13 @@ def launch(job: Job, observer: LaunchObserver, party: Party | None = None) -> li
             stack.enter_context(LossWriter(stream.directory.losses, stream.first))
             for stream in job.streams
         ]
+        validating = stack.enter_context(Validating(job, observer))
         publisher = Publisher(
-            num_stages, job.generation, folders, losses, execution.keep_checkpoints
+            num_stages, job.generation, folders, losses, execution.keep_checkpoints, validating
         )
         exploring = stack.enter_context(Exploring(job, mailboxes.send))
-        collector = Collector(num_stages, losses, observer, publisher, stop, exploring)
+        collect = validating.collect
+        collector = Collector(num_stages, losses, observer, publisher, stop, exploring, collect)
         if job.is_causal:
             stack.enter_context(answered_signals(lambda number: _ask(stop, wakeup, number)))
         if num_stages == 1 and execution.device == "cpu":
@@ -93,6 +96,8 @@ def launch(job: Job, observer: LaunchObserver, party: Party | None = None) -> li
         for number, stream in enumerate(job.streams):
             manifest = merge_parts(stream.steps, [result["streams"][number] for result in results])
             folders[number].publish(FINAL, job.generation, manifest)
+        if not validating.finish(lambda: bool(stop.signal_number), wakeup):
+            raise _interruption(job, stop, publisher)
     return [result["measured"] for result in results]
 
 

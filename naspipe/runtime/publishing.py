@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, Protocol
 
 from naspipe.core.errors import StorageError, reason
 from naspipe.trace.checkpoints import CheckpointFolder, cut_name
 from naspipe.trace.losses import LossWriter
 
 _MERGED = ("versions", "history", "scalars", "strides")
+
+
+class CheckpointReader(Protocol):
+    """Somebody who reads the checkpoints of a run that goes on."""
+
+    def published(self, stream: int, cut: int) -> None:
+        """There is one at this cut."""
+        ...
+
+    def needed(self, stream: int) -> Collection[int]:
+        """Of which cuts the checkpoints still have to be read."""
+        ...
 
 
 class Publisher:
@@ -22,6 +34,7 @@ class Publisher:
         folders: of each stream.
         losses: of each stream; what belongs to a checkpoint is put on disk with it.
         keep: how many checkpoints of a stream are kept.
+        reader: told of each; those that it still needs are kept, too.
     """
 
     def __init__(
@@ -31,12 +44,14 @@ class Publisher:
         folders: Sequence[CheckpointFolder],
         losses: Sequence[LossWriter],
         keep: int,
+        reader: CheckpointReader,
     ) -> None:
         self._num_stages = num_stages
         self._generation = generation
         self._folders = tuple(folders)
         self._losses = tuple(losses)
         self._keep = keep
+        self._reader = reader
         self._parts: dict[tuple[int, int], dict[int, dict[str, Any]]] = defaultdict(dict)
         self.newest: dict[int, int] = {}
         """By stream, the cut of the last checkpoint that was published."""
@@ -60,7 +75,8 @@ class Publisher:
         try:
             manifest["losses"] = list(self._losses[stream].sync(cut))
             self._folders[stream].publish(cut_name(cut), self._generation, manifest)
-            self._folders[stream].prune(self._keep)
+            self._reader.published(stream, cut)
+            self._folders[stream].prune(self._keep, self._reader.needed(stream))
         except OSError as error:
             raise StorageError(
                 f"checkpoint at subnet {cut}: it cannot be published: {reason(error)}; the "

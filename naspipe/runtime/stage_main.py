@@ -63,10 +63,10 @@ def _run_stage(
             finally:
                 task = stage_run.current
     except Exception as error:
-        reporter.report("failed", _failure(task, error))
+        reporter.report("failed", failure_report(task, error))
 
 
-def _failure(task: str, error: Exception) -> dict[str, Any]:
+def failure_report(task: str, error: Exception) -> dict[str, Any]:
     """The report of a failure: what was under way, and why it ended."""
     return {
         "task": task,
@@ -118,7 +118,7 @@ def stage_main(
         try:
             job = make_job()
         except Exception as error:
-            reporter.report("failed", _failure("its preparation", error))
+            reporter.report("failed", failure_report("its preparation", error))
             return
         transport = partial(connect, job.execution, stage, endpoints)
         _run_stage(job, stage, transport, reporter, make)

@@ -108,7 +108,7 @@ class StageRun:
             )
             for stream, store, log in zip(job.streams, compute.stores, logs, strict=True)
         ]
-        every = job.execution.checkpoint_every * job.steps.passes
+        every = job.execution.cut_every * job.steps.passes
         return Checkpointer(
             self._stage, job.generation, streams, every, self._reporter, self._wakeup.set
         )

@@ -69,6 +69,7 @@ class Collector:
         publisher: of checkpoints.
         stop: of a wish to end.
         exploring: told of losses, from which streams grow.
+        collect: called with each of them: takes in what was found beside the training.
     """
 
     def __init__(
@@ -79,8 +80,10 @@ class Collector:
         publisher: Publisher,
         stop: Stop,
         exploring: Exploring,
+        collect: Callable[[], None],
     ) -> None:
         self._exploring = exploring
+        self._collect = collect
         self._num_stages = num_stages
         self._losses = tuple(losses)
         self._observer = observer
@@ -108,6 +111,7 @@ class Collector:
                 self._losses[stream].append(FIRST_STREAM, sequence_id, loss, body["bits"])
                 self._observer.on_loss(stream, sequence_id, loss)
                 self._exploring.take(stream, sequence_id, loss)
+                self._collect()
             case "busy":
                 self._observer.on_busy(stage, body["busy_ns"], body["elapsed_ns"])
                 self._observer.on_hits(stage, body["hits"], body["reads"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,10 +59,11 @@ class CheckpointFolder:
         working.rename(target)
         sync_directory(self.path)
 
-    def prune(self, keep: int) -> None:
-        """Remove all but the newest ``keep`` checkpoints of cuts."""
-        for _, path in self._cuts()[keep:]:
-            _remove(path)
+    def prune(self, keep: int, spared: Collection[int] = ()) -> None:
+        """Remove all but the newest ``keep`` checkpoints of cuts, and those at ``spared`` ones."""
+        for cut, path in self._cuts()[keep:]:
+            if cut not in spared:
+                _remove(path)
 
     def sweep(self) -> None:
         """Remove what earlier lives of the run left unfinished."""
@@ -91,6 +92,11 @@ class CheckpointFolder:
                 f"({passed_over[0]}); restore one from a copy, or train anew"
             )
         return Latest(None)
+
+    @property
+    def cuts(self) -> list[int]:
+        """Where there are checkpoints, whole or not, the newest first."""
+        return [cut for cut, _ in self._cuts()]
 
     def _cuts(self) -> list[tuple[int, Path]]:
         """Checkpoints of cuts, whole or not, the newest first."""

@@ -55,6 +55,11 @@ class RunDirectory:
         return self.path / "metrics.jsonl"
 
     @property
+    def validation(self) -> Path:
+        """How the supernet did on held-out data; see ``naspipe.trace.validation``."""
+        return self.path / "validation.jsonl"
+
+    @property
     def tensorboard(self) -> Path:
         """TensorBoard's files of the run, where it was asked for them."""
         return self.path / "tensorboard"

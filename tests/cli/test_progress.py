@@ -65,7 +65,7 @@ def test_what_is_done_already_is_no_speed(capsys, monkeypatch):
         "run  91/100  1.0 steps/s  loss 1.5000  0:00:09 left",
         "run  92/100  1.0 steps/s  loss 1.5000  0:00:08 left",
         "run  93/100  1.0 steps/s  loss 1.5000  0:00:07 left",
-        "run  validation after step 92  top1 0.2500  loss 2.0000",
+        "run  validation after 93 steps  top1 0.2500  loss 2.0000",
         "naspipe: a note [of] some kind",
     ]
 
