@@ -146,13 +146,9 @@ def _workloads(
             found[key] = replace(named, space=space, recipe=settings.recipe)
         named = found[key]
         source = {
-            "space": stream.space,
-            "scale": stream.scale,
-            "data": stream.data,
-            "sizes": sizes,
-            "recipe": arguments.recipe,
-            "validation": arguments.validation,
-        }
+            "space": stream.space, "scale": stream.scale, "data": stream.data, "sizes": sizes,
+            "recipe": arguments.recipe, "validation": arguments.validation,
+        }  # fmt: skip
         definition = define(
             named.space,
             named.data,

@@ -58,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLE
     _add_definition(parser)
     _add_execution(parser)
+    _add_validation(parser)
 
 
 def _add_definition(parser: argparse.ArgumentParser) -> None:
@@ -122,23 +123,6 @@ def _add_execution(parser: argparse.ArgumentParser) -> None:
         "--checkpoint-every", type=_whole, metavar="N", help="subnets from one to the next"
     )
     parser.add_argument(
-        "--validate-every",
-        type=_whole,
-        metavar="N",
-        help="judge a few subnets on held-out data every N steps, behind a checkpoint; changes no "
-        "bit of the training",
-    )
-    parser.add_argument(
-        "--validate-subnets",
-        metavar="K|file:PATH",
-        help="so many, drawn from the seed (default: 4), or one JSON list of choices a line",
-    )
-    parser.add_argument(
-        "--validation",
-        metavar="MODULE:FUNCTION",
-        help="held-out batches of your own (default: the data's split valid)",
-    )
-    parser.add_argument(
         "--max-restarts",
         type=_whole,
         metavar="N",
@@ -165,6 +149,27 @@ def _add_execution(parser: argparse.ArgumentParser) -> None:
         help="from one line of progress to the next, where there is no terminal (default: 10)",
     )
     parser.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def _add_validation(parser: argparse.ArgumentParser) -> None:
+    """How the supernet is judged on the way."""
+    parser.add_argument(
+        "--validate-every",
+        type=_whole,
+        metavar="N",
+        help="judge a few subnets on held-out data every N steps, behind a checkpoint; changes no "
+        "bit of the training",
+    )
+    parser.add_argument(
+        "--validate-subnets",
+        metavar="K|file:PATH",
+        help="so many, drawn from the seed (default: 4), or one JSON list of choices a line",
+    )
+    parser.add_argument(
+        "--validation",
+        metavar="MODULE:FUNCTION",
+        help="held-out batches of your own (default: the data's split valid)",
+    )
 
 
 def _whole(text: str) -> int:

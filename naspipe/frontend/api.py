@@ -59,15 +59,12 @@ def train(
             only the last has the bits of the plain loop.
         bulk: of ``bsp``: subnets trained at the same versions; 0 for as many as stages.
         run_dir: a directory that does not exist yet; ``runs/NAME-TIME`` by default.
-        resume: go on with the run that ``run_dir`` holds, from its newest checkpoint; it must be
-            of the same definition, but may have other stages and other settings of execution.
+        resume: go on with the run of this definition in ``run_dir``; the execution may be another.
         recipe: further fields of :class:`naspipe.core.config.Recipe`, or a recipe of naspipe's by
             name, as in ``"spos"``, or a recipe file. What other arguments say goes before it.
-        execution: further fields of :class:`naspipe.core.config.Execution`, such as
-            ``validate_every``, which say more than a recipe file does.
-        observer: told of losses, stage use and validations as the run goes.
-        held_out: ``held_out(seed, number)``, batches to validate by; ``data.validation`` by
-            default.
+        execution: further fields of :class:`naspipe.core.config.Execution`, as ``validate_every``.
+        observer: told of losses and stage use as the run goes.
+        held_out: ``held_out(seed, number)`` to validate by; ``data.validation`` by default.
 
     Raises:
         ConfigError: for input that cannot be used; nothing is written then.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from naspipe.report.needs import Schedule
 from naspipe.trace.compare import RecordedRun
 from naspipe.trace.labels import SpaceLabels
 from naspipe.trace.losses import Loss
+from naspipe.trace.validation import Validation, read_validations
 
 
 class Recorded(NamedTuple):
@@ -24,6 +25,7 @@ class Recorded(NamedTuple):
     accesses: list[Access]
     losses: list[Loss]
     remarks: list[str]
+    validations: Sequence[Validation] = ()
 
     @property
     def num_stages(self) -> int:
@@ -65,11 +67,12 @@ def read_run(path: Path) -> Recorded:
         has_losses = is_complete or run.directory.losses.exists()
         losses = run.losses if has_losses else []
         accesses = run.accesses
+        validations = read_validations(run.directory.validation)
     except (LogError, OSError) as error:
         raise ConfigError(
             f"cannot report on {path}: {error}; restore the file or leave this run out"
         ) from error
-    recorded = Recorded(path, run.manifest, run.labels, accesses, losses, remarks)
+    recorded = Recorded(path, run.manifest, run.labels, accesses, losses, remarks, validations)
     _check(recorded)
     return recorded
 

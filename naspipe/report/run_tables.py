@@ -53,7 +53,21 @@ def run_tables(run: Recorded, name: str) -> dict[str, Any]:
             "stream": [loss.stream for loss in run.losses],
             "value": [_finite(loss.value) for loss in run.losses],
         },
+        "validations": _validation_columns(run),
         "searches": search_tables(run.path),
+    }
+
+
+def _validation_columns(run: Recorded) -> dict[str, Any]:
+    """Of each validation the last subnet whose update is in, and the scores; null for no number."""
+    names = list(run.validations[0].scores) if run.validations else []
+    rows = [[each.scores.get(name, math.nan) for name in names] for each in run.validations]
+    return {
+        "subnet": [each.sequence_id - 1 for each in run.validations],
+        "scores": {
+            name: [row[place] if math.isfinite(row[place]) else None for row in rows]
+            for place, name in enumerate(names)
+        },
     }
 
 

@@ -42,7 +42,8 @@ def facts(run: Recorded) -> dict[str, str]:
 
 
 def numbers(run: Recorded) -> dict[str, float]:
-    """The measures of :mod:`naspipe.trace.metrics`, and the mean of the last tenth of losses."""
+    """The measures of :mod:`naspipe.trace.metrics`, the mean of the last tenth of losses, and
+    the last validation's scores."""
     measured: dict[str, float] = {}
     if run.accesses:
         measured = dict(summarize(run.accesses, run.num_stages)._asdict())
@@ -50,6 +51,9 @@ def numbers(run: Recorded) -> dict[str, float]:
     if run.losses:
         last = [loss.value for loss in run.losses[-max(1, len(run.losses) // 10) :]]
         measured["final_loss"] = sum(last) / len(last)
+    if run.validations:
+        scores = run.validations[-1].scores.items()
+        measured |= {f"validation_{name}": score for name, score in scores}
     return measured
 
 

@@ -62,6 +62,11 @@ EXECUTION = {
     "checkpoint_every": ("50", 50),
     "keep_checkpoints": ("3", 3),
     "max_restarts": ("1", 1),
+    "validate_every": ("100", 100),
+    "validate_subnets": ("8", "8"),
+    "validate_batches": ("2", 2),
+    "validate_calibrate": ("0", 0),
+    "validate_ema": ("true", True),
     "digests": ("1", True),
     "tensorboard": ("true", True),
     "record_events": ("TRUE", True),
@@ -109,6 +114,11 @@ def test_later_settings_win_and_others_stay() -> None:
     after = apply_settings(before, ["optimizer.nesterov=true"])
     assert after.recipe.optimizer_options == {"momentum": 0.9, "nesterov": True}
     assert before.recipe.optimizer_options == {"momentum": 0.9}
+    same = apply_settings(before, ["optimizer=SGD"])
+    assert same == before
+    for texts in (["optimizer=Adam", "optimizer.eps=1"], ["optimizer.eps=1", "optimizer=Adam"]):
+        another = apply_settings(before, texts).recipe
+        assert (another.optimizer, another.optimizer_options) == ("Adam", {"eps": 1})
 
 
 def test_rules_of_shared_layers() -> None:

@@ -54,7 +54,19 @@ function lossChart(runs) {
       line: { color: colour, width: 2.2, dash: RUN_DASHES[place % RUN_DASHES.length] },
       hovertemplate: `subnet %{x}: %{y:.5g}, mean of ${width} steps<extra>${run.name}</extra>` });
   });
+  runs.forEach((run, place) => traces.push(...validationTraces(run, RUN_COLOURS[place % RUN_COLOURS.length], runs.length > 1)));
   return [traces, layout(300, { xaxis: title("subnet"), yaxis: title("loss") })];
+}
+
+// Held-out loss at each cut, behind the last subnet whose update is in; the other scores on hover.
+function validationTraces(run, colour, isNamed) {
+  const { subnet, scores } = run.validations;
+  if (!subnet.length) return [];
+  const text = subnet.map((_, place) => Object.entries(scores).map(([name, values]) =>
+    `${SCORE_NAMES[name] || name} ${values[place] === null ? "?" : values[place].toPrecision(5)}`).join("<br>"));
+  return [{ x: subnet, y: scores.loss, text, mode: "lines+markers", name: isNamed ? `${run.name}, validation` : "validation",
+    showlegend: true, line: { color: colour, width: 1, dash: "dot" }, marker: { color: colour, size: 8, symbol: "diamond" },
+    hovertemplate: `validation behind subnet %{x}:<br>%{text}<extra>${run.name}</extra>` }];
 }
 
 function sharesChart(run) {

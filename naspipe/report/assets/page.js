@@ -44,6 +44,9 @@ const MEASURES = [
   ["hit_rate", "cache hit rate", percent],
   ["stall_ratio", "stalled for loads", percent],
   ["final_loss", "loss, last tenth", (value) => value.toPrecision(5)],
+  ["validation_loss", "validation loss, last", (value) => value.toPrecision(5)],
+  ["validation_perplexity", "validation perplexity, last", (value) => value.toPrecision(4)],
+  ["validation_top1", "validation top-1, last", percent],
 ];
 
 function measure(run, key) {
@@ -61,6 +64,10 @@ function drawTiles(run) {
     ["cache hit rate", measure(run, "hit_rate"), `stalled for loads: ${measure(run, "stall_ratio")}`],
     ["loss", measure(run, "final_loss"), "mean of the last tenth"],
   ];
+  if (run.numbers.validation_loss !== undefined) {
+    const top1 = run.numbers.validation_top1 === undefined ? "" : `, top-1 ${measure(run, "validation_top1")}`;
+    tiles.push(["validation loss", measure(run, "validation_loss"), `the last one${top1}`]);
+  }
   byId("tiles").replaceChildren(...tiles.map(([name, value, note]) => {
     const tile = element("div", undefined, { className: "tile" });
     tile.append(element("div", name, { className: "name" }), element("div", value, { className: "value" }), element("div", note, { className: "note" }));
@@ -70,7 +77,8 @@ function drawTiles(run) {
 
 function drawComparison(runs) {
   byId("compared-section").hidden = runs.length < 2;
-  const rows = MEASURES.map(([key, name]) => [name, ...runs.map((run) => measure(run, key))]);
+  const shown = MEASURES.filter(([key]) => runs.some((run) => run.numbers[key] !== undefined));
+  const rows = shown.map(([key, name]) => [name, ...runs.map((run) => measure(run, key))]);
   const names = [...new Set(runs.flatMap((run) => Object.keys(run.facts)))];
   names.forEach((name) => {
     const texts = runs.map((run) => run.facts[name] ?? "–");
