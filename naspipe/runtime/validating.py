@@ -125,13 +125,13 @@ class Validating:
             try:
                 self._connection.send_bytes(msgpack.packb([stream, str(path), cut]))
             except OSError:
-                self._is_dead(cut)
+                self._is_dead()
 
     def _take_next(self, connection: Connection) -> None:
         try:
             answer: dict[str, Any] = msgpack.unpackb(connection.recv_bytes())
         except (EOFError, OSError):
-            self._is_dead(min(cut for cuts in self._waiting.values() for cut in cuts))
+            self._is_dead()
         stream, cut = answer["stream"], answer["cut"]
         self._waiting[stream].remove(cut)
         if failure := answer.get("failure"):
@@ -150,12 +150,13 @@ class Validating:
         self._files[stream].append(Validation(cut, steps, scores, subnets))
         self._observer.on_validation(stream, cut - 1, scores)
 
-    def _is_dead(self, cut: int) -> NoReturn:
-        """Its process ended without an answer.
+    def _is_dead(self) -> NoReturn:
+        """Its process ended without an answer to the oldest question.
 
         Raises:
             StageFailedError: always.
         """
+        cut = min(cut for cuts in self._waiting.values() for cut in cuts)
         how = obituary(self._process) if self._process else "its process ended"
         raise StageFailedError(0, f"the validation at subnet {cut}", how)
 
