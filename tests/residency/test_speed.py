@@ -6,6 +6,7 @@ import statistics
 import time
 
 from naspipe.core.ids import LayerId
+from naspipe.residency.prefetch import AHEAD
 from tests.residency.device import FORWARD, Case, Sizes
 
 BOUND_NS = 40_000
@@ -25,8 +26,8 @@ def test_nothing_to_do_is_cheap(capsys):
     layers = [LayerId(0, block, choice) for choice in range(20) for block in range(50)]
     sizes = Sizes(dict.fromkeys((layer[1:] for layer in layers), 10))
     manager = Case(sizes, frozenset(), 10_000, [], max_loads=1000).manager()
-    for begin in range(0, len(layers), 200):
-        manager.plan(layers[begin : begin + 200])
+    for begin in range(0, len(layers), AHEAD):
+        manager.plan(layers[begin : begin + AHEAD])
     for layer in layers:
         manager.on_loaded(layer)
     run = layers[:5]

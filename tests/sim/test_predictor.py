@@ -5,14 +5,19 @@ from __future__ import annotations
 import pytest
 
 import search_spaces
+from naspipe.core.commands import LoadLayer
 from naspipe.core.subnet import Subnet
 from naspipe.planning.critical_path import critical_path_priorities
 from naspipe.planning.memory import DeviceSizes, plan_memory
 from naspipe.planning.partitions import Partitioner
+from naspipe.residency import prefetch
 from naspipe.residency.manager import ResidencyManager
+from naspipe.residency.prefetch import AHEAD
 from naspipe.sim.driver import simulate
+from naspipe.stage import builder
 from naspipe.stage.admission import AdmissionWindow
 from naspipe.stage.builder import build_controller
+from naspipe.stage.controller import StageController
 from naspipe.streams.samplers import draw_stream
 from naspipe.trace.metrics import summarize
 from search_spaces.table5 import table5_costs, table5_sizes, without_shared
@@ -48,6 +53,17 @@ def run(name, order, budget, prefetches=True):
     return summarize([access for accesses in stages for access in accesses], STAGES)
 
 
+class Counted(StageController):
+    """A controller that counts the loads it commands."""
+
+    loads = 0
+
+    def handle(self, event):
+        commands = super().handle(event)
+        Counted.loads += sum(isinstance(command, LoadLayer) for command in commands)
+        return commands
+
+
 @pytest.mark.parametrize(
     ("order", "budget", "least"),
     [("paper", "3x", 0.985), ("critical-path", "3x", 0.982), ("paper", "1.5x", 0.975)],
@@ -57,6 +73,17 @@ def test_few_accesses_wait(order, budget, least):
     found = run("cv.c1", order, budget)
     assert found.hit_rate >= least
     assert found.stall_ratio <= 0.01
+
+
+@pytest.mark.parametrize("ahead", [AHEAD, 10_000])
+def test_few_layers_are_loaded_and_not_used(monkeypatch, ahead):
+    """A forward and a backward are two uses, often far apart; a limit holds the rest off."""
+    monkeypatch.setattr(Counted, "loads", 0)
+    monkeypatch.setattr(builder, "StageController", Counted)
+    monkeypatch.setattr(prefetch, "AHEAD", ahead)
+    run("cv.c1", "paper", "3x")
+    uses = 2 * SUBNETS * 24
+    assert (Counted.loads < 0.9 * uses) == (ahead == AHEAD)
 
 
 def test_without_the_predictor_many_do():
