@@ -63,7 +63,7 @@ def main() -> None:
     best = find_choices(first, "best")
     exported = options.work / "exported"
     if not exported.exists():
-        export_subnet(first, best, exported, data=bench.named.data)
+        export_subnet(first, best, exported, data=bench.named.data, calibrate=judged["calibration"])
     alone = [retrained(bench, options, f"alone-{n}", each) for n, each in enumerate(listed)]
     found = retrained(bench, options, "alone-found", best)
     supernets = {}

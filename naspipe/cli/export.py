@@ -39,6 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-o", "--output", required=True, type=Path, metavar="DIR")
     parser.add_argument("--ema", action="store_true", help="moving averages of the weights")
+    parser.add_argument(
+        "--calibrate", type=int, metavar="C",
+        help="training batches that running statistics are taken from anew; 0 for the supernet's "
+        "(default: for best as many as its search took, else 0)",
+    )  # fmt: skip
     parser.add_argument("--onnx", action="store_true", help="write model.onnx too")
     parser.add_argument(
         "--retrain", type=int, metavar="STEPS", help="train it alone first, from its first weights"
@@ -59,11 +64,11 @@ def run(arguments: argparse.Namespace) -> int:
     from naspipe.frontend.run import Run
     from naspipe.trace.run_directory import RunDirectory
 
-    definition = RunDirectory(arguments.run).read_manifest()["definition"]
-    space, data, loss = _workload(arguments, definition)
+    space, data, loss = _workload(arguments, RunDirectory(arguments.run).read_manifest())
     found = Run(space, Path(arguments.run))
     check_space(found)
     choices = find_choices(found, arguments.subnet)
+    calibrate, ema = _as_searched(arguments)
     output: Path = arguments.output
     if arguments.onnx:
         check_onnx()
@@ -74,11 +79,16 @@ def run(arguments: argparse.Namespace) -> int:
             found, choices, output / "run", data=data, loss=loss, steps=arguments.retrain
         )
         output = output / "model"
-    done = export_subnet(found, choices, output, data=data, onnx=arguments.onnx, ema=arguments.ema)
+    done = export_subnet(
+        found, choices, output, data=data, onnx=arguments.onnx, ema=ema, calibrate=calibrate
+    )
     if done.needs:
         print(f"naspipe: loading it needs {', '.join(done.needs)} importable", file=sys.stderr)
     if done.untrained:
         print(f"naspipe: never trained by this run: {', '.join(done.untrained)}", file=sys.stderr)
+    if done.calibrated:
+        taken = f"running statistics taken anew from {done.calibrated} batches"
+        print(f"naspipe: {taken}; --calibrate 0 keeps the supernet's", file=sys.stderr)
     if not done.is_checked:
         print("naspipe: not checked on a batch; give --data to do so", file=sys.stderr)
     if done.onnx_difference is not None:
@@ -88,27 +98,32 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _workload(
-    arguments: argparse.Namespace, definition: dict[str, Any]
+    arguments: argparse.Namespace, manifest: dict[str, Any]
 ) -> tuple[Space, Batches | None, Loss | None]:
     """The run's space, and its data and loss where they are known."""
-    import search_spaces
-    from naspipe.core.errors import ConfigError
+    from naspipe.cli.run_source import run_source
     from naspipe.core.rules import parse_rule
     from naspipe.frontend.workloads import find_space, find_workload
 
-    name, rules = str(definition["space"]), definition["rules"]
+    rules = manifest["definition"]["rules"]
     parsed = {shared: parse_rule(rule) for shared, rule in rules.items()}
-    if arguments.space is None and name not in search_spaces.names():
-        raise ConfigError(
-            f"run {arguments.run} trained {name}, a space of your own: expected --space "
-            f"MODULE:ATTRIBUTE"
-        )
-    if arguments.space is not None and arguments.data is None:
-        return find_space(arguments.space).with_rules(parsed), None, None
-    named = find_workload(
-        arguments.space or name,
-        str(definition["scale"] or "tiny"),
-        arguments.data or str(definition["data"]["name"]),
-        arguments.data_dir,
-    )
+    space, scale, data, sizes = run_source(arguments, manifest)
+    if data is None:
+        return find_space(space).with_rules(parsed), None, None
+    named = find_workload(space, scale, data, arguments.data_dir, sizes)
     return named.space.with_rules(parsed), named.data, named.loss
+
+
+def _as_searched(arguments: argparse.Namespace) -> tuple[int, bool]:
+    """Batches to take running statistics from, and whether to take averages of the weights.
+
+    The best subnet of a search is exported as the search judged it.
+    """
+    from naspipe.search.records import newest_search
+
+    calibrate, ema = arguments.calibrate, arguments.ema
+    if arguments.subnet == "best" and arguments.retrain is None:
+        search = newest_search(Path(arguments.run))
+        calibrate = search.calibration if calibrate is None else calibrate
+        ema = ema or search.ema
+    return calibrate or 0, ema

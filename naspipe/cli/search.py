@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from naspipe.frontend.searching import Searching
     from naspipe.search.definition import SearchDefinition
@@ -189,6 +189,7 @@ def _option(text: str) -> tuple[str, float]:
 def _searching(
     arguments: argparse.Namespace, definition: SearchDefinition, observer: Any
 ) -> Searching:
+    from naspipe.cli.run_source import run_source
     from naspipe.core.config import Execution
     from naspipe.core.rules import parse_rule
     from naspipe.frontend.held_out import check_size, find_held_out
@@ -198,7 +199,7 @@ def _searching(
     from naspipe.trace.run_directory import RunDirectory
 
     manifest = RunDirectory(arguments.run).read_manifest()
-    space, scale, data, sizes = _source(arguments, manifest)
+    space, scale, data, sizes = run_source(arguments, manifest)
     named = find_workload(space, scale, data, arguments.data_dir, sizes)
     rules = {name: parse_rule(rule) for name, rule in manifest["definition"]["rules"].items()}
     held_out = find_held_out(
@@ -225,22 +226,3 @@ def _searching(
         name=arguments.name,
         observer=observer,
     )
-
-
-def _source(
-    arguments: argparse.Namespace, manifest: Mapping[str, Any]
-) -> tuple[str, str, str | None, dict[str, int]]:
-    """What the run trained: space, scale, data and sizes of batches, as the command line has it."""
-    import search_spaces
-    from naspipe.core.errors import ConfigError
-
-    definition, source = manifest["definition"], manifest.get("source") or {}
-    space = arguments.space or source.get("space") or definition["space"]
-    if ":" not in space and space not in search_spaces.names():
-        raise ConfigError(
-            f"run {arguments.run} trained {space}, a space of your own: expected --space "
-            f"MODULE:ATTRIBUTE and --data MODULE:FUNCTION"
-        )
-    data = arguments.data or source.get("data")
-    scale = source.get("scale") or definition.get("scale") or "tiny"
-    return space, scale, data, dict(source.get("sizes") or {})

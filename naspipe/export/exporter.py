@@ -12,6 +12,7 @@ import torch
 from naspipe.core.config import Execution, Recipe
 from naspipe.core.errors import ConfigError, InvariantError
 from naspipe.core.user_code import users_code
+from naspipe.export.calibrated import calibrate as take_statistics
 from naspipe.export.onnx_form import check_onnx, write_onnx
 from naspipe.export.pytorch_form import load_pytorch, same_outputs, write_pytorch
 from naspipe.export.subnet import assemble, check_space
@@ -37,6 +38,8 @@ class Exported:
     """Whether the files were loaded again and gave bitwise the same outputs for a batch."""
     onnx_difference: float | None = None
     """The greatest difference of ONNX Runtime's outputs, where that form was asked for."""
+    calibrated: int = 0
+    """Batches that running statistics were taken from anew; 0 where they are the run's own."""
 
 
 def export_subnet(
@@ -47,6 +50,7 @@ def export_subnet(
     data: Batches | None = None,
     onnx: bool = False,
     ema: bool = False,
+    calibrate: int = 0,
 ) -> Exported:
     """Write a subnet with a run's weights as ``model.py``, ``.json`` and ``.safetensors``.
 
@@ -57,6 +61,8 @@ def export_subnet(
         data: the run's data; its first batch checks what was written.
         onnx: write ``model.onnx`` too, for batches of that shape.
         ema: the moving averages of the weights in their stead.
+        calibrate: batches of ``data`` to take running statistics from anew, as a search does before
+            it judges a subnet (``search.calibration``); 0 for the mixture that the run left.
 
     Raises:
         ConfigError: when the run, the space or a layer cannot be exported, when ONNX lacks an
@@ -74,7 +80,8 @@ def export_subnet(
     chain = assemble(run, choices, ema=ema)
     batch = _first_batch(data, definition["seed"], chain.inputs) if data is not None else None
     note = f"Subnet {','.join(map(str, choices))} of {definition['space']}."
-    needs = write_pytorch(chain, path, note)
+    calibrated = calibrate if take_statistics(chain, run, data, calibrate) else 0
+    needs = write_pytorch(chain, path, note, calibrated)
     difference = None
     if batch is not None:
         with deterministic_torch(definition["recipe"]["threads"]):
@@ -84,7 +91,7 @@ def export_subnet(
             if onnx:
                 difference = write_onnx(loaded, batch, path / "model.onnx")
     untrained = tuple(layer.label for layer in chain.layers if not layer.is_trained)
-    return Exported(path, needs, untrained, batch is not None, difference)
+    return Exported(path, needs, untrained, batch is not None, difference, calibrated)
 
 
 def _first_batch(data: Batches, seed: int, names: Sequence[str]) -> dict[str, torch.Tensor]:

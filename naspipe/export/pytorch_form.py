@@ -25,13 +25,14 @@ from naspipe.trace.files import write_json
 FORMAT = 1
 
 
-def write_pytorch(chain: Chain, directory: Path, note: str) -> tuple[str, ...]:
+def write_pytorch(chain: Chain, directory: Path, note: str, calibrated: int = 0) -> tuple[str, ...]:
     """Write the subnet; returns the modules that must be importable where it is loaded.
 
     Args:
         chain: the subnet.
         directory: made where it is not there; nothing is written before all is known to fit.
         note: one line for the head of ``model.py``.
+        calibrated: batches that running statistics were taken from anew.
 
     Raises:
         ConfigError: for a layer that has no form as data, with the reason and the place.
@@ -54,6 +55,7 @@ def write_pytorch(chain: Chain, directory: Path, note: str) -> tuple[str, ...]:
     description = {
         "format": FORMAT,
         "choices": list(chain.choices),
+        "calibrated": calibrated,
         "inputs": list(chain.inputs),
         "needs": sorted(classes.needs),
         "layers": layers,

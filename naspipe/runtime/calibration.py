@@ -28,10 +28,11 @@ def statistics_of(module: nn.Module) -> list[_BatchNorm]:
 
 
 @contextmanager
-def fresh_statistics(norms: Sequence[_BatchNorm]) -> Iterator[None]:
+def fresh_statistics(norms: Sequence[_BatchNorm], *, keeps: bool = False) -> Iterator[None]:
     """Statistics that start anew and average over all batches alike; put back afterwards.
 
-    The norms are in training mode until :func:`settle`.
+    The norms are in training mode until :func:`settle`, or until the end. With ``keeps`` the new
+    statistics stay, unless something raises.
     """
     before = [
         (norm.momentum, {n: b.clone() for n, b in norm._buffers.items() if b is not None})
@@ -43,11 +44,14 @@ def fresh_statistics(norms: Sequence[_BatchNorm]) -> Iterator[None]:
             norm.momentum = None
             norm.train()
         yield
+    except BaseException:
+        keeps = False
+        raise
     finally:
         for norm, (momentum, buffers) in zip(norms, before, strict=True):
             norm.momentum = momentum
             norm.eval()
-            for name, buffer in buffers.items():
+            for name, buffer in () if keeps else buffers.items():
                 here = norm._buffers[name]
                 if isinstance(here, torch.Tensor):
                     here.copy_(buffer)

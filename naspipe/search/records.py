@@ -47,6 +47,16 @@ class Search(NamedTuple):
         """What its subnets are ranked by."""
         return str(self.manifest["definition"]["score"])
 
+    @property
+    def calibration(self) -> int:
+        """Batches that running statistics were taken from anew; 0 for the run's own."""
+        return int(self.manifest["definition"].get("calibration", 0))
+
+    @property
+    def ema(self) -> bool:
+        """Whether the moving averages of the weights were judged."""
+        return bool(self.manifest["definition"].get("ema", False))
+
     def note(self, **found: Any) -> None:
         """Add to the manifest what was found out later."""
         manifest = json.loads((self.path / "manifest.json").read_bytes())
@@ -183,10 +193,20 @@ def find_best(run: Path) -> Candidate:
     Raises:
         ConfigError: when there is none.
     """
+    search = newest_search(run)
+    if ranked := search.ranked():
+        return ranked[0]
+    raise ConfigError(f"{search.path}: expected a subnet with a {search.score}, found none")
+
+
+def newest_search(run: Path) -> Search:
+    """A run's newest search that came to its end.
+
+    Raises:
+        ConfigError: when there is none.
+    """
     for search in find_searches(run)[:1]:
-        if ranked := search.ranked():
-            return ranked[0]
-        raise ConfigError(f"{search.path}: expected a subnet with a {search.score}, found none")
+        return search
     raise ConfigError(f"{run}: expected a finished search, found none; start naspipe search {run}")
 
 

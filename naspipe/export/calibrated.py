@@ -1,0 +1,56 @@
+"""Running statistics of a subnet taken anew, as a search takes them before it judges one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+
+import torch
+
+from naspipe.core.config import Recipe
+from naspipe.core.errors import ConfigError
+from naspipe.export.subnet import Chain
+from naspipe.frontend.run import Run
+from naspipe.runtime.calibration import fresh_statistics, statistics_of
+from naspipe.runtime.compute import Batches
+from naspipe.runtime.determinism import block_seed, deterministic_torch, seed_draws
+
+
+def calibrate(chain: Chain, run: Run, data: Batches | None, batches: int) -> bool:
+    """Take the statistics of a subnet's norms from so many of the run's batches, and keep them.
+
+    They are those that a search with as many batches takes, bit for bit: of all batches alike,
+    each normalised by its own on its way. Returns whether there were any to take.
+
+    Raises:
+        ConfigError: when the subnet has such norms, but there are no data.
+    """
+    if batches < 0:
+        raise ConfigError(f"calibrate: expected 0 batches or more, found {batches}")
+    keeping = [n for n, layer in enumerate(chain.layers) if statistics_of(layer.module)]
+    if not keeping or not batches:
+        return False
+    if data is None:
+        raise ConfigError(
+            f"layer {chain.layers[keeping[0]].label} keeps running statistics: expected the run's "
+            f"--data to take them from, as the search did; give them, or --calibrate 0 to keep "
+            f"the supernet's"
+        )
+    definition = run.manifest["definition"]
+    seed, recipe = definition["seed"], Recipe(**definition["recipe"])
+    fed = [data(seed, number) for number in range(batches)]
+    is_bf16 = recipe.precision == "bf16"
+    casts = torch.autocast("cpu", dtype=torch.bfloat16) if is_bf16 else nullcontext()
+    with deterministic_torch(recipe.threads), torch.no_grad(), casts:
+        _take(chain, seed, fed, keeping[-1])
+    return True
+
+
+def _take(chain: Chain, seed: int, fed: list[Mapping[str, torch.Tensor]], last: int) -> None:
+    states: list[tuple[torch.Tensor, ...]] = [()] * len(fed)
+    for block, layer in enumerate(chain.layers[: last + 1]):
+        with fresh_statistics(statistics_of(layer.module), keeps=True):
+            for number, batch in enumerate(fed):
+                seed_draws(block_seed(seed, 0, block, number))
+                result = layer.module(*states[number], *(batch[name] for name in layer.fields))
+                states[number] = result if isinstance(result, tuple) else (result,)
