@@ -8,9 +8,9 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from naspipe.cli.bar import Bar
 from naspipe.search.records import Candidate, Search
 
 _LINE_EVERY_SECONDS = 10.0
@@ -20,21 +20,10 @@ class SearchProgress:
     """Shows subnets, speed and the best score while a search goes; see ``SearchObserver``."""
 
     def __init__(self, title: str, budget: int, score: str, is_quiet: bool = False) -> None:
-        self._console = Console(stderr=True, quiet=is_quiet, highlight=False)
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[numbers]}"),
-            TimeRemainingColumn(),
-            console=self._console,
-            disable=is_quiet or not self._console.is_terminal,
-        )
-        self._task = self._progress.add_task(title, total=budget, numbers="")
-        self._title, self._budget, self._score = title, budget, score
-        self._start = self._printed = time.monotonic()
+        self._bar = Bar(title, budget, is_quiet, _LINE_EVERY_SECONDS)
+        self._score = score
+        self._start = time.monotonic()
         self._busy: dict[int, float] = {}
-        self._is_shown = False
 
     def __enter__(self) -> Self:
         return self
@@ -45,28 +34,22 @@ class SearchProgress:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._is_shown:
-            self._progress.stop()
+        self._bar.__exit__(kind, error, traceback)
 
     def on_candidate(self, candidate: Candidate, best: Candidate | None) -> None:
         """The next subnet is judged."""
-        if not self._is_shown:
-            self._is_shown = True
+        if not self._bar.is_shown:
             self._start = time.monotonic()
-            self._progress.start()
-        done, now = candidate.sequence_id + 1, time.monotonic()
-        speed = candidate.sequence_id / (now - self._start) if now > self._start else 0.0
+            self._bar.show()
+        seconds = time.monotonic() - self._start
+        speed = candidate.sequence_id / seconds if seconds > 0 else 0.0
         numbers = f"{speed:.2f} subnets/s"
         if best is not None:
             value = getattr(best.scores, self._score)
             numbers += f"  best {self._score} {value:.4f} (subnet {best.sequence_id})"
         if self._busy:
             numbers += f"  busy {sum(self._busy.values()) / len(self._busy):.2f}"
-        self._progress.update(self._task, completed=done, numbers=numbers)
-        is_due = now - self._printed > _LINE_EVERY_SECONDS or done == self._budget
-        if is_due and not self._console.is_terminal:
-            self._printed = now
-            self._console.print(f"{self._title}  {done}/{self._budget}  {numbers}")
+        self._bar.update(candidate.sequence_id + 1, numbers)
 
     def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
         """A stage's share of time spent computing."""

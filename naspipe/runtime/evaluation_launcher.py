@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,12 +13,11 @@ from naspipe.core.planned import Planned
 from naspipe.runtime.claim import SOCKETS_PREFIX
 from naspipe.runtime.endpoints import make_endpoints
 from naspipe.runtime.evaluation_stage import EvaluationJob, EvaluationStage
-from naspipe.runtime.liveness import Liveness
 from naspipe.runtime.messages import SubnetsMessage
 from naspipe.runtime.stage_main import run_alone
 from naspipe.runtime.stage_pool import Mailboxes, run_stages
 from naspipe.runtime.stopping import Stop
-from naspipe.runtime.supervisor import raise_failure
+from naspipe.runtime.supervisor import StageReports
 from naspipe.runtime.wakeup import Wakeup
 from naspipe.search.scores import Scores, scores_of
 
@@ -68,7 +66,7 @@ def evaluate(
     return [collector.results[stage]["measured"] for stage in sorted(collector.results)]
 
 
-class ScoreCollector:
+class ScoreCollector(StageReports):
     """Takes the reports of all stages: scores go to the source, its subnets to the stages."""
 
     def __init__(
@@ -78,17 +76,11 @@ class ScoreCollector:
         score: Callable[[Scores], float],
         mailboxes: Mailboxes,
     ) -> None:
+        super().__init__(job.execution.stages)
         self._job = job
         self._observer = observer
         self._score = score
         self._mailboxes = mailboxes
-        self.liveness: Liveness | None = None
-        self.results: dict[int, dict[str, Any]] = {}
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether every stage is done."""
-        return len(self.results) == self._job.execution.stages
 
     def start(self) -> None:
         """Tell the stages of the first subnets."""
@@ -108,21 +100,8 @@ class ScoreCollector:
                 self._tell(known, self._job.source.take(body["subnet"], self._score(scores)))
             case "busy":
                 self._observer.on_busy(stage, body["busy_ns"], body["elapsed_ns"])
-            case "beat" if self.liveness is not None:
-                self.liveness.hear(stage, time.monotonic(), body["doing"], body["age"])
-            case "failed":
-                raise_failure(stage, body)
-            case "done":
-                self.results[stage] = body
-                if self.liveness is not None:
-                    self.liveness.done(stage)
-
-    def report(self, kind: str, body: Any) -> None:
-        """Reports of a search on one stage, which come without a socket."""
-        self.take(kind, 0, dict(body))
-
-    def watch(self, current: object) -> None:
-        """Nothing: a search on one stage has nobody beside it to watch it."""
+            case _:
+                super().take(kind, stage, body)
 
     def _tell(self, first: int, planned: Sequence[Planned]) -> None:
         if planned:

@@ -59,7 +59,48 @@ def raise_failure(stage: int, body: Mapping[str, Any]) -> NoReturn:
     raise StageFailedError(stage, body["task"], body["traceback"])
 
 
-class Collector:
+class StageReports:
+    """What every collector makes of reports: signs of life, failures and results.
+
+    Args:
+        num_stages: whose results to wait for.
+    """
+
+    def __init__(self, num_stages: int) -> None:
+        self._num_stages = num_stages
+        self.liveness: Liveness | None = None
+        self.results: dict[int, dict[str, Any]] = {}
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every stage is done."""
+        return len(self.results) == self._num_stages
+
+    def take(self, kind: str, stage: int, body: dict[str, Any]) -> None:
+        """Handle one report.
+
+        Raises:
+            StageFailedError, ConfigError, StorageError: what a stage reports that it failed of.
+        """
+        match kind:
+            case "beat" if self.liveness is not None:
+                self.liveness.hear(stage, time.monotonic(), body["doing"], body["age"])
+            case "failed":
+                raise_failure(stage, body)
+            case "done":
+                self.results[stage] = body
+                if self.liveness is not None:
+                    self.liveness.done(stage)
+
+    def report(self, kind: str, body: Any) -> None:
+        """Reports of work on one stage, which come without a socket."""
+        self.take(kind, 0, dict(body))
+
+    def watch(self, current: object) -> None:
+        """Nothing: work on one stage has nobody beside it to watch it."""
+
+
+class Collector(StageReports):
     """Takes the reports of all stages: writes losses, keeps results, raises the first failure.
 
     Args:
@@ -82,20 +123,13 @@ class Collector:
         exploring: Exploring,
         collect: Callable[[], None],
     ) -> None:
+        super().__init__(num_stages)
         self._exploring = exploring
         self._collect = collect
-        self._num_stages = num_stages
         self._losses = tuple(losses)
         self._observer = observer
         self._publisher = publisher
         self._stop = stop
-        self.liveness: Liveness | None = None
-        self.results: dict[int, dict[str, Any]] = {}
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether every stage is done."""
-        return len(self.results) == self._num_stages
 
     def take(self, kind: str, stage: int, body: dict[str, Any]) -> None:
         """Handle one report.
@@ -115,8 +149,6 @@ class Collector:
             case "busy":
                 self._observer.on_busy(stage, body["busy_ns"], body["elapsed_ns"])
                 self._observer.on_hits(stage, body["hits"], body["reads"])
-            case "beat" if self.liveness is not None:
-                self.liveness.hear(stage, time.monotonic(), body["doing"], body["age"])
             case "part":
                 self._publisher.take(stage, body)
             case "held":
@@ -126,20 +158,13 @@ class Collector:
                 self._stop.advance()
             case "died":
                 raise StageFailedError(stage, _task(self, stage), body["how"])
-            case "failed":
-                raise_failure(stage, body)
-            case "done":
-                self.results[stage] = body
-                if self.liveness is not None:
-                    self.liveness.done(stage)
+            case _:
+                super().take(kind, stage, body)
 
     def report(self, kind: str, body: Any) -> None:
         """Reports of a run on one stage, which come without a socket."""
-        self.take(kind, 0, dict(body))
+        super().report(kind, body)
         self._stop.advance()
-
-    def watch(self, current: object) -> None:
-        """Nothing: a run on one stage has nobody beside it to watch it."""
 
 
 def supervise(
