@@ -53,15 +53,7 @@ class Validating:
             if stream.judging:
                 self._files[number] = ValidationFile(stream.directory.validation, stream.first)
                 self._waiting[number] = []
-        self._connection, theirs = FORK.Pipe()
-        self._process = FORK.Process(
-            target=_main,
-            args=(judgings, self._job.execution.device, self._connection, theirs),
-            name="naspipe-validator",
-        )
-        with quiet_fork():
-            self._process.start()
-        theirs.close()
+        self._start(gives_way=True)
         for number, stream in enumerate(self._job.streams):
             for cut in reversed(stream.directory.checkpoints.cuts if stream.judging else []):
                 if cut <= stream.first:
@@ -69,12 +61,28 @@ class Validating:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self._end()
+        for file in self._files.values():
+            file.close()
+
+    def _start(self, *, gives_way: bool) -> None:
+        self._connection, theirs = FORK.Pipe()
+        judgings = [stream.judging for stream in self._job.streams]
+        self._process = FORK.Process(
+            target=_main,
+            args=(judgings, self._job.execution.device, self._connection, theirs, gives_way),
+            name="naspipe-validator",
+        )
+        with quiet_fork():
+            self._process.start()
+        theirs.close()
+
+    def _end(self) -> None:
         if self._process is not None:
             end_all([self._process])
         if self._connection is not None:
             self._connection.close()
-        for file in self._files.values():
-            file.close()
+        self._process = self._connection = None
 
     def published(self, stream: int, cut: int) -> None:
         """There is a checkpoint at this cut."""
@@ -100,10 +108,20 @@ class Validating:
         Raises:
             ConfigError, StorageError, StageFailedError: when a validation failed.
         """
+        self.collect()
+        waiting, self._waiting = self._waiting, {number: [] for number in self._files}
+        if self._files:  # nobody has to be given way any more, and no process can take that back
+            self._end()
+            self._start(gives_way=False)
         for number, file in self._files.items():
+            for cut in waiting[number]:
+                self._ask(number, cut, cut_name(cut))
             cut = self._job.streams[number].steps
             if cut not in file.known and cut not in self._waiting[number]:
                 self._ask(number, cut, FINAL)
+        left = sum(map(len, self._waiting.values()))
+        if left > len(self._files):
+            self._observer.on_note(f"trained; {left} checkpoints are left to be judged")
         while self._connection and any(self._waiting.values()):
             if is_stopped():
                 return False
@@ -161,6 +179,8 @@ class Validating:
         raise StageFailedError(0, f"the validation at subnet {cut}", how)
 
 
-def _main(judgings: Any, device: str, parents: Connection, own: Connection) -> None:
+def _main(
+    judgings: Any, device: str, parents: Connection, own: Connection, gives_way: bool
+) -> None:
     parents.close()  # so that the launcher's end is seen
-    validator_main(judgings, device, own)
+    validator_main(judgings, device, own, gives_way=gives_way)

@@ -31,16 +31,20 @@ from naspipe.trace.snapshot import read_checkpoint
 _LEAST_PRIORITY = 19
 
 
-def validator_main(judgings: Sequence[Judging | None], device: str, connection: Connection) -> None:
+def validator_main(
+    judgings: Sequence[Judging | None], device: str, connection: Connection, *, gives_way: bool
+) -> None:
     """Answer questions until there are no more: ``[stream, path of a checkpoint, its cut]``.
 
-    An answer is a map with ``stream``, ``cut`` and one of ``scores`` (a map for each subnet),
-    ``note`` (why there are none) and ``failure`` (as stages report theirs).
+    With ``gives_way`` it takes the processor's time that nobody else wants. An answer is a map with
+    ``stream``, ``cut`` and one of ``scores`` (a map for each subnet), ``note`` (why there are none)
+    and ``failure`` (as stages report theirs).
     """
     # The launcher answers signals for all; without it there is nothing to do any more.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    os.setpriority(os.PRIO_PROCESS, 0, _LEAST_PRIORITY)
+    if gives_way:
+        os.setpriority(os.PRIO_PROCESS, 0, _LEAST_PRIORITY)
     questions: Queue[Any] = Queue()
     threading.Thread(target=_read, args=(connection, questions), daemon=True).start()
     while (question := questions.get()) is not None:
