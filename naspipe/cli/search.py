@@ -32,6 +32,9 @@ strategies: evolution, random, greedy; nni:NAME (Random, GridSearch, Regularized
 """
 
 
+_BATCHES = 8
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.epilog = _EXAMPLE
@@ -69,8 +72,9 @@ def _add_definition(parser: argparse.ArgumentParser) -> None:
         help="training batches that running statistics are taken from; 0 for the run's own",
     )  # fmt: skip
     parser.add_argument(
-        "--validate", type=int, default=8, metavar="V", help="held-out batches to judge by"
-    )
+        "--validate", type=int, metavar="V",
+        help="held-out batches to judge by (default: 8, or all where there are fewer)",
+    )  # fmt: skip
     parser.add_argument("--ema", action="store_true", help="judge by the averages of the weights")
     parser.add_argument("--split", default="valid", help="of the data: valid or test")
     parser.add_argument(
@@ -127,7 +131,7 @@ def _bleu(
     from naspipe.export.bleu import BleuScorer
 
     options = BeamOptions(beams=arguments.beams)
-    return BleuScorer(searching.run, searching.held_out, arguments.validate, options)
+    return BleuScorer(searching.run, searching.held_out, searching.definition.validation, options)
 
 
 def _examine(
@@ -170,7 +174,7 @@ def _definition(arguments: argparse.Namespace) -> SearchDefinition:
         delay=arguments.delay,
         score=arguments.score,
         calibration=arguments.calibrate,
-        validation=arguments.validate,
+        validation=_BATCHES if arguments.validate is None else arguments.validate,
         limits=limits,
         ema=arguments.ema,
     )
@@ -192,7 +196,7 @@ def _searching(
     from naspipe.cli.run_source import run_source
     from naspipe.core.config import Execution
     from naspipe.core.rules import parse_rule
-    from naspipe.frontend.held_out import check_size, find_held_out
+    from naspipe.frontend.held_out import at_most, check_size, find_held_out
     from naspipe.frontend.run import Run
     from naspipe.frontend.searching import Searching
     from naspipe.frontend.workloads import find_workload
@@ -211,6 +215,8 @@ def _searching(
         own=arguments.validation,
         sizes=sizes,
     )
+    if arguments.validate is None:
+        definition = replace(definition, validation=at_most(held_out, definition.validation))
     check_size(held_out, definition.validation)
     return Searching(
         run=Run(named.space.with_rules(rules), arguments.run),

@@ -80,7 +80,8 @@ def _table(
     rows = [_row(each, measured) for each in candidates]
     used = [place for place in range(len(names)) if any(row[place] != "" for row in rows)]
     for place in used:
-        table.add_column(names[place], justify="right")
+        width = max(len(row[place]) for row in [names, *rows])
+        table.add_column(names[place], justify="right", min_width=width)
     table.add_column("choices", overflow="ellipsis", no_wrap=True)
     for each, row in zip(candidates, rows, strict=True):
         table.add_row(*(row[place] for place in used), ",".join(map(str, each.choices)))

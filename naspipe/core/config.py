@@ -146,7 +146,7 @@ class Execution:
     validate_subnets: str = "4"
     """What it is judged by: so many subnets drawn from the seed, or file:PATH."""
     validate_batches: int = 8
-    """Held-out batches that each is judged on."""
+    """Held-out batches that each is judged on, or all where there are fewer."""
     validate_calibrate: int = 4
     """Training batches that running statistics are taken from; 0 for the run's own."""
     validate_ema: bool = False

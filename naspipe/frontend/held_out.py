@@ -88,8 +88,13 @@ def held_out_of(data: Batches) -> Batches:
     return validation
 
 
-def check_size(held_out: Batches, count: int, option: str = "--validate") -> None:
-    """So many different batches must be there; ``option`` is what asks for them.
+def at_most(held_out: Batches, count: int) -> int:
+    """So many batches, or as many different ones as there are, as far as the data say."""
+    return min(count, int(getattr(held_out, "batches_per_epoch", count)))
+
+
+def check_size(held_out: Batches, count: int) -> None:
+    """So many different batches must be there.
 
     Raises:
         ConfigError: when they are fewer, as far as the data say.
@@ -97,5 +102,5 @@ def check_size(held_out: Batches, count: int, option: str = "--validate") -> Non
     there = getattr(held_out, "batches_per_epoch", count)
     if count > there:
         raise ConfigError(
-            f"{option}: expected at most {there}, the held-out batches there are, found {count}"
+            f"--validate: expected at most {there}, the held-out batches there are, found {count}"
         )

@@ -11,7 +11,7 @@ from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
 from naspipe.core.space import Space
 from naspipe.core.user_code import users_code
-from naspipe.frontend.held_out import check_size, held_out_of
+from naspipe.frontend.held_out import at_most, held_out_of
 from naspipe.runtime.compute import Workload, field_of
 from naspipe.runtime.exam import Exam
 from naspipe.runtime.job import Judging
@@ -23,13 +23,12 @@ def make_judging(workload: Workload, execution: Execution) -> Judging | None:
     """How a stream is validated; None where it is not.
 
     Raises:
-        ConfigError: when there are no held-out batches, or too few, or a file of subnets does not
-            fit the space.
+        ConfigError: when there are no held-out batches, or a file of subnets does not fit the
+            space.
     """
     if not execution.validate_every:
         return None
     held_out = workload.held_out or held_out_of(workload.data)
-    check_size(held_out, execution.validate_batches, "validate_batches")
     recipe = workload.definition.recipe
     if execution.validate_ema and not recipe.ema:
         raise ConfigError(
@@ -40,7 +39,7 @@ def make_judging(workload: Workload, execution: Execution) -> Judging | None:
         workload=workload,
         held_out=held_out,
         calibration=execution.validate_calibrate,
-        validation=execution.validate_batches,
+        validation=at_most(held_out, execution.validate_batches),
         ema=execution.validate_ema,
     )
     seed = workload.definition.seed
@@ -86,5 +85,6 @@ def describe(judging: Judging | None) -> dict[str, Any]:
     record = getattr(judging.exam.held_out, "record", None)
     return {
         "subnets": [list(each) for each in judging.choices],
+        "batches": judging.exam.validation,
         "data": dict(record or {"name": "the user's own"}),
     }
