@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from naspipe.core.errors import ConfigError
+from naspipe.core.json_text import parse_json
 
 MAX_STREAMS = 64
 
@@ -67,8 +67,8 @@ def _parse_line(line: str, place: str, given: StreamOptions) -> StreamOptions:
         "space": str, "scale": str, "data": str, "seed": int, "steps": int, "sampler": str
     }  # fmt: skip
     try:
-        found: Any = json.loads(line)
-    except (ValueError, RecursionError):
+        found: Any = parse_json(line)
+    except ValueError:
         found = None
     if not isinstance(found, dict) or any(
         type(value) is not known.get(key) for key, value in found.items()

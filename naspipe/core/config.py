@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -11,6 +10,7 @@ from typing import Any
 
 from naspipe.core.checks import expect, is_finite
 from naspipe.core.errors import ConfigError
+from naspipe.core.json_text import parse_json
 from naspipe.core.recipe import Recipe as Recipe
 from naspipe.core.rules import Rule, parse_rule
 
@@ -294,6 +294,6 @@ def _like(value: Any, key: str, text: str) -> Any:
 
 def _any(text: str) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):  # no JSON, a number of too many digits, too deep
+        return parse_json(text)
+    except ValueError:
         return text

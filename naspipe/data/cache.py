@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from naspipe.core.errors import DataError
+from naspipe.core.json_text import parse_json
 
 RECORD_FILE = "record.json"
 RECORD_FORMAT = 1
@@ -117,7 +118,7 @@ def _verify(path: Path, expected: Mapping[str, Any], repair: str) -> None:
 
 def _read_record(path: Path, repair: str) -> dict[str, Any]:
     try:
-        record = json.loads(path.read_text("utf-8"))
+        record = parse_json(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read ({error}): {repair}") from None
     if not _is_record(record):

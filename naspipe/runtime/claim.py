@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
-import json
 import os
 import shutil
 import signal
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import IO, Self
 
 from naspipe.core.errors import ConfigError
+from naspipe.core.json_text import parse_json
 from naspipe.trace.files import write_json
 
 SOCKETS_PREFIX = "naspipe-"
@@ -83,7 +83,7 @@ def end_processes(directory: Path) -> list[int]:
     """
     path = directory / _PROCESSES
     try:
-        found = json.loads(path.read_bytes())
+        found = parse_json(path.read_bytes())
         started = {int(pid): int(ticks) for pid, ticks in found["started"].items()}
         is_here = found["host"] == os.uname().nodename
         sockets = Path(found["sockets"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from naspipe.core.json_text import parse_json
 from naspipe.core.recipe import Recipe
 from naspipe.core.space import Space
 from naspipe.data.cache import default_root
@@ -55,8 +55,8 @@ class ProfileCache:
     def read(self) -> CostTable | None:
         """The costs; None when there are none, or the file is damaged or of another format."""
         try:
-            record = json.loads(self.path.read_text("utf-8"))
-        except (OSError, ValueError, RecursionError):
+            record = parse_json(self.path.read_text("utf-8"))
+        except (OSError, ValueError):
             return None
         return _table(record, self._workload.space)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from naspipe.core.errors import ConfigError, LogError
+from naspipe.core.json_text import parse_json
 from naspipe.search.front import Point, pareto_front
 from naspipe.search.limits import COSTS, Cost
 from naspipe.search.scores import SCORES, Scores, merit
@@ -59,7 +60,7 @@ class Search(NamedTuple):
 
     def note(self, **found: Any) -> None:
         """Add to the manifest what was found out later."""
-        manifest = json.loads((self.path / "manifest.json").read_bytes())
+        manifest = parse_json((self.path / "manifest.json").read_bytes())
         SearchDirectory(self.path).write_manifest({**manifest, **found})
 
     def ranked(self) -> list[Candidate]:
@@ -137,7 +138,7 @@ class SearchDirectory:
             LogError: when a file of it is damaged.
         """
         try:
-            manifest = json.loads(self.manifest.read_bytes())
+            manifest = parse_json(self.manifest.read_bytes())
             lines = self.candidates.read_bytes().split(b"\n")
         except OSError as error:
             raise ConfigError(f"{self.path} is no search: {error.strerror}") from error
@@ -237,7 +238,7 @@ def _plain(value: float) -> float | str:
 
 def _candidate(line: bytes, number: int, path: Path) -> Candidate:
     try:
-        fields = json.loads(line)
+        fields = parse_json(line)
         choices = fields["choices"]
         if fields["subnet"] != number or any(type(c) is not int or c < 0 for c in choices):
             raise ValueError
@@ -247,7 +248,7 @@ def _candidate(line: bytes, number: int, path: Path) -> Candidate:
             Scores(*(_number(fields[name]) for name in SCORES)),
             Cost(*(_number(fields[name]) for name in COSTS)),
         )
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError) as error:
         raise LogError(f"{path}:{number + 1}: expected subnet {number}, found {line!r:.120}") from (
             error
         )

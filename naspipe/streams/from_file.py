@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from naspipe.core.errors import ConfigError
+from naspipe.core.json_text import parse_json
 
 
 class FileSampler:
@@ -83,8 +84,8 @@ def read_stream(path: Path, candidate_counts: Sequence[int] | None = None) -> li
 
 def _parse(line: str, where: str) -> tuple[int, ...]:
     try:
-        choices: Any = json.loads(line)
-    except (ValueError, RecursionError):
+        choices: Any = parse_json(line)
+    except ValueError:
         choices = None
     if not isinstance(choices, list) or any(type(choice) is not int for choice in choices):
         raise ConfigError(

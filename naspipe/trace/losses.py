@@ -13,6 +13,7 @@ from zlib import crc32
 
 from naspipe.core.errors import LogError
 from naspipe.core.ids import SequenceId, StreamId
+from naspipe.core.json_text import parse_json
 
 
 class Loss(NamedTuple):
@@ -129,7 +130,7 @@ def read_losses(path: Path, count: int | None = None) -> list[Loss]:
         raise LogError(f"{path}: expected {count} losses, found {len(lines) - 1}")
     for number, line in enumerate(lines[:-1][:count], 1):
         try:
-            loss = _parse(json.loads(line))
+            loss = _parse(parse_json(line))
             if loss.sequence_id != expected.get(loss.stream, 0):
                 raise ValueError
         except (ValueError, TypeError, KeyError) as error:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from naspipe.core.errors import StorageError, reason
+from naspipe.core.json_text import parse_json
 
 
 @contextmanager
@@ -77,7 +78,7 @@ def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
         return
     for line in lines:
         try:
-            row = json.loads(line)
+            row = parse_json(line)
         except ValueError:
             continue
         if line.endswith(b"\n") and isinstance(row, dict) and isinstance(row.get("step"), int):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from math import isfinite
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import StageId
+from naspipe.core.json_text import parse_json
 from naspipe.trace.checkpoints import CheckpointFolder
 from naspipe.trace.files import write_json
 from naspipe.trace.losses import Loss, read_losses
@@ -128,7 +128,7 @@ class RunDirectory:
             ConfigError: when this is not a run directory, or not one of this format.
         """
         try:
-            manifest = json.loads(self.manifest.read_bytes())
+            manifest = parse_json(self.manifest.read_bytes())
         except OSError as error:
             raise ConfigError(
                 f"{self.path} is not a run directory: expected {self.manifest}, "

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from naspipe.core.errors import LogError
+from naspipe.core.json_text import parse_json
 from naspipe.trace.direct_writer import DirectWriter
 from naspipe.trace.files import atomic_file
 
@@ -152,7 +153,7 @@ def _read_header(
                 f"{path} is damaged: expected a header with digest {expected[:16]}…, "
                 f"found {found[:16]}…"
             )
-        header = json.loads(text)
+        header = parse_json(text)
         header.pop("__metadata__", None)
     except (struct.error, ValueError, TypeError, AttributeError) as error:
         raise LogError(f"{path}: expected a safetensors file, found {error}") from error

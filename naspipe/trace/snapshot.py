@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from naspipe.core.errors import ConfigError, LogError
+from naspipe.core.json_text import parse_json
 from naspipe.trace.files import write_json
 from naspipe.trace.shards import RawTensor, read_shard
 
@@ -87,7 +88,7 @@ def read_checkpoint(directory: Path) -> Checkpoint:
 def _read_manifest(directory: Path) -> dict[str, Any]:
     path = directory / MANIFEST_NAME
     try:
-        manifest = json.loads(path.read_bytes())
+        manifest = parse_json(path.read_bytes())
     except OSError as error:
         raise ConfigError(
             f"{directory} is not a finished checkpoint: expected {path}, found {error.strerror}"

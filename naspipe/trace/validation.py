@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from naspipe.core.errors import LogError
+from naspipe.core.json_text import parse_json
 from naspipe.trace.metrics_file import writing
 
 _BITS = "_bits"
@@ -95,7 +96,7 @@ def _lines(path: Path) -> Iterator[tuple[bytes, Validation]]:
         return
     for number, line in enumerate(lines, 1):
         try:
-            yield line + b"\n", _parsed(json.loads(line))
+            yield line + b"\n", _parsed(parse_json(line))
         except (ValueError, TypeError, KeyError, AttributeError, struct.error) as error:
             raise LogError(
                 f"{path}:{number}: expected a validation, found {line!r:.120}; restore the file, "

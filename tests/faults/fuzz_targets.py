@@ -46,6 +46,7 @@ from naspipe.trace.records import MAGIC, SCHEMA_VERSION, encode_access
 from naspipe.trace.run_directory import RunDirectory
 from naspipe.trace.shards import RawTensor, pack, write_shard
 from naspipe.trace.snapshot import read_checkpoint, write_checkpoint_manifest
+from naspipe.trace.validation import read_validations
 
 LOG_HEADER = MAGIC + struct.pack("<I", SCHEMA_VERSION)
 EVENTS_HEADER = b"NPEVENTS" + struct.pack("<I", 1)
@@ -133,6 +134,10 @@ def run_manifest(data, place):
     found = RunDirectory(place).read_manifest()
     resume._execution(found.get("requested"), place)
     return found
+
+
+def validations(data, place):
+    return read_validations(put(place / "validation.jsonl", data))
 
 
 def losses(data, place):
@@ -228,6 +233,10 @@ def texts(*found):
 
 
 RUN = {"format": 1, "status": "running", "requested": {"stages": 2, "port": 29600, "order": "auto"}}
+VALIDATION = (
+    '{"sequence_id": 4, "steps": 4, "loss": 1.5, "loss_bits": "3ff8000000000000", '
+    '"subnets": [{"choices": [0, 1], "loss": 1.5, "loss_bits": "3ff8000000000000"}]}\n'
+)
 LOSS = '{"stream": 0, "sequence_id": 0, "loss": 1.5, "bits": "3fc00000"}\n'
 
 TARGETS = {
@@ -239,6 +248,7 @@ TARGETS = {
     "checkpoint shards": Target(shard, (LogError,), shard_seeds),
     "checkpoint manifests": Target(manifest, (LogError, ConfigError), manifest_seeds),
     "run manifests": Target(run_manifest, (ConfigError,), texts(json.dumps(RUN))),
+    "validations": Target(validations, (LogError,), texts(VALIDATION, VALIDATION * 2)),
     "losses": Target(losses, (LogError,), texts(LOSS, LOSS + LOSS.replace("_id\": 0", "_id\": 1"))),
     "subnet lists": Target(stream, (ConfigError,), texts("[0, 1]\n[3, 2]\n")),
     "stream files": Target(streams, (ConfigError,), texts('{"space": "nlp.c3", "seed": 1}\n')),

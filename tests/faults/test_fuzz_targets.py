@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 
 import pytest
 
@@ -35,6 +36,13 @@ FOUND = [
 def test_what_fuzzing_found(tmp_path, name, data):
     with pytest.raises(TARGETS[name].errors):
         TARGETS[name].read(data, tmp_path)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("opening", [b"[", b'{"a":'])
+def test_nesting_without_end_is_an_error_like_any(tmp_path, name, opening):
+    with suppress(*TARGETS[name].errors):
+        TARGETS[name].read(opening * 100_000 + b"\n", tmp_path)
 
 
 @pytest.mark.parametrize("name", TARGETS)
