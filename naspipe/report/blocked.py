@@ -8,19 +8,21 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from naspipe.core.access import Access, AccessKind
-from naspipe.report.needs import Needs
+from naspipe.report.needs import Held, Needs
 
 
 class Blocked(NamedTuple):
     """From ``start_ns`` to ``end_ns`` the forward ``record`` had its input, and ``write`` to come.
 
-    The WRITE may have been made on another stage, whose version then had still to travel.
+    The WRITE may have been made on another stage, whose version then had still to travel. Where it
+    ``is_held`` it had its gradient, but not yet the norm of all gradients of its step.
     """
 
     start_ns: int
     end_ns: int
     record: Access
     write: Access
+    is_held: bool = False
 
 
 def blocked_stretches(records: Iterable[Access], needs: Needs, begin_ns: int) -> list[Blocked]:
@@ -50,7 +52,22 @@ def _all(records: Iterable[Access], needs: Needs, begin_ns: int) -> Iterator[Blo
         # A version of another stage arrives some time after its WRITE, when the forward begins.
         clear_ns = write.end_ns if write.stage == record.stage else record.start_ns
         if input_ns < write.end_ns and input_ns < clear_ns:
-            yield Blocked(input_ns, clear_ns, record, write)
+            yield from _pieces(Blocked(input_ns, clear_ns, record, write), needs.held(write))
+
+
+def _pieces(blocked: Blocked, held: Held | None) -> Iterator[Blocked]:
+    """Cut out the part in which the WRITE was held."""
+    start_ns, end_ns = blocked.start_ns, blocked.end_ns
+    if held is not None:
+        from_ns = min(max(start_ns, held.start_ns), end_ns)
+        until_ns = min(max(from_ns, held.last.end_ns), end_ns)
+        if start_ns < from_ns:
+            yield blocked._replace(end_ns=from_ns)
+        if from_ns < until_ns:
+            yield blocked._replace(start_ns=from_ns, end_ns=until_ns, is_held=True)
+        start_ns = until_ns
+    if start_ns < end_ns:
+        yield blocked._replace(start_ns=start_ns)
 
 
 def _oldest_of(blocked: list[Blocked]) -> Iterator[Blocked]:

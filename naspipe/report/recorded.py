@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from naspipe.core.access import Access
 from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError, LogError
+from naspipe.core.steps import parse_passes
 from naspipe.report.needs import Schedule
 from naspipe.trace.compare import RecordedRun
 from naspipe.trace.labels import SpaceLabels
@@ -44,7 +45,17 @@ class Recorded(NamedTuple):
             bulk=size if policy == "bsp" else 0,
             waits_for_versions=policy != "asp",
             is_partly_clear=bool(section(self.manifest, "execution").get("partly_clear", True)),
+            gated_passes=_gated_passes(section(definition, "recipe")),
         )
+
+
+def _gated_passes(recipe: Mapping[str, Any]) -> int:
+    """Passes of a step whose WRITEs wait for the norm of them all; 0 without such clipping."""
+    return (
+        parse_passes(str(recipe.get("passes", "one"))).passes
+        if recipe.get("clip_global_norm")
+        else 0
+    )
 
 
 def section(manifest: Mapping[str, Any], name: str) -> Mapping[str, Any]:

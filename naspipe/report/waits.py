@@ -32,6 +32,8 @@ class Reason(Enum):
     """Activations, gradients or a layer of another stage, the message's time included."""
     CAUSAL = "causal"
     """An earlier subnet's WRITE of a layer that a forward reads whose input was there."""
+    NORM = "norm"
+    """The global norm: a WRITE that had its gradient waited for all gradients of its step."""
     WINDOW = "window"
     """An earlier subnet to finish here, so that another may be under way."""
     LOAD = "load"
@@ -46,7 +48,8 @@ class Wait(NamedTuple):
     """One stretch in which a stage did nothing; times as in the log.
 
     ``next`` is the record that ended the gap. ``cause`` is what was waited for: for a causal wait
-    the WRITE, which ``blocked`` needed; else the record on another stage that ``next`` needed.
+    the WRITE, which ``blocked`` needed, and so where the norm held that WRITE back; else the record
+    on another stage that ``next`` needed.
     """
 
     stage: StageId
@@ -137,16 +140,21 @@ class _Stage:
             yield self._idle(start_ns, end_ns, access, cause)
 
     def _causal(self, start_ns: int, end_ns: int, access: Access, each: Blocked) -> Wait:
-        return Wait(self._stage, start_ns, end_ns, Reason.CAUSAL, access, each.write, each.record)
+        reason = Reason.NORM if each.is_held else Reason.CAUSAL
+        return Wait(self._stage, start_ns, end_ns, reason, access, each.write, each.record)
 
     def _idle(self, start_ns: int, end_ns: int, access: Access, cause: Access) -> Wait:
-        reason = Reason.WINDOW if self._is_window_full(end_ns) else Reason.INPUT
+        if access.kind is AccessKind.WRITE and cause.kind is AccessKind.BACKWARD:
+            reason = Reason.NORM
+        else:
+            reason = Reason.WINDOW if self._is_window_full(end_ns) else Reason.INPUT
         return Wait(self._stage, start_ns, end_ns, reason, access, cause)
 
     def _awaited(self, access: Access, start_ns: int) -> Access | None:
         """What ``access`` got from another stage that was not done when the gap began."""
-        write = self._needs.version(access)
-        found = [self._needs.sender(access), write]
+        held = self._needs.held(access)
+        found = [self._needs.sender(access), self._needs.version(access)]
+        found.append(held.last if held is not None else None)
         late = [
             cause
             for cause in found

@@ -10,6 +10,7 @@ const DARK_TEXT_ON = new Set(["#E69F00", "#CC79A7", "#56B4E9", "#D8C200"]);
 const REASONS = {
   input: ["#8f99a8", "no input", "nothing to run here until activations or gradients of another stage came"],
   causal: ["#EE6677", "causal wait", "a forward was here, but an earlier subnet had still to write a layer that it reads: point at the strip for both"],
+  norm: ["#228833", "global norm", "a WRITE had its gradient, but waited for the norm of all gradients of its step (clip_global_norm)"],
   load: ["#66CCEE", "load", "a layer was on its way from host memory to the device"],
   window: ["#AA3377", "window", "as many subnets were under way as may be; an earlier one had to finish here"],
   other: ["#CCBB44", "other", "nothing was missing by the log: what a stage does between blocks (dispatch, messages, copies), or a busy machine"],
