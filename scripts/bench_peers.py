@@ -1,12 +1,14 @@
 """Measure naspipe beside what else trains a supernet here: the same work, in alternation.
 
 Every run is a process of its own. A figure is subnets per second of the training itself: data,
-start-up and checkpoints are left out. Written to artifacts/peers/.
+start-up and checkpoints are left out. Written to artifacts/peers/ after every run: a second start
+goes on where the first one ended (--minutes), and --fresh begins anew.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import statistics
 import subprocess
@@ -105,11 +107,13 @@ def _workload(named: Any) -> Any:
 def parse() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--spaces", nargs="+", default=["nlp.c3", "cv.c3"])
     parser.add_argument("--peers", nargs="+", default=list(PEERS), choices=list(PEERS),
                         metavar="PEER", help=", ".join(PEERS))  # fmt: skip
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after so long")
+    parser.add_argument("--fresh", action="store_true", help="forget the runs that are kept")
     parser.add_argument("--output", type=Path, default=ROOT / "artifacts", metavar="DIR")
     parser.add_argument("--one", choices=list(PEERS), help="measure one run and print it")
     parser.add_argument("--sampler", default="uniform", help="of the run that --one measures")
@@ -139,7 +143,28 @@ def measure_apart(arguments: argparse.Namespace, case: tuple[str, str, str]) -> 
     if done.returncode:
         raise RuntimeError(f"{case}: {lines[-1] if lines else done.returncode}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    losses = json.dumps(found.pop("losses"))
+    return {**found, "losses": hashlib.sha256(losses.encode()).hexdigest()[:16]}
+
+
+Found = dict[tuple[str, str, str], list[dict[str, Any]]]
+"""The runs of each space, sampler and peer."""
+
+
+def kept_runs(arguments: argparse.Namespace) -> Found:
+    """Those of an earlier start.
+
+    Raises:
+        ValueError: when they are of another number of steps.
+    """
+    path = arguments.output / "peers/result.json"
+    if arguments.fresh or not path.exists():
+        return {}
+    content = json.loads(path.read_text())
+    if content["settings"]["steps"] != arguments.steps:
+        raise ValueError(f"{path}: expected runs of {arguments.steps} steps, found "
+                         f"{content['settings']['steps']}; --fresh begins anew")  # fmt: skip
+    return {tuple(name.split(" | ")): runs for name, runs in content["extra"]["runs"].items()}
 
 
 def main() -> int:
@@ -154,25 +179,25 @@ def main() -> int:
         for name in arguments.peers
         if sampler in PEERS[name].samplers and space in PEERS[name].spaces
     ]
-    found: dict[tuple[str, str, str], list[dict[str, Any]]] = {case: [] for case in cases}
+    found: Found = {**{case: [] for case in cases}, **kept_runs(arguments)}
+    result = result_of(arguments, found)
     start = time.monotonic()
     for repetition in range(arguments.repetitions):
-        for case in cases:
+        for case in (case for case in cases if len(found[case]) <= repetition):
+            if (spent := time.monotonic() - start) > arguments.minutes * 60:
+                break
             found[case].append(measure_apart(arguments, case))
             speed = found[case][-1].get("steps_per_second")
-            print(f"{repetition} {' | '.join(case)}: {speed and round(speed, 2)}"
-                  f" [{time.monotonic() - start:.0f} s]", file=sys.stderr, flush=True)  # fmt: skip
-            if repetition == 0 or case == cases[-1]:
-                result = result_of(arguments, found)
-                keep(result, "scripts/bench_peers.py", arguments.output / "peers", draw)
+            print(f"{repetition} {' | '.join(case)}: {speed and round(speed, 2)} [{spent:.0f} s]",
+                  file=sys.stderr, flush=True)  # fmt: skip
+            result = result_of(arguments, found)
+            keep(result, "scripts/bench_peers.py", arguments.output / "peers", draw)
     write_summary(arguments.output)
     show(result)
     return 0
 
 
-def result_of(
-    arguments: argparse.Namespace, found: dict[tuple[str, str, str], list[dict[str, Any]]]
-) -> Result:
+def result_of(arguments: argparse.Namespace, found: Found) -> Result:
     """Medians and spread, each beside the plain loop of the same round."""
     rows: list[dict[str, Any]] = []
     for (space, sampler, name), runs in found.items():
@@ -209,6 +234,7 @@ def result_of(
         ],
         differs=DIFFERS,
         settings={"steps": arguments.steps, "repetitions": max(map(len, found.values()))},
+        extra={"runs": {" | ".join(case): runs for case, runs in found.items()}},
     )
 
 

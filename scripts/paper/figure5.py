@@ -106,5 +106,16 @@ def draw(result: Result, figure: Any) -> None:
         }
         grouped_bars(axis, spaces, series)
         axis.set_title(title)
+        _name_the_unfit(axis, spaces, series)
     axes[0].set_ylabel("throughput / naspipe's")
     axes[0].legend(fontsize="small")
+
+
+def _name_the_unfit(axis: Any, spaces: list[str], series: dict[str, list[float | None]]) -> None:
+    """Where a bar would stand of a system that cannot hold the space."""
+    width = 0.84 / len(series)
+    for place, values in enumerate(series.values()):
+        for number in range(len(spaces)):
+            if values[number] == 0:
+                x = number + (place - (len(series) - 1) / 2) * width
+                axis.text(x, 0.02, "does not fit", rotation=90, ha="center", fontsize=7)

@@ -27,7 +27,7 @@ EXPERIMENTS = (
     "throughput",
 )  # fmt: skip
 NEEDS_DATA = {
-    "table3": ("en-de-2k",), "table5": ("en-de-2k", "fashion-mnist"),
+    "table3": ("en-de-2k", "fashion-mnist"), "table5": ("en-de-2k", "fashion-mnist"),
     "figure4": ("en-de-2k", "fashion-mnist"), "figure6": ("en-de-2k",),
     "throughput": ("en-de-2k",),
 }  # fmt: skip
