@@ -29,3 +29,18 @@ class CriticalPathOrder:
         """The least key runs first; stream and pass make it unique on a stage."""
         is_forward = task.kind is TaskKind.FORWARD
         return (-priority, is_forward, task.sequence_id, task.stream, task.pass_id)
+
+
+class StreamsCriticalPathOrder:
+    """The critical-path order for several streams: a task once begun runs as far as it is clear.
+
+    Another stream's tasks fill the bubbles, so it pays to hand outputs on early, and of paths that
+    count as equal the older subnet's goes first, so that no stream falls behind.
+    """
+
+    max_run = None
+
+    def key(self, task: Task, priority: int) -> tuple[int, int, bool, int, int]:
+        """The least key runs first."""
+        is_forward = task.kind is TaskKind.FORWARD
+        return (-priority, task.sequence_id, is_forward, task.stream, task.pass_id)

@@ -14,7 +14,7 @@ from naspipe.schedule.asp import AsynchronousPolicy
 from naspipe.schedule.bsp import BulkPolicy
 from naspipe.schedule.csp import CausalPolicy
 from naspipe.schedule.history import History
-from naspipe.schedule.order import CriticalPathOrder, PaperOrder
+from naspipe.schedule.order import CriticalPathOrder, PaperOrder, StreamsCriticalPathOrder
 from naspipe.stage.admission import AdmissionWindow, BulkAdmission
 from naspipe.stage.controller import StageController
 from naspipe.stage.gates import OpenGate, StepGate
@@ -28,10 +28,13 @@ POLICIES: dict[str, Callable[[int, Steps], SyncPolicy]] = {
 }
 """Synchronisation policies; they are given the size of a bulk, and how passes form steps."""
 
-ORDERS: dict[str, Callable[[], DispatchOrder]] = {
-    "paper": PaperOrder,
-    "critical-path": CriticalPathOrder,
+ORDERS: dict[str, Callable[[int], DispatchOrder]] = {
+    "paper": lambda streams: PaperOrder(),
+    "critical-path": lambda streams: (
+        CriticalPathOrder() if streams == 1 else StreamsCriticalPathOrder()
+    ),
 }
+"""Dispatch orders; they are given how many streams share the pipeline."""
 
 
 def build_policy(policy: str, bulk: int = 1, steps: Steps = ONE_PASS) -> SyncPolicy:
@@ -84,7 +87,7 @@ def build_controller(
         stage,
         history or History.of(rules),
         build_policy(policy, bulk, steps),
-        ORDERS[order](),
+        ORDERS[order](len(rules)),
         residency or AllResident(),
         StepGate(steps) if steps.is_gated else OpenGate(),
         starts_partly_clear,
