@@ -152,40 +152,44 @@ def verdicts(means: list[dict[str, Any]], steps: int) -> list[dict[str, Any]]:
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """Uniform sampling without shared layers: each order's bubble over the bound."""
+    """Uniform sampling: each order's bubble over the bound, without shared layers and with them."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    chosen = [
-        row for row in rows
-        if row["sampler"] == "uniform" and not row["shared"] and row["streams"] == 1
-    ]  # fmt: skip
+    chosen = [row for row in rows if row["sampler"] == "uniform" and row["streams"] == 1]
     counts = sorted({row["stages"] for row in chosen})
+    kinds = sorted({row["shared"] for row in chosen})
     if not chosen:
         return
-    figure, axes = pyplot.subplots(1, len(counts), figsize=(4 * len(counts), 3.4), sharey=True)
-    for stages, axis in zip(counts, axes, strict=True):
-        names = list(dict.fromkeys(r["space"] for r in chosen if r["stages"] == stages))
-        series = {
-            order: {r["space"]: r["bubble"] for r in chosen
-                    if (r["stages"], r["order"]) == (stages, order)}
-            for order in ("paper", "critical-path")
-        }  # fmt: skip
-        bound = {r["space"]: r["steady_bound"] for r in chosen if r["stages"] == stages}
-        for shift, (order, found) in zip((-0.2, 0.2), series.items(), strict=True):
-            places = [names.index(name) + shift for name in found]
-            axis.bar(places, list(found.values()), width=0.38, label=f"{order} order")
-        for number, name in enumerate(names):
-            label = "causal bound" if number == 0 else None
-            axis.hlines(bound[name], number - 0.42, number + 0.42, colors="black", label=label)
-        axis.set_xticks(range(len(names)), names, rotation=45)
-        axis.set_title(f"{stages} stages")
-    axes[0].set_ylabel("bubble ratio")
-    axes[0].legend(fontsize="small")
+    figure, axes = pyplot.subplots(
+        len(kinds), len(counts), figsize=(4 * len(counts), 3.2 * len(kinds)), sharey=True,
+        squeeze=False,
+    )  # fmt: skip
+    for shared, line in zip(kinds, axes, strict=True):
+        for stages, axis in zip(counts, line, strict=True):
+            mine = [r for r in chosen if (r["stages"], r["shared"]) == (stages, shared)]
+            _draw_orders(axis, mine)
+            axis.set_title(f"{stages} stages, {'with' if shared else 'without'} shared layers")
+        line[0].set_ylabel("bubble ratio")
+    axes[0][0].legend(fontsize="small")
     figure.tight_layout()
     figure.savefig(path, dpi=120)
+
+
+def _draw_orders(axis: Any, rows: list[dict[str, Any]]) -> None:
+    """Two bars for each space, and its causal bound as a line."""
+    names = list(dict.fromkeys(row["space"] for row in rows))
+    for shift, order in ((-0.2, "paper"), (0.2, "critical-path")):
+        found = {r["space"]: r["bubble"] for r in rows if r["order"] == order}
+        places = [names.index(name) + shift for name in found]
+        axis.bar(places, list(found.values()), width=0.38, label=f"{order} order")
+    bound = {row["space"]: row["steady_bound"] for row in rows}
+    for number, name in enumerate(names):
+        label = "causal bound" if number == 0 else None
+        axis.hlines(bound[name], number - 0.42, number + 0.42, colors="black", label=label)
+    axis.set_xticks(range(len(names)), names, rotation=45)
 
 
 def main() -> int:
