@@ -26,7 +26,7 @@ from scripts.peers import one_shot, ours, two_ranks  # noqa: E402
 from scripts.peers.watched import Watched, run_watched  # noqa: E402
 from scripts.peers.work import Work  # noqa: E402
 
-TRIES, DISTURBED = 3, 0.1
+TRIES, DISTURBED = 2, 0.12
 """A run whose threads waited for a processor for more than this share of their time is made again,
 and the least disturbed of so many is kept: others work on this machine too."""
 SKIPPED = 3

@@ -87,7 +87,7 @@ def _places(arguments: argparse.Namespace) -> Iterator[tuple[str, bool, str, int
             for stages in GRID[sampler]:
                 for name in arguments.spaces:
                     yield name, shared, sampler, stages, 1
-        for name, sampler, stages, streams in SIDE_BY_SIDE:
+        for name, sampler, stages, streams in () if shared else SIDE_BY_SIDE:
             if name in arguments.spaces and sampler in arguments.samplers:
                 yield name, shared, sampler, stages, streams
 

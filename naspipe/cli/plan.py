@@ -145,6 +145,13 @@ def _as_json(row: Row) -> dict[str, object]:
     }
 
 
+_NAMES = (
+    "sampler", "stages", "streams", "budget", "order", "subnets/s", "bubble", "bound", "above",
+    "hits", "layers\nMiB", "passes\nMiB",
+)  # fmt: skip
+"""Of columns; those without anything known are left out."""
+
+
 def _print(rows: list[Row]) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
@@ -153,13 +160,12 @@ def _print(rows: list[Row]) -> None:
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("sampler", overflow="fold")
-    for name in (
-        "stages", "streams", "budget", "order", "subnets/s", "bubble", "bound", "above", "hits",
-        "layers\nMiB", "passes\nMiB",
-    ):  # fmt: skip
+    columns = {name: list(cells) for name, *cells in zip(_NAMES, *map(_cells, rows), strict=True)}
+    known = {name: cells for name, cells in columns.items() if any(cells)}
+    for name in list(known)[1:]:
         table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(*map(Text, _cells(row)))
+    for cells in zip(*known.values(), strict=True):
+        table.add_row(*map(Text, cells))
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = _WIDTH

@@ -11,11 +11,54 @@ _HEAD = """\
 
 Written by `scripts/paper/run.py`, `scripts/bench_peers.py` and `scripts/bench_streams.py` from the
 `result.json` beside each figure. Simulated figures follow from published or measured costs and
-hold on any machine; real ones hold for the machine that their file names.
+hold on any machine; real ones hold for the machine that they were measured on.
+
+## Beside the paper
 
 | experiment | command | what | ours | the paper |
 | --- | --- | --- | --- | --- |
 """
+
+
+_OTHER_HEAD = """
+## Everything else
+
+| experiment | command | what |
+| --- | --- | --- |"""
+_OTHERS = {
+    "bits": ("scripts/check_bits.py", "real spaces on 1 to 4 stages: bits of the plain loop"),
+    "bound": ("scripts/bench_bound.py", "causal bounds of the seven spaces"),
+    "fairseq": ("scripts/check_fairseq.py", "batches compared with fairseq's own"),
+    "faults": (
+        "scripts/fault_storm.py, fuzz.py, check_resume.py, check_hosts.py, bench_checkpoints.py",
+        "kills and recoveries, fuzzing, resumes, several hosts, what checkpoints cost",
+    ),
+    "gpu": ("scripts/gpu_check.sh", "bits and swapping on a GPU"),
+    "loss_curve": ("scripts/loss_curve.py", "loss over 300 steps of nlp.c3"),
+    "memory": ("scripts/check_memory.py", "bits under memory budgets"),
+    "memory_model": ("scripts/bench_memory_model.py", "batches that a device's memory admits"),
+    "nni": ("scripts/check_nni.py", "spaces of NNI's hub: bits of a plain loop"),
+    "partition": ("scripts/bench_partition.py", "balanced over static partitions, simulated"),
+    "report": ("naspipe report", "a page of a real run, as Chromium shows it"),
+    "residency": (
+        "scripts/bench_residency.py, bench_emulated.py",
+        "hit rates and stalls, simulated and real",
+    ),
+    "scaling": ("scripts/bench_scaling.py", "two stages over one, one over the plain loop"),
+    "schedules": (
+        "scripts/bench_schedules.py",
+        "bubbles of both orders beside the bound, simulated",
+    ),
+    "search": (
+        "scripts/search_images.py, search_text.py, bench_search.py, bench_validation.py",
+        "search, its speed, and what validation beside the training costs",
+    ),
+    "simulator": (
+        "scripts/bench_sim_accuracy.py, bench_simulator.py",
+        "simulated against real; its speed",
+    ),
+}
+"""Directories whose files have a form of their own: what makes them, and what they hold."""
 
 
 def write_summary(directory: Path) -> None:
@@ -30,8 +73,20 @@ def write_summary(directory: Path) -> None:
         f"- **[{name}]({name}/)** ({content['kind']}): {content['differs']}."
         for name, content in found.items()
     ]
-    text = _HEAD + "\n".join(lines) + "\n\n## What differs\n\n" + "\n".join(notes) + "\n"
+    others = [
+        f"| [{path.name}]({path.name}/) | {_commands(path.name)} |"
+        for path in sorted(directory.iterdir())
+        if path.is_dir() and path.name not in found
+    ]
+    text = "\n".join(
+        [_HEAD + "\n".join(lines), "\n## What differs\n", *notes, _OTHER_HEAD, *others, ""]
+    )
     (directory / "README.md").write_text(text)
+
+
+def _commands(name: str) -> str:
+    commands, what = _OTHERS.get(name, ("?", "?"))
+    return f"`{commands}` | {what}"
 
 
 def _lines(name: str, content: dict[str, Any]) -> list[str]:
