@@ -171,7 +171,9 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
         for stages, axis in zip(counts, line, strict=True):
             mine = [r for r in chosen if (r["stages"], r["shared"]) == (stages, shared)]
             _draw_orders(axis, mine)
-            axis.set_title(f"{stages} stages, {'with' if shared else 'without'} shared layers")
+            seeds = f"{mine[0]['seeds']} seed{'s' if mine[0]['seeds'] > 1 else ''}"
+            which = "with" if shared else "without"
+            axis.set_title(f"{stages} stages, {which} shared layers, {seeds}", fontsize=10)
         line[0].set_ylabel("bubble ratio")
     axes[0][0].legend(fontsize="small")
     figure.tight_layout()
