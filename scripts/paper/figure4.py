@@ -63,6 +63,9 @@ def run(options: Options) -> Result:
             "tiny spaces, LibreOffice's help (English to German) and Fashion-MNIST instead of WMT "
             "and ImageNet, a few hundred steps, two CPU processes; every system has the same "
             "batch, while the paper's GPipe and PipeDream have smaller ones for lack of memory; "
+            "naspipe trains the shared front layers with lag(8), which the others do not know: in "
+            "so few steps that costs more than their stale weights do (table3 has the plain loop "
+            "without lag, as BSP on one stage: on images it is ahead of them all at 80 steps); "
             "vpipe trains what gpipe trains, and swaps on an emulated device"
         ),
         settings={"scale": options.scale, "stages": stages, "sampler": "uniform"},

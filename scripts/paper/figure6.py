@@ -143,7 +143,7 @@ def draw(result: Result, figure: Any) -> None:
     spaces = list(dict.fromkeys(row["space"] for row in rows))
     lines = {(row["space"], row["variant"]): row for row in rows}
     for axis, name, title in (
-        (axes[0], "samples_per_second", "throughput / naspipe's, simulated"),
+        (axes[0], "samples_per_second", "throughput / naspipe's, simulated (no bar: does not fit)"),
         (axes[1], "bubble", "bubble ratio, simulated"),
     ):
         series: dict[str, list[float | None]] = {}
@@ -155,7 +155,8 @@ def draw(result: Result, figure: Any) -> None:
             series[variant] = values
         grouped_bars(axis, spaces, series)
         axis.set_title(title)
-    axes[1].legend(fontsize="small", loc="lower right")
+    handles, labels = axes[1].get_legend_handles_labels()
+    figure.legend(handles, labels, fontsize="small", loc="outside lower center", ncols=len(labels))
     if measured:
         speeds = [row["steps_per_second"] for row in measured]
         spread = [
