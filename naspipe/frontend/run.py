@@ -16,6 +16,7 @@ from naspipe.trace.log import read_run_accesses
 from naspipe.trace.order import access_order
 from naspipe.trace.run_directory import RunDirectory
 from naspipe.trace.snapshot import Checkpoint, read_checkpoint
+from naspipe.trace.validation import Validation, read_validations
 
 
 class Run:
@@ -40,6 +41,11 @@ class Run:
     def losses(self) -> list[float]:
         """The loss of every step, in sequence order."""
         return [loss.value for loss in self.directory.read_losses()]
+
+    @property
+    def validations(self) -> list[Validation]:
+        """How the supernet did on held-out data on the way, in the order of the cuts."""
+        return read_validations(self.directory.validation)
 
     def layer(self, block: int, candidate: int, *, ema: bool = False) -> nn.Module:
         """A trained candidate of a choice block; with ``ema``, the moving average of its weights.

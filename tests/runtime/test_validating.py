@@ -67,7 +67,7 @@ def test_figures_are_the_plain_loops_and_the_training_is_the_same(tmp_path, make
     assert_identical(without, two)
     assert lines_of(one) == lines_of(two)
     assert not without.directory.validation.exists()
-    found = read_validations(one.directory.validation)
+    found = one.validations
     choices = [each.choices for each in found[0].subnets]
     assert one.manifest["validation"]["subnets"] == [list(each) for each in choices]
     expected = plain_figures(one, data, [one.space.chain(each) for each in choices])
