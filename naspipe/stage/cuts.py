@@ -5,7 +5,7 @@ its place in the stream between the subnets n - 1 and n, and asks for the versio
 from n on can ask for. The pipeline goes on meanwhile: a layer is captured before the first
 command that would change it (the forward of a later user, because of its buffers; a WRITE of a
 layer that is read from copies; a push), and otherwise when the stage is idle, and one layer with
-every event.
+every event, or a few once the earlier subnets are all done.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
 from naspipe.schedule.versions import VersionBook
 from naspipe.schedule.whereabouts import Whereabouts
 
-_WHEN_IDLE = 4
-"""Layers that are captured before an idle stage looks for news again."""
+_AT_ONCE = 4
+"""Layers that are captured with one event, where it is time, so that no event takes long."""
 
 
 @dataclass(slots=True, eq=False)
@@ -94,7 +94,7 @@ class Cuts:
 
     def use_idle_time(self) -> list[Command]:
         """Captures that nothing waits for."""
-        return self._capture_first(_WHEN_IDLE)
+        return self._capture_first(_AT_ONCE)
 
     def wrote(self, layer: LayerId, version: Version) -> None:
         """A WRITE was applied: what waits for this version can be captured."""
@@ -115,7 +115,8 @@ class Cuts:
             if isinstance(command, RetireSubnet):
                 self._retire(command)
             guarded.append(command)
-        return guarded + self._capture_first(1) + self._finish()
+        is_late = any(not each.unretired for each in self._open)
+        return guarded + self._capture_first(_AT_ONCE if is_late else 1) + self._finish()
 
     def _retire(self, command: RetireSubnet) -> None:
         for opened in self._open:
