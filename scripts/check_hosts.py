@@ -28,7 +28,9 @@ RENDEZVOUS = "join_timeout=120,last_call_timeout=3,keep_alive_interval=2,close_t
 
 
 def run_command(steps: int, path: Path) -> list[str]:
-    """What every worker runs."""
+    """What every worker runs; a run that is there already goes on."""
+    if (path / "manifest.json").exists():
+        return ["naspipe", "train", "--resume", str(path)]
     settings = ("lr=0.02", "window=4", "timeout_seconds=200", "silence_seconds=12")
     return [
         "naspipe", "train", f"{SMALL}:space", "--data", f"{SMALL}:batches", "--steps", str(steps),
@@ -111,7 +113,7 @@ CASES: list[tuple[Callable[..., None], str, int]] = [
 
 
 def check(case: Any, steps: int, whole: Path, path: Path) -> dict[str, Any]:
-    """One case; where torchrun may not restart, the same command is given once more."""
+    """One case; where torchrun may not restart, it is started once more, to resume."""
     happens, nodes, restarts = case
     began, ends = time.monotonic(), []
     with TwoHosts() as hosts:
@@ -137,6 +139,7 @@ def main() -> int:
     """Run every case; the exit status is 1 when a bit differs anywhere, 2 without namespaces."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--only", type=int, nargs="*", help="numbers of cases; all unless given")
     parser.add_argument("--output", type=Path, default=ROOT / "artifacts/faults/hosts.json")
     arguments = parser.parse_args()
     if reason := why_not():
@@ -148,6 +151,8 @@ def main() -> int:
         command = [sys.executable, "-m", *run_command(arguments.steps, whole), "--quiet"]
         subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
         for number, case in enumerate(CASES):
+            if arguments.only and number not in arguments.only:
+                continue
             path = Path(scratch) / f"run-{number}"
             try:
                 rows.append(check(case, arguments.steps, whole, path))
