@@ -140,7 +140,8 @@ class Checkpointer:
         stream = self._streams[layer.stream]
         job = self._job(layer.stream, cut)
         stored = stream.store.find(layer)
-        earlier = stream.restored.snapshot(layer) if stream.restored else None
+        is_there = stored is not None and stored.version == versions[-1]
+        earlier = stream.restored.snapshot(layer) if stream.restored and not is_there else None
         if stored is None and earlier is None:
             stored = stream.store[layer]  # frozen, and its first user has not come to it yet
         if stored is not None and stored.version == versions[-1]:
