@@ -18,8 +18,9 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import naspipe  # noqa: E402
-from naspipe.frontend.workloads import Named, find_workload  # noqa: E402
+from naspipe.frontend.workloads import Named  # noqa: E402
 from naspipe.runtime.reports import SilentObserver  # noqa: E402
+from scripts.tiny_workload import tiny_workload  # noqa: E402
 
 WARM_UP = 20
 
@@ -60,7 +61,7 @@ def main() -> int:
         "--output", type=Path, default=ROOT / "artifacts/faults/checkpoint_cost.json"
     )
     arguments = parser.parse_args()
-    named = find_workload(arguments.space, "tiny", None, None)
+    named = tiny_workload(arguments.space)
     pairs: list[dict[str, Any]] = []
     start = time.monotonic()
     for number in range(arguments.pairs):

@@ -32,7 +32,6 @@ from naspipe.core.subnet import Subnet  # noqa: E402
 from naspipe.core.task import Task  # noqa: E402
 from naspipe.frontend.plan import make_plan  # noqa: E402
 from naspipe.frontend.training import Training, define  # noqa: E402
-from naspipe.frontend.workloads import find_workload  # noqa: E402
 from naspipe.planning.cost import CostTable  # noqa: E402
 from naspipe.runtime.compute import Workload  # noqa: E402
 from naspipe.runtime.environment import describe_environment  # noqa: E402
@@ -49,6 +48,7 @@ from naspipe.trace.files import write_json  # noqa: E402
 from naspipe.trace.log import read_run_accesses  # noqa: E402
 from naspipe.trace.metrics import summarize  # noqa: E402
 from naspipe.trace.run_directory import RunDirectory  # noqa: E402
+from scripts.tiny_workload import tiny_workload  # noqa: E402
 
 MOST_APART = 0.02
 """Of hit rates, and of stall times over the makespan."""
@@ -95,7 +95,7 @@ class RunCosts:
 
 def workload_of(space: str, steps: int) -> tuple[Workload, tuple[Subnet, ...]]:
     """A space at tiny scale as `naspipe train` would train it, and its uniform stream."""
-    named = find_workload(space, "tiny", None, None)
+    named = tiny_workload(space)
     definition = define(
         named.space, named.data, named.loss, recipe=named.recipe, steps=steps, scale="tiny"
     )

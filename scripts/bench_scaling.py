@@ -23,10 +23,11 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 
 import naspipe  # noqa: E402
-from naspipe.frontend.workloads import Named, find_workload  # noqa: E402
+from naspipe.frontend.workloads import Named  # noqa: E402
 from naspipe.streams.samplers import draw_stream  # noqa: E402
 from naspipe.trace.log import read_run_accesses  # noqa: E402
 from naspipe.trace.metrics import summarize  # noqa: E402
+from scripts.tiny_workload import tiny_workload  # noqa: E402
 from tests.equivalence.harness import oracle_of  # noqa: E402
 
 
@@ -58,7 +59,7 @@ def measure(arguments: argparse.Namespace) -> float:
     """Steps per second of one kind of run, in this process."""
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    named = find_workload(arguments.space, "tiny", None, None)
+    named = tiny_workload(arguments.space)
     if arguments.one == "plain":
         return plain(named, arguments.sampler, arguments.steps)
     with tempfile.TemporaryDirectory() as scratch:

@@ -20,13 +20,13 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import naspipe  # noqa: E402
-from naspipe.frontend.workloads import find_workload  # noqa: E402
 from naspipe.trace.compare import compare_runs  # noqa: E402
 from naspipe.trace.log import read_run_accesses  # noqa: E402
 from naspipe.trace.metrics import makespan_seconds  # noqa: E402
 from naspipe.trace.run_directory import RunDirectory  # noqa: E402
 from scripts.paper.common import Headline, Result, keep, show  # noqa: E402
 from scripts.paper.summary import write_summary  # noqa: E402
+from scripts.tiny_workload import tiny_workload  # noqa: E402
 
 STAGES = 2
 SEEDS = (0, 1)
@@ -56,7 +56,7 @@ def parse() -> argparse.Namespace:
 
 def measure_one(arguments: argparse.Namespace) -> None:
     """Train in this process; print subnets per second and where the runs are."""
-    named = find_workload(arguments.space, "tiny", None, None)
+    named = tiny_workload(arguments.space)
     recipe = named.recipe
     seeds, order = KINDS[arguments.one]
     workloads = [

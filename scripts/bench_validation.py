@@ -19,13 +19,13 @@ sys.path.insert(0, str(ROOT))
 
 import naspipe  # noqa: E402
 from naspipe.frontend.held_out import find_held_out  # noqa: E402
-from naspipe.frontend.workloads import find_workload  # noqa: E402
 from scripts.bench_checkpoints import WARM_UP, Clock  # noqa: E402
+from scripts.tiny_workload import tiny_workload  # noqa: E402
 
 
 def measure(space: str, steps: int, stages: int, how: dict[str, int], path: Path) -> list[float]:
     """Steps per second, and seconds behind the last loss."""
-    clock, named = Clock(), find_workload(space, "tiny", None, None)
+    clock, named = Clock(), tiny_workload(space)
     data = str(named.data.record["name"])  # type: ignore[attr-defined]
     naspipe.train(
         named.space, named.data, named.loss, steps=steps, stages=stages, sampler="spaced:8",

@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from naspipe.frontend.workloads import find_workload  # noqa: E402
+from scripts.tiny_workload import tiny_workload  # noqa: E402
 from tests.equivalence.harness import check  # noqa: E402
 
 OPTIMIZERS = {"SGD": (0.05, {"momentum": 0.9, "weight_decay": 1e-4}), "Adam": (1e-3, {})}
@@ -33,7 +33,7 @@ def main() -> int:
     rows = []
     cases = itertools.product(("nlp.c3", "cv.c3"), OPTIMIZERS, (False, True), arguments.samplers)
     for name, optimizer, recompute, sampler in cases:
-        named = find_workload(name, "tiny", None, None)
+        named = tiny_workload(name)
         lr, options = OPTIMIZERS[optimizer]
         start = time.monotonic()
         with tempfile.TemporaryDirectory() as scratch:

@@ -22,13 +22,13 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from naspipe.frontend.workloads import find_workload  # noqa: E402
 from naspipe.runtime.environment import describe_environment  # noqa: E402
 from naspipe.streams.from_file import write_stream  # noqa: E402
 from naspipe.streams.samplers import draw_stream  # noqa: E402
 from naspipe.trace.files import write_json  # noqa: E402
 from naspipe.trace.run_directory import RunDirectory  # noqa: E402
 from scripts.processes import Taken, children, taken  # noqa: E402
+from scripts.tiny_workload import tiny_workload  # noqa: E402
 
 ALLOWED_GROWTH = 0.02
 """Of the resident memory, from the end of the warm-up to the end of the run."""
@@ -41,7 +41,7 @@ SILENCE_SECONDS = 600
 
 def touching_stream(name: str, steps: int) -> list[tuple[int, ...]]:
     """Subnets that touch every layer of a space, then uniform ones."""
-    counts = find_workload(name, "tiny", None, None).space.candidate_counts
+    counts = tiny_workload(name).space.candidate_counts
     first = draw_stream("fair", counts, 0, min(steps, max(counts)))
     return [*first, *draw_stream("uniform", counts, 0, steps - len(first))]
 

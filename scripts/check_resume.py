@@ -20,9 +20,10 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import naspipe  # noqa: E402
-from naspipe.frontend.workloads import Named, find_workload  # noqa: E402
+from naspipe.frontend.workloads import Named  # noqa: E402
 from naspipe.runtime.reports import SilentObserver  # noqa: E402
 from naspipe.trace.compare import compare_runs  # noqa: E402
+from scripts.tiny_workload import tiny_workload  # noqa: E402
 
 OPTIMIZERS = {"SGD": (0.05, {"momentum": 0.9, "weight_decay": 1e-4}), "Adam": (1e-3, {})}
 CASES = [(4, 1, ""), (4, 2, "3x"), (4, 3, ""), (1, 4, ""), (4, 1, "2x"), (1, 4, "2x")]
@@ -88,7 +89,7 @@ def main() -> int:
     arguments = parser.parse_args()
     rows = []
     for name, optimizer in itertools.product(arguments.spaces, arguments.optimizers):
-        named = find_workload(name, "tiny", None, None)
+        named = tiny_workload(name)
         with tempfile.TemporaryDirectory() as scratch:
             whole = train(named, optimizer, arguments.steps, Path(scratch) / "whole")
             for case in CASES:

@@ -7,6 +7,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,13 @@ from naspipe.frontend.run import Run  # noqa: E402
 from naspipe.frontend.search_record import SilentSearchObserver  # noqa: E402
 from naspipe.frontend.searching import Searching  # noqa: E402
 from naspipe.frontend.training import Training, define  # noqa: E402
-from naspipe.frontend.workloads import Named, find_workload  # noqa: E402
+from naspipe.frontend.workloads import Named  # noqa: E402
 from naspipe.runtime.compute import Batches, Workload  # noqa: E402
 from naspipe.runtime.reports import SilentObserver  # noqa: E402
 from naspipe.search.definition import SearchDefinition  # noqa: E402
 from naspipe.search.records import Search, SearchDirectory, search_path  # noqa: E402
 from naspipe.streams.from_file import write_stream  # noqa: E402
+from scripts.tiny_workload import tiny_workload  # noqa: E402
 
 
 class Bench:
@@ -43,7 +45,7 @@ class Bench:
     def __init__(
         self, space: str, sizes: Mapping[str, int], work: Path, recipe: Mapping[str, Any]
     ) -> None:
-        self.named: Named = find_workload(space, "tiny", None, None, sizes)
+        self.named: Named = tiny_workload(space, sizes)
         self.work = work
         self._recipe = dict(recipe)
         self._sizes = sizes
@@ -70,8 +72,6 @@ class Bench:
         if path.is_dir() and run.manifest.get("status") == "complete":
             return run
         named = self.named
-        from dataclasses import replace
-
         recipe = replace(named.recipe, **self._recipe)
         definition = define(
             named.space, named.data, named.loss, recipe=recipe, steps=steps, seed=seed,

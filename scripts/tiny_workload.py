@@ -1,0 +1,19 @@
+"""A space of naspipe's at scale tiny with its data, for scripts that begin on a fresh machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import search_spaces
+from naspipe.data import registry
+from naspipe.data.progress import ConsoleProgress
+from naspipe.frontend.workloads import Named, find_workload
+
+
+def tiny_workload(name: str, sizes: Mapping[str, int] | None = None) -> Named:
+    """The space of that name; its data is prepared first where it is not yet."""
+    data = search_spaces.defaults(name, "tiny").data
+    if not registry.is_prepared(data):
+        with ConsoleProgress() as progress:
+            registry.prepare(data, progress=progress)
+    return find_workload(name, "tiny", None, None, sizes)
