@@ -106,11 +106,15 @@ class LayerSaved:
 
 @dataclass(frozen=True, slots=True)
 class CutAdmitted:
-    """A checkpoint takes its place in a stream: before subnet ``cut``, behind all earlier ones."""
+    """A checkpoint takes its place in a stream: before subnet ``cut``, behind all earlier ones.
+
+    Once the earlier ones are done, it may wait for idle time until ``patience`` later ones are.
+    """
 
     time_ns: int
     stream: StreamId
     cut: SequenceId
+    patience: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,18 +33,25 @@ class Lease:
     def __init__(self, free: deque[np.ndarray]) -> None:
         self._free = free
         self._chunks: list[np.ndarray] = []
+        self._address = 0
         self._used = 0
 
     def keep(self, flat: torch.Tensor) -> memoryview:
         """Copy a flat tensor of any dtype, on any device; its bytes stay until the end."""
         source = flat.cpu().view(torch.uint8).numpy()
-        if not self._chunks or self._used + source.size > self._chunks[-1].size:
-            self._chunks.append(self._take(source.size))
+        copy, _ = self.reserve(source.size)
+        copy[:] = source.data
+        return copy
+
+    def reserve(self, nbytes: int) -> tuple[memoryview, int]:
+        """Memory to be filled, and its address."""
+        if not self._chunks or self._used + nbytes > self._chunks[-1].size:
+            self._chunks.append(self._take(nbytes))
+            self._address = self._chunks[-1].ctypes.data
             self._used = 0
-        copy = self._chunks[-1][self._used : self._used + source.size]
-        self._used += source.size
-        copy[:] = source
-        return copy.data
+        start = self._used
+        self._used += nbytes
+        return self._chunks[-1][start : self._used].data, self._address + start
 
     def end(self) -> None:
         """Nobody reads the copies any more."""

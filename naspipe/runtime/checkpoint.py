@@ -32,7 +32,12 @@ def to_packed(tensors: Mapping[str, torch.Tensor], memory: Lease) -> Packed:
     """Copy tensors of one dtype, on one device, without a graph, each in row-major order."""
     flat: torch.Tensor = _flatten_dense_tensors(tuple(tensors.values()))  # type: ignore[no-untyped-call]
     shapes = tuple((name, tensor.shape) for name, tensor in tensors.items())
-    return Packed(_NAMES[flat.dtype], shapes, memory.keep(flat))
+    return Packed(dtype_name(flat.dtype), shapes, memory.keep(flat))
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """What safetensors call it."""
+    return _NAMES[dtype]
 
 
 def from_raw(raw: RawTensor) -> torch.Tensor:

@@ -15,10 +15,11 @@ from naspipe.core.errors import InvariantError, StorageError, reason
 from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
 from naspipe.core.space import Space
 from naspipe.runtime.capture_memory import CaptureMemory, Lease
+from naspipe.runtime.capturing import Capturer
 from naspipe.runtime.checkpoint import layer_key
 from naspipe.runtime.layer_store import LayerStore
 from naspipe.runtime.reports import Reporter
-from naspipe.runtime.restored import LayerSnapshot, Restored, capture
+from naspipe.runtime.restored import LayerSnapshot, Restored
 from naspipe.runtime.stage_files import alone_in
 from naspipe.trace.checkpoints import CheckpointFolder, cut_name
 from naspipe.trace.shards import write_shard
@@ -95,6 +96,7 @@ class Checkpointer:
         self._reporter = reporter
         self._wake = wake
         self._memory = CaptureMemory()
+        self._capturer = Capturer()
         self._under_way: dict[tuple[StreamId, SequenceId], _Job] = {}
         self._jobs: Queue[_Job | None] = Queue(maxsize=1)
         self._outcomes: deque[_Outcome] = deque()
@@ -127,6 +129,11 @@ class Checkpointer:
         """Whether a checkpoint there would hold more than the one that the stream began with."""
         return cut > self._streams[stream].first
 
+    @property
+    def patience(self) -> int:
+        """For how many subnets a checkpoint may wait for idle time: it should not be old."""
+        return self._every // 4
+
     def carry_out(self, command: CaptureLayer | FinishCut) -> None:
         """Do what the controller commands; see :meth:`capture` and :meth:`finish`."""
         match command:
@@ -145,7 +152,7 @@ class Checkpointer:
         if stored is None and earlier is None:
             stored = stream.store[layer]  # frozen, and its first user has not come to it yet
         if stored is not None and stored.version == versions[-1]:
-            snapshot = capture(stored, versions, job.memory)
+            snapshot = self._capturer.capture(stored, versions, job.memory)
         elif earlier is not None and earlier.versions[-1] == versions[-1]:
             snapshot = earlier._replace(versions=versions)
         else:

@@ -244,7 +244,8 @@ class StageDriver:
     def _admit(self, planned: Iterable[Planned]) -> None:
         for subnet, partition, priorities in planned:
             if self._checkpointer.is_due(subnet.stream, subnet.sequence_id):
-                self._tell(CutAdmitted(time.monotonic_ns(), subnet.stream, subnet.sequence_id))
+                where = subnet.stream, subnet.sequence_id, self._checkpointer.patience
+                self._tell(CutAdmitted(time.monotonic_ns(), *where))
             self._idle_work.make(map(subnet.layer, partition.blocks(self._stage)))
             who = (subnet, partition, priorities, self._is_trained)
             self._tell(SubnetAdmitted(time.monotonic_ns(), *who))

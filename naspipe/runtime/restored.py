@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -15,8 +14,7 @@ from naspipe.core.ids import FIRST_STREAM, INITIAL, LayerId, StageId, StreamId, 
 from naspipe.core.space import Space
 from naspipe.runtime.around_step import AVERAGE
 from naspipe.runtime.bound_layer import Gradients
-from naspipe.runtime.capture_memory import Lease
-from naspipe.runtime.checkpoint import from_raw, layer_key, to_packed
+from naspipe.runtime.checkpoint import from_raw, layer_key
 from naspipe.runtime.layer_store import StoredLayer
 from naspipe.runtime.tensor_bytes import tensor_bytes
 from naspipe.trace.shards import Packed, RawTensor, pack
@@ -43,24 +41,6 @@ class _State(NamedTuple):
     tensors: Mapping[str, RawTensor]
     scalars: Mapping[str, Any]
     strides: Mapping[str, Sequence[int]]
-
-
-def capture(stored: StoredLayer, versions: tuple[Version, ...], memory: Lease) -> LayerSnapshot:
-    """Copy a layer's state, wherever it is."""
-    scalars: dict[str, Any] = {}
-    strides: dict[str, Sequence[int]] = {}
-    alike: dict[tuple[torch.dtype, bool], dict[str, torch.Tensor]] = defaultdict(dict)
-    copies = stored.copies(versions[:-1])
-    older = ((f"version/{version}/{name}", value) for version, name, value in copies)
-    for name, value in chain(stored.tensors(), older):
-        if isinstance(value, torch.Tensor):
-            alike[value.dtype, value.is_cpu][name] = value
-            if not value.is_contiguous():
-                strides[name] = value.stride()
-        else:
-            scalars[name] = value
-    packed = tuple(to_packed(tensors, memory) for tensors in alike.values())
-    return LayerSnapshot(versions, packed, scalars, strides)
 
 
 class Restored:

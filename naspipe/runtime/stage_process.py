@@ -14,6 +14,7 @@ from naspipe.core.events import StreamResumed
 from naspipe.core.ids import SequenceId, StageId, StreamId
 from naspipe.core.planned import Planned
 from naspipe.runtime.capture_memory import CaptureMemory
+from naspipe.runtime.capturing import Capturer
 from naspipe.runtime.checkpoint import layer_key
 from naspipe.runtime.checkpointer import Checkpointer, CheckpointStream, write_part
 from naspipe.runtime.compute import StageCompute
@@ -27,7 +28,6 @@ from naspipe.runtime.layer_store import LayerStore
 from naspipe.runtime.out_of_memory import LayerUse
 from naspipe.runtime.placement import Placement, SwappedPlacement
 from naspipe.runtime.reports import Reporter
-from naspipe.runtime.restored import capture
 from naspipe.runtime.stage_files import StageFiles, alone_in
 from naspipe.runtime.transport import Transport
 from naspipe.runtime.wakeup import Wakeup
@@ -187,9 +187,9 @@ class StageRun:
     ) -> dict[str, Any]:
         """Write this stage's shard of the final checkpoint."""
         space = stream.workload.space
-        memory = CaptureMemory().lend()
+        memory, capturer = CaptureMemory().lend(), Capturer()
         layers = {
-            layer_key(space, alone_in(layer)): capture(stored, (stored.version,), memory)
+            layer_key(space, alone_in(layer)): capturer.capture(stored, (stored.version,), memory)
             for layer, stored in store.items()
         }
         used = {

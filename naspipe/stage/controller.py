@@ -117,7 +117,7 @@ class StageController:
                 self._residency.on_saved(event.layer)
                 commands += self._departures.ready(event.layer)
             case CutAdmitted():
-                commands += self._cuts.admit(event.stream, event.cut, self._subnets)
+                commands += self._cuts.admit(event, self._subnets)
             case StageIdle():
                 commands += self._cuts.use_idle_time()
             case StreamResumed():

@@ -4,8 +4,8 @@ The checkpoint at cut n holds every WRITE of the subnets below n and none of the
 its place in the stream between the subnets n - 1 and n, and asks for the versions that any subnet
 from n on can ask for. The pipeline goes on meanwhile: a layer is captured before the first
 command that would change it (the forward of a later user, because of its buffers; a WRITE of a
-layer that is read from copies; a push), and otherwise when the stage is idle, and one layer with
-every event, or a few once the earlier subnets are all done.
+layer that is read from copies; a push), and otherwise when the stage is idle. Where there was not
+enough idle time, the rest is captured a few layers at a time.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from naspipe.core.commands import (
     RunTask,
     WriteLayer,
 )
+from naspipe.core.events import CutAdmitted
 from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
 from naspipe.schedule.versions import VersionBook
 from naspipe.schedule.whereabouts import Whereabouts
@@ -39,7 +40,14 @@ class _Cut:
     cut: SequenceId
     unretired: set[SequenceId]
     """Earlier subnets that are under way here."""
+    patience: int
+    """Later subnets that may still retire before captures wait for idle time no more."""
     uncaptured: int = 0
+
+    @property
+    def is_late(self) -> bool:
+        """Whether nothing but captures is left to be done for it, and it is time for them."""
+        return not self.unretired and self.patience <= 0
 
 
 class _Capture(NamedTuple):
@@ -66,17 +74,16 @@ class Cuts:
         self._ready: dict[LayerId, list[_Capture]] = {}
 
     def admit(
-        self,
-        stream: StreamId,
-        cut: SequenceId,
-        under_way: Iterable[tuple[StreamId, SequenceId]],
+        self, event: CutAdmitted, under_way: Iterable[tuple[StreamId, SequenceId]]
     ) -> list[Command]:
         """A cut takes its place in the stream, behind the subnets that are under way here.
 
         Returns the captures of layers that nobody has used since the run was resumed.
         """
         commands = self._catch_up()
-        opened = _Cut(stream, cut, {y for its_stream, y in under_way if its_stream == stream})
+        stream, cut = event.stream, event.cut
+        earlier = {y for its_stream, y in under_way if its_stream == stream}
+        opened = _Cut(stream, cut, earlier, event.patience)
         self._open.append(opened)
         held, kept = self._whereabouts.cut(self._stage, stream, cut)
         for layer in held:
@@ -115,13 +122,14 @@ class Cuts:
             if isinstance(command, RetireSubnet):
                 self._retire(command)
             guarded.append(command)
-        is_late = any(not each.unretired for each in self._open)
-        return guarded + self._capture_first(_AT_ONCE if is_late else 1) + self._finish()
+        is_late = any(each.is_late for each in self._open)
+        return guarded + self._capture_first(_AT_ONCE if is_late else 0) + self._finish()
 
     def _retire(self, command: RetireSubnet) -> None:
         for opened in self._open:
             if opened.stream == command.stream:
                 opened.unretired.discard(command.sequence_id)
+                opened.patience -= command.sequence_id >= opened.cut
 
     def _capture(self, layer: LayerId) -> list[Command]:
         commands: list[Command] = []

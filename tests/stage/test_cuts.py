@@ -13,6 +13,7 @@ from naspipe.core.commands import (
     FinishCut,
     PushVersion,
     RecordAccess,
+    RetireSubnet,
     RunTask,
     WriteLayer,
 )
@@ -28,6 +29,7 @@ from naspipe.schedule.invariants import violations
 from naspipe.schedule.versions import VersionBook
 from naspipe.sim.costs import RandomCosts
 from naspipe.sim.driver import simulate
+from naspipe.stage import cuts
 from naspipe.stage.admission import AdmissionWindow
 from naspipe.stage.builder import build_controller
 from naspipe.stage.cuts import Cuts
@@ -37,8 +39,9 @@ from tests.strategies import moving_pipelines
 class Spy:
     """A controller that is told of a cut before every so many subnets, and what it commands."""
 
-    def __init__(self, controller, every, first=0):
+    def __init__(self, controller, every, first=0, patience=0):
         self.controller, self.every, self.first = controller, every, first
+        self.patience = patience
         self.commands = []
 
     def handle(self, event):
@@ -46,7 +49,8 @@ class Spy:
         if isinstance(event, SubnetAdmitted):
             y = event.subnet.sequence_id
             if y > self.first and y % self.every == 0:
-                commands += self.controller.handle(CutAdmitted(event.time_ns, 0, y))
+                cut = CutAdmitted(event.time_ns, 0, y, self.patience)
+                commands += self.controller.handle(cut)
         commands += self.controller.handle(event)
         self.commands += commands
         return commands
@@ -105,14 +109,14 @@ def check_stage(commands, captured):
     return finished
 
 
-def run(pipeline, seed, window, every, first=0, kept=(), shares=False):
+def run(pipeline, seed, window, every, first=0, kept=(), shares=False, patience=0):
     rules, subnets, partitions = pipeline
     num_stages = partitions[0].num_stages
     history = History.of([rules]) if shares else None
     spies = [
         Spy(
             build_controller(stage, [rules], starts_partly_clear=True, history=history),
-            every, first,
+            every, first, patience,
         )
         for stage in range(num_stages)
     ]  # fmt: skip
@@ -132,16 +136,19 @@ def run(pipeline, seed, window, every, first=0, kept=(), shares=False):
 
 @settings(max_examples=300)
 @given(
-    moving_pipelines(), st.integers(0, 2**32), st.integers(1, 9), st.integers(1, 5), st.booleans()
-)
-def test_every_layer_is_captured_once_at_its_cut(pipeline, seed, window, every, shares):
+    moving_pipelines(), st.integers(0, 2**32), st.integers(1, 9), st.integers(1, 5), st.booleans(),
+    st.integers(0, 6),
+)  # fmt: skip
+def test_every_layer_is_captured_once_at_its_cut(pipeline, seed, window, every, shares, patience):
     """Also where the stages share what they know of the subnets, as the simulator's do."""
     rules, subnets, _ = pipeline
-    accesses, captured, finished = run(pipeline, seed, window, every, shares=shares)
+    accesses, captured, finished = run(
+        pipeline, seed, window, every, shares=shares, patience=patience
+    )
     assert list(violations(accesses, rules, subnets)) == []
-    cuts = set(range(every, len(subnets), every))
-    assert all(each == cuts for each in finished)
-    assert captured == {cut: expected_versions(rules, subnets, cut) for cut in cuts}
+    places = set(range(every, len(subnets), every))
+    assert all(each == places for each in finished)
+    assert captured == {cut: expected_versions(rules, subnets, cut) for cut in places}
 
 
 @settings(max_examples=200)
@@ -162,9 +169,43 @@ def test_a_resumed_stream_goes_on_with_the_same_versions(pipeline, seed, window,
     joined = [a._replace(start_ns=a.start_ns - 10**12, end_ns=a.end_ns - 10**12) for a in before
               if a.sequence_id < first]  # fmt: skip
     assert list(violations(joined + accesses, rules, subnets)) == []
-    cuts = {cut for cut in range(every, len(subnets), every) if cut > first}
-    assert all(each == cuts for each in finished)
-    assert captured == {cut: expected_versions(rules, subnets, cut) for cut in cuts}
+    places = {cut for cut in range(every, len(subnets), every) if cut > first}
+    assert all(each == places for each in finished)
+    assert captured == {cut: expected_versions(rules, subnets, cut) for cut in places}
+
+
+def needless_captures(patience):
+    """Captures that nothing was held up for and no idle time was used for, by subnets retired."""
+    rules, subnets = (Exact(),) * 3, [Subnet(0, y, (y % 6, y % 5, y % 7)) for y in range(40)]
+    spy = Spy(build_controller(0, [rules]), every=10**6)
+    found, retired = [], 0
+
+    def handle(event):
+        nonlocal retired
+        commands = []
+        if isinstance(event, SubnetAdmitted) and event.subnet.sequence_id == 10:
+            commands += spy.controller.handle(CutAdmitted(0, 0, 10, patience))
+        commands += spy.controller.handle(event)
+        for number, command in enumerate(commands):
+            retired += isinstance(command, RetireSubnet)
+            if isinstance(command, CaptureLayer):
+                held_up = next((c for c in commands[number:] if not isinstance(c, CaptureLayer)), 0)
+                if command.layer not in cuts._changed(held_up):
+                    found.append(retired)
+        return commands
+
+    spy.handle = handle
+    simulate(
+        lambda _, y: (subnets[y], Partition((0, 3)), None), [spy], RandomCosts(1),
+        lambda: [AdmissionWindow(4, len(subnets))],
+    )  # fmt: skip
+    return found
+
+
+def test_captures_wait_for_idle_time_until_the_patience_ends():
+    assert needless_captures(1000) == []
+    assert min(needless_captures(0)) == 10
+    assert min(needless_captures(3)) == 13
 
 
 def small(rules):
@@ -173,8 +214,8 @@ def small(rules):
                             range(12)]  # fmt: skip
 
 
-def late(cuts, commands):
-    return commands + Cuts._finish(cuts)
+def late(its, commands):
+    return commands + Cuts._finish(its)
 
 
 @pytest.mark.parametrize("rules", [(Exact(),) * 3, (Lag(2), Exact(), Exact())])
@@ -183,7 +224,7 @@ def late(cuts, commands):
     [
         (Cuts, "guard", late),
         (VersionBook, "hold", VersionBook.readable),
-        (Cuts, "wrote", lambda cuts, layer, version: None),
+        (Cuts, "wrote", lambda its, layer, version: None),
     ],
     ids=["captured late", "not held", "WRITE missed"],
 )
