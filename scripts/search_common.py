@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -71,6 +72,7 @@ class Bench:
         run = Run(self.space, path)
         if path.is_dir() and run.manifest.get("status") == "complete":
             return run
+        shutil.rmtree(path, ignore_errors=True)  # what was interrupted begins anew
         named = self.named
         recipe = replace(named.recipe, **self._recipe)
         definition = define(
@@ -99,7 +101,9 @@ class Bench:
         """A search of a run, of that name."""
         directory = SearchDirectory(search_path(run.directory.path, name))
         if directory.manifest.is_file():
-            return directory.read()
+            if (found := directory.read()).manifest["status"] == "complete":
+                return found
+            shutil.rmtree(directory.path)  # what was interrupted begins anew
         before = time.monotonic()
         found = Searching(
             run=run, data=self.named.data, held_out=self.held_out(split), loss=self.named.loss,
