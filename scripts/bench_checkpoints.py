@@ -1,4 +1,4 @@
-"""What a checkpoint every 100 steps costs: runs with and without, in turn.
+"""What a checkpoint every 100 steps costs, in time and in CPU time: runs with and without, in turn.
 
 Writes artifacts/faults/checkpoint_cost.json. Run it with a high priority on a busy machine.
 """
@@ -6,13 +6,15 @@ Writes artifacts/faults/checkpoint_cost.json. Run it with a high priority on a b
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import resource
 import sys
 import tempfile
 import time
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
@@ -36,51 +38,67 @@ class Clock(SilentObserver):
         self.times.append(time.monotonic())
 
 
-def speed(named: Named, steps: int, stages: int, every: int, path: Path) -> float:
-    """Steps per second behind the warm-up."""
+class Measured(NamedTuple):
+    """One run: steps per second behind the warm-up, and CPU seconds of all of it."""
+
+    speed: float
+    cpu: float
+
+
+def measure(named: Named, arguments: argparse.Namespace, sampler: str, every: int) -> Measured:
+    """Train with a checkpoint every so many steps; 0 for none."""
     clock = Clock()
-    naspipe.train(
-        named.space, named.data, named.loss, steps=steps, stages=stages, sampler="spaced:8",
-        optimizer=named.recipe.optimizer, lr=named.recipe.lr, run_dir=path, observer=clock,
-        optimizer_options=dict(named.recipe.optimizer_options),
-        execution={"checkpoint_every": every},
-    )  # fmt: skip
-    return (len(clock.times) - 1 - WARM_UP) / (clock.times[-1] - clock.times[WARM_UP])
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    with tempfile.TemporaryDirectory() as scratch:
+        naspipe.train(
+            named.space, named.data, named.loss, steps=arguments.steps, stages=arguments.stages,
+            sampler=sampler, optimizer=named.recipe.optimizer, lr=named.recipe.lr,
+            run_dir=Path(scratch) / "run", observer=clock,
+            optimizer_options=dict(named.recipe.optimizer_options),
+            execution={"checkpoint_every": every},
+        )  # fmt: skip
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    seconds = clock.times[-1] - clock.times[WARM_UP]
+    return Measured((len(clock.times) - 1 - WARM_UP) / seconds, cpu)
 
 
 def main() -> int:
     """Measure; the exit status is 1 when the median costs more than 3 %."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--space", default="nlp.c1")
-    parser.add_argument("--steps", type=int, default=220)
+    parser.add_argument("--steps", type=int, default=420)
     parser.add_argument("--stages", type=int, default=2)
-    parser.add_argument("--pairs", type=int, default=6)
+    parser.add_argument("--samplers", nargs="+", default=["uniform", "spaced:8"])
+    parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--every", type=int, default=100)
-    parser.add_argument("--minutes", type=float, default=8.0, help="begin no pair after that")
     parser.add_argument(
         "--output", type=Path, default=ROOT / "artifacts/faults/checkpoint_cost.json"
     )
     arguments = parser.parse_args()
     named = tiny_workload(arguments.space)
-    pairs: list[dict[str, Any]] = []
-    start = time.monotonic()
-    for number in range(arguments.pairs):
-        if time.monotonic() - start > 60 * arguments.minutes:
-            break
-        found = {}
-        for every in ((0, arguments.every), (arguments.every, 0))[number % 2]:
-            with tempfile.TemporaryDirectory() as scratch:
-                path = Path(scratch) / "run"
-                found[every] = speed(named, arguments.steps, arguments.stages, every, path)
-        cost = 1 - found[arguments.every] / found[0]
-        pairs.append({"without": found[0], "with": found[arguments.every], "cost": cost})
-        print(pairs[-1], flush=True)
-        cost = median(pair["cost"] for pair in pairs)
-        how = {name: getattr(arguments, name) for name in ("space", "steps", "stages", "every")}
-        result = {**how, "median_cost": cost, "pairs": pairs}
-        arguments.output.parent.mkdir(parents=True, exist_ok=True)
-        arguments.output.write_text(json.dumps(result, indent=1) + "\n")
-    return int(cost > 0.03)
+    pairs: dict[str, list[dict[str, Any]]] = {sampler: [] for sampler in arguments.samplers}
+    for number, sampler in itertools.product(range(arguments.pairs), arguments.samplers):
+        whens = ((0, arguments.every), (arguments.every, 0))[number % 2]
+        found = {every: measure(named, arguments, sampler, every) for every in whens}
+        without, with_them = found[0], found[arguments.every]
+        pair = {"without": without._asdict(), "with": with_them._asdict()}
+        pair |= {"cost": 1 - with_them.speed / without.speed}
+        pair |= {"cpu_cost": with_them.cpu / without.cpu - 1}
+        pairs[sampler].append(pair)
+        print(sampler, pair, flush=True)
+    how = {name: getattr(arguments, name) for name in ("space", "steps", "stages", "every")}
+    results = {
+        sampler: {
+            "median_cost": median(each["cost"] for each in found),
+            "median_cpu_cost": median(each["cpu_cost"] for each in found),
+            "pairs": found,
+        }
+        for sampler, found in pairs.items()
+    }
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    arguments.output.write_text(json.dumps({**how, "samplers": results}, indent=1) + "\n")
+    return int(any(each["median_cost"] > 0.03 for each in results.values()))
 
 
 if __name__ == "__main__":
