@@ -67,7 +67,8 @@ def decode_into(entry: Any, frame: Any, target: torch.Tensor) -> None:
     """
     expected = describe(target)
     raw = raw_bytes(target)
-    if entry[:3] != [expected[0], list(expected[1]), list(expected[2])] or len(frame) != len(raw):
+    alike = [expected[0], list(expected[1]), list(expected[2])]
+    if not isinstance(entry, list) or entry[:3] != alike or len(frame) != len(raw):
         raise TransportError(f"tensor header {entry!r:.200} does not fit {expected!r:.200}")
     if raw.device.type == "cpu":
         raw.numpy().data[:] = frame
