@@ -243,12 +243,11 @@ class StageDriver:
 
     def _admit(self, planned: Iterable[Planned]) -> None:
         for subnet, partition, priorities in planned:
-            if self._checkpointer.is_due(subnet.stream, subnet.sequence_id):
-                where = subnet.stream, subnet.sequence_id, self._checkpointer.patience
-                self._tell(CutAdmitted(time.monotonic_ns(), *where))
+            stream, y, now_ns = subnet.stream, subnet.sequence_id, time.monotonic_ns()
+            if self._checkpointer.is_due(stream, y):
+                self._tell(CutAdmitted(now_ns, stream, y, self._checkpointer.patience))
             self._idle_work.make(map(subnet.layer, partition.blocks(self._stage)))
-            who = (subnet, partition, priorities, self._is_trained)
-            self._tell(SubnetAdmitted(time.monotonic_ns(), *who))
+            self._tell(SubnetAdmitted(now_ns, subnet, partition, priorities, self._is_trained))
 
     def _tell(self, event: Event) -> None:
         """Let the controller handle an event, and what carrying its commands out leads to."""
