@@ -70,9 +70,10 @@ class Bench:
         """A run of that name."""
         path = self.work / name
         run = Run(self.space, path)
-        if path.is_dir() and run.manifest.get("status") == "complete":
-            return run
-        shutil.rmtree(path, ignore_errors=True)  # what was interrupted begins anew
+        if path.is_dir():
+            if run.manifest.get("status") == "complete":
+                return run
+            shutil.rmtree(path)  # what was interrupted begins anew
         named = self.named
         recipe = replace(named.recipe, **self._recipe)
         definition = define(

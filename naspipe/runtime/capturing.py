@@ -54,10 +54,12 @@ class Capturer:
         """
         if len(versions) == 1:
             states = _states(stored)
-            values = [*stored.parameters.values(), *chain.from_iterable(map(_values, states))]
+            values = [*stored.parameters.values()]
+            for state in states:
+                values += state.values()
             form = self._form(stored, states, values)
-            # A layer's tensors move together, but for those without dimensions.
-            if form.dtype and values[0].is_cpu and not any(form.buffers):
+            is_whole = form.dtype and not any(form.buffers)
+            if is_whole and all(value.is_cpu for value in values):
                 return LayerSnapshot(versions, (_copy(form, values, memory),), {}, {})
         return _capture_any(stored, versions, memory)
 
@@ -75,10 +77,6 @@ def _states(stored: StoredLayer) -> list[_State]:
     """What the optimizer keeps of each parameter."""
     state = {} if stored.optimizer is None else stored.optimizer.state
     return [state.get(parameter, _NO_STATE) for parameter in stored.parameters.values()]
-
-
-def _values(state: _State) -> Sequence[Any]:
-    return tuple(state.values())
 
 
 def _find_form(

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from naspipe.frontend.workloads import Named, find_workload
+from naspipe.frontend.workloads import Named
 from naspipe.streams.from_file import write_stream
 from naspipe.streams.samplers import draw_stream
+from scripts.tiny_workload import tiny_workload
 from tests.oracle import keyed_seed
 
 SEED = 0
@@ -30,7 +31,7 @@ class Work:
 
     def named(self) -> Named:
         """The space with its data, loss and recipe, at the scale tiny."""
-        return find_workload(self.space, "tiny", None, None)
+        return tiny_workload(self.space)
 
     def stream(self, named: Named) -> Sequence[Sequence[int]]:
         """One choice per choice block and step."""
