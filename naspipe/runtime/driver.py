@@ -34,7 +34,6 @@ from naspipe.core.events import (
     LayerSaved,
     StreamResumed,
     SubnetAdmitted,
-    VersionArrived,
     WriteFinished,
 )
 from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
@@ -43,6 +42,7 @@ from naspipe.core.task import Task
 from naspipe.runtime.block_compute import BlockCompute
 from naspipe.runtime.checkpointer import Checkpointer
 from naspipe.runtime.idle_work import IdleWork
+from naspipe.runtime.layer_exchange import LayerExchange
 from naspipe.runtime.messages import (
     HOLD,
     ControlMessage,
@@ -98,6 +98,7 @@ class StageDriver:
         self._controller = controller
         self._compute = compute
         self._transport = transport
+        self._layers = LayerExchange(compute, transport)
         self._norms = NormExchange(stage, compute, transport)
         self._intakes = tuple(intakes)
         self._early: list[InputMessage] = []  # for subnets that this stage was not told of yet
@@ -111,7 +112,6 @@ class StageDriver:
         self._run: deque[tuple[Task, LayerId, Version]] = deque()
         self._events: deque[Event] = deque()
         self._idle_work = IdleWork(controller, compute, self._tell)
-        self._pushed_bytes = 0
         self._room = Room(compute.free_memory)
 
     @property
@@ -125,7 +125,7 @@ class StageDriver:
     @property
     def measured(self) -> dict[str, int]:
         """Bytes handed over to other stages, and blocks computed again for want of memory."""
-        return {"pushed_bytes": self._pushed_bytes, "memory_retries": self._room.retries}
+        return {"pushed_bytes": self._layers.pushed_bytes, "memory_retries": self._room.retries}
 
     def finishing(self) -> None:
         """Say that the training is over and the layers are being written."""
@@ -213,11 +213,8 @@ class StageDriver:
                 self._admit(self._intakes[task.stream].reach(task.sequence_id))
                 self._compute.accept(task, tensors)
                 self._tell(InputArrived(time.monotonic_ns(), task, upcoming))
-            case VersionMessage(layer, version, state):
-                self._compute.placement.expect(layer)
-                self._compute.layer(layer).take_over(version, state)
-                self._compute.placement.settle(layer)
-                self._tell(VersionArrived(time.monotonic_ns(), layer, version))
+            case VersionMessage():
+                self._tell(self._layers.take(message))
             case NormsMessage():
                 self._tell(self._norms.take(message))
             case SubnetsMessage(stream, first, planned):
@@ -270,9 +267,8 @@ class StageDriver:
                 self._transport.send_input(receiver, upcoming, self._compute.output(receiver))
             case ShareNorms():
                 self._tell(self._norms.share(command))
-            case PushVersion(layer, version, stage):
-                state = self._compute.layer(layer).hand_over()
-                self._pushed_bytes += self._transport.send_version(stage, layer, version, state)
+            case PushVersion():
+                self._layers.push(command)
             case LoadLayer(layer):
                 self._compute.layer(layer)
                 self._room.having(lambda: self._compute.placement.load(layer))

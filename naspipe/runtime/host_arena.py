@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections import defaultdict
+from collections.abc import Callable
 
 import torch
 
@@ -31,7 +33,10 @@ def aligned_bytes(nbytes: int) -> torch.Tensor:
 
 
 class HostArena:
-    """Hands out host memory that stays handed out; for one thread.
+    """Hands out host memory; for one thread.
+
+    What is given back is handed out again as pieces of the same size: a stage's layers have few
+    sizes, and as many come as go.
 
     Args:
         pin: lock the memory, so that a GPU copies to and from it beside the compute. Looks for
@@ -46,12 +51,17 @@ class HostArena:
         self._limit_bytes = limit_bytes
         self._slab_bytes = slab_bytes
         self._tails: list[torch.Tensor] = []
+        self._leaving: list[tuple[torch.Tensor, Callable[[], bool]]] = []
+        self._free: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
+        self._carved_bytes = 0
+        """Of all pieces there are, free ones included."""
         self._used_bytes = 0
         self._reserved_bytes = 0
 
     @property
     def used_bytes(self) -> int:
         """Bytes handed out, each piece rounded up to :data:`ALIGNMENT`."""
+        self._take_back()
         return self._used_bytes
 
     @property
@@ -62,16 +72,48 @@ class HostArena:
     def allocate(self, nbytes: int) -> torch.Tensor:
         """A uint8 tensor of ``nbytes``, from the oldest slab that has room; its bytes are any.
 
+        A piece of that size that was given back goes first.
+
         Raises:
             HostMemoryError: beyond the limit, or when the machine has no more.
         """
         size = round_up(nbytes)
-        if self._limit_bytes is not None and self._used_bytes + size > self._limit_bytes:
+        self._take_back()
+        if free := self._free[size]:
+            self._used_bytes += size
+            return free.pop()[:nbytes]
+        if self._limit_bytes is not None and self._carved_bytes + size > self._limit_bytes:
             raise HostMemoryError(
                 f"host memory for layers: the limit is {self._limit_bytes} bytes, "
-                f"{self._used_bytes} are used and {size} more are needed; raise the limit, or "
+                f"{self._carved_bytes} are used and {size} more are needed; raise the limit, or "
                 f"choose a smaller scale or an optimizer with less state"
             )
+        piece = self._carve(size)
+        self._used_bytes += size
+        self._carved_bytes += size
+        return piece[:nbytes]
+
+    def give_back(self, piece: torch.Tensor, is_free: Callable[[], bool]) -> None:
+        """Let a piece be handed out again, as soon as nobody else uses its bytes either.
+
+        Args:
+            piece: what :meth:`allocate` returned.
+            is_free: asked before every piece that is handed out, until it is true.
+        """
+        whole = piece.as_strided((round_up(piece.numel()),), (1,))
+        self._leaving.append((whole, is_free))
+
+    def _take_back(self) -> None:
+        leaving, self._leaving = self._leaving, []
+        for piece, is_free in leaving:
+            if is_free():
+                self._free[piece.numel()].append(piece)
+                self._used_bytes -= piece.numel()
+            else:
+                self._leaving.append((piece, is_free))
+
+    def _carve(self, size: int) -> torch.Tensor:
+        """A piece that nobody had before."""
         if size == 0:
             return torch.empty(0, dtype=torch.uint8)
         index = next((i for i, tail in enumerate(self._tails) if tail.numel() >= size), None)
@@ -83,13 +125,12 @@ class HostArena:
             del self._tails[index]
         else:
             self._tails[index] = tail[size:]
-        self._used_bytes += size
-        return tail[:nbytes]
+        return tail[:size]
 
     def _new_slab(self, size: int) -> torch.Tensor:
         wanted = self._slab_bytes
         if self._limit_bytes is not None:
-            wanted = min(wanted, self._limit_bytes - self._used_bytes)
+            wanted = min(wanted, self._limit_bytes - self._carved_bytes)
         wanted = round_up(max(wanted, size))
         slab = self._pinned(wanted) if self._pin else None
         if slab is None:
@@ -116,6 +157,6 @@ class HostArena:
         self._pin = False
         warnings.warn(
             f"host memory for layers is not pinned: {problem}; copies to the device take longer",
-            stacklevel=4,
+            stacklevel=5,
         )
         return None

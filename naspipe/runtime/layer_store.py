@@ -156,7 +156,7 @@ class StoredLayer:
     def hand_over(self) -> list[tuple[str, Any]]:
         """Every tensor and value of the newest version, for the stage that takes it over.
 
-        Their memory does not change before the layer comes back, so it need not be copied.
+        Their memory does not change before it is sent, so it need not be copied.
         """
         self.is_here = False
         return list(self.tensors())

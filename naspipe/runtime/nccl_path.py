@@ -26,7 +26,7 @@ from naspipe.core.ids import LayerId, StageId, Version
 from naspipe.core.task import Task
 from naspipe.runtime.messages import Announcement, InputMessage, Message, NormsMessage
 from naspipe.runtime.tensor_codec import blank, raw_bytes
-from naspipe.runtime.transport import ZmqTransport
+from naspipe.runtime.transport import Sending, ZmqTransport
 
 BACKEND = "nccl"
 
@@ -66,7 +66,7 @@ class NcclTransport:
 
     def send_version(
         self, stage: StageId, layer: LayerId, version: Version, state: Sequence[tuple[str, Any]]
-    ) -> int:
+    ) -> Sending:
         """See :class:`naspipe.runtime.transport.Transport`."""
         return self._inner.send_version(stage, layer, version, state)
 

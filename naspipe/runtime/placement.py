@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Self
 
@@ -71,6 +71,9 @@ class Placement:
         """A layer was made in host memory."""
         if self.torch_device.type != "cpu":
             stored.module.to(self.torch_device)
+
+    def leave(self, layer: LayerId, is_sent: Callable[[], bool]) -> None:
+        """A layer is handed over to another stage: its memory is free as soon as it is sent."""
 
     def expect(self, layer: LayerId) -> None:
         """A layer is about to be handed over by another stage."""
@@ -152,6 +155,10 @@ class SwappedPlacement(Placement):
         """See :class:`Placement`. Raises HostMemoryError when host memory has no room left."""
         self._memories[layer] = LayerMemory(stored, self._sizes, self._arena)
 
+    def leave(self, layer: LayerId, is_sent: Callable[[], bool]) -> None:
+        """See :class:`Placement`."""
+        self._arena.give_back(self._memories[layer].leave(), is_sent)
+
     def expect(self, layer: LayerId) -> None:
         """See :class:`Placement`. Raises InvariantError when a stale copy is on the device."""
         if self._swapper.holds(layer):
@@ -159,6 +166,7 @@ class SwappedPlacement(Placement):
                 f"layer {layer}: its newest version came from another stage, but an older one is "
                 f"on the device"
             )
+        self._memories[layer].come_back(self._arena)
 
     def settle(self, layer: LayerId) -> None:
         """See :class:`Placement`."""

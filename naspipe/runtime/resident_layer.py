@@ -21,6 +21,8 @@ from naspipe.runtime.layer_layout import (
     trained_parameters,
 )
 
+_NOWHERE = torch.empty(0, dtype=torch.uint8)
+
 
 class LayerMemory:
     """A layer's parameters, buffers and optimizer state as views of one blob.
@@ -64,7 +66,7 @@ class LayerMemory:
 
     @property
     def host(self) -> torch.Tensor:
-        """The layer's host memory, the same for good."""
+        """The layer's host memory, the same until it leaves; empty while it is away."""
         return self._host
 
     def to_device(self, blob: torch.Tensor) -> None:
@@ -82,6 +84,21 @@ class LayerMemory:
             InvariantError: when a tensor lies outside of the device memory, so was not saved.
         """
         self._rebind(self._host)
+
+    def leave(self) -> torch.Tensor:
+        """Give up the host memory, in which the layer is: another stage takes it over.
+
+        Its tensors are not to be touched until :meth:`come_back`.
+        """
+        host, self._host = self._host, _NOWHERE
+        return host
+
+    def come_back(self, arena: HostArena) -> None:
+        """Have host memory again, if the layer was away; the bytes of its tensors are any."""
+        if self._host is _NOWHERE:
+            self._host = arena.allocate(self._size)
+            self._blob = Blob(self._host)
+            _bind(self._slots, self._blob)
 
     def adopt_state(self) -> None:
         """Move in what was made outside of the blob: to be called after a WRITE, before a save.

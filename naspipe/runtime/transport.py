@@ -9,9 +9,9 @@ the library.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 import zmq
@@ -41,6 +41,14 @@ MAX_FRAME_BYTES = 1 << 30
 _LINGER_MS = 10_000
 
 
+class Sending(NamedTuple):
+    """A layer on its way."""
+
+    nbytes: int
+    is_over: Callable[[], bool]
+    """Whether its tensors' memory is needed no more."""
+
+
 class Transport(Protocol):
     """How a stage hands tensors to another one; a context manager."""
 
@@ -59,8 +67,8 @@ class Transport(Protocol):
 
     def send_version(
         self, stage: StageId, layer: LayerId, version: Version, state: Sequence[tuple[str, Any]]
-    ) -> int:
-        """Start handing a layer over; returns the bytes. Its tensors must not change meanwhile."""
+    ) -> Sending:
+        """Start handing a layer over; its tensors must not change until it is sent."""
         ...
 
     def send_norms(self, stage: StageId, message: NormsMessage) -> None:
@@ -101,7 +109,7 @@ class NoTransport:
 
     def send_version(
         self, stage: StageId, layer: LayerId, version: Version, state: Sequence[tuple[str, Any]]
-    ) -> int:
+    ) -> Sending:
         """Never right on one stage."""
         raise TransportError(f"layer {layer}: there is only one stage")
 
@@ -154,7 +162,7 @@ def _limit(endpoint: zmq.Socket[Any]) -> None:
     endpoint.setsockopt(zmq.LINGER, _LINGER_MS)
 
 
-def _nbytes(frame: bytes | memoryview) -> int:
+def _nbytes(frame: bytes | memoryview | zmq.Frame) -> int:
     return frame.nbytes if isinstance(frame, memoryview) else len(frame)
 
 
@@ -213,11 +221,13 @@ class ZmqTransport:
 
     def send_version(
         self, stage: StageId, layer: LayerId, version: Version, state: Sequence[tuple[str, Any]]
-    ) -> int:
+    ) -> Sending:
         """See :class:`Transport`."""
         frames = version_frames(layer, version, state, self._staging)
-        self._send(stage, frames)
-        return sum(map(len, frames))
+        tracked = [zmq.Frame(frame, track=True) for frame in frames]
+        self._send(stage, tracked)
+        tracker = zmq.MessageTracker(*tracked)
+        return Sending(sum(map(len, frames)), lambda: tracker.done)
 
     def send_norms(self, stage: StageId, message: NormsMessage) -> None:
         """See :class:`Transport`."""

@@ -69,3 +69,21 @@ def test_a_lagging_layer_that_would_move_is_refused(tmp_path):
     space = npp.Space("middle", [block, block, middle, block, block, head])
     with pytest.raises(Exception, match="stays on stage"):
         check(tmp_path, space, spaces.vectors, nn.CrossEntropyLoss(), stages=(2,), steps=30)
+
+
+@pytest.mark.usefixtures("moving")
+@pytest.mark.parametrize("width", [24, 160], ids=["copied", "sent from its own memory"])
+def test_a_layer_takes_host_memory_on_one_stage_only(tmp_path, width):
+    """ZeroMQ copies small tensors at once; larger ones are sent from where the layer was."""
+    block = npp.Block([lambda: nn.Linear(width, width) for _ in range(3)])
+    stem = npp.Shared("stem", lambda: nn.Linear(16, width), rule=npp.Lag(3))
+    head = npp.Shared("head", lambda: nn.Linear(width, 10))
+    space = npp.Space("plain", [stem, *[block] * 6, head])
+    (run,) = check(
+        tmp_path, space, spaces.vectors, nn.CrossEntropyLoss(), stages=(2,), steps=60,
+        options=MOMENTUM, execution={"memory_budget": "1.5x", "recompute": True},
+    )  # fmt: skip
+    inner = 2 * 4 * (width * width + width)
+    outer = 2 * 4 * (17 * width + (width + 1) * 10)
+    found = sum(stage["host_bytes"] for stage in run.manifest["measured"]["stages"])
+    assert found <= 18 * inner + outer + 22 * 2048, "parameters, momentum, and their alignment"

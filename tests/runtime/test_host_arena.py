@@ -41,6 +41,47 @@ def test_slabs_are_filled_before_another_is_taken():
     assert big.untyped_storage().data_ptr() != first.untyped_storage().data_ptr()
 
 
+STEPS = st.one_of(
+    st.tuples(st.just("allocate"), st.sampled_from([0, 500, 512, 1024, SLAB + 1])),
+    st.tuples(st.just("give back"), st.integers(0, 99)),
+    st.tuples(st.just("sent"), st.integers(0, 99)),
+)
+
+
+@given(st.lists(STEPS, max_size=40))
+def test_what_is_given_back_is_not_handed_out_before_it_is_free(steps):
+    arena = HostArena(pin=False, limit_bytes=None, slab_bytes=SLAB)
+    used, sending = [], []
+
+    def mark(piece, number):
+        piece.fill_(number)
+        return piece, number, [False]
+
+    for number, (what, value) in enumerate(steps):
+        if what == "allocate":
+            used.append(mark(arena.allocate(value), number))
+        elif what == "give back" and used:
+            sending.append(used.pop(value % len(used)))
+            piece, _, is_sent = sending[-1]
+            arena.give_back(piece, lambda is_sent=is_sent: is_sent[0])
+        elif what == "sent" and sending:
+            sending.pop(value % len(sending))[2][0] = True
+        for piece, marked, _ in used + sending:
+            assert bool((piece == marked).all())
+
+
+def test_memory_that_comes_and_goes_stays_the_same():
+    arena = HostArena(pin=False, limit_bytes=3 * 1024, slab_bytes=SLAB)
+    kept = arena.allocate(1024)
+    for _ in range(50):
+        piece = arena.allocate(1000)
+        arena.give_back(piece, lambda: True)
+    assert arena.reserved_bytes == 3 * 1024
+    first = arena.allocate(1024)
+    assert first.data_ptr() == piece.data_ptr() != kept.data_ptr()
+    assert arena.used_bytes == 2048
+
+
 def test_nothing_takes_nothing():
     arena = HostArena(pin=False, limit_bytes=0)
     assert arena.allocate(0).numel() == 0

@@ -10,7 +10,12 @@ from torch import nn
 
 from naspipe.core.config import Recipe
 from naspipe.core.errors import ConfigError, InvariantError
+from naspipe.core.ids import FIRST_STREAM, LayerId, Version
 from naspipe.runtime.device import EmulatedDevice
+from naspipe.runtime.host_arena import HostArena
+from naspipe.runtime.layer_layout import StateSizes
+from naspipe.runtime.messages import read_message, version_frames
+from naspipe.runtime.resident_layer import LayerMemory
 from tests.oracle import bits
 from tests.runtime.swapped_layers import (
     MODULES,
@@ -44,6 +49,34 @@ def test_moves_between_steps_change_no_bit(name, optimizer, moves):
             memory.adopt_state()
             number += 1
         assert contents(layer) == contents(twin)
+
+
+@pytest.mark.parametrize("optimizer", list(RECIPES))
+@pytest.mark.parametrize("name", [name for name in MODULES if name != "no-parameters"])
+def test_a_layer_that_was_away_is_what_came_back(name, optimizer):
+    """Its memory is another layer's meanwhile; what the other stage made of it comes back."""
+    recipe = RECIPES[optimizer]
+    layer, elsewhere = make_layer(name, recipe), make_layer(name, recipe)
+    arena = HostArena(pin=False, limit_bytes=None)
+    memory = LayerMemory(layer, StateSizes(recipe), arena)
+    for number in range(2):
+        step(layer, number)
+        step(elsewhere, number)
+        memory.adopt_state()
+    layer.hand_over()
+    arena.give_back(memory.leave(), lambda: True)
+    other = arena.allocate(memory.state_bytes).fill_(0xFF)
+    step(elsewhere, 2)
+    memory.come_back(arena)
+    message = version_frames(LayerId(FIRST_STREAM, 0, 0), Version(2), elsewhere.hand_over())
+    header, *frames = map(bytes, message)
+    layer.take_over(Version(2), read_message(header, frames).state)
+    memory.adopt_state()
+    assert contents(layer) == contents(elsewhere)
+    assert bits(step(layer, 3)) == bits(step(elsewhere, 3))
+    memory.adopt_state()
+    assert contents(layer) == contents(elsewhere)
+    assert bool((other == 0xFF).all())
 
 
 @pytest.mark.parametrize("optimizer", list(RECIPES))
