@@ -76,9 +76,12 @@ class Watch:
         return self._losses.read_bytes().count(b"\n") if self._losses.exists() else 0
 
 
-def judge(samples: Sequence[tuple[float, int, Taken]], warm_up: int) -> dict[str, Any]:
-    """Growth after the warm-up: medians of the first and the last fifth of what is left."""
-    warm = [(step, each) for _, step, each in samples if step >= warm_up]
+def judge(samples: Sequence[tuple[float, int, Taken]], warm_up: int, steps: int) -> dict[str, Any]:
+    """Growth after the warm-up: medians of the first and the last fifth of what is left.
+
+    Behind the last step the layers are being written, which is left out.
+    """
+    warm = [(step, each) for _, step, each in samples if warm_up <= step < steps]
     part = max(1, len(warm) // 5)
     before, after = (
         {key: statistics.median(getattr(each, key) for _, each in rows) for key in Taken._fields}
@@ -152,7 +155,7 @@ def measure(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
         "environment": describe_environment(),
         "steps_per_second": measured["steps_per_second"], "hit_rate": measured["hit_rate"],
         "host_bytes": [stage.get("host_bytes") for stage in measured["stages"]],
-        "processes": {name: judge(rows, warm_up) for name, rows in watch.samples.items()},
+        "processes": {name: judge(rows, warm_up, arguments.steps) for name, rows in watch.samples.items()},
         "columns": ["seconds", "subnets", *Taken._fields],
         "samples": {
             name: [[round(seconds, 2), step, *each] for seconds, step, each in rows]
