@@ -155,7 +155,9 @@ def measure(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
         "environment": describe_environment(),
         "steps_per_second": measured["steps_per_second"], "hit_rate": measured["hit_rate"],
         "host_bytes": [stage.get("host_bytes") for stage in measured["stages"]],
-        "processes": {name: judge(rows, warm_up, arguments.steps) for name, rows in watch.samples.items()},
+        "processes": {
+            name: judge(rows, warm_up, arguments.steps) for name, rows in watch.samples.items()
+        },
         "columns": ["seconds", "subnets", *Taken._fields],
         "samples": {
             name: [[round(seconds, 2), step, *each] for seconds, step, each in rows]

@@ -32,24 +32,29 @@ def rows(*, growth_bytes=0, threads=3, files=20, steps=1000):
 
 
 def test_what_stays_is_flat():
-    found = judge(rows(), 200)
+    found = judge(rows(), 200, 1000)
     assert found["is_flat"] and found["rss_growth_bytes"] == 0
     assert (found["threads"], found["descriptors"]) == ([3], [20])
 
 
 def test_growth_before_the_warm_up_ends_does_not_count():
-    assert judge([(0, step, Taken(MIB * min(step, 300), 0, 3, 20)) for step in range(900)], 300)[
-        "is_flat"
-    ]
+    samples = [(0, step, Taken(MIB * min(step, 300), 0, 3, 20)) for step in range(900)]
+    assert judge(samples, 300, 900)["is_flat"]
+
+
+def test_the_writing_of_layers_at_the_end_does_not_count():
+    samples = [*rows(), (200, 1000, Taken(300 * MIB, 50 * MIB, 3, 25))]
+    assert judge(samples, 200, 1000)["is_flat"]
+    assert not judge(samples, 200, 1001)["is_flat"]
 
 
 @pytest.mark.parametrize("more", [{"growth_bytes": 5 * MIB}, {"threads": 4}, {"files": 21}])
 def test_what_grows_is_not(more):
-    assert not judge(rows(**more), 200)["is_flat"]
+    assert not judge(rows(**more), 200, 1000)["is_flat"]
 
 
 def test_the_slope_is_by_subnets():
-    found = judge(rows(growth_bytes=8 * MIB), 200)
+    found = judge(rows(growth_bytes=8 * MIB), 200, 1000)
     assert found["rss_growth_bytes_per_1000_subnets"] == pytest.approx(10 * MIB, rel=0.05)
 
 
