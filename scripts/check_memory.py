@@ -28,12 +28,11 @@ from rich.console import Console  # noqa: E402
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn  # noqa: E402
 
 import naspipe  # noqa: E402
-import search_spaces  # noqa: E402
 from naspipe.core.errors import NaspipeError, reason  # noqa: E402
-from naspipe.data.registry import open_data  # noqa: E402
 from naspipe.runtime.environment import describe_environment  # noqa: E402
 from naspipe.streams.samplers import draw_stream  # noqa: E402
 from naspipe.trace.files import write_json  # noqa: E402
+from scripts.tiny_workload import tiny_workload  # noqa: E402
 from tests.equivalence.first_difference import first_difference, recorded  # noqa: E402
 from tests.equivalence.harness import oracle_of  # noqa: E402
 
@@ -120,10 +119,8 @@ class Bench:
     """One space and optimizer: its data, and the plain loop's result, trained when first needed."""
 
     def __init__(self, name: str, optimizer: str, steps: int) -> None:
-        defaults = search_spaces.defaults(name, "tiny")
-        self._data = open_data(defaults.data, **BATCHES[name])
-        self._space = search_spaces.build(name, "tiny", self._data.info)
-        self._loss = defaults.loss()
+        named = tiny_workload(name, BATCHES[name])
+        self._space, self._data, self._loss = named.space, named.data, named.loss
         self._optimizer, self._steps = optimizer, steps
         self._lr, self._options = OPTIMIZERS[optimizer]
         self._expected = self._plain_loop()
