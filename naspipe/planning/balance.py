@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections import deque
 from collections.abc import Mapping, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from naspipe.core.errors import ConfigError, InvariantError
 from naspipe.core.partition import Partition, make_partition
@@ -18,11 +19,12 @@ def balanced_partition(
     homes: Mapping[int, int] | None = None,
     preferred: Partition | None = None,
     slack: float = 0.0,
+    backlog: Sequence[float] = (),
 ) -> Partition:
     """Cut a chain of block costs into contiguous stages so that the dearest stage is cheapest.
 
-    Dynamic programming over cuts, O(stages * blocks). Of equally good cuts the one with the
-    earliest last bound is taken, then the earliest last but one.
+    Dynamic programming over cuts, O(stages * blocks ** 2) in whole arrays. Of equally good cuts
+    the one with the earliest last bound is taken, then the earliest last but one.
 
     Args:
         costs: of each block of the chain, 0 or more, in any unit.
@@ -32,6 +34,8 @@ def balanced_partition(
             of its cuts, among those whose peak is at most ``1 + slack`` times the least one;
             of equally near ones that with the earliest cuts.
         slack: what part of the least peak may be given up to be near ``preferred``.
+        backlog: what each stage has to do already, in the unit of ``costs``, or less than 0 for
+            time to spare; none by default. It counts as part of the stage's cost.
 
     Raises:
         ConfigError: when there are more stages than blocks, or no partition has these homes.
@@ -42,12 +46,13 @@ def balanced_partition(
             f"{num_stages} stages for {num_blocks} blocks: expected at most one stage per block; "
             f"choose --stages {num_blocks} or less"
         )
-    sums = [0, *accumulate(costs)]
     spans = _cut_spans(num_blocks, num_stages, homes or {})
-    peak, cuts = _least_peak(sums, spans)
+    stages = _stage_costs(costs, spans, backlog or (0,) * num_stages)
+    peak, cuts = _least_peak(stages, spans)
     if preferred is not None:
         _check_preference(preferred, slack, spans)
-        cuts = _nearest(sums, spans, peak * (1 + slack) if slack else peak, preferred.bounds)
+        limit = max(peak, peak * (1 + slack)) if slack else peak
+        cuts = _nearest(stages, spans, limit, preferred.bounds)
     return make_partition((0, *cuts, num_blocks))
 
 
@@ -59,6 +64,9 @@ def _check_preference(preferred: Partition, slack: float, spans: Sequence[_Span]
         )
     if slack < 0:
         raise InvariantError(f"slack of a partition: expected 0 or more, found {slack}")
+
+
+_Costs = npt.NDArray[np.float64]
 
 
 class _Span(NamedTuple):
@@ -98,111 +106,48 @@ def _impossible(homes: Mapping[int, int], num_blocks: int, num_stages: int) -> C
     )
 
 
-def _least_peak(sums: Sequence[float], spans: Sequence[_Span]) -> tuple[float, list[int]]:
-    """The least peak, and the cuts between stages that have it.
+def _stage_costs(
+    costs: Sequence[float], spans: Sequence[_Span], backlog: Sequence[float]
+) -> list[_Costs]:
+    """For each stage, what it costs from each place of its start's span to each of its stop's."""
+    sums = np.array([0, *accumulate(costs)], dtype=np.float64)  # exact for integers up to 2 ** 53
+    places = np.arange(len(sums))
+    whole = np.where(places[:, None] < places, sums - sums[:, None], np.inf)
+    return [
+        whole[start.first : start.last + 1, stop.first : stop.last + 1] + before
+        for start, stop, before in zip(spans, spans[1:], backlog, strict=False)
+    ]
 
-    ``peaks[stop]`` of the blocks before ``stop`` rises with ``stop``, and what is left for one
-    more stage falls: the best cut is where they cross, and moves only forwards.
-    """
-    first_equal = _first_equal(sums)
-    peaks = [sums[stop] for stop in range(spans[1].first, spans[1].last + 1)]
-    chosen: list[list[int]] = []
-    for before, span in pairwise(spans[1:]):
-        row: list[float] = []
-        starts: list[int] = []
-        start, offset = before.first, before.first
-        for stop in range(span.first, span.last + 1):
-            end, upper = sums[stop], min(before.last, stop - 1)
-            while start < upper and peaks[start - offset] < end - sums[start]:
-                start += 1
-            best, peak = start, max(peaks[start - offset], end - sums[start])
-            if start > offset and end - sums[start - 1] <= peak:
-                best, peak = max(offset, first_equal[start - 1]), end - sums[start - 1]
-            row.append(peak)
-            starts.append(best)
-        peaks = row
-        chosen.append(starts)
+
+def _least_peak(stages: Sequence[_Costs], spans: Sequence[_Span]) -> tuple[float, list[int]]:
+    """The least peak, and the cuts between stages that have it."""
+    peaks = stages[0][0]
+    chosen = []
+    for cost in stages[1:]:
+        ways = np.maximum(peaks[:, None], cost)
+        chosen.append(ways.argmin(axis=0))
+        peaks = ways.min(axis=0)
     cuts: list[int] = []
-    stop = spans[-1].last
-    for starts, span in zip(reversed(chosen), reversed(spans), strict=False):
-        stop = starts[stop - span.first]
-        cuts.append(stop)
-    return peaks[-1], cuts[::-1]
-
-
-def _first_equal(sums: Sequence[float]) -> list[int]:
-    """For each place, the first one with the same sum: blocks that cost nothing lie between."""
-    places: list[int] = []
-    for place, total in enumerate(sums):
-        places.append(places[-1] if place and sums[place - 1] == total else place)
-    return places
+    place = 0
+    for starts, span in zip(reversed(chosen), spans[-2::-1], strict=False):
+        place = int(starts[place])
+        cuts.append(span.first + place)
+    return float(peaks[0]), cuts[::-1]
 
 
 def _nearest(
-    sums: Sequence[float], spans: Sequence[_Span], limit: float, preferred: Sequence[int]
+    stages: Sequence[_Costs], spans: Sequence[_Span], limit: float, preferred: Sequence[int]
 ) -> list[int]:
     """The cuts nearest to the preferred ones, of those that keep every stage within the limit."""
-    spans = _within(sums, spans, limit)
-    if len(spans) < 3:
-        return []
-    span = spans[-2]
-    distances = [abs(place - preferred[-2]) for place in range(span.first, span.last + 1)]
-    followers: list[list[int]] = []
-    for cut in range(len(spans) - 3, 0, -1):
-        ahead, follower = _ahead(sums, limit, spans[cut], spans[cut + 1], distances)
-        distances = [
-            abs(place - preferred[cut]) + rest for place, rest in enumerate(ahead, spans[cut].first)
-        ]
-        followers.append(follower)
-    cuts = [spans[1].first + distances.index(min(distances))]
-    for follower, span in zip(reversed(followers), spans[1:], strict=False):
-        cuts.append(follower[cuts[-1] - span.first])
+    distances = np.zeros(1)
+    followers = []
+    for cost, span, wanted in zip(reversed(stages), spans[-2::-1], preferred[-2::-1], strict=True):
+        ways = np.where(cost <= limit, distances, np.inf)
+        followers.append(ways.argmin(axis=1))
+        distances = np.abs(np.arange(span.first, span.last + 1) - wanted) + ways.min(axis=1)
+    cuts: list[int] = []
+    place = 0
+    for follower, span in zip(reversed(followers), spans[1:-1], strict=False):
+        place = int(follower[place])
+        cuts.append(span.first + place)
     return cuts
-
-
-def _within(sums: Sequence[float], spans: Sequence[_Span], limit: float) -> list[_Span]:
-    """The spans less the places that no partition within the limit has."""
-    lasts = [0]
-    for span in spans[1:]:
-        lasts.append(min(span.last, _latest_stop(sums, lasts[-1], limit)))
-    firsts = [len(sums) - 1]
-    for span in spans[-2::-1]:
-        firsts.append(max(span.first, _earliest_start(sums, firsts[-1], limit)))
-    return [_Span(*ends) for ends in zip(reversed(firsts), lasts, strict=True)]
-
-
-def _latest_stop(sums: Sequence[float], start: int, limit: float) -> int:
-    """How far a stage from ``start`` reaches within the limit."""
-    before = sums[start]
-    return bisect_right(sums, limit, key=lambda total: total - before) - 1
-
-
-def _earliest_start(sums: Sequence[float], stop: int, limit: float) -> int:
-    """From where a stage up to ``stop`` is within the limit."""
-    end = sums[stop]
-    return bisect_left(sums, -limit, key=lambda total: total - end)
-
-
-def _ahead(
-    sums: Sequence[float], limit: float, span: _Span, following: _Span, distances: Sequence[int]
-) -> tuple[list[int], list[int]]:
-    """For each place of a cut, the least distance of the following cuts, and the next of them.
-
-    The following cut's places within reach are a window that moves with this cut, so a queue
-    of those that may still be the nearest gives each minimum in constant time.
-    """
-    window: deque[int] = deque()
-    ahead: list[int] = []
-    follower: list[int] = []
-    origin, entering = following.first, following.last
-    for place in range(span.last, span.first - 1, -1):
-        while entering >= max(place + 1, origin):
-            while window and distances[window[0] - origin] >= distances[entering - origin]:
-                window.popleft()
-            window.appendleft(entering)
-            entering -= 1
-        while sums[window[-1]] - sums[place] > limit:
-            window.pop()
-        ahead.append(distances[window[-1] - origin])
-        follower.append(window[-1])
-    return ahead[::-1], follower[::-1]

@@ -27,12 +27,22 @@ GRAIN = 0.3
 4 with the costs of Table 5: about 0.005 to 0.01 less bubble under uniform sampling at 2 and 4
 stages, 0.003 more at 8."""
 
+STREAMS_GRAIN = 0.1
+"""The same for several streams, which share the bubbles evenly only if small differences count."""
+
+LAG_KEPT = 0.9
+"""How much of what is thought of a stream's lag stays from round to round."""
+
 ROUND = 16
 """Subnets whose priorities are worked out together where not all of the stream is known."""
 
 
 def rolling_priorities(
-    subnets: Sequence[Subnet], rules: Sequence[Rule], costs: CostTable, known: int
+    subnets: Sequence[Subnet],
+    rules: Sequence[Rule],
+    costs: CostTable,
+    known: int,
+    usual: Sequence[float] = (),
 ) -> list[Priorities]:
     """As :func:`critical_path_priorities`, when only the next subnets are known at each.
 
@@ -42,14 +52,21 @@ def rolling_priorities(
         costs: of every layer.
         known: how many subnets, its own included, a subnet's priorities may look at; the rounds
             look at fewer from all but their first, so 2 * ROUND or more are advisable.
+        usual: for each subnet, the longest chain up to its end in the mean of all streams that
+            share the stages; a stream whose chain grows faster has more left to do, and goes first.
     """
     lengths = chain_lengths(subnets, rules, costs)
     result: list[Priorities] = []
+    lag = 0.0
     step = max(1, min(ROUND, known))
     for first in range(0, len(subnets), step):
         horizon = min(first + known, len(subnets))
         levels = critical_path_priorities(subnets[first:horizon], rules, costs)
         end = lengths[horizon - 1]
+        if usual:
+            now = end - usual[min(horizon, len(usual)) - 1]
+            lag = LAG_KEPT * lag + (1 - LAG_KEPT) * now
+            end -= int(lag)
         result += [
             Priorities(*(tuple(level - end for level in row) for row in priorities))
             for priorities in levels[:step]

@@ -18,9 +18,11 @@ from naspipe.core.rules import Rule
 from naspipe.core.space import Shared, Space
 from naspipe.core.steps import ONE_PASS, Steps
 from naspipe.core.subnet import Subnet
+from naspipe.planning.causal_bound import chain_lengths
 from naspipe.planning.cost import CostTable
 from naspipe.planning.critical_path import (
     GRAIN,
+    STREAMS_GRAIN,
     coarsened,
     critical_path_priorities,
     rolling_priorities,
@@ -160,27 +162,41 @@ def by_critical_path(plan: Plan, pipeline: Pipeline, known: int | None = None) -
         pipeline: streams with costs.
         known: how many of the next subnets a subnet's priorities may look at; None for all.
     """
+    is_alone = len(pipeline.streams) == 1
+    grain = GRAIN if is_alone else STREAMS_GRAIN
+    usual = [] if is_alone or known is None else _mean_lengths(pipeline.streams)
     streams = tuple(
-        replace(cut, priorities=tuple(_priorities(stream, known)))
+        replace(cut, priorities=tuple(_priorities(stream, grain, known, usual)))
         for cut, stream in zip(plan.streams, pipeline.streams, strict=True)
     )
     return replace(plan, order="critical-path", streams=streams)
 
 
-def _priorities(stream: Stream, known: int | None) -> list[Priorities]:
+def _mean_lengths(streams: Sequence[Stream]) -> list[float]:
+    lengths = (chain_lengths(each.subnets, each.chain.rules, _costs(each)) for each in streams)
+    return [sum(each) / len(each) for each in zip(*lengths, strict=False)]
+
+
+def _costs(stream: Stream) -> CostTable:
     if stream.costs is None:
         raise ConfigError("order critical-path: expected layers of known costs, found none")
-    subnets, rules, costs = stream.subnets, stream.chain.rules, stream.costs
+    return stream.costs
+
+
+def _priorities(
+    stream: Stream, grain: float, known: int | None, usual: Sequence[float]
+) -> list[Priorities]:
+    subnets, rules, costs = stream.subnets, stream.chain.rules, _costs(stream)
     if known is None:
         levels = critical_path_priorities(subnets, rules, costs)
     else:
-        levels = rolling_priorities(subnets, rules, costs, known)
+        levels = rolling_priorities(subnets, rules, costs, known, usual)
     work_ns = sum(
         costs.of(block, candidate).total_ns
         for subnet in subnets
         for block, candidate in enumerate(subnet.chain)
     )
-    return coarsened(levels, max(1, int(GRAIN * work_ns / len(subnets))))
+    return coarsened(levels, max(1, int(grain * work_ns / len(subnets))))
 
 
 def _partitioner(stream: Stream, execution: Execution) -> Callable[[Subnet], Partition]:

@@ -11,6 +11,7 @@ from naspipe.core.events import Priorities
 from naspipe.core.rules import Exact, Frozen, Lag
 from naspipe.core.subnet import Subnet
 from naspipe.core.task import Task, TaskKind
+from naspipe.planning.causal_bound import chain_lengths
 from naspipe.planning.cost import CostTable, LayerCost
 from naspipe.planning.critical_path import (
     ROUND,
@@ -133,6 +134,26 @@ def test_rounds_are_comparable():
     rolling = rolling_priorities(subnets, rules, costs, 20)
     firsts = [priorities.forward[0] for priorities in rolling]
     assert firsts == [-95 * y for y in range(60)]
+
+
+def test_a_stream_that_lags_goes_first():
+    """The longer its chain is than that of all streams in the mean, the more it has left to do."""
+    rules = [Exact()] * 3
+    subnets = [Subnet(0, y, (0, 0, 0)) for y in range(200)]
+    costs = CostTable({(b, 0): LayerCost(10, 20, 5) for b in range(3)})
+    lengths = chain_lengths(subnets, rules, costs)
+    alone = rolling_priorities(subnets, rules, costs, 20)
+    assert rolling_priorities(subnets, rules, costs, 20, lengths) == alone
+    gains = [
+        one.forward[0] - other.forward[0]
+        for one, other in zip(
+            rolling_priorities(subnets, rules, costs, 20, [each / 2 for each in lengths]),
+            alone, strict=True,
+        )
+    ]  # fmt: skip
+    assert gains == sorted(gains) and 0 < gains[0] < gains[-1] < lengths[-1] / 2
+    shorter = [each / 2 for each in lengths[:100]]
+    assert rolling_priorities(subnets, rules, costs, 20, shorter)[:80] != alone[:80]
 
 
 def test_near_priorities_are_left_to_the_papers_order():
