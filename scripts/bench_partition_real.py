@@ -17,6 +17,7 @@ sys.path.insert(0, str(ROOT))
 
 from scripts.paper.common import Headline, Result, keep, real_run, show  # noqa: E402
 from scripts.paper.summary import write_summary  # noqa: E402
+from scripts.tiny_workload import tiny_workload  # noqa: E402
 
 STAGES = 2
 KINDS = ("static", "balanced")
@@ -35,6 +36,7 @@ def parse() -> argparse.Namespace:
 
 def rows_of(space: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Both kinds in one space; speeds in the order of the repetitions."""
+    tiny_workload(space)  # its data is prepared
     found: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
     for _ in range(arguments.repetitions):
         for kind in KINDS:
