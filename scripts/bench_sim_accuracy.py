@@ -27,6 +27,7 @@ from naspipe.runtime.launcher import profile_apart  # noqa: E402
 from naspipe.runtime.profile_cache import ProfileCache  # noqa: E402
 from naspipe.sim.costs import TableCosts  # noqa: E402
 from naspipe.trace.compare import RecordedRun  # noqa: E402
+from scripts.tiny_workload import tiny_workload  # noqa: E402
 
 TARGET = 0.05
 """The most that the bubbles may differ."""
@@ -35,6 +36,7 @@ PROFILE_SECONDS = 300
 
 def measure(space: str, sampler: str, steps: int, stages: int, directory: Path) -> dict[str, Any]:
     """Profile, train, then simulate the same stream."""
+    tiny_workload(space)  # its data is prepared
     execution = Execution(stages=stages)
     workload, execution = workload_of(space, "tiny", None, None, execution, [])
     table = profile_apart(workload, PROFILE_SECONDS)
