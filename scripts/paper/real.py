@@ -19,6 +19,7 @@ import torch  # noqa: E402
 import naspipe  # noqa: E402
 import search_spaces  # noqa: E402
 from naspipe.core.access import Access, AccessKind  # noqa: E402
+from naspipe.core.rules import Exact, Lag  # noqa: E402
 from naspipe.core.space import Shared, Space  # noqa: E402
 from naspipe.data.registry import open_data  # noqa: E402
 from naspipe.frontend.run import Run  # noqa: E402
@@ -32,11 +33,21 @@ SEARCH_SEED = 20_220_228
 """Of the subnets that the search looks at; the same for every run that is compared."""
 
 
+def space_of(job: dict[str, Any], named: Named) -> Space:
+    """The space as it is, or with every lagging layer ``exact``, if the job says so."""
+    if not job.get("exact"):
+        return named.space
+    layers = [block for block in named.space.blocks if isinstance(block, Shared)]
+    return named.space.with_rules(
+        {layer.name: Exact() for layer in layers if isinstance(layer.rule, Lag)}
+    )
+
+
 def train(job: dict[str, Any], named: Named, path: Path) -> Run:
     """The run that ``job`` asks for."""
     recipe = named.recipe
     return naspipe.train(
-        named.space,
+        space_of(job, named),
         named.data,
         named.loss,
         steps=job["steps"],
