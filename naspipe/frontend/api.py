@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from naspipe.core.config import Execution, Settings
+from naspipe.core.config import Execution, Recipe, Settings
 from naspipe.core.errors import ConfigError
 from naspipe.core.recipe_file import NO_RECIPE, RecipeFile, read_recipe
 from naspipe.core.space import Space
@@ -109,8 +109,7 @@ def workload(
         "optimizer": optimizer, "lr": lr, "optimizer_options": optimizer_options
     }  # fmt: skip
     fields = {name: value for name, value in given.items() if value is not None}
-    further = {} if isinstance(recipe, str | Path) else recipe or {}
-    chosen = replace(settings.recipe, **fields, **further)
+    chosen = replace(settings.recipe, **{**_further(recipe), **fields})
     space = space.with_rules(settings.rules) if settings.rules else space
     sampler = sampler or file.sampler or "uniform"
     explore = find_explorer(sampler, space, seed)
@@ -127,6 +126,18 @@ def _file(recipe: str | Path | Mapping[str, Any] | None) -> tuple[RecipeFile, Se
     """A recipe file, where one is meant, and the settings that it gives."""
     file = read_recipe(recipe) if isinstance(recipe, str | Path) else NO_RECIPE
     return file, file.applied_to(Settings())
+
+
+def _further(recipe: str | Path | Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """The fields that a caller gives in place of a file."""
+    further = {} if isinstance(recipe, str | Path) else recipe or {}
+    known = Recipe.__dataclass_fields__
+    if not isinstance(further, Mapping) or (wrong := sorted(map(str, set(further) - set(known)))):
+        found = f"{type(further).__name__}" if not isinstance(further, Mapping) else f"{wrong}"
+        raise ConfigError(
+            f"recipe: expected a file or a mapping of {', '.join(known)}, found {found:.80}"
+        )
+    return further
 
 
 def train_together(
