@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+from naspipe.core.config import Recipe
+from naspipe.frontend.workloads import Named
 from naspipe.runtime.layer_store import StoredLayer
 from scripts import check_memory
 from tests.equivalence import spaces
@@ -72,15 +74,10 @@ def test_the_source_is_that_of_naspipe_and_the_oracle(monkeypatch, tmp_path):
 def small(monkeypatch):
     """A small space in the place of cv.c2."""
 
-    class Data:
-        def __init__(self):
-            self.info = {"channels": 1, "height": 4, "width": 4, "classes": 10}
-
-        def __call__(self, seed, y):
-            return spaces.vectors(seed, y)
-
-    monkeypatch.setattr(check_memory, "open_data", lambda name, **size: Data())
-    monkeypatch.setattr(check_memory.search_spaces, "build", lambda *names: spaces.mixed())
+    named = Named(
+        space=spaces.mixed(), data=spaces.vectors, loss=nn.CrossEntropyLoss(), recipe=Recipe()
+    )
+    monkeypatch.setattr(check_memory, "tiny_workload", lambda name, sizes: named)
 
 
 def run(tmp_path, monkeypatch, *words):
