@@ -16,7 +16,8 @@ from naspipe.core.space import Shared, Space
 from naspipe.core.user_code import users_code
 from naspipe.runtime.compute import Workload, field_of
 from naspipe.runtime.determinism import deterministic_torch
-from naspipe.runtime.layer_store import LayerStore, StoredLayer
+from naspipe.runtime.layer_store import LayerStore
+from naspipe.runtime.stored_layer import StoredLayer
 
 
 def check_device(device: str, count: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -10,10 +10,11 @@ import torch
 from naspipe.core.commands import WriteLayer
 from naspipe.core.ids import LayerId, SequenceId, StreamId, Version
 from naspipe.core.task import Task
-from naspipe.runtime.layer_store import StoredLayer
+from naspipe.runtime.layer_store import LayerStore
 from naspipe.runtime.out_of_memory import DeviceFullError
 from naspipe.runtime.placement import Placement
 from naspipe.runtime.segment import Gradient
+from naspipe.runtime.stored_layer import StoredLayer
 
 Norms = Mapping[tuple[int, int], float]
 
@@ -24,6 +25,11 @@ class BlockCompute(Protocol):
     @property
     def placement(self) -> Placement:
         """Where layers and tensors live."""
+        ...
+
+    @property
+    def stores(self) -> Sequence[LayerStore]:
+        """The layers of each stream."""
         ...
 
     def accept(self, task: Task, tensors: tuple[Gradient, ...]) -> None:

@@ -11,14 +11,15 @@ from collections.abc import Mapping, Sequence
 from ctypes import memmove
 from itertools import chain
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 
 from naspipe.core.ids import Version
 from naspipe.runtime.capture_memory import Lease
 from naspipe.runtime.checkpoint import dtype_name, to_packed
-from naspipe.runtime.layer_store import StoredLayer
 from naspipe.runtime.restored import LayerSnapshot
+from naspipe.runtime.stored_layer import StoredLayer
 from naspipe.trace.shards import Packed, Shape
 
 _State = Mapping[str, Any]
@@ -41,7 +42,7 @@ class Capturer:
     """Copies layers, each of them for one checkpoint after another."""
 
     def __init__(self) -> None:
-        self._forms: dict[StoredLayer, _Form] = {}
+        self._forms: WeakKeyDictionary[StoredLayer, _Form] = WeakKeyDictionary()
         self._tensors: dict[object, tuple[tuple[str, Shape], ...]] = {}
 
     def capture(

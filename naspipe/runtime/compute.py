@@ -17,7 +17,7 @@ from naspipe.core.space import Space
 from naspipe.core.task import Task, TaskKind
 from naspipe.runtime.determinism import block_seed
 from naspipe.runtime.ending import Ending
-from naspipe.runtime.layer_store import LayerStore, StoredLayer
+from naspipe.runtime.layer_store import LayerStore
 from naspipe.runtime.losses import Loss as Loss
 from naspipe.runtime.losses import smoothed
 from naspipe.runtime.nonfinite import first_gradient
@@ -26,6 +26,7 @@ from naspipe.runtime.pass_state import PassState, StepStates
 from naspipe.runtime.placement import Placement
 from naspipe.runtime.restored import Restored
 from naspipe.runtime.segment import Gradient, Segment, SegmentSpec, Tensors
+from naspipe.runtime.stored_layer import StoredLayer
 from naspipe.stage.builder import build_policy
 from naspipe.streams.feedback import ExplorationStrategy
 
@@ -262,6 +263,7 @@ class StageCompute:
             self.placement.adopt,
             build_policy(definition.policy).keeps_versions,
             restored.restore if restored else None,
+            self.placement.forget,
         )
 
     def _gather(self, layer: LayerId, sequence_id: SequenceId) -> None:

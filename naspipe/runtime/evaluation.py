@@ -21,11 +21,12 @@ from naspipe.runtime.block_compute import Norms
 from naspipe.runtime.calibration import fresh_statistics, settle, statistics_of
 from naspipe.runtime.compute import Loss, field_of
 from naspipe.runtime.determinism import block_seed, seed_draws
-from naspipe.runtime.layer_store import LayerStore, StoredLayer
+from naspipe.runtime.layer_store import LayerStore
 from naspipe.runtime.out_of_memory import DeviceFullError, explain_shortage
 from naspipe.runtime.placement import Placement
 from naspipe.runtime.restored import Restored
 from naspipe.runtime.segment import Gradient, Tensors
+from naspipe.runtime.stored_layer import StoredLayer
 
 TOP = 5
 
@@ -73,7 +74,7 @@ class EvaluationCompute:
     def __init__(self, evaluation: Evaluation, placement: Placement) -> None:
         self.placement = placement
         self._evaluation = evaluation
-        self._store = LayerStore(
+        store = LayerStore(
             evaluation.space,
             evaluation.seed,
             evaluation.stateless_recipe,
@@ -81,6 +82,8 @@ class EvaluationCompute:
             keeps_versions=lambda rule: False,
             restore=self._restore,
         )
+        self.stores = (store,)
+        """The layers of the one stream."""
         self._states: dict[SequenceId, list[Tensors]] = {}
         """Of each subnet, the tensors of every batch that still goes on."""
         self._fields: dict[tuple[int, str], torch.Tensor] = {}
@@ -175,7 +178,7 @@ class EvaluationCompute:
 
     def layer(self, layer: LayerId) -> StoredLayer:
         """A layer with the run's weights, made now if it has not been made yet."""
-        return self._store[layer]
+        return self.stores[layer.stream][layer]
 
     def label(self, layer: LayerId) -> str:
         """How messages call a layer."""
@@ -213,7 +216,7 @@ class EvaluationCompute:
 
     def explain_shortage(self, error: torch.OutOfMemoryError, doing: str) -> DeviceFullError:
         """The error to end the search with, when memory is short after all."""
-        layers = self.placement.layer_use(stored for _, stored in self._store.items())
+        layers = self.placement.layer_use(stored for _, stored in self.stores[0].items())
         return explain_shortage(error, doing, layers, self.kept_bytes)
 
     def free_memory(self) -> None:

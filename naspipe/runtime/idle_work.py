@@ -39,7 +39,8 @@ class IdleWork:
     def go_on(self) -> None:
         """Do a little of it."""
         if self._unmade:
-            self._compute.layer(self._unmade.popleft())
+            layer = self._unmade.popleft()
+            self._compute.stores[layer.stream].prepare(layer)
         else:
             self._tell(StageIdle(time.monotonic_ns()))
 

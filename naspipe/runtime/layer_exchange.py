@@ -14,8 +14,7 @@ from naspipe.runtime.transport import Transport
 class LayerExchange:
     """One stage's part in the mirroring of layers.
 
-    What leaves keeps its modules, which need not be made again when it comes back; with a
-    memory budget its host memory goes to the next layer that comes.
+    With a memory budget the host memory of a layer that leaves goes to the next one that comes.
 
     Args:
         compute: has the layers.
@@ -35,11 +34,12 @@ class LayerExchange:
         sending = self._transport.send_version(stage, layer, version, state)
         self.pushed_bytes += sending.nbytes
         self._compute.placement.leave(layer, sending.is_over)
+        self._compute.stores[layer.stream].leave(layer)
 
     def take(self, message: VersionMessage) -> VersionArrived:
         """Take a layer over from another stage."""
         layer, version, state = message
-        stored = self._compute.layer(layer)
+        stored = self._compute.stores[layer.stream].come_back(layer)
         self._compute.placement.expect(layer)
         stored.take_over(version, state)
         self._compute.placement.settle(layer)

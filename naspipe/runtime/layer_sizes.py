@@ -16,7 +16,7 @@ from naspipe.planning.size import LayerSize, SizeTable
 from naspipe.runtime.compute import Workload
 from naspipe.runtime.host_arena import round_up
 from naspipe.runtime.layer_layout import StateSizes, lay_out
-from naspipe.runtime.layer_store import StoredLayer
+from naspipe.runtime.stored_layer import StoredLayer
 
 
 def measure_sizes(workload: Workload) -> SizeTable:

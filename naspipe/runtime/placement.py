@@ -15,9 +15,9 @@ from naspipe.runtime.cuda_device import count_gpus
 from naspipe.runtime.device import Device
 from naspipe.runtime.host_arena import HostArena
 from naspipe.runtime.layer_layout import StateSizes
-from naspipe.runtime.layer_store import StoredLayer
 from naspipe.runtime.out_of_memory import LayerUse
 from naspipe.runtime.resident_layer import LayerMemory
+from naspipe.runtime.stored_layer import StoredLayer
 from naspipe.runtime.swapper import Finished, Swapper, Traffic
 from naspipe.runtime.tensor_codec import copy_to
 from naspipe.runtime.wakeup import Wakeup
@@ -80,6 +80,9 @@ class Placement:
 
     def settle(self, layer: LayerId) -> None:
         """A layer was handed over by another stage."""
+
+    def forget(self, layer: LayerId) -> None:
+        """A layer that left is not kept any longer; coming back, it is adopted anew."""
 
     def load(self, layer: LayerId) -> None:
         """Never right: all layers are there."""
@@ -171,6 +174,10 @@ class SwappedPlacement(Placement):
     def settle(self, layer: LayerId) -> None:
         """See :class:`Placement`."""
         self._memories[layer].adopt_state()
+
+    def forget(self, layer: LayerId) -> None:
+        """See :class:`Placement`."""
+        del self._memories[layer]
 
     def load(self, layer: LayerId) -> None:
         """Start copying a layer to the device; it has been made."""

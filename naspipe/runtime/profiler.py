@@ -16,8 +16,9 @@ from naspipe.planning.cost import CostTable, LayerCost, first_of_kind
 from naspipe.runtime.bound_layer import BoundLayer
 from naspipe.runtime.clock import Clock, HostClock, open_clock
 from naspipe.runtime.compute import Workload, field_of
-from naspipe.runtime.layer_store import LayerStore, StoredLayer
+from naspipe.runtime.layer_store import LayerStore
 from naspipe.runtime.segment import Segment, SegmentSpec, Tensors
+from naspipe.runtime.stored_layer import StoredLayer
 from naspipe.streams.samplers import draw_subnets
 
 FIRST_CANDIDATES = 16

@@ -15,7 +15,7 @@ from naspipe.core.space import Space
 from naspipe.runtime.around_step import AVERAGE
 from naspipe.runtime.bound_layer import Gradients
 from naspipe.runtime.checkpoint import from_raw, layer_key
-from naspipe.runtime.layer_store import StoredLayer
+from naspipe.runtime.stored_layer import StoredLayer
 from naspipe.runtime.tensor_bytes import tensor_bytes
 from naspipe.trace.shards import Packed, RawTensor, pack
 from naspipe.trace.snapshot import Checkpoint

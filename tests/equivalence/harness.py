@@ -11,6 +11,7 @@ from torch.nn import functional
 import naspipe
 from naspipe.core.partition import Partition
 from naspipe.core.rules import Frozen, Lag
+from naspipe.runtime import layer_store
 from naspipe.runtime.checkpoint import from_raw
 from naspipe.sim import plan
 from naspipe.streams.from_file import read_stream
@@ -109,7 +110,10 @@ def check(
 
 
 def restless(monkeypatch, seed=5):
-    """Cut every subnet somewhere else; shared layers are first and last and stay there."""
+    """Cut every subnet somewhere else; shared layers are first and last and stay there.
+
+    Most layers that come back are made anew.
+    """
 
     def partitioner(kind, subnets, is_shared, costs, num_stages):
         draw = random.Random(seed)
@@ -119,3 +123,4 @@ def restless(monkeypatch, seed=5):
         )
 
     monkeypatch.setattr(plan, "Partitioner", partitioner)
+    monkeypatch.setattr(layer_store, "KEPT_AWAY", 2)

@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 import naspipe as npp
-from naspipe.runtime.layer_store import StoredLayer
+from naspipe.runtime.stored_layer import StoredLayer
 from naspipe.trace.log import read_run_accesses
 from tests.equivalence import spaces
 from tests.equivalence.harness import check, restless

@@ -8,7 +8,7 @@ from torch import nn
 import naspipe as npp
 from naspipe.core.errors import InvariantError
 from naspipe.runtime import restored
-from naspipe.runtime.layer_store import StoredLayer
+from naspipe.runtime.stored_layer import StoredLayer
 from naspipe.schedule.versions import VersionBook
 from naspipe.trace.compare import compare_runs
 from tests.equivalence import spaces

@@ -12,7 +12,7 @@ import naspipe as npp
 from naspipe.core.errors import InvariantError, StageFailedError
 from naspipe.runtime import connections, segment
 from naspipe.runtime.compute import StageCompute
-from naspipe.runtime.layer_store import StoredLayer
+from naspipe.runtime.stored_layer import StoredLayer
 from naspipe.runtime.transport import ZmqTransport
 from naspipe.schedule.versions import VersionBook
 from naspipe.stage.builder import build_controller

@@ -14,6 +14,7 @@ from pathlib import Path
 import naspipe
 from naspipe.core.partition import Partition
 from naspipe.core.task import TaskKind
+from naspipe.runtime import layer_store
 from naspipe.runtime.checkpointer import Checkpointer
 from naspipe.runtime.compute import StageCompute
 from naspipe.runtime.publishing import Publisher
@@ -177,6 +178,7 @@ def live(case: Case, path: Path, marker: Path, resume: bool, steps: int) -> None
     if "mirrored" in case.mode:
         assert hasattr(plan, "Partitioner")
         plan.Partitioner = restless
+        layer_store.KEPT_AWAY = 2
     inject(case, Killer(case, marker))
     if case.point == "recovery":  # which is a second kill: the first one makes it necessary
         first = Killer(replace(case, call=1), marker.with_suffix(".first"))

@@ -17,10 +17,10 @@ from naspipe.runtime.determinism import seed_draws
 from naspipe.runtime.device import open_device
 from naspipe.runtime.gpus import find_gpus
 from naspipe.runtime.host_arena import HostArena
-from naspipe.runtime.layer_store import StoredLayer
 from naspipe.runtime.messages import read_message, version_frames
 from naspipe.runtime.placement import Placement
 from naspipe.runtime.staging import Staging
+from naspipe.runtime.stored_layer import StoredLayer
 from naspipe.runtime.tensor_codec import ALIGNMENT, decode, decode_into, encode
 from tests.oracle import bits
 from tests.runtime.test_tensor_codec import views

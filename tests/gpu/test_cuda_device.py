@@ -15,8 +15,8 @@ from naspipe.core.rules import Exact
 from naspipe.runtime.device import DeviceMemoryError, open_device
 from naspipe.runtime.host_arena import HostArena
 from naspipe.runtime.layer_layout import StateSizes
-from naspipe.runtime.layer_store import StoredLayer
 from naspipe.runtime.resident_layer import LayerMemory
+from naspipe.runtime.stored_layer import StoredLayer
 from naspipe.runtime.swapper import Swapper
 from tests.oracle import bits
 

@@ -11,8 +11,8 @@ from naspipe.core.rules import Exact, Frozen
 from naspipe.runtime.device import EmulatedDevice
 from naspipe.runtime.host_arena import HostArena
 from naspipe.runtime.layer_layout import StateSizes
-from naspipe.runtime.layer_store import StoredLayer
 from naspipe.runtime.resident_layer import LayerMemory
+from naspipe.runtime.stored_layer import StoredLayer
 from tests.oracle import bits
 
 

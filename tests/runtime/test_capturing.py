@@ -12,7 +12,7 @@ from naspipe.core.rules import Exact, Lag
 from naspipe.runtime.capture_memory import CaptureMemory
 from naspipe.runtime.capturing import Capturer
 from naspipe.runtime.checkpoint import dtype_name
-from naspipe.runtime.layer_store import StoredLayer
+from naspipe.runtime.stored_layer import StoredLayer
 from tests.oracle import bits
 
 

@@ -12,8 +12,8 @@ from naspipe.core.config import Recipe
 from naspipe.core.rules import Exact
 from naspipe.runtime.capture_memory import CaptureMemory
 from naspipe.runtime.checkpoint import from_raw, to_packed
-from naspipe.runtime.layer_store import StoredLayer
 from naspipe.runtime.segment import same_bits
+from naspipe.runtime.stored_layer import StoredLayer
 from naspipe.runtime.tensor_bytes import tensor_bytes
 from naspipe.trace.shards import RawTensor
 from tests.oracle import bits

@@ -12,7 +12,7 @@ from torch import nn
 
 from naspipe.core.config import Recipe
 from naspipe.frontend.workloads import Named
-from naspipe.runtime.layer_store import StoredLayer
+from naspipe.runtime.stored_layer import StoredLayer
 from scripts import check_memory
 from tests.equivalence import spaces
 from tests.equivalence.first_difference import first_difference, recorded
