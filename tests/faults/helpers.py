@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 import pytest
 import torch
@@ -46,6 +47,8 @@ class Calm:
 
 
 def fail():
+    """Fail, after what was captured before has been written."""
+    time.sleep(0.3)
     raise RuntimeError("injected")
 
 
@@ -54,8 +57,9 @@ def kill():
 
 
 def interrupt():
-    """Ask the launcher to end, as Ctrl-C does."""
+    """Ask the launcher to end, as Ctrl-C does, and let it begin to."""
     os.kill(LAUNCHER, signal.SIGINT)
+    time.sleep(0.3)
 
 
 def train(path, data, *, space=None, steps=24, stages=1, resume=False, optimizer="SGD",
