@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections import defaultdict
+from bisect import bisect, insort
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
@@ -32,16 +33,29 @@ def aligned_bytes(nbytes: int) -> torch.Tensor:
     return memory.narrow(0, -memory.data_ptr() % ALIGNMENT, nbytes)
 
 
+class _Range(NamedTuple):
+    """A part of a slab, in bytes from its beginning."""
+
+    slab: int
+    start: int
+    end: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.end - self.start
+
+
 class HostArena:
     """Hands out host memory; for one thread.
 
-    What is given back is handed out again as pieces of the same size: a stage's layers have few
-    sizes, and as many come as go.
+    A piece is the beginning of the smallest free range that has room for it; what is given
+    back becomes one range with the free ones beside it. So layers of many sizes that come and go
+    take hardly more than as many of them as there are at a time.
 
     Args:
         pin: lock the memory, so that a GPU copies to and from it beside the compute. Looks for
             a GPU when the first slab is taken, so use it in the process that computes only.
-        limit_bytes: how much may be handed out; None for no limit.
+        limit_bytes: how much may be handed out at a time; None for no limit.
         slab_bytes: how much is taken at a time. A bigger piece gets a slab of its own. A power
             of two, where it is pinned: torch takes pinned memory in powers of two.
     """
@@ -50,13 +64,14 @@ class HostArena:
         self._pin = pin
         self._limit_bytes = limit_bytes
         self._slab_bytes = slab_bytes
-        self._tails: list[torch.Tensor] = []
-        self._leaving: list[tuple[torch.Tensor, Callable[[], bool]]] = []
-        self._free: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
-        self._carved_bytes = 0
-        """Of all pieces there are, free ones included."""
+        self._slabs: list[torch.Tensor] = []
+        self._free: list[_Range] = []
+        """In order; no two touch each other."""
+        self._handed_out: dict[int, _Range] = {}
+        """By address."""
+        self._leaving: list[tuple[int, Callable[[], bool]]] = []
+        """Addresses of what was given back, but may still be sent."""
         self._used_bytes = 0
-        self._reserved_bytes = 0
 
     @property
     def used_bytes(self) -> int:
@@ -66,32 +81,30 @@ class HostArena:
 
     @property
     def reserved_bytes(self) -> int:
-        """Bytes of all slabs, what is not handed out yet included."""
-        return self._reserved_bytes
+        """Bytes of all slabs, what is not handed out included."""
+        return sum(slab.numel() for slab in self._slabs)
 
     def allocate(self, nbytes: int) -> torch.Tensor:
-        """A uint8 tensor of ``nbytes``, from the oldest slab that has room; its bytes are any.
-
-        A piece of that size that was given back goes first.
+        """A uint8 tensor of ``nbytes``; its bytes are any.
 
         Raises:
             HostMemoryError: beyond the limit, or when the machine has no more.
         """
         size = round_up(nbytes)
+        if size == 0:
+            return torch.empty(0, dtype=torch.uint8)
         self._take_back()
-        if free := self._free[size]:
-            self._used_bytes += size
-            return free.pop()[:nbytes]
-        if self._limit_bytes is not None and self._carved_bytes + size > self._limit_bytes:
+        if self._limit_bytes is not None and self._used_bytes + size > self._limit_bytes:
             raise HostMemoryError(
                 f"host memory for layers: the limit is {self._limit_bytes} bytes, "
-                f"{self._carved_bytes} are used and {size} more are needed; raise the limit, or "
+                f"{self._used_bytes} are used and {size} more are needed; raise the limit, or "
                 f"choose a smaller scale or an optimizer with less state"
             )
-        piece = self._carve(size)
+        slab, start, _ = taken = self._take(size)
         self._used_bytes += size
-        self._carved_bytes += size
-        return piece[:nbytes]
+        piece = self._slabs[slab][start:][:nbytes]
+        self._handed_out[piece.data_ptr()] = taken
+        return piece
 
     def give_back(self, piece: torch.Tensor, is_free: Callable[[], bool]) -> None:
         """Let a piece be handed out again, as soon as nobody else uses its bytes either.
@@ -100,37 +113,47 @@ class HostArena:
             piece: what :meth:`allocate` returned.
             is_free: asked before every piece that is handed out, until it is true.
         """
-        whole = piece.as_strided((round_up(piece.numel()),), (1,))
-        self._leaving.append((whole, is_free))
+        if piece.numel():
+            self._leaving.append((piece.data_ptr(), is_free))
 
     def _take_back(self) -> None:
         leaving, self._leaving = self._leaving, []
-        for piece, is_free in leaving:
+        for address, is_free in leaving:
             if is_free():
-                self._free[piece.numel()].append(piece)
-                self._used_bytes -= piece.numel()
+                freed = self._handed_out.pop(address)
+                self._used_bytes -= freed.nbytes
+                self._add_free(freed)
             else:
-                self._leaving.append((piece, is_free))
+                self._leaving.append((address, is_free))
 
-    def _carve(self, size: int) -> torch.Tensor:
-        """A piece that nobody had before."""
-        if size == 0:
-            return torch.empty(0, dtype=torch.uint8)
-        index = next((i for i, tail in enumerate(self._tails) if tail.numel() >= size), None)
-        if index is None:
-            self._tails.append(self._new_slab(size))
-            index = len(self._tails) - 1
-        tail = self._tails[index]
-        if tail.numel() == size:
-            del self._tails[index]
-        else:
-            self._tails[index] = tail[size:]
-        return tail[:size]
+    def _take(self, size: int) -> _Range:
+        """The beginning of the smallest free range that is large enough."""
+        fitting = [each for each in self._free if each.nbytes >= size]
+        if not fitting:
+            slab = self._new_slab(size)
+            self._slabs.append(slab)
+            self._free.append(_Range(len(self._slabs) - 1, 0, slab.numel()))
+            fitting = self._free[-1:]
+        slab_index, start, end = best = min(fitting, key=lambda each: each.nbytes)
+        self._free.remove(best)
+        if size < best.nbytes:
+            insort(self._free, _Range(slab_index, start + size, end))
+        return _Range(slab_index, start, start + size)
+
+    def _add_free(self, freed: _Range) -> None:
+        """Join a range with the free ones on both sides of it."""
+        slab, start, end = freed
+        at = bisect(self._free, freed)
+        if at < len(self._free) and self._free[at][:2] == (slab, end):
+            end = self._free.pop(at).end
+        if at and self._free[at - 1][::2] == (slab, start):
+            start = self._free.pop(at - 1).start
+        insort(self._free, _Range(slab, start, end))
 
     def _new_slab(self, size: int) -> torch.Tensor:
         wanted = self._slab_bytes
         if self._limit_bytes is not None:
-            wanted = min(wanted, self._limit_bytes - self._carved_bytes)
+            wanted = min(wanted, self._limit_bytes - self._used_bytes)
         wanted = round_up(max(wanted, size))
         slab = self._pinned(wanted) if self._pin else None
         if slab is None:
@@ -142,7 +165,6 @@ class HostArena:
                     f"refused {wanted} more ({reason(error)}); choose a smaller scale or an "
                     f"optimizer with less state"
                 ) from error
-        self._reserved_bytes += slab.numel()
         return slab
 
     def _pinned(self, nbytes: int) -> torch.Tensor | None:
