@@ -10,9 +10,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from naspipe.trace.run_directory import RunDirectory
-
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from naspipe.trace.run_directory import RunDirectory  # noqa: E402
+from scripts.tiny_workload import tiny_workload  # noqa: E402
 
 
 def main() -> int:
@@ -23,6 +25,7 @@ def main() -> int:
     parser.add_argument("--stages", default="2")
     parser.add_argument("--output", type=Path, default=ROOT / "artifacts/loss_curve/result.json")
     arguments = parser.parse_args()
+    tiny_workload(arguments.space)  # its data is prepared
     with tempfile.TemporaryDirectory() as scratch:
         command = [
             sys.executable, "-m", "naspipe", "train", arguments.space, "--steps",

@@ -166,4 +166,4 @@ def draw(result: Result, figure: Any) -> None:
         colours = [f"C{list(VARIANTS).index(row['variant'])}" for row in measured]
         axes[2].bar(range(len(speeds)), speeds, yerr=spread, color=colours)
         axes[2].set_xticks([])
-        axes[2].set_title(f"steps/s, {measured[0]['space']} tiny, 2 stages, real")
+        axes[2].set_title(f"steps/s, real,\n{measured[0]['space']} tiny, 2 stages")
