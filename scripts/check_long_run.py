@@ -1,8 +1,9 @@
 """Memory, threads and open files of every process of a long run: they must not grow.
 
 The stream touches every layer first, as `fair` does in its first round, because layers are
-made when they are first used; after that it is uniform. Writes artifacts/memory/long_run.json
-and a drawing beside it.
+made when they are first used; after that it is uniform. The warm-up is that round and as
+many uniform subnets again, of which more are under way at a time. Writes
+artifacts/memory/long_run.json and a drawing beside it.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
     for name, rows in result["samples"].items():
         axes.plot([row[1] for row in rows], [row[2] / MIB for row in rows], label=name)
-    axes.axvline(result["warm_up"], color="0.6", linestyle=":", label="every layer touched")
+    axes.axvline(result["warm_up"], color="0.6", linestyle=":", label="warm-up")
     axes.set(xlabel="subnets", ylabel="resident memory, MiB", ylim=(0, None))
     axes.set_title(f"{result['space']} tiny, {result['stages']} stages, {result['budget']}")
     axes.legend(frameon=False, loc="lower right")
@@ -146,7 +147,8 @@ def measure(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     if process.returncode:
         sys.exit(process.returncode)
     manifest = directory.read_manifest()
-    warm_up = min(arguments.steps // 2, max(map(max, stream)) + 1 + manifest["execution"]["window"])
+    num_touching, window = max(map(max, stream)) + 1, manifest["execution"]["window"]
+    warm_up = min(arguments.steps // 2, 2 * num_touching + window)
     measured = manifest["measured"]
     return {
         "space": arguments.space, "steps": arguments.steps, "stages": arguments.stages,
