@@ -28,7 +28,7 @@ from rich.console import Console  # noqa: E402
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn  # noqa: E402
 
 import naspipe  # noqa: E402
-from naspipe.core.errors import NaspipeError, reason  # noqa: E402
+from naspipe.core.errors import NaspipeError, RunInterruptedError, reason  # noqa: E402
 from naspipe.runtime.environment import describe_environment  # noqa: E402
 from naspipe.streams.samplers import draw_stream  # noqa: E402
 from naspipe.trace.files import write_json  # noqa: E402
@@ -149,6 +149,8 @@ class Bench:
                     },
                 )  # fmt: skip
                 verdict = str(first_difference(self._expected, run.directory.path))
+            except RunInterruptedError as error:
+                sys.exit(128 + error.signal_number)  # ends this script too; the row is not there
             except NaspipeError as error:
                 return {"verdict": f"FAILED: {reason(error)}"}
             manifest = run.manifest

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from naspipe.core.errors import ConfigError, InvariantError, NaspipeError
-from naspipe.runtime.host_arena import aligned_bytes
+from naspipe.runtime.host_arena import SLAB_BYTES, HostArena
 
 POISON = 0xFF
 """Byte that memory without a layer in it holds: a NaN in every floating-point type."""
@@ -151,6 +151,9 @@ class EmulatedDevice:
         latency_seconds: float = LATENCY_SECONDS,
     ) -> None:
         self._budget = DeviceBudget(self.name, budget_bytes)
+        self._arena = HostArena(
+            pin=False, limit_bytes=None, slab_bytes=min(budget_bytes, SLAB_BYTES)
+        )
         self._bandwidth_bytes_per_second = bandwidth_bytes_per_second
         self._latency_seconds = latency_seconds
 
@@ -167,12 +170,12 @@ class EmulatedDevice:
     def allocate(self, nbytes: int) -> torch.Tensor:
         """Poisoned memory. Raises DeviceMemoryError beyond the budget."""
         self._budget.check(nbytes)
-        return self._budget.add(aligned_bytes(nbytes).fill_(POISON))
+        return self._budget.add(self._arena.allocate(nbytes).fill_(POISON))
 
     def free(self, tensor: torch.Tensor) -> None:
         """Poison the memory and give it back. Raises InvariantError when it is not allocated."""
         self._budget.remove(tensor)
-        tensor.fill_(POISON)
+        self._arena.give_back(tensor.fill_(POISON), lambda: True)
 
     def mark(self) -> Mark:
         """None: this device computes at once."""

@@ -28,13 +28,20 @@ class IdleWork:
         self._compute = compute
         self._tell = tell
         self._unmade: deque[LayerId] = deque()
+        self._asked: set[LayerId] = set()
 
     def __bool__(self) -> bool:
         return bool(self._unmade) or self._controller.is_idle_work
 
     def make(self, layers: Iterable[LayerId]) -> None:
-        """Layers that will be needed, the first one first."""
-        self._unmade.extend(layers)
+        """Layers that will be needed, the first one first; each is made once.
+
+        A stage that never waits gets to none of them, so what is kept must not grow with the
+        subnets.
+        """
+        new = [layer for layer in layers if layer not in self._asked]
+        self._asked.update(new)
+        self._unmade.extend(new)
 
     def go_on(self) -> None:
         """Do a little of it."""

@@ -19,7 +19,6 @@ from naspipe.runtime.claim import wake_with_parents_end
 from naspipe.runtime.connections import connect
 from naspipe.runtime.determinism import deterministic_torch
 from naspipe.runtime.endpoints import Endpoints
-from naspipe.runtime.heap import steady_heap
 from naspipe.runtime.job import PipelineJob
 from naspipe.runtime.liveness import WAITING
 from naspipe.runtime.messages import LauncherMessage
@@ -121,8 +120,6 @@ def stage_main(
         except Exception as error:
             reporter.report("failed", failure_report("its preparation", error))
             return
-        if job.memory is not None:
-            steady_heap()
         transport = partial(connect, job.execution, stage, endpoints)
         _run_stage(job, stage, transport, reporter, make)
 

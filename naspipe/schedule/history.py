@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from naspipe.core.ids import StageId
 from naspipe.core.rules import Rule
 from naspipe.schedule.uses import Uses
 from naspipe.schedule.whereabouts import Whereabouts
@@ -23,6 +24,8 @@ class History:
     uses: Uses = field(default_factory=Uses)
 
     @classmethod
-    def of(cls, rules: Sequence[Sequence[Rule]]) -> History:
-        """A new one, for chains of these rules."""
-        return cls(rules, Whereabouts(rules))
+    def of(
+        cls, rules: Sequence[Sequence[Rule]], asking: Collection[StageId] | None = None
+    ) -> History:
+        """A new one, for chains of these rules; see :class:`Whereabouts` for ``asking``."""
+        return cls(rules, Whereabouts(rules, asking))

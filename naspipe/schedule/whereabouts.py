@@ -8,7 +8,7 @@ layer is then *mirrored*: the stage that wrote it pushes it to the stage of its 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from naspipe.core.errors import InvariantError
@@ -45,10 +45,14 @@ class Whereabouts:
 
     Args:
         rules: of each stream, the rule of each block of its chain.
+        asking: the stages that will ask; nothing is kept for others. None for every stage.
     """
 
-    def __init__(self, rules: Sequence[Sequence[Rule]]) -> None:
+    def __init__(
+        self, rules: Sequence[Sequence[Rule]], asking: Collection[StageId] | None = None
+    ) -> None:
         self._rules = tuple(map(tuple, rules))
+        self._asking = asking
         self._newest: dict[LayerId, tuple[Version, StageId]] = {}
         self._next: dict[StreamId, int] = {}
         self._leaving: dict[tuple[StreamId, SequenceId, StageId], list[Departure]] = {}
@@ -81,7 +85,10 @@ class Whereabouts:
             found[used[layer]].held.append(layer)
         for layer in sorted(each for each in self._kept if each.stream == stream):
             found[self._kept[layer]].kept.append(layer)
-        return found
+        return {stage: layers for stage, layers in found.items() if self._asks(stage)}
+
+    def _asks(self, stage: StageId) -> bool:
+        return self._asking is None or stage in self._asking
 
     def admit(self, stage: StageId, subnet: Subnet, partition: Partition) -> list[Departure]:
         """What has to leave a stage for a subnet; each stage asks once, in sequence order.
@@ -118,5 +125,6 @@ class Whereabouts:
                         f"layer {layer}: rule {rules[block]} stays on stage {before[1]}, "
                         f"but subnet {stream}.{version} uses it on stage {stage}"
                     )
-                departure = Departure(layer, before[0], stage)
-                self._leaving.setdefault((stream, sequence_id, before[1]), []).append(departure)
+                if self._asks(before[1]):
+                    departure = Departure(layer, before[0], stage)
+                    self._leaving.setdefault((stream, sequence_id, before[1]), []).append(departure)

@@ -75,7 +75,7 @@ def build_controller(
         order: ``paper`` or ``critical-path``.
         residency: what is on the device.
         starts_partly_clear: begin a forward before all of the stage's blocks are clear.
-        history: shared by the stages of one process; a new one by default.
+        history: shared by the stages of one process; by default one for this stage alone.
         steps: how passes form steps, in every stream.
 
     Raises:
@@ -85,7 +85,7 @@ def build_controller(
         raise ConfigError(f"unknown order {order!r}: expected {' or '.join(ORDERS)}")
     return StageController(
         stage,
-        history or History.of(rules),
+        history or History.of(rules, [stage]),
         build_policy(policy, bulk, steps),
         ORDERS[order](len(rules)),
         residency or AllResident(),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 import time
 
 import pytest
@@ -63,6 +65,21 @@ def test_memory_is_freed_once_and_by_its_own_tensor():
     assert device.used_bytes == 0
 
 
+def test_memory_given_back_is_used_again():
+    """Long-lived blobs of the C heap among short-lived activations would make it grow."""
+    budget = 2**20
+    device, live, sizes = EmulatedDevice(budget, **FAST), [], random.Random(1)
+    pages = set()
+    for _ in range(2000):
+        size = sizes.randrange(1, budget // 8)
+        while live and device.used_bytes + size > budget:
+            device.free(live.pop(sizes.randrange(len(live))))
+        live.append(device.allocate(size))
+        start = live[-1].data_ptr()
+        pages.update(range(start // 4096, (start + size) // 4096 + 1))
+    assert len(pages) * 4096 <= 2.1 * budget
+
+
 @given(st.lists(st.tuples(st.integers(0, 900), st.booleans()), max_size=20))
 def test_what_is_counted(steps):
     """Allocations beside a model: sums, the peak, the guard, alignment."""
@@ -75,6 +92,8 @@ def test_what_is_counted(steps):
             with pytest.raises(DeviceMemoryError):
                 device.allocate(size)
         assert all(memory.data_ptr() % 512 == 0 for memory in live)
+        spans = sorted((memory.data_ptr(), len(memory)) for memory in live if len(memory))
+        assert all(a + size <= b for (a, size), (b, _) in itertools.pairwise(spans))
         peak = max(peak, sum(map(len, live)))
         if frees and live:
             device.free(live.pop(0))

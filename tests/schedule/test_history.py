@@ -5,7 +5,10 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from naspipe.core.events import SubnetAdmitted
 from naspipe.core.ids import LayerId
+from naspipe.core.partition import Partition
+from naspipe.core.rules import Exact
 from naspipe.core.subnet import Subnet
 from naspipe.schedule.csp import CausalPolicy
 from naspipe.schedule.history import History
@@ -47,7 +50,7 @@ def test_stages_may_be_at_different_subnets(pipeline, data):
     history = History.of([rules])
     shared = [VersionBook([rules], CausalPolicy(), history.uses) for _ in stages]
     alone = [VersionBook([rules], CausalPolicy()) for _ in stages]
-    own = [Whereabouts([rules]) for _ in stages]
+    own = [Whereabouts([rules], [stage]) for stage in stages]
     left = {stage: list(subnets) for stage in stages}
     while left:
         stage = data.draw(st.sampled_from(sorted(left)))
@@ -64,6 +67,32 @@ def test_stages_may_be_at_different_subnets(pipeline, data):
             for version in range(-1, subnet.sequence_id + 1):
                 expected = alone[stage].keeps(ticket.layer, version)
                 assert shared[stage].keeps(ticket.layer, version) == expected
+
+
+@settings(max_examples=50)
+@given(moving_pipelines(), st.integers(1, 5))
+def test_a_stage_alone_keeps_nothing_for_others(pipeline, every):
+    """What the others' departures and cuts take would grow with the subnets."""
+    rules, subnets, partitions = pipeline
+    for stage in range(partitions[0].num_stages):
+        alone = History.of([rules], [stage]).whereabouts
+        shared = History.of([rules]).whereabouts
+        for subnet, partition in zip(subnets, partitions, strict=True):
+            if subnet.sequence_id % every == 0:
+                cut = (stage, subnet.stream, subnet.sequence_id)
+                assert alone.cut(*cut) == shared.cut(*cut)
+            assert alone.admit(stage, subnet, partition) == shared.admit(stage, subnet, partition)
+        assert not alone._leaving and not any(alone._cuts.values())
+
+
+def test_controllers_of_a_process_of_their_own_keep_nothing_for_others():
+    rules = [Exact()] * 5
+    partitions = [Partition((0, 1, 2, 5)), Partition((0, 2, 3, 5))]  # layers leave all three
+    for stage in range(3):
+        controller = build_controller(stage, [rules])
+        for y in range(40):
+            controller.handle(SubnetAdmitted(0, Subnet(0, y, (0,) * 5), partitions[y % 2]))
+        assert not controller._whereabouts._leaving
 
 
 def test_uses_are_read_as_far_as_one_has_come():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import signal
 import sys
 
 import pytest
@@ -85,11 +87,12 @@ def run(tmp_path, monkeypatch, *words):
     arguments = ["check_memory.py", "--spaces", "cv.c2", "--optimizers", "SGD", "--steps", "12",
                  "--partitions", "static", "--output", str(output), *words]  # fmt: skip
     monkeypatch.setattr(sys, "argv", arguments)
-    threads = torch.get_num_threads()
+    threads, handler = torch.get_num_threads(), signal.getsignal(signal.SIGTERM)
     try:
         return check_memory.main(), json.loads(output.read_text())["runs"]
     finally:
         torch.set_num_threads(threads)
+        signal.signal(signal.SIGTERM, handler)
 
 
 @pytest.mark.usefixtures("small")
@@ -101,6 +104,22 @@ def test_runs_go_on_where_they_were_stopped(tmp_path, monkeypatch, capsys):
     status, rows = run(tmp_path, monkeypatch, "--stages", "1", "2", "--budgets", "least")
     assert status == 0 and len(rows) == 4 and [row["seconds"] for row in rows[:2]] == first
     assert "4 runs, 2 of them there already" in capsys.readouterr().out
+
+
+def test_a_signal_ends_the_script_and_not_one_run(tmp_path, monkeypatch):
+    batches = []
+
+    def data(seed, y):
+        batches.append(y)
+        if len(batches) == 200 + 9:  # the plain loop has its 200 first
+            os.kill(os.getpid(), signal.SIGTERM)
+        return spaces.vectors(seed, y)
+
+    named = Named(space=spaces.mixed(), data=data, loss=nn.CrossEntropyLoss(), recipe=Recipe())
+    monkeypatch.setattr(check_memory, "tiny_workload", lambda name, sizes: named)
+    with pytest.raises(SystemExit, match="143"):
+        run(tmp_path, monkeypatch, "--stages", "1", "--budgets", "2", "--steps", "200")
+    assert not (tmp_path / "bits.json").exists(), "what was stopped is no failure"
 
 
 @pytest.mark.usefixtures("small")
