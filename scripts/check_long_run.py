@@ -2,7 +2,8 @@
 
 The stream touches every layer first, as `fair` does in its first round, because layers are
 made when they are first used; after that it is uniform. The warm-up is that round and as
-many uniform subnets again, of which more are under way at a time. Writes
+many uniform subnets again, of which more are under way at a time. The processes take the
+allocator that LD_PRELOAD names; which one they had is part of the result. Writes
 artifacts/memory/long_run.json and a drawing beside it.
 """
 
@@ -28,7 +29,7 @@ from naspipe.streams.from_file import write_stream  # noqa: E402
 from naspipe.streams.samplers import draw_stream  # noqa: E402
 from naspipe.trace.files import write_json  # noqa: E402
 from naspipe.trace.run_directory import RunDirectory  # noqa: E402
-from scripts.processes import Taken, children, taken  # noqa: E402
+from scripts.processes import Taken, allocator, children, taken  # noqa: E402
 from scripts.tiny_workload import tiny_workload  # noqa: E402
 
 ALLOWED_GROWTH = 0.02
@@ -53,6 +54,7 @@ class Watch:
     def __init__(self, process: subprocess.Popen[Any], losses: Path) -> None:
         self._process, self._losses = process, losses
         self.samples: dict[str, list[tuple[float, int, Taken]]] = {}
+        self.allocators: dict[str, str] = {}
 
     def run(self, num_stages: int, every_seconds: float) -> None:
         """Take samples; the launcher reads its logs again after the stages, which is left out."""
@@ -64,6 +66,7 @@ class Watch:
             {self._process.pid: "launcher"} if num_stages > 1 else {self._process.pid: "stage 0"}
         )
         names |= {pid: f"stage {number}" for number, pid in enumerate(stages)}
+        self.allocators = {name: allocator(pid) for pid, name in names.items()}
         while self._process.poll() is None:
             found = {name: taken(pid) for pid, name in names.items()}
             if any(each is None for each in found.values()):
@@ -158,7 +161,8 @@ def measure(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
         "steps_per_second": measured["steps_per_second"], "hit_rate": measured["hit_rate"],
         "host_bytes": [stage.get("host_bytes") for stage in measured["stages"]],
         "processes": {
-            name: judge(rows, warm_up, arguments.steps) for name, rows in watch.samples.items()
+            name: {"allocator": watch.allocators[name], **judge(rows, warm_up, arguments.steps)}
+            for name, rows in watch.samples.items()
         },
         "columns": ["seconds", "subnets", *Taken._fields],
         "samples": {

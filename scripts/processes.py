@@ -25,6 +25,18 @@ def children(pid: int) -> list[int]:
     return sorted(int(child) for path in found for child in path.read_text().split())
 
 
+def allocator(pid: int) -> str | None:
+    """Whose malloc a process uses, a preloaded library's or "libc"; None when it has ended."""
+    try:
+        maps = Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return None
+    if not maps:
+        return None
+    preloaded = re.search(r"/(lib(?:je|tc|mi)malloc[^/\s]*)$", maps, re.MULTILINE)
+    return preloaded[1] if preloaded else "libc"
+
+
 def taken(pid: int) -> Taken | None:
     """What a process takes now; None when it has ended."""
     root = Path(f"/proc/{pid}")

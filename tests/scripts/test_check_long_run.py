@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from scripts.check_long_run import judge
-from scripts.processes import Taken, children, taken
+from scripts.processes import Taken, allocator, children, taken
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux's /proc"
@@ -83,3 +83,23 @@ def test_children_come_and_go():
         process.kill()
     assert process.pid not in children(os.getpid())
     assert taken(process.pid) is None
+
+
+@pytest.mark.parametrize("name", ["libjemalloc.so.2", "libtcmalloc_minimal.so.4.5.10", "libm.so"])
+def test_the_allocator_is_read_from_what_a_process_has_mapped(tmp_path, name):
+    library = tmp_path / name
+    library.write_bytes(b"mapped")
+    code = (
+        "import mmap, sys\n"
+        "with open(sys.argv[1]) as file: held = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)\n"
+        "print(flush=True)\n"
+        "input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, library], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL, env={**os.environ, "LD_PRELOAD": ""},
+    ) as process:  # fmt: skip
+        process.stdout.readline()
+        assert allocator(process.pid) == (name if "malloc" in name else "libc")
+        process.kill()
+    assert allocator(process.pid) is None
