@@ -54,7 +54,7 @@ class Watch:
     def __init__(self, process: subprocess.Popen[Any], losses: Path) -> None:
         self._process, self._losses = process, losses
         self.samples: dict[str, list[tuple[float, int, Taken]]] = {}
-        self.allocators: dict[str, str] = {}
+        self.allocators: dict[str, str | None] = {}
 
     def run(self, num_stages: int, every_seconds: float) -> None:
         """Take samples; the launcher reads its logs again after the stages, which is left out."""

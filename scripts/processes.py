@@ -31,7 +31,7 @@ def allocator(pid: int) -> str | None:
         maps = Path(f"/proc/{pid}/maps").read_text()
     except OSError:
         return None
-    if not maps:
+    if not maps:  # ended, and not waited for yet
         return None
     preloaded = re.search(r"/(lib(?:je|tc|mi)malloc[^/\s]*)$", maps, re.MULTILINE)
     return preloaded[1] if preloaded else "libc"
