@@ -122,7 +122,8 @@ class LabelDecisions:
     ) -> None:
         self.values = {label: tuple(options) for label, options in values.items()}
         self.mutables = dict(mutables)
-        self._blocks = tuple(blocks)
+        self.blocks = tuple(blocks)
+        """Of each choice block, its layers."""
         self._name = name
 
     @property
@@ -151,7 +152,7 @@ class LabelDecisions:
                     f"space {self._name}, label {label}: expected one of "
                     f"{', '.join(map(repr, options))}, found {found}"
                 )
-        return tuple(block.number(dict(sample)) for block in self._blocks)
+        return tuple(block.number(dict(sample)) for block in self.blocks)
 
     def numbers(self, sample: Mapping[str, Any]) -> tuple[int, ...]:
         """What :meth:`choices` takes, of an architecture in NNI's form."""
@@ -164,7 +165,7 @@ class LabelDecisions:
             ConfigError: when no architecture is: two blocks contradict each other.
         """
         left = {label: list(options) for label, options in self.values.items()}
-        for block, number in zip(self._blocks, choices, strict=True):
+        for block, number in zip(self.blocks, choices, strict=True):
             for label, allowed in block.allowed(number).items():
                 left[label] = [value for value in left[label] if value in allowed]
         if all(left.values()):

@@ -1,0 +1,59 @@
+"""Architectures that together use every layer of every block."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from naspipe.nni.decisions import LabelDecisions
+from naspipe.nni.mutables import Sample
+
+RANDOM = 3
+"""Architectures drawn at random beside those that are needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cover:
+    """Architectures, and how many of the layers of the choice blocks are in one of them."""
+
+    samples: tuple[Sample, ...]
+    covered: int
+    layers: int
+
+
+def cover(decisions: LabelDecisions, most: int) -> Cover:
+    """At most so many architectures, which use as many layers as they can; always the same.
+
+    Each takes, in order, the layers that no earlier one has, as far as their labels agree; the
+    other labels are drawn.
+    """
+    draw = random.Random(0)
+    left = dict.fromkeys(
+        (block, number)
+        for block, layers in enumerate(decisions.blocks)
+        for number in range(len(layers.samples))
+    )
+    total, drawn, samples = len(left), 0, list[Sample]()
+    while len(samples) < most and (left or drawn < RANDOM):
+        drawn += not left
+        wanted = _compatible(decisions, left)
+        sample = {
+            label: wanted[label] if label in wanted else draw.choice(options)
+            for label, options in decisions.values.items()
+        }
+        samples.append(sample)
+        for used in enumerate(decisions.choices_of(sample)):
+            left.pop(used, None)
+    return Cover(tuple(samples), total - len(left), total)
+
+
+def _compatible(decisions: LabelDecisions, layers: Iterable[tuple[int, int]]) -> Sample:
+    """Values of labels under which an architecture has the first of these layers, and more."""
+    wanted: Sample = {}
+    for block, number in layers:
+        own = decisions.blocks[block]
+        needed = {label: own.samples[number][label] for label in own.labels}
+        if all(wanted.get(label, value) == value for label, value in needed.items()):
+            wanted.update(needed)
+    return wanted
