@@ -15,7 +15,7 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.ids import StreamId
 from naspipe.core.space import Space
 from naspipe.core.subnet import Subnet
-from naspipe.frontend.checks import check_data_path, check_device
+from naspipe.frontend.checks import check_data_path, check_device, check_proof
 from naspipe.frontend.lives import Lives, check_resumable
 from naspipe.frontend.plan import make_plan, planning_costs
 from naspipe.frontend.recording import Recording
@@ -237,6 +237,7 @@ class Training:
             "space": describe_space(space),
             "validation": describe(stream.judging),
             "passes_per_step": definition.recipe.steps.passes,
+            "proof": dict(check_proof(stream.workload)),
             "measured": {},
         }
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from naspipe.nni.library import library
-from naspipe.nni.mutables import labels_in
+from naspipe.nni.mutables import is_open
 
 
 def fixed_class(module: nn.Module) -> type:
@@ -57,7 +57,7 @@ def difference(ours: nn.Module, theirs: nn.Module) -> str:
 
 def class_difference(ours: nn.Module, theirs: nn.Module) -> str:
     """As :func:`difference`, with what is made with values compared by its class alone."""
-    if not labels_in(ours):
+    if not is_open(ours):
         return difference(ours, theirs)
     if fixed_class(ours) is not type(theirs):
         return named(theirs)

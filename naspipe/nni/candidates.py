@@ -17,7 +17,7 @@ from torch import nn
 from naspipe.nni.counterparts import Counterparts, attribute, follow
 from naspipe.nni.cut import Draft, fused_cell
 from naspipe.nni.library import library
-from naspipe.nni.mutables import Sample, labels_in
+from naspipe.nni.mutables import Sample, is_open
 from naspipe.nni.trace import Region, Traced, either
 
 
@@ -88,8 +88,8 @@ class _Builder:
                 return self._read(inputs[chosen[0]])
             self._modules[path] = library().chosen_inputs(chosen, reduction=module.reduction)
         elif path not in self._modules:
-            open_sizes = labels_in(module)
-            self._modules[path] = self._of_model(path) if open_sizes else self._copied(module)
+            made = self._of_model(path) if is_open(module) else self._copied(module)
+            self._modules[path] = made
         args = fx.map_arg(node.args, self._read)
         kwargs = fx.map_arg(node.kwargs, self._read)
         return self._graph.call_module(path, args, kwargs)

@@ -25,13 +25,13 @@ class Cover:
 def cover(decisions: LabelDecisions, most: int) -> Cover:
     """At most so many architectures, which use as many layers as they can; always the same.
 
-    Each takes, in order, the layers that no earlier one has, as far as their labels agree; the
-    other labels are drawn.
+    Each takes the layers that no earlier one has as far as their labels agree, from the last block
+    on, because what a depth leaves out comes last; the other labels are drawn.
     """
     draw = random.Random(0)
     left = dict.fromkeys(
         (block, number)
-        for block, layers in enumerate(decisions.blocks)
+        for block, layers in reversed(list(enumerate(decisions.blocks)))
         for number in range(len(layers.samples))
     )
     total, drawn, samples = len(left), 0, list[Sample]()
@@ -52,8 +52,5 @@ def _compatible(decisions: LabelDecisions, layers: Iterable[tuple[int, int]]) ->
     """Values of labels under which an architecture has the first of these layers, and more."""
     wanted: Sample = {}
     for block, number in layers:
-        own = decisions.blocks[block]
-        needed = {label: own.samples[number][label] for label in own.labels}
-        if all(wanted.get(label, value) == value for label, value in needed.items()):
-            wanted.update(needed)
+        wanted |= decisions.blocks[block].wanted(number, wanted) or {}
     return wanted

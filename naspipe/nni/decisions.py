@@ -58,6 +58,13 @@ class BlockLayers:
         """The layer of an architecture."""
         return self._numbers[self._key(sample)]
 
+    def wanted(self, number: int, given: Sample) -> Sample | None:
+        """The block's labels in an architecture that has a layer and these values, if one is."""
+        trial = {**self.samples[number], **given}
+        if self.number(trial) != number:
+            return None
+        return {label: trial[label] for label in self.labels}
+
     def allowed(self, number: int) -> dict[str, list[Any]]:
         """The values of each of the block's labels that some architecture with a layer has."""
         found: dict[str, list[Any]] = {label: [] for label in self.labels}

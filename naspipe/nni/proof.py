@@ -19,6 +19,7 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.space import Block, Shared
 from naspipe.core.user_code import users_code
 from naspipe.nni.alike import difference, tensor_pairs
+from naspipe.nni.apart import done_apart
 from naspipe.nni.candidates import counterparts, fixed_model
 from naspipe.nni.counterparts import Counterparts, attribute
 from naspipe.nni.cover import cover
@@ -63,20 +64,26 @@ class NniProof:
         """
         if self._record is None:
             start = time.monotonic()
-            chosen = cover(self.decisions, self.most)
-            with deterministic_torch(torch.get_num_threads()):
-                inputs = self._few(chosen.samples[0], [batch[name] for name in self.fields])
-                for sample in chosen.samples:
-                    self._compare(sample, inputs)
-            self._layers.clear()
-            self._record = {
-                "against": "NNI's own models",
-                "architectures": len(chosen.samples),
-                "layers_compared": chosen.covered,
-                "layers": chosen.layers,
-                "seconds": round(time.monotonic() - start, 3),
-            }
+            inputs = [batch[name] for name in self.fields]
+            record = done_apart(
+                lambda go_on: self._proved(inputs, go_on), "the proof of its layers"
+            )
+            self._record = {**record, "seconds": round(time.monotonic() - start, 3)}
         return self._record
+
+    def _proved(self, inputs: list[torch.Tensor], go_on: Callable[[], None]) -> dict[str, Any]:
+        chosen = cover(self.decisions, self.most)
+        with deterministic_torch(threads=1):
+            few = self._few(chosen.samples[0], inputs)
+            for sample in chosen.samples:
+                self._compare(sample, few)
+                go_on()
+        return {
+            "against": "NNI's own models",
+            "architectures": len(chosen.samples),
+            "layers_compared": chosen.covered,
+            "layers": chosen.layers,
+        }
 
     def _few(self, sample: Sample, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         """The first rows of every input, where a forward can do with them."""
