@@ -55,7 +55,7 @@ def _main(work: Work, sender: Connection) -> None:
         sender.send_bytes(json.dumps({"goes on": True}).encode())
 
     try:
-        answer = {"done": work(go_on)}
+        answer: dict[str, Any] = {"done": work(go_on)}
     except ConfigError as error:
         answer = {"refusal": str(error)}
     except Exception:
