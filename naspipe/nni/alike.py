@@ -21,6 +21,15 @@ def fixed_class(module: nn.Module) -> type:
     return bound if isinstance(bound, type) else type(module)
 
 
+def is_of(ours: nn.Module, theirs: nn.Module) -> bool:
+    """Whether a module of NNI's model has the class for one of the space or of a layer.
+
+    By name: a class that is made in a constructor is another one every time.
+    """
+    one, other = fixed_class(ours), type(theirs)
+    return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
+
+
 def is_identity(module: nn.Module) -> bool:
     """Whether a module hands on what it is given."""
     return type(module).forward is nn.Identity.forward
@@ -59,7 +68,7 @@ def class_difference(ours: nn.Module, theirs: nn.Module) -> str:
     """As :func:`difference`, with what is made with values compared by its class alone."""
     if not is_open(ours):
         return difference(ours, theirs)
-    if fixed_class(ours) is not type(theirs):
+    if not is_of(ours, theirs):
         return named(theirs)
     if type(theirs) is not nn.Sequential:
         return ""
@@ -70,7 +79,7 @@ def class_difference(ours: nn.Module, theirs: nn.Module) -> str:
 
 
 def _own_difference(ours: nn.Module, theirs: nn.Module) -> str:
-    if fixed_class(ours) is not type(theirs):
+    if not is_of(ours, theirs):
         return named(theirs)
     forward = type(ours).forward
     if type(theirs).__module__.startswith("torch.nn"):

@@ -14,11 +14,12 @@ import torch
 import torch.fx as fx
 from torch import nn
 
-from naspipe.nni.counterparts import Counterparts, attribute, follow
+from naspipe.nni.counterparts import Counterparts, follow
 from naspipe.nni.cut import Draft, fused_cell
 from naspipe.nni.library import library
 from naspipe.nni.mutables import Sample, is_open
 from naspipe.nni.trace import Region, Traced, either
+from naspipe.nni.values import attribute
 
 
 def make_candidate(traced: Traced, draft: Draft, sample: Sample) -> nn.Module:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
@@ -21,28 +21,28 @@ from naspipe.core.errors import ConfigError
 from naspipe.nni.alike import (
     class_difference,
     fixed_class,
-    form_of,
     is_identity,
+    is_of,
     is_sequence,
     named,
     parts_of,
 )
 from naspipe.nni.library import library
 from naspipe.nni.mutables import Sample
-from naspipe.nni.trace import Entered, Traced, either, traceable
-from naspipe.runtime.tensor_bytes import tensor_bytes
+from naspipe.nni.trace import Entered, Traced, traceable
+from naspipe.nni.values import Values, described, passes
 
 Original = Callable[[fx.Node], tuple[str, nn.Module]]
 """Path and module that an architecture runs at a node that calls a module."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Counterparts:
     """The modules and tensors of a model of NNI's, by the paths that layers have them under."""
 
-    modules: dict[str, dict[str, nn.Module]] = field(default_factory=dict)
+    modules: dict[str, dict[str, nn.Module]]
     """Of each path the module, as ``""``; or, taken apart, its parts by their paths in it."""
-    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    tensors: dict[str, torch.Tensor]
     """What the forward itself reads."""
 
 
@@ -59,7 +59,7 @@ class _Call:
     @property
     def is_identity(self) -> bool:
         """Whether the value only passes."""
-        return is_identity(self.module) and _passes(self.node)
+        return is_identity(self.module) and passes(self.node)
 
     @property
     def where(self) -> str:
@@ -88,7 +88,7 @@ def follow(traced: Traced, sample: Sample, model: nn.Module, original: Original)
     finally:
         for module, was_training in training.items():
             module.training = was_training
-    return tracer.found
+    return Counterparts(tracer.modules, tracer.tensors)
 
 
 class _InStep(fx.Tracer):
@@ -96,7 +96,7 @@ class _InStep(fx.Tracer):
 
     def __init__(self, traced: Traced, sample: Sample, original: Original) -> None:
         super().__init__()
-        self.found = Counterparts()
+        self.modules: dict[str, dict[str, nn.Module]] = {}
         self._traced = traced
         self._sample = sample
         self._left: deque[_Call | fx.Node | Entered] = deque()
@@ -110,12 +110,16 @@ class _InStep(fx.Tracer):
             else:
                 self._left.append(step)
         self._inputs = deque(node for node in traced.graph.nodes if node.op == "placeholder")
+        self._values = Values(traced.space, sample, self)
         self._around: list[nn.Module] = []
         """Entered since the last step; some of NNI's model's containers may be these."""
-        self._values: dict[fx.Node, fx.Node] = {}
-        """What nodes of the space are in NNI's model."""
         self._owners: dict[int, str] = {}
         self._is_leaf = False
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """What the forward read itself."""
+        return self._values.tensors
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """As :meth:`call_module` decided."""
@@ -125,18 +129,18 @@ class _InStep(fx.Tracer):
         self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Look into what only holds other modules."""
-        passes = len(args) == 1 and isinstance(args[0], fx.Proxy) and not kwargs
-        self._is_leaf = (passes and is_identity(m)) or not self._opens(m)
+        only_passes = len(args) == 1 and isinstance(args[0], fx.Proxy) and not kwargs
+        self._is_leaf = (only_passes and is_identity(m)) or not self._opens(m)
         return super().call_module(m, forward, args, kwargs)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         """Take the step of the space that this call must be."""
         node = super().create_node(*args, **kwargs)
         if node.op == "placeholder" and self._inputs:
-            self._values[self._inputs.popleft()] = node
+            self._values.note(self._inputs.popleft(), node)
         elif node.op == "output":
             self._end(node)
-        elif node.op == "call_module" and not self._is_passed(node):
+        elif node.op == "call_module" and not self._values.is_passed(node):
             self._take_module(node)
         elif node.op in ("call_function", "call_method"):
             self._take_function(node)
@@ -151,8 +155,7 @@ class _InStep(fx.Tracer):
         while True:
             head = self._head()
             for index, container in enumerate(self._around):
-                is_it = fixed_class(container) is type(module)
-                if is_it and not is_sequence(module):
+                if is_of(container, module) and not is_sequence(module):
                     del self._around[: index + 1]
                     return True
             if isinstance(head, _Call) and not self._difference(head.module, module):
@@ -161,12 +164,11 @@ class _InStep(fx.Tracer):
                 return True
             if not (isinstance(head, _Call) and is_sequence(head.module)):
                 self._refuse_module(head, module)
-            self._take_apart()
+            self._take_apart(head)
 
-    def _take_apart(self) -> None:
+    def _take_apart(self, call: _Call) -> None:
         """Put a sequence's parts in its place."""
-        call = self._left.popleft()
-        assert isinstance(call, _Call)
+        self._left.popleft()
         inner = "blocks." if isinstance(call.module, library().repeat) else ""
         prefix = f"{call.part}.{inner}" if call.part else inner
         parts = [
@@ -176,7 +178,7 @@ class _InStep(fx.Tracer):
         self._left.extendleft(reversed(parts))
         if not parts and call.is_first:
             self._pass(call)
-        self.found.modules.setdefault(call.path, {})
+        self.modules.setdefault(call.path, {})
 
     def _head(self) -> _Call | fx.Node | None:
         """The next step that a call of NNI's model can be."""
@@ -193,8 +195,8 @@ class _InStep(fx.Tracer):
 
     def _pass(self, call: _Call) -> None:
         if call.is_first:
-            self._values[call.node] = self._at(call.node.all_input_nodes[0])
-        self.found.modules.setdefault(call.path, {})
+            self._values.note(call.node, self._values.at(call.node.all_input_nodes[0]))
+        self.modules.setdefault(call.path, {})
 
     def _difference(self, ours: nn.Module, theirs: nn.Module) -> str:
         """What differs between the space's module and one of NNI's model; empty if nothing."""
@@ -208,25 +210,25 @@ class _InStep(fx.Tracer):
         return named(theirs)
 
     def _take_module(self, node: fx.Node) -> None:
-        call = self._head()
-        assert isinstance(call, _Call)
-        module = self.root.get_submodule(str(node.target))
+        call, module = self._head(), self.root.get_submodule(str(node.target))
+        if not isinstance(call, _Call):
+            self._refuse_module(call, module)
         self._left.popleft()
         self._around.clear()
         expected: tuple[Any, Any] = (call.node.args, call.node.kwargs)
         if not call.is_first:
             expected = ((call.node,), {})
-        if not self._same(expected, (node.args, node.kwargs)):
+        if not self._values.same(expected, (node.args, node.kwargs)):
             self._refuse(
                 f", {call.where}: its {named(call.module)} reads other tensors than "
                 f"{node.target} does"
             )
-        self._values[call.node] = node
+        self._values.note(call.node, node)
         self._keep(call, module)
 
     def _keep(self, call: _Call, module: nn.Module) -> None:
         """Note a counterpart: one for each module, and one module for each that has tensors."""
-        parts = self.found.modules.setdefault(call.path, {})
+        parts = self.modules.setdefault(call.path, {})
         known = parts.setdefault(call.part, module)
         has_tensors = any(True for _ in (*module.parameters(), *module.buffers()))
         owner = self._owners.setdefault(id(module), call.where) if has_tensors else call.where
@@ -241,79 +243,33 @@ class _InStep(fx.Tracer):
         if (
             not isinstance(head, fx.Node)
             or (head.op, head.target) != (node.op, node.target)
-            or not self._same((head.args, head.kwargs), (node.args, node.kwargs))
+            or not self._values.same((head.args, head.kwargs), (node.args, node.kwargs))
         ):
-            self._refuse_function(_described(head), _described(node))
+            self._refuse_function(self._expected(head), described(node, self.root))
         self._left.popleft()
         self._around.clear()
-        self._values[head] = node
+        self._values.note(head, node)
 
     def _end(self, output: fx.Node) -> None:
         if head := self._head():
-            self._refuse_function(_described(head), "nothing")
+            self._refuse_function(self._expected(head), "nothing")
         (ours,) = (node for node in self._traced.graph.nodes if node.op == "output")
-        if not self._same(ours.args, output.args):
+        if not self._values.same(ours.args, output.args):
             self._refuse_function(f"to return {ours.args[0]}", f"{output.args[0]}")
 
-    def _at(self, node: fx.Node) -> fx.Node:
-        """What a node of the space is in NNI's model."""
-        while node.target is either:
-            inside, outside = node.args[0], node.args[1]
-            is_active = node.meta["ends"].is_active(self._sample)
-            chosen = inside if is_active else outside
-            assert isinstance(chosen, fx.Node)
-            node = chosen
-        return self._values.get(node, node)
-
-    def _same(self, ours: Any, theirs: Any) -> bool:
-        """Whether two arguments are the same value."""
-        if isinstance(ours, fx.Node) and isinstance(theirs, fx.Node):
-            ours, theirs = self._at(ours), self._seen_through(theirs)
-            if ours.op == "get_attr" and theirs.op == "get_attr" and ours is not theirs:
-                return self._same_tensor(str(ours.target), str(theirs.target))
-            return self._seen_through(ours) is theirs
-        if isinstance(ours, tuple | list) and isinstance(theirs, tuple | list):
-            return len(ours) == len(theirs) and all(map(self._same, ours, theirs))
-        if isinstance(ours, dict) and isinstance(theirs, dict):
-            return list(ours) == list(theirs) and all(
-                self._same(value, theirs[key]) for key, value in ours.items()
-            )
-        if isinstance(ours, slice) and isinstance(theirs, slice):
-            return all(
-                self._same(getattr(ours, key), getattr(theirs, key))
-                for key in ("start", "stop", "step")
-            )
-        return type(ours) is type(theirs) and bool(ours == theirs)
-
-    def _same_tensor(self, ours: str, theirs: str) -> bool:
-        """Parameters and buffers of one form, whose values are anybody's; or equal constants."""
-        one, other = (attribute(root, path) for root, path in (
-            (self._traced.space, ours), (self.root, theirs)))  # fmt: skip
-        if not isinstance(one, torch.Tensor) or form_of(one) != form_of(other):
-            return False
-        self.found.tensors[ours] = other
-        is_state = any(other is each for each in (*self.root.parameters(), *self.root.buffers()))
-        return is_state or torch.equal(tensor_bytes(one), tensor_bytes(other))
-
-    def _seen_through(self, node: fx.Node) -> fx.Node:
-        while self._is_passed(node):
-            node = node.all_input_nodes[0]
-        return node
-
-    def _is_passed(self, node: fx.Node) -> bool:
-        """Whether a node of NNI's model is an identity."""
-        if node.op != "call_module" or not _passes(node) or node.graph is not self.graph:
-            return False
-        return is_identity(self.root.get_submodule(str(node.target)))
+    def _expected(self, head: _Call | fx.Node | None) -> str:
+        if isinstance(head, _Call):
+            return fixed_class(head.module).__name__
+        return described(head, self._traced.space) if head else "nothing"
 
     def _refuse_module(self, head: _Call | fx.Node | None, module: nn.Module) -> NoReturn:
         paths = (name for name, each in self.root.named_modules() if each is module)
         path = next(paths, "a place of its own")
         place = f", {head.where}" if isinstance(head, _Call) else ""
         found = named(module)
-        if isinstance(head, _Call) and fixed_class(head.module) is type(module):
+        if isinstance(head, _Call) and is_of(head.module, module):
             found = self._difference(head.module, module)
-        self._refuse(f"{place}: expected {_described(head)}, found {found} at {path}")
+        self._refuse(f"{place}: expected {self._expected(head)}, found {found} at {path}")
 
     def _refuse_function(self, expected: str, found: str) -> NoReturn:
         raise ConfigError(
@@ -327,31 +283,3 @@ class _InStep(fx.Tracer):
             f"space {self._traced.name}{what} in NNI's own model of {self._sample!r:.200}; "
             f"build the modules around a choice so that the choice changes none of them"
         )
-
-
-def attribute(root: nn.Module, path: str) -> Any:
-    """What a forward reads of a module; not through ``getattr``, which fails while one traces."""
-    path, _, name = path.rpartition(".")
-    owner = root.get_submodule(path)
-    for kept in (owner._parameters, owner._buffers, owner.__dict__):
-        if name in kept:
-            return kept[name]
-    return getattr(type(owner), name)
-
-
-def _passes(node: fx.Node) -> bool:
-    """Whether a call takes one tensor and nothing else."""
-    values = (*node.args, *node.kwargs.values())
-    return len(values) == 1 and isinstance(values[0], fx.Node)
-
-
-def _described(step: _Call | fx.Node | None) -> str:
-    if step is None:
-        return "nothing"
-    if isinstance(step, _Call):
-        return f"{fixed_class(step.module).__name__}"
-    if step.op == "call_module":
-        return str(step.target)
-    target = step.target if isinstance(step.target, str) else step.target.__name__
-    args = fx.map_arg((step.args, step.kwargs), lambda _: ...)  # type: ignore[arg-type, return-value]
-    return f"{target}{args}".replace("Ellipsis", "...")

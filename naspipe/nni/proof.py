@@ -21,11 +21,12 @@ from naspipe.core.user_code import users_code
 from naspipe.nni.alike import difference, tensor_pairs
 from naspipe.nni.apart import done_apart
 from naspipe.nni.candidates import counterparts, fixed_model
-from naspipe.nni.counterparts import Counterparts, attribute
+from naspipe.nni.counterparts import Counterparts
 from naspipe.nni.cover import cover
 from naspipe.nni.decisions import LabelDecisions
 from naspipe.nni.mutables import Sample
 from naspipe.nni.trace import Traced
+from naspipe.nni.values import attribute
 from naspipe.runtime.determinism import deterministic_torch, layer_seed, seed_draws
 from naspipe.runtime.tensor_bytes import tensor_bytes
 

@@ -9,7 +9,7 @@ from naspipe.nni.library import library
 
 def by_path(traced, sample, model):
     """What stands where the space's paths lead in NNI's model."""
-    found = Counterparts()
+    found = Counterparts({}, {})
     for node in traced.graph.nodes:
         if node.op == "call_module":
             path, _ = running(traced.space, node, sample)
