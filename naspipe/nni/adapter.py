@@ -20,8 +20,8 @@ from naspipe.nni.mutables import domains, structure_in
 from naspipe.nni.proof import NniProof
 from naspipe.nni.trace import Traced, trace
 
-PROOFS = 64
-"""Architectures that are compared with NNI's own models, unless the user says otherwise."""
+PROOFS = 1000
+"""Layers that are compared with NNI's own models, unless the user says otherwise."""
 
 FIRST_LOOKS = 4
 """Architectures whose forwards are compared at once: every label's first value, its second, ..."""
@@ -53,8 +53,8 @@ def from_nni(
         name: of the space; that of the class by default.
         rules: of shared layers, by name.
         example: what the forward takes: a tensor, or a tuple of tensors.
-        proofs: architectures to compare at most; where that is too few for every layer, the
-            run's manifest says how many layers were compared.
+        proofs: layers to compare at most. Where a space has more, those are compared that the
+            first architectures to be looked at have, and the run's manifest says how many.
 
     Raises:
         ConfigError: without NNI, and for what cannot be mapped, with the reason and the place.

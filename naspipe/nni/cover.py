@@ -23,7 +23,7 @@ class Cover:
 
 
 def cover(decisions: LabelDecisions, most: int) -> Cover:
-    """At most so many architectures, which use as many layers as they can; always the same.
+    """Architectures until so many layers are in one of them, or all; always the same.
 
     Each takes the layers that no earlier one has as far as their labels agree, from the last block
     on, because what a depth leaves out comes last; the other labels are drawn.
@@ -35,7 +35,7 @@ def cover(decisions: LabelDecisions, most: int) -> Cover:
         for number in range(len(layers.samples))
     )
     total, drawn, samples = len(left), 0, list[Sample]()
-    while len(samples) < most and (left or drawn < RANDOM):
+    while not samples or (total - len(left) < most and (left or drawn < RANDOM)):
         drawn += not left
         wanted = _compatible(decisions, left)
         sample = {

@@ -39,14 +39,14 @@ Pair = tuple[str, torch.Tensor, torch.Tensor]
 
 @dataclass
 class NniProof:
-    """Compares a chain with NNI's own models of as many architectures as were asked for.
+    """Compares a chain with NNI's own models of architectures that together use every layer.
 
     Args:
         traced: the model space.
         blocks: of the chain.
         decisions: how architectures become choices.
         fields: of the batch, in the order of the forward's arguments.
-        most: architectures that are compared at most.
+        most: layers of choice blocks after which it is enough.
     """
 
     traced: Traced

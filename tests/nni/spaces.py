@@ -30,6 +30,11 @@ def shufflenet():
     return ShuffleNetSpace(num_labels=10)
 
 
+def shufflenet_channels():
+    """With a width of its own in every block: 32 layers each."""
+    return ShuffleNetSpace(num_labels=10, channel_search=True)
+
+
 def nasbench201():
     return NasBench201(stem_out_channels=4, num_modules_per_stack=2)
 
@@ -100,6 +105,7 @@ class Own(nas.ModelSpace):
 MADE = {
     "proxyless": proxyless, "shufflenet": shufflenet, "nasbench201": nasbench201,
     "autoformer": autoformer, "darts": darts, "nds": nds, "own": Own, "mobilenetv3": mobilenetv3,
+    "shufflenet_channels": shufflenet_channels,
 }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from torch import nn
 import naspipe
 from naspipe.core.errors import NaspipeError
 from naspipe.nni import candidates, proof
+from naspipe.nni.cover import cover
 from tests.nni.chain import differing, samples
 from tests.nni.filtered import FILTERED, REFUSED_AT_ONCE, Cell, Rescaled
 from tests.nni.paths import by_path
@@ -122,3 +123,17 @@ def test_an_example_is_what_the_forward_takes():
 def test_fewer_proofs_compare_fewer_layers_and_say_so():
     record = naspipe.from_nni(FILTERED["vanishing"](), example=EXAMPLE, proofs=1).proof.prove({})
     assert record["architectures"] == 1 and record["layers_compared"] < record["layers"]
+
+
+def test_a_cover_uses_every_layer_and_draws_some_more():
+    decisions = naspipe.from_nni(FILTERED["nested"]()).decisions
+    found = cover(decisions, 1000)
+    used = {key for sample in found.samples for key in enumerate(decisions.choices_of(sample))}
+    assert (
+        len(used)
+        == found.covered
+        == found.layers
+        == sum(len(block.samples) for block in decisions.blocks)
+    )
+    assert found == cover(decisions, 1000) and cover(decisions, 12).layers == found.layers
+    assert 12 <= cover(decisions, 12).covered < found.covered
