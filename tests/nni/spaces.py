@@ -61,7 +61,17 @@ def nds():
 def mobilenetv3():
     """With optional squeeze-and-excitation, which NNI's models have or have not."""
     return MobileNetV3Space(
-        num_labels=10, base_widths=(8, 8, 8, 8, 8, 8, 8, 16, 16), width_multipliers=1.0,
+        num_labels=10, base_widths=(8, 8, 8, 8, 16, 16), width_multipliers=1.0,
+        expand_ratios=(1.0, 2.0), squeeze_excite=("none", "optional", "optional"),
+        depth_range=(1, 2), stride=(2, 1, 2, 2, 1, 1),
+        activation=("hswish", "relu", "relu", "hswish", "hswish", "hswish"),
+    )  # fmt: skip
+
+
+def mobilenetv3_wide():
+    """As many stages as it has by default, of two widths."""
+    return MobileNetV3Space(
+        num_labels=10, base_widths=(8, 8, 8, 8, 8, 8, 8, 16, 16), width_multipliers=(1.0, 2.0),
         expand_ratios=(1.0, 2.0), depth_range=(1, 2),
     )  # fmt: skip
 
@@ -105,6 +115,7 @@ class Own(nas.ModelSpace):
 MADE = {
     "proxyless": proxyless, "shufflenet": shufflenet, "nasbench201": nasbench201,
     "autoformer": autoformer, "darts": darts, "nds": nds, "own": Own, "mobilenetv3": mobilenetv3,
+    "mobilenetv3_wide": mobilenetv3_wide,
     "shufflenet_channels": shufflenet_channels,
 }  # fmt: skip
 

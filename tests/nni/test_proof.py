@@ -25,7 +25,7 @@ import torch
 from torch import nn
 import nni.nas.nn.pytorch as nas
 import naspipe
-from tests.nni.filtered import {kind}
+from tests.nni.{room} import {kind}
 
 torch.manual_seed(3)
 space = naspipe.from_nni({kind}())
@@ -81,7 +81,7 @@ def test_nothing_is_trained_or_searched_without_it(tmp_path):
 
 def test_nothing_is_profiled_or_simulated_without_it(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "another.py").write_text(MINE.format(kind="Rescaled"))
+    (tmp_path / "another.py").write_text(MINE.format(room="misbuilt", kind="Rescaled"))
     names = ("another:space", "--data", "another:data")
     for command in ("profile", "simulate", "train"):
         assert main([command, *names]) == 2
@@ -90,7 +90,7 @@ def test_nothing_is_profiled_or_simulated_without_it(tmp_path, monkeypatch, caps
 
 
 def test_the_command_is_silent_about_nnis_own_warnings(tmp_path):
-    (tmp_path / "cell.py").write_text(MINE.format(kind="Cell"))
+    (tmp_path / "cell.py").write_text(MINE.format(room="filtered", kind="Cell"))
     command = (
         sys.executable, "-m", "naspipe", "train", "cell:space", "--data", "cell:data",
         "--steps", "2", "--run-dir", "run",
