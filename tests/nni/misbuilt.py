@@ -118,6 +118,26 @@ class Untied(Filtered):
         return nn.Sequential(one, nn.ReLU(), conv() if isinstance(op, nn.Identity) else one, op)
 
 
+class TiedWeights(Filtered):
+    """Two weights, which are one in NNI's model."""
+
+    def make_body(self):
+        op, one, two = maybe("op"), conv(), conv()
+        if isinstance(op, nn.Identity):
+            two.weight = one.weight
+        return nn.Sequential(one, op, two)
+
+
+class UntiedWeights(Filtered):
+    """One weight, which is two in NNI's model."""
+
+    def make_body(self):
+        op, one, two = maybe("op"), conv(), conv()
+        if not isinstance(op, nn.Identity):
+            two.weight = one.weight
+        return nn.Sequential(one, nn.ReLU(), two, op)
+
+
 class Swapped(Filtered):
     """The same modules in another order."""
 
@@ -199,5 +219,7 @@ REFUSED_AT_ONCE = {
 REFUSED_BY_BITS = {
     Rescaled: "other bits in output 0 in evaluation mode",
     Stopped: r"gradient of (stem|body)",
+    TiedWeights: r"one tensor of body\.2\.weight, which is two in the chain",
+    UntiedWeights: r"two tensors of body\.2\.weight, which is one in the chain",
     Counted: r"other bits in body\.1\.seen after a forward",
 }
