@@ -201,6 +201,22 @@ class Fewer(Filtered):
         return nn.Sequential(op, *([] if isinstance(op, nn.Identity) else [conv()]))
 
 
+class Dead(Filtered):
+    """A last module whose output nobody reads; its statistics are kept all the same."""
+
+    def make_body(self):
+        op = maybe("op")
+        self.is_plain = isinstance(op, nn.Identity)
+        self.watch = nn.BatchNorm2d(3)
+        return op
+
+    def forward(self, x):
+        out = super().forward(x)
+        if not self.is_plain:
+            self.watch(x)
+        return out
+
+
 REFUSED_AT_ONCE = {
     LosesASkip: r"space LosesASkip, body\.0\.0: expected SmallSkip, found Conv2d at body\.0 in",
     LosesAnActivation: r"LosesAnActivation, body\.0\.0: expected ReLU, found Conv2d at body\.0",
@@ -212,6 +228,7 @@ REFUSED_AT_ONCE = {
     Rewired: r"Rewired, body\.second: its Conv2d reads other tensors than body\.second does",
     Resized: r"Resized: .*expected add\(.*body\.bias', 4, 1, 1.* found add\(.*body\.bias', 1, 1, 1",
     More: r"More: expected mean.*, found ReLU at body\.1",
+    Dead: r"Dead: .* expected BatchNorm2d for every architecture, found nothing",
     Fewer: r"Fewer: .* expected Conv2d for every architecture, found mean",
 }
 """By the forwards alone."""
