@@ -12,11 +12,11 @@ from naspipe.core.space import Block, Shared, Space
 
 if TYPE_CHECKING:
     from naspipe.export.exporter import export_subnet as export_subnet
-    from naspipe.frontend.api import train as train
-    from naspipe.frontend.api import train_together as train_together
-    from naspipe.frontend.api import workload as workload
-    from naspipe.frontend.run import Run as Run
-    from naspipe.frontend.search_api import search_subnets as search_subnets
+    from naspipe.frontend.given.run import Run as Run
+    from naspipe.frontend.search.api import search_subnets as search_subnets
+    from naspipe.frontend.training.api import train as train
+    from naspipe.frontend.training.api import train_together as train_together
+    from naspipe.frontend.training.api import workload as workload
     from naspipe.nni.adapter import from_nni as from_nni
 
 __all__ = [
@@ -27,11 +27,11 @@ __all__ = [
 __version__ = "0.1.0"
 
 _NEED_TORCH = {
-    "train": "naspipe.frontend.api",
-    "train_together": "naspipe.frontend.api",
-    "workload": "naspipe.frontend.api",
-    "Run": "naspipe.frontend.run",
-    "search_subnets": "naspipe.frontend.search_api",
+    "train": "naspipe.frontend.training.api",
+    "train_together": "naspipe.frontend.training.api",
+    "workload": "naspipe.frontend.training.api",
+    "Run": "naspipe.frontend.given.run",
+    "search_subnets": "naspipe.frontend.search.api",
     "export_subnet": "naspipe.export.exporter",
     "from_nni": "naspipe.nni.adapter",
 }

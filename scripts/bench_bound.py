@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import search_spaces  # noqa: E402
-from naspipe.frontend.scenario import Scenario, table5_scenario  # noqa: E402
+from naspipe.frontend.simulation.scenario import Scenario, table5_scenario  # noqa: E402
 from naspipe.planning.causal_bound import CausalBound, causal_bound  # noqa: E402
 from naspipe.planning.cost import CostTable, LayerCost  # noqa: E402
 

@@ -20,8 +20,8 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import naspipe  # noqa: E402
-from naspipe.frontend.workloads import Named  # noqa: E402
-from naspipe.runtime.reports import SilentObserver  # noqa: E402
+from naspipe.frontend.given.workloads import Named  # noqa: E402
+from naspipe.runtime.wire.reports import SilentObserver  # noqa: E402
 from scripts.tiny_workload import tiny_workload  # noqa: E402
 
 WARM_UP = 20
@@ -34,7 +34,7 @@ class Clock(SilentObserver):
         self.times: list[float] = []
 
     def on_loss(self, stream: int, sequence_id: int, loss: float) -> None:
-        """See :class:`naspipe.runtime.reports.LaunchObserver`."""
+        """See :class:`naspipe.runtime.wire.reports.LaunchObserver`."""
         self.times.append(time.monotonic())
 
 

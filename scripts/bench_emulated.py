@@ -30,24 +30,24 @@ from naspipe.core.ids import LayerId, SequenceId, StreamId  # noqa: E402
 from naspipe.core.space import Shared  # noqa: E402
 from naspipe.core.subnet import Subnet  # noqa: E402
 from naspipe.core.task import Task  # noqa: E402
-from naspipe.frontend.plan import make_plan  # noqa: E402
-from naspipe.frontend.training import Training, define  # noqa: E402
+from naspipe.frontend.given.run_plan import make_plan  # noqa: E402
+from naspipe.frontend.training.training import Training, define  # noqa: E402
 from naspipe.planning.cost import CostTable  # noqa: E402
-from naspipe.runtime.compute import Workload  # noqa: E402
-from naspipe.runtime.environment import describe_environment  # noqa: E402
-from naspipe.runtime.launcher import profile_apart  # noqa: E402
-from naspipe.runtime.layer_sizes import measure_sizes  # noqa: E402
-from naspipe.runtime.profile_cache import ProfileCache  # noqa: E402
-from naspipe.runtime.reports import SilentObserver  # noqa: E402
+from naspipe.runtime.devices.environment import describe_environment  # noqa: E402
+from naspipe.runtime.jobs.workload import Workload  # noqa: E402
+from naspipe.runtime.measuring.layer_sizes import measure_sizes  # noqa: E402
+from naspipe.runtime.measuring.profile_cache import ProfileCache  # noqa: E402
+from naspipe.runtime.processes.launcher import profile_apart  # noqa: E402
+from naspipe.runtime.wire.reports import SilentObserver  # noqa: E402
 from naspipe.sim.costs import Costs  # noqa: E402
 from naspipe.sim.fidelity import LoggedCosts, logged_costs  # noqa: E402
 from naspipe.sim.plan import Chain, Pipeline, Stream  # noqa: E402
 from naspipe.sim.run import measured_timing, simulate_run  # noqa: E402
 from naspipe.streams.samplers import draw_stream  # noqa: E402
-from naspipe.trace.files import write_json  # noqa: E402
-from naspipe.trace.log import read_run_accesses  # noqa: E402
-from naspipe.trace.metrics import summarize  # noqa: E402
-from naspipe.trace.run_directory import RunDirectory  # noqa: E402
+from naspipe.trace.access.log import read_run_accesses  # noqa: E402
+from naspipe.trace.reading.metrics import summarize  # noqa: E402
+from naspipe.trace.results.run_directory import RunDirectory  # noqa: E402
+from naspipe.trace.storage.whole_files import write_json  # noqa: E402
 from scripts.tiny_workload import tiny_workload  # noqa: E402
 
 MOST_APART = 0.02

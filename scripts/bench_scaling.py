@@ -23,10 +23,10 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 
 import naspipe  # noqa: E402
-from naspipe.frontend.workloads import Named  # noqa: E402
+from naspipe.frontend.given.workloads import Named  # noqa: E402
 from naspipe.streams.samplers import draw_stream  # noqa: E402
-from naspipe.trace.log import read_run_accesses  # noqa: E402
-from naspipe.trace.metrics import summarize  # noqa: E402
+from naspipe.trace.access.log import read_run_accesses  # noqa: E402
+from naspipe.trace.reading.metrics import summarize  # noqa: E402
 from scripts.tiny_workload import tiny_workload  # noqa: E402
 from tests.equivalence.harness import oracle_of  # noqa: E402
 

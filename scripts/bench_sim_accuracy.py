@@ -20,13 +20,13 @@ sys.path.insert(0, str(ROOT))
 from naspipe.cli.main import main as naspipe  # noqa: E402
 from naspipe.core.config import Execution  # noqa: E402
 from naspipe.core.errors import NaspipeError  # noqa: E402
-from naspipe.frontend.imitation import imitate_with, logged_costs_of  # noqa: E402
-from naspipe.frontend.scenario import workload_of  # noqa: E402
-from naspipe.runtime.environment import describe_environment  # noqa: E402
-from naspipe.runtime.launcher import profile_apart  # noqa: E402
-from naspipe.runtime.profile_cache import ProfileCache  # noqa: E402
+from naspipe.frontend.simulation.resimulation import logged_costs_of, simulate_again_with  # noqa: E402
+from naspipe.frontend.simulation.scenario import workload_of  # noqa: E402
+from naspipe.runtime.devices.environment import describe_environment  # noqa: E402
+from naspipe.runtime.measuring.profile_cache import ProfileCache  # noqa: E402
+from naspipe.runtime.processes.launcher import profile_apart  # noqa: E402
 from naspipe.sim.costs import TableCosts  # noqa: E402
-from naspipe.trace.compare import RecordedRun  # noqa: E402
+from naspipe.trace.reading.compare import RecordedRun  # noqa: E402
 from scripts.tiny_workload import tiny_workload  # noqa: E402
 
 TARGET = 0.05
@@ -52,8 +52,8 @@ def measure(space: str, sampler: str, steps: int, stages: int, directory: Path) 
         "space": space, "sampler": sampler, "stages": stages, "steps": steps,
         "order": recorded.manifest["execution"]["order"],
         "link_ms": logged.link_ns / 1e6, "pause_ms": logged.pause_ns / 1e6,
-        "from_log": imitate_with(recorded, logged, logged.table).as_dict(),
-        "from_profile": imitate_with(recorded, profiled, table).as_dict(),
+        "from_log": simulate_again_with(recorded, logged, logged.table).as_dict(),
+        "from_profile": simulate_again_with(recorded, profiled, table).as_dict(),
     }  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from naspipe.trace.compare import compare_runs  # noqa: E402
+from naspipe.trace.reading.compare import compare_runs  # noqa: E402
 from tests.faults.two_hosts import TwoHosts, why_not  # noqa: E402
 
 SMALL = "tests.faults.small_space"

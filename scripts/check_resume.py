@@ -20,9 +20,9 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import naspipe  # noqa: E402
-from naspipe.frontend.workloads import Named  # noqa: E402
-from naspipe.runtime.reports import SilentObserver  # noqa: E402
-from naspipe.trace.compare import compare_runs  # noqa: E402
+from naspipe.frontend.given.workloads import Named  # noqa: E402
+from naspipe.runtime.wire.reports import SilentObserver  # noqa: E402
+from naspipe.trace.reading.compare import compare_runs  # noqa: E402
 from scripts.tiny_workload import tiny_workload  # noqa: E402
 
 OPTIMIZERS = {"SGD": (0.05, {"momentum": 0.9, "weight_decay": 1e-4}), "Adam": (1e-3, {})}
@@ -37,7 +37,7 @@ class Ends(SilentObserver):
         self.step = step
 
     def on_loss(self, stream: int, sequence_id: int, loss: float) -> None:
-        """See :class:`naspipe.runtime.reports.LaunchObserver`."""
+        """See :class:`naspipe.runtime.wire.reports.LaunchObserver`."""
         if sequence_id == self.step:
             os.kill(os.getpid(), signal.SIGTERM)
 

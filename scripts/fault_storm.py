@@ -15,7 +15,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from naspipe.trace.compare import compare_runs  # noqa: E402
+from naspipe.trace.reading.compare import compare_runs  # noqa: E402
 from tests.faults.storm import draw_case, reference, run_case  # noqa: E402
 
 

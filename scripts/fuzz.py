@@ -30,8 +30,8 @@ QUICK = ("access records", "events", "messages", "reports")
 """Targets that touch no file or only a short one: they get two and a half times the inputs."""
 
 INSTRUMENTED = [
-    "naspipe.trace", "naspipe.core", "naspipe.data.fairseq_format", "naspipe.runtime.messages",
-    "naspipe.runtime.tensor_codec", "naspipe.streams.from_file", "naspipe.cli.streams",
+    "naspipe.trace", "naspipe.core", "naspipe.data.fairseq_format", "naspipe.runtime.wire.messages",
+    "naspipe.runtime.wire.tensor_codec", "naspipe.streams.from_file", "naspipe.cli.streams",
 ]  # fmt: skip
 
 

@@ -99,7 +99,8 @@ def _environment(wheels: Path, scratch: Path) -> dict[str, str] | None:
 def _machine(device: str, environment: dict[str, str]) -> dict[str, Any]:
     """What the figures were measured on."""
     ask = (
-        "import json, platform, torch; from naspipe.runtime.gpus import find_gpus; g = find_gpus();"
+        "import json, platform, torch;"
+        "from naspipe.runtime.devices.gpus import find_gpus; g = find_gpus();"
         "print(json.dumps({'gpus': g.names, 'gpu_memory_bytes': g.memory_bytes, 'driver': g.driver,"
         "'cuda': g.cuda, 'cudnn': g.cudnn, 'torch': torch.__version__,"
         "'python': platform.python_version()}))"

@@ -20,12 +20,12 @@ import naspipe
 import search_spaces
 from naspipe.core.config import Definition, Recipe
 from naspipe.core.space import Shared, Space
-from naspipe.frontend.workloads import Named
-from naspipe.runtime import launcher
-from naspipe.runtime.compute import Workload
-from naspipe.runtime.layer_sizes import measure_sizes
-from naspipe.trace.log import read_run_accesses
-from naspipe.trace.metrics import hit_rate, makespan_seconds, stall_ratio
+from naspipe.frontend.given.workloads import Named
+from naspipe.runtime.jobs.workload import Workload
+from naspipe.runtime.measuring.layer_sizes import measure_sizes
+from naspipe.runtime.processes import launcher
+from naspipe.trace.access.log import read_run_accesses
+from naspipe.trace.reading.metrics import hit_rate, makespan_seconds, stall_ratio
 
 TEXT = {"tiny": (600, 2600), "small": (4096, 8200), "paper": (12288, 8200)}
 """Padded tokens of a batch, and the vocabulary: as of the real data at each scale."""

@@ -19,14 +19,14 @@ sys.path.insert(0, str(ROOT))
 
 from naspipe.core.config import Execution  # noqa: E402
 from naspipe.core.space import Space  # noqa: E402
-from naspipe.frontend.held_out import find_held_out  # noqa: E402
-from naspipe.frontend.run import Run  # noqa: E402
-from naspipe.frontend.search_record import SilentSearchObserver  # noqa: E402
-from naspipe.frontend.searching import Searching  # noqa: E402
-from naspipe.frontend.training import Training, define  # noqa: E402
-from naspipe.frontend.workloads import Named  # noqa: E402
-from naspipe.runtime.compute import Batches, Workload  # noqa: E402
-from naspipe.runtime.reports import SilentObserver  # noqa: E402
+from naspipe.frontend.given.held_out import find_held_out  # noqa: E402
+from naspipe.frontend.given.run import Run  # noqa: E402
+from naspipe.frontend.given.workloads import Named  # noqa: E402
+from naspipe.frontend.search.search_record import SilentSearchObserver  # noqa: E402
+from naspipe.frontend.search.searching import Searching  # noqa: E402
+from naspipe.frontend.training.training import Training, define  # noqa: E402
+from naspipe.runtime.jobs.workload import Batches, Workload  # noqa: E402
+from naspipe.runtime.wire.reports import SilentObserver  # noqa: E402
 from naspipe.search.definition import SearchDefinition  # noqa: E402
 from naspipe.search.records import Search, SearchDirectory, search_path  # noqa: E402
 from naspipe.streams.from_file import write_stream  # noqa: E402

@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT))
 
 from naspipe.export.bleu import BleuScorer  # noqa: E402
 from naspipe.export.exporter import export_subnet  # noqa: E402
-from naspipe.frontend.run import Run  # noqa: E402
+from naspipe.frontend.given.run import Run  # noqa: E402
 from scripts.search_common import Bench, command, draw, keep, kendall, random_subnets  # noqa: E402
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import search_spaces
 from naspipe.data import registry
 from naspipe.data.progress import ConsoleProgress
-from naspipe.frontend.workloads import Named, find_workload
+from naspipe.frontend.given.workloads import Named, find_workload
 
 
 def tiny_workload(name: str, sizes: Mapping[str, int] | None = None) -> Named:

@@ -8,8 +8,8 @@ from functools import partial
 import pytest
 from hypothesis import settings
 
-from naspipe.frontend import plan
-from naspipe.runtime import launcher
+from naspipe.frontend.given import run_plan as plan
+from naspipe.runtime.processes import launcher
 
 settings.register_profile("naspipe", deadline=None, print_blob=True)
 settings.load_profile("naspipe")

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from naspipe.core.errors import ConfigError, LogError
-from naspipe.trace.compare import Comparison, RecordedRun, compare_to
-from naspipe.trace.metrics import Summary, summarize
+from naspipe.trace.reading.compare import Comparison, RecordedRun, compare_to
+from naspipe.trace.reading.metrics import Summary, summarize
 
 _EXAMPLE = """\
 example:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from naspipe.core.space import Space
-    from naspipe.runtime.compute import Batches, Loss
+    from naspipe.runtime.jobs.losses import Loss
+    from naspipe.runtime.jobs.workload import Batches
 
 _EXAMPLE = """\
 examples:
@@ -61,8 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
     from naspipe.export.exporter import export_subnet, train_alone
     from naspipe.export.onnx_form import check_onnx
     from naspipe.export.subnet import check_space, find_choices
-    from naspipe.frontend.run import Run
-    from naspipe.trace.run_directory import RunDirectory
+    from naspipe.frontend.given.run import Run
+    from naspipe.trace.results.run_directory import RunDirectory
 
     space, data, loss = _workload(arguments, RunDirectory(arguments.run).read_manifest())
     found = Run(space, Path(arguments.run))
@@ -103,7 +104,7 @@ def _workload(
     """The run's space, and its data and loss where they are known."""
     from naspipe.cli.run_source import run_source
     from naspipe.core.rules import parse_rule
-    from naspipe.frontend.workloads import find_space, find_workload
+    from naspipe.frontend.given.workloads import find_space, find_workload
 
     rules = manifest["definition"]["rules"]
     parsed = {shared: parse_rule(rule) for shared, rule in rules.items()}

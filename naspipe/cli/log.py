@@ -11,8 +11,8 @@ import sys
 from collections.abc import Iterator
 
 from naspipe.core.access import AccessKind
-from naspipe.trace.compare import RecordedRun
-from naspipe.trace.order import access_order, format_order, layer_order, reads_and_writes
+from naspipe.trace.access.order import access_order, format_order, layer_order, reads_and_writes
+from naspipe.trace.reading.compare import RecordedRun
 
 _EXAMPLE = """\
 examples:

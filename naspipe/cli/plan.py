@@ -15,7 +15,7 @@ from naspipe.cli.simulate import add_scenario_arguments, open_scenario
 
 if TYPE_CHECKING:
     from naspipe.core.config import Execution
-    from naspipe.frontend.scenario import Scenario
+    from naspipe.frontend.simulation.scenario import Scenario
     from naspipe.sim.limits import Limit
     from naspipe.sim.outcome import Outcome
 

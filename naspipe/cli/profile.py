@@ -21,8 +21,8 @@ from naspipe.planning.size import LayerSize, SizeTable
 
 if TYPE_CHECKING:
     from naspipe.core.config import Execution
-    from naspipe.runtime.compute import Workload
-    from naspipe.runtime.profile_cache import ProfileCache
+    from naspipe.runtime.jobs.workload import Workload
+    from naspipe.runtime.measuring.profile_cache import ProfileCache
 
 _EXAMPLE = """\
 examples:
@@ -66,8 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure, or read what was measured, and print it; returns the exit status."""
     from naspipe.core.user_code import users_code
-    from naspipe.runtime.layer_sizes import measure_sizes
-    from naspipe.runtime.profile_cache import ProfileCache
+    from naspipe.runtime.measuring.layer_sizes import measure_sizes
+    from naspipe.runtime.measuring.profile_cache import ProfileCache
 
     workload, execution = _workload(arguments)
     named_device = _device_name(execution.device)
@@ -87,8 +87,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _device_name(device: str) -> str:
     """What the device is called in the cache; it must be on this machine."""
-    from naspipe.frontend.checks import check_device
-    from naspipe.runtime.gpus import NO_GPUS, find_gpus
+    from naspipe.frontend.given.checks import check_device
+    from naspipe.runtime.devices.gpus import NO_GPUS, find_gpus
 
     gpus = NO_GPUS if device == "cpu" else find_gpus()
     check_device(device, len(gpus))
@@ -98,11 +98,11 @@ def _device_name(device: str) -> str:
 def _workload(arguments: argparse.Namespace) -> tuple[Workload, Execution]:
     """What would be trained, checked as far as it matters here, and on what."""
     from naspipe.core.config import Execution, Settings, apply_settings
-    from naspipe.frontend.checks import check_batch, check_layers
-    from naspipe.frontend.training import define
-    from naspipe.frontend.workloads import find_workload
-    from naspipe.runtime.compute import Workload
-    from naspipe.runtime.optimizers import check_optimizer
+    from naspipe.frontend.given.checks import check_batch, check_layers
+    from naspipe.frontend.given.workloads import find_workload
+    from naspipe.frontend.training.training import define
+    from naspipe.runtime.jobs.workload import Workload
+    from naspipe.runtime.layers.optimizers import check_optimizer
 
     named = find_workload(arguments.space, arguments.scale, arguments.data, arguments.data_dir)
     execution = Execution(recompute=arguments.recompute, device=arguments.device)
@@ -128,10 +128,10 @@ def _costs(
     workload: Workload, cache: ProfileCache, is_fresh: bool, execution: Execution
 ) -> tuple[CostTable, str]:
     """The costs, and where they are from or went to."""
-    from naspipe.runtime.determinism import deterministic_torch
-    from naspipe.runtime.garbage import calm_collector
-    from naspipe.runtime.launcher import profile_apart
-    from naspipe.runtime.profiler import profile
+    from naspipe.runtime.devices.determinism import deterministic_torch
+    from naspipe.runtime.measuring.profiler import profile
+    from naspipe.runtime.processes.launcher import profile_apart
+    from naspipe.runtime.worker.garbage import calm_collector
 
     kept = None if is_fresh else cache.read()
     if kept is not None:

@@ -12,7 +12,7 @@ from naspipe.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from naspipe.core.config import Execution
-    from naspipe.runtime.compute import Workload
+    from naspipe.runtime.jobs.workload import Workload
 
 DEFINING = ("scale", "steps", "seed", "sampler", "policy", "bulk", "streams", "data", "recipe")
 """Options that define a run, so that a resume takes them from it."""
@@ -48,7 +48,7 @@ def read_resumed(
 
 
 def _manifests(path: Path) -> list[dict[str, Any]]:
-    from naspipe.trace.run_directory import RunDirectory
+    from naspipe.trace.results.run_directory import RunDirectory
 
     if not (path / "stream-0").is_dir():
         return [RunDirectory(path).read_manifest()]
@@ -78,11 +78,11 @@ def _workload(
 ) -> Workload:
     from naspipe.core.config import Recipe
     from naspipe.core.rules import parse_rule
-    from naspipe.frontend.explorers import find_explorer
-    from naspipe.frontend.held_out import held_out_for
-    from naspipe.frontend.training import define
-    from naspipe.frontend.workloads import find_workload
-    from naspipe.runtime.compute import Workload
+    from naspipe.frontend.given.held_out import held_out_for
+    from naspipe.frontend.given.strategies import find_strategy_maker
+    from naspipe.frontend.given.workloads import find_workload
+    from naspipe.frontend.training.training import define
+    from naspipe.runtime.jobs.workload import Workload
 
     definition, source = manifest.get("definition"), manifest.get("source")
     if not source or not isinstance(definition, dict):
@@ -109,7 +109,7 @@ def _workload(
         loss=named.loss,
         definition=define(space, named.data, named.loss, recipe=recipe, **identity),
         recompute=execution.recompute,
-        explore=find_explorer(identity["sampler"], space, identity["seed"]),
+        make_strategy=find_strategy_maker(identity["sampler"], space, identity["seed"]),
         held_out=held_out_for(
             execution, {**source, "validation": own or source.get("validation")}, arguments.data_dir
         ),

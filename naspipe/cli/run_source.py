@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 
 class RunSource(NamedTuple):
-    """Names for :func:`naspipe.frontend.workloads.find_workload`."""
+    """Names for :func:`naspipe.frontend.given.workloads.find_workload`."""
 
     space: str
     scale: str

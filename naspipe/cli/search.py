@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from naspipe.frontend.searching import Searching
+    from naspipe.frontend.search.searching import Searching
     from naspipe.search.definition import SearchDefinition
     from naspipe.search.records import Candidate, Search
 
@@ -98,7 +98,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Search; prints the tables and the search's directory on stdout."""
-    from naspipe.cli.search_progress import SearchProgress, print_tables
+    from naspipe.cli.display.search_progress import SearchProgress, print_tables
     from naspipe.core.errors import ConfigError
 
     if arguments.top < 1:
@@ -196,11 +196,11 @@ def _searching(
     from naspipe.cli.run_source import run_source
     from naspipe.core.config import Execution
     from naspipe.core.rules import parse_rule
-    from naspipe.frontend.held_out import at_most, check_size, find_held_out
-    from naspipe.frontend.run import Run
-    from naspipe.frontend.searching import Searching
-    from naspipe.frontend.workloads import find_workload
-    from naspipe.trace.run_directory import RunDirectory
+    from naspipe.frontend.given.held_out import at_most, check_size, find_held_out
+    from naspipe.frontend.given.run import Run
+    from naspipe.frontend.given.workloads import find_workload
+    from naspipe.frontend.search.searching import Searching
+    from naspipe.trace.results.run_directory import RunDirectory
 
     manifest = RunDirectory(arguments.run).read_manifest()
     space, scale, data, sizes = run_source(arguments, manifest)

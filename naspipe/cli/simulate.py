@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from naspipe.core.config import Execution
-    from naspipe.frontend.scenario import Scenario
+    from naspipe.frontend.simulation.scenario import Scenario
     from naspipe.sim.outcome import Outcome
-    from naspipe.trace.run_directory import RunDirectory
+    from naspipe.trace.results.run_directory import RunDirectory
 
 _EXAMPLE = """\
 examples:
@@ -38,7 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "space", metavar="SPACE", nargs="?", help="a space by name, or MODULE:ATTRIBUTE"
     )
-    parser.add_argument("--like", type=Path, metavar="RUN", help="imitate a recorded run instead")
+    parser.add_argument(
+        "--like", type=Path, metavar="RUN", help="simulate a recorded run again instead"
+    )
     parser.add_argument("--stages", type=int, default=4, metavar="N", help="stages (default: 4)")
     parser.add_argument("--steps", type=int, default=300, metavar="S", help="subnets (300)")
     add_scenario_arguments(parser)
@@ -112,7 +114,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _directories(arguments: argparse.Namespace) -> list[RunDirectory]:
     """Where the access logs go, checked; none where they are not asked for."""
-    from naspipe.trace.run_directory import stream_directories
+    from naspipe.trace.results.run_directory import stream_directories
 
     if arguments.run_dir is None:
         return []
@@ -130,7 +132,7 @@ def open_scenario(arguments: argparse.Namespace, **execution: Any) -> tuple[Scen
     """
     from naspipe.core.config import Execution, Settings, apply_settings
     from naspipe.core.errors import ConfigError
-    from naspipe.frontend import scenario
+    from naspipe.frontend.simulation import scenario
 
     how = Execution(
         order=arguments.order,
@@ -197,9 +199,9 @@ def _print(outcome: Outcome) -> None:
 
 def _imitate(arguments: argparse.Namespace) -> int:
     """A recorded run beside its simulation, with what each of its accesses took."""
-    from naspipe.frontend.imitation import imitate
+    from naspipe.frontend.simulation.resimulation import simulate_again
 
-    fidelity = imitate(arguments.like)
+    fidelity = simulate_again(arguments.like)
     if arguments.json:
         print(json.dumps(fidelity.as_dict(), indent=1))
         return 0

@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from naspipe.cli.streams import StreamOptions
     from naspipe.core.config import Execution, Settings
     from naspipe.core.recipe_file import RecipeFile
-    from naspipe.frontend.training import Training
-    from naspipe.runtime.compute import Workload
-    from naspipe.runtime.meeting import Worker
+    from naspipe.frontend.training.training import Training
+    from naspipe.runtime.jobs.workload import Workload
+    from naspipe.runtime.processes.rendezvous import Worker
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Train; prints the run directories on stdout. Under torchrun, this is one of its workers."""
     from naspipe.core.errors import ConfigError
-    from naspipe.frontend.workers import execution_of, refuse, train_as_worker
-    from naspipe.runtime.meeting import Worker
+    from naspipe.frontend.training.workers import execution_of, refuse, train_as_worker
+    from naspipe.runtime.processes.rendezvous import Worker
 
     worker = Worker.find()
     try:
@@ -60,9 +60,9 @@ def _training(
     worker: Worker | None,
 ) -> Iterator[Training]:
     """The training, whose progress is shown while it goes on; by one of several workers."""
-    from naspipe.cli.progress import TrainingProgress
-    from naspipe.frontend.api import default_run_directory
-    from naspipe.frontend.training import Training
+    from naspipe.cli.display.training_progress import TrainingProgress
+    from naspipe.frontend.training.api import default_run_directory
+    from naspipe.frontend.training.training import Training
 
     names = list(dict.fromkeys(workload.space.name for workload in workloads))
     path = arguments.resume or arguments.run_dir
@@ -126,11 +126,11 @@ def _workloads(
         ConfigError: for a name that cannot be found or a value that does not fit.
     """
     from naspipe.core.config import Settings
-    from naspipe.frontend.explorers import find_explorer
-    from naspipe.frontend.held_out import held_out_for
-    from naspipe.frontend.training import define
-    from naspipe.frontend.workloads import Named, find_workload
-    from naspipe.runtime.compute import Workload
+    from naspipe.frontend.given.held_out import held_out_for
+    from naspipe.frontend.given.strategies import find_strategy_maker
+    from naspipe.frontend.given.workloads import Named, find_workload
+    from naspipe.frontend.training.training import define
+    from naspipe.runtime.jobs.workload import Workload
 
     found: dict[tuple[str, str, str | None], Named] = {}
     workloads: list[Workload] = []
@@ -168,7 +168,7 @@ def _workloads(
                 loss=named.loss,
                 definition=definition,
                 recompute=settings.execution.recompute,
-                explore=find_explorer(stream.sampler, named.space, stream.seed),
+                make_strategy=find_strategy_maker(stream.sampler, named.space, stream.seed),
                 held_out=held_out_for(settings.execution, source, arguments.data_dir),
             )
         )

@@ -43,3 +43,8 @@ class LayerId(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.stream}:{self.block}.{self.candidate}"
+
+
+def alone_in(layer: LayerId) -> LayerId:
+    """How a layer is called where its stream is the only one: in the stream's own files."""
+    return layer._replace(stream=FIRST_STREAM)

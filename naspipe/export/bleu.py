@@ -12,9 +12,9 @@ from naspipe.core.errors import ConfigError
 from naspipe.data.dictionary import EOS, PADDING
 from naspipe.export.beam import BeamOptions, translate
 from naspipe.export.subnet import Chain, assemble
-from naspipe.frontend.run import Run
-from naspipe.runtime.compute import Batches
-from naspipe.runtime.determinism import deterministic_torch
+from naspipe.frontend.given.run import Run
+from naspipe.runtime.devices.determinism import deterministic_torch
+from naspipe.runtime.jobs.workload import Batches
 
 _JOINED = "@@"
 """Behind a subword that goes on in the next one."""

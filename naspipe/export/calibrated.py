@@ -10,10 +10,10 @@ import torch
 from naspipe.core.config import Recipe
 from naspipe.core.errors import ConfigError
 from naspipe.export.subnet import Chain
-from naspipe.frontend.run import Run
-from naspipe.runtime.calibration import fresh_statistics, statistics_of
-from naspipe.runtime.compute import Batches
-from naspipe.runtime.determinism import block_seed, deterministic_torch, seed_draws
+from naspipe.frontend.given.run import Run
+from naspipe.runtime.devices.determinism import block_seed, deterministic_torch, seed_draws
+from naspipe.runtime.evaluating.calibration import fresh_statistics, statistics_of
+from naspipe.runtime.jobs.workload import Batches
 
 
 def calibrate(chain: Chain, run: Run, data: Batches | None, batches: int) -> bool:

@@ -16,13 +16,14 @@ from naspipe.export.calibrated import calibrate as take_statistics
 from naspipe.export.onnx_form import check_onnx, write_onnx
 from naspipe.export.pytorch_form import load_pytorch, same_outputs, write_pytorch
 from naspipe.export.subnet import assemble, check_space
-from naspipe.frontend.run import Run
-from naspipe.frontend.training import Training, define
-from naspipe.runtime.compute import Batches, Loss, Workload
-from naspipe.runtime.determinism import deterministic_torch
-from naspipe.runtime.reports import LaunchObserver, SilentObserver
+from naspipe.frontend.given.run import Run
+from naspipe.frontend.training.training import Training, define
+from naspipe.runtime.devices.determinism import deterministic_torch
+from naspipe.runtime.jobs.losses import Loss
+from naspipe.runtime.jobs.workload import Batches, Workload
+from naspipe.runtime.wire.reports import LaunchObserver, SilentObserver
 from naspipe.streams.from_file import write_stream
-from naspipe.trace.run_directory import RunDirectory
+from naspipe.trace.results.run_directory import RunDirectory
 
 
 @dataclass(frozen=True, slots=True)

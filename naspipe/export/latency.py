@@ -9,9 +9,9 @@ from statistics import median
 import torch
 
 from naspipe.export.subnet import assemble
-from naspipe.frontend.run import Run
-from naspipe.runtime.compute import Batches
-from naspipe.runtime.determinism import deterministic_torch
+from naspipe.frontend.given.run import Run
+from naspipe.runtime.devices.determinism import deterministic_torch
+from naspipe.runtime.jobs.workload import Batches
 from naspipe.search.records import Candidate, Search
 
 _ROUNDS = 5

@@ -20,7 +20,7 @@ from naspipe.export import standalone
 from naspipe.export.describe import Describer, importable
 from naspipe.export.source import SourceFile, is_written_out
 from naspipe.export.subnet import Chain
-from naspipe.trace.files import write_json
+from naspipe.trace.storage.whole_files import write_json
 
 FORMAT = 1
 
@@ -171,7 +171,7 @@ def _file(classes: _Classes, note: str) -> str:
 
 def same_outputs(chain: Chain, loaded: nn.Module, batch: dict[str, Any]) -> bool:
     """Whether the loaded form gives bitwise what the run's own layers give."""
-    from naspipe.runtime.segment import same_bits
+    from naspipe.runtime.blocks.segment import same_bits
 
     with torch.no_grad():
         expected = chain(batch)

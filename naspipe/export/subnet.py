@@ -15,13 +15,13 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.ids import FIRST_STREAM, LayerId
 from naspipe.core.space import Block, Shared, Space
 from naspipe.core.user_code import users_code
-from naspipe.frontend.run import Run, check_space
-from naspipe.runtime.checkpoint import layer_key, load_layer
-from naspipe.runtime.determinism import deterministic_torch
-from naspipe.runtime.layer_store import LayerStore
+from naspipe.frontend.given.run import Run, check_space
+from naspipe.runtime.checkpoints.layer_bytes import layer_key, load_layer
+from naspipe.runtime.devices.determinism import deterministic_torch
+from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.search.records import find_best
 from naspipe.streams.from_file import read_stream
-from naspipe.trace.snapshot import read_checkpoint
+from naspipe.trace.snapshots.snapshot import read_checkpoint
 
 __all__ = ["Chain", "ChainLayer", "assemble", "chain_names", "check_space", "find_choices"]
 

@@ -3,7 +3,7 @@
 With stages without number, a block step runs as soon as what it needs is there: the step before
 it in its subnet, and, for a READ, the WRITE of the version it reads. When the last step ends is
 the length of the longest causal chain, and no number of stages is faster than that. The same
-figure from a finished run's own times: :func:`naspipe.trace.metrics.causal_bound`.
+figure from a finished run's own times: :func:`naspipe.trace.reading.metrics.causal_bound`.
 """
 
 from __future__ import annotations

@@ -18,9 +18,9 @@ from naspipe.report.needs import Needs
 from naspipe.report.recorded import Recorded
 from naspipe.report.time_bins import BUSY, time_bins
 from naspipe.report.waits import Reason, Wait, explain_waits
-from naspipe.trace.files import atomic_file
-from naspipe.trace.labels import SpaceLabels
-from naspipe.trace.log import time_key
+from naspipe.trace.access.labels import SpaceLabels
+from naspipe.trace.access.log import time_key
+from naspipe.trace.storage.whole_files import atomic_file
 
 _Event = dict[str, Any]
 _PROCESS = 0

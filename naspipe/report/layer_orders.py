@@ -9,8 +9,8 @@ from typing import NamedTuple
 from naspipe.core.access import Access, AccessKind
 from naspipe.core.ids import LayerId
 from naspipe.report.waits import Reason, Wait
-from naspipe.trace.labels import SpaceLabels
-from naspipe.trace.order import format_order, layer_order, reads_and_writes
+from naspipe.trace.access.labels import SpaceLabels
+from naspipe.trace.access.order import format_order, layer_order, reads_and_writes
 
 
 class LayerOrder(NamedTuple):

@@ -14,7 +14,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from naspipe.trace.files import atomic_file
+from naspipe.trace.storage.whole_files import atomic_file
 
 _SCRIPTS = ("timeline.js", "charts.js", "search.js", "page.js")
 

@@ -11,10 +11,10 @@ from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError, LogError
 from naspipe.core.steps import parse_passes
 from naspipe.report.needs import Schedule
-from naspipe.trace.compare import RecordedRun
-from naspipe.trace.labels import SpaceLabels
-from naspipe.trace.losses import Loss
-from naspipe.trace.validation import Validation, read_validations
+from naspipe.trace.access.labels import SpaceLabels
+from naspipe.trace.reading.compare import RecordedRun
+from naspipe.trace.results.losses import Loss
+from naspipe.trace.results.validation import Validation, read_validations
 
 
 class Recorded(NamedTuple):

@@ -18,8 +18,8 @@ from naspipe.report.stage_balance import stage_balance
 from naspipe.report.summary import facts, numbers
 from naspipe.report.time_bins import time_bins
 from naspipe.report.waits import Reason, Wait, explain_waits
-from naspipe.trace.log import time_key
-from naspipe.trace.metrics import warm_up_end_ns
+from naspipe.trace.access.log import time_key
+from naspipe.trace.reading.metrics import warm_up_end_ns
 
 SHORTEST_WAIT_NS = 50_000
 """Shorter waits without a reason are left out of the timeline; every sum holds them."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from naspipe.report.recorded import Recorded, section
-from naspipe.trace.differences import access_differences, loss_differences
-from naspipe.trace.metrics import causal_bound, summarize
+from naspipe.trace.reading.differences import access_differences, loss_differences
+from naspipe.trace.reading.metrics import causal_bound, summarize
 
 _DEFINITION = ("space", "scale", "sampler", "policy", "steps", "seed")
 _EXECUTION = (
@@ -42,8 +42,8 @@ def facts(run: Recorded) -> dict[str, str]:
 
 
 def numbers(run: Recorded) -> dict[str, float]:
-    """The measures of :mod:`naspipe.trace.metrics`, the mean of the last tenth of losses, and
-    the last validation's scores."""
+    """The measures of :mod:`naspipe.trace.reading.metrics`, and beside them the mean of the last
+    tenth of losses and the last validation's scores."""
     measured: dict[str, float] = {}
     if run.accesses:
         measured = dict(summarize(run.accesses, run.num_stages)._asdict())

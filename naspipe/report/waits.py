@@ -20,7 +20,7 @@ from naspipe.core.access import Access, AccessKind
 from naspipe.core.ids import StageId
 from naspipe.report.blocked import Blocked, blocked_stretches
 from naspipe.report.needs import Needs, Schedule
-from naspipe.trace.log import time_key
+from naspipe.trace.access.log import time_key
 
 
 class Reason(Enum):

@@ -14,7 +14,7 @@ from naspipe.core.json_text import parse_json
 from naspipe.search.front import Point, pareto_front
 from naspipe.search.limits import COSTS, Cost
 from naspipe.search.scores import SCORES, Scores, merit
-from naspipe.trace.files import write_json
+from naspipe.trace.storage.whole_files import write_json
 
 FORMAT = 1
 PREFIX = "search-"

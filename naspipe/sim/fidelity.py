@@ -13,7 +13,7 @@ from naspipe.core.access import Access, AccessKind
 from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId
 from naspipe.core.task import Task, TaskKind
 from naspipe.planning.cost import CostTable, LayerCost
-from naspipe.trace.metrics import bubble_ratio, makespan_seconds
+from naspipe.trace.reading.metrics import bubble_ratio, makespan_seconds
 
 WAIT = 20
 """Pauses vary, most with what is handed on or taken in between: seen to be up to ten times the

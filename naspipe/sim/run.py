@@ -21,7 +21,7 @@ from naspipe.sim.plan import Pipeline, Plan, by_critical_path
 from naspipe.sim.summary import summarize_table
 from naspipe.stage.builder import build_admission, build_controller
 from naspipe.stage.memory import residency_of
-from naspipe.trace.metrics import Summary
+from naspipe.trace.reading.metrics import Summary
 
 PREVIEW_SUBNETS = 100
 """How much of each stream ``order=auto`` simulates before it chooses."""

@@ -12,9 +12,9 @@ from naspipe.sim.outcome import Outcome
 from naspipe.sim.plan import Stream
 from naspipe.sim.run import SimulatedRun
 from naspipe.streams.from_file import write_stream
-from naspipe.trace.labels import describe_space
-from naspipe.trace.log import AccessLogWriter
-from naspipe.trace.run_directory import RunDirectory
+from naspipe.trace.access.labels import describe_space
+from naspipe.trace.access.log import AccessLogWriter
+from naspipe.trace.results.run_directory import RunDirectory
 
 STATUS = "simulated"
 """Of the manifest: such a run has an access log, and neither losses nor a checkpoint."""

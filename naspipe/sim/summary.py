@@ -1,4 +1,4 @@
-"""The numbers of a simulated run, as :func:`naspipe.trace.metrics.summarize` has them, by numpy.
+"""The numbers of a simulated run, as :mod:`naspipe.trace.reading.metrics` has them, by numpy.
 
 A simulated stage does one thing at a time, so what its records cover is the sum of their times.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from naspipe.sim.access_table import AccessTable, Integers
-from naspipe.trace.metrics import WARM_UP_SHARE, Summary
+from naspipe.trace.reading.metrics import WARM_UP_SHARE, Summary
 
 
 def summarize_table(table: AccessTable, num_stages: int) -> Summary:

@@ -86,7 +86,7 @@ class StageController:
         self._run: deque[tuple[LayerId, Version]] = deque()
         """What is left of the run, from the first block that was not commanded yet."""
         self._commanded = 0  # blocks commanded and not finished
-        self._news = 0  # counts what may change the forecast
+        self._changes = 0  # counts what may change the forecast
         self._stalls = Stalls()
 
     def handle(self, event: Event) -> list[Command]:
@@ -125,9 +125,9 @@ class StageController:
                 self._whereabouts.resume(event.layers)
         if self._commanded == 0 and not self._writes.are_under_way:
             self._advance(event.time_ns, commands)
-        likely = self._predictor.forecast(self._subnets.values(), self._running, self._news)
+        likely = self._predictor.forecast(self._subnets.values(), self._running, self._changes)
         soon = chain(self._writes.due, likely)
-        commands += self._residency.plan(soon, self._stalls.is_stalled, self._news)
+        commands += self._residency.plan(soon, self._stalls.is_stalled, self._changes)
         return self._cuts.guard(commands)
 
     @property
@@ -157,7 +157,7 @@ class StageController:
             if work.task.kind is TaskKind.FORWARD:
                 self._book.begin(work.tickets)
             self._run.extend(work.clear_reads(self._order.max_run))
-            self._news += 1
+            self._changes += 1
         commanded = self._residency.acquire([layer for layer, _ in self._run])
         if commanded == 0:
             self._stalls.begin(now_ns)
@@ -185,7 +185,7 @@ class StageController:
             self._gate.admit(progress)
         self._subnets[subnet.stream, subnet.sequence_id] = progress
         self._predictor.admit(progress)
-        self._news += 1
+        self._changes += 1
         if blocks.start == 0:
             forward.has_input = True
             self._enqueue(forward)
@@ -201,7 +201,7 @@ class StageController:
             raise InvariantError(f"{task}: its input arrived twice")
         work.has_input = True
         self._predictor.arrive(task, event.upcoming)
-        self._news += 1
+        self._changes += 1
         self._enqueue(work)
 
     def _on_block(self, event: BlockFinished, commands: list[Command]) -> None:
@@ -269,7 +269,7 @@ class StageController:
     def _wake(self, clear: Iterable[Work]) -> None:
         for work in clear:
             self._enqueue(work)
-            self._news += 1
+            self._changes += 1
 
     def _settle(self, progress: Progress, commands: list[Command]) -> None:
         """Count one thing done; the last of them retires the subnet."""
@@ -278,7 +278,7 @@ class StageController:
             subnet = progress.subnet
             del self._subnets[subnet.stream, subnet.sequence_id]
             self._predictor.retire(progress)
-            self._news += 1
+            self._changes += 1
             commands.append(RetireSubnet(subnet.stream, subnet.sequence_id))
 
     def _enqueue(self, work: Work) -> None:
@@ -288,7 +288,7 @@ class StageController:
         if work.todo[-1] in work.unclear or (work.unclear and not self._starts_partly_clear):
             return
         work.is_queued = True
-        self._news += 1
+        self._changes += 1
         heapq.heappush(self._queue, (self._order.key(work.task, work.priority), work))
 
     def _progress(self, stream: StreamId, sequence_id: SequenceId) -> Progress:

@@ -22,12 +22,12 @@ from naspipe.core.access import Access, AccessKind  # noqa: E402
 from naspipe.core.rules import Exact, Lag  # noqa: E402
 from naspipe.core.space import Shared, Space  # noqa: E402
 from naspipe.data.registry import open_data  # noqa: E402
-from naspipe.frontend.run import Run  # noqa: E402
-from naspipe.frontend.workloads import Named, find_workload  # noqa: E402
+from naspipe.frontend.given.run import Run  # noqa: E402
+from naspipe.frontend.given.workloads import Named, find_workload  # noqa: E402
 from naspipe.streams.from_file import read_stream  # noqa: E402
 from naspipe.streams.samplers import draw_stream  # noqa: E402
-from naspipe.trace.log import read_run_accesses  # noqa: E402
-from naspipe.trace.metrics import summarize  # noqa: E402
+from naspipe.trace.access.log import read_run_accesses  # noqa: E402
+from naspipe.trace.reading.metrics import summarize  # noqa: E402
 
 SEARCH_SEED = 20_220_228
 """Of the subnets that the search looks at; the same for every run that is compared."""

@@ -10,11 +10,11 @@ import torch
 
 import search_spaces
 from naspipe.core.config import Definition, Execution, Recipe
-from naspipe.frontend.scenario import Scenario, table5_scenario
+from naspipe.frontend.simulation.scenario import Scenario, table5_scenario
 from naspipe.planning.footprint import SYSTEMS as MEMORY_SYSTEMS
 from naspipe.planning.footprint import FootprintTable, largest_batch
-from naspipe.runtime.compute import Workload
-from naspipe.runtime.footprints import measure_footprints
+from naspipe.runtime.jobs.workload import Workload
+from naspipe.runtime.measuring.footprints import measure_footprints
 from naspipe.sim.outcome import bound_of, outcome_of
 from scripts.paper.published import BATCH_FIXED_SHARE
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from naspipe.core.space import Shared
-from naspipe.frontend.workloads import Named
+from naspipe.frontend.given.workloads import Named
 from scripts.peers.work import SEED, Work, figures, made, optimizer_of
 
 MISSING = "NNI 3.0 and Lightning are not installed: pip install nni==3.0 pytorch_lightning"

@@ -20,7 +20,7 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
-from naspipe.frontend.workloads import Named  # noqa: E402
+from naspipe.frontend.given.workloads import Named  # noqa: E402
 from scripts.peers.work import (  # noqa: E402
     SEED,
     Supernet,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from naspipe.frontend.workloads import Named
+from naspipe.frontend.given.workloads import Named
 from naspipe.streams.from_file import write_stream
 from naspipe.streams.samplers import draw_stream
 from scripts.tiny_workload import tiny_workload

@@ -15,7 +15,7 @@ import pytest
 
 from naspipe.cli.main import main
 from naspipe.data import digits, prepare
-from naspipe.trace.run_directory import RunDirectory
+from naspipe.trace.results.run_directory import RunDirectory
 from tests.cli.refusals import DIGITS, LONG, MINE, MODULE, Refusal, expect
 from tests.data.test_registry import write_fashion
 

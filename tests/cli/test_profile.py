@@ -13,7 +13,7 @@ from naspipe.cli.profile import summarize_kinds
 from naspipe.core.space import Block, Shared, Space
 from naspipe.planning.cost import CostTable, LayerCost
 from naspipe.planning.size import LayerSize, SizeTable
-from naspipe.runtime import profiler
+from naspipe.runtime.measuring import profiler
 from tests.cli.refusals import MODULE
 
 MINE = (f"{MODULE}:space", "--data", f"{MODULE}:data")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from naspipe.cli.main import main
-from naspipe.trace.compare import compare_runs
+from naspipe.trace.reading.compare import compare_runs
 
 SMALL = "tests.faults.small_space"
 RUN = [

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from naspipe.cli import main as cli
-from naspipe.trace.compare import RecordedRun
-from naspipe.trace.metrics import causal_bound, summarize
+from naspipe.trace.reading.compare import RecordedRun
+from naspipe.trace.reading.metrics import causal_bound, summarize
 from tests.cli.refusals import MODULE
 
 TABLE5 = ("nlp.c3", "--costs", "table5")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from naspipe.core.rules import Frozen
-from naspipe.trace.compare import Comparison, RecordedRun
-from naspipe.trace.differences import checkpoint_differences, loss_differences
-from naspipe.trace.losses import Loss
-from naspipe.trace.shards import RawTensor
-from naspipe.trace.snapshot import Checkpoint
+from naspipe.trace.reading.compare import Comparison, RecordedRun
+from naspipe.trace.reading.differences import checkpoint_differences, loss_differences
+from naspipe.trace.results.losses import Loss
+from naspipe.trace.snapshots.shards import RawTensor
+from naspipe.trace.snapshots.snapshot import Checkpoint
 from tests.oracle import bits
 
 NAMES = {

@@ -11,11 +11,11 @@ from torch.nn import functional
 import naspipe
 from naspipe.core.partition import Partition
 from naspipe.core.rules import Frozen, Lag
-from naspipe.runtime import layer_store
-from naspipe.runtime.checkpoint import from_raw
+from naspipe.runtime.checkpoints.layer_bytes import from_raw
+from naspipe.runtime.layers import layer_store
 from naspipe.sim import plan
 from naspipe.streams.from_file import read_stream
-from naspipe.trace.snapshot import read_checkpoint
+from naspipe.trace.snapshots.snapshot import read_checkpoint
 from tests.oracle import PlainLoop, bits
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from naspipe.frontend import training
-from naspipe.runtime import nccl_path
+from naspipe.frontend.training.training import training
+from naspipe.runtime.wire import nccl_path
 from tests.equivalence import spaces
 from tests.equivalence.harness import check
 

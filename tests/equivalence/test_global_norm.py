@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 import naspipe as npp
-from naspipe.runtime.pass_state import StepState
+from naspipe.runtime.blocks.pass_state import StepState
 from naspipe.stage.gates import StepGate
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, check, plain_loop, restless

@@ -6,8 +6,8 @@ import pytest
 from torch import nn
 
 import naspipe as npp
-from naspipe.runtime.stored_layer import StoredLayer
-from naspipe.trace.log import read_run_accesses
+from naspipe.runtime.layers.stored_layer import StoredLayer
+from naspipe.trace.access.log import read_run_accesses
 from tests.equivalence import spaces
 from tests.equivalence.harness import check, restless
 

@@ -13,14 +13,14 @@ import naspipe as npp
 from naspipe.core.config import Recipe
 from naspipe.core.steps import Steps, parse_passes
 from naspipe.core.task import TaskKind
-from naspipe.runtime.pass_state import StepState
+from naspipe.runtime.blocks.pass_state import StepState
 from naspipe.schedule.order import PaperOrder
 from naspipe.stage.builder import build_controller
 from naspipe.stage.clearance import Clearance
 from naspipe.stage.replay import replay
 from naspipe.streams.from_file import read_stream
-from naspipe.trace.event_log import read_events
-from naspipe.trace.log import read_access_log
+from naspipe.trace.access.event_log import read_events
+from naspipe.trace.access.log import read_access_log
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, check, plain_loop, restless
 from tests.faults.helpers import Calm, Ends, fail, interrupt

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from naspipe.frontend.workloads import find_workload
+from naspipe.frontend.given.workloads import find_workload
 from tests.equivalence.harness import check
 
 MOMENTUM = {"momentum": 0.9, "weight_decay": 1e-4}

@@ -8,9 +8,9 @@ from torch import nn
 
 import naspipe as npp
 from naspipe.core.errors import ConfigError
-from naspipe.runtime.segment import Segment
-from naspipe.trace.log import read_run_accesses
-from naspipe.trace.metrics import hit_rate
+from naspipe.runtime.blocks.segment import Segment
+from naspipe.trace.access.log import read_run_accesses
+from naspipe.trace.reading.metrics import hit_rate
 from tests.equivalence import spaces
 from tests.equivalence.harness import check
 

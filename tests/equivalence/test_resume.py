@@ -7,10 +7,10 @@ from torch import nn
 
 import naspipe as npp
 from naspipe.core.errors import InvariantError
-from naspipe.runtime import restored
-from naspipe.runtime.stored_layer import StoredLayer
+from naspipe.runtime.checkpoints import restored
+from naspipe.runtime.layers.stored_layer import StoredLayer
 from naspipe.schedule.versions import VersionBook
-from naspipe.trace.compare import compare_runs
+from naspipe.trace.reading.compare import compare_runs
 from tests.equivalence import spaces
 from tests.equivalence.harness import restless
 from tests.faults.helpers import (

@@ -10,15 +10,16 @@ from torch import nn
 
 import naspipe as npp
 from naspipe.core.errors import InvariantError, StageFailedError
-from naspipe.runtime import connections, segment
-from naspipe.runtime.compute import StageCompute
-from naspipe.runtime.stored_layer import StoredLayer
-from naspipe.runtime.transport import ZmqTransport
+from naspipe.runtime.blocks import segment
+from naspipe.runtime.blocks.compute import StageCompute
+from naspipe.runtime.layers.stored_layer import StoredLayer
+from naspipe.runtime.wire.transport import ZmqTransport
+from naspipe.runtime.worker import connections
 from naspipe.schedule.versions import VersionBook
 from naspipe.stage.builder import build_controller
 from naspipe.stage.replay import replay
-from naspipe.trace.event_log import read_events
-from naspipe.trace.log import read_access_log
+from naspipe.trace.access.event_log import read_events
+from naspipe.trace.access.log import read_access_log
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, plain_loop
 

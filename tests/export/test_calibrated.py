@@ -10,7 +10,7 @@ import torch
 
 from naspipe.cli.main import main
 from naspipe.export.pytorch_form import load_pytorch
-from naspipe.runtime.evaluation import batch_sums
+from naspipe.runtime.evaluating.evaluation import batch_sums
 from naspipe.search.records import find_best
 from naspipe.search.scores import scores_of
 from tests.equivalence.harness import plain_torch

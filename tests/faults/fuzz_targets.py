@@ -27,8 +27,8 @@ from naspipe.core.ids import LayerId
 from naspipe.core.recipe_file import read_recipe
 from naspipe.core.task import Task, TaskKind
 from naspipe.data.fairseq_format import open_tokens, write_mmap
-from naspipe.runtime.hosts import read_word
-from naspipe.runtime.messages import (
+from naspipe.runtime.processes.hosts import read_word
+from naspipe.runtime.wire.messages import (
     ControlMessage,
     VersionMessage,
     input_frames,
@@ -36,17 +36,17 @@ from naspipe.runtime.messages import (
     read_message,
     version_frames,
 )
-from naspipe.runtime.reports import read_report
+from naspipe.runtime.wire.reports import read_report
 from naspipe.streams.from_file import read_stream
-from naspipe.trace.event_log import read_events
-from naspipe.trace.framing import encode_frame
-from naspipe.trace.log import read_access_log
-from naspipe.trace.losses import read_losses
-from naspipe.trace.records import MAGIC, SCHEMA_VERSION, encode_access
-from naspipe.trace.run_directory import RunDirectory
-from naspipe.trace.shards import RawTensor, pack, write_shard
-from naspipe.trace.snapshot import read_checkpoint, write_checkpoint_manifest
-from naspipe.trace.validation import read_validations
+from naspipe.trace.access.event_log import read_events
+from naspipe.trace.access.log import read_access_log
+from naspipe.trace.access.records import MAGIC, SCHEMA_VERSION, encode_access
+from naspipe.trace.results.losses import read_losses
+from naspipe.trace.results.run_directory import RunDirectory
+from naspipe.trace.results.validation import read_validations
+from naspipe.trace.snapshots.shards import RawTensor, pack, write_shard
+from naspipe.trace.snapshots.snapshot import read_checkpoint, write_checkpoint_manifest
+from naspipe.trace.storage.framing import encode_frame
 
 LOG_HEADER = MAGIC + struct.pack("<I", SCHEMA_VERSION)
 EVENTS_HEADER = b"NPEVENTS" + struct.pack("<I", 1)

@@ -14,15 +14,15 @@ from pathlib import Path
 import naspipe
 from naspipe.core.partition import Partition
 from naspipe.core.task import TaskKind
-from naspipe.runtime import layer_store
-from naspipe.runtime.checkpointer import Checkpointer
-from naspipe.runtime.compute import StageCompute
-from naspipe.runtime.publishing import Publisher
-from naspipe.runtime.reports import SilentObserver
-from naspipe.runtime.restored import Restored
-from naspipe.runtime.transport import ZmqTransport
+from naspipe.runtime.blocks.compute import StageCompute
+from naspipe.runtime.checkpoints.checkpointer import Checkpointer
+from naspipe.runtime.checkpoints.restored import Restored
+from naspipe.runtime.layers import layer_store
+from naspipe.runtime.processes.publishing import Publisher
+from naspipe.runtime.wire.reports import SilentObserver
+from naspipe.runtime.wire.transport import ZmqTransport
 from naspipe.sim import plan
-from naspipe.trace import checkpoints
+from naspipe.trace.snapshots import checkpoints
 from tests.equivalence import spaces
 from tests.faults.helpers import Calm, train
 

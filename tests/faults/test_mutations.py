@@ -14,15 +14,18 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from naspipe.core.errors import ConfigError, LogError
-from naspipe.runtime.claim import Claim
-from naspipe.runtime.publishing import merge_parts
-from naspipe.trace import checkpoints, files, framing, losses, snapshot
-from naspipe.trace.checkpoints import CheckpointFolder, cut_name
-from naspipe.trace.files import write_json
-from naspipe.trace.framing import FramedWriter, read_frames
-from naspipe.trace.run_directory import RunDirectory
-from naspipe.trace.shards import RawTensor, pack, write_shard
-from naspipe.trace.snapshot import read_checkpoint
+from naspipe.runtime.processes.claim import Claim
+from naspipe.runtime.processes.publishing import merge_parts
+from naspipe.trace.results import losses
+from naspipe.trace.results.run_directory import RunDirectory
+from naspipe.trace.snapshots import checkpoints, snapshot
+from naspipe.trace.snapshots.checkpoints import CheckpointFolder, cut_name
+from naspipe.trace.snapshots.shards import RawTensor, pack, write_shard
+from naspipe.trace.snapshots.snapshot import read_checkpoint
+from naspipe.trace.storage import framing
+from naspipe.trace.storage import whole_files as files
+from naspipe.trace.storage.framing import FramedWriter, read_frames
+from naspipe.trace.storage.whole_files import write_json
 
 MAGIC = b"TESTTEST"
 

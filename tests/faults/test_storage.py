@@ -15,12 +15,13 @@ import pytest
 
 import naspipe as npp
 from naspipe.core.errors import LogError, StorageError
-from naspipe.runtime import checkpointer
-from naspipe.runtime.reports import SilentObserver
-from naspipe.trace import checkpoints, losses
-from naspipe.trace.checkpoints import CheckpointFolder
-from naspipe.trace.compare import compare_runs
-from naspipe.trace.log import AccessLogWriter
+from naspipe.runtime.checkpoints import checkpointer
+from naspipe.runtime.wire.reports import SilentObserver
+from naspipe.trace.access.log import AccessLogWriter
+from naspipe.trace.reading.compare import compare_runs
+from naspipe.trace.results import losses
+from naspipe.trace.snapshots import checkpoints
+from naspipe.trace.snapshots.checkpoints import CheckpointFolder
 from tests.equivalence import spaces
 from tests.faults.helpers import Calm, Ends, interrupt, train
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from naspipe.trace.compare import compare_runs
+from naspipe.trace.reading.compare import compare_runs
 from tests.faults.storm import POINTS, Case, draw_case, reference, run_case
 
 

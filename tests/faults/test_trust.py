@@ -20,13 +20,13 @@ import naspipe as npp
 from naspipe.core.errors import NaspipeError, TransportError
 from naspipe.core.ids import StageId
 from naspipe.core.task import Task, TaskKind
-from naspipe.frontend.assignment import started_by
-from naspipe.runtime import doorkeeper, transport
-from naspipe.runtime.claim import end_processes
-from naspipe.runtime.endpoints import tcp_endpoints
-from naspipe.runtime.messages import InputMessage, read_message
-from naspipe.runtime.transport import ZmqTransport, connect_outbox
-from naspipe.runtime.wakeup import Wakeup
+from naspipe.frontend.training.assignment import started_by
+from naspipe.runtime.processes.claim import end_processes
+from naspipe.runtime.wire import authenticator, transport
+from naspipe.runtime.wire.endpoints import tcp_endpoints
+from naspipe.runtime.wire.messages import InputMessage, read_message
+from naspipe.runtime.wire.transport import ZmqTransport, connect_outbox
+from naspipe.runtime.wire.wakeup import Wakeup
 from tests.cli.test_bad_input import free_ports
 from tests.equivalence import spaces
 from tests.faults.fuzz_targets import TARGETS
@@ -173,7 +173,7 @@ def test_the_public_keys_alone_open_no_door(inbox):
 
 def test_without_the_doorkeeper_they_would(monkeypatch):
     """The check above turns red when its rule is removed."""
-    monkeypatch.setattr(doorkeeper.Doorkeeper, "__enter__", lambda self: self)
+    monkeypatch.setattr(authenticator.Authenticator, "__enter__", lambda self: self)
     endpoints = tcp_endpoints(free_ports(2), 1)
     with Wakeup() as wakeup, ZmqTransport(StageId(0), endpoints, wakeup) as stage:
         assert heard_stranger(stage, endpoints)
@@ -249,7 +249,7 @@ def test_a_doorkeeper_leaves_nothing_behind():
     start = time.monotonic()
     for _ in range(3):
         context = zmq.Context()
-        with doorkeeper.Doorkeeper(context, [zmq.curve_keypair()[0]]):
+        with authenticator.Authenticator(context, [zmq.curve_keypair()[0]]):
             pass
         context.destroy(linger=0)
     assert time.monotonic() - start < 5 and issubclass(TransportError, NaspipeError)

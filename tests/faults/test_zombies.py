@@ -8,8 +8,8 @@ import os
 import signal
 import time
 
-from naspipe.runtime.claim import Claim, end_processes, record_processes
-from naspipe.trace.compare import compare_runs
+from naspipe.runtime.processes.claim import Claim, end_processes, record_processes
+from naspipe.trace.reading.compare import compare_runs
 from tests.faults.helpers import train
 from tests.faults.small_space import batches
 from tests.runtime.test_launcher_death import is_running, wait_until

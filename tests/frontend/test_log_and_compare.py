@@ -47,7 +47,7 @@ def test_equal_runs_are_identical(runs, capsys):
 
 def test_a_flipped_bit_is_found_where_it_was_written(runs, tmp_path, monkeypatch, capsys):
     """One weight changes its last bit at one WRITE: digests name that layer and step."""
-    from naspipe.runtime.stored_layer import StoredLayer
+    from naspipe.runtime.layers.stored_layer import StoredLayer
 
     write = StoredLayer.write
     step = tmp_path / "step"

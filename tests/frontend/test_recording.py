@@ -16,10 +16,10 @@ import naspipe as npp
 from naspipe.core.config import Definition, Recipe
 from naspipe.core.errors import StorageError
 from naspipe.core.learning_rate import learning_rate
-from naspipe.frontend.recording import Recording
-from naspipe.runtime.reports import SilentObserver
-from naspipe.trace.metrics_file import MetricsFile, read_metrics
-from naspipe.trace.run_directory import RunDirectory
+from naspipe.frontend.training.recording import Recording
+from naspipe.runtime.wire.reports import SilentObserver
+from naspipe.trace.results.metrics_file import MetricsFile, read_metrics
+from naspipe.trace.results.run_directory import RunDirectory
 from tests.equivalence import spaces
 from tests.faults.helpers import Calm, Ends, fail, interrupt, train
 

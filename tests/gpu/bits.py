@@ -19,8 +19,8 @@ import torch
 from torch import nn
 
 import naspipe as npp
-from naspipe.frontend import plan
-from naspipe.runtime import launcher
+from naspipe.frontend.given import run_plan as plan
+from naspipe.runtime.processes import launcher
 from naspipe.streams.from_file import read_stream
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, oracle_of

@@ -12,16 +12,16 @@ from torch import nn
 from naspipe.core.config import Recipe
 from naspipe.core.ids import Version
 from naspipe.core.rules import Exact
-from naspipe.runtime.clock import open_clock
-from naspipe.runtime.determinism import seed_draws
-from naspipe.runtime.device import open_device
-from naspipe.runtime.gpus import find_gpus
-from naspipe.runtime.host_arena import HostArena
-from naspipe.runtime.messages import read_message, version_frames
-from naspipe.runtime.placement import Placement
-from naspipe.runtime.staging import Staging
-from naspipe.runtime.stored_layer import StoredLayer
-from naspipe.runtime.tensor_codec import ALIGNMENT, decode, decode_into, encode
+from naspipe.runtime.devices.clock import open_clock
+from naspipe.runtime.devices.determinism import seed_draws
+from naspipe.runtime.devices.device import open_device
+from naspipe.runtime.devices.gpus import find_gpus
+from naspipe.runtime.devices.host_arena import HostArena
+from naspipe.runtime.devices.staging import Staging
+from naspipe.runtime.layers.stored_layer import StoredLayer
+from naspipe.runtime.memory.placement import Placement
+from naspipe.runtime.wire.messages import read_message, version_frames
+from naspipe.runtime.wire.tensor_codec import ALIGNMENT, decode, decode_into, encode
 from tests.oracle import bits
 from tests.runtime.test_tensor_codec import views
 

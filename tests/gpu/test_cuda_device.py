@@ -12,12 +12,12 @@ from naspipe.core.config import Recipe
 from naspipe.core.errors import ConfigError, InvariantError
 from naspipe.core.ids import FIRST_STREAM, LayerId, Version
 from naspipe.core.rules import Exact
-from naspipe.runtime.device import DeviceMemoryError, open_device
-from naspipe.runtime.host_arena import HostArena
-from naspipe.runtime.layer_layout import StateSizes
-from naspipe.runtime.resident_layer import LayerMemory
-from naspipe.runtime.stored_layer import StoredLayer
-from naspipe.runtime.swapper import Swapper
+from naspipe.runtime.devices.device import DeviceMemoryError, open_device
+from naspipe.runtime.devices.host_arena import HostArena
+from naspipe.runtime.layers.layer_layout import StateSizes
+from naspipe.runtime.layers.resident_layer import LayerMemory
+from naspipe.runtime.layers.stored_layer import StoredLayer
+from naspipe.runtime.memory.swapper import Swapper
 from tests.oracle import bits
 
 pytestmark = pytest.mark.gpu

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 import naspipe
-from naspipe.runtime.checkpoint import from_raw
+from naspipe.runtime.checkpoints.layer_bytes import from_raw
 from naspipe.streams.from_file import read_stream
-from naspipe.trace.snapshot import read_checkpoint
+from naspipe.trace.snapshots.snapshot import read_checkpoint
 from tests.nni.plain import NniLoop
 from tests.nni.spaces import batches, make
 from tests.oracle import bits

@@ -184,7 +184,7 @@ def test_no_model_space():
 def test_without_nni_the_extra_is_named():
     code = (
         "import sys; sys.modules['nni'] = None\n"
-        "import naspipe, naspipe.frontend.api, naspipe.cli.train\n"
+        "import naspipe, naspipe.frontend.training.api, naspipe.cli.train\n"
         "try: naspipe.from_nni(object())\n"
         "except naspipe.ConfigError as error: print(error)"
     )

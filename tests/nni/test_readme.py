@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from naspipe.runtime.checkpoint import from_raw
-from naspipe.trace.metrics_file import read_metrics
-from naspipe.trace.snapshot import read_checkpoint
+from naspipe.runtime.checkpoints.layer_bytes import from_raw
+from naspipe.trace.results.metrics_file import read_metrics
+from naspipe.trace.snapshots.snapshot import read_checkpoint
 
 README = Path(__file__).parents[2] / "README.md"
 

@@ -14,7 +14,7 @@ from naspipe.core.subnet import Subnet
 from naspipe.planning.causal_bound import causal_bound, chain_lengths, side_by_side
 from naspipe.planning.cost import CostTable, LayerCost
 from naspipe.sim.costs import TableCosts
-from naspipe.trace import metrics
+from naspipe.trace.reading import metrics
 from tests.sim.test_causal_order import run
 from tests.strategies import pipelines
 

@@ -11,8 +11,8 @@ from torch import nn
 
 import naspipe as npp
 from naspipe.cli.main import main
-from naspipe.trace.compare import RecordedRun
-from naspipe.trace.metrics import summarize
+from naspipe.trace.reading.compare import RecordedRun
+from naspipe.trace.reading.metrics import summarize
 from tests.equivalence import spaces
 from tests.report.browser import Browser, find_chromium
 

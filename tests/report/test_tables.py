@@ -20,9 +20,9 @@ from naspipe.report.stage_balance import stage_balance
 from naspipe.report.summary import agreement, facts, numbers
 from naspipe.report.time_bins import BUSY, time_bins
 from naspipe.report.waits import Reason, Wait, explain_waits
-from naspipe.trace.labels import SpaceLabels
-from naspipe.trace.metrics import summarize
-from naspipe.trace.order import access_orders
+from naspipe.trace.access.labels import SpaceLabels
+from naspipe.trace.access.order import access_orders
+from naspipe.trace.reading.metrics import summarize
 from tests.trace.fake_run import CHAINS, SPACE, FakeRun, access, sequential_accesses
 
 F, B, W = AccessKind.FORWARD, AccessKind.BACKWARD, AccessKind.WRITE

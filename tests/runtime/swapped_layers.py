@@ -8,11 +8,11 @@ from torch import nn
 from naspipe.core.config import Recipe
 from naspipe.core.ids import Version
 from naspipe.core.rules import Exact, Frozen
-from naspipe.runtime.device import EmulatedDevice
-from naspipe.runtime.host_arena import HostArena
-from naspipe.runtime.layer_layout import StateSizes
-from naspipe.runtime.resident_layer import LayerMemory
-from naspipe.runtime.stored_layer import StoredLayer
+from naspipe.runtime.devices.device import EmulatedDevice
+from naspipe.runtime.devices.host_arena import HostArena
+from naspipe.runtime.layers.layer_layout import StateSizes
+from naspipe.runtime.layers.resident_layer import LayerMemory
+from naspipe.runtime.layers.stored_layer import StoredLayer
 from tests.oracle import bits
 
 

@@ -9,10 +9,10 @@ from torch import nn
 from naspipe.core.config import Recipe
 from naspipe.core.ids import INITIAL
 from naspipe.core.rules import Exact, Lag
-from naspipe.runtime.capture_memory import CaptureMemory
-from naspipe.runtime.capturing import Capturer
-from naspipe.runtime.checkpoint import dtype_name
-from naspipe.runtime.stored_layer import StoredLayer
+from naspipe.runtime.checkpoints.capture_memory import CaptureMemory
+from naspipe.runtime.checkpoints.capturing import Capturer
+from naspipe.runtime.checkpoints.layer_bytes import dtype_name
+from naspipe.runtime.layers.stored_layer import StoredLayer
 from tests.oracle import bits
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from naspipe.runtime.clock import HostClock
-from naspipe.runtime.determinism import CUBLAS_WORKSPACE, deterministic_torch, seed_draws
+from naspipe.runtime.devices.clock import HostClock
+from naspipe.runtime.devices.determinism import CUBLAS_WORKSPACE, deterministic_torch, seed_draws
 
 
 def settings():

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from naspipe.core.errors import ConfigError, InvariantError
-from naspipe.runtime.device import DeviceMemoryError, EmulatedDevice, open_device
+from naspipe.runtime.devices.device import DeviceMemoryError, EmulatedDevice, open_device
 
 FAST = {"bandwidth_bytes_per_second": 1e12, "latency_seconds": 0.0}
 

@@ -9,8 +9,8 @@ from torch import nn
 from naspipe.core.config import Definition, Recipe
 from naspipe.core.errors import ConfigError
 from naspipe.core.space import Block, Shared, Space
-from naspipe.runtime.compute import Workload
-from naspipe.runtime.footprints import measure_footprints
+from naspipe.runtime.jobs.workload import Workload
+from naspipe.runtime.measuring.footprints import measure_footprints
 
 
 def meta_batch(count):

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from naspipe.core.errors import ConfigError
-from naspipe.runtime import gpus
-from naspipe.runtime.environment import describe_environment
-from naspipe.runtime.gpus import NO_GPUS, Gpus, driver_version, find_gpus
+from naspipe.runtime.devices import gpus
+from naspipe.runtime.devices.environment import describe_environment
+from naspipe.runtime.devices.gpus import NO_GPUS, Gpus, driver_version, find_gpus
 
 TWO = Gpus(("B", "A", "B"), (8, 9, 8), "13.0", "91200", "580.1")
 

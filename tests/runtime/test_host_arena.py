@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from naspipe.runtime.host_arena import ALIGNMENT, HostArena, HostMemoryError
+from naspipe.runtime.devices.host_arena import ALIGNMENT, HostArena, HostMemoryError
 
 SLAB = 4096
 

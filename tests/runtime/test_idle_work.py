@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import nn
 
 import naspipe as npp
-from naspipe.runtime import driver
-from naspipe.runtime.idle_work import IdleWork
+from naspipe.runtime.worker import driver
+from naspipe.runtime.worker.idle_work import IdleWork
 from tests.equivalence import spaces
 
 

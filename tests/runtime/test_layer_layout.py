@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from naspipe.runtime.layer_layout import StateSizes
+from naspipe.runtime.layers.layer_layout import StateSizes
 from tests.oracle import bits
 from tests.runtime.swapped_layers import RECIPES, Mover, contents, make_layer, memory_of, stored
 

@@ -14,9 +14,9 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.ids import FIRST_STREAM, INITIAL, LayerId, SequenceId
 from naspipe.core.rules import Frozen, Lag
 from naspipe.core.space import Block, Shared, Space
-from naspipe.runtime.compute import Workload
-from naspipe.runtime.layer_sizes import measure_sizes, sketch
-from naspipe.runtime.layer_store import LayerStore
+from naspipe.runtime.jobs.workload import Workload
+from naspipe.runtime.layers.layer_store import LayerStore
+from naspipe.runtime.measuring.layer_sizes import measure_sizes, sketch
 from tests.search_spaces.chain import IMAGES, TEXT
 
 RECIPES = {

@@ -9,7 +9,7 @@ from naspipe.core.config import Recipe
 from naspipe.core.errors import ConfigError, InvariantError
 from naspipe.core.ids import FIRST_STREAM, LayerId
 from naspipe.core.space import Block, Space
-from naspipe.runtime.layer_store import KEPT_AWAY, LayerStore
+from naspipe.runtime.layers.layer_store import KEPT_AWAY, LayerStore
 
 WIDTH = KEPT_AWAY + 3
 
@@ -84,7 +84,7 @@ def test_layers_made_ahead_are_made_once(store, told):
 
 def test_parameters_of_a_dropped_layer_are_forgotten(monkeypatch):
     """Its parameter belongs to nobody then; while it is kept, another layer may not have it."""
-    monkeypatch.setattr("naspipe.runtime.layer_store.KEPT_AWAY", 1)
+    monkeypatch.setattr("naspipe.runtime.layers.layer_store.KEPT_AWAY", 1)
     tied = nn.Linear(2, 2)
     space = Space("tied", [Block([lambda: tied, lambda: tied, lambda: nn.Linear(2, 2)])])
     store = LayerStore(space, 0, Recipe())

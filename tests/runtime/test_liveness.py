@@ -8,9 +8,10 @@ import threading
 
 import pytest
 
-from naspipe.runtime.liveness import WAITING, Liveness
-from naspipe.runtime.messages import HOLD, STOP, ControlMessage, launcher_frames, read_message
-from naspipe.runtime.stopping import Stop, answered_signals
+from naspipe.runtime.processes.liveness import Liveness
+from naspipe.runtime.processes.stopping import Stop, answered_signals
+from naspipe.runtime.wire.messages import HOLD, STOP, ControlMessage, launcher_frames, read_message
+from naspipe.runtime.wire.reports import WAITING
 
 
 def watched(until, beats, silence=10.0, timeout=100.0):

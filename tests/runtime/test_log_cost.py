@@ -10,8 +10,8 @@ import torch
 import search_spaces
 from naspipe.core.access import Access, AccessKind
 from naspipe.core.ids import LayerId
-from naspipe.runtime.stage_files import StageFiles
-from naspipe.trace.log import AccessLogWriter, read_access_log
+from naspipe.runtime.worker.stage_files import StageFiles
+from naspipe.trace.access.log import AccessLogWriter, read_access_log
 
 SHARE = 0.02
 """Of throughput, at most."""

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import naspipe as npp
-from naspipe.runtime.compute import StageCompute
-from naspipe.runtime.reports import SilentObserver
+from naspipe.runtime.blocks.compute import StageCompute
+from naspipe.runtime.wire.reports import SilentObserver
 from tests.equivalence import spaces
 
 STEPS, WARM_UP, EVERY = 150, 60, 15

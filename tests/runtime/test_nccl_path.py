@@ -11,12 +11,12 @@ import torch
 from naspipe.core.errors import TransportError
 from naspipe.core.ids import FIRST_STREAM, PassId, SequenceId, StageId
 from naspipe.core.task import Task, TaskKind
-from naspipe.runtime import nccl_path
-from naspipe.runtime.endpoints import ipc_endpoints
-from naspipe.runtime.messages import announcement_frames, read_message
-from naspipe.runtime.nccl_path import NcclTransport, Pairs, ordered_pairs
-from naspipe.runtime.transport import ZmqTransport
-from naspipe.runtime.wakeup import Wakeup
+from naspipe.runtime.wire import nccl_path
+from naspipe.runtime.wire.endpoints import ipc_endpoints
+from naspipe.runtime.wire.messages import announcement_frames, read_message
+from naspipe.runtime.wire.nccl_path import NcclTransport, Pairs, ordered_pairs
+from naspipe.runtime.wire.transport import ZmqTransport
+from naspipe.runtime.wire.wakeup import Wakeup
 from tests.oracle import bits
 
 STAGES = 3

@@ -9,9 +9,9 @@ import msgpack
 import pytest
 
 from naspipe.core.errors import TransportError
-from naspipe.runtime.messages import NormsMessage, norms_frames, read_message
-from naspipe.runtime.transport import NoTransport
-from naspipe.runtime.wakeup import Wakeup
+from naspipe.runtime.wire.messages import NormsMessage, norms_frames, read_message
+from naspipe.runtime.wire.transport import NoTransport
+from naspipe.runtime.wire.wakeup import Wakeup
 
 NORMS = {(0, 3): 0.1, (2, 0): math.inf, (7, 1): 5e-324, (7, 2): -0.0}
 

@@ -11,9 +11,9 @@ from torch import nn
 
 import naspipe as npp
 from naspipe.core.errors import ConfigError
-from naspipe.runtime.compute import StageCompute
-from naspipe.runtime.out_of_memory import LayerUse, explain_shortage, read_shortage
-from naspipe.trace.run_directory import RunDirectory
+from naspipe.runtime.blocks.compute import StageCompute
+from naspipe.runtime.devices.out_of_memory import LayerUse, explain_shortage, read_shortage
+from naspipe.trace.results.run_directory import RunDirectory
 from tests.equivalence import spaces
 
 MIB, GIB = 2**20, 2**30

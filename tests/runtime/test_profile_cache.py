@@ -17,9 +17,9 @@ from naspipe.core.rules import Frozen
 from naspipe.core.space import Block, Shared, Space
 from naspipe.data.cache import default_root
 from naspipe.planning.cost import CostTable, LayerCost
-from naspipe.runtime import profile_cache
-from naspipe.runtime.compute import Workload
-from naspipe.runtime.profile_cache import ProfileCache, cached_profile, fingerprint
+from naspipe.runtime.jobs.workload import Workload
+from naspipe.runtime.measuring import profile_cache
+from naspipe.runtime.measuring.profile_cache import ProfileCache, cached_profile, fingerprint
 
 TABLE = CostTable(
     {

@@ -15,9 +15,15 @@ from torch import nn
 from naspipe.core.config import Definition, Recipe
 from naspipe.core.rules import Exact, Frozen, Lag
 from naspipe.core.space import Block, Shared, Space
-from naspipe.runtime import profiler
-from naspipe.runtime.compute import Workload
-from naspipe.runtime.profiler import MAX_ROUNDS, MIN_ROUNDS, affordable, measuring_order, profile
+from naspipe.runtime.jobs.workload import Workload
+from naspipe.runtime.measuring import profiler
+from naspipe.runtime.measuring.profiler import (
+    MAX_ROUNDS,
+    MIN_ROUNDS,
+    affordable,
+    measuring_order,
+    profile,
+)
 
 BATCH = {"input": torch.ones(4, 8), "target": torch.zeros(4, 8)}
 LONG = 1e6

@@ -11,11 +11,11 @@ from torch import nn
 from naspipe.core.config import Recipe
 from naspipe.core.errors import ConfigError, InvariantError
 from naspipe.core.ids import FIRST_STREAM, LayerId, Version
-from naspipe.runtime.device import EmulatedDevice
-from naspipe.runtime.host_arena import HostArena
-from naspipe.runtime.layer_layout import StateSizes
-from naspipe.runtime.messages import read_message, version_frames
-from naspipe.runtime.resident_layer import LayerMemory
+from naspipe.runtime.devices.device import EmulatedDevice
+from naspipe.runtime.devices.host_arena import HostArena
+from naspipe.runtime.layers.layer_layout import StateSizes
+from naspipe.runtime.layers.resident_layer import LayerMemory
+from naspipe.runtime.wire.messages import read_message, version_frames
 from tests.oracle import bits
 from tests.runtime.swapped_layers import (
     MODULES,

@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 
-from naspipe.runtime.staging import HOST, Staging
+from naspipe.runtime.devices.staging import HOST, Staging
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine can pin memory")

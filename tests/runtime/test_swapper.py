@@ -10,12 +10,12 @@ import torch
 
 from naspipe.core.errors import InvariantError
 from naspipe.core.ids import FIRST_STREAM, LayerId
-from naspipe.runtime import swapper as swapper_module
-from naspipe.runtime.device import DeviceMemoryError, EmulatedDevice
-from naspipe.runtime.host_arena import HostArena
-from naspipe.runtime.layer_layout import StateSizes
-from naspipe.runtime.resident_layer import LayerMemory
-from naspipe.runtime.swapper import SwapError, SwapKind, Swapper
+from naspipe.runtime.devices.device import DeviceMemoryError, EmulatedDevice
+from naspipe.runtime.devices.host_arena import HostArena
+from naspipe.runtime.layers.layer_layout import StateSizes
+from naspipe.runtime.layers.resident_layer import LayerMemory
+from naspipe.runtime.memory import swapper as swapper_module
+from naspipe.runtime.memory.swapper import SwapError, SwapKind, Swapper
 from tests.runtime.swapped_layers import MODULES, RECIPES, contents, make_layer, step
 
 LAYERS = [LayerId(FIRST_STREAM, block, 0) for block in range(4)]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from naspipe.core.errors import TransportError
-from naspipe.runtime.tensor_codec import (
+from naspipe.runtime.wire.tensor_codec import (
     ALIGNMENT,
     blank,
     copy_to,
@@ -19,7 +19,7 @@ from naspipe.runtime.tensor_codec import (
     encode,
     raw_bytes,
 )
-from naspipe.runtime.transport import read_message
+from naspipe.runtime.wire.transport import read_message
 from tests.oracle import bits
 
 

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from naspipe.core.config import Recipe
-from naspipe.frontend.workloads import Named
-from naspipe.runtime.stored_layer import StoredLayer
+from naspipe.frontend.given.workloads import Named
+from naspipe.runtime.layers.stored_layer import StoredLayer
 from scripts import check_memory
 from tests.equivalence import spaces
 from tests.equivalence.first_difference import first_difference, recorded

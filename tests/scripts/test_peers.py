@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from naspipe.core.config import Recipe
-from naspipe.frontend.workloads import Named
+from naspipe.frontend.given.workloads import Named
 from scripts.peers import ours, two_ranks
 from scripts.peers.work import Supernet, Work, made
 from tests.equivalence import spaces

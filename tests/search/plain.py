@@ -1,4 +1,4 @@
-"""Judging subnets the plain way: whole subnets, batch by batch, on copies of the layers.
+"""ValidationPlan subnets the plain way: whole subnets, batch by batch, on copies of the layers.
 
 Uses nothing of naspipe but the modules of a space, and the oracle that trained them.
 """

@@ -10,11 +10,15 @@ from torch import nn
 
 import naspipe
 from naspipe.export.subnet import assemble
-from naspipe.runtime.calibration import blocks_to_calibrate, fresh_statistics, statistics_of
+from naspipe.runtime.evaluating.calibration import (
+    blocks_to_calibrate,
+    fresh_statistics,
+    statistics_of,
+)
 from naspipe.search.records import find_best, find_searches
 from naspipe.search.strategies import make_strategy
 from naspipe.streams.feedback import FeedbackLoop
-from naspipe.trace.snapshot import read_checkpoint
+from naspipe.trace.snapshots.snapshot import read_checkpoint
 from tests.equivalence import spaces
 from tests.equivalence.harness import plain_loop
 from tests.search.plain import held_out, judge

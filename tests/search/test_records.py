@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from naspipe.core.errors import ConfigError
-from naspipe.runtime.evaluation import batch_sums
-from naspipe.runtime.subnet_counts import SubnetCounter
+from naspipe.runtime.evaluating.evaluation import batch_sums
+from naspipe.runtime.measuring.subnet_counts import SubnetCounter
 from naspipe.search.limits import Cost, Limits, parse_count
 from naspipe.search.records import Candidate, front, rank
 from naspipe.search.scores import Scores, merit, scores_of

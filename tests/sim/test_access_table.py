@@ -13,7 +13,7 @@ from naspipe.core.ids import LayerId
 from naspipe.sim.access_table import AccessTable
 from naspipe.sim.costs import RandomCosts
 from naspipe.sim.summary import summarize_table
-from naspipe.trace.metrics import summarize
+from naspipe.trace.reading.metrics import summarize
 from tests.sim.test_causal_order import run
 from tests.strategies import moving_pipelines
 

@@ -18,7 +18,7 @@ from naspipe.sim.costs import BlockCosts, RandomCosts
 from naspipe.sim.driver import simulate
 from naspipe.stage.admission import AdmissionWindow
 from naspipe.stage.builder import build_controller
-from naspipe.trace.order import access_orders
+from naspipe.trace.access.order import access_orders
 from tests.strategies import moving_pipelines, pipelines
 
 

@@ -18,7 +18,7 @@ from naspipe.schedule.invariants import violations
 from naspipe.sim.costs import BlockCosts, RandomCosts
 from naspipe.sim.driver import simulate
 from naspipe.stage.builder import build_admission, build_controller
-from naspipe.trace.order import access_orders
+from naspipe.trace.access.order import access_orders
 from tests.strategies import pipelines
 
 

@@ -19,7 +19,7 @@ from naspipe.stage.admission import AdmissionWindow
 from naspipe.stage.builder import build_controller
 from naspipe.stage.controller import StageController
 from naspipe.streams.samplers import draw_stream
-from naspipe.trace.metrics import summarize
+from naspipe.trace.reading.metrics import summarize
 from search_spaces.table5 import table5_costs, table5_sizes, without_shared
 from tests.search_spaces import chain
 

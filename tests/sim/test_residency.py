@@ -20,7 +20,7 @@ from naspipe.sim.costs import BlockCosts, RandomCosts
 from naspipe.sim.driver import simulate
 from naspipe.stage.admission import AdmissionWindow
 from naspipe.stage.builder import build_controller
-from naspipe.trace.metrics import summarize
+from naspipe.trace.reading.metrics import summarize
 from tests.strategies import moving_pipelines
 
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from naspipe.core.access import Access, AccessKind
 from naspipe.core.errors import LogError
 from naspipe.core.ids import LayerId
-from naspipe.trace.framing import FramedWriter
-from naspipe.trace.log import AccessLogWriter, read_access_log, read_run_accesses
-from naspipe.trace.records import MAGIC, SCHEMA_VERSION, decode_access, encode_access
+from naspipe.trace.access.log import AccessLogWriter, read_access_log, read_run_accesses
+from naspipe.trace.access.records import MAGIC, SCHEMA_VERSION, decode_access, encode_access
+from naspipe.trace.storage.framing import FramedWriter
 from tests.trace.fake_run import access
 
 small = st.integers(0, 1 << 20)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from naspipe.core.access import AccessKind
 from naspipe.core.errors import LogError
 from naspipe.core.ids import LayerId, StreamId
-from naspipe.trace.order import access_order, access_orders, format_order, parse_order
+from naspipe.trace.access.order import access_order, access_orders, format_order, parse_order
 from tests.trace.fake_run import CHAINS, access, sequential_accesses
 
 steps = st.lists(st.tuples(st.integers(0, 10**6), st.sampled_from("FB")))

@@ -10,8 +10,8 @@ import pytest
 
 from naspipe.core.access import AccessKind
 from naspipe.core.errors import ConfigError, LogError
-from naspipe.trace.compare import Comparison, compare_runs
-from naspipe.trace.shards import RawTensor
+from naspipe.trace.reading.compare import Comparison, compare_runs
+from naspipe.trace.snapshots.shards import RawTensor
 from tests.trace.fake_run import CHAINS, FakeRun, float32_bits, sequential_accesses
 
 WEIGHT = "0/0.0/param/weight"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from naspipe.core.errors import LogError
-from naspipe.trace.framing import MAX_PAYLOAD_BYTES, FramedWriter, encode_frame, read_frames
+from naspipe.trace.storage.framing import MAX_PAYLOAD_BYTES, FramedWriter, encode_frame, read_frames
 
 MAGIC = b"TESTFILE"
 HEADER = MAGIC + b"\x01\x00\x00\x00"

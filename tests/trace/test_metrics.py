@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from naspipe.core.access import Access, AccessKind
-from naspipe.trace.metrics import (
+from naspipe.trace.reading.metrics import (
     bubble_ratio,
     causal_bound,
     hit_rate,

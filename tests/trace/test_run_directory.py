@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from naspipe.core.errors import ConfigError, LogError
-from naspipe.trace.losses import LossWriter, read_losses
-from naspipe.trace.run_directory import RunDirectory
+from naspipe.trace.results.losses import LossWriter, read_losses
+from naspipe.trace.results.run_directory import RunDirectory
 
 
 def bits(value: float) -> str:

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from naspipe.core.errors import ConfigError, LogError
-from naspipe.trace.shards import ITEM_BYTES, RawTensor, pack, write_shard
-from naspipe.trace.snapshot import read_checkpoint, write_checkpoint_manifest
+from naspipe.trace.snapshots.shards import ITEM_BYTES, RawTensor, pack, write_shard
+from naspipe.trace.snapshots.snapshot import read_checkpoint, write_checkpoint_manifest
 
 
 @st.composite

@@ -1,0 +1,107 @@
+"""Live progress of a search, and its tables."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.table import Table
+
+from naspipe.cli.display.bar import Bar
+from naspipe.search.records import Candidate, Search
+
+_LINE_EVERY_SECONDS = 10.0
+
+
+class SearchProgress:
+    """Shows subnets, speed and the best score while a search goes; see ``SearchObserver``."""
+
+    def __init__(self, title: str, budget: int, score: str, is_quiet: bool = False) -> None:
+        self._bar = Bar(title, budget, is_quiet, _LINE_EVERY_SECONDS)
+        self._score = score
+        self._start = time.monotonic()
+        self._busy: dict[int, float] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._bar.__exit__(kind, error, traceback)
+
+    def on_candidate(self, candidate: Candidate, best: Candidate | None) -> None:
+        """The next subnet is judged."""
+        if not self._bar.is_shown:
+            self._start = time.monotonic()
+            self._bar.show()
+        seconds = time.monotonic() - self._start
+        speed = candidate.sequence_id / seconds if seconds > 0 else 0.0
+        numbers = f"{speed:.2f} subnets/s"
+        if best is not None:
+            value = getattr(best.scores, self._score)
+            numbers += f"  best {self._score} {value:.4f} (subnet {best.sequence_id})"
+        if self._busy:
+            numbers += f"  busy {sum(self._busy.values()) / len(self._busy):.2f}"
+        self._bar.update(candidate.sequence_id + 1, numbers)
+
+    def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
+        """A stage's share of time spent computing."""
+        self._busy[stage] = busy_ns / max(1, elapsed_ns)
+
+
+def print_tables(search: Search, shown: Sequence[Candidate], measured: Mapping[int, float]) -> None:
+    """The best subnets, and those that no other beats in both score and parameters.
+
+    Args:
+        search: that ended.
+        shown: the best ones.
+        measured: milliseconds of whole forwards, by subnet.
+    """
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 120
+    console.print(_table(f"best by {search.score}", search, shown, measured))
+    title = f"front: {search.score} against parameters"
+    console.print(_table(title, search, search.front("params"), measured))
+
+
+def _table(
+    title: str, search: Search, candidates: Sequence[Candidate], measured: Mapping[int, float]
+) -> Table:
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    names = ["subnet", "loss", "top-1", "top-5", "BLEU", "MFLOPs", "params", "ms"]
+    rows = [_row(each, measured) for each in candidates]
+    used = [place for place in range(len(names)) if any(row[place] != "" for row in rows)]
+    for place in used:
+        width = max(len(row[place]) for row in [names, *rows])
+        table.add_column(names[place], justify="right", min_width=width)
+    table.add_column("choices", overflow="ellipsis", no_wrap=True)
+    for each, row in zip(candidates, rows, strict=True):
+        table.add_row(*(row[place] for place in used), ",".join(map(str, each.choices)))
+    return table
+
+
+def _row(candidate: Candidate, measured: Mapping[int, float]) -> list[str]:
+    scores, cost = candidate.scores, candidate.cost
+    latency = measured.get(candidate.sequence_id, cost.latency_ms)
+    return [
+        str(candidate.sequence_id),
+        _text(scores.loss, ".4f"),
+        _text(scores.top1 * 100, ".2f"),
+        _text(scores.top5 * 100, ".2f"),
+        _text(scores.bleu, ".2f"),
+        _text(cost.flops / 1e6, ".2f"),
+        _text(cost.params, ",.0f"),
+        _text(latency, ".2f"),
+    ]
+
+
+def _text(value: float, form: str) -> str:
+    return "" if value != value else format(value, form)

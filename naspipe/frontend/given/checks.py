@@ -1,0 +1,141 @@
+"""What is tried before anything is written: the first batch, and one layer of every kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from naspipe.core.config import Execution
+from naspipe.core.errors import ConfigError
+from naspipe.core.ids import FIRST_STREAM, LayerId
+from naspipe.core.rules import Exact
+from naspipe.core.space import Shared, Space
+from naspipe.core.user_code import users_code
+from naspipe.runtime.blocks.compute import field_of
+from naspipe.runtime.devices.determinism import deterministic_torch
+from naspipe.runtime.jobs.workload import Workload
+from naspipe.runtime.layers.layer_store import LayerStore
+from naspipe.runtime.layers.stored_layer import StoredLayer
+
+
+def check_device(device: str, count: int) -> None:
+    """The device must be on this machine.
+
+    Args:
+        device: ``cpu``, ``cuda`` or ``cuda:N``.
+        count: GPUs of this machine.
+
+    Raises:
+        ConfigError: when it is not.
+    """
+    index = int(device.partition(":")[2] or 0)
+    if device != "cpu" and index >= count:
+        here = f"cuda:0 to cuda:{count - 1}" if count else "no CUDA device"
+        raise ConfigError(f"device {device}: found {here} on this machine; choose --device cpu")
+
+
+def check_data_path(execution: Execution, count: int) -> None:
+    """The way between the stages must exist: NCCL wants a GPU for each.
+
+    Args:
+        execution: the device, the stages and the way.
+        count: GPUs of this machine.
+
+    Raises:
+        ConfigError: when it does not.
+    """
+    if execution.data_path != "nccl":
+        return
+    stages = execution.stages
+    if execution.device != "cuda":
+        raise ConfigError(
+            f"data_path=nccl: expected --device cuda, found {execution.device}; "
+            f"use it, or --set data_path=zmq"
+        )
+    if stages > count:
+        raise ConfigError(
+            f"data_path=nccl: expected a GPU for each of {stages} stages, found {count}; "
+            f"choose --stages {count} or less, or --set data_path=zmq"
+        )
+    if not torch.distributed.is_nccl_available():
+        raise ConfigError(
+            "data_path=nccl: expected a torch that was built with NCCL, found one without; "
+            "use --set data_path=zmq"
+        )
+
+
+def check_batch(workload: Workload) -> None:
+    """The first batch must hold every field that the space names, and the loss's target.
+
+    Raises:
+        ConfigError: when it does not, when the data raises, or when the loss cannot be smoothed
+            as the recipe says.
+    """
+    _ = workload.objective
+    space, definition = workload.space, workload.definition
+    name = definition.data.get("name", "")
+    with users_code(f"data {name}: expected a batch from data({definition.seed}, 0), found"):
+        batch = workload.data(definition.seed, 0)
+    if not isinstance(batch, Mapping) or not all(isinstance(key, str) for key in batch):
+        raise ConfigError(
+            f"data {name}: expected a dict of tensors by name from data({definition.seed}, 0), "
+            f"found {type(batch).__name__}"
+        )
+    for block in range(len(space)):
+        for field in space.fields(block):
+            field_of(batch, field, 0)
+    field_of(batch, "target", 0)
+
+
+def check_layers(workload: Workload) -> None:
+    """Make every shared layer and a first candidate of every kind of block, and discard them.
+
+    Raises:
+        ConfigError: when a factory raises or makes no module, when two shared layers have a
+            parameter in common, or when one keeps statistics that its rule does not allow.
+    """
+    space, definition = workload.space, workload.definition
+    store = LayerStore(space, definition.seed, definition.recipe)
+    with deterministic_torch(definition.recipe.threads):
+        for position, block in enumerate(space.blocks):
+            if isinstance(block, Shared):
+                _check_statistics(_made(store, space, position), block)
+        for position in _first_of_kinds(space):
+            _made(LayerStore(space, definition.seed, definition.recipe), space, position)
+
+
+def _made(store: LayerStore, space: Space, position: int) -> StoredLayer:
+    label = space.label(position, 0)
+    with users_code(f"layer {label}: expected its factory to return a torch.nn.Module, found"):
+        return store[LayerId(FIRST_STREAM, position, 0)]
+
+
+def _first_of_kinds(space: Space) -> Iterator[int]:
+    """Positions of choice blocks, one per kind; blocks that name none are each their own."""
+    kinds: set[str] = set()
+    for position, block in enumerate(space.blocks):
+        if isinstance(block, Shared) or block.kind in kinds:
+            continue
+        if block.kind is not None:
+            kinds.add(block.kind)
+        yield position
+
+
+def _check_statistics(layer: StoredLayer, block: Shared) -> None:
+    """Only a layer that is read as it was last written may keep running statistics."""
+    if isinstance(block.rule, Exact):
+        return
+    for module in layer.module.modules():
+        if _keeps_statistics(module):
+            raise ConfigError(
+                f"layer {block.name}: its {type(module).__name__} keeps running statistics, which "
+                f"rule {block.rule} does not allow; use the rule exact, or "
+                f"track_running_stats=False"
+            )
+
+
+def _keeps_statistics(module: nn.Module) -> bool:
+    return isinstance(module, _NormBase) and module.training and module.track_running_stats

@@ -1,0 +1,106 @@
+"""Data that a run was not trained on, to judge its subnets by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import search_spaces
+from naspipe.core.config import Execution
+from naspipe.core.errors import ConfigError
+from naspipe.frontend.given.workloads import find_data, is_own_data
+from naspipe.runtime.jobs.workload import Batches
+
+_OWN = "a function of (seed, number) that returns batches the run was not trained on"
+
+
+def find_held_out(
+    space: str,
+    scale: str,
+    data: str,
+    *,
+    root: Path | None = None,
+    split: str = "valid",
+    own: str | None = None,
+    sizes: Mapping[str, int] | None = None,
+) -> Batches:
+    """The held-out batches that belong to a run's data.
+
+    Args:
+        space: what the run trained, by name or as ``module:attribute``.
+        scale: of the space.
+        data: what the run was trained on, by name or as ``module:function``.
+        root: where prepared data is kept.
+        split: of a data set by name.
+        own: ``module:function``, instead of those of the run's data.
+        sizes: ``max_tokens`` or ``batch_size``, where they are not the space's.
+
+    Raises:
+        ConfigError: when there are none.
+    """
+    if own is not None:
+        return find_data(own, root, {})
+    if is_own_data(data):
+        return held_out_of(find_data(data, root, {}))
+    usual: dict[str, int | None] = {}
+    if ":" not in space:
+        defaults = search_spaces.defaults(space, scale)
+        usual = {"max_tokens": defaults.max_tokens, "batch_size": defaults.batch_size}
+    return find_data(data, root, {**usual, **(sizes or {})}, split)
+
+
+def held_out_for(
+    execution: Execution, source: Mapping[str, Any], root: Path | None
+) -> Batches | None:
+    """The held-out batches that a run is validated by, where it is.
+
+    Args:
+        execution: which says whether.
+        source: what the command line called the run's space and data.
+        root: where prepared data is kept.
+
+    Raises:
+        ConfigError: when there are none.
+    """
+    if not execution.validate_every:
+        return None
+    space, scale = source["space"], source["scale"]
+    data = source["data"]
+    if data is None and source["validation"] is None:
+        data = search_spaces.defaults(space, scale).data
+    sizes, own = source.get("sizes"), source["validation"]
+    return find_held_out(space, scale, data or "", root=root, own=own, sizes=sizes)
+
+
+def held_out_of(data: Batches) -> Batches:
+    """What data of a user's own name as held out: their attribute ``validation``.
+
+    Raises:
+        ConfigError: when they name none.
+    """
+    validation: Callable[..., Any] | None = getattr(data, "validation", None)
+    if not callable(validation):
+        raise ConfigError(
+            f"data of your own: expected their attribute validation, {_OWN}, found none; give it, "
+            f"or --validation MODULE:FUNCTION (held_out in Python)"
+        )
+    return validation
+
+
+def at_most(held_out: Batches, count: int) -> int:
+    """So many batches, or as many different ones as there are, as far as the data say."""
+    return min(count, int(getattr(held_out, "batches_per_epoch", count)))
+
+
+def check_size(held_out: Batches, count: int) -> None:
+    """So many different batches must be there.
+
+    Raises:
+        ConfigError: when they are fewer, as far as the data say.
+    """
+    there = getattr(held_out, "batches_per_epoch", count)
+    if count > there:
+        raise ConfigError(
+            f"--validate: expected at most {there}, the held-out batches there are, found {count}"
+        )

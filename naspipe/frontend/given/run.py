@@ -1,0 +1,109 @@
+"""A finished run, read back from its directory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from naspipe.core.errors import ConfigError
+from naspipe.core.ids import LayerId
+from naspipe.core.space import Space
+from naspipe.runtime.checkpoints.layer_bytes import layer_key, load_layer
+from naspipe.trace.access.log import read_run_accesses
+from naspipe.trace.access.order import access_order
+from naspipe.trace.results.run_directory import RunDirectory
+from naspipe.trace.results.validation import Validation, read_validations
+from naspipe.trace.snapshots.snapshot import Checkpoint, read_checkpoint
+
+
+class Run:
+    """The results of a run.
+
+    Args:
+        space: the space it trained; factories make the modules that :meth:`layer` fills.
+        path: its run directory.
+    """
+
+    def __init__(self, space: Space, path: Path) -> None:
+        self.space = space
+        self.directory = RunDirectory(path)
+        self._checkpoint: Checkpoint | None = None
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """Everything that defines the run, what it ran on and what was measured."""
+        return self.directory.read_manifest()
+
+    @property
+    def losses(self) -> list[float]:
+        """The loss of every step, in sequence order."""
+        return [loss.value for loss in self.directory.read_losses()]
+
+    @property
+    def validations(self) -> list[Validation]:
+        """How the supernet did on held-out data on the way, in the order of the cuts."""
+        return read_validations(self.directory.validation)
+
+    def layer(self, block: int, candidate: int, *, ema: bool = False) -> nn.Module:
+        """A trained candidate of a choice block; with ``ema``, the moving average of its weights.
+
+        Raises:
+            ConfigError: when the space has no such layer, the run never used it, or it kept no
+                averages.
+        """
+        return self._load(self.space.layer(f"{block}.{candidate}"), ema)
+
+    def shared(self, name: str, *, ema: bool = False) -> nn.Module:
+        """A trained shared layer; with ``ema``, the moving average of its weights."""
+        return self._load(self.space.layer(name), ema)
+
+    def check_averages(self) -> None:
+        """The run must have kept moving averages.
+
+        Raises:
+            ConfigError: when it did not.
+        """
+        if not self.manifest["definition"]["recipe"].get("ema"):
+            raise ConfigError(
+                f"{self.directory.path}: expected a run that kept moving averages, found one "
+                f"without; train with --set ema=0.999"
+            )
+
+    def access_order(self, block: int, candidate: int) -> str:
+        """A layer's accesses, as in ``2F-2B-5F-5B``."""
+        layer = self.space.layer(f"{block}.{candidate}")
+        return access_order(read_run_accesses(self.directory.path), layer)
+
+    def _load(self, layer: LayerId, ema: bool) -> nn.Module:
+        if ema:
+            self.check_averages()
+        if self._checkpoint is None:
+            self._checkpoint = read_checkpoint(self.directory.checkpoint("final"))
+        module: nn.Module = self.space.blocks[layer.block].candidates[layer.candidate]()
+        return load_layer(module, layer_key(self.space, layer), self._checkpoint.tensors, ema)
+
+
+def check_space(run: Run) -> None:
+    """The space must be the one that the run trained.
+
+    Raises:
+        ConfigError: naming what differs.
+    """
+    recorded, space = run.manifest["space"], run.space
+    pairs: dict[str, tuple[list[Any], list[Any]]] = {
+        "blocks": (recorded["labels"], list(space.labels)),
+        "candidates": (recorded["candidates"], [len(b.candidates) for b in space.blocks]),
+    }
+    for what, (expected, found) in pairs.items():
+        if expected != found:
+            raise ConfigError(
+                f"run {run.directory.path} trained the space {recorded['name']}: expected the "
+                f"{what} {_short(expected)}, found {_short(found)} in {space.name}"
+            )
+
+
+def _short(listed: Sequence[Any]) -> str:
+    return f"{', '.join(map(str, listed[:6]))}{', ...' if len(listed) > 6 else ''} ({len(listed)})"

@@ -1,0 +1,98 @@
+"""How runs are carried out: partitions, memory, dispatch order and window, from a profile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from naspipe.core.config import Execution, first_gpu
+from naspipe.core.subnet import Subnet
+from naspipe.planning.cost import CostTable
+from naspipe.planning.memory import DeviceSizes
+from naspipe.runtime.devices.gpus import find_gpus
+from naspipe.runtime.jobs.workload import Workload
+from naspipe.runtime.measuring.layer_sizes import measure_sizes
+from naspipe.runtime.measuring.profile_cache import cached_profile
+from naspipe.runtime.processes.launcher import profile_apart
+from naspipe.sim.plan import Chain, Pipeline, Plan, Stream, has_choice, plan_pipeline
+from naspipe.sim.run import choose_order, measured_timing
+
+
+def planning_costs(
+    workloads: Sequence[Workload], execution: Execution
+) -> tuple[CostTable | None, ...]:
+    """What the plan of each stream is made from; None where no plan needs to know.
+
+    Raises:
+        StageFailedError: when a layer, the loss or the data raises in the profile.
+    """
+    if execution.stages > 1 or execution.activation_memory:
+        return measured_costs(workloads, execution)
+    return (None,) * len(workloads)
+
+
+def make_plan(
+    workloads: Sequence[Workload],
+    execution: Execution,
+    subnets: Sequence[Sequence[Subnet]],
+    costs: Sequence[CostTable | None] | None = None,
+) -> Plan:
+    """Balance the stages, give them memory, choose the order; the same for the same costs.
+
+    Args:
+        workloads: of each stream; one synchronisation policy for all.
+        execution: what the user asked for.
+        subnets: of each stream; of one that a strategy proposes, some that stand for it.
+        costs: of each stream; measured here where they are not given.
+
+    Raises:
+        ConfigError: when the memory budget is below the least that works.
+        StageFailedError: when a layer, the loss or the data raises in the profile.
+    """
+    if costs is None:
+        costs = planning_costs(workloads, execution)
+    definition = workloads[0].definition
+    pipeline = Pipeline(
+        streams=tuple(
+            Stream(
+                Chain.of(workload.space),
+                tuple(drawn),
+                table,
+                is_sample=workload.make_strategy is not None,
+            )
+            for workload, drawn, table in zip(workloads, subnets, costs, strict=True)
+        ),
+        policy=definition.policy,
+        bulk=definition.bulk or execution.stages,
+        steps=definition.recipe.steps,
+    )
+    plan = plan_pipeline(pipeline, execution, measured_sizes(workloads[0], execution))
+    if execution.order != "auto" or not has_choice(pipeline, execution):
+        return plan
+    timing = measured_timing(pipeline, execution, plan.memory)
+    return choose_order(plan, pipeline, execution, timing)
+
+
+def measured_costs(workloads: Sequence[Workload], execution: Execution) -> tuple[CostTable, ...]:
+    """What every layer costs on this machine, measured once per space and kept."""
+    known: dict[int, CostTable] = {}
+    for workload in workloads:
+        if id(workload.space) not in known:
+            known[id(workload.space)] = _cost(workload, execution)
+    return tuple(known[id(workload.space)] for workload in workloads)
+
+
+def measured_sizes(workload: Workload, execution: Execution) -> DeviceSizes | None:
+    """What every layer takes on a device; None where there is no budget to plan."""
+    if not execution.memory_budget:
+        return None
+    return DeviceSizes(measure_sizes(workload), workload.space.rules)
+
+
+def _cost(workload: Workload, execution: Execution) -> CostTable:
+    """On the run's kind of device."""
+    device = first_gpu(execution.device)
+    return cached_profile(
+        workload,
+        lambda: profile_apart(workload, execution.timeout_seconds, device),
+        device=device if device == "cpu" else find_gpus().name_of(device),
+    )

@@ -1,0 +1,125 @@
+"""Streams that a strategy proposes while the run goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from naspipe.core.errors import ConfigError
+from naspipe.core.ids import SequenceId, StreamId
+from naspipe.core.partition import Partition
+from naspipe.core.planned import Planned
+from naspipe.core.space import Space
+from naspipe.core.subnet import Subnet
+from naspipe.core.user_code import users_code
+from naspipe.streams.feedback import ExplorationStrategy, FeedbackLoop
+from naspipe.streams.from_file import read_stream, write_stream
+
+
+class StrategySource:
+    """One stream's strategy, its subnets so far, and their record; see :class:`SubnetSource`.
+
+    Args:
+        make_strategy: a fresh strategy, which proposes numbers over the space's decisions.
+        space: whose subnets they are.
+        stream: which one.
+        partition_of: cuts each of them.
+        delay: from a score to the first proposal that knows of it, in subnets.
+        steps: subnets in all.
+        record: where the subnets are written, one list of choices a line, as they come.
+    """
+
+    def __init__(
+        self,
+        make_strategy: Callable[[], ExplorationStrategy],
+        space: Space,
+        stream: StreamId,
+        partition_of: Callable[[Subnet], Partition],
+        *,
+        delay: int,
+        steps: int,
+        record: Path,
+    ) -> None:
+        self._make_strategy = make_strategy
+        self._space = space
+        self._stream = stream
+        self._partition_of = partition_of
+        self._delay = delay
+        self._steps = steps
+        self._record = record
+        self._strategy: ExplorationStrategy | None = None
+        self._loop: FeedbackLoop | None = None
+        self._proposed: list[Planned] = []
+
+    @property
+    def proposed(self) -> Sequence[Planned]:
+        """Every subnet so far."""
+        return self._proposed
+
+    def begin(self, scores: Sequence[float]) -> Sequence[Planned]:
+        """See :class:`naspipe.runtime.jobs.job.SubnetSource`.
+
+        Raises:
+            ConfigError: when the strategy proposes what is no subnet, fails, or proposes other
+                subnets than it did in the run's earlier life.
+        """
+        self.close()
+        self._proposed = []
+        with self._users():
+            strategy = self._strategy = self._make_strategy()
+            loop = self._loop = FeedbackLoop(strategy, self._delay, self._steps)
+            found = loop.start()
+            for sequence_id, score in enumerate(scores):
+                found += loop.take(sequence_id, score)
+            choices = self._add(found)
+        if scores:
+            self._check_record(choices[: len(scores)])
+        write_stream(self._record, choices)
+        return self._proposed
+
+    def take(self, sequence_id: int, score: float) -> Sequence[Planned]:
+        """See :class:`naspipe.runtime.jobs.job.SubnetSource`; raises as :meth:`begin`."""
+        if self._loop is None:
+            return ()
+        with self._users():
+            choices = self._add(self._loop.take(sequence_id, score))
+        if not choices:
+            return ()
+        with self._record.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(each) + "\n" for each in choices)
+        return self._proposed[-len(choices) :]
+
+    def close(self) -> None:
+        """End a strategy that has something to end."""
+        strategy, self._strategy, self._loop = self._strategy, None, None
+        if close := getattr(strategy, "close", None):
+            close()
+
+    def _add(self, drawn: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+        """Plan what was proposed; returns the choices."""
+        decisions = self._space.decisions
+        found = [decisions.choices(each) if decisions else tuple(each) for each in drawn]
+        for choices in found:
+            chain = self._space.chain(choices)
+            subnet = Subnet(self._stream, SequenceId(len(self._proposed)), chain)
+            self._proposed.append(Planned(subnet, self._partition_of(subnet)))
+        return found
+
+    def _check_record(self, choices: Sequence[tuple[int, ...]]) -> None:
+        if read_stream(self._record)[: len(choices)] != list(choices):
+            raise ConfigError(
+                f"{self._record}: expected the subnets that the strategy proposes for the scores "
+                f"so far, found others; it is not the strategy that began this run, or not a "
+                f"function of its seed and scores"
+            )
+
+    def _users(self) -> AbstractContextManager[None]:
+        return users_code("the strategy of the stream: expected subnets, found")
+
+
+def sample_stream(space: Space) -> list[tuple[int, ...]]:
+    """Choices that use every candidate of every block: they stand for subnets not known yet."""
+    counts = space.candidate_counts
+    return [tuple(number % count for count in counts) for number in range(max(counts, default=1))]

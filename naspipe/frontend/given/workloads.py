@@ -1,0 +1,136 @@
+"""Names on the command line to spaces, data, losses and recipes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import search_spaces
+from naspipe.core.config import Recipe
+from naspipe.core.errors import ConfigError
+from naspipe.core.space import Space
+from naspipe.core.user_code import import_attribute
+from naspipe.data.registry import find_entry, names_of_kind, open_data
+from naspipe.runtime.jobs.losses import Loss
+from naspipe.runtime.jobs.workload import Batches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Named:
+    """What a name on the command line stands for, and the recipe it starts from."""
+
+    space: Space
+    data: Batches
+    loss: Loss
+    recipe: Recipe
+
+
+def find_workload(
+    name: str,
+    scale: str,
+    data_name: str | None,
+    data_root: Path | None,
+    sizes: Mapping[str, int] | None = None,
+) -> Named:
+    """A space of naspipe's by name, or a user's own as ``module:attribute``.
+
+    A user's ``module:space`` is a :class:`Space`; its data is ``--data module:function``
+    (or a data set by name), its loss the module's ``loss`` if it has one. ``sizes`` are the
+    ``max_tokens`` or the ``batch_size`` of a data set's batches, where they are not the space's;
+    a user's own function makes batches of its own sizes.
+
+    Raises:
+        ConfigError: for a name that cannot be found or is not what it should be.
+    """
+    if ":" in name:
+        return _own(name, data_name, data_root, sizes or {})
+    defaults = search_spaces.defaults(name, scale)
+    data_name = data_name or defaults.data
+    if not is_own_data(data_name):
+        _check_kind(name, data_name, "image" if defaults.max_tokens is None else "translation")
+    usual = {"max_tokens": defaults.max_tokens, "batch_size": defaults.batch_size}
+    data = find_data(data_name, data_root, {**usual, **(sizes or {})})
+    space = search_spaces.build(name, scale, getattr(data, "info", {}))
+    recipe = Recipe(
+        optimizer=defaults.optimizer,
+        lr=defaults.lr,
+        optimizer_options=dict(defaults.optimizer_options),
+        schedule=defaults.schedule,
+    )
+    return Named(space=space, data=data, loss=defaults.loss(), recipe=recipe)
+
+
+def find_space(name: str) -> Space:
+    """A user's own space by ``module:attribute``.
+
+    Raises:
+        ConfigError: for a name that cannot be found or is no space.
+    """
+    space = import_attribute(name)
+    if not isinstance(space, Space):
+        raise ConfigError(f"{name}: expected a naspipe.Space, found {type(space).__name__}")
+    return space
+
+
+def _own(
+    name: str, data_name: str | None, data_root: Path | None, sizes: Mapping[str, int]
+) -> Named:
+    from torch import nn
+
+    space = find_space(name)
+    if data_name is None:
+        raise ConfigError(
+            f"{name}: a space of your own needs --data module:function or --data NAME "
+            f"(see `naspipe data list`)"
+        )
+    loss = getattr(sys.modules[name.partition(":")[0]], "loss", None) or nn.CrossEntropyLoss()
+    if not callable(loss):
+        raise ConfigError(
+            f"{name}: expected the module's loss to be a function of (output, target), "
+            f"found {type(loss).__name__}"
+        )
+    return Named(
+        space=space, data=find_data(data_name, data_root, sizes), loss=loss, recipe=Recipe()
+    )
+
+
+def find_data(
+    name: str, root: Path | None, sizes: Mapping[str, int | None], split: str = "train"
+) -> Batches:
+    """A data set's split by name, or a user's own as ``module:function``, which has one split.
+
+    Raises:
+        ConfigError: for a name that cannot be found or is no data.
+    """
+    if is_own_data(name):
+        function: Callable[..., Any] = import_attribute(name)
+        if not callable(function):
+            raise ConfigError(
+                f"{name}: expected a function of (seed, sequence_id), "
+                f"found {type(function).__name__}"
+            )
+        return function
+    return open_data(
+        name,
+        root=root,
+        max_tokens=sizes.get("max_tokens"),
+        batch_size=sizes.get("batch_size"),
+        split=split,
+    )
+
+
+def is_own_data(data_name: str) -> bool:
+    """Whether the name is a ``module:function`` of the user's, and not a data set's."""
+    return ":" in data_name and not data_name.startswith(("fairseq:", "image-folder:"))
+
+
+def _check_kind(space: str, data_name: str, kind: str) -> None:
+    found = find_entry(data_name).kind
+    if found != kind:
+        raise ConfigError(
+            f"space {space} needs {kind} data, found the {found} data set {data_name!r}: "
+            f"expected --data {' or '.join(names_of_kind(kind))}"
+        )

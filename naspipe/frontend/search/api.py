@@ -1,0 +1,78 @@
+"""``naspipe.search_subnets``: the best subnets of a run, by the scores of inherited weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from naspipe.core.config import Execution
+from naspipe.frontend.given.held_out import check_size, held_out_of
+from naspipe.frontend.given.run import Run
+from naspipe.frontend.search.search_record import SearchObserver, SilentSearchObserver
+from naspipe.frontend.search.searching import Searching
+from naspipe.runtime.jobs.losses import Loss
+from naspipe.runtime.jobs.workload import Batches
+from naspipe.search.definition import SearchDefinition
+from naspipe.search.limits import Limits
+from naspipe.search.records import Search
+
+
+def search_subnets(
+    run: Run,
+    data: Batches,
+    loss: Loss,
+    *,
+    held_out: Batches | None = None,
+    strategy: str = "evolution",
+    options: Mapping[str, float] | None = None,
+    budget: int = 100,
+    seed: int = 0,
+    delay: int = 8,
+    score: str = "loss",
+    calibrate: int = 4,
+    validate: int = 8,
+    limits: Mapping[str, float] | None = None,
+    ema: bool = False,
+    stages: int = 1,
+    name: str = "",
+    execution: Mapping[str, Any] | None = None,
+    observer: SearchObserver | None = None,
+) -> Search:
+    """Judge subnets of a run with its weights; the same ones, bit for bit, on any number of stages.
+
+    The search is written into the run's directory, as ``search-NAME``.
+
+    Args:
+        run: with a final checkpoint, or one on the way.
+        data, loss: those of the run.
+        held_out: ``held_out(seed, number)``, batches to judge by; ``data.validation`` by default.
+        strategy: ``random``, ``evolution``, ``nni:NAME``, or ``MODULE:FUNCTION``.
+        options: of the strategy, such as ``population``.
+        budget: subnets to judge.
+        seed: of the strategy's draws.
+        delay: subnets from one to the first that is proposed with its score known.
+        score: ``loss``, ``top1`` or ``top5``.
+        calibrate: batches of ``data`` that running statistics are taken from; 0 for the run's own.
+        validate: batches of ``held_out``.
+        limits: ``flops`` (of one sample), ``params``, ``latency_ms``.
+        ema: judge by the moving averages of the weights.
+        stages, name: stage processes, 1 for this process; of the search, or the next number.
+        execution: further fields of :class:`naspipe.core.config.Execution`.
+        observer: told of every subnet.
+
+    Raises:
+        ConfigError: for input that cannot be used.
+        StageFailedError: when a layer, the data or the loss raises in any stage.
+    """
+    definition = SearchDefinition(
+        strategy=strategy, options=dict(options or {}), budget=budget, seed=seed, delay=delay,
+        score=score, calibration=calibrate, validation=validate, limits=Limits(**(limits or {})),
+        ema=ema,
+    )  # fmt: skip
+    chosen = held_out_of(data) if held_out is None else held_out
+    check_size(chosen, validate)
+    return Searching(
+        run=run, data=data, held_out=chosen, loss=loss, definition=definition, name=name,
+        execution=Execution(stages=stages, **(execution or {})),
+        observer=observer or SilentSearchObserver(),
+    ).start()  # fmt: skip

@@ -1,0 +1,120 @@
+"""What a search is put together from: weights, prices, and what proposes subnets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from naspipe.core.errors import ConfigError
+from naspipe.core.space import Space
+from naspipe.frontend.given.run import Run
+from naspipe.frontend.given.strategies import find_strategy_maker
+from naspipe.planning.cost import CostTable, LayerCost
+from naspipe.runtime.measuring.subnet_counts import SubnetCounter
+from naspipe.search.definition import SearchDefinition
+from naspipe.search.limits import Cost, Limits
+from naspipe.search.strategies import STRATEGIES, Listed, make_strategy
+from naspipe.streams.feedback import ExplorationStrategy
+from naspipe.streams.from_file import read_stream
+from naspipe.trace.snapshots.snapshot import Checkpoint, read_checkpoint
+
+
+def find_weights(run: Run) -> Checkpoint:
+    """What the run left, or its newest checkpoint while it goes on.
+
+    Raises:
+        ConfigError: when it left none.
+    """
+    if run.directory.checkpoint("final").is_dir():
+        return read_checkpoint(run.directory.checkpoint("final"))
+    latest = run.directory.checkpoints.latest().checkpoint
+    if latest is None:
+        raise ConfigError(
+            f"{run.directory.path}: expected a checkpoint to take weights from, found none; let "
+            f"the run end, or train with --checkpoint-every N"
+        )
+    return latest
+
+
+def forward_costs(costs: CostTable) -> CostTable:
+    """What layers cost that are not trained."""
+    return CostTable(
+        {key: LayerCost(cost.forward_ns, 0, 0, 0, 0) for key, cost in costs.costs.items()}
+    )
+
+
+class Pricer:
+    """What subnets cost.
+
+    Args:
+        space: whose subnets.
+        batch: whose shapes the layers see.
+        costs: of every layer's forward.
+    """
+
+    def __init__(self, space: Space, batch: Mapping[str, torch.Tensor], costs: CostTable) -> None:
+        self.counter = SubnetCounter(space, batch)
+        self._space = space
+        self._costs = costs
+
+    def of(self, choices: Sequence[int]) -> Cost:
+        """Of one subnet: one choice per choice block."""
+        counts = self.counter.of(choices)
+        chain = enumerate(self._space.chain(choices))
+        forward_ns = sum(self._costs.of(block, candidate).forward_ns for block, candidate in chain)
+        return Cost(counts.flops, float(counts.params), forward_ns / 1e6)
+
+
+def find_strategy(
+    definition: SearchDefinition, space: Space, pricer: Pricer
+) -> Callable[[], ExplorationStrategy]:
+    """What proposes subnets within the limits.
+
+    Raises:
+        ConfigError: for an unknown name or option, for limits that nothing keeps, or where the
+            strategy cannot keep limits.
+    """
+    name, limits = definition.strategy, definition.limits
+    decisions = space.decisions
+    counts = decisions.counts if decisions else space.candidate_counts
+
+    def is_allowed(drawn: Sequence[int]) -> bool:
+        return limits.allow(pricer.of(decisions.choices(drawn) if decisions else drawn))
+
+    def make() -> ExplorationStrategy:
+        return make_strategy(name, counts, definition.seed, is_allowed, definition.options)
+
+    if name.startswith("file:"):
+        return _listed(definition, space, is_allowed)
+    if ":" in name:
+        found = find_strategy_maker(name, space, definition.seed)
+        if found is None or limits != Limits() or definition.options:
+            raise ConfigError(
+                f"strategy {name!r:.80}: expected {', '.join(STRATEGIES)} with limits or "
+                f"options, or nni:NAME or MODULE:FUNCTION without"
+            )
+        return found
+    make().propose(0)
+    if limits.flops:
+        pricer.counter.check()
+    return make
+
+
+def _listed(
+    definition: SearchDefinition, space: Space, is_allowed: Callable[[Sequence[int]], bool]
+) -> Callable[[], ExplorationStrategy]:
+    """The first subnets of a file, one after the other."""
+    path = Path(definition.strategy.removeprefix("file:"))
+    listed = read_stream(path, space.candidate_counts)[: definition.budget]
+    if len(listed) < definition.budget:
+        raise ConfigError(
+            f"--budget {definition.budget}: expected at most {len(listed)}, as many as {path} holds"
+        )
+    if space.decisions or not all(map(is_allowed, listed)):
+        raise ConfigError(
+            f"{path}: expected subnets within the limits, of a space whose blocks choose each on "
+            f"its own"
+        )
+    return lambda: Listed(listed)

@@ -1,0 +1,197 @@
+"""From a run to its best subnets: what is proposed, judged and written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import compress
+from typing import Any
+
+from naspipe.core.config import Definition, Execution, Recipe
+from naspipe.core.errors import ConfigError
+from naspipe.core.ids import FIRST_STREAM, SequenceId
+from naspipe.core.partition import Partition
+from naspipe.core.rules import Frozen
+from naspipe.core.space import Shared
+from naspipe.core.subnet import Subnet
+from naspipe.frontend.given.checks import check_device
+from naspipe.frontend.given.run import Run, check_space
+from naspipe.frontend.given.run_plan import measured_costs, measured_sizes
+from naspipe.frontend.given.strategy_source import StrategySource, sample_stream
+from naspipe.frontend.search.scoring_here import score_here
+from naspipe.frontend.search.search_parts import Pricer, find_strategy, find_weights, forward_costs
+from naspipe.frontend.search.search_record import Recorder, SearchObserver
+from naspipe.frontend.training.training import define
+from naspipe.planning.cost import CostTable
+from naspipe.planning.memory import MemoryPlan
+from naspipe.runtime.devices.environment import describe_environment
+from naspipe.runtime.devices.gpus import NO_GPUS, find_gpus
+from naspipe.runtime.evaluating.evaluation import evaluation_of
+from naspipe.runtime.evaluating.evaluation_stage import EvaluationJob
+from naspipe.runtime.jobs.evaluation_recipe import EvaluationRecipe
+from naspipe.runtime.jobs.losses import Loss
+from naspipe.runtime.jobs.workload import Batches, Workload
+from naspipe.runtime.processes.evaluation_launcher import evaluate
+from naspipe.runtime.wire.endpoints import check_endpoints
+from naspipe.search.definition import SearchDefinition
+from naspipe.search.records import Search, SearchDirectory, default_name, search_path
+from naspipe.search.scores import merit
+from naspipe.sim.plan import Chain, Pipeline, Stream, plan_pipeline
+from naspipe.trace.snapshots.snapshot import Checkpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Searching:
+    """A search that is defined but not yet started."""
+
+    run: Run
+    data: Batches
+    """What the run was trained on: batches to calibrate with."""
+    held_out: Batches
+    """Batches to judge by."""
+    loss: Loss
+    definition: SearchDefinition
+    execution: Execution
+    name: str = ""
+    """Of the search's directory; the next number by default."""
+    observer: SearchObserver
+    judge: Callable[[Sequence[int]], float] | None = None
+    """Of the score ``bleu``: decodes with a subnet of these choices."""
+
+    def start(self) -> Search:
+        """Check everything, then judge every subnet and leave a search inside the run.
+
+        Raises:
+            ConfigError: when the input cannot be used; nothing has been written then, unless only
+                a stage could find it: the manifest then says ``failed``.
+            StageFailedError: when a stage raised.
+        """
+        space, execution = self.run.space, self.execution
+        directory = self._check()
+        workload = self._workload()
+        checkpoint = find_weights(self.run)
+        costs = forward_costs(measured_costs([workload], execution)[0])
+        pricer = Pricer(space, self.held_out(workload.definition.seed, 0), costs)
+        definition = self._definition()
+        make = find_strategy(definition, space, pricer)
+        partition_of, memory, window = self._plan(workload, costs)
+        directory.create()
+        recorder = Recorder(
+            directory,
+            definition.score,
+            pricer,
+            self.observer,
+            self._manifest(checkpoint, definition),
+        )
+        source = StrategySource(
+            make, space, FIRST_STREAM, partition_of,
+            delay=definition.delay, steps=definition.budget, record=directory.path / "stream.jsonl",
+        )  # fmt: skip
+        evaluation = EvaluationRecipe(
+            workload=workload,
+            held_out=self.held_out,
+            calibration=definition.calibration,
+            validation=definition.validation,
+            ema=definition.ema,
+        )
+        job = EvaluationJob(
+            evaluation=evaluation_of(evaluation, checkpoint),
+            source=source,
+            budget=definition.budget,
+            execution=replace(execution, window=window),
+            memory=memory,
+            directory=directory.path,
+        )
+        is_choice = [not isinstance(block, Shared) for block in space.blocks]
+
+        def choices_of(number: int) -> tuple[int, ...]:
+            return tuple(compress(source.proposed[number].subnet.chain, is_choice))
+
+        with recorder.recording(choices_of):
+            if self.judge is not None:
+                score_here(source, choices_of, definition.budget, self.judge, recorder)
+            else:
+                recorder.stages = evaluate(job, recorder, partial(merit, score=definition.score))
+        return directory.read()
+
+    def _check(self) -> SearchDirectory:
+        """What can be known to be wrong at first; returns the place of the search."""
+        space, execution = self.run.space, self.execution
+        check_space(self.run)
+        if self.definition.ema:
+            self.run.check_averages()
+        if (self.definition.score == "bleu") != (self.judge is not None):
+            raise ConfigError(
+                "--score bleu: expected what decodes with a subnet, and no other score"
+            )
+        check_device(execution.device, 0 if execution.device == "cpu" else len(find_gpus()))
+        if execution.stages > len(space):
+            raise ConfigError(
+                f"{execution.stages} stages for {len(space)} blocks: expected at most one stage "
+                f"per block; choose --stages {len(space)} or less"
+            )
+        path = self.run.directory.path
+        directory = SearchDirectory(search_path(path, self.name or default_name(path)))
+        if directory.path.exists():
+            directory.create()  # says that it is there
+        check_endpoints(execution)
+        return directory
+
+    def _workload(self) -> Workload:
+        """The run's, as far as its layers' costs and weights depend on it."""
+        recorded = self.run.manifest["definition"]
+        fields = {**recorded, "recipe": Recipe(**recorded["recipe"])}
+        workload = Workload(
+            space=self.run.space, data=self.data, loss=self.loss, definition=Definition(**fields)
+        )
+        found = define(self.run.space, self.data, self.loss, recipe=Recipe(), steps=1).data
+        expected = recorded["data"]
+        for key in sorted(found.keys() | expected.keys()):
+            if found.get(key) != expected.get(key):
+                raise ConfigError(
+                    f"run {self.run.directory.path} was trained on {expected.get('name')} data of "
+                    f"{key} {expected.get(key)!r:.80}, found {found.get(key)!r:.80}: expected the "
+                    f"run's own data; give them with --data, or leave it out"
+                )
+        return workload
+
+    def _definition(self) -> SearchDefinition:
+        """With what follows from the rest: the strategy's size, what the held-out data are."""
+        given, options = self.definition, dict(self.definition.options)
+        if given.strategy == "evolution":
+            options.setdefault("population", max(2, min(50, given.budget // 4)))
+        record = getattr(self.held_out, "record", None)
+        return replace(given, options=options, data=dict(record or {"name": "the user's own"}))
+
+    def _plan(
+        self, workload: Workload, costs: CostTable
+    ) -> tuple[Callable[[Subnet], Partition], MemoryPlan | None, int]:
+        """Cuts of equal forward time, memory for layers without optimizer state, the window."""
+        space = workload.space
+        rules = (Frozen(),) * len(space)
+        chain = replace(Chain.of(space), rules=rules)
+        sample = [
+            Subnet(FIRST_STREAM, SequenceId(number), space.chain(choices))
+            for number, choices in enumerate(sample_stream(space))
+        ]
+        stream = Stream(chain, tuple(sample), costs, is_sample=True)
+        plain = replace(workload.definition, recipe=Recipe())
+        sizes = measured_sizes(replace(workload, definition=plain), self.execution)
+        if sizes is not None:
+            sizes = replace(sizes, rules=rules)
+        execution = replace(self.execution, order="paper", activation_memory="")
+        plan = plan_pipeline(Pipeline(streams=(stream,)), execution, sizes)
+        partition_of = plan.streams[0].partition_of
+        if partition_of is None:
+            raise ConfigError("expected a partition for every subnet, found none")
+        return partition_of, plan.memory, plan.window
+
+    def _manifest(self, checkpoint: Checkpoint, definition: SearchDefinition) -> dict[str, Any]:
+        gpus = NO_GPUS if self.execution.device == "cpu" else find_gpus()
+        return {
+            "definition": definition.as_dict(),
+            "run": {"subnets": checkpoint.subnets, "space": self.run.manifest["space"]},
+            "execution": self.execution.as_dict(),
+            "environment": describe_environment(self.execution.device, gpus),
+        }

@@ -1,0 +1,201 @@
+"""What can be simulated: a space, what its layers cost, and the streams drawn from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import search_spaces
+from naspipe.core.config import Execution, Settings, apply_settings
+from naspipe.core.errors import ConfigError
+from naspipe.core.ids import SequenceId, StreamId
+from naspipe.core.space import Space
+from naspipe.core.steps import ONE_PASS, Steps
+from naspipe.core.subnet import Subnet
+from naspipe.planning.cost import CostTable
+from naspipe.planning.memory import DeviceSizes, MemoryPlan
+from naspipe.sim.costs import Costs
+from naspipe.sim.plan import Chain, Pipeline, Plan, Stream, has_choice, plan_pipeline
+from naspipe.sim.run import SimulatedRun, choose_order, simulate_run, table_timing
+from naspipe.streams.passes import in_passes, num_draws
+from naspipe.streams.samplers import draw_subnets
+from search_spaces.table5 import table5_costs, table5_sizes, without_shared
+
+if TYPE_CHECKING:
+    from naspipe.runtime.jobs.workload import Workload
+
+COSTS = ("profiled", "table5")
+"""Where costs can be from."""
+
+DATA_INFO = {
+    "vocabulary": 32_000, "padding": 1, "channels": 3, "height": 224, "width": 224,
+    "classes": 1000,
+}  # fmt: skip
+"""What a data set would say of itself, where none is needed: WMT's and ImageNet's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """A space whose layers' costs are known."""
+
+    space: Space
+    costs: CostTable
+    timing: Callable[[Execution, MemoryPlan | None], Costs]
+    """What everything takes under a way of execution and its memory plan."""
+    sizes: DeviceSizes | None
+    """Bytes of every layer; None where they are not known."""
+    costs_from: str
+    """One of :data:`COSTS`."""
+    parameters: Callable[[int, int], int]
+    """How large a layer is, by block of the chain and candidate; for the sandwich rule."""
+    steps: Steps = ONE_PASS
+    """How passes form steps."""
+
+    def pipeline(
+        self,
+        sampler: str,
+        seed: int,
+        steps: int,
+        *,
+        streams: int = 1,
+        policy: str = "csp",
+        bulk: int = 1,
+    ) -> Pipeline:
+        """Streams of this space with the seeds ``seed``, ``seed`` + 1, ...
+
+        Raises:
+            ConfigError: for a sampler that does not exist or holds fewer subnets.
+        """
+        if steps < 1 or streams < 1:
+            raise ConfigError(f"expected 1 or more steps and streams, found {steps} and {streams}")
+        chain = Chain.of(self.space)
+        return Pipeline(
+            streams=tuple(
+                Stream(
+                    chain, self._draw(StreamId(number), sampler, seed + number, steps), self.costs
+                )
+                for number in range(streams)
+            ),
+            policy=policy,
+            bulk=bulk,
+            steps=self.steps,
+        )
+
+    def plan(self, pipeline: Pipeline, execution: Execution) -> Plan:
+        """The plan that a real run of these streams would follow, had it these costs.
+
+        Raises:
+            ConfigError: for more stages than blocks, or a budget below the least that works.
+        """
+        plan = plan_pipeline(pipeline, execution, self.sizes)
+        if execution.order != "auto" or not has_choice(pipeline, execution):
+            return plan
+        return choose_order(plan, pipeline, execution, self.timing(execution, plan.memory))
+
+    def run(
+        self, pipeline: Pipeline, execution: Execution, plan: Plan | None = None
+    ) -> SimulatedRun:
+        """Simulate streams, under the plan they would have unless another is given."""
+        plan = plan or self.plan(pipeline, execution)
+        return simulate_run(pipeline, plan, execution, self.timing(execution, plan.memory))
+
+    def _draw(self, stream: StreamId, sampler: str, seed: int, steps: int) -> tuple[Subnet, ...]:
+        drawn = draw_subnets(sampler, self.space, seed, num_draws(self.steps, steps))
+        passes = in_passes(drawn, self.steps, self.space, self.parameters)
+        return tuple(
+            Subnet(stream, SequenceId(number), self.space.chain(choices))
+            for number, choices in enumerate(passes)
+        )
+
+
+def profiled_scenario(workload: Workload, execution: Execution) -> Scenario:
+    """A workload with the costs that its layers have on this machine, measured once and kept.
+
+    Raises:
+        StageFailedError: when a layer, the loss or the data raises in the profile.
+    """
+    from naspipe.frontend.given.pass_streams import parameter_counts
+    from naspipe.frontend.given.run_plan import measured_costs, measured_sizes
+
+    (costs,) = measured_costs([workload], execution)
+    return Scenario(
+        space=workload.space,
+        costs=costs,
+        timing=lambda how, memory: table_timing(costs, how, memory),
+        sizes=measured_sizes(workload, execution),
+        costs_from="profiled",
+        parameters=parameter_counts(workload.space),
+        steps=workload.definition.recipe.steps,
+    )
+
+
+def table5_scenario(
+    name: str, *, with_shared: bool = True, recompute: bool = True, steps: Steps = ONE_PASS
+) -> Scenario:
+    """A space of naspipe's with the published costs of its layers; needs neither torch nor data.
+
+    Args:
+        name: one of :func:`search_spaces.names`.
+        with_shared: keep the embeddings, the stem and the head; the paper freezes them.
+        recompute: count each forward twice, as the paper does.
+        steps: how passes form steps.
+
+    Raises:
+        ConfigError: for a space that the table knows nothing of.
+    """
+    if ":" in name:
+        raise ConfigError(
+            f"{name}: expected one of {', '.join(search_spaces.names())}, as Table 5 lists their "
+            f"layers; use --costs profiled for a space of your own"
+        )
+    space = search_spaces.build(name, "paper", DATA_INFO)
+    if not with_shared:
+        space = without_shared(space)
+    costs, sizes = table5_costs(space, recompute), table5_sizes(space)
+    return Scenario(
+        space=space,
+        costs=costs.table,
+        timing=lambda how, memory: costs,
+        sizes=DeviceSizes(sizes, space.rules),
+        costs_from="table5",
+        parameters=lambda *layer: sizes.of(*layer).parameter_bytes,
+        steps=steps,
+    )
+
+
+def workload_of(
+    name: str,
+    scale: str,
+    data: str | None,
+    data_dir: Path | None,
+    execution: Execution,
+    assignments: Sequence[str],
+) -> tuple[Workload, Execution]:
+    """What would be trained, checked as far as costs depend on it, and how.
+
+    Raises:
+        ConfigError: for names, settings, data or layers that cannot be used.
+    """
+    from naspipe.frontend.given.checks import check_batch, check_layers
+    from naspipe.frontend.given.workloads import find_workload
+    from naspipe.frontend.training.training import define
+    from naspipe.runtime.jobs.workload import Workload
+    from naspipe.runtime.layers.optimizers import check_optimizer
+
+    named = find_workload(name, scale, data, data_dir)
+    settings = apply_settings(Settings(recipe=named.recipe, execution=execution), assignments)
+    space = named.space.with_rules(settings.rules)
+    definition = define(space, named.data, named.loss, recipe=settings.recipe, scale=scale, steps=1)
+    workload = Workload(
+        space=space,
+        data=named.data,
+        loss=named.loss,
+        definition=definition,
+        recompute=settings.execution.recompute,
+    )
+    check_optimizer(definition.recipe)
+    check_batch(workload)
+    check_layers(workload)
+    return workload, settings.execution

@@ -1,0 +1,180 @@
+"""``naspipe.train``: a space in ordinary torch code, to a trained run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from naspipe.core.config import Execution, Recipe, Settings
+from naspipe.core.errors import ConfigError
+from naspipe.core.recipe_file import NO_RECIPE, RecipeFile, read_recipe
+from naspipe.core.space import Space
+from naspipe.frontend.given.run import Run
+from naspipe.frontend.given.strategies import find_strategy_maker
+from naspipe.frontend.training.training import Training, define
+from naspipe.runtime.jobs.losses import Loss
+from naspipe.runtime.jobs.workload import Batches, Workload
+from naspipe.runtime.wire.reports import LaunchObserver, SilentObserver
+
+
+def train(
+    space: Space,
+    data: Batches,
+    loss: Loss,
+    *,
+    steps: int,
+    optimizer: str | None = None,
+    lr: float | None = None,
+    optimizer_options: Mapping[str, Any] | None = None,
+    sampler: str | Any | None = None,
+    seed: int = 0,
+    stages: int = 1,
+    policy: str = "csp",
+    bulk: int = 0,
+    run_dir: str | Path | None = None,
+    resume: bool = False,
+    recipe: str | Path | Mapping[str, Any] | None = None,
+    execution: Mapping[str, Any] | None = None,
+    observer: LaunchObserver | None = None,
+    held_out: Batches | None = None,
+) -> Run:
+    """Train a supernet; the bits are those of a plain one-at-a-time loop on any number of stages.
+
+    Args:
+        space: the blocks and their candidates.
+        data: ``data(seed, sequence_id)`` returns named tensors, batch dimension first; a pure
+            function, called in any stage.
+        loss: called with the last block's output and the batch field ``target``.
+        steps: subnets to train, one step each.
+        optimizer: a ``torch.optim`` class by name (SGD); ``lr`` (0.05) and ``optimizer_options``
+            go to it.
+        sampler: ``uniform`` (the default), ``fair``, ``spaced:W`` or ``file:PATH``; or a strategy
+            that learns from the losses, by name or as an object: see
+            :func:`naspipe.frontend.given.strategies.find_strategy_maker`.
+        seed: of the stream, the parameters and every random draw.
+        stages: stage processes; 1 trains in this process.
+        policy: ``csp``, or one of the baselines ``bsp``, ``asp`` and ``sequential``, of which
+            only the last has the bits of the plain loop.
+        bulk: of ``bsp``: subnets trained at the same versions; 0 for as many as stages.
+        run_dir: a directory that does not exist yet; ``runs/NAME-TIME`` by default.
+        resume: go on with the run of this definition in ``run_dir``; the execution may be another.
+        recipe: further fields of :class:`naspipe.core.config.Recipe`, or a recipe of naspipe's by
+            name, as in ``"spos"``, or a recipe file. What other arguments say goes before it.
+        execution: further fields of :class:`naspipe.core.config.Execution`, as ``validate_every``.
+        observer: told of losses and stage use as the run goes.
+        held_out: ``held_out(seed, number)`` to validate by; ``data.validation`` by default.
+
+    Raises:
+        ConfigError: for input that cannot be used; nothing is written then.
+        StageFailedError: when a layer, the data or the loss raises in any stage.
+        RunInterruptedError: after SIGINT or SIGTERM, behind a checkpoint to resume from.
+        StorageError: when a file cannot be written.
+    """
+    how = replace(_file(recipe)[1].execution, stages=stages, **(execution or {}))
+    what = workload(
+        space, data, loss, steps=steps, optimizer=optimizer, lr=lr,
+        optimizer_options=optimizer_options, sampler=sampler, seed=seed, policy=policy, bulk=bulk,
+        recipe=recipe, held_out=held_out,
+    )  # fmt: skip
+    return train_together([what], how, run_dir, observer, resume=resume)[0]
+
+
+def workload(
+    space: Space,
+    data: Batches,
+    loss: Loss,
+    *,
+    steps: int,
+    optimizer: str | None = None,
+    lr: float | None = None,
+    optimizer_options: Mapping[str, Any] | None = None,
+    sampler: str | Any | None = None,
+    seed: int = 0,
+    policy: str = "csp",
+    bulk: int = 0,
+    recipe: str | Path | Mapping[str, Any] | None = None,
+    held_out: Batches | None = None,
+) -> Workload:
+    """One run's definition, for :func:`train_together`; the arguments are those of :func:`train`.
+
+    Raises:
+        ConfigError: for a value that cannot be used.
+    """
+    file, settings = _file(recipe)
+    if optimizer is not None and optimizer != settings.recipe.optimizer:
+        optimizer_options = optimizer_options or {}
+    given: dict[str, Any] = {
+        "optimizer": optimizer, "lr": lr, "optimizer_options": optimizer_options
+    }  # fmt: skip
+    fields = {name: value for name, value in given.items() if value is not None}
+    chosen = replace(settings.recipe, **{**_further(recipe), **fields})
+    space = space.with_rules(settings.rules) if settings.rules else space
+    sampler = sampler or file.sampler or "uniform"
+    make_strategy = find_strategy_maker(sampler, space, seed)
+    name = sampler if isinstance(sampler, str) else type(sampler).__qualname__
+    identity = {"seed": seed, "steps": steps, "sampler": name, "policy": policy, "bulk": bulk}
+    definition = define(space, data, loss, recipe=chosen, **identity)
+    return Workload(
+        space=space, data=data, loss=loss, definition=definition, make_strategy=make_strategy,
+        held_out=held_out,
+    )  # fmt: skip
+
+
+def _file(recipe: str | Path | Mapping[str, Any] | None) -> tuple[RecipeFile, Settings]:
+    """A recipe file, where one is meant, and the settings that it gives."""
+    file = read_recipe(recipe) if isinstance(recipe, str | Path) else NO_RECIPE
+    return file, file.applied_to(Settings())
+
+
+def _further(recipe: str | Path | Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """The fields that a caller gives in place of a file."""
+    further = {} if isinstance(recipe, str | Path) else recipe or {}
+    known = Recipe.__dataclass_fields__
+    if not isinstance(further, Mapping) or (wrong := sorted(map(str, set(further) - set(known)))):
+        found = f"{type(further).__name__}" if not isinstance(further, Mapping) else f"{wrong}"
+        raise ConfigError(
+            f"recipe: expected a file or a mapping of {', '.join(known)}, found {found:.80}"
+        )
+    return further
+
+
+def train_together(
+    workloads: Sequence[Workload],
+    execution: Execution,
+    run_dir: str | Path | None = None,
+    observer: LaunchObserver | None = None,
+    *,
+    resume: bool = False,
+) -> list[Run]:
+    """Train several runs side by side on one pipeline: each fills the others' bubbles.
+
+    The result of each is bit for bit that of its solo run; their directories are
+    ``run_dir/stream-0``, ``stream-1``, ... (NASPipe's hybrid traverse).
+
+    Raises:
+        ConfigError: for input that cannot be used; nothing is written then.
+        StageFailedError: when a layer, the data or the loss raises in any stage.
+    """
+    if resume and run_dir is None:
+        raise ConfigError("resume: expected the run_dir of the run to go on with")
+    path = Path(run_dir) if run_dir is not None else None
+    training = Training(
+        workloads=[replace(each, recompute=execution.recompute) for each in workloads],
+        execution=execution,
+        path=path or default_run_directory(workloads[0].space.name),
+        observer=observer or SilentObserver(),
+        resumes=resume,
+    )
+    training.run()
+    return [
+        Run(workload.space, directory.path)
+        for workload, directory in zip(workloads, training.directories, strict=True)
+    ]
+
+
+def default_run_directory(name: str) -> Path:
+    """``runs/NAME-TIME`` below the working directory."""
+    return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"

@@ -1,0 +1,180 @@
+"""What rank 0 tells the other hosts of a job, and the same job made from it there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import search_spaces
+from naspipe.core.errors import ConfigError
+from naspipe.core.ids import StageId, StreamId
+from naspipe.frontend.given.run_plan import make_plan
+from naspipe.frontend.training.stream_jobs import draw_stream
+from naspipe.frontend.training.training import Training
+from naspipe.planning.cost import CostTable, LayerCost
+from naspipe.runtime.checkpoints.restored import Restored
+from naspipe.runtime.devices.environment import describe_environment
+from naspipe.runtime.jobs.job import Job, StreamJob
+from naspipe.runtime.jobs.workload import Workload
+from naspipe.runtime.memory.placement import device_name
+from naspipe.runtime.processes.hosts import Hosts
+from naspipe.trace.snapshots.checkpoints import cut_name
+from naspipe.trace.snapshots.snapshot import read_checkpoint
+from naspipe.trace.storage.whole_files import write_json
+
+LAUNCH_FILE = ".launch.json"
+"""In the run directory: the token of the last life on several hosts, and who started it."""
+
+
+def assign(training: Training, hosts: Hosts, job: Job) -> dict[str, Any]:
+    """What the other workers need to make the job; leaves the token in the run directory."""
+    launch = {"token": hosts.token, "started_by": list(hosts.started_by)}
+    write_json(training.path / LAUNCH_FILE, launch)
+    return {
+        "path": str(training.path.absolute()),
+        "token": hosts.token,
+        "generation": job.generation,
+        "first": [stream.first for stream in job.streams],
+        "costs": [_rows(table) for table in job.costs],
+        "plan": plan_digest(job),
+        "facts": facts(training),
+    }
+
+
+def assigned_job(training: Training, hosts: Hosts, assignment: Mapping[str, Any]) -> Job:
+    """The job of rank 0, made here.
+
+    Raises:
+        ConfigError: when this host has another run, other code or another run directory.
+        LogError: when the checkpoint to go on from cannot be read here.
+    """
+    rank = hosts.worker.rank
+    _compare(rank, facts(training), assignment["facts"])
+    path = Path(assignment["path"])
+    _check_shared(rank, path, assignment["token"])
+    training = replace(training, path=path)
+    subnets = [draw_stream(StreamId(n), each) for n, each in enumerate(training.workloads)]
+    costs = tuple(map(_table, assignment["costs"]))
+    plan = make_plan(training.workloads, training.execution, subnets, costs)
+    job = training.job(plan, subnets, costs)
+    if (found := plan_digest(job)) != assignment["plan"]:
+        raise ConfigError(
+            f"rank {rank}: expected the plan of rank 0 ({assignment['plan']}), found {found}: "
+            f"is something of the space not the same on every host?"
+        )
+    streams = [
+        _restored(StreamId(number), stream, first, job.execution.stages)
+        for number, (stream, first) in enumerate(zip(job.streams, assignment["first"], strict=True))
+    ]
+    device = device_name(job.execution.device, StageId(hosts.worker.local_rank))
+    return replace(
+        job,
+        streams=tuple(streams),
+        generation=assignment["generation"],
+        execution=replace(job.execution, device=device),
+    )
+
+
+def facts(training: Training) -> dict[str, Any]:
+    """What must be the same on every host, in the order in which it is compared."""
+    environment = describe_environment()
+    definitions = [workload.definition.as_dict() for workload in training.workloads]
+    found = {
+        "software": environment["software"],
+        "code": code_digest(training.workloads),
+        "processor": environment["hardware"]["processor"],
+        "definition": definitions if len(definitions) > 1 else definitions[0],
+        "execution": training.execution.as_dict(),
+    }
+    plain: dict[str, Any] = json.loads(json.dumps(found))
+    return plain
+
+
+def code_digest(workloads: Sequence[Workload]) -> str:
+    """Of naspipe's source, and of the modules that spaces, data and losses come from."""
+    digest = hashlib.blake2b(digest_size=8)
+    for path in sorted(_sources(workloads)):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def _sources(workloads: Sequence[Workload]) -> set[Path]:
+    folders = (Path(__file__).parents[1], *map(Path, search_spaces.__path__))
+    found = {path for folder in folders for path in folder.rglob("*.py")}
+    for workload in workloads:
+        makers = [factory for block in workload.space.blocks for factory in block.candidates]
+        for thing in (workload.data, workload.loss, *makers):
+            module = sys.modules.get(getattr(thing, "__module__", type(thing).__module__))
+            if file := getattr(module, "__file__", None):
+                found.add(Path(file))
+    return found
+
+
+def _compare(rank: int, own: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    for key, value in expected.items():
+        if own[key] == value:
+            continue
+        here, there = own[key], value
+        if isinstance(value, dict):
+            name = next(k for k in value if own[key].get(k) != value[k])
+            key, here, there = f"{key} {name}", own[key].get(name), value[name]
+        raise ConfigError(
+            f"rank {rank}: expected the {key} of rank 0, {there!r:.80}, found {here!r:.80}; every "
+            f"host needs the same command, code, software and kind of processor"
+        )
+
+
+def _check_shared(rank: int, path: Path, token: str) -> None:
+    try:
+        found = json.loads((path / LAUNCH_FILE).read_bytes())["token"]
+    except (OSError, ValueError, KeyError, TypeError):
+        found = "nothing"
+    if found != token:
+        raise ConfigError(
+            f"rank {rank}: expected the run directory {path} of rank 0's host, found another one "
+            f"or none here; choose a --run-dir on a file system that all hosts share"
+        )
+
+
+def started_by(path: Path) -> set[str]:
+    """The processes that started the last life of a run; empty where that is not known."""
+    try:
+        launch = json.loads((path / LAUNCH_FILE).read_bytes())
+        return {str(each) for each in launch["started_by"] if each}
+    except (OSError, ValueError, KeyError, TypeError):
+        return set()
+
+
+def _restored(number: StreamId, stream: StreamJob, first: int, stages: int) -> StreamJob:
+    if not first:
+        return stream
+    folder = stream.directory.checkpoints.path
+    restored = Restored(stream.workload.space, number, read_checkpoint(folder / cut_name(first)))
+    return replace(stream, restored=restored, kept=restored.layers(stages))
+
+
+def plan_digest(job: Job) -> str:
+    """Of everything that stages must agree about."""
+    digest = hashlib.blake2b(digest_size=8)
+    for stream in job.streams:
+        digest.update(repr(stream.planned).encode())
+    budgets = job.memory.budgets if job.memory else ()
+    digest.update(repr((job.execution.order, job.execution.window, budgets, job.bulk)).encode())
+    return digest.hexdigest()
+
+
+def _rows(table: CostTable | None) -> list[list[int]] | None:
+    if table is None:
+        return None
+    return [[*key, *cost] for key, cost in sorted(table.costs.items())]
+
+
+def _table(rows: Sequence[Sequence[int]] | None) -> CostTable | None:
+    if rows is None:
+        return None
+    return CostTable({(block, layer): LayerCost(*cost) for block, layer, *cost in rows})

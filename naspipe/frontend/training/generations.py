@@ -1,0 +1,148 @@
+"""The lives of a run: each goes on from the newest checkpoints, until one reaches the end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from naspipe.core.config import Definition
+from naspipe.core.errors import (
+    ConfigError,
+    RunInterruptedError,
+    StageFailedError,
+    TransportError,
+)
+from naspipe.core.ids import StreamId
+from naspipe.runtime.checkpoints.restored import Restored
+from naspipe.runtime.jobs.job import Job, StreamJob
+from naspipe.runtime.processes.hosts import OtherHosts
+from naspipe.runtime.processes.launcher import launch
+from naspipe.runtime.wire.reports import LaunchObserver
+from naspipe.streams.from_file import read_stream
+from naspipe.trace.results.losses import check_losses
+from naspipe.trace.results.run_directory import RunDirectory
+
+
+@dataclass(slots=True)
+class Generations:
+    """Carries a job out, as often as it takes and is allowed.
+
+    Args:
+        job: with run directories that exist.
+        manifests: of each stream, but for what the lives themselves record.
+        observer: told of restarts.
+        generation: of the next life.
+        others: the other hosts, where there are any.
+    """
+
+    job: Job
+    manifests: Sequence[Mapping[str, Any]]
+    observer: LaunchObserver
+    generation: int = 0
+    others: OtherHosts | None = None
+
+    def run(self) -> list[dict[str, Any]]:
+        """Live until the run is complete; returns what its stages measured in the last life.
+
+        Raises:
+            StageFailedError, TransportError: when the last life that was allowed failed.
+            RunInterruptedError: when it was asked to end.
+            LogError: when no checkpoint is whole, or the losses that belong to it are damaged.
+        """
+        left = self.job.execution.max_restarts
+        while True:
+            self._begin()
+            try:
+                firsts = [stream.first for stream in self.job.streams]
+                self.observer.on_begin(self.job.generation, firsts)
+                return launch(self.job, self.observer, self.others)
+            except (StageFailedError, TransportError) as error:
+                if left == 0:
+                    self._note("failed", error)
+                    raise
+                left -= 1
+                where = " and ".join(str(stream.directory.path) for stream in self.job.streams)
+                self.observer.on_note(f"{_first_line(error)}; going on from {where} ({left} left)")
+            except RunInterruptedError as error:
+                self._note("interrupted", error)
+                raise
+            except BaseException as error:
+                self._note("failed", error)
+                raise
+
+    @property
+    def life(self) -> dict[str, Any]:
+        """What the manifest says of the last life."""
+        return {"generation": self.job.generation, "first": [s.first for s in self.job.streams]}
+
+    def _begin(self) -> None:
+        """Put the job behind the newest whole checkpoint of each stream."""
+        streams = tuple(
+            self._resumed(StreamId(number), stream)
+            for number, stream in enumerate(self.job.streams)
+        )
+        self.job = replace(self.job, streams=streams, generation=self.generation)
+        self.generation += 1
+        for stream, manifest in zip(self.job.streams, self.manifests, strict=True):
+            stream.directory.write_manifest({**manifest, "life": self.life})
+
+    def _resumed(self, number: StreamId, stream: StreamJob) -> StreamJob:
+        folder = stream.directory.checkpoints
+        folder.sweep()
+        latest = folder.latest()
+        for problem in latest.passed_over:
+            self.observer.on_note(f"a checkpoint was passed over: {problem}")
+        if latest.checkpoint is None:
+            return replace(stream, restored=None, kept=())
+        check_losses(stream.directory.losses, latest.checkpoint.losses)
+        restored = Restored(stream.workload.space, number, latest.checkpoint)
+        kept = restored.layers(self.job.execution.stages)
+        self.observer.on_note(f"{stream.directory.path}: going on at subnet {restored.first}")
+        return replace(stream, restored=restored, kept=kept)
+
+    def _note(self, status: str, error: BaseException) -> None:
+        """Leave the end of a life in the manifests; where that fails too, the cause stays."""
+        for stream, manifest in zip(self.job.streams, self.manifests, strict=True):
+            failure = {"status": status, "failure": str(error), "life": self.life}
+            try:
+                stream.directory.write_manifest({**manifest, **failure})
+            except OSError as another:
+                error.add_note(f"and the manifest cannot be written: {another}")
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).splitlines() or [type(error).__name__]
+    return lines[0] if len(lines) == 1 else f"{lines[0]}: {lines[-1]}"
+
+
+def check_resumable(
+    directory: RunDirectory, definition: Definition, choices: Sequence[Sequence[int]] | None
+) -> dict[str, Any]:
+    """The manifest of a run that can go on: it has this definition and this stream.
+
+    ``choices`` is None for a stream that a strategy proposes: it is compared as it comes.
+
+    Raises:
+        ConfigError: when it is no run directory, or another run's.
+    """
+    manifest = directory.read_manifest()
+    found, expected = manifest.get("definition"), json.loads(json.dumps(definition.as_dict()))
+    if not isinstance(found, dict):
+        raise ConfigError(f"{directory.path}: its manifest has no definition to go on with")
+    for key in sorted(expected.keys() | found.keys()):
+        if found.get(key) != expected.get(key):
+            raise ConfigError(
+                f"{directory.path} is another run: its {key} is {found.get(key)!r:.80}, expected "
+                f"{expected.get(key)!r:.80}; resume it as it was defined, or choose a new "
+                f"--run-dir"
+            )
+    if choices is None:
+        return manifest
+    if [list(each) for each in read_stream(directory.stream)] != [list(each) for each in choices]:
+        raise ConfigError(
+            f"{directory.stream}: expected the stream that the sampler {definition.sampler} draws, "
+            f"found another; put back the file it came from"
+        )
+    return manifest

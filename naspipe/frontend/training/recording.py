@@ -1,0 +1,162 @@
+"""Metrics of a run as it goes: into files of its run directories."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Protocol, Self
+
+from naspipe.core.config import Definition
+from naspipe.core.learning_rate import learning_rate
+from naspipe.core.steps import Steps
+from naspipe.frontend.training.tensorboard_file import TensorBoardFile
+from naspipe.runtime.wire.reports import LaunchObserver
+from naspipe.trace.results.metrics_file import MetricsFile
+from naspipe.trace.results.run_directory import RunDirectory
+
+Values = Mapping[str, float | None]
+
+
+class ScalarFile(Protocol):
+    """Where the numbers of steps go."""
+
+    def write(self, step: int, values: Values) -> None:
+        """Take one step's numbers."""
+        ...
+
+    def close(self) -> None:
+        """No more will come."""
+        ...
+
+
+class Recording:
+    """A :class:`LaunchObserver` that writes metrics, and tells another one everything.
+
+    Each stream's steps are written in sequence order: a step waits until all earlier ones are
+    there. What waits when a life ends is left out. Where a step has several passes, each of them
+    is written, with its number. ``bubble_ratio`` (1 - busy time / time of
+    all stages) and ``hit_rate`` are those of the whole pipeline so far in this life, warm-up
+    included, as of the stages' last words; ``steps_per_second`` counts this life's steps.
+
+    Args:
+        directories: of each stream.
+        definitions: of each stream.
+        observer: the other one.
+        tensorboard: write TensorBoard's files, too.
+    """
+
+    def __init__(
+        self,
+        directories: Sequence[RunDirectory],
+        definitions: Sequence[Definition],
+        observer: LaunchObserver,
+        tensorboard: bool,
+    ) -> None:
+        self._directories = tuple(directories)
+        self._definitions = tuple(definitions)
+        self._observer = observer
+        self._tensorboard = tensorboard
+        self._open = ExitStack()
+        self._files: list[list[ScalarFile]] = []
+        self._next: list[int] = []
+        self._waiting: dict[tuple[int, int], Values] = {}
+        self._use: dict[int, tuple[int, int]] = {}
+        self._hits: dict[int, tuple[int, int]] = {}
+        self._start = time.monotonic()
+        self._done = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._open.close()
+
+    def on_begin(self, generation: int, firsts: Sequence[int]) -> None:
+        """See :class:`LaunchObserver`.
+
+        Raises:
+            StorageError: when a file cannot be written.
+        """
+        self._open.close()
+        self._files = []
+        for stream, (directory, sequence_id) in enumerate(
+            zip(self._directories, firsts, strict=True)
+        ):
+            first = self._steps(stream).step(sequence_id)
+            files: list[ScalarFile] = [MetricsFile(directory.metrics, first)]
+            self._open.callback(files[-1].close)
+            if self._tensorboard:
+                files.append(TensorBoardFile(directory.tensorboard, generation, first))
+                self._open.callback(files[-1].close)
+            self._files.append(files)
+        self._next = list(firsts)
+        self._waiting, self._use, self._hits, self._done = {}, {}, {}, 0
+        self._start = time.monotonic()
+        self._observer.on_begin(generation, firsts)
+
+    def on_loss(self, stream: int, sequence_id: int, loss: float) -> None:
+        """See :class:`LaunchObserver`.
+
+        Raises:
+            StorageError: when a file cannot be written.
+        """
+        self._done += 1
+        self._waiting[stream, sequence_id] = self._values(stream, sequence_id, loss)
+        while values := self._waiting.pop((stream, self._next[stream]), None):
+            self._write(stream, self._next[stream], values)
+            self._next[stream] += 1
+        self._observer.on_loss(stream, sequence_id, loss)
+
+    def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
+        """See :class:`LaunchObserver`."""
+        self._use[stage] = busy_ns, elapsed_ns
+        self._observer.on_busy(stage, busy_ns, elapsed_ns)
+
+    def on_hits(self, stage: int, hits: int, reads: int) -> None:
+        """See :class:`LaunchObserver`."""
+        self._hits[stage] = hits, reads
+        self._observer.on_hits(stage, hits, reads)
+
+    def on_validation(self, stream: int, sequence_id: int, scores: Mapping[str, float]) -> None:
+        """See :class:`LaunchObserver`.
+
+        Raises:
+            StorageError: when a file cannot be written.
+        """
+        named = {f"validation/{name}": score for name, score in scores.items()}
+        self._write(stream, sequence_id, named)
+        self._observer.on_validation(stream, sequence_id, scores)
+
+    def on_note(self, text: str) -> None:
+        """See :class:`LaunchObserver`."""
+        self._observer.on_note(text)
+
+    def _values(self, stream: int, sequence_id: int, loss: float) -> Values:
+        definition, steps = self._definitions[stream], self._steps(stream)
+        step = steps.step(sequence_id)
+        busy = _share(self._use)
+        seconds = time.monotonic() - self._start
+        which = {"pass": steps.pass_of(sequence_id)} if steps.passes > 1 else {}
+        return {
+            **which,
+            "loss": loss,
+            "learning_rate": learning_rate(definition.recipe, step, definition.steps),
+            "bubble_ratio": None if busy is None else 1.0 - busy,
+            "hit_rate": _share(self._hits),
+            "steps_per_second": self._done / steps.passes / seconds if seconds > 0 else None,
+            "seconds": seconds,
+        }
+
+    def _steps(self, stream: int) -> Steps:
+        return self._definitions[stream].recipe.steps
+
+    def _write(self, stream: int, sequence_id: int, values: Values) -> None:
+        for file in self._files[stream]:
+            file.write(self._steps(stream).step(sequence_id), values)
+
+
+def _share(pairs: Mapping[int, tuple[int, int]]) -> float | None:
+    """The first numbers of all stages over the second ones; None where there are none."""
+    whole = sum(pair[1] for pair in pairs.values())
+    return sum(pair[0] for pair in pairs.values()) / whole if whole else None

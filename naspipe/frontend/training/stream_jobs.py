@@ -1,0 +1,123 @@
+"""One stream of a training: checked, planned, and its log looked at when it is over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import compress
+
+from naspipe.core.access import Access
+from naspipe.core.config import Definition, Execution
+from naspipe.core.errors import ConfigError, InvariantError
+from naspipe.core.ids import FIRST_STREAM, SequenceId, StageId, StreamId
+from naspipe.core.planned import Planned
+from naspipe.core.space import Shared
+from naspipe.core.subnet import Subnet
+from naspipe.frontend.given.checks import check_batch, check_layers
+from naspipe.frontend.given.pass_streams import draw_passes
+from naspipe.frontend.given.strategy_source import StrategySource, sample_stream
+from naspipe.runtime.jobs.job import StreamJob
+from naspipe.runtime.jobs.workload import Workload
+from naspipe.runtime.layers.optimizers import check_optimizer
+from naspipe.schedule.invariants import violations
+from naspipe.sim.plan import StreamPlan
+from naspipe.stage.builder import build_controller
+from naspipe.trace.results.run_directory import RunDirectory
+
+
+def check_stream(number: StreamId, workload: Workload, execution: Execution) -> tuple[Subnet, ...]:
+    """The subnets of a stream, or what stands for them; checks everything else of it too.
+
+    Raises:
+        ConfigError: for what cannot be used.
+    """
+    space, definition = workload.space, workload.definition
+    check_optimizer(definition.recipe)
+    order = execution.order
+    build_controller(
+        StageId(0),
+        [space.rules],
+        policy=definition.policy,
+        order=order if order != "auto" else "paper",
+        steps=definition.recipe.steps,
+    )
+    if execution.stages > len(space):
+        raise ConfigError(
+            f"{execution.stages} stages for {len(space)} blocks: expected at most one "
+            f"stage per block; choose --stages {len(space)} or less"
+        )
+    if workload.make_strategy:
+        _check_causal(definition)
+    subnets = draw_stream(number, workload)
+    check_batch(workload)
+    check_layers(workload)
+    return subnets
+
+
+def draw_stream(number: StreamId, workload: Workload) -> tuple[Subnet, ...]:
+    """The subnets of a stream, or what stands for them where a strategy proposes them."""
+    space = workload.space
+    if workload.make_strategy:
+        stream = sample_stream(space)
+    else:
+        stream = draw_passes(workload)
+    return tuple(
+        Subnet(number, SequenceId(place), space.chain(choices))
+        for place, choices in enumerate(stream)
+    )
+
+
+def _check_causal(definition: Definition) -> None:
+    if definition.policy not in ("csp", "sequential"):
+        raise ConfigError(
+            f"sampler {definition.sampler}: expected the policy csp or sequential with a strategy "
+            f"that learns, found {definition.policy}, whose losses depend on the stages"
+        )
+    if definition.recipe.steps.passes > 1:
+        raise ConfigError(
+            f"sampler {definition.sampler}: expected passes=one with a strategy that learns, found "
+            f"{definition.recipe.passes}"
+        )
+
+
+def stream_job(
+    number: StreamId,
+    workload: Workload,
+    subnets: Sequence[Subnet],
+    cut: StreamPlan,
+    directory: RunDirectory,
+) -> StreamJob:
+    """A stream that is known, or one that its strategy proposes as it goes."""
+    if workload.make_strategy is None or cut.partition_of is None:
+        urgent = cut.priorities or (None,) * len(subnets)
+        planned = tuple(map(Planned, subnets, cut.partitions, urgent))
+        return StreamJob(workload=workload, planned=planned, directory=directory)
+    definition = workload.definition
+    source = StrategySource(
+        workload.make_strategy,
+        workload.space,
+        number,
+        cut.partition_of,
+        delay=definition.recipe.feedback_delay,
+        steps=definition.steps,
+        record=directory.stream,
+    )
+    return StreamJob(workload=workload, planned=(), source=source, directory=directory)
+
+
+def choices_of(workload: Workload, subnets: Sequence[Subnet]) -> list[tuple[int, ...]]:
+    """Of every subnet, the candidate of each choice block."""
+    is_choice = [not isinstance(block, Shared) for block in workload.space.blocks]
+    return [tuple(compress(subnet.chain, is_choice)) for subnet in subnets]
+
+
+def check_order(stream: StreamJob, accesses: Sequence[Access], bulk: int) -> None:
+    """A finished stream's log must be what its policy allows.
+
+    Raises:
+        InvariantError: when it is not: a bug, never bad luck.
+    """
+    rules, policy = stream.workload.space.rules, stream.workload.definition.policy
+    steps = stream.workload.definition.recipe.steps
+    alone = [each.subnet._replace(stream=FIRST_STREAM) for each in stream.so_far]
+    if broken := list(violations(accesses, rules, alone, policy, bulk, steps)):
+        raise InvariantError(f"{len(broken)} rules of the policy {policy} broken: {broken[0]}")

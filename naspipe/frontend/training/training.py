@@ -1,0 +1,260 @@
+"""From a space, its data and a definition to a finished run directory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from naspipe.core.access import Access
+from naspipe.core.config import Definition, Execution, Recipe
+from naspipe.core.errors import ConfigError
+from naspipe.core.ids import StreamId
+from naspipe.core.space import Space
+from naspipe.core.subnet import Subnet
+from naspipe.frontend.given.checks import check_data_path, check_device
+from naspipe.frontend.given.run_plan import make_plan, planning_costs
+from naspipe.frontend.training.generations import Generations, check_resumable
+from naspipe.frontend.training.recording import Recording
+from naspipe.frontend.training.stream_jobs import check_order, check_stream, choices_of, stream_job
+from naspipe.frontend.training.tensorboard_file import check_tensorboard
+from naspipe.frontend.training.validation_plan import check_validation, describe, plan_validation
+from naspipe.planning.cost import CostTable
+from naspipe.runtime.devices.environment import describe_environment
+from naspipe.runtime.devices.gpus import NO_GPUS, Gpus, find_gpus
+from naspipe.runtime.jobs.job import Job, StreamJob
+from naspipe.runtime.jobs.losses import Loss
+from naspipe.runtime.jobs.workload import Batches, Workload
+from naspipe.runtime.processes.claim import Claim
+from naspipe.runtime.processes.hosts import OtherHosts
+from naspipe.runtime.wire.endpoints import check_endpoints
+from naspipe.runtime.wire.reports import LaunchObserver
+from naspipe.sim.plan import Plan
+from naspipe.streams.from_file import write_stream
+from naspipe.trace.access.labels import describe_space
+from naspipe.trace.access.log import read_run_accesses, time_key
+from naspipe.trace.reading.metrics import bubble_ratio, hit_rate, stall_ratio
+from naspipe.trace.results.run_directory import RunDirectory, stream_directories
+
+
+def define(
+    space: Space, data: Batches, loss: Loss, *, recipe: Recipe, **identity: Any
+) -> Definition:
+    """The definition of a run; ``identity`` is its steps, seed, sampler, scale and policy."""
+    return Definition(
+        space=space.name,
+        data=dict(getattr(data, "record", None) or {"name": _name_of(data)}),
+        loss=_name_of(loss),
+        recipe=recipe,
+        rules={name: str(rule) for name, rule in space.shared_rules.items()},
+        **identity,
+    )
+
+
+def _name_of(thing: object) -> str:
+    """A readable name of a callable, free of addresses."""
+    named = thing if hasattr(thing, "__qualname__") else type(thing)
+    return f"{getattr(named, '__module__', '')}.{getattr(named, '__qualname__', '')}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """Runs that are defined but not yet started: one, or several that share a pipeline.
+
+    Each of several has a run directory of its own below ``path``, which is that of its solo run.
+    """
+
+    workloads: Sequence[Workload]
+    execution: Execution
+    path: Path
+    observer: LaunchObserver
+    resumes: bool = False
+    """Go on with the runs that ``path`` holds."""
+    sources: Sequence[Mapping[str, Any]] = ()
+    """Of each stream, what the command line called its space and data."""
+    others: OtherHosts | None = None
+    """The other hosts, where there are any; this is rank 0 then."""
+
+    @property
+    def directories(self) -> list[RunDirectory]:
+        """The run directory of each stream."""
+        return stream_directories(self.path, len(self.workloads))
+
+    def run(self) -> None:
+        """Check everything, then train and leave complete run directories.
+
+        A run that is resumed and complete already is left as it is.
+
+        Raises:
+            ConfigError: when the input cannot be used; nothing has been written then, unless
+                only a stage could find it: the manifest then says ``failed``.
+            StageFailedError: when a stage raised; the manifest then says ``failed``.
+            RunInterruptedError: after SIGINT or SIGTERM, behind a checkpoint.
+            StorageError: when a file cannot be written.
+        """
+        subnets = self._check()
+        with ExitStack() as stack:
+            generation = 0
+            if self.resumes:
+                generation = self._claim(stack, subnets)
+                if generation < 0:
+                    return
+            costs = planning_costs(self.workloads, self.execution)
+            plan = make_plan(self.workloads, self.execution, subnets, costs)
+            job = self.job(plan, subnets, costs)
+            manifests = [self._manifest(*each, plan) for each in enumerate(job.streams)]
+            if not self.resumes:
+                for stream, manifest in zip(job.streams, manifests, strict=True):
+                    stream.directory.create()
+                    write_stream(
+                        stream.directory.stream,
+                        choices_of(stream.workload, [each.subnet for each in stream.planned]),
+                    )
+                    stream.directory.write_manifest(manifest)
+                    stack.enter_context(Claim(stream.directory.path))
+            definitions = [workload.definition for workload in self.workloads]
+            recording = stack.enter_context(
+                Recording(self.directories, definitions, self.observer, self.execution.tensorboard)
+            )
+            self._finish(Generations(job, manifests, recording, generation, self.others))
+
+    def _finish(self, lives: Generations) -> None:
+        """Live to the end, check what was left, and say that it is complete."""
+        start_ns = time.monotonic_ns()
+        stages = lives.run()
+        seconds = (time.monotonic_ns() - start_ns) / 1e9
+        job = lives.job
+        accesses = [read_run_accesses(stream.directory.path) for stream in job.streams]
+        for stream, found in zip(job.streams, accesses, strict=True):
+            check_order(stream, found, job.bulk)
+        measured = {**self._measure(seconds, accesses), "stages": stages}
+        for stream, manifest in zip(job.streams, lives.manifests, strict=True):
+            passes = (stream.steps - stream.first) / seconds
+            speed = {"steps_per_second": passes / job.steps.passes}
+            bad = {"nonfinite_steps": stream.directory.nonfinite_steps()}
+            complete = {"status": "complete", "measured": {**measured, **speed, **bad}}
+            stream.directory.write_manifest({**manifest, **complete, "life": lives.life})
+
+    def _claim(self, stack: ExitStack, subnets: Sequence[tuple[Subnet, ...]]) -> int:
+        """Take the run directories over; returns the generation to go on with, -1 for none."""
+        earlier = []
+        for directory, workload, of_stream in zip(
+            self.directories, self.workloads, subnets, strict=True
+        ):
+            choices = None if workload.make_strategy else choices_of(workload, of_stream)
+            earlier.append(check_resumable(directory, workload.definition, choices))
+            stack.enter_context(Claim(directory.path))
+        if all(manifest["status"] == "complete" for manifest in earlier):
+            self.observer.on_note(f"{self.path} is complete: there is nothing to resume")
+            return -1
+        return 1 + max(int(each.get("life", {}).get("generation", 0)) for each in earlier)
+
+    def job(
+        self,
+        plan: Plan,
+        subnets: Sequence[tuple[Subnet, ...]],
+        costs: Sequence[CostTable | None],
+    ) -> Job:
+        """What every stage needs to know; nothing is restored yet."""
+        streams = [
+            stream_job(StreamId(number), *each)
+            for number, each in enumerate(
+                zip(self.workloads, subnets, plan.streams, self.directories, strict=True)
+            )
+        ]
+        streams = [
+            replace(each, validation=plan_validation(each.workload, self.execution))
+            for each in streams
+        ]
+        return Job(
+            streams=tuple(streams),
+            execution=replace(self.execution, order=plan.order, window=plan.window),
+            bulk=self.workloads[0].definition.bulk or self.execution.stages,
+            memory=plan.memory,
+            costs=tuple(costs),
+        )
+
+    @property
+    def _gpus(self) -> Gpus:
+        """Those of this machine, where they matter: looking for them takes seconds."""
+        return NO_GPUS if self.execution.device == "cpu" else find_gpus()
+
+    def _check(self) -> list[tuple[Subnet, ...]]:
+        """Everything that can be known to be wrong before anything is written."""
+        if not self.resumes:
+            for directory in self.directories:
+                directory.check_new()
+        if self.workloads[0].definition.policy not in ("csp", "sequential") and (
+            self.resumes or self.execution.cut_every or self.execution.max_restarts
+        ):
+            raise ConfigError(
+                f"policy {self.workloads[0].definition.policy}: expected csp or sequential with "
+                f"checkpoints, validation, restarts and --resume: what the others train depends on "
+                f"timing"
+            )
+        check_device(self.execution.device, len(self._gpus))
+        check_data_path(self.execution, len(self._gpus))
+        if self.execution.tensorboard:
+            check_tensorboard()
+        policies = {workload.definition.policy for workload in self.workloads}
+        if len(policies) > 1:
+            raise ConfigError(
+                f"policy: expected one for all streams, found {' and '.join(sorted(policies))}"
+            )
+        if len({workload.definition.recipe.steps for workload in self.workloads}) > 1:
+            raise ConfigError(
+                "passes and clip_global_norm: expected the same for all streams of a pipeline"
+            )
+        subnets = [
+            check_stream(StreamId(number), workload, self.execution)
+            for number, workload in enumerate(self.workloads)
+        ]
+        for workload in self.workloads:
+            if validation := plan_validation(workload, self.execution):
+                check_validation(validation)
+        if self.others is None:
+            check_endpoints(self.execution)
+        return subnets
+
+    def _manifest(self, number: int, stream: StreamJob, plan: Plan) -> dict[str, Any]:
+        space, definition = stream.workload.space, stream.workload.definition
+        return {
+            "format": 1,
+            "status": "running",
+            "definition": definition.as_dict(),
+            "execution": {
+                **self.execution.as_dict(),
+                "order": plan.order,
+                "window": plan.window,
+                "budgets": list(plan.memory.budgets) if plan.memory else [],
+                "partitions": sorted({str(each.partition) for each in stream.planned}),
+                "streams": len(self.workloads),
+            },
+            "requested": self.execution.as_dict(),
+            "source": dict(self.sources[number]) if self.sources else {},
+            "environment": describe_environment(self.execution.device, self._gpus),
+            "space": describe_space(space),
+            "validation": describe(stream.validation),
+            "passes_per_step": definition.recipe.steps.passes,
+            "measured": {},
+        }
+
+    def _measure(self, seconds: float, accesses: Sequence[list[Access]]) -> dict[str, Any]:
+        """Of the whole pipeline."""
+        together = sorted(
+            (
+                access._replace(layer=access.layer._replace(stream=StreamId(number)))
+                for number, found in enumerate(accesses)
+                for access in found
+            ),
+            key=time_key,
+        )
+        return {
+            "seconds": seconds,
+            "bubble_ratio": bubble_ratio(together, self.execution.stages),
+            "hit_rate": hit_rate(together),
+            "stall_ratio": stall_ratio(together, self.execution.stages),
+        }

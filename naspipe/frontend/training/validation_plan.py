@@ -1,0 +1,93 @@
+"""What a run is validated by while it goes on: held-out batches, and a fixed few subnets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+from naspipe.core.config import Execution
+from naspipe.core.errors import ConfigError
+from naspipe.core.space import Space
+from naspipe.core.user_code import users_code
+from naspipe.frontend.given.held_out import at_most, held_out_of
+from naspipe.runtime.blocks.compute import field_of
+from naspipe.runtime.jobs.evaluation_recipe import EvaluationRecipe
+from naspipe.runtime.jobs.job import ValidationPlan
+from naspipe.runtime.jobs.workload import Workload
+from naspipe.search.random_search import RandomSearch
+from naspipe.streams.from_file import read_stream
+
+
+def plan_validation(workload: Workload, execution: Execution) -> ValidationPlan | None:
+    """How a stream is validated; None where it is not.
+
+    Raises:
+        ConfigError: when there are no held-out batches, or a file of subnets does not fit the
+            space.
+    """
+    if not execution.validate_every:
+        return None
+    held_out = workload.held_out or held_out_of(workload.data)
+    recipe = workload.definition.recipe
+    if execution.validate_ema and not recipe.ema:
+        raise ConfigError(
+            "validate_ema: expected a recipe that keeps moving averages, found one without; "
+            "train with --set ema=0.999"
+        )
+    evaluation = EvaluationRecipe(
+        workload=workload,
+        held_out=held_out,
+        calibration=execution.validate_calibrate,
+        validation=at_most(held_out, execution.validate_batches),
+        ema=execution.validate_ema,
+    )
+    seed = workload.definition.seed
+    return ValidationPlan(
+        evaluation=evaluation, choices=_choices(execution.validate_subnets, workload.space, seed)
+    )
+
+
+def _choices(text: str, space: Space, seed: int) -> tuple[tuple[int, ...], ...]:
+    """The subnets that a setting names; those of a number are drawn apart from the stream."""
+    if text.startswith("file:"):
+        return tuple(read_stream(Path(text.removeprefix("file:")), space.candidate_counts))
+    decisions = space.decisions
+    counts = decisions.counts if decisions else space.candidate_counts
+    draws = RandomSearch(counts, crc32(f"validation {seed}".encode()))
+    drawn = [draws.draw() for _ in range(int(text))]
+    return tuple(decisions.choices(each) if decisions else each for each in drawn)
+
+
+def check_validation(validation: ValidationPlan) -> None:
+    """The first held-out batch must hold every field that the space names, and the target.
+
+    Raises:
+        ConfigError: when it does not, or the data raise.
+    """
+    evaluation = validation.evaluation
+    seed, space = evaluation.workload.definition.seed, evaluation.workload.space
+    with users_code(f"held-out data: expected a batch from held_out({seed}, 0), found"):
+        batch = evaluation.held_out(seed, 0)
+    if not isinstance(batch, Mapping):
+        raise ConfigError(
+            f"held-out data: expected a dict of tensors by name from held_out({seed}, 0), found "
+            f"{type(batch).__name__}"
+        )
+    for block in range(len(space)):
+        for name in space.fields(block):
+            field_of(batch, name, 0)
+    field_of(batch, "target", 0)
+
+
+def describe(validation: ValidationPlan | None) -> dict[str, Any]:
+    """What the manifest says of it, beside the settings."""
+    if validation is None:
+        return {}
+    record = getattr(validation.evaluation.held_out, "record", None)
+    return {
+        "subnets": [list(each) for each in validation.choices],
+        "batches": validation.evaluation.validation,
+        "data": dict(record or {"name": "the user's own"}),
+    }

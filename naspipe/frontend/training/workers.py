@@ -1,0 +1,103 @@
+"""The same command, started by torchrun once per stage: who does what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+
+from naspipe.core.config import Execution
+from naspipe.core.errors import ConfigError, NaspipeError
+from naspipe.frontend.training.assignment import assign, assigned_job, started_by
+from naspipe.frontend.training.training import Training
+from naspipe.runtime.processes.agent import run_agent
+from naspipe.runtime.processes.hosts import Hosts, OtherHosts, join, tell_end
+from naspipe.runtime.processes.rendezvous import Worker, WorkerCard, exchange_cards
+
+
+def execution_of(worker: Worker, execution: Execution, asked_stages: int | None) -> Execution:
+    """How a run under torchrun is carried out: a stage for every worker, over tcp.
+
+    Args:
+        worker: this one.
+        execution: what the user asked for.
+        asked_stages: on the command line, if at all.
+
+    Raises:
+        ConfigError: for what torchrun decides, or cannot be had over several hosts.
+    """
+    if asked_stages not in (None, worker.world_size):
+        raise ConfigError(
+            f"--stages {asked_stages}: expected one stage for each of torchrun's workers, found "
+            f"{worker.world_size} workers; leave it out, or start {asked_stages} of them"
+        )
+    if execution.max_restarts:
+        raise ConfigError(
+            f"--max-restarts {execution.max_restarts}: expected torchrun's own (torchrun "
+            f"--max-restarts {execution.max_restarts} ...), which starts all hosts anew"
+        )
+    if execution.data_path != "zmq":
+        raise ConfigError(
+            f"data_path={execution.data_path}: expected zmq under torchrun; use --set data_path=zmq"
+        )
+    return replace(execution, stages=worker.world_size, transport="tcp")
+
+
+def train_as_worker(training: Training, worker: Worker, *, has_place: bool) -> None:
+    """Do a worker's part: rank 0 runs the training, the others run their stage for it.
+
+    Args:
+        training: of all.
+        worker: this one.
+        has_place: whether the user named the run directory.
+
+    Raises:
+        ConfigError: when the hosts do not fit together, or anything else cannot be used.
+        TransportError: when a host is gone.
+    """
+    if not has_place:
+        raise ConfigError(
+            "--run-dir: expected a directory on a file system that all hosts share, which a "
+            "restart finds again; found none"
+        )
+    hosts = join(worker, training.execution)
+    if worker.rank:
+        policy = training.workloads[0].definition.policy
+        prepare = partial(assigned_job, training, hosts)
+        is_causal = policy in ("csp", "sequential")
+        run_agent(hosts, training.execution, prepare, answers_signals=is_causal)
+        return
+    with _told(hosts):
+        resumes = training.resumes or _is_restart(training, hosts)
+        others = OtherHosts(hosts=hosts, assign=partial(assign, training, hosts))
+        replace(training, resumes=resumes, others=others).run()
+
+
+def _is_restart(training: Training, hosts: Hosts) -> bool:
+    """Whether the run directory holds a run that the same torchrun began."""
+    return bool(started_by(training.path) & {each for each in hosts.started_by if each})
+
+
+@contextmanager
+def _told(hosts: Hosts) -> Iterator[None]:
+    """Whatever happens here, the other workers hear of the end."""
+    problem = "rank 0 failed"
+    try:
+        yield
+        problem = ""
+    except NaspipeError as error:
+        problem = str(error).partition("\n")[0]
+        raise
+    finally:
+        tell_end(hosts, problem)
+
+
+def refuse(worker: Worker, problem: str) -> None:
+    """Tell the other workers that this one cannot take part, so that none waits for it.
+
+    Raises:
+        ConfigError: with that problem, and those of others.
+    """
+    card = WorkerCard(address="", public_key="", started_by="", problem=problem)
+    exchange_cards(worker, card, Execution().timeout_seconds)

@@ -1,0 +1,29 @@
+"""A loss that is infinite or not a number: what the recipe wants then."""
+
+from __future__ import annotations
+
+import torch
+
+from naspipe.core.errors import ConfigError
+from naspipe.runtime.blocks.segment import Gradient
+
+
+def first_gradient(loss: torch.Tensor, nonfinite: str, sequence_id: int) -> Gradient:
+    """What a backward starts with; None for a step whose parameters stay as they are.
+
+    Args:
+        loss: of one pass.
+        nonfinite: the recipe's choice: ``stop``, ``skip`` or ``keep``.
+        sequence_id: the subnet, for the message.
+
+    Raises:
+        ConfigError: when the choice is to stop.
+    """
+    if nonfinite == "keep" or bool(torch.isfinite(loss).all()):
+        return torch.ones_like(loss)
+    if nonfinite == "skip":
+        return None
+    raise ConfigError(
+        f"subnet {sequence_id}: expected a finite loss, found {float(loss):g}; choose a lower lr, "
+        f"or --set nonfinite=skip (its layers stay as they are) or keep (train on)"
+    )

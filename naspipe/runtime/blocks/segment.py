@@ -1,0 +1,219 @@
+"""One block as its own autograd segment: forward, recompute and backward.
+
+Two public rules make per-block segments leave the bits of one full graph: a block takes
+one alias (a view) of each of its inputs, so that gradients fan in per block first, and its
+random draws are keyed by :func:`naspipe.runtime.devices.determinism.block_seed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from naspipe.core.errors import BlockInputEditedError, ConfigError
+from naspipe.core.rules import Exact, Rule
+from naspipe.runtime.devices.determinism import seed_draws
+from naspipe.runtime.devices.tensor_bytes import tensor_bytes
+from naspipe.runtime.layers.bound_layer import BoundLayer
+
+Tensors = tuple[torch.Tensor, ...]
+Gradient = torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentSpec:
+    """What is fixed about one block of one pass.
+
+    ``finish`` turns the module's outputs into the segment's own: the loss, in the last block.
+    """
+
+    label: str
+    rule: Rule
+    seed: int
+    precision: str
+    device_type: str = "cpu"
+    fields: Tensors = ()
+    finish: Callable[[Tensors], Tensors] | None = None
+
+
+class Segment:
+    """The forward of one block in one pass, kept until its backward.
+
+    Args:
+        spec: what is fixed about the block.
+        layer: the layer, bound at the version this pass reads.
+        inputs: leaf tensors; ``requires_grad`` says whether a gradient is wanted.
+        keeps_graph: keep what autograd saved; otherwise compute the forward again.
+        may_lose_graph: :meth:`drop_graph` may be called, so keep what a recompute needs.
+    """
+
+    def __init__(
+        self,
+        spec: SegmentSpec,
+        layer: BoundLayer,
+        inputs: Tensors,
+        keeps_graph: bool,
+        may_lose_graph: bool = False,
+    ) -> None:
+        self._spec = spec
+        self._layer = layer
+        self._inputs = inputs
+        self._outputs: Tensors | None = None
+        self._buffers: dict[tuple[nn.Module, str], torch.Tensor] = {}
+        self._keeps_graph = keeps_graph
+        self._may_recompute = may_lose_graph or not keeps_graph
+
+    def forward(self) -> Tensors:
+        """Compute the block; returns leaf tensors for the next one.
+
+        Raises:
+            BlockInputEditedError: when the block changed an input in place.
+            ConfigError: when it returns something that is not tensors, or writes buffers
+                that its rule does not allow.
+        """
+        before = self._buffer_copies()
+        try:
+            outputs = self._compute()
+        except torch.OutOfMemoryError:
+            for (owner, name), copy in before.items():
+                owner._buffers[name] = copy  # as if it had never begun
+            raise
+        for (owner, name), copy in before.items():
+            if same_bits(owner._buffers[name], copy):
+                continue
+            if not isinstance(self._spec.rule, Exact):
+                raise ConfigError(
+                    f"layer {self._spec.label}: its forward writes the buffer {name}, which rule "
+                    f"{self._spec.rule} does not allow; use the rule exact, or a layer that "
+                    f"keeps no running statistics"
+                )
+            self._buffers[owner, name] = copy
+        if self._keeps_graph:
+            self._outputs = outputs
+        return tuple(_leaf(output) for output in outputs)
+
+    def backward(self, gradients: Sequence[Gradient]) -> tuple[Gradient, ...]:
+        """Take the gradients of the outputs; returns those of the inputs, absent ones as None.
+
+        The parameters' gradients are left in the bound layer.
+        """
+        outputs = self._outputs if self._outputs is not None else self._recompute()
+        roots = [
+            (output, gradient)
+            for output, gradient in zip(outputs, gradients, strict=True)
+            if output.requires_grad and gradient is not None
+        ]
+        if roots:
+            torch.autograd.backward([o for o, _ in roots], [g for _, g in roots])
+        found = tuple(leaf.grad for leaf in self._inputs)
+        for leaf in self._inputs:
+            leaf.grad = None
+        return found
+
+    @property
+    def kept(self) -> Iterator[torch.Tensor]:
+        """The tensors that it holds for its backward; what autograd saved is not among them."""
+        yield from self._inputs
+        yield from self._outputs or ()
+        yield from self._buffers.values()
+
+    def drop_graph(self) -> None:
+        """Forget what autograd saved: the backward will compute the forward again.
+
+        To be called before the layer's memory changes: autograd would not notice, and its
+        gradients would be silently wrong.
+        """
+        self._outputs = None
+
+    def undo_backward(self) -> None:
+        """As if a backward that failed half-way had never begun."""
+        self.drop_graph()
+        self._layer.take_gradients()
+        for leaf in self._inputs:
+            leaf.grad = None
+
+    def take_gradients(self) -> dict[str, torch.Tensor]:
+        """Move the parameters' gradients out of the layer."""
+        return self._layer.take_gradients()
+
+    def _buffer_copies(self) -> dict[tuple[nn.Module, str], torch.Tensor]:
+        """Copies of the buffers, where it matters whether the forward writes them.
+
+        Batch normalisation writes its statistics without raising their version counters,
+        so only the bytes tell.
+        """
+        if not self._may_recompute and isinstance(self._spec.rule, Exact):
+            return {}
+        return {
+            (owner, name): buffer.clone()
+            for owner in self._layer.module.modules()
+            for name, buffer in owner._buffers.items()
+            if buffer is not None
+        }
+
+    def _recompute(self) -> Tensors:
+        """The forward again, on the buffers it saw at first; the buffers stay as they are now."""
+        after = {(owner, name): owner._buffers[name] for owner, name in self._buffers}
+        for (owner, name), copy in self._buffers.items():
+            owner._buffers[name] = copy
+        try:
+            return self._compute()
+        finally:
+            for (owner, name), buffer in after.items():
+                owner._buffers[name] = buffer
+
+    def _compute(self) -> Tensors:
+        versions = [leaf._version for leaf in self._inputs]
+        seed_draws(self._spec.seed)
+        with torch.enable_grad(), _autocast(self._spec.precision, self._spec.device_type):
+            aliases = [leaf.view_as(leaf) for leaf in self._inputs]
+            try:
+                outputs = _as_tuple(self._layer.call(*aliases, *self._spec.fields), self._spec)
+            except RuntimeError as error:
+                if "a view of a leaf Variable" in str(error) and "in-place" in str(error):
+                    raise self._edited() from error
+                raise
+            if [leaf._version for leaf in self._inputs] != versions:
+                raise self._edited()
+            return self._spec.finish(outputs) if self._spec.finish else outputs
+
+    def _edited(self) -> BlockInputEditedError:
+        return BlockInputEditedError(
+            f"block {self._spec.label} ({type(self._layer.module).__name__}) changes its input in "
+            f"place, which would corrupt the block before it; use the out-of-place operation "
+            f"(for example inplace=False)"
+        )
+
+
+def same_bits(one: torch.Tensor | None, other: torch.Tensor) -> bool:
+    """Whether two tensors have the same shape, dtype and bytes."""
+    if one is None or one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.equal(tensor_bytes(one), tensor_bytes(other))
+
+
+def _leaf(output: torch.Tensor) -> torch.Tensor:
+    leaf = output.detach()
+    return leaf.requires_grad_() if output.requires_grad else leaf
+
+
+def _as_tuple(outputs: Any, spec: SegmentSpec) -> Tensors:
+    result = outputs if isinstance(outputs, tuple) else (outputs,)
+    for output in result:
+        if not isinstance(output, torch.Tensor):
+            raise ConfigError(
+                f"layer {spec.label}: expected a tensor or a tuple of tensors, "
+                f"found {type(output).__name__}"
+            )
+    return result
+
+
+def _autocast(precision: str, device_type: str) -> AbstractContextManager[Any]:
+    if precision == "bf16":
+        return torch.autocast(device_type, dtype=torch.bfloat16)
+    return nullcontext()

@@ -1,0 +1,1 @@
+"""Layers as bytes: captured beside the training, written, and read back by layer."""

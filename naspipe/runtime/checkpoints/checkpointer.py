@@ -1,0 +1,239 @@
+"""One stage's part of each checkpoint: captured by the compute thread, written beside it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from queue import Queue
+from typing import Any, NamedTuple, Protocol, Self
+
+from naspipe.core.commands import CaptureLayer, FinishCut
+from naspipe.core.errors import InvariantError, StorageError, reason
+from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version, alone_in
+from naspipe.core.space import Space
+from naspipe.runtime.checkpoints.capture_memory import CaptureMemory, Lease
+from naspipe.runtime.checkpoints.capturing import Capturer
+from naspipe.runtime.checkpoints.layer_bytes import layer_key
+from naspipe.runtime.checkpoints.restored import LayerSnapshot, Restored
+from naspipe.runtime.layers.layer_store import LayerStore
+from naspipe.runtime.wire.reports import Reporter
+from naspipe.trace.snapshots.checkpoints import CheckpointFolder, cut_name
+from naspipe.trace.snapshots.shards import write_shard
+
+
+class Log(Protocol):
+    """A log that a checkpoint relies on."""
+
+    def flush(self) -> None:
+        """Hand every record to the operating system."""
+        ...
+
+    def fileno(self) -> int:
+        """The open file, to put it on disk."""
+        ...
+
+
+class CheckpointStream(NamedTuple):
+    """What a stage needs of one stream to write its part."""
+
+    space: Space
+    folder: CheckpointFolder
+    store: LayerStore
+    restored: Restored | None
+    log: Log
+
+    @property
+    def first(self) -> int:
+        """The first subnet that is trained in this life of the run."""
+        return self.restored.first if self.restored else 0
+
+
+class _Job(NamedTuple):
+    stream: StreamId
+    cut: SequenceId
+    memory: Lease
+    layers: dict[str, LayerSnapshot]
+
+
+class _Outcome(NamedTuple):
+    job: _Job
+    body: dict[str, Any]
+    error: Exception | None
+
+
+class Checkpointer:
+    """Captures and writes; a context manager whose thread ends with it.
+
+    All methods are for the thread that computes. At most one part waits while another is
+    written: a disk that is too slow for the wish holds the training up instead of filling memory.
+
+    Args:
+        stage: whose part.
+        generation: the run's, in the name of what is written.
+        streams: of the pipeline.
+        every: subnets of a stream from one checkpoint to the next; 0 for none on the way.
+        reporter: told of each part that is on disk.
+        wake: called on the writing thread when one is.
+    """
+
+    def __init__(
+        self,
+        stage: StageId,
+        generation: int,
+        streams: Sequence[CheckpointStream],
+        every: int,
+        reporter: Reporter,
+        wake: Callable[[], None],
+    ) -> None:
+        self._stage = stage
+        self._generation = generation
+        self._streams = tuple(streams)
+        self._every = every
+        self._reporter = reporter
+        self._wake = wake
+        self._memory = CaptureMemory()
+        self._capturer = Capturer()
+        self._under_way: dict[tuple[StreamId, SequenceId], _Job] = {}
+        self._jobs: Queue[_Job | None] = Queue(maxsize=1)
+        self._outcomes: deque[_Outcome] = deque()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        # Also when the stage fails: what is captured whole may be the part that others wait for.
+        self._end()
+        while self._outcomes and self._outcomes[0].error is None:
+            self._report_next()
+
+    def _end(self) -> None:
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def is_due(self, stream: StreamId, sequence_id: int) -> bool:
+        """Whether a checkpoint takes its place before this subnet."""
+        return (
+            bool(self._every)
+            and sequence_id % self._every == 0
+            and self.is_new(stream, sequence_id)
+        )
+
+    def is_new(self, stream: StreamId, cut: int) -> bool:
+        """Whether a checkpoint there would hold more than the one that the stream began with."""
+        return cut > self._streams[stream].first
+
+    @property
+    def patience(self) -> int:
+        """For how many subnets a checkpoint may wait for idle time: it should not be old."""
+        return self._every // 4
+
+    def carry_out(self, command: CaptureLayer | FinishCut) -> None:
+        """Do what the controller commands; see :meth:`capture` and :meth:`finish`."""
+        match command:
+            case CaptureLayer(layer, versions, cut):
+                self.capture(layer, versions, cut)
+            case FinishCut(stream, cut):
+                self.finish(stream, cut)
+
+    def capture(self, layer: LayerId, versions: tuple[Version, ...], cut: SequenceId) -> None:
+        """Keep a layer as it is now; one that was not used since the resume, as it was then."""
+        stream = self._streams[layer.stream]
+        job = self._job(layer.stream, cut)
+        stored = stream.store.find(layer)
+        is_there = stored is not None and stored.version == versions[-1]
+        earlier = stream.restored.snapshot(layer) if stream.restored and not is_there else None
+        if stored is None and earlier is None:
+            stored = stream.store[layer]  # frozen, and its first user has not come to it yet
+        if stored is not None and stored.version == versions[-1]:
+            snapshot = self._capturer.capture(stored, versions, job.memory)
+        elif earlier is not None and earlier.versions[-1] == versions[-1]:
+            snapshot = earlier._replace(versions=versions)
+        else:
+            raise InvariantError(
+                f"layer {layer}: version {versions[-1]} belongs to the checkpoint at {cut}, "
+                f"found {stored.version if stored else earlier}"
+            )
+        key = layer_key(stream.space, alone_in(layer))
+        job.layers[key] = snapshot
+
+    def finish(self, stream: StreamId, cut: SequenceId) -> None:
+        """Write what was captured, and put the log of what led to it on disk first."""
+        self._streams[stream].log.flush()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="naspipe-checkpoint")
+            self._thread.start()
+        self._jobs.put(self._job(stream, cut))
+        del self._under_way[stream, cut]
+
+    def _job(self, stream: StreamId, cut: SequenceId) -> _Job:
+        if (stream, cut) not in self._under_way:
+            self._under_way[stream, cut] = _Job(stream, cut, self._memory.lend(), {})
+        return self._under_way[stream, cut]
+
+    def report(self) -> None:
+        """Tell the launcher of the parts that are on disk by now.
+
+        Raises:
+            StorageError: when one could not be written.
+        """
+        while self._outcomes:
+            self._report_next()
+
+    def drain(self) -> None:
+        """Wait until everything is written, and tell the launcher.
+
+        Raises:
+            StorageError: when a part could not be written.
+        """
+        self._end()
+        self.report()
+
+    def _report_next(self) -> None:
+        job, body, error = self._outcomes.popleft()
+        if isinstance(error, OSError):
+            raise StorageError(
+                f"checkpoint at subnet {job.cut}: stage {self._stage} cannot write it: "
+                f"{reason(error)}; the checkpoints before it are still good"
+            ) from error
+        if error is not None:
+            raise error
+        self._reporter.report("part", {"stream": job.stream, "cut": job.cut, **body})
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            body: dict[str, Any] = {}
+            error: Exception | None = None
+            try:
+                body = self._write(job)
+            except Exception as caught:  # told by the thread that computes
+                error = caught
+            job.layers.clear()
+            job.memory.end()
+            self._outcomes.append(_Outcome(job, body, error))
+            self._wake()
+
+    def _write(self, job: _Job) -> dict[str, Any]:
+        stream = self._streams[job.stream]
+        os.fsync(stream.log.fileno())
+        directory = stream.folder.working(cut_name(job.cut), self._generation)
+        return write_part(directory, self._stage, job.layers)
+
+
+def write_part(directory: Path, stage: StageId, layers: dict[str, LayerSnapshot]) -> dict[str, Any]:
+    """Write one stage's shard; returns its part of the checkpoint's manifest."""
+    part: dict[str, dict[str, Any]] = {"versions": {}, "history": {}, "scalars": {}, "strides": {}}
+    for key, snapshot in layers.items():
+        part["versions"][key] = int(snapshot.versions[-1])
+        if len(snapshot.versions) > 1:
+            part["history"][key] = list(map(int, snapshot.versions))
+        for kind, values in (("scalars", snapshot.scalars), ("strides", snapshot.strides)):
+            part[kind] |= {f"{key}/{name}": value for name, value in values.items()}
+    packed = {f"{key}/": snapshot.tensors for key, snapshot in layers.items()}
+    shard = write_shard(directory, f"stage-{stage}.safetensors", packed)
+    return {"shard": shard, **part}

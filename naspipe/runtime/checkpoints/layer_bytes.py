@@ -1,0 +1,77 @@
+"""Layers as raw bytes for a checkpoint, and back into modules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+from torch._utils import _flatten_dense_tensors
+
+from naspipe.core.errors import ConfigError
+from naspipe.core.ids import LayerId
+from naspipe.core.space import Space
+from naspipe.runtime.checkpoints.capture_memory import Lease
+from naspipe.runtime.layers.around_step import AVERAGE
+from naspipe.trace.snapshots.shards import Packed, RawTensor
+
+_NAMES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
+    torch.uint8: "U8", torch.bool: "BOOL", torch.complex64: "C64",
+}  # fmt: skip
+_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+
+
+def layer_key(space: Space, layer: LayerId) -> str:
+    """How checkpoints call a layer: ``stream/label``."""
+    return f"{layer.stream}/{space.label(layer.block, layer.candidate)}"
+
+
+def to_packed(tensors: Mapping[str, torch.Tensor], memory: Lease) -> Packed:
+    """Copy tensors of one dtype, on one device, without a graph, each in row-major order."""
+    flat: torch.Tensor = _flatten_dense_tensors(tuple(tensors.values()))  # type: ignore[no-untyped-call]
+    shapes = tuple((name, tensor.shape) for name, tensor in tensors.items())
+    return Packed(dtype_name(flat.dtype), shapes, memory.keep(flat))
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """What safetensors call it."""
+    return _NAMES[dtype]
+
+
+def from_raw(raw: RawTensor) -> torch.Tensor:
+    """A new tensor with these bytes."""
+    data = torch.frombuffer(bytearray(raw.data), dtype=torch.uint8) if raw.data else torch.empty(0)
+    return data.view(_DTYPES[raw.dtype]).reshape(raw.shape)
+
+
+def load_layer(
+    module: nn.Module, key: str, tensors: Mapping[str, RawTensor], ema: bool = False
+) -> nn.Module:
+    """Fill a module's parameters and buffers from a checkpoint.
+
+    With ``ema`` it takes the parameters' moving averages; of those that were never stepped,
+    and of buffers, the values themselves.
+
+    Raises:
+        ConfigError: when the checkpoint has no such layer.
+    """
+    state = {
+        name.split("/", 3)[3]: from_raw(raw)
+        for name, raw in tensors.items()
+        if name.startswith((f"{key}/param/", f"{key}/buffer/"))
+    }
+    expected = set(dict(module.named_parameters())) | set(dict(module.named_buffers()))
+    if set(state) != expected:
+        raise ConfigError(
+            f"layer {key}: the checkpoint holds {sorted(state) or 'nothing of it'}, "
+            f"expected {sorted(expected)}"
+        )
+    if ema:
+        averages = {name: f"{key}/optimizer/{name}/{AVERAGE}" for name in state}
+        state |= {n: from_raw(tensors[each]) for n, each in averages.items() if each in tensors}
+    with torch.no_grad():
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            tensor.copy_(state[name])
+    return module

@@ -1,0 +1,129 @@
+"""A GPU that holds layers while they are needed; copies run on streams beside the compute."""
+
+from __future__ import annotations
+
+import torch
+
+from naspipe.core.errors import ConfigError, reason
+from naspipe.runtime.devices.device import DeviceBudget, Mark
+
+
+def count_gpus() -> int:
+    """How many CUDA devices this process can use; 0 where torch was built without CUDA."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def start_cuda(device: torch.device) -> None:
+    """Start CUDA in this process, with a GPU as its current one: streams and seeds are its.
+
+    Raises:
+        ConfigError: when it cannot be used here.
+    """
+    try:
+        torch.cuda.set_device(device)
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError, AttributeError) as error:  # as torch's build has it
+        raise ConfigError(
+            f"device {device}: CUDA cannot be started in a process of the run "
+            f"({reason(error):.200}); see that nvidia-smi answers and that this program made no "
+            f"CUDA call before, or choose --device cpu"
+        ) from error
+
+
+def measured_memory() -> dict[str, float]:
+    """The most that torch's allocator gave out and took in this process; nothing without CUDA."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return {}
+    return {
+        "gpu_allocated_peak_bytes": torch.cuda.max_memory_allocated(),
+        "gpu_reserved_peak_bytes": torch.cuda.max_memory_reserved(),
+    }
+
+
+class CudaDevice:
+    """One GPU; made on the thread that computes, whose current stream is the compute's.
+
+    Memory comes from torch's caching allocator, in the order of the compute stream: a freed
+    piece may be handed out again while queued kernels still use it, so a copy into fresh
+    memory waits for the point that the compute had been queued up to. Copies are over when
+    ``copy_in`` and ``copy_out`` return, so memory that they used may be freed from then on.
+
+    Args:
+        index: which GPU.
+        budget_bytes: the most that layers may occupy at a time.
+
+    Raises:
+        ConfigError: when the GPU has less memory than the budget.
+    """
+
+    def __init__(self, index: int, budget_bytes: int) -> None:
+        self.name = f"cuda:{index}"
+        self.torch_device = torch.device("cuda", index)
+        total = torch.cuda.get_device_properties(self.torch_device).total_memory
+        if budget_bytes > total:
+            raise ConfigError(
+                f"device {self.name}: expected a budget of at most its {total} bytes, "
+                f"found {budget_bytes}"
+            )
+        self._budget = DeviceBudget(self.name, budget_bytes)
+        self._compute = torch.cuda.current_stream(self.torch_device)
+        self._load = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
+        self._save = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes allocated now."""
+        return self._budget.used_bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes that were ever allocated at a time."""
+        return self._budget.peak_bytes
+
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        """Memory on the GPU. Raises DeviceMemoryError beyond the budget."""
+        self._budget.check(nbytes)
+        with torch.cuda.stream(self._compute):
+            memory = torch.empty(nbytes, dtype=torch.uint8, device=self.torch_device)
+        return self._budget.add(memory)
+
+    def free(self, tensor: torch.Tensor) -> None:
+        """Give memory back, to be reused behind the kernels queued so far.
+
+        Raises InvariantError when it is not allocated.
+        """
+        self._budget.remove(tensor)
+
+    def mark(self) -> Mark:
+        """The point that the compute has been queued up to."""
+        return _record(self._compute)
+
+    def copy_in(self, host: torch.Tensor, device: torch.Tensor, after: Mark = None) -> None:
+        """Copy to the GPU behind ``after``, or behind all that is queued now."""
+        self._copy(host, device, self._load, after)
+
+    def copy_out(self, device: torch.Tensor, host: torch.Tensor, after: Mark = None) -> None:
+        """Copy to the host behind ``after``, or behind all that is queued now."""
+        self._copy(device, host, self._save, after)
+
+    def synchronize_compute(self) -> None:
+        """Wait until everything queued on the compute stream is done."""
+        self._compute.synchronize()
+
+    def _copy(
+        self, source: torch.Tensor, target: torch.Tensor, stream: torch.cuda.Stream, after: Mark
+    ) -> None:
+        if after is None:
+            stream.wait_stream(self._compute)
+        else:
+            stream.wait_event(after)
+        with torch.cuda.stream(stream):
+            target.copy_(source, non_blocking=True)
+        _record(stream).synchronize()
+
+
+def _record(stream: torch.cuda.Stream) -> torch.cuda.Event:
+    """An event at the end of a stream; waiting for it sleeps, since spinning takes a core."""
+    event: torch.cuda.Event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+    event.record(stream)
+    return event

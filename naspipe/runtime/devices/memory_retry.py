@@ -1,0 +1,33 @@
+"""A second try for what was short of device memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+import torch
+
+_Result = TypeVar("_Result")
+
+
+class MemoryRetry:
+    """Carries out what needs device memory, a second time where the first was short of it.
+
+    Args:
+        free_memory: frees what can be freed.
+    """
+
+    def __init__(self, free_memory: Callable[[], None]) -> None:
+        self._free_memory = free_memory
+        self.retries = 0
+        """How often a second time was needed."""
+
+    def attempt(self, act: Callable[[], _Result]) -> _Result:
+        """Do what changes nothing when memory is short; then free what can be, and try again."""
+        with suppress(torch.OutOfMemoryError):
+            return act()
+        # Out here nothing holds the first try's tensors any more: its traceback did.
+        self.retries += 1
+        self._free_memory()
+        return act()

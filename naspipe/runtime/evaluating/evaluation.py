@@ -1,0 +1,293 @@
+"""Evaluates subnets with the weights of a run: forward only, block by block, on any stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import nn
+
+from naspipe.core.commands import WriteLayer
+from naspipe.core.config import Recipe
+from naspipe.core.errors import ConfigError, InvariantError
+from naspipe.core.ids import FIRST_STREAM, LayerId, SequenceId, StreamId, Version
+from naspipe.core.space import Space
+from naspipe.core.task import Task
+from naspipe.runtime.blocks.compute import field_of
+from naspipe.runtime.blocks.ports import Norms
+from naspipe.runtime.blocks.segment import Gradient, Tensors
+from naspipe.runtime.checkpoints.restored import Restored
+from naspipe.runtime.devices.determinism import block_seed, seed_draws
+from naspipe.runtime.devices.out_of_memory import DeviceFullError, explain_shortage
+from naspipe.runtime.evaluating.calibration import (
+    blocks_to_calibrate,
+    fresh_statistics,
+    settle,
+    statistics_of,
+)
+from naspipe.runtime.jobs.evaluation_recipe import EvaluationRecipe
+from naspipe.runtime.jobs.losses import Loss
+from naspipe.runtime.layers.layer_store import LayerStore
+from naspipe.runtime.layers.stored_layer import StoredLayer
+from naspipe.runtime.memory.placement import Placement
+from naspipe.trace.snapshots.snapshot import Checkpoint
+
+TOP = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """What every subnet of a search is judged on, and with which weights."""
+
+    space: Space
+    weights: Restored
+    """The layers of a run; one that the run never used has its first weights."""
+    loss: Loss
+    recipe: Recipe
+    """The run's: precision and threads."""
+    seed: int
+    """The run's, for layers that it never used."""
+    batch: Callable[[int], Mapping[str, torch.Tensor]]
+    """By number: first the batches to calibrate with, then those to judge by."""
+    calibration: int
+    """Batches that running statistics are taken from; 0 to use those of the training."""
+    validation: int
+    ema: bool = False
+    """Take the moving averages of the weights."""
+    calibrated: int
+    """Blocks of the chain, from the first, through which batches to calibrate with have to go."""
+
+    @property
+    def stateless_recipe(self) -> Recipe:
+        """The run's, with an optimizer that keeps nothing: layers then take their weights' room."""
+        return Recipe(precision=self.recipe.precision, threads=self.recipe.threads)
+
+
+def evaluation_of(recipe: EvaluationRecipe, checkpoint: Checkpoint) -> Evaluation:
+    """What a recipe comes to with the weights of a checkpoint."""
+    workload, seed = recipe.workload, recipe.workload.definition.seed
+    calibrated = blocks_to_calibrate(workload.space) if recipe.calibration else 0
+    calibration = recipe.calibration if calibrated else 0
+
+    def batch(number: int) -> Mapping[str, torch.Tensor]:
+        if number < calibration:
+            return workload.data(seed, number)
+        return recipe.held_out(seed, number - calibration)
+
+    return Evaluation(
+        space=workload.space,
+        weights=Restored(workload.space, FIRST_STREAM, checkpoint),
+        loss=workload.loss,
+        recipe=workload.definition.recipe,
+        seed=seed,
+        batch=batch,
+        calibration=calibration,
+        validation=recipe.validation,
+        calibrated=calibrated,
+        ema=recipe.ema,
+    )
+
+
+class EvaluationCompute:
+    """Runs blocks of subnets that are not trained; what :class:`StageCompute` is to training.
+
+    A task's input is that of all batches: so one subnet is one forward through the pipeline. No
+    trace of it stays in a layer, so the order of the subnets, and who else runs where, change no
+    bit of a score.
+
+    Args:
+        evaluation: what is computed.
+        placement: where layers and tensors live.
+    """
+
+    def __init__(self, evaluation: Evaluation, placement: Placement) -> None:
+        self.placement = placement
+        self._evaluation = evaluation
+        store = LayerStore(
+            evaluation.space,
+            evaluation.seed,
+            evaluation.stateless_recipe,
+            placement.adopt,
+            keeps_versions=lambda rule: False,
+            restore=self._restore,
+        )
+        self.stores = (store,)
+        """The layers of the one stream."""
+        self._states: dict[SequenceId, list[Tensors]] = {}
+        """Of each subnet, the tensors of every batch that still goes on."""
+        self._fields: dict[tuple[int, str], torch.Tensor] = {}
+
+    def accept(self, task: Task, tensors: tuple[Gradient, ...]) -> None:
+        """Take the input of a task: the tensors of every batch, one after the other."""
+        moved = (self.placement.receive(tensor) for tensor in tensors if tensor is not None)
+        self._states[task.sequence_id] = [tuple(moved)]
+
+    def output(self, task: Task) -> tuple[Gradient, ...]:
+        """What the finished task hands on."""
+        return tuple(chain.from_iterable(self._states.pop(task.sequence_id)))
+
+    def run_block(self, task: Task, layer: LayerId, version: Version) -> torch.Tensor | None:
+        """Compute one block of a subnet; returns its sums (see ``Sums``) behind the last one.
+
+        Raises:
+            torch.OutOfMemoryError: when memory is short; nothing is changed then.
+            ConfigError: when a layer, the loss or a batch is not what it should be.
+        """
+        evaluation, block = self._evaluation, layer.block
+        states = self._split(self._states.get(task.sequence_id), block)
+        numbers = self._numbers(block)
+        module = self.layer(layer).module
+        norms = statistics_of(module) if evaluation.calibration else []
+        outputs: list[Tensors] = []
+        with torch.no_grad(), self._autocast(), fresh_statistics(norms):
+            for number, state in zip(numbers, states, strict=True):
+                if number == evaluation.calibration:
+                    settle(norms)
+                seed_draws(block_seed(evaluation.seed, 0, block, number))
+                outputs.append(self._forward(layer, module, state, number))
+        goes_on = self._numbers(block + 1)
+        kept = outputs[len(outputs) - len(goes_on) :]
+        self.placement.synchronize()
+        if block < len(evaluation.space) - 1:
+            self._states[task.sequence_id] = kept
+            return None
+        self._states.pop(task.sequence_id, None)
+        return self._sums(kept, goes_on)
+
+    def _numbers(self, block: int) -> range:
+        """The batches that go through a block."""
+        evaluation = self._evaluation
+        first = 0 if block < evaluation.calibrated else evaluation.calibration
+        return range(first, evaluation.calibration + evaluation.validation)
+
+    def _split(self, states: list[Tensors] | None, block: int) -> list[Tensors]:
+        """The tensors of each batch that goes through a block; from another stage they come as one
+        row."""
+        count = len(self._numbers(block))
+        if states is None:
+            return [()] * count
+        if len(states) == count:
+            return states
+        tensors = list(chain.from_iterable(states))
+        width = len(tensors) // count
+        return [tuple(tensors[at : at + width]) for at in range(0, len(tensors), width)]
+
+    def _forward(self, layer: LayerId, module: nn.Module, state: Tensors, number: int) -> Tensors:
+        fields = self._evaluation.space.fields(layer.block)
+        result = module(*state, *(self._field(number, name) for name in fields))
+        outputs = result if isinstance(result, tuple) else (result,)
+        if not all(isinstance(output, torch.Tensor) for output in outputs):
+            raise ConfigError(f"layer {self.label(layer)}: expected tensors, found {type(result)}")
+        return outputs
+
+    def _sums(self, outputs: Sequence[Tensors], numbers: Sequence[int]) -> torch.Tensor:
+        """Of all validation batches, in their order."""
+        with torch.no_grad(), self._autocast():
+            rows = [
+                batch_sums(self._evaluation.loss, output, self._field(number, "target"))
+                for number, output in zip(numbers, outputs, strict=True)
+            ]
+        total = torch.zeros(5, dtype=torch.float64)
+        for row in rows:
+            total += row
+        return total
+
+    def _field(self, number: int, name: str) -> torch.Tensor:
+        """A batch's field, on the device; fetched once for all subnets."""
+        if (number, name) not in self._fields:
+            field = field_of(self._evaluation.batch(number), name, number)
+            self._fields[number, name] = self.placement.to_device(field)
+        return self._fields[number, name]
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self._evaluation.recipe.precision == "bf16":
+            kind = self.placement.torch_device.type
+            return torch.autocast(kind, dtype=torch.bfloat16)
+        return nullcontext()
+
+    def layer(self, layer: LayerId) -> StoredLayer:
+        """A layer with the run's weights, made now if it has not been made yet."""
+        return self.stores[layer.stream][layer]
+
+    def label(self, layer: LayerId) -> str:
+        """How messages call a layer."""
+        return self._evaluation.space.label(layer.block, layer.candidate)
+
+    def retire(self, stream: StreamId, sequence_id: SequenceId) -> None:
+        """Forget a subnet's tensors."""
+        self._states.pop(sequence_id, None)
+
+    def evict(self, layer: LayerId) -> None:
+        """Free a layer's device memory."""
+        self.placement.evict(layer)
+
+    def write(self, command: WriteLayer) -> None:
+        """Never right: nothing is trained."""
+        raise InvariantError(f"layer {self.label(command.layer)}: a WRITE in an evaluation")
+
+    def norms(self, stream: StreamId, first: SequenceId) -> Norms:
+        """Never right: there are no gradients."""
+        raise InvariantError(f"subnet {stream}.{first}: norms of gradients in an evaluation")
+
+    def take_norms(self, stream: StreamId, first: SequenceId, norms: Norms) -> None:
+        """Never right: there are no gradients."""
+        raise InvariantError(f"subnet {stream}.{first}: norms of gradients in an evaluation")
+
+    @property
+    def kept_bytes(self) -> int:
+        """What the subnets under way and the batches hold on the device."""
+        tensors = (
+            *chain.from_iterable(chain.from_iterable(self._states.values())),
+            *self._fields.values(),
+        )
+        storages = (tensor.untyped_storage() for tensor in tensors)
+        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+    def explain_shortage(self, error: torch.OutOfMemoryError, doing: str) -> DeviceFullError:
+        """The error to end the search with, when memory is short after all."""
+        layers = self.placement.layer_use(stored for _, stored in self.stores[0].items())
+        return explain_shortage(error, doing, layers, self.kept_bytes)
+
+    def free_memory(self) -> None:
+        """Give back what torch keeps for later."""
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.empty_cache()
+
+    def _restore(self, layer: LayerId, stored: StoredLayer) -> None:
+        self._evaluation.weights.restore_weights(layer, stored, self._evaluation.ema)
+        stored.module.eval()
+
+
+def batch_sums(loss: Loss, outputs: Tensors, target: torch.Tensor) -> torch.Tensor:
+    """One batch's row of ``Sums``: five numbers of 64 bits.
+
+    Raises:
+        ConfigError: when the loss is not one number.
+    """
+    mean = loss(*outputs, target)
+    if not isinstance(mean, torch.Tensor) or mean.numel() != 1:
+        raise ConfigError(f"loss: expected a tensor of one number, found {type(mean).__name__}")
+    padding = getattr(loss, "padding", getattr(loss, "ignore_index", None))
+    counts = target != padding if isinstance(padding, int) else torch.ones_like(target).bool()
+    targets = float(counts.sum())
+    row = [mean.double().item() * targets if targets else 0.0, targets, 0.0, 0.0, 0.0]
+    scores = outputs[0]
+    if not target.is_floating_point() and scores.shape[:-1] == target.shape and scores.dim() > 1:
+        ranks = _ranks(scores.flatten(0, -2), target.flatten())[counts.flatten()]
+        row[2:] = [targets, float((ranks < 1).sum()), float((ranks < TOP).sum())]
+    return torch.tensor(row, dtype=torch.float64)
+
+
+def _ranks(scores: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """How many classes come before the target's; of equal scores, the first class comes first.
+
+    A target whose score is not a number comes last.
+    """
+    wanted = scores.gather(1, target.clamp(0, scores.size(1) - 1).unsqueeze(1))
+    is_earlier = torch.arange(scores.size(1), device=scores.device) < target.unsqueeze(1)
+    before = (scores > wanted) | ((scores == wanted) & is_earlier)
+    return before.sum(1).masked_fill(wanted.isnan().squeeze(1), scores.size(1))

@@ -1,0 +1,134 @@
+"""One stage of a pipeline that evaluates subnets, and what it reports."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from naspipe.core.access import Access
+from naspipe.core.config import Execution, Recipe
+from naspipe.core.events import Event
+from naspipe.core.ids import SequenceId, StageId, StreamId
+from naspipe.core.rules import Frozen
+from naspipe.planning.memory import MemoryPlan
+from naspipe.runtime.checkpoints.checkpointer import Checkpointer
+from naspipe.runtime.devices.cuda_device import measured_memory
+from naspipe.runtime.evaluating.evaluation import Evaluation, EvaluationCompute
+from naspipe.runtime.jobs.job import SubnetSource
+from naspipe.runtime.memory.placement import Placement
+from naspipe.runtime.wire.reports import Reporter
+from naspipe.runtime.wire.transport import Transport
+from naspipe.runtime.wire.wakeup import Wakeup
+from naspipe.runtime.worker.driver import StageDriver
+from naspipe.runtime.worker.garbage import calm_collector
+from naspipe.runtime.worker.stage_process import GRACE_SECONDS
+from naspipe.stage.admission import AdmissionWindow
+from naspipe.stage.builder import build_controller
+from naspipe.stage.intake import Intake
+from naspipe.stage.memory import residency_of
+
+_BUSY_EVERY_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationJob:
+    """A search, as every stage and the launcher need to know it."""
+
+    evaluation: Evaluation
+    source: SubnetSource
+    """Proposes subnets from scores; the launcher's."""
+    budget: int
+    """Subnets in all."""
+    execution: Execution
+    memory: MemoryPlan | None = None
+    directory: Path | None = None
+    """Of the search, where it is one."""
+
+    @property
+    def recipe(self) -> Recipe:
+        """Of layers that are not trained."""
+        return self.evaluation.stateless_recipe
+
+    @property
+    def claimed(self) -> Sequence[Path]:
+        """The search's directory."""
+        return [self.directory] if self.directory else []
+
+
+class EvaluationStage:
+    """A stage of an evaluation, ready to run; the arguments are those of ``StageRun``."""
+
+    def __init__(
+        self,
+        job: EvaluationJob,
+        stage: StageId,
+        transport: Transport,
+        reporter: Reporter,
+        placement: Placement,
+        wakeup: Wakeup,
+    ) -> None:
+        self._job = job
+        self._reporter = reporter
+        self._placement = placement
+        execution = job.execution
+        self._checkpointer = Checkpointer(stage, 0, (), 0, reporter, wakeup.set)
+        self._driver = StageDriver(
+            stage,
+            build_controller(
+                stage,
+                [(Frozen(),) * len(job.evaluation.space)],
+                order="paper",
+                residency=residency_of(job.memory, stage, execution),
+            ),
+            EvaluationCompute(job.evaluation, placement),
+            transport,
+            [Intake(AdmissionWindow(execution.window, job.budget))],
+            ScoreSink(reporter),
+            self._checkpointer,
+            timeout_seconds=execution.timeout_seconds + GRACE_SECONDS,
+            is_trained=False,
+        )
+
+    @property
+    def current(self) -> str:
+        """What the stage is doing, for the report of a failure."""
+        return self._driver.current
+
+    def run(self) -> None:
+        """Evaluate this stage's part of every subnet, and report."""
+        with self._checkpointer, calm_collector():
+            self._driver.run()
+        measured = {**self._placement.measured(), **measured_memory()}
+        self._reporter.report("done", {"measured": measured})
+
+
+class ScoreSink:
+    """Hands sums to the launcher, and now and then how busy the stage is."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+        self._busy_ns = 0
+        self._start_ns = self._told_ns = time.monotonic_ns()
+
+    def access(self, access: Access) -> None:
+        """See ``StageSink``: an evaluation leaves no log."""
+        self._busy_ns += access.end_ns - access.start_ns
+        now_ns = time.monotonic_ns()
+        if now_ns - self._told_ns > _BUSY_EVERY_SECONDS * 1e9:
+            self._told_ns = now_ns
+            body = {"busy_ns": self._busy_ns, "elapsed_ns": now_ns - self._start_ns}
+            self._reporter.report("busy", body)
+
+    def loss(self, stream: StreamId, sequence_id: SequenceId, loss: torch.Tensor) -> None:
+        """The sums of a subnet."""
+        self._reporter.report("sums", {"subnet": int(sequence_id), "sums": loss.tolist()})
+
+    def event(self, event: Event) -> None:
+        """See ``StageSink``."""
+
+    def held(self, admitted: Sequence[int]) -> None:
+        """See ``StageSink``."""

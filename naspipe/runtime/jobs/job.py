@@ -1,0 +1,156 @@
+"""One pipeline and the streams that share it, as every stage needs to know them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from naspipe.core.config import Execution, Recipe
+from naspipe.core.events import KeptLayer
+from naspipe.core.planned import Planned
+from naspipe.core.steps import Steps
+from naspipe.planning.cost import CostTable
+from naspipe.planning.memory import MemoryPlan
+from naspipe.runtime.checkpoints.restored import Restored
+from naspipe.runtime.jobs.evaluation_recipe import EvaluationRecipe
+from naspipe.runtime.jobs.workload import Workload
+from naspipe.trace.results.run_directory import RunDirectory
+
+
+class PipelineJob(Protocol):
+    """What stages do together, as far as starting them goes."""
+
+    @property
+    def execution(self) -> Execution:
+        """On how many stages, and how."""
+        ...
+
+    @property
+    def memory(self) -> MemoryPlan | None:
+        """What layers may occupy on each stage's device; None for no limit."""
+        ...
+
+    @property
+    def recipe(self) -> Recipe:
+        """Its threads, and an optimizer whose state layers take along."""
+        ...
+
+    @property
+    def claimed(self) -> Sequence[Path]:
+        """Directories that belong to the job while it runs."""
+        ...
+
+
+class SubnetSource(Protocol):
+    """Proposes the subnets of a stream from the scores of earlier ones."""
+
+    @property
+    def proposed(self) -> Sequence[Planned]:
+        """Every subnet so far."""
+        ...
+
+    def begin(self, scores: Sequence[float]) -> Sequence[Planned]:
+        """Start from the beginning, with the scores of the first subnets; returns what follows.
+
+        Called once for each life of a run: the same scores give the same subnets.
+        """
+        ...
+
+    def take(self, sequence_id: int, score: float) -> Sequence[Planned]:
+        """A score is known; returns the subnets that it leads to, often none."""
+        ...
+
+    def close(self) -> None:
+        """The run's life is over."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidationPlan:
+    """What a stream is validated by."""
+
+    evaluation: EvaluationRecipe
+    choices: tuple[tuple[int, ...], ...]
+    """Of every subnet that is judged: one per choice block."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamJob:
+    """One stream of a job: what is trained, and where its results go."""
+
+    workload: Workload
+    planned: tuple[Planned, ...]
+    """Every subnet; none where they are proposed while the run goes on."""
+    source: SubnetSource | None = None
+    """Proposes them; the launcher's, no stage touches it."""
+    directory: RunDirectory
+    restored: Restored | None = None
+    """The checkpoint that the stream goes on from."""
+    kept: tuple[KeptLayer, ...] = ()
+    """Its layers."""
+    validation: ValidationPlan | None = None
+    """How the supernet is validated on the way, where it is."""
+
+    @property
+    def first(self) -> int:
+        """The first subnet to train."""
+        return self.restored.first if self.restored else 0
+
+    @property
+    def steps(self) -> int:
+        """Subnets of the whole stream: every pass of every step."""
+        return self.workload.definition.num_subnets
+
+    @property
+    def so_far(self) -> Sequence[Planned]:
+        """Every subnet, as far as they are proposed by now."""
+        return self.source.proposed if self.source else self.planned
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One pipeline, as every stage needs to know it."""
+
+    streams: tuple[StreamJob, ...]
+    """What shares the pipeline; one synchronisation policy for all."""
+    execution: Execution
+    bulk: int = 1
+    """Subnets that the policy ``bsp`` trains at the same versions."""
+    memory: MemoryPlan | None = None
+    """What layers may occupy on each stage's device; None for no limit."""
+    generation: int = 0
+    """Counts the lives of the run: 0, and one more for every resume and restart."""
+    costs: tuple[CostTable | None, ...] = ()
+    """Of each stream, what the partitions were made from."""
+
+    @property
+    def workloads(self) -> list[Workload]:
+        """Of each stream."""
+        return [stream.workload for stream in self.streams]
+
+    @property
+    def recipe(self) -> Recipe:
+        """Of the first stream."""
+        return self.workloads[0].definition.recipe
+
+    @property
+    def claimed(self) -> Sequence[Path]:
+        """The run directories."""
+        return [stream.directory.path for stream in self.streams]
+
+    @property
+    def policy(self) -> str:
+        """The synchronisation policy's name."""
+        return self.streams[0].workload.definition.policy
+
+    @property
+    def steps(self) -> Steps:
+        """How passes form steps, in all streams."""
+        return self.streams[0].workload.definition.recipe.steps
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether a cut through the stream means anything: checkpoints are taken then only."""
+        return self.policy in ("csp", "sequential")

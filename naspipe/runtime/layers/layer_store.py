@@ -1,0 +1,137 @@
+"""The layers of one stage: made lazily from their own seeds, and left to other stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import nn
+
+from naspipe.core.config import Recipe
+from naspipe.core.errors import ConfigError, InvariantError
+from naspipe.core.ids import LayerId
+from naspipe.core.rules import Rule
+from naspipe.core.space import Space
+from naspipe.runtime.devices.determinism import layer_seed, seed_draws
+from naspipe.runtime.layers.stored_layer import StoredLayer
+from naspipe.schedule.csp import CausalPolicy
+
+KEPT_AWAY = 64
+"""Layers that left of which the modules are kept, in case they come back."""
+
+_CAUSAL = CausalPolicy()
+
+
+class LayerStore:
+    """Makes each layer when it is first asked for, and keeps it while it is on this stage.
+
+    Of layers that other stages took over, those that left last keep their modules, which need
+    not be made again when they come back.
+
+    Args:
+        space: whose layers.
+        seed: of the run; each layer has its own.
+        recipe: names the optimizer.
+        on_made: told of each layer, in host memory.
+        restore: brings a layer that was just made to where a checkpoint left it.
+        keeps_versions: of the synchronisation policy; causal by default.
+        on_dropped: told of each layer that left and that is not kept any longer.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        seed: int,
+        recipe: Recipe,
+        on_made: Callable[[LayerId, StoredLayer], None] | None = None,
+        keeps_versions: Callable[[Rule], bool] = _CAUSAL.keeps_versions,
+        restore: Callable[[LayerId, StoredLayer], None] | None = None,
+        on_dropped: Callable[[LayerId], None] | None = None,
+    ) -> None:
+        self._keeps_versions = keeps_versions
+        self._on_made = on_made
+        self._restore = restore
+        self._on_dropped = on_dropped
+        self._space = space
+        self._seed = seed
+        self._recipe = recipe
+        self._layers: dict[LayerId, StoredLayer] = {}
+        self._owners: dict[int, str] = {}
+        """Labels of layers by the identities of their parameters."""
+        self._away: set[LayerId] = set()
+        self._left: dict[LayerId, None] = {}
+        """Those of them that keep their modules; what left first is first."""
+
+    def __getitem__(self, layer: LayerId) -> StoredLayer:
+        stored = self._layers.get(layer)
+        return self.make(layer) if stored is None else stored
+
+    def make(self, layer: LayerId) -> StoredLayer:
+        """The layer, made now if it has not been; when that happens changes none of its bits.
+
+        Raises:
+            InvariantError: when it is on another stage.
+        """
+        if layer not in self._layers:
+            if layer in self._away:
+                raise InvariantError(f"layer {layer} was asked for, but is on another stage")
+            stored = self._make(layer)
+            if self._restore is not None:
+                self._restore(layer, stored)
+            if self._on_made is not None:
+                self._on_made(layer, stored)
+            self._layers[layer] = stored
+        return self._layers[layer]
+
+    def prepare(self, layer: LayerId) -> None:
+        """Make a layer that will be needed, unless it is to come from another stage."""
+        if layer not in self._away:
+            self.make(layer)
+
+    def leave(self, layer: LayerId) -> None:
+        """A layer was handed over to another stage."""
+        self._away.add(layer)
+        self._left[layer] = None
+        if len(self._left) > KEPT_AWAY:
+            self._drop(next(iter(self._left)))
+
+    def come_back(self, layer: LayerId) -> StoredLayer:
+        """A layer for what another stage hands over; what is in it is old."""
+        self._away.discard(layer)
+        self._left.pop(layer, None)
+        return self[layer]
+
+    def find(self, layer: LayerId) -> StoredLayer | None:
+        """The layer, if it has been made."""
+        return self._layers.get(layer)
+
+    def items(self) -> list[tuple[LayerId, StoredLayer]]:
+        """Every layer made so far and not handed over, in chain order."""
+        return sorted(pair for pair in self._layers.items() if pair[0] not in self._away)
+
+    def _drop(self, layer: LayerId) -> None:
+        del self._left[layer]
+        for parameter in self._layers.pop(layer).module.parameters():
+            del self._owners[id(parameter)]
+        if self._on_dropped is not None:
+            self._on_dropped(layer)
+
+    def _make(self, layer: LayerId) -> StoredLayer:
+        label = self._space.label(layer.block, layer.candidate)
+        block = self._space.blocks[layer.block]
+        seed_draws(layer_seed(self._seed, layer.block, layer.candidate))
+        module = block.candidates[layer.candidate]()
+        if not isinstance(module, nn.Module):
+            raise ConfigError(
+                f"layer {label}: expected its factory to return a torch.nn.Module, "
+                f"found {type(module).__name__}"
+            )
+        module.train()
+        for parameter in module.parameters():
+            owner = self._owners.setdefault(id(parameter), label)
+            if owner != label:
+                raise ConfigError(
+                    f"layers {owner} and {label} share one parameter: tied parameters are not "
+                    f"supported; let each factory make its own"
+                )
+        keeps_versions = self._keeps_versions(block.rule)
+        return StoredLayer(label, block.rule, module, self._recipe, keeps_versions)

@@ -1,0 +1,119 @@
+"""Optimizers by name, one instance per layer, so that the state lives with its layer."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Iterable
+
+import torch
+
+from naspipe.core.config import Recipe
+from naspipe.core.errors import ConfigError, reason
+from naspipe.runtime.layers.around_step import add_hooks
+
+PER_LAYER = (
+    "SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam",
+    "ASGD", "Rprop", "Adafactor",
+)  # fmt: skip
+"""Elementwise or per-parameter: one optimizer per layer leaves the bits of one over all."""
+
+REFUSED = {
+    "LBFGS": "it needs a closure and one state over all parameters",
+    "SparseAdam": "it takes sparse gradients only",
+    "Muon": "it takes two-dimensional parameters only",
+}
+
+
+MEANINGLESS = {
+    "differentiable": "nothing is differentiated through a WRITE",
+    "capturable": "no step is captured in a CUDA graph",
+}
+
+
+def check_optimizer(recipe: Recipe) -> None:
+    """Check the name and the options, with real steps, before anything is written.
+
+    Raises:
+        ConfigError: for an unknown name, one that does not work per layer, or bad options.
+    """
+    _check_name(recipe.optimizer)
+    _check_options(recipe)
+    try:
+        _take_steps(recipe)
+    except Exception as error:
+        options = recipe.optimizer_options
+        known = _options(recipe.optimizer)
+        raise ConfigError(
+            f"optimizer {recipe.optimizer}: expected options such as its defaults "
+            f"({', '.join(f'{key}={known[key].default}' for key in options) or 'none'}), found "
+            f"{', '.join(f'{key}={value!r:.40}' for key, value in options.items()) or 'none'}: "
+            f"{reason(error)}; change them with --set optimizer.OPTION=VALUE"
+        ) from error
+
+
+def _check_name(name: str) -> None:
+    if name in REFUSED:
+        raise ConfigError(
+            f"optimizer {name} does not work per layer: {REFUSED[name]}; "
+            f"choose one of {', '.join(PER_LAYER)}"
+        )
+    if name not in PER_LAYER:
+        by_lower_case = {known.lower(): known for known in PER_LAYER}
+        close = difflib.get_close_matches(name.lower(), by_lower_case, n=1)
+        hint = f" (did you mean {by_lower_case[close[0]]}?)" if close else ""
+        raise ConfigError(f"unknown optimizer {name!r:.80}{hint}: expected {', '.join(PER_LAYER)}")
+
+
+def _check_options(recipe: Recipe) -> None:
+    name, known = recipe.optimizer, _options(recipe.optimizer)
+    for option, value in recipe.optimizer_options.items():
+        if option in MEANINGLESS:
+            raise ConfigError(
+                f"optimizer option {option}={value!r:.40} has no meaning here: "
+                f"{MEANINGLESS[option]}; leave it out"
+            )
+        if option not in known:
+            raise ConfigError(
+                f"optimizer {name} has no option {option!r:.80}: expected {', '.join(known)}"
+            )
+        default = known[option].default
+        is_switch = default is None or isinstance(default, bool)
+        if is_switch and value is not default and not isinstance(value, bool):
+            raise ConfigError(
+                f"optimizer {name}, option {option}: expected true or false, found {value!r:.80}"
+            )
+
+
+def _options(name: str) -> dict[str, inspect.Parameter]:
+    """What a user may set of an optimizer, by name."""
+    known = inspect.signature(getattr(torch.optim, name)).parameters
+    hidden = ("params", "lr", *MEANINGLESS)
+    return {option: known[option] for option in known if option not in hidden}
+
+
+def _take_steps(recipe: Recipe) -> None:
+    """Two steps on a vector and a matrix: some options are first looked at there."""
+    parameters = [torch.nn.Parameter(torch.zeros(size)) for size in ((2,), (2, 2))]
+    optimizer = make_optimizer(recipe, parameters)
+    for _ in range(2):
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+
+
+def make_optimizer(
+    recipe: Recipe, parameters: Iterable[torch.nn.Parameter]
+) -> torch.optim.Optimizer:
+    """One layer's optimizer; its rate is set before each step.
+
+    Its step clips and averages as the recipe says (:mod:`naspipe.runtime.layers.around_step`).
+    """
+    options = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in recipe.optimizer_options.items()
+    }
+    make = getattr(torch.optim, recipe.optimizer)
+    optimizer: torch.optim.Optimizer = make(list(parameters), lr=recipe.lr, **options)
+    add_hooks(optimizer, recipe)
+    return optimizer

@@ -1,0 +1,208 @@
+"""One layer on a stage: its module, version and optimizer, and older versions still read."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from naspipe.core.config import Recipe
+from naspipe.core.errors import InvariantError, TransportError
+from naspipe.core.ids import INITIAL, SequenceId, Version
+from naspipe.core.rules import Frozen, Rule
+from naspipe.runtime.devices.tensor_bytes import tensor_bytes
+from naspipe.runtime.layers.bound_layer import BoundLayer, Gradients
+from naspipe.runtime.layers.layer_layout import is_moved
+from naspipe.runtime.layers.optimizers import make_optimizer
+
+
+class Received(Protocol):
+    """One tensor or value of a layer that another stage handed over."""
+
+    def copy_to(self, target: torch.Tensor) -> None:
+        """Overwrite a tensor with it."""
+        ...
+
+    def value(self) -> Any:
+        """It, in memory of its own."""
+        ...
+
+
+class StoredLayer:
+    """One layer: module, newest version, optimizer state, and older versions still read.
+
+    A layer that is written while older versions are read (``keeps_versions``) is never bound
+    itself: its readers bind immutable copies, because a step in place would change what a
+    pending backward needs.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        rule: Rule,
+        module: nn.Module,
+        recipe: Recipe,
+        keeps_versions: bool = False,
+    ) -> None:
+        self.label = label
+        self.module = module
+        self.version = INITIAL
+        self._keeps_versions = keeps_versions
+        self.parameters = dict(module.named_parameters())
+        if isinstance(rule, Frozen):
+            module.requires_grad_(False)
+        trained = [p for p in self.parameters.values() if p.requires_grad]
+        self.optimizer = make_optimizer(recipe, trained) if trained else None
+        self._copies: dict[Version, dict[str, torch.Tensor]] = {}
+
+    def bind(self, version: Version) -> BoundLayer:
+        """The layer at one version.
+
+        Raises:
+            InvariantError: when that version is not here.
+        """
+        if self._keeps_versions:
+            copy = self._copy(version)
+
+            def call(*inputs: Any) -> Any:
+                return functional_call(self.module, copy, inputs)
+
+            return BoundLayer(self.module, call, copy)
+        if version != self.version:
+            raise InvariantError(
+                f"layer {self.label}: version {version} was asked for, found {self.version}"
+            )
+        return BoundLayer(self.module, self.module, self.parameters)
+
+    def write(
+        self, gradients: Gradients, version: SequenceId, base: Version, keeps_base: bool, lr: float
+    ) -> None:
+        """One optimizer step on top of ``base``; parameters without a gradient are left alone.
+
+        Raises:
+            InvariantError: when the newest version is not ``base``.
+        """
+        self.advance(version, base, keeps_base)
+        if self.optimizer is not None:
+            for name, gradient in gradients.items():
+                self.parameters[name].grad = gradient
+            self.optimizer.param_groups[0]["lr"] = lr
+            self.optimizer.step()
+            for name in gradients:
+                self.parameters[name].grad = None
+
+    def advance(self, version: SequenceId, base: Version, keeps_base: bool) -> None:
+        """Be at the version that follows ``base``, as yet with its bits.
+
+        Raises:
+            InvariantError: when the newest version is not ``base``.
+        """
+        if self.version != base:
+            raise InvariantError(
+                f"layer {self.label}: WRITE {version} was to follow version {base}, "
+                f"found {self.version}"
+            )
+        if keeps_base:
+            self._copy(base)
+        else:
+            self.drop(base)
+        self.version = Version(version)
+
+    def copies(self, versions: Iterable[Version]) -> Iterator[tuple[Version, str, torch.Tensor]]:
+        """The parameters of older versions that are kept: version, name and value.
+
+        Raises:
+            InvariantError: when one of the versions is not here.
+        """
+        for version in versions:
+            for name, parameter in self._copy(version).items():
+                yield version, name, parameter.detach()
+
+    def restore(self, version: Version, copies: Mapping[Version, Gradients]) -> None:
+        """Be at a version, with copies of the parameters of older ones."""
+        self.version = version
+        for older, parameters in copies.items():
+            for name, value in parameters.items():
+                value.requires_grad_(self.parameters[name].requires_grad)
+            self._copies[older] = dict(parameters)
+
+    def drop(self, version: Version) -> None:
+        """Forget the copy of an older version, if there is one."""
+        self._copies.pop(version, None)
+
+    def tensors(self) -> Iterator[tuple[str, Any]]:
+        """Everything a WRITE may change, by name: parameters, buffers, optimizer state."""
+        for name, parameter in self.parameters.items():
+            yield f"param/{name}", parameter.detach()
+        for name, buffer in self.module.named_buffers():
+            yield f"buffer/{name}", buffer
+        if self.optimizer is not None:
+            for name, parameter in self.parameters.items():
+                state = self.optimizer.state.get(parameter, {})
+                for key in sorted(state):
+                    yield f"optimizer/{name}/{key}", state[key]
+
+    def hand_over(self) -> list[tuple[str, Any]]:
+        """Every tensor and value of the newest version, for the stage that takes it over.
+
+        Their memory does not change before it is sent, so it need not be copied.
+        """
+        return list(self.tensors())
+
+    def take_over(self, version: Version, state: Iterable[tuple[str, Received]]) -> None:
+        """Become what another stage handed over.
+
+        Raises:
+            InvariantError: when it is not newer than what is here.
+            TransportError: when it is not a state of this layer.
+        """
+        if version <= self.version:
+            raise InvariantError(
+                f"layer {self.label}: version {version} arrived, found version {self.version}"
+            )
+        here = dict(self.tensors())
+        for name, received in state:
+            target = here.get(name)
+            if isinstance(target, torch.Tensor):
+                received.copy_to(target)
+            else:
+                self._set_optimizer_state(name, received.value())
+        self.version = version
+
+    def _set_optimizer_state(self, name: str, value: Any) -> None:
+        kind, parameter, key = name.split("/", 2)
+        if kind != "optimizer" or parameter not in self.parameters or self.optimizer is None:
+            raise TransportError(f"layer {self.label}: it has no tensor {name}")
+        owner = self.parameters[parameter]
+        # Where torch.optim keeps it: step counts in host memory, the rest beside the parameter.
+        self.optimizer.state[owner][key] = value.to(owner.device) if is_moved(value) else value
+
+    def digest(self) -> str:
+        """Hash of the bytes that the last WRITE left."""
+        digest = hashlib.blake2b(digest_size=8)
+        for name, value in self.tensors():
+            digest.update(name.encode())
+            if isinstance(value, torch.Tensor):
+                digest.update(tensor_bytes(value.cpu()).numpy().data)
+            else:
+                digest.update(repr(value).encode())
+        return digest.hexdigest()
+
+    def _copy(self, version: Version) -> dict[str, torch.Tensor]:
+        copy = self._copies.get(version)
+        if copy is None:
+            if version != self.version:
+                raise InvariantError(
+                    f"layer {self.label}: version {version} was asked for, found {self.version} "
+                    f"and copies of {sorted(self._copies)}"
+                )
+            copy = {
+                name: parameter.detach().clone().requires_grad_(parameter.requires_grad)
+                for name, parameter in self.parameters.items()
+            }
+            self._copies[version] = copy
+        return copy

@@ -1,0 +1,1 @@
+"""What layers and subnets cost: time, bytes and counts, measured or from shapes."""

@@ -1,0 +1,105 @@
+"""Footprints of a space's layers, from shapes alone: torch's meta device holds no values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+
+from naspipe.core.errors import ConfigError
+from naspipe.planning.cost import first_of_kind
+from naspipe.planning.footprint import Footprint, FootprintTable
+from naspipe.planning.size import SizeTable
+from naspipe.runtime.jobs.losses import Loss
+from naspipe.runtime.jobs.workload import Workload
+from naspipe.runtime.measuring.layer_sizes import measure_sizes, sketch
+
+MetaBatch = Callable[[int], Mapping[str, torch.Tensor]]
+"""Batch fields of so many samples, on the meta device."""
+
+_SAMPLES = 8
+
+
+def measure_footprints(workload: Workload, batch: MetaBatch) -> FootprintTable:
+    """What every layer holds, and what each sample adds; no memory is taken for tensors.
+
+    A module whose factory needs values is a real one, and moved to the meta device.
+
+    Raises:
+        ConfigError: when a layer cannot be computed without values.
+    """
+    sizes = measure_sizes(workload)
+    space = workload.space
+    twins = first_of_kind(space)
+    fields = batch(_SAMPLES)
+    rows: dict[int, tuple[Footprint, ...]] = {}
+    inputs: tuple[torch.Tensor, ...] = ()
+    for block, twin in enumerate(twins):
+        if block != twin:
+            continue
+        inputs = (*map(_leaf, inputs), *(fields[name] for name in space.fields(block)))
+        loss = workload.objective if block == len(space) - 1 else None
+        found = []
+        for candidate in range(len(space.blocks[block].candidates)):
+            kept, outputs = _kept_bytes(workload, block, candidate, inputs, loss, fields)
+            handed_on = set(map(_storage, outputs))
+            passed = _bytes(tensor for tensor in inputs if _storage(tensor) in handed_on)
+            found.append(_footprint(sizes, block, candidate, _bytes(inputs) - passed, passed, kept))
+        rows[block] = tuple(found)
+        inputs = outputs
+    return FootprintTable(twins, rows)
+
+
+def _footprint(sizes: SizeTable, block: int, candidate: int, *batch_bytes: int) -> Footprint:
+    """Of a layer, from what its inputs, those passed on, and what autograd saves take."""
+    size = sizes.of(block, candidate)
+    return Footprint(
+        size.state_bytes, size.parameter_bytes, *(count / _SAMPLES for count in batch_bytes)
+    )
+
+
+def _kept_bytes(
+    workload: Workload,
+    block: int,
+    candidate: int,
+    inputs: tuple[torch.Tensor, ...],
+    loss: Loss | None,
+    fields: Mapping[str, torch.Tensor],
+) -> tuple[int, tuple[torch.Tensor, ...]]:
+    """Bytes that autograd saves, inputs and parameters left out; and the outputs."""
+    module = sketch(workload.space, block, candidate).to("meta")
+    own = set(map(_storage, (*module.parameters(), *module.buffers(), *inputs)))
+    saved: dict[int, torch.UntypedStorage] = {}
+
+    def see(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in own:
+            saved[storage._cdata] = storage  # held, so that the address is not given out again
+        return tensor
+
+    try:
+        with torch.device("meta"), torch.autograd.graph.saved_tensors_hooks(see, lambda t: t):
+            outputs = module(*inputs)
+            outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+            if loss is not None:
+                outputs = (loss(*outputs, fields["target"]),)
+    except (RuntimeError, NotImplementedError) as error:
+        raise ConfigError(
+            f"layer {workload.space.label(block, candidate)}: expected a layer that computes "
+            f"shapes without values, found {str(error).splitlines()[0]:.200}"
+        ) from error
+    return sum(storage.nbytes() for storage in saved.values()), outputs
+
+
+def _leaf(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().requires_grad_(tensor.is_floating_point())
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    """Which memory a tensor would lie in; meta tensors have no addresses."""
+    address: int = tensor.untyped_storage()._cdata
+    return address
+
+
+def _bytes(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -1,0 +1,93 @@
+"""Exact sizes of every layer of a space, without making their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import nn
+
+from naspipe.core.errors import ConfigError
+from naspipe.core.space import Space
+from naspipe.planning.cost import first_of_kind
+from naspipe.planning.size import LayerSize, SizeTable
+from naspipe.runtime.devices.host_arena import round_up
+from naspipe.runtime.jobs.workload import Workload
+from naspipe.runtime.layers.layer_layout import StateSizes, lay_out
+from naspipe.runtime.layers.stored_layer import StoredLayer
+
+
+def measure_sizes(workload: Workload) -> SizeTable:
+    """What every layer takes on the device, each kind of block looked at once.
+
+    Needs the memory of one parameter's optimizer step at a time, and draws nothing from
+    torch's generator.
+
+    Raises:
+        ConfigError: when a factory makes no module, or one whose tensors cannot be moved.
+    """
+    space = workload.space
+    twins = first_of_kind(space)
+    learnt = StateSizes(workload.definition.recipe)
+    rows = {
+        twin: tuple(
+            _size(workload, twin, candidate, learnt)
+            for candidate in range(len(space.blocks[twin].candidates))
+        )
+        for twin in sorted(set(twins))
+    }
+    return SizeTable(twins, rows)
+
+
+def sketch(space: Space, block: int, candidate: int) -> nn.Module:
+    """A candidate's module without memory for its tensors.
+
+    It is a real one where its factory needs values, or lets tensors share their memory.
+
+    Raises:
+        ConfigError: when the factory makes no module.
+    """
+    factory = space.blocks[block].candidates[candidate]
+    with torch.random.fork_rng(devices=[]):
+        module = _without_memory(factory)
+        if module is None:
+            module = factory()
+    if not isinstance(module, nn.Module):
+        raise ConfigError(
+            f"layer {space.label(block, candidate)}: expected its factory to return a "
+            f"torch.nn.Module, found {type(module).__name__}"
+        )
+    return module
+
+
+def _without_memory(factory: Callable[[], Any]) -> Any:
+    """What the factory makes on torch's meta device; None where that cannot be relied on."""
+    try:
+        with torch.device("meta"):
+            module = factory()
+    except Exception:  # whatever is wrong is said when the real one is made
+        return None
+    if isinstance(module, nn.Module):
+        tensors = [*chain(module.parameters(), module.buffers())]
+        if len({tensor.untyped_storage()._cdata for tensor in tensors}) < len(tensors):
+            return None
+    return module
+
+
+def _size(workload: Workload, block: int, candidate: int, learnt: StateSizes) -> LayerSize:
+    space = workload.space
+    layer = StoredLayer(
+        space.label(block, candidate),
+        space.blocks[block].rule,
+        sketch(space, block, candidate),
+        workload.definition.recipe,
+    )
+    slots, state_bytes = lay_out(layer, learnt)
+    parameters = [slot.nbytes for slot in slots if slot.name.startswith("param/")]
+    return LayerSize(
+        state_bytes=state_bytes,
+        parameter_bytes=sum(map(round_up, parameters)),
+        writes_forward=any(True for _ in layer.module.buffers()),
+    )

@@ -1,0 +1,193 @@
+"""Profiles kept between runs: measured once per space, scale and device."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from naspipe.core.json_text import parse_json
+from naspipe.core.recipe import Recipe
+from naspipe.core.space import Space
+from naspipe.data.cache import default_root
+from naspipe.planning.cost import CostTable, LayerCost, first_of_kind
+from naspipe.runtime.devices.environment import describe_environment
+from naspipe.runtime.jobs.workload import Workload
+from naspipe.runtime.measuring.layer_sizes import sketch
+from naspipe.trace.storage.whole_files import write_json
+
+FORMAT = 1
+"""Of the file and of what is measured; a file of another format is measured anew."""
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+"""In the repr of a module that holds a function: another one in every process."""
+
+_LARGEST = 1 << 62
+
+
+class ProfileCache:
+    """The place of one workload's costs, ``ROOT/FINGERPRINT.json``.
+
+    Args:
+        workload: what was or will be measured.
+        root: directory of all profiles; ``naspipe/profiles`` in the user's cache by default.
+        device: where the layers compute.
+    """
+
+    def __init__(self, workload: Workload, root: Path | None = None, device: str = "cpu") -> None:
+        self._workload = workload
+        self._root = default_root().with_name("profiles") if root is None else root
+        self._device = device
+
+    @cached_property
+    def path(self) -> Path:
+        """The file, whether it is there or not."""
+        return self._root / f"{fingerprint(self._workload, self._device)}.json"
+
+    def read(self) -> CostTable | None:
+        """The costs; None when there are none, or the file is damaged or of another format."""
+        try:
+            record = parse_json(self.path.read_text("utf-8"))
+        except (OSError, ValueError):
+            return None
+        return _table(record, self._workload.space)
+
+    def write(self, table: CostTable) -> bool:
+        """Keep the costs; returns whether that was possible.
+
+        A cache that cannot be written is no error: the costs are measured again next time.
+        """
+        with suppress(OSError):
+            self._root.mkdir(parents=True, exist_ok=True)
+            write_json(self.path, _record(table, self._workload.space))
+            return True
+        return False
+
+
+def cached_profile(
+    workload: Workload,
+    measure: Callable[[], CostTable],
+    root: Path | None = None,
+    device: str = "cpu",
+) -> CostTable:
+    """The workload's costs: those kept, or else those that ``measure`` returns, kept from now on.
+
+    Raises:
+        ConfigError: when a factory makes no module, or batch 0 is not what it should be.
+    """
+    cache = ProfileCache(workload, root, device)
+    table = cache.read()
+    if table is None:
+        table = measure()
+        cache.write(table)
+    return table
+
+
+def fingerprint(workload: Workload, device: str = "cpu") -> str:
+    """A hash of what costs depend on: layers, batch, recipe, software and processor.
+
+    Of a layer's code it knows no more than the module's repr and its tensors' shapes: who
+    changes what a forward computes measures anew (``naspipe profile --fresh``).
+    """
+    space, definition = workload.space, workload.definition
+    recipe, batch = definition.recipe, workload.data(definition.seed, 0)
+    environment = describe_environment()
+    twins = first_of_kind(space)
+    parts = [
+        FORMAT,
+        device,
+        environment["hardware"],
+        environment["software"]["torch"],
+        [recipe.optimizer, sorted(recipe.optimizer_options.items()), *_beside(recipe)],
+        [recipe.precision, recipe.threads, workload.recompute],
+        definition.loss,
+        sorted((name, *_form(batch[name])) for name in batch if torch.is_tensor(batch[name])),
+        [
+            (twin, str(block.rule), block.fields)
+            for twin, block in zip(twins, space.blocks, strict=True)
+        ],
+        [_kind(space, twin) for twin in sorted(set(twins))],
+    ]
+    return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+
+
+def _beside(recipe: Recipe) -> list[str]:
+    """What is done beside the forward, the backward and the optimizer's step."""
+    names = ("clip_layer_norm", "ema", "label_smoothing")
+    return [name for name in names if getattr(recipe, name)]
+
+
+def _kind(space: Space, block: int) -> list[object]:
+    candidates = range(len(space.blocks[block].candidates))
+    return [_described(sketch(space, block, candidate)) for candidate in candidates]
+
+
+def _described(module: nn.Module) -> object:
+    tensors = chain(module.named_parameters(), module.named_buffers())
+    return _ADDRESS.sub("", repr(module)), [(name, *_form(tensor)) for name, tensor in tensors]
+
+
+def _form(tensor: torch.Tensor) -> tuple[object, ...]:
+    return tuple(tensor.shape), str(tensor.dtype)
+
+
+def _record(table: CostTable, space: Space) -> dict[str, Any]:
+    """One list per kind: candidate and cost of every layer that was measured."""
+    twins = sorted(set(first_of_kind(space)))
+    rows: dict[int, list[list[int]]] = {twin: [] for twin in twins}
+    for (block, candidate), cost in sorted(table.costs.items()):
+        if block in rows:
+            rows[block].append([candidate, *cost])
+    return {
+        "format": FORMAT,
+        "space": space.name,
+        "columns": ["candidate", *LayerCost._fields],
+        "layers": {str(block): rows[block] for block in twins},
+    }
+
+
+def _table(record: object, space: Space) -> CostTable | None:
+    """The costs of a file's content; None unless it has every kind and nothing unknown."""
+    if not isinstance(record, dict) or record.get("format") != FORMAT:
+        return None
+    rows = record.get("layers")
+    twins = first_of_kind(space)
+    if not isinstance(rows, dict) or rows.keys() != {str(twin) for twin in twins}:
+        return None
+    costs: dict[int, Mapping[int, LayerCost]] = {}
+    for twin in set(twins):
+        known = _costs(rows[str(twin)], len(space.blocks[twin].candidates))
+        if not known:
+            return None
+        costs[twin] = known
+    return CostTable(
+        {
+            (block, candidate): cost
+            for block, twin in enumerate(twins)
+            for candidate, cost in costs[twin].items()
+        }
+    )
+
+
+def _costs(rows: object, num_candidates: int) -> dict[int, LayerCost] | None:
+    """By candidate; None when a row is not one that :func:`_record` makes."""
+    if not isinstance(rows, list):
+        return None
+    costs: dict[int, LayerCost] = {}
+    for row in rows:
+        if not isinstance(row, list) or len(row) != 1 + len(LayerCost._fields):
+            return None
+        if not all(type(value) is int and 0 <= value < _LARGEST for value in row):
+            return None
+        if row[0] >= num_candidates or row[0] in costs:
+            return None
+        costs[row[0]] = LayerCost(*row[1:])
+    return costs

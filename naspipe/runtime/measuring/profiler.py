@@ -1,0 +1,286 @@
+"""A quick profile: what every candidate of each kind of block costs on this machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from itertools import chain, zip_longest
+from statistics import median
+
+import torch
+
+from naspipe.core.ids import FIRST_STREAM, LayerId, SequenceId
+from naspipe.planning.cost import CostTable, LayerCost, first_of_kind
+from naspipe.runtime.blocks.compute import field_of
+from naspipe.runtime.blocks.segment import Segment, SegmentSpec, Tensors
+from naspipe.runtime.devices.clock import Clock, HostClock, open_clock
+from naspipe.runtime.jobs.workload import Workload
+from naspipe.runtime.layers.bound_layer import BoundLayer
+from naspipe.runtime.layers.layer_store import LayerStore
+from naspipe.runtime.layers.stored_layer import StoredLayer
+from naspipe.streams.samplers import draw_subnets
+
+FIRST_CANDIDATES = 16
+"""Candidates per kind of block that are measured however long it takes, evenly spaced."""
+
+MIN_ROUNDS = 3
+"""Each measures every candidate once, so that a slow moment of the machine hits all alike."""
+
+MAX_ROUNDS = 9
+"""More would tell little more; a small space is done before the time is over."""
+
+TIME_BUDGET_SECONDS = 6.0
+"""Of the whole profile, where the least that is measured does not take longer."""
+
+_ROUNDS_TO_JOIN = MIN_ROUNDS + 2
+"""What a further candidate takes, in rounds: its making and warming count as one each."""
+
+
+def profile(
+    workload: Workload, budget_seconds: float = TIME_BUDGET_SECONDS, device: str = "cpu"
+) -> CostTable:
+    """Measure the candidates of each kind of block on the stream's first batch.
+
+    First some candidates of every kind; then as many others as the time allows, until it is
+    over. What was not measured costs the mean of its block. Trains nothing: the layers measured
+    are thrown away.
+
+    On a GPU, to be called where CUDA has been started with it: times are then those of the
+    device, between events in its queue.
+    """
+    deadline = time.monotonic() + budget_seconds
+    bench = _Bench(workload, torch.device(device))
+    probes = bench.start()
+    seconds = sum(_round(probes) for _ in range(MIN_ROUNDS)) / MIN_ROUNDS
+    more = affordable(deadline - time.monotonic(), seconds / len(probes), len(probes))
+    probes.update(bench.extend(more))
+    while _rounds(probes) < MIN_ROUNDS or (
+        _rounds(probes) < MAX_ROUNDS and time.monotonic() + seconds < deadline
+    ):
+        seconds = _round(probes)
+    measured = {key: probe.cost() for key, probe in probes.items()}
+    twins = first_of_kind(workload.space)
+    return CostTable(
+        {
+            (index, candidate): measured[twin, candidate]
+            for index, twin in enumerate(twins)
+            for candidate in range(len(workload.space.blocks[twin].candidates))
+            if (twin, candidate) in measured
+        }
+    )
+
+
+def affordable(left_seconds: float, run_seconds: float, num_probes: int) -> int:
+    """How many candidates can join those measured and still be measured as often.
+
+    Args:
+        left_seconds: until the time is over; may be negative.
+        run_seconds: of measuring one candidate once.
+        num_probes: how many are measured already; they go on, so that all are alike.
+    """
+    return max(0, int(left_seconds / (run_seconds * _ROUNDS_TO_JOIN)) - num_probes)
+
+
+def measuring_order(count: int) -> list[int]:
+    """Every candidate of a block once; the first ones are spread over all of them.
+
+    Neighbours are often alike (the same operation with another activation), so few that are
+    spread say more than the first few.
+    """
+    order: dict[int, None] = {}
+    parts = min(count, FIRST_CANDIDATES)
+    while len(order) < count:
+        order.update(dict.fromkeys(part * count // parts for part in range(parts)))
+        parts = min(count, parts * 2)
+    return list(order)
+
+
+@dataclass(slots=True)
+class _Probe:
+    """One candidate to measure: forward, backward and WRITE of every round, in nanoseconds."""
+
+    spec: SegmentSpec
+    stored: StoredLayer
+    inputs: Tensors
+    keeps_graph: bool
+    make_ns: int
+    activation_bytes: int = 0
+    samples: list[list[int]] = field(default_factory=list)
+    clock: Clock = field(default_factory=HostClock)
+
+    def warm(self) -> Tensors:
+        """The first round, left out of the costs: sees what is kept; returns the outputs."""
+        kept = _Kept(self.inputs, self.stored)
+        segment = self._segment()
+        with kept.watch():
+            outputs = segment.forward()
+        self.activation_bytes = kept.nbytes(self.keeps_graph)
+        segment.backward(tuple(torch.ones_like(output) for output in outputs))
+        self._write(segment)
+        return outputs
+
+    def run(self) -> None:
+        """Measure one round."""
+        segment, clock = self._segment(), self.clock
+        marks = [clock.mark()]
+        outputs = segment.forward()
+        marks.append(clock.mark())
+        segment.backward(tuple(torch.ones_like(output) for output in outputs))
+        marks.append(clock.mark())
+        self._write(segment)
+        marks.append(clock.mark())
+        self.samples.append(clock.between_ns(marks))
+
+    def cost(self) -> LayerCost:
+        """Medians over the rounds."""
+        forward, backward, write = (int(median(row)) for row in zip(*self.samples, strict=True))
+        return LayerCost(forward, backward, write, self.make_ns, self.activation_bytes)
+
+    def _segment(self) -> Segment:
+        bound: BoundLayer = self.stored.bind(self.stored.version)
+        return Segment(self.spec, bound, self.inputs, self.keeps_graph)
+
+    def _write(self, segment: Segment) -> None:
+        version = SequenceId(self.stored.version + 1)
+        self.stored.write(segment.take_gradients(), version, self.stored.version, False, 0.0)
+
+
+_Probes = dict[tuple[int, int], _Probe]
+"""By the first block of a kind, and candidate."""
+
+
+def _round(probes: _Probes) -> float:
+    """Measure every probe once; returns the seconds that took."""
+    before = time.monotonic()
+    for probe in probes.values():
+        probe.run()
+    return time.monotonic() - before
+
+
+def _rounds(probes: _Probes) -> int:
+    return min(len(probe.samples) for probe in probes.values())
+
+
+class _Kept:
+    """The memory that one forward leaves for its backward; each storage counts once."""
+
+    def __init__(self, inputs: Tensors, stored: StoredLayer) -> None:
+        state = chain(stored.module.parameters(), stored.module.buffers())
+        self._state = {tensor.untyped_storage().data_ptr() for tensor in state}
+        self._inputs = {
+            storage.data_ptr(): storage.nbytes()
+            for storage in (tensor.untyped_storage() for tensor in inputs)
+        }
+        self._saved: dict[int, torch.UntypedStorage] = {}
+
+    def watch(self) -> AbstractContextManager[None]:
+        """See what autograd saves inside."""
+        watched: AbstractContextManager[None] = torch.autograd.graph.saved_tensors_hooks(
+            self._see, lambda tensor: tensor
+        )
+        return watched
+
+    def nbytes(self, keeps_graph: bool) -> int:
+        """Bytes of the inputs and, where the graph is kept, of what was saved."""
+        saved = (storage.nbytes() for storage in self._saved.values()) if keeps_graph else ()
+        return sum(self._inputs.values()) + sum(saved)
+
+    def _see(self, tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        address = storage.data_ptr()
+        if address not in self._inputs and not self._is_state(tensor, address):
+            self._saved[address] = storage  # held, so that the address is not given out again
+        return tensor
+
+    def _is_state(self, tensor: torch.Tensor, address: int) -> bool:
+        """Whether it is the layer's own; a lagging layer's forward reads copies: leaves."""
+        root = tensor._base if tensor._base is not None else tensor
+        return address in self._state or (root.is_leaf and root.requires_grad)
+
+
+class _Bench:
+    """Makes probes: the first candidates of every kind of block, then others."""
+
+    def __init__(self, workload: Workload, device: torch.device) -> None:
+        definition = workload.definition
+        self._workload = workload
+        self._device = device
+        self._clock = open_clock(device)
+        self._store = LayerStore(workload.space, definition.seed, definition.recipe, self._adopt)
+        self._batch = {
+            name: value.to(device) if isinstance(value, torch.Tensor) else value
+            for name, value in workload.data(definition.seed, 0).items()
+        }
+        self._inputs: dict[int, Tensors] = {}
+        self._waiting: list[tuple[int, int]] = []
+
+    def start(self) -> _Probes:
+        """The first probes, warm; the last of each kind has made the inputs of the next."""
+        if self._workload.space.decisions is not None:
+            return self._start_with_subnets()
+        blocks = self._workload.space.blocks
+        probes: _Probes = {}
+        waiting: list[Sequence[tuple[int, int]]] = []
+        inputs: Tensors = ()
+        for block in sorted(set(first_of_kind(self._workload.space))):
+            self._inputs[block] = inputs
+            order = [(block, number) for number in measuring_order(len(blocks[block].candidates))]
+            for key in order[:FIRST_CANDIDATES]:
+                probes[key] = self._probe(*key)
+                outputs = probes[key].warm()
+            inputs = outputs
+            waiting.append(order[FIRST_CANDIDATES:])
+        # One of each kind in turn: where the time is short, it is short for all.
+        self._waiting = [key for turn in zip_longest(*waiting) for key in turn if key is not None]
+        return probes
+
+    def _start_with_subnets(self) -> _Probes:
+        """The layers of a few whole subnets: here not any candidate can follow any other."""
+        space, seed = self._workload.space, self._workload.definition.seed
+        probes: _Probes = {}
+        for choices in draw_subnets("fair", space, seed, FIRST_CANDIDATES):
+            inputs: Tensors = ()
+            for key in enumerate(space.chain(choices)):
+                self._inputs[key[0]] = inputs
+                if key not in probes:
+                    probes[key] = self._probe(*key)
+                    inputs = probes[key].warm()
+                else:
+                    inputs = replace(probes[key], inputs=inputs).warm()
+        return probes
+
+    def extend(self, count: int) -> _Probes:
+        """Up to so many further probes, warm."""
+        joining, self._waiting = self._waiting[:count], self._waiting[count:]
+        probes = {key: self._probe(*key) for key in joining}
+        for probe in probes.values():
+            probe.warm()
+        return probes
+
+    def _probe(self, block: int, candidate: int) -> _Probe:
+        before = self._clock.mark()
+        stored = self._store.make(LayerId(FIRST_STREAM, block, candidate))
+        (make_ns,) = self._clock.between_ns([before, self._clock.mark()])
+        is_last = block == len(self._workload.space) - 1
+        keeps_graph = is_last or not self._workload.recompute
+        spec = self._spec(block, candidate, is_last)
+        inputs, clock = self._inputs[block], self._clock
+        return _Probe(spec, stored, inputs, keeps_graph, make_ns, clock=clock)
+
+    def _adopt(self, _: LayerId, stored: StoredLayer) -> None:
+        if self._device.type != "cpu":
+            stored.module.to(self._device)
+
+    def _spec(self, block: int, candidate: int, is_last: bool) -> SegmentSpec:
+        space, batch, loss = self._workload.space, self._batch, self._workload.objective
+        return SegmentSpec(
+            label=space.label(block, candidate),
+            rule=space.blocks[block].rule,
+            seed=0,
+            precision=self._workload.definition.recipe.precision,
+            device_type=self._device.type,
+            fields=tuple(field_of(batch, name, 0) for name in space.fields(block)),
+            finish=(lambda outputs: (loss(*outputs, batch["target"]),)) if is_last else None,
+        )

@@ -1,0 +1,108 @@
+"""What subnets cost by count: parameters, and operations of one sample's forward.
+
+Layers are looked at once each, on torch's meta device: no memory, no time to speak of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from naspipe.core.errors import ConfigError
+from naspipe.core.space import Space
+from naspipe.planning.cost import first_of_kind
+from naspipe.runtime.measuring.layer_sizes import sketch
+
+_Form = tuple[tuple[tuple[int, ...], torch.dtype], ...]
+
+
+class Counts(NamedTuple):
+    """Of one subnet."""
+
+    flops: float
+    """Floating point operations of one sample's forward, in its products and convolutions (what
+    torch's counter knows); NaN where the layers cannot be followed without values."""
+    params: int
+
+
+class _Counted(NamedTuple):
+    flops: int
+    outputs: tuple[torch.Tensor, ...]
+
+
+class SubnetCounter:
+    """Counts subnets of one space; layers of one kind and input shape are counted once.
+
+    Args:
+        space: whose subnets.
+        batch: whose shapes the layers see.
+    """
+
+    def __init__(self, space: Space, batch: Mapping[str, torch.Tensor]) -> None:
+        self._space = space
+        self._twins = first_of_kind(space)
+        self._fields = {
+            name: value.to("meta") for name, value in batch.items() if torch.is_tensor(value)
+        }
+        self._samples = max(1, next((len(v) for v in self._fields.values() if v.dim()), 1))
+        self._known: dict[tuple[int, int, _Form], _Counted] = {}
+        self._params: dict[tuple[int, int], int] = {}
+        self.problem = ""
+        """Why operations cannot be counted; empty as long as they can."""
+
+    def of(self, choices: Sequence[int]) -> Counts:
+        """The counts of a subnet: one choice per choice block.
+
+        Raises:
+            ConfigError: when the choices do not fit the space.
+        """
+        chain = self._space.chain(choices)
+        params = sum(self._params_of(block, candidate) for block, candidate in enumerate(chain))
+        if not self.problem:
+            try:
+                return Counts(self._flops(chain) / self._samples, params)
+            except (RuntimeError, NotImplementedError, TypeError, ValueError, KeyError) as error:
+                self.problem = (str(error).splitlines() or [repr(error)])[0][:200]
+        return Counts(float("nan"), params)
+
+    def check(self) -> None:
+        """Make sure that operations can be counted.
+
+        Raises:
+            ConfigError: when they cannot.
+        """
+        if self.problem:
+            raise ConfigError(
+                f"space {self._space.name}: expected layers whose operations can be counted from "
+                f"shapes alone, found: {self.problem}; leave --max-flops out"
+            )
+
+    def _flops(self, chain: Sequence[int]) -> int:
+        total, state = 0, tuple[torch.Tensor, ...]()
+        for block, candidate in enumerate(chain):
+            fields = (self._fields[name] for name in self._space.fields(block))
+            counted = self._layer(block, candidate, (*state, *fields))
+            total, state = total + counted.flops, counted.outputs
+        return total
+
+    def _layer(self, block: int, candidate: int, inputs: tuple[torch.Tensor, ...]) -> _Counted:
+        twin = self._twins[block]
+        key = (twin, candidate, tuple((tuple(t.shape), t.dtype) for t in inputs))
+        if key not in self._known:
+            module = sketch(self._space, twin, candidate).to("meta").eval()
+            counter = FlopCounterMode(display=False)
+            with torch.no_grad(), torch.device("meta"), counter:
+                result = module(*inputs)
+            outputs = result if isinstance(result, tuple) else (result,)
+            self._known[key] = _Counted(int(counter.get_total_flops()), outputs)
+        return self._known[key]
+
+    def _params_of(self, block: int, candidate: int) -> int:
+        key = (self._twins[block], candidate)
+        if key not in self._params:
+            module = sketch(self._space, *key)
+            self._params[key] = sum(parameter.numel() for parameter in module.parameters())
+        return self._params[key]

@@ -1,0 +1,1 @@
+"""Where layers live: on the device for good, or moved in and out as residency decides."""

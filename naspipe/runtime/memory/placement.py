@@ -1,0 +1,220 @@
+"""Where a stage's layers and tensors live: on its device for good, or only while needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from typing import Self
+
+import torch
+
+from naspipe.core.config import Recipe
+from naspipe.core.errors import InvariantError
+from naspipe.core.ids import LayerId, StageId
+from naspipe.runtime.devices.cuda_device import count_gpus
+from naspipe.runtime.devices.device import Device
+from naspipe.runtime.devices.host_arena import HostArena
+from naspipe.runtime.devices.out_of_memory import LayerUse
+from naspipe.runtime.layers.layer_layout import StateSizes
+from naspipe.runtime.layers.resident_layer import LayerMemory
+from naspipe.runtime.layers.stored_layer import StoredLayer
+from naspipe.runtime.memory.swapper import Finished, Swapper, Traffic
+from naspipe.runtime.wire.tensor_codec import copy_to
+from naspipe.runtime.wire.wakeup import Wakeup
+
+
+def device_name(device: str, stage: StageId) -> str:
+    """The device of one stage: ``cuda`` spreads the stages over the GPUs in turn."""
+    if device != "cuda":
+        return device
+    return f"cuda:{stage % max(1, count_gpus())}"
+
+
+class Placement:
+    """Every layer is on the device from its making on.
+
+    Args:
+        torch_device: where blocks are computed.
+    """
+
+    def __init__(self, torch_device: torch.device) -> None:
+        self.torch_device = torch_device
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Nothing to end."""
+
+    @property
+    def may_lose_graphs(self) -> bool:
+        """Whether a pass may have to do without what autograd saved."""
+        return self.torch_device.type != "cpu"
+
+    def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A leaf with the same values, strides and ``requires_grad`` on the device."""
+        if tensor.device == self.torch_device:
+            return tensor
+        moved = tensor.detach().to(self.torch_device)
+        return moved.requires_grad_(tensor.requires_grad)
+
+    def receive(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What another stage sent, on the device: strides and alignment as they were there."""
+        return tensor if tensor.device == self.torch_device else copy_to(tensor, self.torch_device)
+
+    def synchronize(self) -> None:
+        """Wait until what was queued for computation is done, so that times are true."""
+        if self.torch_device.type == "cuda":
+            torch.cuda.current_stream(self.torch_device).synchronize()
+
+    def adopt(self, layer: LayerId, stored: StoredLayer) -> None:
+        """A layer was made in host memory."""
+        if self.torch_device.type != "cpu":
+            stored.module.to(self.torch_device)
+
+    def leave(self, layer: LayerId, is_sent: Callable[[], bool]) -> None:
+        """A layer is handed over to another stage: its memory is free as soon as it is sent."""
+
+    def expect(self, layer: LayerId) -> None:
+        """A layer is about to be handed over by another stage."""
+
+    def settle(self, layer: LayerId) -> None:
+        """A layer was handed over by another stage."""
+
+    def forget(self, layer: LayerId) -> None:
+        """A layer that left is not kept any longer; coming back, it is adopted anew."""
+
+    def load(self, layer: LayerId) -> None:
+        """Never right: all layers are there."""
+        raise InvariantError(f"layer {layer}: this stage has no memory budget")
+
+    def save(self, layer: LayerId) -> None:
+        """Never right: there is one copy."""
+        self.load(layer)
+
+    def evict(self, layer: LayerId) -> None:
+        """Never right: layers stay."""
+        self.load(layer)
+
+    def layer_use(self, layers: Iterable[StoredLayer]) -> LayerUse:
+        """What the stage's layers, all of which are given, take on the device now."""
+        tensors = (value for stored in layers for _, value in stored.tensors())
+        return LayerUse(sum(each.nbytes for each in tensors if isinstance(each, torch.Tensor)))
+
+    def take_finished(self) -> Sequence[Finished]:
+        """What was loaded and saved since the last call."""
+        return ()
+
+    def measured(self) -> dict[str, float]:
+        """Figures for the manifest."""
+        return {}
+
+
+class SwappedPlacement(Placement):
+    """Layers live in host memory and are on the device while they are needed.
+
+    Args:
+        device: where blocks are computed, with its budget.
+        recipe: whose optimizer's state moves along.
+        limits: the budget, and the least one; for the report of a shortage.
+        host_limit_bytes: the most host memory that layers may take; None for no limit.
+        wakeup: set when a copy is over.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        recipe: Recipe,
+        limits: LayerUse,
+        host_limit_bytes: int | None,
+        wakeup: Wakeup,
+    ) -> None:
+        super().__init__(device.torch_device)
+        self._device = device
+        self._limits = limits
+        self._sizes = StateSizes(recipe)
+        self._arena = HostArena(device.torch_device.type != "cpu", host_limit_bytes)
+        self._swapper = Swapper(device, wakeup.set)
+        self._memories: dict[LayerId, LayerMemory] = {}
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._stack.enter_context(self._swapper)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.__exit__(*exception)  # type: ignore[arg-type]
+
+    @property
+    def may_lose_graphs(self) -> bool:
+        """Always: a layer may be evicted between a forward and its backward."""
+        return True
+
+    def synchronize(self) -> None:
+        """See :class:`Placement`."""
+        self._device.synchronize_compute()
+
+    def adopt(self, layer: LayerId, stored: StoredLayer) -> None:
+        """See :class:`Placement`. Raises HostMemoryError when host memory has no room left."""
+        self._memories[layer] = LayerMemory(stored, self._sizes, self._arena)
+
+    def leave(self, layer: LayerId, is_sent: Callable[[], bool]) -> None:
+        """See :class:`Placement`."""
+        self._arena.give_back(self._memories[layer].leave(), is_sent)
+
+    def expect(self, layer: LayerId) -> None:
+        """See :class:`Placement`. Raises InvariantError when a stale copy is on the device."""
+        if self._swapper.holds(layer):
+            raise InvariantError(
+                f"layer {layer}: its newest version came from another stage, but an older one is "
+                f"on the device"
+            )
+        self._memories[layer].come_back(self._arena)
+
+    def settle(self, layer: LayerId) -> None:
+        """See :class:`Placement`."""
+        self._memories[layer].adopt_state()
+
+    def forget(self, layer: LayerId) -> None:
+        """See :class:`Placement`."""
+        del self._memories[layer]
+
+    def load(self, layer: LayerId) -> None:
+        """Start copying a layer to the device; it has been made."""
+        self._swapper.load(layer, self._memories[layer])
+
+    def save(self, layer: LayerId) -> None:
+        """Start copying a layer to host memory."""
+        self._swapper.save(layer, self._memories[layer])
+
+    def evict(self, layer: LayerId) -> None:
+        """Free a layer's device memory at once."""
+        self._swapper.evict(layer, self._memories[layer])
+
+    def layer_use(self, layers: Iterable[StoredLayer]) -> LayerUse:
+        """See :class:`Placement`."""
+        return self._limits._replace(used_bytes=self._device.used_bytes)
+
+    def take_finished(self) -> Sequence[Finished]:
+        """See :class:`Placement`."""
+        return self._swapper.take_finished()
+
+    def measured(self) -> dict[str, float]:
+        """See :class:`Placement`."""
+        figures = {
+            "device_peak_bytes": self._device.peak_bytes,
+            "host_bytes": self._arena.used_bytes,
+        }
+        return figures | {
+            f"{name}_{what}": value
+            for name, traffic in (("load", self._swapper.loaded), ("save", self._swapper.saved))
+            for what, value in _figures(traffic)
+        }
+
+
+def _figures(traffic: Traffic) -> list[tuple[str, float]]:
+    return [
+        ("bytes", traffic.nbytes),
+        ("bytes_per_second", traffic.bytes_per_second),
+        ("copies", traffic.copies),
+    ]

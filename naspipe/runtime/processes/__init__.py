@@ -1,0 +1,1 @@
+"""Outside the stages: processes started, watched and ended together, on one host or several."""

@@ -1,0 +1,167 @@
+"""A worker that is not rank 0: it runs one stage of a run whose launcher is on another host."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import msgpack
+import zmq
+
+from naspipe.core.config import Execution
+from naspipe.core.errors import TransportError
+from naspipe.core.ids import StageId
+from naspipe.runtime.jobs.job import Job
+from naspipe.runtime.processes.hosts import ALIVE, END, JOB, Hosts, read_word
+from naspipe.runtime.processes.stage_pool import end_all, quiet_fork
+from naspipe.runtime.processes.stopping import answered_signals
+from naspipe.runtime.processes.supervisor import obituary
+from naspipe.runtime.wire.authenticator import Authenticator
+from naspipe.runtime.wire.transport import bind_inbox, connect_outbox
+from naspipe.runtime.wire.wakeup import Wakeup
+from naspipe.runtime.worker.stage_main import stage_main
+
+_FORK = multiprocessing.get_context("fork")
+_POLL_MS = 500
+_LINGER_MS = 2_000
+
+Prepare = Callable[[dict[str, Any]], Job]
+"""Makes the job of rank 0's assignment; raises ConfigError where that is another job."""
+
+
+def run_agent(
+    hosts: Hosts, execution: Execution, prepare: Prepare, *, answers_signals: bool
+) -> None:
+    """Run this worker's stage, and watch it and rank 0 until rank 0 says that the run has ended.
+
+    The stage is forked before this process opens any socket.
+
+    Raises:
+        TransportError: when rank 0 says that the run failed, or gives no sign of life.
+    """
+    rank = hosts.worker.rank
+    parent = os.getppid()
+    lifeline = os.pipe()
+    receiver, sender = _FORK.Pipe(duplex=False)
+    process = _FORK.Process(
+        target=stage_main,
+        args=(partial(_prepared, receiver, prepare), StageId(rank), hosts.endpoints, lifeline),
+        kwargs={"launcher_is_elsewhere": True},
+        name=f"naspipe-stage-{rank}",
+    )
+    with ExitStack() as stack:
+        with quiet_fork():
+            process.start()
+        stack.callback(os.close, lifeline[1])
+        stack.callback(end_all, [process])
+        os.close(lifeline[0])
+        receiver.close()
+        stack.enter_context(sender)
+        context: zmq.Context[Any] = zmq.Context()
+        stack.callback(context.destroy, linger=_LINGER_MS)
+        stack.enter_context(Authenticator(context, hosts.endpoints.public_keys.values()))
+        agent = _Agent(hosts, execution, process, sender, parent, context)
+        wakeup = stack.enter_context(Wakeup())
+        asked = partial(_ask, agent, wakeup)
+        stack.enter_context(answered_signals(asked) if answers_signals else nullcontext())
+        agent.watch(wakeup)
+
+
+def _prepared(receiver: Connection, prepare: Prepare) -> Job:
+    """In the stage's process: wait for the assignment, which is made a job there."""
+    return prepare(msgpack.unpackb(receiver.recv_bytes(), strict_map_key=False))
+
+
+def _ask(agent: _Agent, wakeup: Wakeup, number: int) -> None:
+    agent.signals.append(number)
+    wakeup.set()
+
+
+@dataclass(slots=True)
+class _Agent:
+    """What the agent knows of its stage and of rank 0."""
+
+    hosts: Hosts
+    execution: Execution
+    process: BaseProcess
+    sender: Connection
+    parent: int
+    context: zmq.Context[Any]
+    signals: list[int] = field(default_factory=list)
+    _inbox: zmq.Socket[Any] = field(init=False)
+    _outbox: zmq.Socket[Any] = field(init=False)
+    _is_assigned: bool = False
+    _is_running: bool = True
+
+    def __post_init__(self) -> None:
+        endpoints, rank = self.hosts.endpoints, self.hosts.worker.rank
+        self._inbox = bind_inbox(self.context, self.hosts.agents[rank - 1], endpoints)
+        self._outbox = connect_outbox(self.context, endpoints.launcher, endpoints)
+
+    def watch(self, wakeup: Wakeup) -> None:
+        """Return when the run has ended well; see :func:`run_agent`."""
+        poller = zmq.Poller()
+        for each in (self._inbox, wakeup.fileno(), self.process.sentinel):
+            poller.register(each, zmq.POLLIN)
+        heard = time.monotonic()
+        while True:
+            ready = dict(poller.poll(_POLL_MS))
+            while self._inbox.poll(0):
+                heard = time.monotonic()
+                if self._take(*read_word(self._inbox.recv())):
+                    return
+            if wakeup.fileno() in ready:
+                wakeup.clear()
+                for number in self.signals:
+                    self._report("signal", {"number": number})
+            if self.process.sentinel in ready:
+                poller.unregister(self.process.sentinel)
+                self._bury()
+            self._check(time.monotonic() - heard)
+
+    def _take(self, what: str, body: Any) -> bool:
+        """One word of rank 0; whether it was the last."""
+        if what == JOB:
+            self._is_assigned = True
+            self.sender.send_bytes(msgpack.packb(body))
+        elif what == END and body:
+            raise TransportError(f"rank {self.hosts.worker.rank}: rank 0 ended the run: {body}")
+        elif what not in (ALIVE, END):
+            raise TransportError(f"rank 0 said {what!r:.40}")
+        return what == END
+
+    def _bury(self) -> None:
+        """The stage's process has ended; where it cannot have said why, this one does."""
+        self._is_running = False
+        self.process.join()
+        if self.process.exitcode != 0:
+            self._report("died", {"how": obituary(self.process)})
+
+    def _report(self, kind: str, body: dict[str, Any]) -> None:
+        self._outbox.send(msgpack.packb([kind, self.hosts.worker.rank, body]))
+
+    def _check(self, silence: float) -> None:
+        """Rank 0 beats while it supervises; before and after, it may be at work for longer."""
+        is_supervised = self._is_assigned and self._is_running
+        limit = self.execution.timeout_seconds
+        if is_supervised:
+            limit = self.execution.silence_seconds
+        problem = ""
+        if silence > limit:
+            problem = (
+                f"the launcher at {self.hosts.endpoints.launcher} (rank 0) has given no sign of "
+                f"life for {silence:.0f} s"
+            )
+        elif os.getppid() != self.parent:
+            problem = "who started it has ended"
+        if problem:
+            self._report("died", {"how": f"its worker has ended it: {problem}"})
+            raise TransportError(f"rank {self.hosts.worker.rank}: {problem}")

@@ -1,0 +1,109 @@
+"""Starts the stages of an evaluation, feeds the strategy with scores, and ends them together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Protocol
+
+from naspipe.core.ids import FIRST_STREAM
+from naspipe.core.planned import Planned
+from naspipe.runtime.evaluating.evaluation_stage import EvaluationJob, EvaluationStage
+from naspipe.runtime.processes.stage_pool import Mailboxes, run_stages
+from naspipe.runtime.processes.stopping import Stop
+from naspipe.runtime.processes.supervisor import StageReports
+from naspipe.runtime.wire.endpoints import SOCKETS_PREFIX, make_endpoints
+from naspipe.runtime.wire.messages import SubnetsMessage
+from naspipe.runtime.wire.wakeup import Wakeup
+from naspipe.runtime.worker.stage_main import run_alone
+from naspipe.search.scores import Scores, scores_of
+
+
+class SearchObserver(Protocol):
+    """Told of a search as it goes, in the launcher's process."""
+
+    def on_scores(self, subnet: int, scores: Scores) -> None:
+        """A subnet is judged; in any order."""
+        ...
+
+    def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
+        """A stage's compute time so far, of the time since it began."""
+        ...
+
+
+def evaluate(
+    job: EvaluationJob, observer: SearchObserver, score: Callable[[Scores], float]
+) -> list[dict[str, Any]]:
+    """Judge every subnet that the job's source proposes; returns what each stage measured.
+
+    Args:
+        job: what is evaluated.
+        observer: told of every subnet.
+        score: what the source is told of one: more is better.
+
+    Raises:
+        StageFailedError: with the first cause, once every stage has ended.
+        ConfigError: when a stage finds that the input cannot be used, or the strategy proposes
+            what is no subnet.
+    """
+    mailboxes = Mailboxes()
+    stop = Stop(job.execution.stages, mailboxes.send)
+    collector = ScoreCollector(job, observer, score, mailboxes)
+    with ExitStack() as stack:
+        stack.callback(job.source.close)
+        wakeup = stack.enter_context(Wakeup())
+        if job.execution.stages == 1 and job.execution.device == "cpu":
+            collector.start()
+            run_alone(job, collector, mailboxes.local, EvaluationStage)
+        else:
+            directory = Path(stack.enter_context(TemporaryDirectory(prefix=SOCKETS_PREFIX)))
+            endpoints = make_endpoints(job.execution, directory)
+            start = collector.start
+            run_stages(job, EvaluationStage, endpoints, collector, start, stop, wakeup, mailboxes)
+    return [collector.results[stage]["measured"] for stage in sorted(collector.results)]
+
+
+class ScoreCollector(StageReports):
+    """Takes the reports of all stages: scores go to the source, its subnets to the stages."""
+
+    def __init__(
+        self,
+        job: EvaluationJob,
+        observer: SearchObserver,
+        score: Callable[[Scores], float],
+        mailboxes: Mailboxes,
+    ) -> None:
+        super().__init__(job.execution.stages)
+        self._job = job
+        self._observer = observer
+        self._score = score
+        self._mailboxes = mailboxes
+
+    def start(self) -> None:
+        """Tell the stages of the first subnets."""
+        self._tell(0, self._job.source.begin([]))
+
+    def take(self, kind: str, stage: int, body: dict[str, Any]) -> None:
+        """Handle one report.
+
+        Raises:
+            StageFailedError, ConfigError, StorageError: what a stage reports that it failed of.
+        """
+        match kind:
+            case "sums":
+                scores = scores_of(body["sums"])
+                self._observer.on_scores(body["subnet"], scores)
+                known = len(self._job.source.proposed)
+                self._tell(known, self._job.source.take(body["subnet"], self._score(scores)))
+            case "busy":
+                self._observer.on_busy(stage, body["busy_ns"], body["elapsed_ns"])
+            case _:
+                super().take(kind, stage, body)
+
+    def _tell(self, first: int, planned: Sequence[Planned]) -> None:
+        if planned:
+            message = SubnetsMessage(FIRST_STREAM, first, tuple(planned))
+            for stage in range(self._job.execution.stages):
+                self._mailboxes.send(stage, message)

@@ -1,0 +1,166 @@
+"""Starts the stages of a run on one machine, watches them, and ends them together.
+
+Stages are forked, so spaces, data and losses may be any Python objects and nothing is ever
+pickled. The launcher computes nothing with torch itself before it forks.
+"""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+import traceback
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import torch
+
+from naspipe.core.errors import ConfigError, RunInterruptedError, StageFailedError, TransportError
+from naspipe.planning.cost import CostTable, LayerCost
+from naspipe.runtime.devices.cuda_device import start_cuda
+from naspipe.runtime.devices.determinism import deterministic_torch
+from naspipe.runtime.jobs.job import Job
+from naspipe.runtime.jobs.workload import Workload
+from naspipe.runtime.measuring.profiler import profile
+from naspipe.runtime.processes.growing_streams import GrowingStreams
+from naspipe.runtime.processes.hosts import OtherHosts
+from naspipe.runtime.processes.publishing import Publisher, merge_parts
+from naspipe.runtime.processes.stage_pool import (
+    FORK,
+    Mailboxes,
+    check_fit_for_forking,
+    end_all,
+    quiet_fork,
+    run_stages,
+)
+from naspipe.runtime.processes.stopping import Stop, answered_signals
+from naspipe.runtime.processes.supervisor import Collector, obituary
+from naspipe.runtime.processes.validation_launcher import ValidationLauncher
+from naspipe.runtime.wire.endpoints import SOCKETS_PREFIX, make_endpoints
+from naspipe.runtime.wire.reports import LaunchObserver
+from naspipe.runtime.wire.wakeup import Wakeup
+from naspipe.runtime.worker.garbage import calm_collector
+from naspipe.runtime.worker.stage_main import run_alone
+from naspipe.runtime.worker.stage_process import StageRun
+from naspipe.trace.results.losses import LossWriter
+from naspipe.trace.snapshots.checkpoints import FINAL
+
+
+def launch(
+    job: Job, observer: LaunchObserver, others: OtherHosts | None = None
+) -> list[dict[str, Any]]:
+    """Carry a run out, to its final checkpoint; on several hosts, with stage 0 on this one.
+
+    Returns what each stage measured of itself: bytes handed over and copied.
+
+    Raises:
+        StageFailedError: with the first cause, once every stage has ended.
+        ConfigError: when a stage finds that the input cannot be used, or a port is in use.
+        StorageError: when a file cannot be written.
+        RunInterruptedError: after SIGINT or SIGTERM, behind a checkpoint.
+    """
+    execution, num_stages = job.execution, job.execution.stages
+    folders = [stream.directory.checkpoints for stream in job.streams]
+    mailboxes = Mailboxes()
+    stop = Stop(num_stages, mailboxes.send)
+    with ExitStack() as stack:
+        wakeup = stack.enter_context(Wakeup())
+        losses = [
+            stack.enter_context(LossWriter(stream.directory.losses, stream.first))
+            for stream in job.streams
+        ]
+        validating = stack.enter_context(ValidationLauncher(job, observer))
+        publisher = Publisher(
+            num_stages, job.generation, folders, losses, execution.keep_checkpoints, validating
+        )
+        growing = stack.enter_context(GrowingStreams(job, mailboxes.send))
+        collect = validating.collect
+        collector = Collector(num_stages, losses, observer, publisher, stop, growing, collect)
+        if job.is_causal:
+            stack.enter_context(answered_signals(lambda number: _ask(stop, wakeup, number)))
+        if num_stages == 1 and execution.device == "cpu":
+            growing.start()
+            run_alone(job, collector, mailboxes.local)
+        else:
+            directory = Path(
+                stack.enter_context(tempfile.TemporaryDirectory(prefix=SOCKETS_PREFIX))
+            )
+            endpoints = others.hosts.endpoints if others else make_endpoints(execution, directory)
+            run_stages(
+                job, StageRun, endpoints, collector, growing.start, stop, wakeup, mailboxes,
+                others.hosts if others else None, others.assign(job) if others else None,
+            )  # fmt: skip
+        results = [collector.results[stage] for stage in sorted(collector.results)]
+        if not results[0]["streams"]:
+            raise _interruption(job, stop, publisher)
+        for number, stream in enumerate(job.streams):
+            manifest = merge_parts(stream.steps, [result["streams"][number] for result in results])
+            folders[number].publish(FINAL, job.generation, manifest)
+        if not validating.finish(lambda: bool(stop.signal_number), wakeup):
+            raise _interruption(job, stop, publisher)
+    return [result["measured"] for result in results]
+
+
+def _ask(stop: Stop, wakeup: Wakeup, signal_number: int) -> None:
+    stop.request(signal_number)
+    wakeup.set()
+
+
+def _interruption(job: Job, stop: Stop, publisher: Publisher) -> RunInterruptedError:
+    """What to say of a run that was asked to end and has done so."""
+    cuts = [publisher.newest.get(number, each.first) for number, each in enumerate(job.streams)]
+    path = job.streams[0].directory.path
+    where = path if len(job.streams) == 1 else path.parent
+    return RunInterruptedError(
+        stop.signal_number,
+        f"interrupted by {signal.Signals(stop.signal_number).name}, with a checkpoint at subnet "
+        f"{' and '.join(map(str, cuts))}; go on with: naspipe train --resume {where}",
+    )
+
+
+def profile_apart(workload: Workload, timeout_seconds: float, device: str = "cpu") -> CostTable:
+    """The quick profile, in a process of its own, so that this one stays fit for forking.
+
+    Raises:
+        StageFailedError: when a layer, the loss or the data raises.
+        ConfigError: when one of them is not what it should be.
+        TransportError: when the profile takes longer than the time-out.
+    """
+    check_fit_for_forking(device)
+    receiver, sender = FORK.Pipe(duplex=False)
+    process = FORK.Process(
+        target=_profile_main, args=(workload, device, sender), name="naspipe-profile"
+    )
+    with receiver, quiet_fork():
+        process.start()
+        sender.close()
+        try:
+            if not receiver.poll(timeout_seconds):
+                raise TransportError(f"the profile took longer than {timeout_seconds:g} s")
+            costs, failure, refusal = msgpack.unpackb(receiver.recv_bytes())
+        except EOFError:
+            raise StageFailedError(0, "the profile of its layers", obituary(process)) from None
+        finally:
+            end_all([process])
+    if refusal:
+        raise ConfigError(refusal)
+    if failure:
+        raise StageFailedError(0, "the profile of its layers", failure)
+    return CostTable({(block, candidate): LayerCost(*cost) for block, candidate, cost in costs})
+
+
+def _profile_main(workload: Workload, device: str, sender: Any) -> None:
+    costs: list[Any] = []
+    failure = refusal = ""
+    try:
+        with deterministic_torch(workload.definition.recipe.threads), calm_collector():
+            if device != "cpu":
+                start_cuda(torch.device(device))
+            table = profile(workload, device=device)
+        costs = [[*key, list(cost)] for key, cost in table.costs.items()]
+    except ConfigError as error:
+        refusal = str(error)
+    except Exception:
+        failure = traceback.format_exc()
+    sender.send_bytes(msgpack.packb([costs, failure, refusal]))

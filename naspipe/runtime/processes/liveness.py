@@ -1,0 +1,86 @@
+"""Which stage is hung or silent: judged by the launcher from the stages' heartbeats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from naspipe.runtime.wire.reports import WAITING
+
+
+class Problem(NamedTuple):
+    """A stage that is given up, the task it holds, and why."""
+
+    stage: int
+    task: str
+    why: str
+
+
+class _Beat(NamedTuple):
+    heard: float
+    doing: str
+    since: float
+
+
+class Liveness:
+    """Remembers what every stage was last heard to do; times are seconds of one monotonic clock.
+
+    Args:
+        stages: who is to be heard of.
+        now: the time.
+        silence_seconds: how long a stage may send nothing at all.
+        timeout_seconds: how long it may be at one block, WRITE or anything else but waiting.
+    """
+
+    def __init__(
+        self, stages: Iterable[int], now: float, silence_seconds: float, timeout_seconds: float
+    ) -> None:
+        self._silence_seconds = silence_seconds
+        self._timeout_seconds = timeout_seconds
+        self._beats = {stage: _Beat(now, "start", now) for stage in stages}
+        self._looked = now
+
+    def hear(self, stage: int, now: float, doing: str, age: float) -> None:
+        """A heartbeat: what the stage is at, and for how many seconds."""
+        if stage in self._beats:
+            self._beats[stage] = _Beat(now, doing, now - age)
+
+    def doing(self, stage: int) -> str:
+        """What the stage was last heard to do; empty once it has ended."""
+        return self._beats[stage].doing if stage in self._beats else ""
+
+    def done(self, stage: int) -> None:
+        """The stage has ended as it should."""
+        self._beats.pop(stage, None)
+
+    def problem(self, now: float) -> Problem | None:
+        """The stage to give up, if there is one: silent ones first, then the longest hung.
+
+        To be asked every second or so: where it is not, it was the one who asks that stood
+        still, and nobody is blamed for that time.
+        """
+        gap, self._looked = now - self._looked, now
+        if gap > self._silence_seconds / 2:
+            self._beats = {
+                stage: _Beat(beat.heard + gap, beat.doing, beat.since + gap)
+                for stage, beat in self._beats.items()
+            }
+        silent = [
+            (beat.heard, stage)
+            for stage, beat in self._beats.items()
+            if now - beat.heard > self._silence_seconds
+        ]
+        if silent:
+            heard, stage = min(silent)
+            why = f"it has given no sign of life for {now - heard:.0f} s (stopped or starved)"
+            return Problem(stage, self._beats[stage].doing, why)
+        hung = [
+            (beat.since, stage)
+            for stage, beat in self._beats.items()
+            if now - beat.since > self._timeout_seconds and beat.doing != WAITING
+        ]
+        if not hung:
+            return None
+        since, stage = min(hung)
+        why = f"it has been at this for {now - since:.0f} s (timeout_seconds)"
+        return Problem(stage, self._beats[stage].doing, why)

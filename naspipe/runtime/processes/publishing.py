@@ -1,0 +1,96 @@
+"""The launcher's side of checkpoints: parts of all stages become one, and old ones go."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, Protocol
+
+from naspipe.core.errors import StorageError, reason
+from naspipe.trace.results.losses import LossWriter
+from naspipe.trace.snapshots.checkpoints import CheckpointFolder, cut_name
+
+_MERGED = ("versions", "history", "scalars", "strides")
+
+
+class CheckpointReader(Protocol):
+    """Somebody who reads the checkpoints of a run that goes on."""
+
+    def published(self, stream: int, cut: int) -> None:
+        """There is one at this cut."""
+        ...
+
+    def needed(self, stream: int) -> Collection[int]:
+        """Of which cuts the checkpoints still have to be read."""
+        ...
+
+
+class Publisher:
+    """Publishes each checkpoint when every stage has written its part.
+
+    Args:
+        num_stages: parts that a checkpoint has.
+        generation: the run's, in the name of what the stages write.
+        folders: of each stream.
+        losses: of each stream; what belongs to a checkpoint is put on disk with it.
+        keep: how many checkpoints of a stream are kept.
+        reader: told of each; those that it still needs are kept, too.
+    """
+
+    def __init__(
+        self,
+        num_stages: int,
+        generation: int,
+        folders: Sequence[CheckpointFolder],
+        losses: Sequence[LossWriter],
+        keep: int,
+        reader: CheckpointReader,
+    ) -> None:
+        self._num_stages = num_stages
+        self._generation = generation
+        self._folders = tuple(folders)
+        self._losses = tuple(losses)
+        self._keep = keep
+        self._reader = reader
+        self._parts: dict[tuple[int, int], dict[int, dict[str, Any]]] = defaultdict(dict)
+        self.newest: dict[int, int] = {}
+        """By stream, the cut of the last checkpoint that was published."""
+
+    def take(self, stage: int, part: dict[str, Any]) -> None:
+        """One stage's part is on disk.
+
+        Raises:
+            StorageError: when the checkpoint cannot be published.
+        """
+        stream, cut = part["stream"], part["cut"]
+        parts = self._parts[stream, cut]
+        parts[stage] = part
+        if len(parts) < self._num_stages:
+            return
+        del self._parts[stream, cut]
+        manifest = {
+            **merge_parts(cut, [parts[number] for number in sorted(parts)]),
+            "generation": self._generation,
+        }
+        try:
+            manifest["losses"] = list(self._losses[stream].sync(cut))
+            self._folders[stream].publish(cut_name(cut), self._generation, manifest)
+            self._reader.published(stream, cut)
+            self._folders[stream].prune(self._keep, self._reader.needed(stream))
+        except OSError as error:
+            raise StorageError(
+                f"checkpoint at subnet {cut}: it cannot be published: {reason(error)}; the "
+                f"checkpoints before it are still good"
+            ) from error
+        self.newest[stream] = cut
+
+
+def merge_parts(subnets: int, parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """The manifest of a checkpoint from what its stages wrote."""
+    manifest: dict[str, Any] = {"subnets": subnets, "shards": []}
+    manifest |= {kind: {} for kind in _MERGED}
+    for part in parts:
+        manifest["shards"].append(part["shard"])
+        for kind in _MERGED:
+            manifest[kind] |= part[kind]
+    return manifest

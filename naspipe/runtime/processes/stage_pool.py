@@ -1,0 +1,176 @@
+"""The processes of a pipeline's stages: started together, watched, ended together.
+
+Stages are forked, so spaces, data and losses may be any Python objects and nothing is ever
+pickled.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import torch
+import zmq
+
+from naspipe.core.errors import ConfigError
+from naspipe.core.ids import StageId
+from naspipe.runtime.jobs.job import PipelineJob
+from naspipe.runtime.processes.claim import record_processes
+from naspipe.runtime.processes.hosts import JOB, Announcer, Hosts
+from naspipe.runtime.processes.liveness import Liveness
+from naspipe.runtime.processes.stopping import Stop
+from naspipe.runtime.processes.supervisor import ReportTaker, supervise
+from naspipe.runtime.wire.authenticator import Authenticator
+from naspipe.runtime.wire.endpoints import Endpoints
+from naspipe.runtime.wire.messages import LauncherMessage, launcher_frames
+from naspipe.runtime.wire.transport import bind_inbox, connect_outbox
+from naspipe.runtime.wire.wakeup import Wakeup
+from naspipe.runtime.worker.stage_main import stage_main
+from naspipe.runtime.worker.stage_process import StageWork
+
+FORK = multiprocessing.get_context("fork")
+_GRACE_SECONDS = 2.0
+
+
+class Mailboxes:
+    """The way from the launcher to its stages; a stage in this process has a queue."""
+
+    def __init__(self) -> None:
+        self.local: deque[LauncherMessage] = deque()
+        self.outboxes: list[zmq.Socket[Any]] = []
+
+    def send(self, stage: int, message: LauncherMessage) -> None:
+        """Hand a message to a stage."""
+        if self.outboxes:
+            self.outboxes[stage].send_multipart(launcher_frames(message))
+        else:
+            self.local.append(message)
+
+
+def run_stages(
+    job: PipelineJob,
+    make: Callable[..., StageWork],
+    endpoints: Endpoints,
+    collector: ReportTaker,
+    start: Callable[[], None],
+    stop: Stop,
+    wakeup: Wakeup,
+    mailboxes: Mailboxes,
+    hosts: Hosts | None = None,
+    assigned: Mapping[str, Any] | None = None,
+) -> None:
+    """Run the stages in processes of their own until all are done.
+
+    Args:
+        job: what they do.
+        make: makes a stage's work, as ``StageRun`` is made.
+        endpoints: of the stages and this process.
+        collector: takes their reports.
+        start: called when messages can be sent to them.
+        stop: of a wish to end.
+        wakeup: set with it.
+        mailboxes: the way to them.
+        hosts: where all but stage 0 are, on several hosts.
+        assigned: what their workers need to make the job.
+
+    Raises:
+        StageFailedError: with the first cause, once every stage has ended.
+        ConfigError, StorageError: what a stage found.
+    """
+    execution = job.execution
+    check_fit_for_forking(execution.device)
+    here = range(1 if hosts else execution.stages)
+    with _stage_processes(job, make, endpoints, here) as processes, ExitStack() as stack:
+        context: zmq.Context[Any] = zmq.Context()
+        stack.callback(context.destroy, linger=0)
+        stack.enter_context(Authenticator(context, endpoints.public_keys.values()))
+        inbox = bind_inbox(context, endpoints.launcher, endpoints)
+        collector.liveness = Liveness(
+            range(execution.stages),
+            time.monotonic(),
+            execution.silence_seconds,
+            execution.timeout_seconds,
+        )
+        mailboxes.outboxes += [
+            connect_outbox(context, address, endpoints) for address in endpoints.stages
+        ]
+        announcer = Announcer(context, hosts)
+        if hosts:
+            announcer.tell(JOB, assigned)
+        start()
+        supervise(inbox, processes, collector, stop, wakeup, announcer.beat)
+        stack.close()
+        for process in processes.values():
+            process.join(_GRACE_SECONDS + 10)
+
+
+def check_fit_for_forking(device: str) -> None:
+    """CUDA does not survive a fork, so only stages may start it.
+
+    Raises:
+        ConfigError: when this process has started it.
+    """
+    if device != "cpu" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        raise ConfigError(
+            "this process has used CUDA already, so stages cannot be forked from it; "
+            "start training before the first CUDA call, or use the naspipe command"
+        )
+
+
+@contextmanager
+def _stage_processes(
+    job: PipelineJob,
+    make: Callable[..., StageWork],
+    endpoints: Endpoints,
+    stages: Iterable[int],
+) -> Iterator[dict[int, BaseProcess]]:
+    """The stages' processes; none is left when the block ends, however it ends."""
+    lifeline = os.pipe()
+    processes: dict[int, BaseProcess] = {}
+    process: BaseProcess
+    try:
+        with quiet_fork():
+            for number in stages:
+                process = FORK.Process(
+                    target=stage_main,
+                    args=(lambda: job, StageId(number), endpoints, lifeline),
+                    kwargs={"make": make},
+                    name=f"naspipe-stage-{number}",
+                )
+                process.start()
+                processes[number] = process
+        pids = [each.pid for each in processes.values() if each.pid is not None]
+        for directory in job.claimed:
+            record_processes(directory, pids, endpoints.directory)
+        os.close(lifeline[0])
+        yield processes
+    finally:
+        end_all(processes.values())
+        os.close(lifeline[1])
+
+
+def end_all(processes: Collection[BaseProcess]) -> None:
+    """Leave none of these processes behind: what they wrote can bear it."""
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.join()
+        process.close()
+
+
+@contextmanager
+def quiet_fork() -> Iterator[None]:
+    """Fork without Python 3.12's warning about threads.
+
+    torch and numpy keep idle pools, which a stage, computing on its own thread, never touches.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
+        yield

@@ -1,0 +1,82 @@
+"""A wish to end a run early, carried to every stage in two rounds: hold, then stop at a cut."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType
+
+from naspipe.runtime.wire.messages import HOLD, STOP, ControlMessage
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Stop:
+    """What the launcher knows of the wish to end.
+
+    Every stage is told to hold, and says of each stream how many subnets it has admitted. No
+    stage is behind the most that one has admitted, so that is where each stream is cut.
+
+    Args:
+        num_stages: whose answers to wait for.
+        send: hands a message to a stage.
+    """
+
+    def __init__(self, num_stages: int, send: Callable[[int, ControlMessage], None]) -> None:
+        self._num_stages = num_stages
+        self._send = send
+        self._is_sent = False
+        self._admitted: dict[int, Sequence[int]] = {}
+        self.signal_number = 0
+        """The signal that asked for it; 0 while nobody did."""
+
+    def request(self, signal_number: int) -> None:
+        """Ask for it; safe in a signal's handler."""
+        self.signal_number = signal_number
+
+    def held(self, stage: int, admitted: Sequence[int]) -> None:
+        """A stage admits nothing more of its own accord."""
+        self._admitted[stage] = admitted
+        if self._is_sent and len(self._admitted) == self._num_stages:
+            cuts = tuple(map(max, zip(*self._admitted.values(), strict=True)))
+            self._tell(ControlMessage(STOP, cuts))
+
+    def advance(self) -> None:
+        """Begin, when it was asked for since the last call."""
+        if self.signal_number and not self._is_sent:
+            self._is_sent = True
+            self._tell(ControlMessage(HOLD))
+
+    def _tell(self, message: ControlMessage) -> None:
+        for stage in range(self._num_stages):
+            self._send(stage, message)
+
+
+@contextmanager
+def answered_signals(answer: Callable[[int], None]) -> Iterator[None]:
+    """Answer the first SIGINT or SIGTERM; a second one raises ``KeyboardInterrupt`` at once.
+
+    In any thread but the main one nothing is changed, and a signal that is ignored stays so.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    asked: list[int] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
+        if len(asked) > 1:
+            raise KeyboardInterrupt
+        answer(number)
+
+    before: Mapping[int, object] = {number: signal.getsignal(number) for number in _SIGNALS}
+    answered = [number for number in _SIGNALS if before[number] is not signal.SIG_IGN]
+    for number in answered:
+        signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for number in answered:
+            signal.signal(number, before[number])  # type: ignore[arg-type]

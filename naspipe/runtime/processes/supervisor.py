@@ -1,0 +1,233 @@
+"""Watches the stages of a run from the launcher: their reports, their signs of life, their ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.process import BaseProcess
+from typing import Any, NoReturn, Protocol
+
+import zmq
+
+from naspipe.core.errors import ConfigError, StageFailedError, StorageError
+from naspipe.core.ids import FIRST_STREAM
+from naspipe.runtime.processes.growing_streams import GrowingStreams
+from naspipe.runtime.processes.liveness import Liveness
+from naspipe.runtime.processes.publishing import Publisher
+from naspipe.runtime.processes.stopping import Stop
+from naspipe.runtime.wire.reports import LaunchObserver, read_report
+from naspipe.runtime.wire.wakeup import Wakeup
+from naspipe.trace.results.losses import LossWriter
+
+_POLL_MS = 1000
+_LAST_WORDS_SECONDS = 0.5
+
+
+class ReportTaker(Protocol):
+    """Takes the reports of all stages, in the launcher's process."""
+
+    liveness: Liveness | None
+    """Told of the stages' signs of life."""
+
+    @property
+    def results(self) -> Mapping[int, Mapping[str, Any]]:
+        """What each stage left, by its number, once it is done."""
+        ...
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every stage is done."""
+        ...
+
+    def take(self, kind: str, stage: int, body: dict[str, Any]) -> None:
+        """Handle one report."""
+        ...
+
+
+def raise_failure(stage: int, body: Mapping[str, Any]) -> NoReturn:
+    """Raise what a stage reports that it failed of.
+
+    Raises:
+        ConfigError: the user's input.
+        StorageError: a file could not be written.
+        StageFailedError: anything else.
+    """
+    if body["kind"] == "input":
+        raise ConfigError(body["message"])
+    if body["kind"] == "storage":
+        raise StorageError(body["message"])
+    raise StageFailedError(stage, body["task"], body["traceback"])
+
+
+class StageReports:
+    """What every collector makes of reports: signs of life, failures and results.
+
+    Args:
+        num_stages: whose results to wait for.
+    """
+
+    def __init__(self, num_stages: int) -> None:
+        self._num_stages = num_stages
+        self.liveness: Liveness | None = None
+        self.results: dict[int, dict[str, Any]] = {}
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every stage is done."""
+        return len(self.results) == self._num_stages
+
+    def take(self, kind: str, stage: int, body: dict[str, Any]) -> None:
+        """Handle one report.
+
+        Raises:
+            StageFailedError, ConfigError, StorageError: what a stage reports that it failed of.
+        """
+        match kind:
+            case "beat" if self.liveness is not None:
+                self.liveness.hear(stage, time.monotonic(), body["doing"], body["age"])
+            case "failed":
+                raise_failure(stage, body)
+            case "done":
+                self.results[stage] = body
+                if self.liveness is not None:
+                    self.liveness.done(stage)
+
+    def report(self, kind: str, body: Any) -> None:
+        """Reports of work on one stage, which come without a socket."""
+        self.take(kind, 0, dict(body))
+
+    def watch(self, current: object) -> None:
+        """Nothing: work on one stage has nobody beside it to watch it."""
+
+
+class Collector(StageReports):
+    """Takes the reports of all stages: writes losses, keeps results, raises the first failure.
+
+    Args:
+        num_stages: whose results to wait for.
+        losses: of each stream.
+        observer: told as the run goes.
+        publisher: of checkpoints.
+        stop: of a wish to end.
+        growing: told of losses, from which streams grow.
+        collect: called with each of them: takes in what was found beside the training.
+    """
+
+    def __init__(
+        self,
+        num_stages: int,
+        losses: Sequence[LossWriter],
+        observer: LaunchObserver,
+        publisher: Publisher,
+        stop: Stop,
+        growing: GrowingStreams,
+        collect: Callable[[], None],
+    ) -> None:
+        super().__init__(num_stages)
+        self._growing = growing
+        self._collect = collect
+        self._losses = tuple(losses)
+        self._observer = observer
+        self._publisher = publisher
+        self._stop = stop
+
+    def take(self, kind: str, stage: int, body: dict[str, Any]) -> None:
+        """Handle one report.
+
+        Raises:
+            StageFailedError: when a stage reports that it failed.
+            ConfigError: when what it failed on is the user's input.
+            StorageError: when a file could not be written.
+        """
+        match kind:
+            case "loss":
+                stream, sequence_id, loss = body["stream"], body["sequence_id"], body["loss"]
+                self._losses[stream].append(FIRST_STREAM, sequence_id, loss, body["bits"])
+                self._observer.on_loss(stream, sequence_id, loss)
+                self._growing.take(stream, sequence_id, loss)
+                self._collect()
+            case "busy":
+                self._observer.on_busy(stage, body["busy_ns"], body["elapsed_ns"])
+                self._observer.on_hits(stage, body["hits"], body["reads"])
+            case "part":
+                self._publisher.take(stage, body)
+            case "held":
+                self._stop.held(stage, body["admitted"])
+            case "signal":
+                self._stop.request(body["number"])
+                self._stop.advance()
+            case "died":
+                raise StageFailedError(stage, _task(self, stage), body["how"])
+            case _:
+                super().take(kind, stage, body)
+
+    def report(self, kind: str, body: Any) -> None:
+        """Reports of a run on one stage, which come without a socket."""
+        super().report(kind, body)
+        self._stop.advance()
+
+
+def supervise(
+    inbox: zmq.Socket[Any],
+    processes: Mapping[int, BaseProcess],
+    collector: ReportTaker,
+    stop: Stop,
+    wakeup: Wakeup,
+    beat: Callable[[], None],
+) -> None:
+    """Take reports until every stage is done or one has failed.
+
+    Args:
+        inbox: where reports come in.
+        processes: of the stages on this machine; the others' agents report their ends.
+        collector: of reports; it knows of all stages.
+        stop: a wish to end.
+        wakeup: set when there is one.
+        beat: called once a second at least.
+
+    Raises:
+        StageFailedError: with the first cause: a failure, the end of a process, a stage that is
+            silent or hung.
+        ConfigError, StorageError: see :meth:`Collector.take`.
+    """
+    poller = zmq.Poller()
+    poller.register(inbox, zmq.POLLIN)
+    poller.register(wakeup.fileno(), zmq.POLLIN)
+    for process in processes.values():
+        poller.register(process.sentinel, zmq.POLLIN)
+    while not collector.is_complete:
+        beat()
+        ready = dict(poller.poll(_POLL_MS))
+        while inbox.poll(0):
+            collector.take(*read_report(inbox.recv()))
+        if wakeup.fileno() in ready:
+            wakeup.clear()
+            stop.advance()
+        for stage, process in processes.items():
+            if process.sentinel in ready:
+                poller.unregister(process.sentinel)
+                # Its last report may still be on its way; the others' heartbeats never end.
+                deadline = time.monotonic() + _LAST_WORDS_SECONDS
+                while stage not in collector.results and (left := deadline - time.monotonic()) > 0:
+                    if inbox.poll(int(left * 1000) + 1):
+                        collector.take(*read_report(inbox.recv()))
+                if stage not in collector.results:
+                    raise StageFailedError(stage, _task(collector, stage), obituary(process))
+        problem = collector.liveness.problem(time.monotonic()) if collector.liveness else None
+        if problem is not None:
+            raise StageFailedError(*problem)
+
+
+def _task(collector: ReportTaker, stage: int) -> str:
+    """What a stage that died was last heard to do."""
+    doing = collector.liveness.doing(stage) if collector.liveness else ""
+    return f"an unknown task (last heard at: {doing})" if doing else "an unknown task"
+
+
+def obituary(process: BaseProcess) -> str:
+    """How a process ended that did not say so itself."""
+    process.join(1)
+    code = process.exitcode
+    if code is not None and code < 0:
+        return f"its process was killed by signal {-code}"
+    return f"its process ended with exit status {code} and no report"

@@ -1,0 +1,186 @@
+"""The launcher's side of validation: checkpoints go to a process beside the training, scores come.
+
+The training is not touched: it takes checkpoints, and what is published is judged elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgpack
+
+from naspipe.core.errors import StageFailedError
+from naspipe.runtime.jobs.job import Job
+from naspipe.runtime.processes.stage_pool import FORK, end_all, quiet_fork
+from naspipe.runtime.processes.supervisor import obituary, raise_failure
+from naspipe.runtime.processes.validation_process import means, validation_main
+from naspipe.runtime.wire.reports import LaunchObserver
+from naspipe.runtime.wire.wakeup import Wakeup
+from naspipe.trace.results.validation import Judged, Validation, ValidationFile
+from naspipe.trace.snapshots.checkpoints import FINAL, cut_name
+
+
+class ValidationLauncher:
+    """Has checkpoints judged and records what comes of it; a context manager.
+
+    It goes on with what an earlier life of the run left unjudged. Where no stream is validated it
+    does nothing at all.
+
+    Args:
+        job: the run's.
+        observer: told of each validation.
+    """
+
+    def __init__(self, job: Job, observer: LaunchObserver) -> None:
+        self._job = job
+        self._observer = observer
+        self._every = job.execution.validate_every * job.steps.passes
+        self._files: dict[int, ValidationFile] = {}
+        self._waiting: dict[int, list[int]] = {}
+        """Of each stream that is validated, the cuts that were asked for, in order."""
+        self._process: BaseProcess | None = None
+        self._connection: Connection | None = None
+
+    def __enter__(self) -> ValidationLauncher:
+        validations = [stream.validation for stream in self._job.streams]
+        if not any(validations):
+            return self
+        for number, stream in enumerate(self._job.streams):
+            if stream.validation:
+                self._files[number] = ValidationFile(stream.directory.validation, stream.first)
+                self._waiting[number] = []
+        self._start(gives_way=True)
+        for number, stream in enumerate(self._job.streams):
+            for cut in reversed(stream.directory.checkpoints.cuts if stream.validation else []):
+                if cut <= stream.first:
+                    self.published(number, cut)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._end()
+        for file in self._files.values():
+            file.close()
+
+    def _start(self, *, gives_way: bool) -> None:
+        self._connection, theirs = FORK.Pipe()
+        validations = [stream.validation for stream in self._job.streams]
+        self._process = FORK.Process(
+            target=_main,
+            args=(validations, self._job.execution.device, self._connection, theirs, gives_way),
+            name="naspipe-validator",
+        )
+        with quiet_fork():
+            self._process.start()
+        theirs.close()
+
+    def _end(self) -> None:
+        if self._process is not None:
+            end_all([self._process])
+        if self._connection is not None:
+            self._connection.close()
+        self._process = self._connection = None
+
+    def published(self, stream: int, cut: int) -> None:
+        """There is a checkpoint at this cut."""
+        if stream in self._files and self._is_due(stream, cut):
+            self._ask(stream, cut, cut_name(cut))
+
+    def needed(self, stream: int) -> Collection[int]:
+        """The cuts of a stream whose checkpoints still wait to be judged."""
+        return self._waiting.get(stream, ())
+
+    def collect(self) -> None:
+        """Record what has come.
+
+        Raises:
+            ConfigError, StorageError, StageFailedError: when a validation failed.
+        """
+        while any(self._waiting.values()) and self._connection and self._connection.poll():
+            self._take_next(self._connection)
+
+    def finish(self, is_stopped: Callable[[], bool], wakeup: Wakeup) -> bool:
+        """Have the final checkpoints judged and wait for all; False when asked to stop.
+
+        Raises:
+            ConfigError, StorageError, StageFailedError: when a validation failed.
+        """
+        self.collect()
+        waiting, self._waiting = self._waiting, {number: [] for number in self._files}
+        if self._files:  # nobody has to be given way any more, and no process can take that back
+            self._end()
+            self._start(gives_way=False)
+        for number, file in self._files.items():
+            for cut in waiting[number]:
+                self._ask(number, cut, cut_name(cut))
+            cut = self._job.streams[number].steps
+            if cut not in file.known and cut not in self._waiting[number]:
+                self._ask(number, cut, FINAL)
+        left = sum(map(len, self._waiting.values()))
+        if left > len(self._files):
+            self._observer.on_note(f"trained; {left} checkpoints are left to be judged")
+        while self._connection and any(self._waiting.values()):
+            if is_stopped():
+                return False
+            wait([self._connection, wakeup.fileno()])
+            self.collect()
+        if self._connection and self._process:
+            self._connection.send_bytes(msgpack.packb(None))
+            self._process.join()
+        return True
+
+    def _is_due(self, stream: int, cut: int) -> bool:
+        known, waiting = self._files[stream].known, self._waiting[stream]
+        return cut % self._every == 0 and cut not in known and cut not in waiting
+
+    def _ask(self, stream: int, cut: int, name: str) -> None:
+        path: Path = self._job.streams[stream].directory.checkpoint(name)
+        self._waiting[stream].append(cut)
+        if self._connection:
+            try:
+                self._connection.send_bytes(msgpack.packb([stream, str(path), cut]))
+            except OSError:
+                self._is_dead()
+
+    def _take_next(self, connection: Connection) -> None:
+        try:
+            answer: dict[str, Any] = msgpack.unpackb(connection.recv_bytes())
+        except (EOFError, OSError):
+            self._is_dead()
+        stream, cut = answer["stream"], answer["cut"]
+        self._waiting[stream].remove(cut)
+        if failure := answer.get("failure"):
+            raise_failure(0, failure)
+        if "scores" not in answer:
+            self._observer.on_note(f"no validation at subnet {cut}: {answer['note']}")
+            return
+        self._record(stream, cut, answer["scores"])
+
+    def _record(self, stream: int, cut: int, rows: list[dict[str, float]]) -> None:
+        validation = self._job.streams[stream].validation
+        choices = validation.choices if validation else ()
+        subnets = tuple(Judged(*pair) for pair in zip(choices, rows, strict=True))
+        scores = means(rows)
+        steps = cut // self._job.steps.passes
+        self._files[stream].append(Validation(cut, steps, scores, subnets))
+        self._observer.on_validation(stream, cut - 1, scores)
+
+    def _is_dead(self) -> NoReturn:
+        """Its process ended without an answer to the oldest question.
+
+        Raises:
+            StageFailedError: always.
+        """
+        cut = min(cut for cuts in self._waiting.values() for cut in cuts)
+        how = obituary(self._process) if self._process else "its process ended"
+        raise StageFailedError(0, f"the validation at subnet {cut}", how)
+
+
+def _main(
+    validations: Any, device: str, parents: Connection, own: Connection, gives_way: bool
+) -> None:
+    parents.close()  # so that the launcher's end is seen
+    validation_main(validations, device, own, gives_way=gives_way)

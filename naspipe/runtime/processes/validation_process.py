@@ -1,0 +1,168 @@
+"""The process that judges subnets with the weights of a run's checkpoints, beside the training."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import threading
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+import msgpack
+
+from naspipe.core.config import Execution
+from naspipe.core.errors import LogError, StageFailedError
+from naspipe.core.ids import FIRST_STREAM, SequenceId
+from naspipe.core.partition import Partition
+from naspipe.core.planned import Planned
+from naspipe.core.subnet import Subnet
+from naspipe.runtime.evaluating.evaluation import evaluation_of
+from naspipe.runtime.evaluating.evaluation_stage import EvaluationJob
+from naspipe.runtime.jobs.evaluation_recipe import EvaluationRecipe
+from naspipe.runtime.jobs.job import ValidationPlan
+from naspipe.runtime.processes.evaluation_launcher import evaluate
+from naspipe.runtime.worker.stage_main import failure_report
+from naspipe.search.scores import Scores
+from naspipe.trace.snapshots.snapshot import read_checkpoint
+
+_LEAST_PRIORITY = 19
+
+
+def validation_main(
+    validations: Sequence[ValidationPlan | None],
+    device: str,
+    connection: Connection,
+    *,
+    gives_way: bool,
+) -> None:
+    """Answer questions until there are no more: ``[stream, path of a checkpoint, its cut]``.
+
+    With ``gives_way`` it takes the processor's time that nobody else wants. An answer is a map with
+    ``stream``, ``cut`` and one of ``scores`` (a map for each subnet), ``note`` (why there are none)
+    and ``failure`` (as stages report theirs).
+    """
+    # The launcher answers signals for all; without it there is nothing to do any more.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if gives_way:
+        os.setpriority(os.PRIO_PROCESS, 0, _LEAST_PRIORITY)
+    questions: Queue[Any] = Queue()
+    threading.Thread(target=_read, args=(connection, questions), daemon=True).start()
+    while (question := questions.get()) is not None:
+        stream, path, cut = question
+        validation = validations[stream]
+        answer = (
+            _answer(validation, Path(path), cut, device)
+            if validation
+            else {"note": "not asked for"}
+        )
+        connection.send_bytes(msgpack.packb({"stream": stream, "cut": cut, **answer}))
+
+
+def _read(connection: Connection, questions: Queue[Any]) -> None:
+    """Take questions in; the process ends at once when the launcher has ended."""
+    while True:
+        try:
+            question = msgpack.unpackb(connection.recv_bytes())
+        except (EOFError, OSError):
+            os._exit(1)
+        questions.put(question)
+        if question is None:
+            return
+
+
+def _answer(validation: ValidationPlan, path: Path, cut: int, device: str) -> dict[str, Any]:
+    try:
+        return {"scores": judge(validation, path, device)}
+    except LogError as error:
+        return {"note": str(error)}
+    except StageFailedError as error:
+        task = f"the validation at subnet {cut}, {error.task}"
+        return {"failure": {"kind": "", "task": task, "traceback": error.traceback_text}}
+    except Exception as error:
+        return {"failure": failure_report(f"the validation at subnet {cut}", error)}
+
+
+def judge(validation: ValidationPlan, path: Path, device: str = "cpu") -> list[dict[str, float]]:
+    """The scores of each subnet with the weights of a checkpoint.
+
+    Raises:
+        LogError: when the checkpoint is damaged.
+        ConfigError, StageFailedError: see :func:`evaluate`.
+    """
+    evaluation = validation.evaluation
+    source = _Fixed(evaluation, validation.choices)
+    count = len(source.proposed)
+    sheet = _Sheet()
+    job = EvaluationJob(
+        evaluation=evaluation_of(evaluation, read_checkpoint(path)),
+        source=source,
+        budget=count,
+        execution=Execution(device=device, window=count),
+    )
+    evaluate(job, sheet, lambda scores: 0.0)
+    is_text = evaluation.held_out(evaluation.workload.definition.seed, 0)["target"].dim() > 1
+    return [_named(sheet.scores[number], is_text) for number in range(count)]
+
+
+def _named(scores: Scores, is_text: bool) -> dict[str, float]:
+    """What applies, by name."""
+    found = {"loss": scores.loss}
+    if is_text:
+        found["perplexity"] = _exp(scores.loss)
+    if not math.isnan(scores.top1):
+        found |= {"top1": scores.top1, "top5": scores.top5}
+    return found
+
+
+def _exp(loss: float) -> float:
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf
+
+
+class _Fixed:
+    """A source of subnets that are known: see :class:`naspipe.runtime.jobs.job.SubnetSource`."""
+
+    def __init__(self, evaluation: EvaluationRecipe, choices: Sequence[Sequence[int]]) -> None:
+        space = evaluation.workload.space
+        whole = Partition((0, len(space)))
+        self.proposed: Sequence[Planned] = [
+            Planned(Subnet(FIRST_STREAM, SequenceId(number), space.chain(each)), whole)
+            for number, each in enumerate(choices)
+        ]
+
+    def begin(self, scores: Sequence[float]) -> Sequence[Planned]:
+        """All of them."""
+        return self.proposed
+
+    def take(self, sequence_id: int, score: float) -> Sequence[Planned]:
+        """No more."""
+        return ()
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+class _Sheet:
+    """Keeps the scores of an evaluation."""
+
+    def __init__(self) -> None:
+        self.scores: dict[int, Scores] = {}
+
+    def on_scores(self, subnet: int, scores: Scores) -> None:
+        """A subnet is judged."""
+        self.scores[subnet] = scores
+
+    def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
+        """Of no matter here."""
+
+
+def means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Of each score, over all subnets, summed in their order."""
+    return {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}

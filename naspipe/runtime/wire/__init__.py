@@ -1,0 +1,1 @@
+"""Between processes: messages, how tensors travel, sockets and their keys. Knows no layer."""

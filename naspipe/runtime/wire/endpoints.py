@@ -1,0 +1,105 @@
+"""Where the stages and the launcher of a run listen, and with which keys."""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import zmq
+
+from naspipe.core.config import Execution
+from naspipe.core.errors import ConfigError
+
+SOCKETS_PREFIX = "naspipe-"
+"""Of the private directory that holds a run's sockets."""
+
+_MAX_IPC_PATH = 90
+_LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """Addresses of the stages and of the launcher; over tcp, the run's CURVE keys."""
+
+    stages: tuple[str, ...]
+    launcher: str
+    public_keys: Mapping[str, bytes] = field(default_factory=dict)
+    """Who listens at each address; nobody else is let in anywhere."""
+    own_keys: tuple[bytes, bytes] | None = None
+    """Public and secret key of this process."""
+    directory: Path = Path()
+    """Private to the run on this machine."""
+
+
+def check_endpoints(execution: Execution) -> None:
+    """Look whether the stages could have their addresses on this machine; takes none of them.
+
+    Raises:
+        ConfigError: when a port is in use, or the temporary directory's path is too long.
+    """
+    if execution.stages > 1 or execution.device != "cpu":
+        make_endpoints(execution, Path(tempfile.gettempdir()) / f"{SOCKETS_PREFIX}{8 * 'x'}")
+
+
+def make_endpoints(execution: Execution, directory: Path) -> Endpoints:
+    """Addresses on this machine for a run's stages and its launcher.
+
+    Raises:
+        ConfigError: when a port is in use, or the directory's path is too long.
+    """
+    if execution.transport == "tcp":
+        return tcp_endpoints(execution.port, execution.stages, directory)
+    return ipc_endpoints(directory, execution.stages)
+
+
+def ipc_endpoints(directory: Path, num_stages: int) -> Endpoints:
+    """Endpoints in a private directory.
+
+    Raises:
+        ConfigError: when its path is too long for a socket's name.
+    """
+    if len(str(directory)) > _MAX_IPC_PATH:
+        raise ConfigError(
+            f"the temporary directory {directory} is too long for a socket's name (expected at "
+            f"most {_MAX_IPC_PATH} characters): set TMPDIR to a shorter one, or --set transport=tcp"
+        )
+    stages = tuple(f"ipc://{directory}/stage-{stage}" for stage in range(num_stages))
+    return Endpoints(stages, f"ipc://{directory}/launcher", directory=directory)
+
+
+def tcp_endpoints(port: int, num_stages: int, directory: Path = Path()) -> Endpoints:
+    """Endpoints on the loopback interface, with new keys.
+
+    Raises:
+        ConfigError: when one of the ports is in use.
+    """
+    ports = range(port, port + num_stages + 1)
+    check_ports(_LOOPBACK, ports)
+    addresses = [f"tcp://{_LOOPBACK}:{number}" for number in ports]
+    pair = zmq.curve_keypair()
+    keys = dict.fromkeys(addresses, pair[0])
+    return Endpoints(tuple(addresses[:-1]), addresses[-1], keys, pair, directory)
+
+
+def check_ports(address: str, ports: Sequence[int]) -> None:
+    """Look whether ports of an address of this machine are free; takes none of them.
+
+    Raises:
+        ConfigError: when one is in use.
+    """
+    for number in ports:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            # As ZeroMQ does: what an earlier life has closed is free.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((address, number))
+                probe.listen(1)
+            except OSError as error:
+                raise ConfigError(
+                    f"port {number} is in use ({error.strerror}): the run needs the ports "
+                    f"{ports[0]} to {ports[-1]} of {address} free; choose others with "
+                    f"--set port=N"
+                ) from None

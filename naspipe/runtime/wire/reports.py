@@ -1,0 +1,152 @@
+"""What a stage tells the launcher: losses, how busy it was, how it ended."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import msgpack
+import zmq
+
+from naspipe.core.errors import TransportError
+from naspipe.core.ids import StageId
+from naspipe.runtime.wire.endpoints import Endpoints
+from naspipe.runtime.wire.transport import connect_outbox
+
+HEARTBEAT_SECONDS = 0.5
+"""From one sign of life to the next."""
+
+WAITING = "waiting"
+"""What a stage does that has nothing to do until a message comes."""
+
+
+class Reporter(Protocol):
+    """Takes a stage's reports to the launcher."""
+
+    def report(self, kind: str, body: Mapping[str, Any]) -> None:
+        """Hand one report on, with plain values.
+
+        ``loss``, ``busy``, ``part`` (of a checkpoint), ``held``, ``beat``, ``failed`` or ``done``.
+        """
+        ...
+
+    def watch(self, current: Callable[[], str]) -> None:
+        """Tell now and then what this says the stage is at; it is called on another thread."""
+        ...
+
+
+class LaunchObserver(Protocol):
+    """Told of a run as it goes, in the launcher's process: progress bars, metrics.
+
+    What it raises ends the run. :class:`SilentObserver` is one to derive from.
+    """
+
+    def on_begin(self, generation: int, firsts: Sequence[int]) -> None:
+        """A life of the run begins, with these subnets of each stream: 0, or behind a checkpoint.
+
+        What was told of them and of later ones in earlier lives does not count any more.
+        """
+        ...
+
+    def on_loss(self, stream: int, sequence_id: int, loss: float) -> None:
+        """A step's loss is known; steps may come in any order."""
+        ...
+
+    def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
+        """A stage's compute time so far, of the time since it began."""
+        ...
+
+    def on_hits(self, stage: int, hits: int, reads: int) -> None:
+        """Of a stage's accesses so far, those whose layer was there when they could begin."""
+        ...
+
+    def on_validation(self, stream: int, sequence_id: int, scores: Mapping[str, float]) -> None:
+        """How the supernet does on held-out data, with the updates up to this subnet's."""
+        ...
+
+    def on_note(self, text: str) -> None:
+        """Something that whoever watches should know: a restart, a checkpoint passed over."""
+        ...
+
+
+class SilentObserver:
+    """An observer that wants to know nothing."""
+
+    def on_begin(self, generation: int, firsts: Sequence[int]) -> None:
+        """See :class:`LaunchObserver`."""
+
+    def on_loss(self, stream: int, sequence_id: int, loss: float) -> None:
+        """See :class:`LaunchObserver`."""
+
+    def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
+        """See :class:`LaunchObserver`."""
+
+    def on_hits(self, stage: int, hits: int, reads: int) -> None:
+        """See :class:`LaunchObserver`."""
+
+    def on_validation(self, stream: int, sequence_id: int, scores: Mapping[str, float]) -> None:
+        """See :class:`LaunchObserver`."""
+
+    def on_note(self, text: str) -> None:
+        """See :class:`LaunchObserver`."""
+
+
+class ZmqReporter:
+    """Reports over a socket to the launcher's process; a context manager.
+
+    A heartbeat goes out beside them, from a thread and through a socket of its own.
+    """
+
+    def __init__(self, stage: StageId, endpoints: Endpoints) -> None:
+        self._stage = stage
+        self._endpoints = endpoints
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._outbox = self._connect()
+        self._current: Callable[[], str] = lambda: "start"
+        self._is_over = threading.Event()
+        self._heart = threading.Thread(target=self._beat, name="naspipe-heartbeat", daemon=True)
+
+    def __enter__(self) -> ZmqReporter:
+        self._heart.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._is_over.set()
+        self._heart.join()
+        self._context.destroy(linger=5_000)
+
+    def report(self, kind: str, body: Mapping[str, Any]) -> None:
+        """See :class:`Reporter`."""
+        self._outbox.send(msgpack.packb([kind, int(self._stage), dict(body)]))
+
+    def watch(self, current: Callable[[], str]) -> None:
+        """See :class:`Reporter`."""
+        self._current = current
+
+    def _beat(self) -> None:
+        doing, since = "", time.monotonic()
+        with self._connect() as outbox:
+            while not self._is_over.wait(HEARTBEAT_SECONDS):
+                now, current = time.monotonic(), self._current()
+                if current != doing:
+                    doing, since = current, now
+                body = {"doing": doing, "age": now - since}
+                outbox.send(msgpack.packb(["beat", int(self._stage), body]))
+
+    def _connect(self) -> zmq.Socket[Any]:
+        return connect_outbox(self._context, self._endpoints.launcher, self._endpoints)
+
+
+def read_report(data: bytes) -> tuple[str, int, dict[str, Any]]:
+    """Kind, stage and body of a report.
+
+    Raises:
+        TransportError: when it is not one that a stage sends.
+    """
+    try:
+        kind, stage, body = msgpack.unpackb(data)
+        return str(kind), int(stage), dict(body)
+    except (TypeError, ValueError, msgpack.UnpackException) as error:
+        raise TransportError(f"a report cannot be read: {error}") from error

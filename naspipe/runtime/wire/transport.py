@@ -1,0 +1,272 @@
+"""Any stage to any stage: msgpack headers and tensor frames over ZeroMQ.
+
+Sending and receiving happen in ZeroMQ's own thread, beside the compute. On one machine
+sockets are ``ipc`` files in a private directory; ``tcp`` binds one address only (the loopback
+interface's on one machine), with CURVE keys made for the run, so that strangers are dropped by
+the library.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any, NamedTuple, Protocol, Self
+
+import torch
+import zmq
+
+from naspipe.core.errors import TransportError
+from naspipe.core.ids import LayerId, StageId, Version
+from naspipe.core.task import Task
+from naspipe.runtime.devices.staging import HOST, Staging
+from naspipe.runtime.wire.authenticator import DOMAIN, Authenticator
+from naspipe.runtime.wire.endpoints import Endpoints
+from naspipe.runtime.wire.messages import (
+    Announcement,
+    LauncherMessage,
+    Message,
+    NormsMessage,
+    announcement_frames,
+    input_frames,
+    norms_frames,
+    read_message,
+    version_frames,
+)
+from naspipe.runtime.wire.wakeup import Wakeup
+
+MAX_FRAME_BYTES = 1 << 30
+"""Larger frames are refused by the library before any memory is taken, whoever sends them."""
+
+_LINGER_MS = 10_000
+
+
+class Sending(NamedTuple):
+    """A layer on its way."""
+
+    nbytes: int
+    is_over: Callable[[], bool]
+    """Whether its tensors' memory is needed no more."""
+
+
+class Transport(Protocol):
+    """How a stage hands tensors to another one; a context manager."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *exception: object) -> None: ...
+
+    def send_input(
+        self,
+        receiver: Task,
+        upcoming: Sequence[Task],
+        tensors: Sequence[torch.Tensor | None],
+    ) -> None:
+        """Start sending the input of ``receiver``; the tensors must not change afterwards."""
+        ...
+
+    def send_version(
+        self, stage: StageId, layer: LayerId, version: Version, state: Sequence[tuple[str, Any]]
+    ) -> Sending:
+        """Start handing a layer over; its tensors must not change until it is sent."""
+        ...
+
+    def send_norms(self, stage: StageId, message: NormsMessage) -> None:
+        """Tell another stage the norms of a step's gradients."""
+        ...
+
+    def receive(self, timeout_seconds: float) -> Message | None:
+        """The next message; None when there was none in time (0 only looks) or at a wakeup."""
+        ...
+
+
+class NoTransport:
+    """The transport of a run on one stage: there is nobody to talk to, only copies to wait for.
+
+    Args:
+        mailbox: what the launcher, in the same process, has to say.
+        wakeup: ends a wait.
+    """
+
+    def __init__(self, mailbox: deque[LauncherMessage], wakeup: Wakeup) -> None:
+        self._mailbox = mailbox
+        self._wakeup = wakeup
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Nothing to end."""
+
+    def send_input(
+        self,
+        receiver: Task,
+        upcoming: Sequence[Task],
+        tensors: Sequence[torch.Tensor | None],
+    ) -> None:
+        """Never right on one stage."""
+        raise TransportError(f"{receiver}: there is only one stage")
+
+    def send_version(
+        self, stage: StageId, layer: LayerId, version: Version, state: Sequence[tuple[str, Any]]
+    ) -> Sending:
+        """Never right on one stage."""
+        raise TransportError(f"layer {layer}: there is only one stage")
+
+    def send_norms(self, stage: StageId, message: NormsMessage) -> None:
+        """Never right on one stage."""
+        raise TransportError(f"stage {stage}: there is only one stage")
+
+    def receive(self, timeout_seconds: float) -> Message | None:
+        """What the launcher said; otherwise the wait ends when the wakeup is set."""
+        if self._mailbox:
+            return self._mailbox.popleft()
+        if timeout_seconds and self._wakeup.wait(timeout_seconds):
+            self._wakeup.clear()
+        return None
+
+
+def bind_inbox(context: zmq.Context[Any], address: str, endpoints: Endpoints) -> zmq.Socket[Any]:
+    """A socket that collects what others send to an address."""
+    inbox: zmq.Socket[Any] = context.socket(zmq.PULL)
+    _limit(inbox)
+    if endpoints.own_keys:
+        inbox.curve_server = True
+        inbox.zap_domain = DOMAIN
+        inbox.curve_publickey, inbox.curve_secretkey = endpoints.own_keys
+    try:
+        inbox.bind(address)
+    except zmq.ZMQError as error:
+        inbox.close(0)
+        raise TransportError(f"{address}: cannot listen there: {error}") from error
+    return inbox
+
+
+def connect_outbox(
+    context: zmq.Context[Any], address: str, endpoints: Endpoints
+) -> zmq.Socket[Any]:
+    """A socket that sends to an address."""
+    outbox: zmq.Socket[Any] = context.socket(zmq.PUSH)
+    _limit(outbox)
+    if endpoints.own_keys:
+        outbox.curve_serverkey = endpoints.public_keys[address]
+        outbox.curve_publickey, outbox.curve_secretkey = endpoints.own_keys
+    outbox.connect(address)
+    return outbox
+
+
+def _limit(endpoint: zmq.Socket[Any]) -> None:
+    # The admission window bounds what is under way, so queues need no bound of their own.
+    endpoint.set_hwm(0)
+    endpoint.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+    endpoint.setsockopt(zmq.LINGER, _LINGER_MS)
+
+
+def _nbytes(frame: bytes | memoryview | zmq.Frame) -> int:
+    return frame.nbytes if isinstance(frame, memoryview) else len(frame)
+
+
+class ZmqTransport:
+    """One stage's sockets; a context manager that gives unsent messages ten seconds to leave.
+
+    Args:
+        stage: which stage this is.
+        endpoints: every stage's address.
+        wakeup: ends a wait for messages.
+        staging: where tensors wait on their way from and to the stage's device.
+    """
+
+    def __init__(
+        self, stage: StageId, endpoints: Endpoints, wakeup: Wakeup, staging: Staging = HOST
+    ) -> None:
+        self._stage = stage
+        self._staging = staging
+        self._endpoints = endpoints
+        self._wakeup = wakeup
+        self._context: zmq.Context[Any] = zmq.Context()
+        with ExitStack() as stack:
+            stack.callback(self._context.destroy, linger=_LINGER_MS)
+            stack.enter_context(Authenticator(self._context, endpoints.public_keys.values()))
+            self._inbox = bind_inbox(self._context, endpoints.stages[stage], endpoints)
+            self._resources = stack.pop_all()
+        self._poller = zmq.Poller()
+        self._poller.register(self._inbox, zmq.POLLIN)
+        self._poller.register(wakeup.fileno(), zmq.POLLIN)
+        self._outboxes: dict[StageId, zmq.Socket[Any]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._resources.close()
+
+    def send_input(
+        self,
+        receiver: Task,
+        upcoming: Sequence[Task],
+        tensors: Sequence[torch.Tensor | None],
+    ) -> None:
+        """See :class:`Transport`."""
+        self._send(receiver.stage, input_frames(receiver, upcoming, tensors, self._staging))
+
+    def announce_input(
+        self,
+        receiver: Task,
+        upcoming: Sequence[Task],
+        tensors: Sequence[torch.Tensor | None],
+    ) -> None:
+        """Say that the input of ``receiver`` takes another way, and what its tensors are."""
+        frames = announcement_frames(self._stage, receiver, upcoming, tensors)
+        self._send(receiver.stage, frames)
+
+    def send_version(
+        self, stage: StageId, layer: LayerId, version: Version, state: Sequence[tuple[str, Any]]
+    ) -> Sending:
+        """See :class:`Transport`."""
+        frames = version_frames(layer, version, state, self._staging)
+        tracked = [zmq.Frame(frame, track=True) for frame in frames]
+        self._send(stage, tracked)
+        tracker = zmq.MessageTracker(*tracked)
+        return Sending(sum(map(len, frames)), lambda: tracker.done)
+
+    def send_norms(self, stage: StageId, message: NormsMessage) -> None:
+        """See :class:`Transport`."""
+        self._send(stage, norms_frames(message))
+
+    def _send(self, stage: StageId, frames: Sequence[Any]) -> None:
+        if (largest := max(map(_nbytes, frames))) > MAX_FRAME_BYTES:
+            raise TransportError(
+                f"stage {stage}: expected tensors of at most {MAX_FRAME_BYTES} bytes on the way "
+                f"to it, found one of {largest}; use smaller batches or layers"
+            )
+        outbox = self._outboxes.get(stage)
+        if outbox is None:
+            address = self._endpoints.stages[stage]
+            outbox = connect_outbox(self._context, address, self._endpoints)
+            self._outboxes[stage] = outbox
+        outbox.send_multipart(frames, copy=False)
+
+    def receive(self, timeout_seconds: float) -> Message | None:
+        """See :class:`Transport`.
+
+        Raises:
+            TransportError: when the tensors of a message take a way that this stage has not.
+        """
+        message = self.receive_any(timeout_seconds)
+        if isinstance(message, Announcement):
+            raise TransportError(f"{message.task}: its input comes by a way that is not open here")
+        return message
+
+    def receive_any(self, timeout_seconds: float) -> Message | Announcement | None:
+        """The same; announcements of inputs that take another way too."""
+        # Asked for after every block: looking at the socket's state is cheaper than a poll.
+        is_here = bool(int(self._inbox.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+        if not is_here and timeout_seconds:
+            ready = dict(self._poller.poll(int(timeout_seconds * 1000) + 1))
+            is_here = self._inbox in ready
+            if self._wakeup.fileno() in ready:
+                self._wakeup.clear()
+        if not is_here:
+            return None
+        header, *frames = self._inbox.recv_multipart(copy=False)
+        return read_message(header.buffer, [frame.buffer for frame in frames], self._staging)

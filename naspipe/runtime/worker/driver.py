@@ -1,0 +1,299 @@
+"""Carries one controller's commands out with real tensors, messages and clocks."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from naspipe.core.commands import (
+    CaptureLayer,
+    Command,
+    DropVersion,
+    EvictLayer,
+    FinishCut,
+    LoadLayer,
+    PushVersion,
+    RecordAccess,
+    RetireSubnet,
+    RunTask,
+    SaveLayer,
+    SendOutput,
+    ShareNorms,
+    WriteLayer,
+)
+from naspipe.core.errors import TransportError
+from naspipe.core.events import (
+    BlockFinished,
+    CutAdmitted,
+    Event,
+    InputArrived,
+    LayerLoaded,
+    LayerSaved,
+    StreamResumed,
+    SubnetAdmitted,
+    WriteFinished,
+)
+from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
+from naspipe.core.planned import Planned
+from naspipe.core.task import Task
+from naspipe.runtime.blocks.ports import BlockCompute
+from naspipe.runtime.checkpoints.checkpointer import Checkpointer
+from naspipe.runtime.devices.memory_retry import MemoryRetry
+from naspipe.runtime.memory.swapper import SwapKind
+from naspipe.runtime.wire.messages import (
+    HOLD,
+    ControlMessage,
+    InputMessage,
+    Message,
+    NormsMessage,
+    SubnetsMessage,
+    VersionMessage,
+)
+from naspipe.runtime.wire.transport import Transport
+from naspipe.runtime.worker.idle_work import IdleWork
+from naspipe.runtime.worker.layer_exchange import LayerExchange
+from naspipe.runtime.worker.norm_exchange import NormExchange
+from naspipe.runtime.worker.stage_sink import StageSink
+from naspipe.stage.controller import StageController
+from naspipe.stage.intake import Intake
+
+
+class StageDriver:
+    """One stage's loop: messages in, one block at a time, WRITEs between blocks.
+
+    Args:
+        stage: which stage this is.
+        controller: takes every decision.
+        compute: tensors of this stage.
+        transport: the way to the other stages.
+        intakes: of each stream; which subnets may be under way.
+        sink: where results go.
+        checkpointer: captures what belongs to a checkpoint.
+        resumed: streams that go on behind a checkpoint.
+        timeout_seconds: how long to wait for a message before giving up.
+        digests: hash the bytes that every WRITE leaves.
+        is_trained: subnets have a backward and WRITEs too.
+    """
+
+    def __init__(
+        self,
+        stage: StageId,
+        controller: StageController,
+        compute: BlockCompute,
+        transport: Transport,
+        intakes: Sequence[Intake],
+        sink: StageSink,
+        checkpointer: Checkpointer,
+        resumed: Sequence[StreamResumed] = (),
+        *,
+        timeout_seconds: float,
+        digests: bool = False,
+        is_trained: bool = True,
+    ) -> None:
+        self._doing: tuple[object, LayerId | None] = ("start", None)
+        self._stage = stage
+        self._controller = controller
+        self._compute = compute
+        self._transport = transport
+        self._layers = LayerExchange(compute, transport)
+        self._norms = NormExchange(stage, compute, transport)
+        self._intakes = tuple(intakes)
+        self._early: list[InputMessage] = []  # for subnets that this stage was not told of yet
+        self._sink = sink
+        self._checkpointer = checkpointer
+        self._resumed = tuple(resumed)
+        self._is_held = False
+        self._timeout_seconds = timeout_seconds
+        self._digests = digests
+        self._is_trained = is_trained
+        self._run: deque[tuple[Task, LayerId, Version]] = deque()
+        self._events: deque[Event] = deque()
+        self._idle_work = IdleWork(controller, compute, self._tell)
+        self._memory_retry = MemoryRetry(compute.free_memory)
+
+    @property
+    def current(self) -> str:
+        """What the stage is doing, for the report of a failure."""
+        what, layer = self._doing
+        if layer is None:
+            return f"{what}"
+        return f"{what} block {layer.block} (layer {self._compute.label(layer)})"
+
+    @property
+    def measured(self) -> dict[str, int]:
+        """Bytes handed over to other stages, and blocks computed again for want of memory."""
+        return {
+            "pushed_bytes": self._layers.pushed_bytes,
+            "memory_retries": self._memory_retry.retries,
+        }
+
+    def finishing(self) -> None:
+        """Say that the training is over and the layers are being written."""
+        self._doing = ("writing its layers", None)
+
+    def run(self) -> None:
+        """Work until every subnet is retired here.
+
+        Raises:
+            TransportError: when nothing arrived for the time-out.
+            DeviceFullError: when the device's memory is too small, also after all was freed that
+                can be.
+            Exception: whatever a layer, the loss or the data raises.
+        """
+        try:
+            self._work()
+        except torch.OutOfMemoryError as error:
+            raise self._compute.explain_shortage(error, self.current) from error
+
+    def _work(self) -> None:
+        for event in self._resumed:
+            self._tell(event)
+        for intake in self._intakes:
+            self._admit(intake.open())
+        while not all(intake.is_finished for intake in self._intakes):
+            if self._run:
+                self._step()
+                self._look()
+            else:
+                self._wait()
+        self._idle_work.finish()
+        self._hold()
+        self._doing = ("writing its last checkpoint", None)
+        self._checkpointer.drain()
+
+    def _step(self) -> None:
+        """Compute the next block of the run."""
+        task, layer, version = self._run.popleft()
+        self._doing = (task, layer)
+        start_ns = time.monotonic_ns()
+        loss = self._memory_retry.attempt(lambda: self._compute.run_block(task, layer, version))
+        if loss is not None:
+            self._sink.loss(task.stream, task.sequence_id, loss)
+        self._tell(BlockFinished(time.monotonic_ns(), task, layer.block, start_ns))
+
+    def _look(self) -> None:
+        """Take in every message that is here already, and every copy that is over."""
+        self._take_copies()
+        while message := self._transport.receive(0):
+            self._accept(message)
+
+    def _take_copies(self) -> bool:
+        """Tell of layers that were loaded or saved; whether there were any."""
+        self._checkpointer.report()
+        finished = self._compute.placement.take_finished()
+        for copy in finished:
+            told = LayerLoaded if copy.kind is SwapKind.LOADED else LayerSaved
+            self._tell(told(time.monotonic_ns(), copy.layer))
+        return bool(finished)
+
+    def _wait(self) -> None:
+        """Wait for a message or a copy; until one comes, do what has to be done some time."""
+        self._doing = ("waiting", None)
+        deadline = time.monotonic() + self._timeout_seconds
+        while not self._take_copies():
+            left = 0.0 if self._idle_work else deadline - time.monotonic()
+            message = self._transport.receive(max(0.0, left))
+            if message is not None:
+                self._accept(message)
+                break
+            if self._idle_work:
+                self._idle_work.go_on()
+            elif left <= 0:
+                raise TransportError(
+                    f"stage {self._stage}: nothing arrived for {self._timeout_seconds:g} s; "
+                    f"oldest work: {'; '.join(self._controller.unfinished[:3])}"
+                )
+        self._look()
+
+    def _accept(self, message: Message) -> None:
+        match message:
+            case InputMessage(task) if not self._intakes[task.stream].knows(task.sequence_id):
+                self._early.append(message)
+            case InputMessage(task, upcoming, tensors):
+                self._admit(self._intakes[task.stream].reach(task.sequence_id))
+                self._compute.accept(task, tensors)
+                self._tell(InputArrived(time.monotonic_ns(), task, upcoming))
+            case VersionMessage():
+                self._tell(self._layers.take(message))
+            case NormsMessage():
+                self._tell(self._norms.take(message))
+            case SubnetsMessage(stream, first, planned):
+                self._admit(self._intakes[stream].learn(first, planned))
+                early, self._early = self._early, []
+                for each in early:
+                    self._accept(each)
+            case ControlMessage(what, cuts):
+                self._hold() if what == HOLD else self._stop(cuts)
+
+    def _hold(self) -> None:
+        """Let the launcher find a cut that no stage is beyond."""
+        if not self._is_held:
+            self._is_held = True
+            self._sink.held([intake.hold() for intake in self._intakes])
+
+    def _stop(self, cuts: Sequence[int]) -> None:
+        """Go on up to the cuts only, and leave a checkpoint there."""
+        for stream, (intake, cut) in enumerate(zip(self._intakes, cuts, strict=True)):
+            self._admit(intake.stop(cut))
+            if self._checkpointer.is_new(StreamId(stream), cut):
+                self._tell(CutAdmitted(time.monotonic_ns(), StreamId(stream), SequenceId(cut)))
+
+    def _admit(self, planned: Iterable[Planned]) -> None:
+        for subnet, partition, priorities in planned:
+            stream, y, now_ns = subnet.stream, subnet.sequence_id, time.monotonic_ns()
+            if self._checkpointer.is_due(stream, y):
+                self._tell(CutAdmitted(now_ns, stream, y, self._checkpointer.patience))
+            self._idle_work.make(map(subnet.layer, partition.blocks(self._stage)))
+            self._tell(SubnetAdmitted(now_ns, subnet, partition, priorities, self._is_trained))
+
+    def _tell(self, event: Event) -> None:
+        """Let the controller handle an event, and what carrying its commands out leads to."""
+        self._events.append(event)
+        if len(self._events) > 1:
+            return
+        while self._events:
+            self._sink.event(self._events[0])
+            for command in self._controller.handle(self._events[0]):
+                self._carry_out(command)
+            self._events.popleft()
+
+    def _carry_out(self, command: Command) -> None:
+        match command:
+            case RunTask(task, reads):
+                self._run.extend((task, *read) for read in reads)
+            case WriteLayer():
+                self._write(command)
+            case SendOutput(receiver, upcoming):
+                self._transport.send_input(receiver, upcoming, self._compute.output(receiver))
+            case ShareNorms():
+                self._tell(self._norms.share(command))
+            case PushVersion():
+                self._layers.push(command)
+            case LoadLayer(layer):
+                self._compute.layer(layer)
+                self._memory_retry.attempt(lambda: self._compute.placement.load(layer))
+            case SaveLayer(layer):
+                self._compute.placement.save(layer)
+            case EvictLayer(layer):
+                self._compute.evict(layer)
+            case RecordAccess(access):
+                self._sink.access(access)
+            case CaptureLayer() | FinishCut():
+                self._checkpointer.carry_out(command)
+            case DropVersion(layer, version):
+                self._compute.layer(layer).drop(version)
+            case RetireSubnet(stream, sequence_id):
+                self._compute.retire(stream, sequence_id)
+                self._admit(self._intakes[stream].retire(sequence_id))
+
+    def _write(self, command: WriteLayer) -> None:
+        layer, sequence_id = command.layer, command.sequence_id
+        self._doing = (f"{layer.stream}.{sequence_id} WRITE of", layer)
+        start_ns = time.monotonic_ns()
+        self._compute.write(command)
+        end_ns = time.monotonic_ns()
+        digest = self._compute.layer(layer).digest() if self._digests else ""
+        self._tell(WriteFinished(end_ns, layer, sequence_id, start_ns, digest))

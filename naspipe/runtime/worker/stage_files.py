@@ -1,0 +1,73 @@
+"""Where a stage's results go: files of each stream, and reports to the launcher."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+
+from naspipe.core.access import Access, AccessKind
+from naspipe.core.events import Event
+from naspipe.core.ids import FIRST_STREAM, SequenceId, StreamId, alone_in
+from naspipe.runtime.devices.tensor_bytes import tensor_bytes
+from naspipe.runtime.wire.reports import Reporter
+from naspipe.trace.access.event_log import EventLogWriter
+from naspipe.trace.access.log import AccessLogWriter
+
+_REPORT_EVERY_NS = 250_000_000
+
+
+class StageFiles:
+    """A stage's logs and reports; see :class:`naspipe.runtime.worker.stage_sink.StageSink`.
+
+    Each stream has files of its own, in which it is the only stream: those of its solo run.
+    """
+
+    def __init__(
+        self,
+        logs: Sequence[AccessLogWriter],
+        events: EventLogWriter | None,
+        reporter: Reporter,
+    ) -> None:
+        self._logs = tuple(logs)
+        self._events = events
+        self._reporter = reporter
+        self._start_ns = self._reported_ns = time.monotonic_ns()
+        self._busy_ns = self._hits = self._reads = 0
+
+    def access(self, access: Access) -> None:
+        """See :class:`naspipe.runtime.worker.stage_sink.StageSink`."""
+        stream = access.layer.stream
+        alone = access if stream == FIRST_STREAM else access._replace(layer=alone_in(access.layer))
+        self._logs[stream].append(alone)
+        self._busy_ns += access.end_ns - access.start_ns
+        if access.kind is not AccessKind.WRITE:
+            self._reads += 1
+            self._hits += access.is_hit
+        if access.end_ns - self._reported_ns > _REPORT_EVERY_NS:
+            self._reported_ns = access.end_ns
+            elapsed_ns = access.end_ns - self._start_ns
+            use = {"busy_ns": self._busy_ns, "elapsed_ns": elapsed_ns}
+            self._reporter.report("busy", {**use, "hits": self._hits, "reads": self._reads})
+
+    def loss(self, stream: StreamId, sequence_id: SequenceId, loss: torch.Tensor) -> None:
+        """See :class:`naspipe.runtime.worker.stage_sink.StageSink`."""
+        loss = loss.cpu()  # its block is over, so this waits for nothing but the copy
+        raw = tensor_bytes(loss).numpy().tobytes()[::-1]
+        body = {
+            "stream": stream,
+            "sequence_id": sequence_id,
+            "loss": float(loss),
+            "bits": raw.hex(),
+        }
+        self._reporter.report("loss", body)
+
+    def held(self, admitted: Sequence[int]) -> None:
+        """See :class:`naspipe.runtime.worker.stage_sink.StageSink`."""
+        self._reporter.report("held", {"admitted": list(admitted)})
+
+    def event(self, event: Event) -> None:
+        """See :class:`naspipe.runtime.worker.stage_sink.StageSink`."""
+        if self._events is not None:
+            self._events.append(event)

@@ -1,0 +1,145 @@
+"""The body of a stage's process, from its start to its end."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import signal
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+from naspipe.core.errors import ConfigError, StorageError, reason
+from naspipe.core.ids import StageId
+from naspipe.runtime.devices.determinism import deterministic_torch
+from naspipe.runtime.jobs.job import PipelineJob
+from naspipe.runtime.wire.endpoints import Endpoints
+from naspipe.runtime.wire.messages import LauncherMessage
+from naspipe.runtime.wire.reports import WAITING, Reporter, ZmqReporter
+from naspipe.runtime.wire.transport import NoTransport, Transport
+from naspipe.runtime.wire.wakeup import Wakeup
+from naspipe.runtime.worker.connections import connect
+from naspipe.runtime.worker.stage_process import StageRun, StageWork, open_placement
+
+_STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
+
+
+def run_alone(
+    job: PipelineJob,
+    reporter: Reporter,
+    mailbox: deque[LauncherMessage],
+    make: Callable[..., StageWork] = StageRun,
+) -> None:
+    """The run on one stage, in this process and without sockets; never on a GPU."""
+    _run_stage(job, StageId(0), partial(NoTransport, mailbox), reporter, make)
+
+
+def _run_stage(
+    job: PipelineJob,
+    stage: StageId,
+    connect: Callable[[Wakeup], Transport],
+    reporter: Reporter,
+    make: Callable[..., StageWork],
+) -> None:
+    """Run one stage to its end; a failure is reported, never raised."""
+    task = "start"
+    try:
+        with ExitStack() as stack:
+            # Before the device starts: cuBLAS reads its settings once.
+            stack.enter_context(deterministic_torch(job.recipe.threads))
+            wakeup = stack.enter_context(Wakeup())
+            transport = stack.enter_context(connect(wakeup))
+            placement = stack.enter_context(open_placement(job, stage, wakeup))
+            stage_run = make(job, stage, transport, reporter, placement, wakeup)
+            reporter.watch(lambda: stage_run.current)
+            try:
+                stage_run.run()
+            finally:
+                task = stage_run.current
+    except Exception as error:
+        reporter.report("failed", failure_report(task, error))
+
+
+def failure_report(task: str, error: Exception) -> dict[str, Any]:
+    """The report of a failure: what was under way, and why it ended."""
+    return {
+        "task": task,
+        "traceback": "".join(traceback.format_exception(error)),
+        "message": reason(error) if isinstance(error, OSError) else str(error),
+        "kind": _kind(error),
+    }
+
+
+def _kind(error: Exception) -> str:
+    """Whose failure it is: the input's, the storage's, or (empty) anybody's."""
+    if isinstance(error, ConfigError):
+        return "input"
+    is_storage = isinstance(error, OSError) and error.errno in _STORAGE
+    return "storage" if is_storage or isinstance(error, StorageError) else ""
+
+
+def stage_main(
+    make_job: Callable[[], PipelineJob],
+    stage: StageId,
+    endpoints: Endpoints,
+    lifeline: tuple[int, int],
+    *,
+    make: Callable[..., StageWork] = StageRun,
+    launcher_is_elsewhere: bool = False,
+) -> None:
+    """The body of a stage's process: ends with the run, its own failure, or its parent.
+
+    Args:
+        make_job: called here; what it raises is the stage's failure.
+        stage: which.
+        endpoints: of the run.
+        lifeline: a pipe that the parent holds open.
+        make: makes the stage's work, as ``StageRun`` is made.
+        launcher_is_elsewhere: the parent is no launcher, so the launcher has to be told.
+    """
+    # The launcher answers signals for all: with a checkpoint, for which it needs its stages.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    read_end, write_end = lifeline
+    os.close(write_end)
+    say: Callable[[], None] = _nothing
+    if launcher_is_elsewhere:
+        _wake_with_parents_end()
+        say = partial(_last_words, stage, endpoints)
+    threading.Thread(target=_end_with_parent, args=(read_end, say), daemon=True).start()
+    with ZmqReporter(stage, endpoints) as reporter:
+        reporter.watch(lambda: WAITING)
+        try:
+            job = make_job()
+        except Exception as error:
+            reporter.report("failed", failure_report("its preparation", error))
+            return
+        transport = partial(connect, job.execution, stage, endpoints)
+        _run_stage(job, stage, transport, reporter, make)
+
+
+def _end_with_parent(read_end: int, say: Callable[[], None]) -> None:
+    """Wait for the end of a pipe that only the parent holds open."""
+    os.read(read_end, 1)
+    say()
+    os._exit(1)
+
+
+def _nothing() -> None:
+    """Say nothing: nobody is there any more."""
+
+
+def _last_words(stage: StageId, endpoints: Endpoints) -> None:
+    with ZmqReporter(stage, endpoints) as reporter:
+        reporter.report("died", {"how": "the worker that watched it has ended"})
+
+
+def _wake_with_parents_end() -> None:
+    """Have the kernel continue this process when its parent ends: one that was stopped, too."""
+    set_parent_death_signal = 1
+    ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGCONT))

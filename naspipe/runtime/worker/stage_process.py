@@ -1,0 +1,218 @@
+"""One stage of a job: build it, run it, write what it leaves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any, Protocol
+
+import torch
+
+from naspipe.core.config import parse_bytes
+from naspipe.core.events import StreamResumed
+from naspipe.core.ids import SequenceId, StageId, StreamId, alone_in
+from naspipe.core.planned import Planned
+from naspipe.runtime.blocks.compute import StageCompute
+from naspipe.runtime.checkpoints.capture_memory import CaptureMemory
+from naspipe.runtime.checkpoints.capturing import Capturer
+from naspipe.runtime.checkpoints.checkpointer import Checkpointer, CheckpointStream, write_part
+from naspipe.runtime.checkpoints.layer_bytes import layer_key
+from naspipe.runtime.devices.cuda_device import measured_memory
+from naspipe.runtime.devices.device import open_device
+from naspipe.runtime.devices.out_of_memory import LayerUse
+from naspipe.runtime.jobs.job import Job, PipelineJob, StreamJob
+from naspipe.runtime.layers.layer_store import LayerStore
+from naspipe.runtime.memory.placement import Placement, SwappedPlacement
+from naspipe.runtime.wire.reports import Reporter
+from naspipe.runtime.wire.transport import Transport
+from naspipe.runtime.wire.wakeup import Wakeup
+from naspipe.runtime.worker.connections import start_device
+from naspipe.runtime.worker.driver import StageDriver
+from naspipe.runtime.worker.garbage import calm_collector
+from naspipe.runtime.worker.stage_files import StageFiles
+from naspipe.stage.builder import build_admission, build_controller
+from naspipe.stage.intake import Intake
+from naspipe.stage.memory import residency_of
+from naspipe.trace.access.event_log import EventLogWriter
+from naspipe.trace.access.log import AccessLogWriter
+from naspipe.trace.snapshots.checkpoints import FINAL
+
+GRACE_SECONDS = 10.0
+"""How much longer a stage waits than a hung one may take: the launcher names that one first."""
+
+
+class StageWork(Protocol):
+    """What a stage's process does."""
+
+    @property
+    def current(self) -> str:
+        """What the stage is at, for the report of a failure."""
+        ...
+
+    def run(self) -> None:
+        """Work to the end, and report."""
+        ...
+
+
+class StageRun:
+    """A stage of a job, ready to run."""
+
+    def __init__(
+        self,
+        job: Job,
+        stage: StageId,
+        transport: Transport,
+        reporter: Reporter,
+        placement: Placement,
+        wakeup: Wakeup,
+    ) -> None:
+        self._wakeup = wakeup
+        self._job = job
+        self._stage = stage
+        self._transport = transport
+        self._reporter = reporter
+        self._placement = placement
+        self._driver: StageDriver | None = None
+
+    @property
+    def current(self) -> str:
+        """What the stage is doing, for the report of a failure."""
+        return self._driver.current if self._driver else "start"
+
+    def run(self) -> None:
+        """Train this stage's part of every subnet, then write its layers and report."""
+        job, stage, generation = self._job, self._stage, self._job.generation
+        directories = [stream.directory for stream in job.streams]
+        with ExitStack() as stack:
+            logs = [
+                stack.enter_context(
+                    AccessLogWriter(directory.access_log(stage, generation), generation)
+                )
+                for directory in directories
+            ]
+            events = None
+            if job.execution.record_events:
+                path = directories[0].events_log(stage, generation)
+                events = stack.enter_context(EventLogWriter(path))
+            restored = [stream.restored for stream in job.streams]
+            compute = StageCompute(job.workloads, self._placement, restored)
+            checkpointer = stack.enter_context(self._checkpointer(compute, logs))
+            self._train(StageFiles(logs, events, self._reporter), compute, checkpointer)
+
+    def _checkpointer(self, compute: StageCompute, logs: Sequence[AccessLogWriter]) -> Checkpointer:
+        job = self._job
+        streams = [
+            CheckpointStream(
+                stream.workload.space, stream.directory.checkpoints, store, stream.restored, log
+            )
+            for stream, store, log in zip(job.streams, compute.stores, logs, strict=True)
+        ]
+        every = job.execution.cut_every * job.steps.passes
+        return Checkpointer(
+            self._stage, job.generation, streams, every, self._reporter, self._wakeup.set
+        )
+
+    def _train(self, sink: StageFiles, compute: StageCompute, checkpointer: Checkpointer) -> None:
+        job, stage, execution = self._job, self._stage, self._job.execution
+        controller = build_controller(
+            stage,
+            [workload.space.rules for workload in job.workloads],
+            policy=job.policy,
+            bulk=job.bulk,
+            order=execution.order,
+            residency=residency_of(job.memory, stage, execution),
+            starts_partly_clear=execution.partly_clear,
+            steps=job.steps,
+        )
+        intakes = self._intakes()
+        self._driver = StageDriver(
+            stage,
+            controller,
+            compute,
+            self._transport,
+            intakes,
+            sink,
+            checkpointer,
+            self._resumed(),
+            timeout_seconds=execution.timeout_seconds + GRACE_SECONDS,
+            digests=execution.digests,
+        )
+        with calm_collector():
+            self._driver.run()
+        self._driver.finishing()
+        measured = {
+            **self._driver.measured,
+            **self._placement.measured(),
+            **measured_memory(),
+        }
+        is_whole = all(
+            intake.next == stream.steps for intake, stream in zip(intakes, job.streams, strict=True)
+        )
+        parts = [
+            self._save(stream, intake.known, store)
+            for stream, intake, store in zip(job.streams, intakes, compute.stores, strict=True)
+            if is_whole
+        ]
+        self._reporter.report("done", {"streams": parts, "measured": measured})
+
+    def _intakes(self) -> list[Intake]:
+        execution = self._job.execution
+        return [
+            Intake(
+                build_admission(
+                    self._job.policy,
+                    stream.steps,
+                    window=execution.window,
+                    bulk=self._job.bulk,
+                    stages=execution.stages,
+                    first=stream.first,
+                    passes=self._job.steps.passes,
+                ),
+                stream.planned,
+            )
+            for stream in self._job.streams
+        ]
+
+    def _resumed(self) -> list[StreamResumed]:
+        now_ns = time.monotonic_ns()
+        return [
+            StreamResumed(now_ns, StreamId(number), SequenceId(stream.first), stream.kept)
+            for number, stream in enumerate(self._job.streams)
+            if stream.restored
+        ]
+
+    def _save(
+        self, stream: StreamJob, planned: Sequence[Planned], store: LayerStore
+    ) -> dict[str, Any]:
+        """Write this stage's shard of the final checkpoint."""
+        space = stream.workload.space
+        memory, capturer = CaptureMemory().lend(), Capturer()
+        layers = {
+            layer_key(space, alone_in(layer)): capturer.capture(stored, (stored.version,), memory)
+            for layer, stored in store.items()
+        }
+        used = {
+            each.subnet.layer(block)
+            for each in planned[stream.first :]
+            for block in range(len(space))
+        }
+        for layer, _, keeper in stream.kept:
+            if keeper == self._stage and layer not in used and stream.restored:
+                snapshot = stream.restored.snapshot(layer, newest_only=True)
+                if snapshot is not None:
+                    layers[layer_key(space, alone_in(layer))] = snapshot
+        directory = stream.directory.checkpoints.working(FINAL, self._job.generation)
+        return write_part(directory, self._stage, layers)
+
+
+def open_placement(job: PipelineJob, stage: StageId, wakeup: Wakeup) -> Placement:
+    """Where the stage's layers and tensors live. Starts CUDA, where that is the device."""
+    execution = job.execution
+    name = start_device(execution, stage)
+    if job.memory is None:
+        return Placement(torch.device(name))
+    device = open_device(name, job.memory.budgets[stage], execution.bandwidth, execution.latency)
+    limits = LayerUse(0, job.memory.budgets[stage], job.memory.needs[stage].least_bytes)
+    host_bytes = parse_bytes(execution.host_memory) or None
+    return SwappedPlacement(device, job.recipe, limits, host_bytes, wakeup)

@@ -1,0 +1,180 @@
+"""Compare runs bit by bit: losses, final state, and who read and wrote which version when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from naspipe.core.access import Access
+from naspipe.trace.access.labels import SpaceLabels
+from naspipe.trace.access.log import read_run_accesses
+from naspipe.trace.reading.differences import (
+    Difference,
+    access_differences,
+    checkpoint_differences,
+    loss_differences,
+)
+from naspipe.trace.results.losses import Loss
+from naspipe.trace.results.run_directory import RunDirectory
+from naspipe.trace.snapshots.snapshot import Checkpoint, read_checkpoint
+
+
+class RecordedRun:
+    """A run directory to read from; each part is read when first asked for.
+
+    Raises:
+        ConfigError: when the path is no run directory.
+        LogError: from a part that is damaged.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.directory = RunDirectory(path)
+        self.manifest = self.directory.read_manifest()
+        self.labels = SpaceLabels(self.manifest.get("space", {}))
+
+    @property
+    def path(self) -> Path:
+        """The run directory."""
+        return self.directory.path
+
+    @property
+    def num_stages(self) -> int:
+        """How many stages the run had."""
+        return int(self.manifest.get("execution", {}).get("stages", 1))
+
+    @cached_property
+    def losses(self) -> list[Loss]:
+        """Per-step losses in sequence order."""
+        return self.directory.read_losses()
+
+    @cached_property
+    def accesses(self) -> list[Access]:
+        """Every access in order of time."""
+        return read_run_accesses(self.path)
+
+    def checkpoint(self) -> Checkpoint:
+        """The final state; read anew at each call, because it may be large."""
+        return read_checkpoint(self.directory.checkpoint())
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One run against the first. ``reason`` says why they cannot be compared, if they cannot."""
+
+    run: Path
+    reason: str = ""
+    warnings: tuple[str, ...] = ()
+    differences: tuple[Difference, ...] = ()
+    """Sorted, the first one first."""
+
+    @property
+    def is_identical(self) -> bool:
+        """Whether the runs could be compared and no bit differs."""
+        return not self.reason and not self.differences
+
+    @property
+    def first(self) -> Difference | None:
+        """The earliest difference: by step, then by block of the chain."""
+        return self.differences[0] if self.differences else None
+
+    def __str__(self) -> str:
+        """``IDENTICAL``, or what differs first on one line and how much in all on a second."""
+        if self.reason:
+            return f"cannot be compared: {self.reason}"
+        if not self.differences:
+            return "IDENTICAL"
+        layers = len({(d.stream, d.layer) for d in self.differences if d.layer})
+        losses = sum(d.what == "loss" for d in self.differences)
+        text = f"first difference: {self.differences[0]}"
+        counts = f"in all, {losses} losses and the state or order of {layers} layers differ"
+        first_loss = next((d for d in self.differences if d.what == "loss"), None)
+        if first_loss not in (None, self.differences[0]):
+            counts += f"; first loss that differs: step {first_loss.sequence_id}"
+        return f"{text}\n{counts}"
+
+
+def compare_runs(paths: Sequence[Path | str]) -> list[Comparison]:
+    """Compare each run but the first to the first."""
+    reference = RecordedRun(paths[0])
+    return [compare_to(reference, RecordedRun(path)) for path in paths[1:]]
+
+
+def compare_to(reference: RecordedRun, run: RecordedRun) -> Comparison:
+    """Compare one run to another.
+
+    Raises:
+        ConfigError, LogError: when a recorded file is missing or damaged.
+    """
+    if reason := _reason(reference, run):
+        return Comparison(run.path, reason)
+    labels = reference.labels
+    differences = [
+        *loss_differences(reference.losses, run.losses, labels),
+        *checkpoint_differences(reference.checkpoint(), run.checkpoint(), labels),
+    ]
+    warnings = list(_environment_warnings(reference.manifest, run.manifest))
+    unlogged = [side.path for side in (reference, run) if not side.accesses]
+    if unlogged:
+        paths = " and ".join(map(str, unlogged))
+        warnings.append(f"no access log in {paths}: the order of accesses was not compared")
+    else:
+        differences += access_differences(reference.accesses, run.accesses, labels)
+    ordered = tuple(sorted(differences, key=lambda difference: difference.key))
+    return Comparison(run.path, "", tuple(warnings), ordered)
+
+
+def _reason(reference: RecordedRun, run: RecordedRun) -> str:
+    """Why two runs cannot be compared, or nothing."""
+    for side in (reference, run):
+        status = side.manifest.get("status")
+        if status != "complete":
+            return f"{side.path} is not complete: its manifest says {status!r}"
+    for part in ("definition", "space"):
+        for key, one, other in _differing(reference.manifest.get(part), run.manifest.get(part)):
+            return (
+                f"different runs: {part}.{key} is {one} in {reference.path}, {other} in {run.path}"
+            )
+    return _stream_reason(reference, run)
+
+
+def _stream_reason(reference: RecordedRun, run: RecordedRun) -> str:
+    """One definition can still have two streams: a ``file:`` sampler's file may change."""
+    lines = [
+        side.directory.stream.read_text().splitlines() if side.directory.stream.exists() else []
+        for side in (reference, run)
+    ]
+    for step, (one, other) in enumerate(zip_longest(*lines, fillvalue="absent")):
+        if one != other:
+            return (
+                f"different streams: subnet {step} is {one:.80} in {reference.path}, "
+                f"{other:.80} in {run.path}"
+            )
+    return ""
+
+
+def _environment_warnings(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:
+    for part in ("software", "hardware"):
+        sides = [manifest.get("environment", {}).get(part, {}) for manifest in (one, other)]
+        for key, left, right in _differing(*sides):
+            yield f"different {part}: {key} is {left} against {right}; bits may differ for that"
+
+
+_ABSENT = object()
+
+
+def _differing(one: Any, other: Any, key: str = "") -> Iterator[tuple[str, str, str]]:
+    """Dotted keys in sorted order where two JSON values differ, and both values."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        for name in sorted(one.keys() | other.keys()):
+            inner = f"{key}.{name}" if key else name
+            yield from _differing(one.get(name, _ABSENT), other.get(name, _ABSENT), inner)
+    elif type(one) is not type(other) or one != other:
+        yield key, _value_text(one), _value_text(other)
+
+
+def _value_text(value: Any) -> str:
+    return "absent" if value is _ABSENT else f"{value!r:.80}"

@@ -1,0 +1,218 @@
+"""What can differ between two runs of one definition, and where it is."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from naspipe.core.access import Access, AccessKind
+from naspipe.core.ids import INITIAL, PassId, SequenceId
+from naspipe.core.rules import Exact
+from naspipe.trace.access.labels import SpaceLabels
+from naspipe.trace.access.order import layer_order, reads_and_writes
+from naspipe.trace.results.losses import Loss
+from naspipe.trace.snapshots.shards import ITEM_BYTES, RawTensor
+from naspipe.trace.snapshots.snapshot import Checkpoint
+
+_WHATS = (
+    "version read",
+    "order of WRITEs",
+    "access order",
+    "written bytes",
+    "tensor",
+    "version",
+    "scalar",
+    "loss",
+)
+_FINAL_STATE = ("tensor", "version", "scalar")
+
+
+class Difference(NamedTuple):
+    """One place where two runs differ.
+
+    ``sequence_id`` is the step (for final state, the earliest last WRITE of the layer; -1
+    is the state before any). ``layer`` is the label, empty for a loss; ``block`` its place in
+    the chain, behind the last one for a loss.
+    """
+
+    stream: int
+    sequence_id: int
+    block: int
+    layer: str
+    what: str
+    detail: str
+
+    @property
+    def key(self) -> tuple[int, int, int, int, str, str]:
+        """Earliest step, then earliest block of the chain, then stream and kind."""
+        place = _WHATS.index(self.what)
+        return (self.sequence_id, self.block, self.stream, place, self.layer, self.detail)
+
+    def __str__(self) -> str:
+        where = f"step {self.sequence_id}" if self.sequence_id >= 0 else "before step 0"
+        if self.what in _FINAL_STATE:
+            where = f"final state, last written {'at ' * (self.sequence_id >= 0)}{where}"
+        stream = f"stream {self.stream}, " if self.stream else ""
+        layer = f", layer {self.layer}" if self.layer else ""
+        return f"{stream}{where}{layer}: {self.what}: {self.detail}"
+
+
+def loss_differences(
+    expected: Sequence[Loss], found: Sequence[Loss], labels: SpaceLabels
+) -> Iterator[Difference]:
+    """Every step whose losses differ in their bits or are there in one run only."""
+    left = {(loss.stream, loss.sequence_id): loss for loss in expected}
+    right = {(loss.stream, loss.sequence_id): loss for loss in found}
+    for step in sorted(left.keys() | right.keys()):
+        one, other = left.get(step), right.get(step)
+        if one is None or other is None or one.bits != other.bits:
+            detail = f"{_loss_text(one)} against {_loss_text(other)}"
+            yield Difference(*step, len(labels), "", "loss", detail)
+
+
+def access_differences(
+    expected: Sequence[Access], found: Sequence[Access], labels: SpaceLabels
+) -> Iterator[Difference]:
+    """Per layer the first difference of each kind: versions read, orders, written bytes."""
+    left, right = reads_and_writes(expected), reads_and_writes(found)
+    for layer in sorted(left.keys() | right.keys()):
+        one, other = left.get(layer, []), right.get(layer, [])
+        is_exact = layer.block < len(labels) and isinstance(labels.rules[layer.block], Exact)
+        first = (
+            _first_version_read(one, other),
+            _first_order(
+                "order of WRITEs",
+                *(layer_order([a for a in side if _is_write(a)]) for side in (one, other)),
+            ),
+            _first_order("access order", layer_order(one), layer_order(other))
+            if is_exact
+            else None,
+            _first_written_bytes(one, other),
+        )
+        for sequence_id, what, detail in filter(None, first):
+            yield Difference(
+                layer.stream, sequence_id, layer.block, labels.label(layer), what, detail
+            )
+
+
+def checkpoint_differences(
+    expected: Checkpoint, found: Checkpoint, labels: SpaceLabels
+) -> Iterator[Difference]:
+    """Every tensor, version and scalar that differs or is there in one run only."""
+    pairs: tuple[tuple[str, Mapping[str, Any], Mapping[str, Any]], ...] = (
+        ("tensor", expected.tensors, found.tensors),
+        ("version", expected.versions, found.versions),
+        ("scalar", expected.scalars, found.scalars),
+    )
+    for what, left, right in pairs:
+        for name in sorted(left.keys() | right.keys()):
+            one, other = left.get(name), right.get(name)
+            if name in left and name in right and _is_same(one, other):
+                continue
+            stream, layer, rest = (*name.split("/", 2), "", "")[:3]
+            version = min(
+                checkpoint.versions.get(f"{stream}/{layer}", INITIAL)
+                for checkpoint in (expected, found)
+            )
+            detail = f"{_state_text(one, name in left)} against {_state_text(other, name in right)}"
+            if isinstance(one, RawTensor) and isinstance(other, RawTensor):
+                detail = _tensor_text(one, other)
+            yield Difference(
+                int(stream) if stream.isdigit() else 0,
+                version,
+                _position(layer, labels),
+                layer,
+                what,
+                f"{rest} {detail}" if rest else detail,
+            )
+
+
+_First = tuple[int, str, str]
+
+
+def _is_write(access: Access) -> bool:
+    return access.kind is AccessKind.WRITE
+
+
+def _first_version_read(expected: list[Access], found: list[Access]) -> _First | None:
+    def versions(accesses: list[Access]) -> dict[tuple[SequenceId, PassId], int]:
+        return {(a.sequence_id, a.pass_id): a.version for a in accesses if not _is_write(a)}
+
+    left, right = versions(expected), versions(found)
+    differing = [s for s in left.keys() | right.keys() if left.get(s) != right.get(s)]
+    if not differing:
+        return None
+    first = min(differing)
+    texts = [_absent_or(side.get(first)) for side in (left, right)]
+    return first[0], "version read", f"{texts[0]} against {texts[1]}"
+
+
+def _first_order(
+    what: str, expected: list[tuple[int, str]], found: list[tuple[int, str]]
+) -> _First | None:
+    for place, (one, other) in enumerate(zip_longest(expected, found)):
+        if one != other:
+            texts = [f"{step[0]}{step[1]}" if step else "absent" for step in (one, other)]
+            sequence_id = min(step[0] for step in (one, other) if step)
+            return sequence_id, what, f"{texts[0]} against {texts[1]} at place {place}"
+    return None
+
+
+def _first_written_bytes(expected: list[Access], found: list[Access]) -> _First | None:
+    """Where both runs recorded digests of the same WRITE."""
+    left = {a.sequence_id: a.digest for a in expected if _is_write(a) and a.digest}
+    right = {a.sequence_id: a.digest for a in found if _is_write(a) and a.digest}
+    differing = [s for s in left.keys() & right.keys() if left[s] != right[s]]
+    if not differing:
+        return None
+    first = min(differing)
+    return first, "written bytes", f"{left[first][:16]} against {right[first][:16]}"
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Equal in kind and in every bit: -0.0 is not 0.0, a NaN is its payload."""
+    if isinstance(one, float) and isinstance(other, float):
+        return struct.pack("<d", one) == struct.pack("<d", other)
+    return type(one) is type(other) and bool(one == other)
+
+
+def _position(layer: str, labels: SpaceLabels) -> int:
+    name = layer.partition(".")[0]
+    return labels.labels.index(name) if name in labels.labels else len(labels)
+
+
+def _loss_text(loss: Loss | None) -> str:
+    return "absent" if loss is None else f"{loss.value!r} ({loss.bits})"
+
+
+def _absent_or(value: object) -> str:
+    return "absent" if value is None else str(value)
+
+
+def _state_text(value: Any, is_there: bool) -> str:
+    if not is_there:
+        return "absent"
+    return _kind_text(value) if isinstance(value, RawTensor) else repr(value)
+
+
+def _kind_text(tensor: RawTensor) -> str:
+    return f"{tensor.dtype}[{','.join(map(str, tensor.shape))}]"
+
+
+def _tensor_text(one: RawTensor, other: RawTensor) -> str:
+    """Dtypes and shapes, or how many elements differ and the first one's bits."""
+    if one[:2] != other[:2]:
+        return f"{_kind_text(one)} against {_kind_text(other)}"
+    size = ITEM_BYTES[one.dtype]
+    left, right = (np.frombuffer(t.data, np.uint8).reshape(-1, size) for t in (one, other))
+    differing = np.flatnonzero((left != right).any(axis=1))
+    first = int(differing[0]) * size
+    bits = [tensor.data[first : first + size][::-1].hex() for tensor in (one, other)]
+    return (
+        f"{len(differing)} of {len(one.data) // size} elements differ, first element "
+        f"{first // size}: bits {bits[0]} against {bits[1]}"
+    )

@@ -1,0 +1,1 @@
+"""The run directory and its line files: losses, metrics, validations."""

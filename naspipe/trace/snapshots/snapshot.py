@@ -1,0 +1,115 @@
+"""Checkpoints: shards and the manifest that makes them one whole.
+
+A directory without its manifest is no checkpoint: the manifest is written last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from naspipe.core.errors import ConfigError, LogError
+from naspipe.core.json_text import parse_json
+from naspipe.trace.snapshots.shards import RawTensor, read_shard
+from naspipe.trace.storage.whole_files import write_json
+
+MANIFEST_NAME = "manifest.json"
+_CHECKPOINT_FORMAT = 2
+
+
+class Checkpoint(NamedTuple):
+    """Tensors of all shards by name, the version of each layer, and state that is no tensor.
+
+    ``history`` names, by layer, the versions that may still be read, oldest first; ``strides``
+    those of tensors that are not contiguous; ``losses`` the bytes and the CRC32 of the lines of
+    ``losses.jsonl`` that belong to the checkpoint. The final checkpoint has none of these.
+    """
+
+    subnets: int
+    tensors: dict[str, RawTensor]
+    versions: dict[str, int]
+    scalars: dict[str, Any]
+    history: Mapping[str, Sequence[int]] = MappingProxyType({})
+    strides: Mapping[str, Sequence[int]] = MappingProxyType({})
+    losses: tuple[int, int] = (0, 0)
+
+
+def write_checkpoint_manifest(directory: Path, manifest: Mapping[str, Any]) -> None:
+    """Make the shards of a directory a checkpoint.
+
+    Keys: those of :class:`Checkpoint`, with ``shards`` in place of the tensors; all but
+    ``subnets`` and ``shards`` may be left out.
+
+    A float in ``scalars`` keeps its exact bits, a NaN's payload too.
+    """
+    scalars = {name: _encode_scalar(value) for name, value in manifest.get("scalars", {}).items()}
+    content = {"format": _CHECKPOINT_FORMAT, "versions": {}, **manifest, "scalars": scalars}
+    write_json(directory / MANIFEST_NAME, {**content, "blake2b": _digest_of(content)})
+
+
+def _digest_of(manifest: Mapping[str, Any]) -> str:
+    """Of what a manifest says, however its JSON is written."""
+    text = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=32).hexdigest()
+
+
+def read_checkpoint(directory: Path) -> Checkpoint:
+    """Read a checkpoint and check every size and digest.
+
+    Raises:
+        ConfigError: when the directory holds no finished checkpoint.
+        LogError: when a file of it is damaged.
+    """
+    manifest = _read_manifest(directory)
+    tensors: dict[str, RawTensor] = {}
+    try:
+        for entry in manifest["shards"]:
+            shard = read_shard(directory, entry)
+            if twice := tensors.keys() & shard.keys():
+                raise LogError(f"{directory}: {min(twice)} is in two shards")
+            tensors |= shard
+        scalars = {name: _decode_scalar(value) for name, value in manifest["scalars"].items()}
+        versions = {name: int(version) for name, version in manifest["versions"].items()}
+        subnets = int(manifest["subnets"])
+        history = {k: [int(v) for v in each] for k, each in manifest.get("history", {}).items()}
+        strides = {k: [int(s) for s in each] for k, each in manifest.get("strides", {}).items()}
+        length_of_losses, crc_of_losses = map(int, manifest.get("losses", (0, 0)))
+    except (KeyError, TypeError, ValueError, AttributeError, struct.error) as error:
+        raise LogError(f"{directory / MANIFEST_NAME} is damaged: {error!r}") from error
+    losses = (length_of_losses, crc_of_losses)
+    return Checkpoint(subnets, tensors, versions, scalars, history, strides, losses)
+
+
+def _read_manifest(directory: Path) -> dict[str, Any]:
+    path = directory / MANIFEST_NAME
+    try:
+        manifest = parse_json(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(
+            f"{directory} is not a finished checkpoint: expected {path}, found {error.strerror}"
+        ) from error
+    except ValueError as error:
+        raise LogError(f"{path} is damaged: {error}") from error
+    if not isinstance(manifest, dict) or manifest.get("format") != _CHECKPOINT_FORMAT:
+        raise ConfigError(f"{path}: expected a checkpoint of format {_CHECKPOINT_FORMAT}")
+    expected = manifest.pop("blake2b", None)
+    if expected != (found := _digest_of(manifest)):
+        raise LogError(f"{path} is damaged: expected digest {expected!s:.16}…, found {found[:16]}…")
+    return manifest
+
+
+def _encode_scalar(value: Any) -> Any:
+    if isinstance(value, float):
+        return {"float": struct.pack(">d", value).hex()}
+    return value
+
+
+def _decode_scalar(value: Any) -> Any:
+    if isinstance(value, dict):
+        return struct.unpack(">d", bytes.fromhex(value["float"]))[0]
+    return value

@@ -1,0 +1,1 @@
+"""Bytes on disk: files that appear whole, framed records, long writes."""
