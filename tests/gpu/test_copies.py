@@ -23,7 +23,7 @@ from naspipe.runtime.memory.placement import Placement
 from naspipe.runtime.wire.messages import read_message, version_frames
 from naspipe.runtime.wire.tensor_codec import ALIGNMENT, decode, decode_into, encode
 from tests.oracle import bits
-from tests.runtime.test_tensor_codec import views
+from tests.runtime.wire.test_tensor_codec import views
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda:0")

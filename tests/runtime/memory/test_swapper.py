@@ -16,7 +16,7 @@ from naspipe.runtime.layers.layer_layout import StateSizes
 from naspipe.runtime.layers.resident_layer import LayerMemory
 from naspipe.runtime.memory import swapper as swapper_module
 from naspipe.runtime.memory.swapper import SwapError, SwapKind, Swapper
-from tests.runtime.swapped_layers import MODULES, RECIPES, contents, make_layer, step
+from tests.runtime.layers.swapped_layers import MODULES, RECIPES, contents, make_layer, step
 
 LAYERS = [LayerId(FIRST_STREAM, block, 0) for block in range(4)]
 SECONDS = 20.0

@@ -47,7 +47,7 @@ def test_stages_end_with_their_launcher(tmp_path, how):
     environment = {**os.environ, "TMPDIR": str(tmp_path)} if len(str(tmp_path)) < 70 else None
     launcher = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, str(tmp_path / "run")],
-        cwd=Path(__file__).parents[2], env=environment, stderr=subprocess.DEVNULL,
+        cwd=Path(__file__).parents[3], env=environment, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
         logs = tmp_path / "run" / "losses.jsonl"

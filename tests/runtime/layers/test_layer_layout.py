@@ -10,7 +10,14 @@ from torch import nn
 
 from naspipe.runtime.layers.layer_layout import StateSizes
 from tests.oracle import bits
-from tests.runtime.swapped_layers import RECIPES, Mover, contents, make_layer, memory_of, stored
+from tests.runtime.layers.swapped_layers import (
+    RECIPES,
+    Mover,
+    contents,
+    make_layer,
+    memory_of,
+    stored,
+)
 
 
 def test_a_layout_by_hand():

@@ -17,7 +17,7 @@ from naspipe.runtime.layers.layer_layout import StateSizes
 from naspipe.runtime.layers.resident_layer import LayerMemory
 from naspipe.runtime.wire.messages import read_message, version_frames
 from tests.oracle import bits
-from tests.runtime.swapped_layers import (
+from tests.runtime.layers.swapped_layers import (
     MODULES,
     RECIPES,
     Mover,
