@@ -7,7 +7,8 @@ import functools
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -81,11 +82,11 @@ def test_the_files_are_found() -> None:
 
 def test_pure_packages_import_without_torch() -> None:
     modules = [
-        path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        module_of(path)
         for path in product()
         if path.split("/")[1] in PURE
         or path in ("search_spaces/__init__.py", "search_spaces/common.py")
-        or path.endswith("/spec.py")
+        or path.endswith(("/spec.py", "/choices.py"))
     ]
     assert len(modules) > 35
     code = (
@@ -112,6 +113,50 @@ def test_import_contracts_hold() -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "5 kept, 0 broken" in done.stdout, done.stdout
+
+
+def module_of(path: str) -> str:
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def uses(module: ast.Module, known: set[str]) -> set[str]:
+    """The known modules that one imports, at its top or inside a function."""
+    names = (name for node in ast.walk(module) for name in imported(node))
+    return {
+        name if name in known else name.rpartition(".")[0]
+        for name in names
+        if name in known or name.rpartition(".")[0] in known
+    }
+
+
+def circle(graph: Mapping[str, set[str]]) -> list[str]:
+    """Modules that import each other, each the one before it; none where there is no circle."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_no_modules_import_each_other() -> None:
+    paths = [path for path in tracked() if not path.startswith("tests/")]
+    known = {module_of(path) for path in paths}
+    graph = {module_of(path): uses(tree(path), known) - {module_of(path)} for path in paths}
+    assert sum(map(len, graph.values())) > 500
+    assert circle(graph) == []
+
+
+def test_circles_are_seen() -> None:
+    sources = {
+        "a.spec": "def f():\n    from a.layers import Stem",
+        "a.layers": "import a.common\nfrom a import base",
+        "a.base": "from a.spec import SIZE",
+        "a.common": "import os",
+        "a": "from a.spec import SIZE",
+    }
+    graph = {name: uses(ast.parse(text), set(sources)) for name, text in sources.items()}
+    assert set(circle(graph)) == {"a.spec", "a.layers", "a.base"}
+    assert circle({name: needed - {"a.spec"} for name, needed in graph.items()}) == []
 
 
 def test_files_are_short() -> None:

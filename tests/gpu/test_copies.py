@@ -14,9 +14,9 @@ from naspipe.core.ids import Version
 from naspipe.core.rules import Exact
 from naspipe.runtime.devices.clock import open_clock
 from naspipe.runtime.devices.determinism import seed_draws
-from naspipe.runtime.devices.device import open_device
 from naspipe.runtime.devices.gpus import find_gpus
 from naspipe.runtime.devices.host_arena import HostArena
+from naspipe.runtime.devices.open_device import open_device
 from naspipe.runtime.devices.staging import Staging
 from naspipe.runtime.layers.stored_layer import StoredLayer
 from naspipe.runtime.memory.placement import Placement

@@ -12,9 +12,9 @@ from naspipe.core.config import Recipe
 from naspipe.core.errors import InvariantError
 from naspipe.core.ids import LayerId, StageId
 from naspipe.runtime.devices.cuda_device import count_gpus
-from naspipe.runtime.devices.device import Device
 from naspipe.runtime.devices.host_arena import HostArena
 from naspipe.runtime.devices.out_of_memory import LayerUse
+from naspipe.runtime.devices.ports import Device
 from naspipe.runtime.layers.layer_layout import StateSizes
 from naspipe.runtime.layers.resident_layer import LayerMemory
 from naspipe.runtime.layers.stored_layer import StoredLayer

@@ -41,7 +41,6 @@ from naspipe.core.planned import Planned
 from naspipe.core.task import Task
 from naspipe.runtime.blocks.ports import BlockCompute
 from naspipe.runtime.checkpoints.checkpointer import Checkpointer
-from naspipe.runtime.devices.memory_retry import MemoryRetry
 from naspipe.runtime.memory.swapper import SwapKind
 from naspipe.runtime.wire.messages import (
     HOLD,
@@ -55,6 +54,7 @@ from naspipe.runtime.wire.messages import (
 from naspipe.runtime.wire.transport import Transport
 from naspipe.runtime.worker.idle_work import IdleWork
 from naspipe.runtime.worker.layer_exchange import LayerExchange
+from naspipe.runtime.worker.memory_retry import MemoryRetry
 from naspipe.runtime.worker.norm_exchange import NormExchange
 from naspipe.runtime.worker.stage_sink import StageSink
 from naspipe.stage.controller import StageController

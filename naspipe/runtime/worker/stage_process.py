@@ -19,7 +19,7 @@ from naspipe.runtime.checkpoints.capturing import Capturer
 from naspipe.runtime.checkpoints.checkpointer import Checkpointer, CheckpointStream, write_part
 from naspipe.runtime.checkpoints.layer_bytes import layer_key
 from naspipe.runtime.devices.cuda_device import measured_memory
-from naspipe.runtime.devices.device import open_device
+from naspipe.runtime.devices.open_device import open_device
 from naspipe.runtime.devices.out_of_memory import LayerUse
 from naspipe.runtime.jobs.job import Job, PipelineJob, StreamJob
 from naspipe.runtime.layers.layer_store import LayerStore

@@ -8,7 +8,7 @@ from torch import nn
 from naspipe.core.config import Recipe
 from naspipe.core.ids import Version
 from naspipe.core.rules import Exact, Frozen
-from naspipe.runtime.devices.device import EmulatedDevice
+from naspipe.runtime.devices.emulated_device import EmulatedDevice
 from naspipe.runtime.devices.host_arena import HostArena
 from naspipe.runtime.layers.layer_layout import StateSizes
 from naspipe.runtime.layers.resident_layer import LayerMemory

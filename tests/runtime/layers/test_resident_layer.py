@@ -11,7 +11,7 @@ from torch import nn
 from naspipe.core.config import Recipe
 from naspipe.core.errors import ConfigError, InvariantError
 from naspipe.core.ids import FIRST_STREAM, LayerId, Version
-from naspipe.runtime.devices.device import EmulatedDevice
+from naspipe.runtime.devices.emulated_device import EmulatedDevice
 from naspipe.runtime.devices.host_arena import HostArena
 from naspipe.runtime.layers.layer_layout import StateSizes
 from naspipe.runtime.layers.resident_layer import LayerMemory

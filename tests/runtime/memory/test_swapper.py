@@ -10,7 +10,8 @@ import torch
 
 from naspipe.core.errors import InvariantError
 from naspipe.core.ids import FIRST_STREAM, LayerId
-from naspipe.runtime.devices.device import DeviceMemoryError, EmulatedDevice
+from naspipe.runtime.devices.device_budget import DeviceMemoryError
+from naspipe.runtime.devices.emulated_device import EmulatedDevice
 from naspipe.runtime.devices.host_arena import HostArena
 from naspipe.runtime.layers.layer_layout import StateSizes
 from naspipe.runtime.layers.resident_layer import LayerMemory

@@ -1,4 +1,4 @@
-"""The emulated device: its own poisoned memory, a budget, a pace; and devices by name."""
+"""The emulated device: its own poisoned memory, a budget, a pace."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from naspipe.core.errors import ConfigError, InvariantError
-from naspipe.runtime.devices.device import DeviceMemoryError, EmulatedDevice, open_device
+from naspipe.core.errors import InvariantError
+from naspipe.runtime.devices.device_budget import DeviceMemoryError
+from naspipe.runtime.devices.emulated_device import EmulatedDevice
 
 FAST = {"bandwidth_bytes_per_second": 1e12, "latency_seconds": 0.0}
 
@@ -115,40 +116,3 @@ def test_the_emulated_device_computes_at_once():
     assert device.mark() is None
     device.synchronize_compute()
     assert (device.name, device.torch_device) == ("cpu", torch.device("cpu"))
-
-
-def test_a_device_by_name(monkeypatch):
-    device = open_device("cpu", 1000, 1e6, 0.5)
-    assert isinstance(device, EmulatedDevice)
-    device.allocate(1000)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    for name in ("cuda", "cuda:1"):
-        with pytest.raises(ConfigError, match=f"device {name}: found no CUDA device on this"):
-            open_device(name, 1000)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(ConfigError, match="device cuda:2: found cuda:0 to cuda:1 on this machine"):
-        open_device("cuda:2", 1000)
-
-
-@pytest.mark.parametrize(
-    "name", ["", "gpu", "cuda:", "cuda:x", "cuda:-1", "CPU", "cuda:1 ", "cpu:0"]
-)
-def test_unknown_devices(name):
-    with pytest.raises(ConfigError, match="expected cpu, cuda or cuda:N"):
-        open_device(name, 1000)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("cpu", 0), "device cpu: expected a budget of 1 byte or more, found 0"),
-        (("cuda", -1), "device cuda: expected a budget of 1 byte or more, found -1"),
-        (("cpu", 1, 0.0), "expected a bandwidth above 0 and a latency of 0 or more, found 0 byt"),
-        (("cpu", 1, 1.0, -1.0), "found 1 bytes/s and -1 s"),
-        (("cpu", 1, float("nan")), "found nan bytes/s"),
-    ],
-)
-def test_numbers_that_make_no_sense(arguments, message):
-    with pytest.raises(ConfigError, match=message):
-        open_device(*arguments)
