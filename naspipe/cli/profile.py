@@ -65,11 +65,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, or read what was measured, and print it; returns the exit status."""
+    from naspipe.core.config import Execution
     from naspipe.core.user_code import users_code
+    from naspipe.frontend.given.workloads import find_measurable
     from naspipe.runtime.measuring.layer_sizes import measure_sizes
     from naspipe.runtime.measuring.profile_cache import ProfileCache
 
-    workload, execution = _workload(arguments)
+    workload, execution = find_measurable(
+        arguments.space,
+        arguments.scale,
+        arguments.data,
+        arguments.data_dir,
+        Execution(recompute=arguments.recompute, device=arguments.device),
+        arguments.set,
+    )
     named_device = _device_name(execution.device)
     what = f"space {workload.space.name}: expected layers, data and a loss that compute, found"
     with users_code(what):
@@ -93,35 +102,6 @@ def _device_name(device: str) -> str:
     gpus = NO_GPUS if device == "cpu" else find_gpus()
     check_device(device, len(gpus))
     return gpus.name_of(first_gpu(device))
-
-
-def _workload(arguments: argparse.Namespace) -> tuple[Workload, Execution]:
-    """What would be trained, checked as far as it matters here, and on what."""
-    from naspipe.core.config import Execution, Settings, apply_settings
-    from naspipe.frontend.given.checks import check_batch, check_layers
-    from naspipe.frontend.given.workloads import find_workload
-    from naspipe.frontend.training.training import define
-    from naspipe.runtime.jobs.workload import Workload
-    from naspipe.runtime.layers.optimizers import check_optimizer
-
-    named = find_workload(arguments.space, arguments.scale, arguments.data, arguments.data_dir)
-    execution = Execution(recompute=arguments.recompute, device=arguments.device)
-    settings = apply_settings(Settings(recipe=named.recipe, execution=execution), arguments.set)
-    space = named.space.with_rules(settings.rules)
-    definition = define(
-        space, named.data, named.loss, recipe=settings.recipe, scale=arguments.scale, steps=1
-    )
-    workload = Workload(
-        space=space,
-        data=named.data,
-        loss=named.loss,
-        definition=definition,
-        recompute=settings.execution.recompute,
-    )
-    check_optimizer(definition.recipe)
-    check_batch(workload)
-    check_layers(workload)
-    return workload, settings.execution
 
 
 def _costs(

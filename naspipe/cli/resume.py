@@ -81,8 +81,6 @@ def _workload(
     from naspipe.frontend.given.held_out import held_out_for
     from naspipe.frontend.given.strategies import find_strategy_maker
     from naspipe.frontend.given.workloads import find_workload
-    from naspipe.frontend.training.training import define
-    from naspipe.runtime.jobs.workload import Workload
 
     definition, source = manifest.get("definition"), manifest.get("source")
     if not source or not isinstance(definition, dict):
@@ -101,15 +99,12 @@ def _workload(
         }
     except (KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path}: its manifest is damaged: {error!r:.120}") from error
-    space = named.space.with_rules(rules)
+    defined = named.redefined(rules, recipe=recipe, **identity)
     own = arguments.validation
-    return Workload(
-        space=space,
-        data=named.data,
-        loss=named.loss,
-        definition=define(space, named.data, named.loss, recipe=recipe, **identity),
+    return replace(
+        defined,
         recompute=execution.recompute,
-        make_strategy=find_strategy_maker(identity["sampler"], space, identity["seed"]),
+        make_strategy=find_strategy_maker(identity["sampler"], defined.space, identity["seed"]),
         held_out=held_out_for(
             execution, {**source, "validation": own or source.get("validation")}, arguments.data_dir
         ),

@@ -156,9 +156,11 @@ def open_scenario(arguments: argparse.Namespace, **execution: Any) -> tuple[Scen
             steps=settings.recipe.steps,
         )
         return space, replace(settings.execution, recompute=True)
+    from naspipe.frontend.given.workloads import find_measurable
+
     if arguments.no_shared:
         raise ConfigError("--no-shared: expected --costs table5, as a real run has shared layers")
-    workload, how = scenario.workload_of(
+    workload, how = find_measurable(
         arguments.space, arguments.scale, arguments.data, arguments.data_dir, how, arguments.set
     )
     return scenario.profiled_scenario(workload, how), how

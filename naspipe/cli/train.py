@@ -68,11 +68,11 @@ def _training(
     path = arguments.resume or arguments.run_dir
     path = path or default_run_directory("-".join(names).replace(":", "-"))
     title = f"{' '.join(names)} on {execution.stages} stage{'s' if execution.stages > 1 else ''}"
-    steps = sum(workload.definition.num_subnets for workload in workloads)
+    num_passes = sum(workload.definition.num_subnets for workload in workloads)
     is_quiet = arguments.quiet or (worker is not None and worker.rank > 0)
     has_passes = any(each.definition.recipe.steps.passes > 1 for each in workloads)
     unit = "passes" if has_passes else "steps"
-    with TrainingProgress(title, steps, is_quiet, arguments.log_every, unit) as progress:
+    with TrainingProgress(title, num_passes, is_quiet, arguments.log_every, unit) as progress:
         yield Training(
             workloads=workloads,
             execution=execution,
@@ -128,11 +128,9 @@ def _workloads(
     from naspipe.core.config import Settings
     from naspipe.frontend.given.held_out import held_out_for
     from naspipe.frontend.given.strategies import find_strategy_maker
-    from naspipe.frontend.given.workloads import Named, find_workload
-    from naspipe.frontend.training.training import define
-    from naspipe.runtime.jobs.workload import Workload
+    from naspipe.frontend.given.workloads import find_workload
 
-    found: dict[tuple[str, str, str | None], Named] = {}
+    found: dict[tuple[str, str, str | None], Workload] = {}
     workloads: list[Workload] = []
     sources: list[dict[str, Any]] = []
     settings = _settings(Settings(), recipe, arguments)
@@ -142,19 +140,13 @@ def _workloads(
         if key not in found:
             named = find_workload(*key, arguments.data_dir, sizes)
             settings = _settings(Settings(recipe=named.recipe), recipe, arguments)
-            space = named.space.with_rules(settings.rules)
-            found[key] = replace(named, space=space, recipe=settings.recipe)
+            found[key] = named.redefined(settings.rules, recipe=settings.recipe)
         named = found[key]
         source = {
             "space": stream.space, "scale": stream.scale, "data": stream.data, "sizes": sizes,
             "recipe": arguments.recipe, "validation": arguments.validation,
         }  # fmt: skip
-        definition = define(
-            named.space,
-            named.data,
-            named.loss,
-            recipe=named.recipe,
-            scale=stream.scale,
+        defined = named.redefined(
             seed=stream.seed,
             steps=stream.steps,
             sampler=stream.sampler,
@@ -162,11 +154,8 @@ def _workloads(
             bulk=arguments.bulk,
         )
         workloads.append(
-            Workload(
-                space=named.space,
-                data=named.data,
-                loss=named.loss,
-                definition=definition,
+            replace(
+                defined,
                 recompute=settings.execution.recompute,
                 make_strategy=find_strategy_maker(stream.sampler, named.space, stream.seed),
                 held_out=held_out_for(settings.execution, source, arguments.data_dir),

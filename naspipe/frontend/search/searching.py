@@ -22,7 +22,6 @@ from naspipe.frontend.given.strategy_source import StrategySource, sample_stream
 from naspipe.frontend.search.scoring_here import score_here
 from naspipe.frontend.search.search_parts import Pricer, find_strategy, find_weights, forward_costs
 from naspipe.frontend.search.search_record import Recorder, SearchObserver
-from naspipe.frontend.training.training import define
 from naspipe.planning.cost import CostTable
 from naspipe.planning.memory import MemoryPlan
 from naspipe.runtime.devices.environment import describe_environment
@@ -31,7 +30,7 @@ from naspipe.runtime.evaluating.evaluation import evaluation_of
 from naspipe.runtime.evaluating.evaluation_stage import EvaluationJob
 from naspipe.runtime.jobs.evaluation_recipe import EvaluationRecipe
 from naspipe.runtime.jobs.losses import Loss
-from naspipe.runtime.jobs.workload import Batches, Workload
+from naspipe.runtime.jobs.workload import Batches, Workload, define
 from naspipe.runtime.processes.evaluation_launcher import evaluate
 from naspipe.runtime.wire.endpoints import check_endpoints
 from naspipe.search.definition import SearchDefinition

@@ -14,7 +14,7 @@ from naspipe.core.recipe_file import NO_RECIPE, RecipeFile, read_recipe
 from naspipe.core.space import Space
 from naspipe.frontend.given.run import Run
 from naspipe.frontend.given.strategies import find_strategy_maker
-from naspipe.frontend.training.training import Training, define
+from naspipe.frontend.training.training import Training
 from naspipe.runtime.jobs.losses import Loss
 from naspipe.runtime.jobs.workload import Batches, Workload
 from naspipe.runtime.wire.reports import LaunchObserver, SilentObserver
@@ -116,11 +116,8 @@ def workload(
     make_strategy = find_strategy_maker(sampler, space, seed)
     name = sampler if isinstance(sampler, str) else type(sampler).__qualname__
     identity = {"seed": seed, "steps": steps, "sampler": name, "policy": policy, "bulk": bulk}
-    definition = define(space, data, loss, recipe=chosen, **identity)
-    return Workload(
-        space=space, data=data, loss=loss, definition=definition, make_strategy=make_strategy,
-        held_out=held_out,
-    )  # fmt: skip
+    defined = Workload.of(space, data, loss, recipe=chosen, **identity)
+    return replace(defined, make_strategy=make_strategy, held_out=held_out)
 
 
 def _file(recipe: str | Path | Mapping[str, Any] | None) -> tuple[RecipeFile, Settings]:

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from naspipe.core.access import Access
-from naspipe.core.config import Definition, Execution, Recipe
+from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import StreamId
-from naspipe.core.space import Space
 from naspipe.core.subnet import Subnet
 from naspipe.frontend.given.checks import check_data_path, check_device
 from naspipe.frontend.given.run_plan import make_plan, planning_costs
@@ -26,8 +25,7 @@ from naspipe.planning.cost import CostTable
 from naspipe.runtime.devices.environment import describe_environment
 from naspipe.runtime.devices.gpus import NO_GPUS, Gpus, find_gpus
 from naspipe.runtime.jobs.job import Job, StreamJob
-from naspipe.runtime.jobs.losses import Loss
-from naspipe.runtime.jobs.workload import Batches, Workload
+from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.processes.claim import Claim
 from naspipe.runtime.processes.hosts import OtherHosts
 from naspipe.runtime.wire.endpoints import check_endpoints
@@ -38,26 +36,6 @@ from naspipe.trace.access.labels import describe_space
 from naspipe.trace.access.log import read_run_accesses, time_key
 from naspipe.trace.reading.metrics import bubble_ratio, hit_rate, stall_ratio
 from naspipe.trace.results.run_directory import RunDirectory, stream_directories
-
-
-def define(
-    space: Space, data: Batches, loss: Loss, *, recipe: Recipe, **identity: Any
-) -> Definition:
-    """The definition of a run; ``identity`` is its steps, seed, sampler, scale and policy."""
-    return Definition(
-        space=space.name,
-        data=dict(getattr(data, "record", None) or {"name": _name_of(data)}),
-        loss=_name_of(loss),
-        recipe=recipe,
-        rules={name: str(rule) for name, rule in space.shared_rules.items()},
-        **identity,
-    )
-
-
-def _name_of(thing: object) -> str:
-    """A readable name of a callable, free of addresses."""
-    named = thing if hasattr(thing, "__qualname__") else type(thing)
-    return f"{getattr(named, '__module__', '')}.{getattr(named, '__qualname__', '')}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

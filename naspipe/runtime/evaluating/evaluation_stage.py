@@ -12,20 +12,17 @@ import torch
 from naspipe.core.access import Access
 from naspipe.core.config import Execution, Recipe
 from naspipe.core.events import Event
-from naspipe.core.ids import SequenceId, StageId, StreamId
+from naspipe.core.ids import SequenceId, StreamId
 from naspipe.core.rules import Frozen
 from naspipe.planning.memory import MemoryPlan
 from naspipe.runtime.checkpoints.checkpointer import Checkpointer
 from naspipe.runtime.devices.cuda_device import measured_memory
 from naspipe.runtime.evaluating.evaluation import Evaluation, EvaluationCompute
 from naspipe.runtime.jobs.job import SubnetSource
-from naspipe.runtime.memory.placement import Placement
 from naspipe.runtime.wire.reports import Reporter
-from naspipe.runtime.wire.transport import Transport
-from naspipe.runtime.wire.wakeup import Wakeup
 from naspipe.runtime.worker.driver import StageDriver
 from naspipe.runtime.worker.garbage import calm_collector
-from naspipe.runtime.worker.stage_process import GRACE_SECONDS
+from naspipe.runtime.worker.stage_process import GRACE_SECONDS, StageSeat
 from naspipe.stage.admission import AdmissionWindow
 from naspipe.stage.builder import build_controller
 from naspipe.stage.intake import Intake
@@ -60,22 +57,12 @@ class EvaluationJob:
 
 
 class EvaluationStage:
-    """A stage of an evaluation, ready to run; the arguments are those of ``StageRun``."""
+    """A stage of an evaluation, ready to run."""
 
-    def __init__(
-        self,
-        job: EvaluationJob,
-        stage: StageId,
-        transport: Transport,
-        reporter: Reporter,
-        placement: Placement,
-        wakeup: Wakeup,
-    ) -> None:
-        self._job = job
-        self._reporter = reporter
-        self._placement = placement
-        execution = job.execution
-        self._checkpointer = Checkpointer(stage, 0, (), 0, reporter, wakeup.set)
+    def __init__(self, job: EvaluationJob, seat: StageSeat) -> None:
+        self._seat = seat
+        stage, reporter, execution = seat.stage, seat.reporter, job.execution
+        self._checkpointer = Checkpointer(stage, 0, (), 0, reporter, seat.wakeup.set)
         self._driver = StageDriver(
             stage,
             build_controller(
@@ -84,8 +71,8 @@ class EvaluationStage:
                 order="paper",
                 residency=residency_of(job.memory, stage, execution),
             ),
-            EvaluationCompute(job.evaluation, placement),
-            transport,
+            EvaluationCompute(job.evaluation, seat.placement),
+            seat.transport,
             [Intake(AdmissionWindow(execution.window, job.budget))],
             ScoreSink(reporter),
             self._checkpointer,
@@ -102,8 +89,8 @@ class EvaluationStage:
         """Evaluate this stage's part of every subnet, and report."""
         with self._checkpointer, calm_collector():
             self._driver.run()
-        measured = {**self._placement.measured(), **measured_memory()}
-        self._reporter.report("done", {"measured": measured})
+        measured = {**self._seat.placement.measured(), **measured_memory()}
+        self._seat.reporter.report("done", {"measured": measured})
 
 
 class ScoreSink:

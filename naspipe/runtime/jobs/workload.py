@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
-from naspipe.core.config import Definition
+from naspipe.core.config import Definition, Recipe
+from naspipe.core.rules import Rule
 from naspipe.core.space import Space
 from naspipe.runtime.jobs.losses import Loss, smoothed
 from naspipe.streams.feedback import ExplorationStrategy
@@ -30,6 +32,34 @@ class Workload:
     held_out: Batches | None = None
     """Batches that nothing is trained on, where the run is validated on the way."""
 
+    @classmethod
+    def of(
+        cls, space: Space, data: Batches, loss: Loss, *, recipe: Recipe, **identity: Any
+    ) -> Workload:
+        """A workload by what it is made of; ``identity`` as in :func:`define`."""
+        definition = define(space, data, loss, recipe=recipe, **identity)
+        return cls(space=space, data=data, loss=loss, definition=definition)
+
+    def redefined(self, rules: Mapping[str, Rule] | None = None, **changes: Any) -> Workload:
+        """The same space, data and loss under another definition.
+
+        Args:
+            rules: of shared layers, in the place of the space's own.
+            changes: fields of the definition.
+
+        Raises:
+            ConfigError: for a rule of a layer that the space does not share, or a field's value
+                that cannot be.
+        """
+        space = self.space.with_rules(rules) if rules else self.space
+        definition = replace(self.definition, rules=_texts(space), **changes)
+        return replace(self, space=space, definition=definition)
+
+    @property
+    def recipe(self) -> Recipe:
+        """How every step is taken."""
+        return self.definition.recipe
+
     @property
     def objective(self) -> Loss:
         """The loss as the recipe changes it.
@@ -38,3 +68,27 @@ class Workload:
             ConfigError: when it cannot be changed so.
         """
         return smoothed(self.loss, self.definition.recipe.label_smoothing)
+
+
+def define(
+    space: Space, data: Batches, loss: Loss, *, recipe: Recipe, **identity: Any
+) -> Definition:
+    """The definition of a run; ``identity`` is its steps, seed, sampler, scale and policy."""
+    return Definition(
+        space=space.name,
+        data=dict(getattr(data, "record", None) or {"name": _name_of(data)}),
+        loss=_name_of(loss),
+        recipe=recipe,
+        rules=_texts(space),
+        **identity,
+    )
+
+
+def _texts(space: Space) -> dict[str, str]:
+    return {name: str(rule) for name, rule in space.shared_rules.items()}
+
+
+def _name_of(thing: object) -> str:
+    """A readable name of a callable, free of addresses."""
+    named = thing if hasattr(thing, "__qualname__") else type(thing)
+    return f"{getattr(named, '__module__', '')}.{getattr(named, '__qualname__', '')}"

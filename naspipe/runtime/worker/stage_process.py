@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -55,24 +56,27 @@ class StageWork(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class StageSeat:
+    """A stage's place in its process: which one it is, and all that it works with."""
+
+    stage: StageId
+    transport: Transport
+    reporter: Reporter
+    placement: Placement
+    wakeup: Wakeup
+
+
 class StageRun:
     """A stage of a job, ready to run."""
 
-    def __init__(
-        self,
-        job: Job,
-        stage: StageId,
-        transport: Transport,
-        reporter: Reporter,
-        placement: Placement,
-        wakeup: Wakeup,
-    ) -> None:
-        self._wakeup = wakeup
+    def __init__(self, job: Job, seat: StageSeat) -> None:
         self._job = job
-        self._stage = stage
-        self._transport = transport
-        self._reporter = reporter
-        self._placement = placement
+        self._stage = seat.stage
+        self._transport = seat.transport
+        self._reporter = seat.reporter
+        self._placement = seat.placement
+        self._wakeup = seat.wakeup
         self._driver: StageDriver | None = None
 
     @property
