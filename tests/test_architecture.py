@@ -13,16 +13,26 @@ from pathlib import Path
 
 import pytest
 
+import naspipe
+
 ROOT = Path(__file__).parent.parent
 PURE = ("core", "schedule", "residency", "planning", "trace", "streams", "stage", "sim", "report")
 MAX_FILE_LINES = 300
 MAX_FUNCTION_LINES = 60
+MAX_PARAMETERS = 8
 
 ALLOWED_FILES: dict[str, str] = {}
 """Files that may be longer: path to reason and date."""
 
 ALLOWED_FUNCTIONS: dict[str, str] = {}
 """Functions that may be longer: ``path:name`` to reason and date."""
+
+ALLOWED_PARAMETERS = {
+    "naspipe/runtime/processes/stage_pool.py:run_stages": "2026-11-22: goes with the ports of worker/",
+    "naspipe/runtime/worker/driver.py:StageDriver.__init__": "2026-11-22: the same",
+    "naspipe/stage/builder.py:build_controller": "2026-11-22: goes with the ports of stage/",
+}
+"""Functions that may have more parameters: ``path:name`` to reason and date."""
 
 ENVIRONMENT = {
     "naspipe/data/cache.py": "XDG_CACHE_HOME, as other programs keep their caches",
@@ -191,6 +201,39 @@ def test_functions_are_short() -> None:
         if length > MAX_FUNCTION_LINES
     }
     assert sorted(long) == sorted(ALLOWED_FUNCTIONS), "split these, or drop them from the list"
+
+
+def parameters(module: ast.Module) -> Iterator[tuple[str, int]]:
+    """Name and number of parameters of every function, but for ``self`` and ``cls``."""
+    owners = {
+        part: f"{node.name}."
+        for node in ast.walk(module)
+        if isinstance(node, ast.ClassDef)
+        for part in node.body
+    }
+    for node in ast.walk(module):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            known = node.args
+            every = [*known.posonlyargs, *known.args, *known.kwonlyargs, known.vararg, known.kwarg]
+            names = [each.arg for each in every if each and each.arg not in ("self", "cls")]
+            yield f"{owners.get(node, '')}{node.name}", len(names)
+
+
+def test_functions_have_few_parameters() -> None:
+    public = {f"{module}:{name}" for name, module in naspipe._NEED_TORCH.items()}
+    crowded = {
+        f"{path}:{name}"
+        for path in tracked()
+        if not path.startswith("tests/")
+        for name, count in parameters(tree(path))
+        if count > MAX_PARAMETERS and f"{module_of(path)}:{name}" not in public
+    }
+    assert sorted(crowded) == sorted(ALLOWED_PARAMETERS), "make an object of what goes together"
+
+
+def test_parameters_are_counted() -> None:
+    source = "class A:\n    def f(self, a, /, b, *c, d=1, **e): ...\n    async def g(x): ..."
+    assert dict(parameters(ast.parse(source))) == {"A.f": 5, "A.g": 1}
 
 
 def dangers(module: ast.Module) -> Iterator[str]:
