@@ -55,8 +55,8 @@ def test_another_message_tells_nothing(text):
 
 
 def explained(text, layers, kept_bytes=1000):
-    line = str(explain_shortage(torch.OutOfMemoryError(text), "0.7.0F@1", layers, kept_bytes))
-    assert "\n" not in line and line.startswith("out of device memory in 0.7.0F@1, also after all")
+    line = str(explain_shortage(torch.OutOfMemoryError(text), "0.7F@1", layers, kept_bytes))
+    assert "\n" not in line and line.startswith("out of device memory in 0.7F@1, also after all")
     return line
 
 
