@@ -124,7 +124,7 @@ def test_a_run_with_the_stated_budget_goes_through(tmp_path, limited, stages):
             break
         except ConfigError as error:
             line = str(error)
-        assert "\n" not in line and re.search(r"in 0\.\d+\.0[FB]@\d block \d+ \(layer ", line)
+        assert "\n" not in line and re.search(r"in 0\.\d+[FB]@\d block \d+ \(layer ", line)
         assert RunDirectory(path).read_manifest()["failure"] == line
         budget = re.search(r"--memory-budget (\d+)", line)[1]
         budgets.append(int(budget))
