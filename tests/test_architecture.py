@@ -28,9 +28,9 @@ ALLOWED_FUNCTIONS: dict[str, str] = {}
 """Functions that may be longer: ``path:name`` to reason and date."""
 
 ALLOWED_PARAMETERS = {
-    "naspipe/runtime/processes/stage_pool.py:run_stages": "2026-11-22: goes with the ports of worker/",
+    "naspipe/runtime/processes/stage_pool.py:run_stages": "2026-11-22: with the ports of worker/",
     "naspipe/runtime/worker/driver.py:StageDriver.__init__": "2026-11-22: the same",
-    "naspipe/stage/builder.py:build_controller": "2026-11-22: goes with the ports of stage/",
+    "naspipe/stage/builder.py:build_controller": "2026-11-22: with the ports of stage/",
 }
 """Functions that may have more parameters: ``path:name`` to reason and date."""
 
