@@ -13,8 +13,8 @@ from naspipe.residency.all_resident import AllResident
 from naspipe.schedule.asp import AsynchronousPolicy
 from naspipe.schedule.bsp import BulkPolicy
 from naspipe.schedule.csp import CausalPolicy
+from naspipe.schedule.dispatch_order import CriticalPathOrder, PaperOrder, StreamsCriticalPathOrder
 from naspipe.schedule.history import History
-from naspipe.schedule.order import CriticalPathOrder, PaperOrder, StreamsCriticalPathOrder
 from naspipe.stage.admission import AdmissionWindow, BulkAdmission
 from naspipe.stage.controller import StageController
 from naspipe.stage.gates import OpenGate, StepGate

@@ -13,7 +13,7 @@ from naspipe.core.partition import Partition
 from naspipe.core.rules import Frozen, Lag
 from naspipe.runtime.checkpoints.layer_bytes import from_raw
 from naspipe.runtime.layers import layer_store
-from naspipe.sim import plan
+from naspipe.sim import pipeline
 from naspipe.streams.from_file import read_stream
 from naspipe.trace.snapshots.snapshot import read_checkpoint
 from tests.oracle import PlainLoop, bits
@@ -122,5 +122,5 @@ def restless(monkeypatch, seed=5):
             (0, *sorted(draw.sample(inner, num_stages - 1)), len(is_shared))
         )
 
-    monkeypatch.setattr(plan, "Partitioner", partitioner)
+    monkeypatch.setattr(pipeline, "Partitioner", partitioner)
     monkeypatch.setattr(layer_store, "KEPT_AWAY", 2)

@@ -21,7 +21,7 @@ from naspipe.runtime.layers import layer_store
 from naspipe.runtime.processes.publishing import Publisher
 from naspipe.runtime.wire.reports import SilentObserver
 from naspipe.runtime.wire.transport import ZmqTransport
-from naspipe.sim import plan
+from naspipe.sim import pipeline
 from naspipe.trace.snapshots import checkpoints
 from tests.equivalence import spaces
 from tests.faults.helpers import Calm, train
@@ -176,8 +176,8 @@ class Recorder(SilentObserver):
 def live(case: Case, path: Path, marker: Path, resume: bool, steps: int) -> None:
     """One life of the run, in a process of its own; ends with status 0 when it is complete."""
     if "mirrored" in case.mode:
-        assert hasattr(plan, "Partitioner")
-        plan.Partitioner = restless
+        assert hasattr(pipeline, "Partitioner")
+        pipeline.Partitioner = restless
         layer_store.KEPT_AWAY = 2
     inject(case, Killer(case, marker))
     if case.point == "recovery":  # which is a second kill: the first one makes it necessary
