@@ -48,7 +48,7 @@ def train(
         data: ``data(seed, sequence_id)`` returns named tensors, batch dimension first; a pure
             function, called in any stage.
         loss: called with the last block's output and the batch field ``target``.
-        steps: subnets to train, one step each.
+        steps: optimizer steps, of one subnet each unless the recipe's ``passes`` say otherwise.
         optimizer: a ``torch.optim`` class by name (SGD); ``lr`` (0.05) and ``optimizer_options``
             go to it.
         sampler: ``uniform`` (the default), ``fair``, ``spaced:W`` or ``file:PATH``; or a strategy

@@ -151,7 +151,8 @@ class StageRun:
             **measured_memory(),
         }
         is_whole = all(
-            intake.next == stream.steps for intake, stream in zip(intakes, job.streams, strict=True)
+            intake.next == stream.num_passes
+            for intake, stream in zip(intakes, job.streams, strict=True)
         )
         parts = [
             self._save(stream, intake.known, store)
@@ -166,7 +167,7 @@ class StageRun:
             Intake(
                 build_admission(
                     self._job.policy,
-                    stream.steps,
+                    stream.num_passes,
                     window=execution.window,
                     bulk=self._job.bulk,
                     stages=execution.stages,

@@ -20,7 +20,7 @@ class StageSink(Protocol):
         ...
 
     def loss(self, stream: StreamId, sequence_id: SequenceId, loss: torch.Tensor) -> None:
-        """A step's loss, in the order in which steps reach it here."""
+        """A pass's loss, in the order in which passes reach it here."""
         ...
 
     def event(self, event: Event) -> None:
