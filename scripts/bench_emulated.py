@@ -163,7 +163,7 @@ def measure(setting: Setting, steps: int, share: float, latency: float) -> dict[
         stages = RunDirectory(path).read_manifest()["measured"]["stages"]
     loaded_bytes, seconds = copy_seconds(stages)
     loads = sum(stage["load_copies"] for stage in stages)
-    expected_seconds = loaded_bytes / execution.bandwidth + loads * latency
+    expected_seconds = loaded_bytes / execution.hardware.bandwidth + loads * latency
     timing = measured_timing(pipeline, execution, plan.memory)
     slowdown = seconds / expected_seconds
     timings = {
@@ -177,7 +177,7 @@ def measure(setting: Setting, steps: int, share: float, latency: float) -> dict[
     }
     return {
         **setting._asdict(), "steps": steps, "order": plan.order,
-        "bandwidth_bytes_per_second": execution.bandwidth,
+        "bandwidth_bytes_per_second": execution.hardware.bandwidth,
         "latency_seconds": latency, "copy_time_over_asked": slowdown,
         "real": real, **simulated,
         "real_less_simulated": {

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from naspipe.cli.simulate import add_scenario_arguments, open_scenario
@@ -73,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
             _row(
                 arguments,
                 scenario,
-                replace(execution, stages=stages, memory_budget=budget),
+                execution.changed(stages=stages, memory_budget=budget),
                 sampler,
                 count,
             )
@@ -132,7 +131,7 @@ def _row(
     bound = bound_of(pipeline)
     outcome = outcome_of(simulated, pipeline, bound)
     reasons = limits(pipeline, scenario.space.labels, bound, simulated.plan, outcome)
-    return Row(sampler, streams, execution.memory_budget or "none", outcome, reasons)
+    return Row(sampler, streams, execution.memory.budget or "none", outcome, reasons)
 
 
 def _as_json(row: Row) -> dict[str, object]:

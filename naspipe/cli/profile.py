@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     from naspipe.runtime.measuring.profile_cache import ProfileCache
 
     workload, execution = _workload(arguments)
-    named_device = _device_name(execution.device)
+    named_device = _device_name(execution.hardware.device)
     what = f"space {workload.space.name}: expected layers, data and a loss that compute, found"
     with users_code(what):
         cache = ProfileCache(workload, device=named_device)
@@ -116,7 +116,7 @@ def _workload(arguments: argparse.Namespace) -> tuple[Workload, Execution]:
         data=named.data,
         loss=named.loss,
         definition=definition,
-        recompute=settings.execution.recompute,
+        recompute=settings.execution.pipeline.recompute,
     )
     check_optimizer(definition.recipe)
     check_batch(workload)
@@ -136,9 +136,9 @@ def _costs(
     kept = None if is_fresh else cache.read()
     if kept is not None:
         return kept, _READ
-    if execution.device != "cpu":
-        device = first_gpu(execution.device)
-        costs = profile_apart(workload, execution.timeout_seconds, device)
+    if execution.hardware.device != "cpu":
+        device = first_gpu(execution.hardware.device)
+        costs = profile_apart(workload, execution.watch.timeout_seconds, device)
     else:
         with deterministic_torch(workload.definition.recipe.threads), calm_collector():
             costs = profile(workload)

@@ -108,7 +108,7 @@ def _workload(
         data=named.data,
         loss=named.loss,
         definition=define(space, named.data, named.loss, recipe=recipe, **identity),
-        recompute=execution.recompute,
+        recompute=execution.pipeline.recompute,
         make_strategy=find_strategy_maker(identity["sampler"], space, identity["seed"]),
         held_out=held_out_for(
             execution, {**source, "validation": own or source.get("validation")}, arguments.data_dir

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.steps,
         streams=arguments.streams,
         policy=arguments.policy,
-        bulk=arguments.bulk or execution.stages,
+        bulk=arguments.bulk or execution.pipeline.stages,
     )
     directories = _directories(arguments)
     simulated = scenario.run(pipeline, execution)
@@ -155,7 +154,7 @@ def open_scenario(arguments: argparse.Namespace, **execution: Any) -> tuple[Scen
             with_shared=not arguments.no_shared,
             steps=settings.recipe.steps,
         )
-        return space, replace(settings.execution, recompute=True)
+        return space, settings.execution.changed(recompute=True)
     if arguments.no_shared:
         raise ConfigError("--no-shared: expected --costs table5, as a real run has shared layers")
     workload, how = scenario.workload_of(

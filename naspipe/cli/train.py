@@ -67,12 +67,13 @@ def _training(
     names = list(dict.fromkeys(workload.space.name for workload in workloads))
     path = arguments.resume or arguments.run_dir
     path = path or default_run_directory("-".join(names).replace(":", "-"))
-    title = f"{' '.join(names)} on {execution.stages} stage{'s' if execution.stages > 1 else ''}"
-    steps = sum(workload.definition.num_subnets for workload in workloads)
+    stages = execution.pipeline.stages
+    title = f"{' '.join(names)} on {stages} stage{'s' if stages > 1 else ''}"
+    num_passes = sum(workload.definition.num_passes for workload in workloads)
     is_quiet = arguments.quiet or (worker is not None and worker.rank > 0)
     has_passes = any(each.definition.recipe.steps.passes > 1 for each in workloads)
     unit = "passes" if has_passes else "steps"
-    with TrainingProgress(title, steps, is_quiet, arguments.log_every, unit) as progress:
+    with TrainingProgress(title, num_passes, is_quiet, arguments.log_every, unit) as progress:
         yield Training(
             workloads=workloads,
             execution=execution,
@@ -94,7 +95,11 @@ def _defined(
 
     if arguments.resume:
         execution, workloads, sources = read_resumed(arguments.resume, arguments)
-        return execution, [replace(w, recompute=execution.recompute) for w in workloads], sources
+        return (
+            execution,
+            [replace(w, recompute=execution.pipeline.recompute) for w in workloads],
+            sources,
+        )
     recipe = NO_RECIPE if arguments.recipe is None else read_recipe(arguments.recipe)
     arguments.sampler = arguments.sampler or recipe.sampler
     for name, default in DEFAULTS.items():
@@ -167,7 +172,7 @@ def _workloads(
                 data=named.data,
                 loss=named.loss,
                 definition=definition,
-                recompute=settings.execution.recompute,
+                recompute=settings.execution.pipeline.recompute,
                 make_strategy=find_strategy_maker(stream.sampler, named.space, stream.seed),
                 held_out=held_out_for(settings.execution, source, arguments.data_dir),
             )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +49,7 @@ EXECUTION = (
 def given_execution(execution: Execution, arguments: argparse.Namespace) -> Execution:
     """The execution with the options that are given."""
     found = {name: getattr(arguments, name) for name in EXECUTION}
-    return replace(execution, **{name: v for name, v in found.items() if v is not None})
+    return execution.changed(**{name: v for name, v in found.items() if v is not None})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -121,7 +121,7 @@ def plan_pipeline(
         ConfigError: when the memory budget is below the least that works, or cannot be had.
     """
     if not pipeline.is_causal:
-        execution = replace(execution, partition="static", order="paper")
+        execution = execution.changed(partition="static", order="paper")
     cutters = [_partitioner(stream, execution) for stream in pipeline.streams]
     passes = pipeline.steps.passes
     cuts = [
@@ -133,9 +133,9 @@ def plan_pipeline(
     memory = _memory(pipeline, cuts, execution, sizes)
     window = _window(pipeline, cuts, execution)
     plan = Plan(tuple(map(StreamPlan, cuts, cutters)), "paper", window, memory)
-    if execution.order == "critical-path":
+    if execution.pipeline.order == "critical-path":
         _check_known(pipeline)
-    if execution.order == "critical-path" and has_choice(pipeline, execution):
+    if execution.pipeline.order == "critical-path" and has_choice(pipeline, execution):
         return by_critical_path(plan, pipeline)
     return plan
 
@@ -143,7 +143,7 @@ def plan_pipeline(
 def has_choice(pipeline: Pipeline, execution: Execution) -> bool:
     """Whether the dispatch order can make a difference here."""
     is_ranked = all(s.costs is not None and not s.is_sample for s in pipeline.streams)
-    return pipeline.is_causal and is_ranked and execution.stages > 1
+    return pipeline.is_causal and is_ranked and execution.pipeline.stages > 1
 
 
 def _check_known(pipeline: Pipeline) -> None:
@@ -201,12 +201,16 @@ def _priorities(
 
 def _partitioner(stream: Stream, execution: Execution) -> Callable[[Subnet], Partition]:
     """Cuts every subnet of one stream."""
-    if execution.stages == 1 or stream.costs is None:
+    if execution.pipeline.stages == 1 or stream.costs is None:
         whole = make_partition((0, len(stream.chain.rules)))
         return lambda subnet: whole
     is_shared = stream.chain.is_shared
     return Partitioner(
-        execution.partition, stream.subnets, is_shared, stream.costs, execution.stages
+        execution.pipeline.partition,
+        stream.subnets,
+        is_shared,
+        stream.costs,
+        execution.pipeline.stages,
     )
 
 
@@ -217,7 +221,7 @@ def _memory(
     sizes: DeviceSizes | None,
 ) -> MemoryPlan | None:
     """The budget of each stage, checked; None where there is no limit."""
-    budget = execution.memory_budget
+    budget = execution.memory.budget
     if not budget:
         return None
     if pipeline.policy == "asp":
@@ -242,7 +246,7 @@ def _memory(
     memory = plan_memory(budget, subnets, partitions, sizes, chain.is_shared, is_sample)
     for budget_bytes, need in zip(memory.budgets, memory.needs, strict=True):
         check_budget(budget_bytes, need.permanent_bytes, need.largest_bytes)
-    check_host_memory(execution.host_memory, memory.needs)
+    check_host_memory(execution.memory.host, memory.needs)
     return memory
 
 
@@ -252,21 +256,21 @@ def _window(pipeline: Pipeline, cuts: Sequence[tuple[Partition, ...]], execution
     Raises:
         ConfigError: when one step alone does not fit.
     """
-    if not execution.activation_memory:
-        return execution.window
+    if not execution.memory.activations:
+        return execution.pipeline.window
     dearest = sum(
         _dearest(stream.subnets, cut, stream.costs)
         for stream, cut in zip(pipeline.streams, cuts, strict=True)
         if stream.costs is not None
     )
-    limit_bytes, passes = parse_bytes(execution.activation_memory), pipeline.steps.passes
+    limit_bytes, passes = parse_bytes(execution.memory.activations), pipeline.steps.passes
     if dearest * passes > limit_bytes:
         whose = "one subnet keeps" if passes == 1 else f"the {passes} passes of a step keep"
         raise ConfigError(
             f"activation_memory: expected at least {dearest * passes} bytes, which {whose} on one "
             f"stage, found {limit_bytes}; use --recompute, more stages or a smaller batch"
         )
-    return min(execution.window, limit_bytes // max(1, dearest))
+    return min(execution.pipeline.window, limit_bytes // max(1, dearest))
 
 
 def _dearest(subnets: Sequence[Subnet], partitions: Sequence[Partition], costs: CostTable) -> int:

@@ -62,7 +62,7 @@ def simulate_run(
     Raises:
         InvariantError: when the schedule stops before its end: a bug.
     """
-    stages = [StageId(stage) for stage in range(execution.stages)]
+    stages = [StageId(stage) for stage in range(execution.pipeline.stages)]
     rules = [stream.chain.rules for stream in pipeline.streams]
     history = History.of(rules)
     managers = [residency_of(plan.memory, stage, execution) for stage in stages]
@@ -74,7 +74,7 @@ def simulate_run(
             bulk=pipeline.bulk,
             order=plan.order,
             residency=manager,
-            starts_partly_clear=execution.partly_clear,
+            starts_partly_clear=execution.pipeline.partly_clear,
             history=history,
             steps=pipeline.steps,
         )
@@ -93,7 +93,7 @@ def simulate_run(
                 len(stream.subnets),
                 window=plan.window,
                 bulk=pipeline.bulk,
-                stages=execution.stages,
+                stages=execution.pipeline.stages,
                 passes=pipeline.steps.passes,
             )
             for stream in pipeline.streams
@@ -102,7 +102,7 @@ def simulate_run(
     table = AccessTable()
     simulate_into(table.append, admitted, controllers, timing, admissions)
     peaks = tuple(manager.peak_bytes for manager in managers if manager is not None)
-    return SimulatedRun(plan, table, execution.stages, peaks)
+    return SimulatedRun(plan, table, execution.pipeline.stages, peaks)
 
 
 def choose_order(plan: Plan, pipeline: Pipeline, execution: Execution, timing: Costs) -> Plan:
@@ -145,6 +145,6 @@ def table_timing(costs: CostTable, execution: Execution, memory: MemoryPlan | No
     return TableCosts(
         table=costs,
         state_bytes=state_bytes,
-        bytes_per_ns=execution.bandwidth / 1e9,
-        copy_latency_ns=int(execution.latency * 1e9),
+        bytes_per_ns=execution.hardware.bandwidth / 1e9,
+        copy_latency_ns=int(execution.hardware.latency * 1e9),
     )

@@ -25,7 +25,7 @@ def planning_costs(
     Raises:
         StageFailedError: when a layer, the loss or the data raises in the profile.
     """
-    if execution.stages > 1 or execution.activation_memory:
+    if execution.pipeline.stages > 1 or execution.memory.activations:
         return measured_costs(workloads, execution)
     return (None,) * len(workloads)
 
@@ -62,11 +62,11 @@ def make_plan(
             for workload, drawn, table in zip(workloads, subnets, costs, strict=True)
         ),
         policy=definition.policy,
-        bulk=definition.bulk or execution.stages,
+        bulk=definition.bulk or execution.pipeline.stages,
         steps=definition.recipe.steps,
     )
     plan = plan_pipeline(pipeline, execution, measured_sizes(workloads[0], execution))
-    if execution.order != "auto" or not has_choice(pipeline, execution):
+    if execution.pipeline.order != "auto" or not has_choice(pipeline, execution):
         return plan
     timing = measured_timing(pipeline, execution, plan.memory)
     return choose_order(plan, pipeline, execution, timing)
@@ -83,16 +83,16 @@ def measured_costs(workloads: Sequence[Workload], execution: Execution) -> tuple
 
 def measured_sizes(workload: Workload, execution: Execution) -> DeviceSizes | None:
     """What every layer takes on a device; None where there is no budget to plan."""
-    if not execution.memory_budget:
+    if not execution.memory.budget:
         return None
     return DeviceSizes(measure_sizes(workload), workload.space.rules)
 
 
 def _cost(workload: Workload, execution: Execution) -> CostTable:
     """On the run's kind of device."""
-    device = first_gpu(execution.device)
+    device = first_gpu(execution.hardware.device)
     return cached_profile(
         workload,
-        lambda: profile_apart(workload, execution.timeout_seconds, device),
+        lambda: profile_apart(workload, execution.watch.timeout_seconds, device),
         device=device if device == "cpu" else find_gpus().name_of(device),
     )

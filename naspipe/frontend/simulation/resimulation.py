@@ -73,11 +73,11 @@ def simulated_again(recorded: RecordedRun, costs: Costs, table: CostTable) -> Si
     pipeline = Pipeline(
         streams=(Stream(chain, tuple(subnets), table),),
         policy=definition.get("policy", "csp"),
-        bulk=definition.get("bulk") or execution.stages,
+        bulk=definition.get("bulk") or execution.pipeline.stages,
         steps=_steps(definition.get("recipe", {})),
     )
-    plan = Plan((StreamPlan(tuple(partitions)),), "paper", execution.window)
-    if execution.order == "critical-path":
+    plan = Plan((StreamPlan(tuple(partitions)),), "paper", execution.pipeline.window)
+    if execution.pipeline.order == "critical-path":
         plan = by_critical_path(plan, pipeline)
     return simulate_run(pipeline, plan, execution, costs)
 
@@ -90,9 +90,9 @@ def _steps(recipe: Mapping[str, Any]) -> Steps:
 def _execution(values: Mapping[str, Any], path: Path) -> Execution:
     known = {field.name for field in fields(Execution)}
     execution = Execution(**{key: value for key, value in values.items() if key in known})
-    if execution.memory_budget:
+    if execution.memory.budget:
         raise ConfigError(
-            f"{path}: expected a run without a memory budget, found {execution.memory_budget!r}; "
+            f"{path}: expected a run without a memory budget, found {execution.memory.budget!r}; "
             f"the log does not say how long each copy took"
         )
     if values.get("streams", 1) != 1:

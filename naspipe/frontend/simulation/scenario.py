@@ -90,7 +90,7 @@ class Scenario:
             ConfigError: for more stages than blocks, or a budget below the least that works.
         """
         plan = plan_pipeline(pipeline, execution, self.sizes)
-        if execution.order != "auto" or not has_choice(pipeline, execution):
+        if execution.pipeline.order != "auto" or not has_choice(pipeline, execution):
             return plan
         return choose_order(plan, pipeline, execution, self.timing(execution, plan.memory))
 
@@ -193,7 +193,7 @@ def workload_of(
         data=named.data,
         loss=named.loss,
         definition=definition,
-        recompute=settings.execution.recompute,
+        recompute=settings.execution.pipeline.recompute,
     )
     check_optimizer(definition.recipe)
     check_batch(workload)

@@ -48,7 +48,7 @@ def train(
         data: ``data(seed, sequence_id)`` returns named tensors, batch dimension first; a pure
             function, called in any stage.
         loss: called with the last block's output and the batch field ``target``.
-        steps: subnets to train, one step each.
+        steps: optimizer steps, of one subnet each unless the recipe's ``passes`` say otherwise.
         optimizer: a ``torch.optim`` class by name (SGD); ``lr`` (0.05) and ``optimizer_options``
             go to it.
         sampler: ``uniform`` (the default), ``fair``, ``spaced:W`` or ``file:PATH``; or a strategy
@@ -73,7 +73,7 @@ def train(
         RunInterruptedError: after SIGINT or SIGTERM, behind a checkpoint to resume from.
         StorageError: when a file cannot be written.
     """
-    how = replace(_file(recipe)[1].execution, stages=stages, **(execution or {}))
+    how = _file(recipe)[1].execution.changed(stages=stages, **(execution or {}))
     what = workload(
         space, data, loss, steps=steps, optimizer=optimizer, lr=lr,
         optimizer_options=optimizer_options, sampler=sampler, seed=seed, policy=policy, bulk=bulk,
@@ -162,7 +162,7 @@ def train_together(
         raise ConfigError("resume: expected the run_dir of the run to go on with")
     path = Path(run_dir) if run_dir is not None else None
     training = Training(
-        workloads=[replace(each, recompute=execution.recompute) for each in workloads],
+        workloads=[replace(each, recompute=execution.pipeline.recompute) for each in workloads],
         execution=execution,
         path=path or default_run_directory(workloads[0].space.name),
         observer=observer or SilentObserver(),

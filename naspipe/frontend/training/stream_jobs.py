@@ -32,7 +32,7 @@ def check_stream(number: StreamId, workload: Workload, execution: Execution) -> 
     """
     space, definition = workload.space, workload.definition
     check_optimizer(definition.recipe)
-    order = execution.order
+    order = execution.pipeline.order
     build_controller(
         StageId(0),
         [space.rules],
@@ -40,9 +40,9 @@ def check_stream(number: StreamId, workload: Workload, execution: Execution) -> 
         order=order if order != "auto" else "paper",
         steps=definition.recipe.steps,
     )
-    if execution.stages > len(space):
+    if execution.pipeline.stages > len(space):
         raise ConfigError(
-            f"{execution.stages} stages for {len(space)} blocks: expected at most one "
+            f"{execution.pipeline.stages} stages for {len(space)} blocks: expected at most one "
             f"stage per block; choose --stages {len(space)} or less"
         )
     if workload.make_strategy:

@@ -117,7 +117,9 @@ class Training:
                     stack.enter_context(Claim(stream.directory.path))
             definitions = [workload.definition for workload in self.workloads]
             recording = stack.enter_context(
-                Recording(self.directories, definitions, self.observer, self.execution.tensorboard)
+                Recording(
+                    self.directories, definitions, self.observer, self.execution.records.tensorboard
+                )
             )
             self._finish(Generations(job, manifests, recording, generation, self.others))
 
@@ -171,8 +173,8 @@ class Training:
         ]
         return Job(
             streams=tuple(streams),
-            execution=replace(self.execution, order=plan.order, window=plan.window),
-            bulk=self.workloads[0].definition.bulk or self.execution.stages,
+            execution=self.execution.changed(order=plan.order, window=plan.window),
+            bulk=self.workloads[0].definition.bulk or self.execution.pipeline.stages,
             memory=plan.memory,
             costs=tuple(costs),
         )
@@ -180,7 +182,7 @@ class Training:
     @property
     def _gpus(self) -> Gpus:
         """Those of this machine, where they matter: looking for them takes seconds."""
-        return NO_GPUS if self.execution.device == "cpu" else find_gpus()
+        return NO_GPUS if self.execution.hardware.device == "cpu" else find_gpus()
 
     def _check(self) -> list[tuple[Subnet, ...]]:
         """Everything that can be known to be wrong before anything is written."""
@@ -188,16 +190,16 @@ class Training:
             for directory in self.directories:
                 directory.check_new()
         if self.workloads[0].definition.policy not in ("csp", "sequential") and (
-            self.resumes or self.execution.cut_every or self.execution.max_restarts
+            self.resumes or self.execution.cut_every_steps or self.execution.watch.max_restarts
         ):
             raise ConfigError(
                 f"policy {self.workloads[0].definition.policy}: expected csp or sequential with "
                 f"checkpoints, validation, restarts and --resume: what the others train depends on "
                 f"timing"
             )
-        check_device(self.execution.device, len(self._gpus))
+        check_device(self.execution.hardware.device, len(self._gpus))
         check_data_path(self.execution, len(self._gpus))
-        if self.execution.tensorboard:
+        if self.execution.records.tensorboard:
             check_tensorboard()
         policies = {workload.definition.policy for workload in self.workloads}
         if len(policies) > 1:
@@ -235,7 +237,7 @@ class Training:
             },
             "requested": self.execution.as_dict(),
             "source": dict(self.sources[number]) if self.sources else {},
-            "environment": describe_environment(self.execution.device, self._gpus),
+            "environment": describe_environment(self.execution.hardware.device, self._gpus),
             "space": describe_space(space),
             "validation": describe(stream.validation),
             "passes_per_step": definition.recipe.steps.passes,
@@ -254,7 +256,7 @@ class Training:
         )
         return {
             "seconds": seconds,
-            "bubble_ratio": bubble_ratio(together, self.execution.stages),
+            "bubble_ratio": bubble_ratio(together, self.execution.pipeline.stages),
             "hit_rate": hit_rate(together),
-            "stall_ratio": stall_ratio(together, self.execution.stages),
+            "stall_ratio": stall_ratio(together, self.execution.pipeline.stages),
         }

@@ -86,10 +86,10 @@ class EvaluationStage:
             ),
             EvaluationCompute(job.evaluation, placement),
             transport,
-            [Intake(AdmissionWindow(execution.window, job.budget))],
+            [Intake(AdmissionWindow(execution.pipeline.window, job.budget))],
             ScoreSink(reporter),
             self._checkpointer,
-            timeout_seconds=execution.timeout_seconds + GRACE_SECONDS,
+            timeout_seconds=execution.watch.timeout_seconds + GRACE_SECONDS,
             is_trained=False,
         )
 

@@ -101,7 +101,7 @@ class StreamJob:
     @property
     def steps(self) -> int:
         """Subnets of the whole stream: every pass of every step."""
-        return self.workload.definition.num_subnets
+        return self.workload.definition.num_passes
 
     @property
     def so_far(self) -> Sequence[Planned]:

@@ -49,12 +49,12 @@ def evaluate(
             what is no subnet.
     """
     mailboxes = Mailboxes()
-    stop = Stop(job.execution.stages, mailboxes.send)
+    stop = Stop(job.execution.pipeline.stages, mailboxes.send)
     collector = ScoreCollector(job, observer, score, mailboxes)
     with ExitStack() as stack:
         stack.callback(job.source.close)
         wakeup = stack.enter_context(Wakeup())
-        if job.execution.stages == 1 and job.execution.device == "cpu":
+        if job.execution.pipeline.stages == 1 and job.execution.hardware.device == "cpu":
             collector.start()
             run_alone(job, collector, mailboxes.local, EvaluationStage)
         else:
@@ -75,7 +75,7 @@ class ScoreCollector(StageReports):
         score: Callable[[Scores], float],
         mailboxes: Mailboxes,
     ) -> None:
-        super().__init__(job.execution.stages)
+        super().__init__(job.execution.pipeline.stages)
         self._job = job
         self._observer = observer
         self._score = score
@@ -105,5 +105,5 @@ class ScoreCollector(StageReports):
     def _tell(self, first: int, planned: Sequence[Planned]) -> None:
         if planned:
             message = SubnetsMessage(FIRST_STREAM, first, tuple(planned))
-            for stage in range(self._job.execution.stages):
+            for stage in range(self._job.execution.pipeline.stages):
                 self._mailboxes.send(stage, message)

@@ -60,7 +60,7 @@ def launch(
         StorageError: when a file cannot be written.
         RunInterruptedError: after SIGINT or SIGTERM, behind a checkpoint.
     """
-    execution, num_stages = job.execution, job.execution.stages
+    execution, num_stages = job.execution, job.execution.pipeline.stages
     folders = [stream.directory.checkpoints for stream in job.streams]
     mailboxes = Mailboxes()
     stop = Stop(num_stages, mailboxes.send)
@@ -72,14 +72,14 @@ def launch(
         ]
         validating = stack.enter_context(ValidationLauncher(job, observer))
         publisher = Publisher(
-            num_stages, job.generation, folders, losses, execution.keep_checkpoints, validating
+            num_stages, job.generation, folders, losses, execution.checkpoints.keep, validating
         )
         growing = stack.enter_context(GrowingStreams(job, mailboxes.send))
         collect = validating.collect
         collector = Collector(num_stages, losses, observer, publisher, stop, growing, collect)
         if job.is_causal:
             stack.enter_context(answered_signals(lambda number: _ask(stop, wakeup, number)))
-        if num_stages == 1 and execution.device == "cpu":
+        if num_stages == 1 and execution.hardware.device == "cpu":
             growing.start()
             run_alone(job, collector, mailboxes.local)
         else:

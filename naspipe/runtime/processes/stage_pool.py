@@ -85,18 +85,18 @@ def run_stages(
         ConfigError, StorageError: what a stage found.
     """
     execution = job.execution
-    check_fit_for_forking(execution.device)
-    here = range(1 if hosts else execution.stages)
+    check_fit_for_forking(execution.hardware.device)
+    here = range(1 if hosts else execution.pipeline.stages)
     with _stage_processes(job, make, endpoints, here) as processes, ExitStack() as stack:
         context: zmq.Context[Any] = zmq.Context()
         stack.callback(context.destroy, linger=0)
         stack.enter_context(Authenticator(context, endpoints.public_keys.values()))
         inbox = bind_inbox(context, endpoints.launcher, endpoints)
         collector.liveness = Liveness(
-            range(execution.stages),
+            range(execution.pipeline.stages),
             time.monotonic(),
-            execution.silence_seconds,
-            execution.timeout_seconds,
+            execution.watch.silence_seconds,
+            execution.watch.timeout_seconds,
         )
         mailboxes.outboxes += [
             connect_outbox(context, address, endpoints) for address in endpoints.stages

@@ -92,7 +92,7 @@ class StageRun:
                 for directory in directories
             ]
             events = None
-            if job.execution.record_events:
+            if job.execution.records.events:
                 path = directories[0].events_log(stage, generation)
                 events = stack.enter_context(EventLogWriter(path))
             restored = [stream.restored for stream in job.streams]
@@ -108,7 +108,7 @@ class StageRun:
             )
             for stream, store, log in zip(job.streams, compute.stores, logs, strict=True)
         ]
-        every = job.execution.cut_every * job.steps.passes
+        every = job.execution.cut_every_steps * job.steps.passes
         return Checkpointer(
             self._stage, job.generation, streams, every, self._reporter, self._wakeup.set
         )
@@ -120,9 +120,9 @@ class StageRun:
             [workload.space.rules for workload in job.workloads],
             policy=job.policy,
             bulk=job.bulk,
-            order=execution.order,
+            order=execution.pipeline.order,
             residency=residency_of(job.memory, stage, execution),
-            starts_partly_clear=execution.partly_clear,
+            starts_partly_clear=execution.pipeline.partly_clear,
             steps=job.steps,
         )
         intakes = self._intakes()
@@ -135,8 +135,8 @@ class StageRun:
             sink,
             checkpointer,
             self._resumed(),
-            timeout_seconds=execution.timeout_seconds + GRACE_SECONDS,
-            digests=execution.digests,
+            timeout_seconds=execution.watch.timeout_seconds + GRACE_SECONDS,
+            digests=execution.records.digests,
         )
         with calm_collector():
             self._driver.run()
@@ -163,9 +163,9 @@ class StageRun:
                 build_admission(
                     self._job.policy,
                     stream.steps,
-                    window=execution.window,
+                    window=execution.pipeline.window,
                     bulk=self._job.bulk,
-                    stages=execution.stages,
+                    stages=execution.pipeline.stages,
                     first=stream.first,
                     passes=self._job.steps.passes,
                 ),
@@ -212,7 +212,9 @@ def open_placement(job: PipelineJob, stage: StageId, wakeup: Wakeup) -> Placemen
     name = start_device(execution, stage)
     if job.memory is None:
         return Placement(torch.device(name))
-    device = open_device(name, job.memory.budgets[stage], execution.bandwidth, execution.latency)
+    device = open_device(
+        name, job.memory.budgets[stage], execution.hardware.bandwidth, execution.hardware.latency
+    )
     limits = LayerUse(0, job.memory.budgets[stage], job.memory.needs[stage].least_bytes)
-    host_bytes = parse_bytes(execution.host_memory) or None
+    host_bytes = parse_bytes(execution.memory.host) or None
     return SwappedPlacement(device, job.recipe, limits, host_bytes, wakeup)

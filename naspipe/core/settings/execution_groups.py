@@ -1,0 +1,301 @@
+"""Every setting of how a run is carried out, in groups; none is a matter of its bits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from naspipe.core.settings.allowed import (
+    above,
+    at_least,
+    between,
+    budget,
+    byte_count,
+    like,
+    one_of,
+)
+from naspipe.core.settings.declare import Flag, check, setting
+
+PARTITIONS = ("balanced", "static")
+MAX_TIMEOUT_SECONDS = 86_400.0
+"""A day."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineSettings:
+    """How subnets go through the stages."""
+
+    stages: int = setting(
+        1,
+        "stage processes. One needs neither a second process nor sockets.",
+        at_least(1),
+        flag=Flag("N"),
+        example="4",
+    )
+    window: int = setting(
+        16, "sequence IDs that may be under way at a time.", at_least(1), example="3"
+    )
+    order: str = setting(
+        "auto",
+        "which of several clear tasks runs first: paper, critical-path or auto (the faster, "
+        "simulated). The beginning of the stream is simulated under both.",
+        one_of("paper", "critical-path", "auto"),
+        flag=Flag(),
+        example="critical-path",
+    )
+    partition: str = setting(
+        "balanced",
+        "balanced (each subnet its own; layers are mirrored) or static (one for all). With "
+        "balanced, layers follow their users over the stages.",
+        one_of(*PARTITIONS),
+        flag=Flag(),
+        example="static",
+    )
+    recompute: bool = setting(
+        False,
+        "keep only each block's input. Its forward is computed again in the backward.",
+        flag=Flag(),
+        example="true",
+    )
+    partly_clear: bool = setting(
+        True,
+        "start a forward whose first blocks are clear before all of the stage's are.",
+        example="false",
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemorySettings:
+    """What layers and activations may occupy."""
+
+    budget: str = setting(
+        "",
+        "what layers may occupy on each stage's device: 512MiB, or 3x for three subnets. A number "
+        "of subnets comes beside the shared layers; empty for no limit. The device of cpu is then "
+        "emulated.",
+        budget(),
+        key="memory_budget",
+        flag=Flag("BYTES"),
+        example="3x",
+    )
+    prefetch: bool = setting(
+        True,
+        "load layers before they are needed. Without, only when the stage waits for them.",
+        example="false",
+    )
+    host: str = setting(
+        "",
+        "the most host memory of a stage's layers, where there is a memory budget.",
+        byte_count(),
+        key="host_memory",
+        example="2GB",
+    )
+    activations: str = setting(
+        "",
+        "the most that the passes under way on a stage may keep. It limits how many are.",
+        byte_count(),
+        key="activation_memory",
+        example="512MiB",
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HardwareSettings:
+    """What stages compute on; an emulated device where there is none."""
+
+    device: str = setting(
+        "cpu",
+        "cpu, cuda or cuda:N. With cuda there is one GPU per stage where there are as many, else "
+        "all stages share the GPUs.",
+        like(r"cpu|cuda(:[0-9]{1,4})?", "cpu, cuda or cuda:N"),
+        flag=Flag(),
+        example="cpu",
+    )
+    bandwidth: float = setting(
+        12e9,
+        "how fast the emulated device copies, each way. The default is that of PCIe 3.0 x16.",
+        above(0),
+        unit="bytes per second",
+        example="1e9",
+    )
+    latency: float = setting(
+        20e-6,
+        "what each of the emulated device's copies takes at least.",
+        between(0, 60, "seconds"),
+        unit="seconds",
+        example="0.001",
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WireSettings:
+    """How stages reach each other."""
+
+    transport: str = setting(
+        "ipc",
+        "ipc, or tcp on the loopback interface. The ports of tcp are counted from `port`.",
+        one_of("ipc", "tcp"),
+        example="tcp",
+    )
+    data_path: str = setting(
+        "zmq",
+        "how inputs of tasks reach another stage: zmq, through host memory, or nccl. With nccl "
+        "they go from GPU to GPU where every stage has one of its own (never run on GPUs yet).",
+        one_of("zmq", "nccl"),
+        example="nccl",
+    )
+    port: int = setting(
+        29600,
+        "first port of the tcp transport. One for each stage and one for the launcher; under "
+        "torchrun two for each stage.",
+        between(1024, 65000),
+        example="1024",
+    )
+    interface: str = setting(
+        "",
+        "under torchrun, the network interface whose address every host listens on. Empty for "
+        "the one that leads to rank 0's host.",
+        example="eth0",
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchSettings:
+    """When a stage is given up, and what is done then."""
+
+    timeout_seconds: float = setting(
+        300.0,
+        "how long a stage may be at one block, or wait for a message, before it is given up.",
+        above(0, MAX_TIMEOUT_SECONDS),
+        unit="seconds",
+        example="0.5",
+    )
+    silence_seconds: float = setting(
+        30.0,
+        "how long a stage's process may give no sign of life before it is given up.",
+        above(0, MAX_TIMEOUT_SECONDS),
+        unit="seconds",
+        example="7",
+    )
+    max_restarts: int = setting(
+        0,
+        "how often a run whose stage failed goes on by itself from its last checkpoint.",
+        at_least(0),
+        flag=Flag("N"),
+        example="1",
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSettings:
+    """What a run can be resumed from."""
+
+    every_steps: int = setting(
+        0,
+        "optimizer steps of a stream from one checkpoint to the next; 0 for none on the way.",
+        at_least(0),
+        key="checkpoint_every",
+        unit="steps",
+        flag=Flag("STEPS"),
+        example="50",
+    )
+    keep: int = setting(
+        2,
+        "how many checkpoints are kept, the newest.",
+        at_least(1),
+        key="keep_checkpoints",
+        example="3",
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidationSettings:
+    """How the supernet is judged on the way. Papers name these, so recipe files may, too."""
+
+    every_steps: int = setting(
+        0,
+        "judge a few subnets on held-out data every so many optimizer steps, behind a checkpoint; "
+        "0 for never. Changes no bit of the training.",
+        at_least(0),
+        key="validate_every",
+        unit="steps",
+        flag=Flag("STEPS"),
+        example="100",
+    )
+    subnets: str = setting(
+        "4",
+        "so many, drawn from the seed, or file:PATH with one JSON list of choices a line.",
+        like(r"[1-9][0-9]{0,5}|file:.+", "a number of subnets, as in 4, or file:PATH"),
+        key="validate_subnets",
+        flag=Flag("K|file:PATH"),
+        example="8",
+    )
+    batches: int = setting(
+        8,
+        "held-out batches that each is judged on, or all where there are fewer.",
+        at_least(1),
+        key="validate_batches",
+        unit="batches",
+        example="2",
+    )
+    calibration_batches: int = setting(
+        4,
+        "training batches that running statistics are taken from; 0 for the run's own.",
+        at_least(0),
+        key="validate_calibrate",
+        unit="batches",
+        example="0",
+    )
+    ema: bool = setting(
+        False,
+        "judge by the moving averages of the weights.",
+        key="validate_ema",
+        example="true",
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordSettings:
+    """What is recorded beside what every run records."""
+
+    digests: bool = setting(
+        False,
+        "record a digest of the bytes that every WRITE leaves.",
+        flag=Flag(),
+        example="1",
+    )
+    tensorboard: bool = setting(
+        False,
+        "write RUN/tensorboard/, beside RUN/metrics.jsonl (needs the extra tensorboard).",
+        flag=Flag(),
+        example="true",
+    )
+    events: bool = setting(
+        False,
+        "record every controller's input, so that it can be replayed.",
+        key="record_events",
+        example="TRUE",
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
