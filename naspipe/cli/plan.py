@@ -10,7 +10,9 @@ import json
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
+from naspipe.cli.flags import add_flags, flags
 from naspipe.cli.simulate import add_scenario_arguments, open_scenario
+from naspipe.core.config import Definition
 
 if TYPE_CHECKING:
     from naspipe.core.config import Execution
@@ -47,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLE
     parser.add_argument("space", metavar="SPACE", help="a space by name, or MODULE:ATTRIBUTE")
     parser.add_argument("--devices", type=int, default=8, metavar="N", help="at most (default 8)")
-    parser.add_argument("--steps", type=int, default=200, metavar="S", help="subnets (200)")
+    add_flags(parser, flags(Definition, "steps"), {"steps": 200})
     parser.add_argument("--samplers", default="", metavar="NAMES", help="with commas between")
     parser.add_argument("--streams", default="1", metavar="COUNTS", help="with commas between")
     parser.add_argument(

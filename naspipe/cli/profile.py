@@ -14,13 +14,13 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from naspipe.core.config import first_gpu
+from naspipe.cli.flags import add_flags, flags, given
+from naspipe.core.config import Execution, first_gpu
 from naspipe.core.space import Block, Space
 from naspipe.planning.cost import CostTable, LayerCost, first_of_kind
 from naspipe.planning.size import LayerSize, SizeTable
 
 if TYPE_CHECKING:
-    from naspipe.core.config import Execution
     from naspipe.runtime.jobs.workload import Workload
     from naspipe.runtime.measuring.profile_cache import ProfileCache
 
@@ -54,8 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scale", default="tiny", help="tiny, small or paper (default: tiny)")
     parser.add_argument("--data", metavar="NAME", help="a data set, or MODULE:FUNCTION")
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where prepared data is kept")
-    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: cpu)")
-    parser.add_argument("--recompute", action="store_true", help="keep only each block's input")
+    add_flags(parser, flags(Execution, "device", "recompute"), {})
     parser.add_argument("--fresh", action="store_true", help="measure, whatever was kept before")
     parser.add_argument("--json", action="store_true", help="print every candidate as JSON")
     parser.add_argument(
@@ -97,7 +96,7 @@ def _device_name(device: str) -> str:
 
 def _workload(arguments: argparse.Namespace) -> tuple[Workload, Execution]:
     """What would be trained, checked as far as it matters here, and on what."""
-    from naspipe.core.config import Execution, Settings, apply_settings
+    from naspipe.core.config import Settings, apply_settings
     from naspipe.frontend.given.checks import check_batch, check_layers
     from naspipe.frontend.given.workloads import find_workload
     from naspipe.frontend.training.training import define
@@ -105,7 +104,7 @@ def _workload(arguments: argparse.Namespace) -> tuple[Workload, Execution]:
     from naspipe.runtime.layers.optimizers import check_optimizer
 
     named = find_workload(arguments.space, arguments.scale, arguments.data, arguments.data_dir)
-    execution = Execution(recompute=arguments.recompute, device=arguments.device)
+    execution = Execution(**given(Execution, arguments))
     settings = apply_settings(Settings(recipe=named.recipe, execution=execution), arguments.set)
     space = named.space.with_rules(settings.rules)
     definition = define(

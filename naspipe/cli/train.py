@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from naspipe.cli.train_arguments import DEFAULTS, given_execution
+from naspipe.cli.flags import given
+from naspipe.cli.train_arguments import DEFAULTS
 from naspipe.cli.train_arguments import add_arguments as add_arguments
 
 if TYPE_CHECKING:
@@ -113,10 +114,11 @@ def _defined(
 
 def _settings(settings: Settings, recipe: RecipeFile, arguments: argparse.Namespace) -> Settings:
     """With the recipe's values, the options that are given, and ``--set``, each before the last."""
-    from naspipe.core.config import apply_settings
+    from naspipe.core.config import Execution, apply_settings
 
     found = recipe.applied_to(settings)
-    found = replace(found, execution=given_execution(found.execution, arguments))
+    execution = found.execution.changed(**given(Execution, arguments))
+    found = replace(found, execution=execution)
     return apply_settings(found, arguments.set)
 
 

@@ -26,9 +26,9 @@ from naspipe.core.settings.execution_groups import PARTITIONS as PARTITIONS
 from naspipe.core.settings.sizes import parse_bytes as parse_bytes
 from naspipe.core.settings.sizes import parse_subnets as parse_subnets
 
-_SIZES = {
-    key: Setting(key=key, help=help, allowed=(at_least(1),), kind=int)
-    for key, help in (
+DATA_SIZES = {
+    key: Setting(key=key, help=text, allowed=(at_least(1),), kind=int)
+    for key, text in (
         ("data.max_tokens", "tokens of a batch of text."),
         ("data.batch_size", "samples of a batch of images."),
     )
@@ -138,9 +138,9 @@ def _assign(settings: Settings, key: str, value: str) -> Settings:
         except ConfigError as error:
             raise ConfigError(f"--set {key}: {error}") from None
         return replace(settings, rules={**settings.rules, key.removeprefix("rule."): rule})
-    if key in _SIZES:
-        size = _read(_SIZES[key], value)
-        _SIZES[key].check(size)
+    if key in DATA_SIZES:
+        size = _read(DATA_SIZES[key], value)
+        DATA_SIZES[key].check(size)
         return replace(settings, data={**settings.data, key.removeprefix("data."): size})
     recipe, execution = settings.recipe, settings.execution
     of_recipe, of_execution = declared(type(recipe)), declared(type(execution))
@@ -149,7 +149,7 @@ def _assign(settings: Settings, key: str, value: str) -> Settings:
     if key in of_execution:
         changed = execution.changed(**{key: _read(of_execution[key], value)})
         return replace(settings, execution=changed)
-    known = [*of_recipe, *of_execution, *_SIZES, "optimizer.OPTION", "rule.LAYER"]
+    known = [*of_recipe, *of_execution, *DATA_SIZES, "optimizer.OPTION", "rule.LAYER"]
     raise ConfigError(f"--set {unknown_key(key, known)}")
 
 

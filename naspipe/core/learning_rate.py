@@ -1,4 +1,4 @@
-"""The learning rate as a pure function of the sequence ID."""
+"""The learning rate as a pure function of the number of the step."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import math
 from naspipe.core.config import Recipe
 
 
-def learning_rate(recipe: Recipe, sequence_id: int, steps: int) -> float:
+def learning_rate(recipe: Recipe, step: int, steps: int) -> float:
     """The rate of one step, whatever the order in which steps are computed.
 
-    Warm-up rises linearly over the first ``warmup_steps`` subnets; after it the rate is
+    Warm-up rises linearly over the first ``warmup_steps`` steps; after it the rate is
     constant, falls to 0 at ``steps`` linearly or by a half cosine, or falls with the inverse
-    square root of the sequence ID (Vaswani et al. 2017, section 5.3).
+    square root of the number of the step (Vaswani et al. 2017, section 5.3).
     """
     warmup = recipe.warmup_steps
-    if sequence_id < warmup:
-        return recipe.lr * (sequence_id + 1) / warmup
-    progress = (sequence_id - warmup) / max(1, steps - warmup)
+    if step < warmup:
+        return recipe.lr * (step + 1) / warmup
+    progress = (step - warmup) / max(1, steps - warmup)
     match recipe.schedule:
         case "linear":
             return recipe.lr * (1.0 - progress)
@@ -25,6 +25,6 @@ def learning_rate(recipe: Recipe, sequence_id: int, steps: int) -> float:
             return recipe.lr * 0.5 * (1.0 + math.cos(math.pi * progress))
         case "inverse_sqrt":
             start = max(1, warmup)
-            return recipe.lr * math.sqrt(start / (sequence_id - warmup + start))
+            return recipe.lr * math.sqrt(start / (step - warmup + start))
         case _:
             return recipe.lr

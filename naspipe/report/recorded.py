@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from naspipe.core.access import Access
 from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError, LogError
+from naspipe.core.settings.declare import declared
 from naspipe.core.steps import parse_passes
 from naspipe.report.needs import Schedule
 from naspipe.trace.access.labels import SpaceLabels
@@ -128,7 +129,7 @@ def _incomplete(status: object, failure: object) -> str:
 
 def _whole(run: Recorded, name: str) -> int:
     """A whole number of the execution, or its default where the manifest has none."""
-    found = section(run.manifest, "execution").get(name, getattr(Execution(), name))
+    found = section(run.manifest, "execution").get(name, declared(Execution)[name].default)
     if type(found) is not int or found < 1:
         raise ConfigError(
             f"cannot report on {run.path}: expected execution.{name} of its manifest to be a "

@@ -75,6 +75,18 @@ class Setting:
             raise ConfigError(f"expected {self.kind_name}, found {text!r:.80}") from None
 
     @property
+    def option(self) -> str:
+        """Of the command line, where it has one of its own; for what is true, it says no."""
+        name = self.key.replace("_", "-")
+        return f"--no-{name}" if self.default is True else f"--{name}"
+
+    @property
+    def usual(self) -> Any:
+        """What a command takes where nothing is said."""
+        has_own = self.flag is not None and self.flag.default is not None
+        return self.flag.default if self.flag and has_own else self.default
+
+    @property
     def kind_name(self) -> str:
         """What kind of value it has, in words."""
         return _KIND_NAMES[self.kind]

@@ -114,7 +114,7 @@ class HardwareSettings:
         "all stages share the GPUs.",
         like(r"cpu|cuda(:[0-9]{1,4})?", "cpu, cuda or cuda:N"),
         flag=Flag(),
-        example="cpu",
+        example="cuda",
     )
     bandwidth: float = setting(
         12e9,
@@ -127,7 +127,6 @@ class HardwareSettings:
         20e-6,
         "what each of the emulated device's copies takes at least.",
         between(0, 60, "seconds"),
-        unit="seconds",
         example="0.001",
     )
 
@@ -157,7 +156,7 @@ class WireSettings:
         "first port of the tcp transport. One for each stage and one for the launcher; under "
         "torchrun two for each stage.",
         between(1024, 65000),
-        example="1024",
+        example="30000",
     )
     interface: str = setting(
         "",
@@ -282,7 +281,7 @@ class RecordSettings:
         False,
         "record a digest of the bytes that every WRITE leaves.",
         flag=Flag(),
-        example="1",
+        example="true",
     )
     tensorboard: bool = setting(
         False,
@@ -294,7 +293,7 @@ class RecordSettings:
         False,
         "record every controller's input, so that it can be replayed.",
         key="record_events",
-        example="TRUE",
+        example="true",
     )
 
     def __post_init__(self) -> None:

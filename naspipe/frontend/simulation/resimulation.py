@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import SequenceId, StreamId
 from naspipe.core.partition import Partition, make_partition
+from naspipe.core.settings.declare import declared
 from naspipe.core.steps import Steps, parse_passes
 from naspipe.core.subnet import Subnet
 from naspipe.planning.cost import CostTable
@@ -88,7 +89,7 @@ def _steps(recipe: Mapping[str, Any]) -> Steps:
 
 
 def _execution(values: Mapping[str, Any], path: Path) -> Execution:
-    known = {field.name for field in fields(Execution)}
+    known = declared(Execution)
     execution = Execution(**{key: value for key, value in values.items() if key in known})
     if execution.memory.budget:
         raise ConfigError(
