@@ -63,7 +63,7 @@ def train(
         resume: go on with the run of this definition in ``run_dir``; the execution may be another.
         recipe: further fields of :class:`naspipe.core.config.Recipe`, or a recipe of naspipe's by
             name, as in ``"spos"``, or a recipe file. What other arguments say goes before it.
-        execution: further fields of :class:`naspipe.core.config.Execution`, as ``validate_every``.
+        execution: further settings of :class:`naspipe.core.config.Execution`: ``validate_every``.
         observer: told of losses and stage use as the run goes.
         held_out: ``held_out(seed, number)`` to validate by; ``data.validation`` by default.
 
