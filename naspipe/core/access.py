@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
-from naspipe.core.ids import LayerId, PassId, SequenceId, StageId, Version
+from naspipe.core.ids import LayerId, SequenceId, StageId, Version
 
 
 class AccessKind(Enum):
@@ -28,7 +28,6 @@ class Access(NamedTuple):
 
     layer: LayerId
     sequence_id: SequenceId
-    pass_id: PassId
     kind: AccessKind
     version: Version
     stage: StageId

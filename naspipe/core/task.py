@@ -7,7 +7,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from naspipe.core.errors import ConfigError
-from naspipe.core.ids import PassId, SequenceId, StageId, StreamId
+from naspipe.core.ids import SequenceId, StageId, StreamId
 
 
 class TaskKind(Enum):
@@ -18,14 +18,13 @@ class TaskKind(Enum):
 
 
 class Task(NamedTuple):
-    """One pass of one subnet over one stage; prints as ``0.12.0F@3``.
+    """One pass of one subnet over one stage; prints as ``0.12F@3``.
 
-    The numbers are stream, sequence ID and pass; ``@3`` is the stage.
+    The numbers are stream and sequence ID; ``@3`` is the stage.
     """
 
     stream: StreamId
     sequence_id: SequenceId
-    pass_id: PassId
     kind: TaskKind
     stage: StageId
 
@@ -34,23 +33,22 @@ class Task(NamedTuple):
         return self._replace(stage=stage)
 
     def __str__(self) -> str:
-        return f"{self.stream}.{self.sequence_id}.{self.pass_id}{self.kind.value}@{self.stage}"
+        return f"{self.stream}.{self.sequence_id}{self.kind.value}@{self.stage}"
 
 
 def parse_task(text: str) -> Task:
     """Read a task's text form.
 
     Raises:
-        ConfigError: when the text is not of the form ``0.12.0F@3``.
+        ConfigError: when the text is not of the form ``0.12F@3``.
     """
-    match = re.fullmatch(r"([0-9]{1,99})\.([0-9]{1,99})\.([0-9]{1,99})([FB])@([0-9]{1,99})", text)
+    match = re.fullmatch(r"([0-9]{1,99})\.([0-9]{1,99})([FB])@([0-9]{1,99})", text)
     if match is None:
-        raise ConfigError(f"expected a task such as 0.12.0F@3, found {text!r}")
-    stream, sequence_id, pass_id, kind, stage = match.groups()
+        raise ConfigError(f"expected a task such as 0.12F@3, found {text!r}")
+    stream, sequence_id, kind, stage = match.groups()
     return Task(
         StreamId(int(stream)),
         SequenceId(int(sequence_id)),
-        PassId(int(pass_id)),
         TaskKind(kind),
         StageId(int(stage)),
     )

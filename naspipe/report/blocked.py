@@ -79,7 +79,7 @@ def _oldest_of(blocked: list[Blocked]) -> Iterator[Blocked]:
         while place < len(blocked) and blocked[place].start_ns <= start_ns:
             record = blocked[place].record
             layer = record.layer
-            age = (record.sequence_id, layer.stream, record.pass_id, layer.block, place)
+            age = (record.sequence_id, layer.stream, layer.block, place)
             heapq.heappush(open_, (age, blocked[place]))
             place += 1
         while open_ and open_[0][1].end_ns <= start_ns:

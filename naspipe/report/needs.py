@@ -13,7 +13,7 @@ from naspipe.core.ids import INITIAL, LayerId
 
 F, B, W = AccessKind.FORWARD, AccessKind.BACKWARD, AccessKind.WRITE
 _Key = TypeVar("_Key")
-_Step = tuple[int, int, int, AccessKind, int]
+_Step = tuple[int, int, AccessKind, int]
 
 
 class Schedule(NamedTuple):
@@ -52,7 +52,7 @@ class Needs:
         self._schedule = schedule
         self._by_step: dict[_Step, Access] = {}
         self._writes: dict[LayerId, dict[int, Access]] = defaultdict(dict)
-        self._forwards: dict[tuple[int, int, int, int], list[Access]] = defaultdict(list)
+        self._forwards: dict[tuple[int, int, int], list[Access]] = defaultdict(list)
         self._gradients: dict[tuple[LayerId, int], Access] = {}
         self._gates: dict[tuple[int, int], Access] = {}
         finished: dict[tuple[int, int], dict[int, Access]] = defaultdict(dict)
@@ -62,9 +62,9 @@ class Needs:
             if access.kind is W:
                 self._writes[access.layer][access.version] = access
             else:
-                self._by_step[stream, subnet, access.pass_id, access.kind, block] = access
+                self._by_step[stream, subnet, access.kind, block] = access
             if access.kind is F:
-                self._forwards[stream, subnet, access.pass_id, stage].append(access)
+                self._forwards[stream, subnet, stage].append(access)
             if access.kind is B and schedule.gated_passes:
                 step = subnet // schedule.gated_passes
                 _keep_later(self._gradients, (access.layer, step), access)
@@ -80,7 +80,7 @@ class Needs:
         if access.kind is W:
             return None
         stream, block, _ = access.layer
-        step = (stream, access.sequence_id, access.pass_id, access.kind)
+        step = (stream, access.sequence_id, access.kind)
         return self._by_step.get((*step, block - 1 if access.kind is F else block + 1))
 
     def sender(self, access: Access) -> Access | None:
@@ -96,7 +96,7 @@ class Needs:
         if not self._schedule.waits_for_versions:
             return None
         if access.kind is F and not self._schedule.is_partly_clear:
-            task = (access.layer.stream, access.sequence_id, access.pass_id, access.stage)
+            task = (access.layer.stream, access.sequence_id, access.stage)
             writes = [self._write_read(forward) for forward in self._forwards[task]]
             return max(filter(None, writes), key=lambda write: write.end_ns, default=None)
         if access.kind is F:

@@ -6,14 +6,14 @@ from naspipe.core.task import Task, TaskKind
 
 
 class PaperOrder:
-    """Backward before forward, then the older subnet, then stream, then pass (Algorithm 1)."""
+    """Backward before forward, then the older subnet, then stream (Algorithm 1)."""
 
     max_run = None
     """A task runs as far as it is clear."""
 
-    def key(self, task: Task, priority: int) -> tuple[bool, int, int, int]:
-        """The least key runs first; stream and pass make it unique on a stage."""
-        return (task.kind is TaskKind.FORWARD, task.sequence_id, task.stream, task.pass_id)
+    def key(self, task: Task, priority: int) -> tuple[bool, int, int]:
+        """The least key runs first; the stream makes it unique on a stage."""
+        return (task.kind is TaskKind.FORWARD, task.sequence_id, task.stream)
 
 
 class CriticalPathOrder:
@@ -25,10 +25,10 @@ class CriticalPathOrder:
 
     max_run = 1
 
-    def key(self, task: Task, priority: int) -> tuple[int, bool, int, int, int]:
-        """The least key runs first; stream and pass make it unique on a stage."""
+    def key(self, task: Task, priority: int) -> tuple[int, bool, int, int]:
+        """The least key runs first; the stream makes it unique on a stage."""
         is_forward = task.kind is TaskKind.FORWARD
-        return (-priority, is_forward, task.sequence_id, task.stream, task.pass_id)
+        return (-priority, is_forward, task.sequence_id, task.stream)
 
 
 class StreamsCriticalPathOrder:
@@ -40,7 +40,7 @@ class StreamsCriticalPathOrder:
 
     max_run = None
 
-    def key(self, task: Task, priority: int) -> tuple[int, int, bool, int, int]:
+    def key(self, task: Task, priority: int) -> tuple[int, int, bool, int]:
         """The least key runs first."""
         is_forward = task.kind is TaskKind.FORWARD
-        return (-priority, task.sequence_id, is_forward, task.stream, task.pass_id)
+        return (-priority, task.sequence_id, is_forward, task.stream)

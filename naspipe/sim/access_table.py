@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from naspipe.core.access import Access, AccessKind
-from naspipe.core.ids import LayerId, PassId, SequenceId, StageId, StreamId, Version
+from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
 
 _KINDS = tuple(AccessKind)
 _NUMBERS = {kind: number for number, kind in enumerate(_KINDS)}
 COLUMNS = (
-    "stream", "block", "candidate", "sequence_id", "pass_id", "kind", "version", "stage",
+    "stream", "block", "candidate", "sequence_id", "kind", "version", "stage",
     "start_ns", "end_ns", "stalled_ns",
 )  # fmt: skip
 """The cells of a row; a kind is its place in :class:`AccessKind`."""
@@ -34,10 +34,10 @@ class AccessTable(Sequence[Access]):
 
     def append(self, access: Access) -> None:
         """Add one row."""
-        layer, sequence_id, pass_id, kind, version, stage, start_ns, end_ns, stalled_ns, _ = access
+        layer, sequence_id, kind, version, stage, start_ns, end_ns, stalled_ns, _ = access
         self._cells.extend(
             (
-                *layer, sequence_id, pass_id, _NUMBERS[kind], version, stage, start_ns, end_ns,
+                *layer, sequence_id, _NUMBERS[kind], version, stage, start_ns, end_ns,
                 stalled_ns,
             )
         )  # fmt: skip
@@ -74,12 +74,11 @@ class AccessTable(Sequence[Access]):
     def _access(self, row: int) -> Access:
         width = len(COLUMNS)
         cells = self._cells[row * width : (row + 1) * width].tolist()
-        stream, block, candidate, sequence_id, pass_id, kind, version, stage, *times = cells
+        stream, block, candidate, sequence_id, kind, version, stage, *times = cells
         start_ns, end_ns, stalled_ns = times
         return Access(
             LayerId(StreamId(stream), block, candidate),
             SequenceId(sequence_id),
-            PassId(pass_id),
             _KINDS[kind],
             Version(version),
             StageId(stage),

@@ -32,7 +32,7 @@ from naspipe.core.events import (
     VersionArrived,
     WriteFinished,
 )
-from naspipe.core.ids import LayerId, PassId, StageId, StreamId, Version
+from naspipe.core.ids import LayerId, StageId, StreamId, Version
 from naspipe.core.partition import Partition
 from naspipe.core.ports import Admission
 from naspipe.core.subnet import Subnet
@@ -119,8 +119,8 @@ class SimulatedStage:
     def _share_norms(self, command: ShareNorms) -> None:
         sender = next(StageId(i) for i, peer in enumerate(self.peers) if peer is self)
         for number in range(command.num_stages):
-            stage, pass_id, kind = StageId(number), PassId(0), TaskKind.BACKWARD
-            receiver = Task(command.stream, command.sequence_id, pass_id, kind, stage)
+            stage = StageId(number)
+            receiver = Task(command.stream, command.sequence_id, TaskKind.BACKWARD, stage)
             delay_ns = 0 if stage == sender else self._costs.message_ns(receiver)
             self._engine.after(delay_ns, partial(self.peers[stage].receive_norms, command, sender))
 

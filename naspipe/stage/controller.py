@@ -29,7 +29,7 @@ from naspipe.core.events import (
     VersionArrived,
     WriteFinished,
 )
-from naspipe.core.ids import LayerId, PassId, SequenceId, StageId, StreamId, Version
+from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
 from naspipe.core.ports import DispatchOrder, Residency, SyncPolicy
 from naspipe.core.task import Task, TaskKind
 from naspipe.schedule.history import History
@@ -170,7 +170,7 @@ class StageController:
     def _on_admitted(self, event: SubnetAdmitted, commands: list[Command]) -> None:
         subnet, blocks = event.subnet, event.partition.blocks(self._stage)
         tickets = self._book.admit(subnet, blocks)
-        task = Task(subnet.stream, subnet.sequence_id, PassId(0), TaskKind.FORWARD, self._stage)
+        task = Task(subnet.stream, subnet.sequence_id, TaskKind.FORWARD, self._stage)
         forward = Work(task, tickets, list(reversed(blocks)))
         back = task._replace(kind=TaskKind.BACKWARD)
         backward = Work(back, tickets, list(blocks) if event.is_trained else [], forward.unclear)
@@ -228,7 +228,7 @@ class StageController:
             if ticket.is_writer:
                 commands += self._writes.owe(progress, block)
         times = (event.start_ns, event.time_ns, self._stalls.take())
-        who = (ticket.layer, task.sequence_id, task.pass_id)
+        who = (ticket.layer, task.sequence_id)
         commands.append(RecordAccess(Access(*who, kind, ticket.reads, self._stage, *times)))
         if kind is AccessKind.FORWARD:
             self._wake(self._clearance.passed(task, block))
@@ -257,7 +257,7 @@ class StageController:
         self._cuts.wrote(layer, version)
         commands += self._departures.ready(layer)
         commands += self._writes.follow(layer)
-        who = (layer, event.sequence_id, PassId(0), AccessKind.WRITE, version, self._stage)
+        who = (layer, event.sequence_id, AccessKind.WRITE, version, self._stage)
         commands.append(RecordAccess(Access(*who, event.start_ns, event.time_ns, 0, event.digest)))
         self._settle(progress, commands)
 

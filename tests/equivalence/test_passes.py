@@ -24,6 +24,7 @@ from naspipe.trace.access.log import read_access_log
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, check, plain_loop, restless
 from tests.faults.helpers import Calm, Ends, fail, interrupt
+from tests.trace.old_format import make_old
 
 LOSS = nn.CrossEntropyLoss()
 ALL = {"clip_global_norm": 1.0, "ema": 0.9}
@@ -136,6 +137,8 @@ def test_the_recipe_sandwich(tmp_path, stages):
     )  # fmt: skip
     assert_same_bits(run, oracle)
     assert_replays(run, stages, parse_passes("sandwich:2"))
+    make_old(run.directory.path)
+    assert_replays(run, stages, parse_passes("sandwich:2"))
 
 
 def assert_replays(run, stages, steps):
@@ -177,7 +180,7 @@ def no_teacher(clearance, ticket, sequence_id, is_last):
 
 
 def youngest_first(order, task, priority):
-    return (task.kind is TaskKind.FORWARD, -task.sequence_id, task.stream, task.pass_id)
+    return (task.kind is TaskKind.FORWARD, -task.sequence_id, task.stream)
 
 
 @pytest.mark.parametrize("is_broken", [False, True])

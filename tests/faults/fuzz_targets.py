@@ -49,7 +49,8 @@ from naspipe.trace.snapshots.snapshot import read_checkpoint, write_checkpoint_m
 from naspipe.trace.storage.framing import encode_frame
 
 LOG_HEADER = MAGIC + struct.pack("<I", SCHEMA_VERSION)
-EVENTS_HEADER = b"NPEVENTS" + struct.pack("<I", 1)
+OLD_LOG_HEADER = MAGIC + struct.pack("<I", 2)
+EVENTS_HEADER, OLD_EVENTS_HEADER = (b"NPEVENTS" + struct.pack("<I", v) for v in (2, 1))
 
 
 class Target(NamedTuple):
@@ -69,14 +70,22 @@ def access_log(data, place):
     return read_access_log(put(place / "log", data))
 
 
-def access_records(data, place):
+def access_records(data, place, header=LOG_HEADER):
     framed = b"".join(encode_frame(part) for part in pieces(data))
-    return read_access_log(put(place / "log", LOG_HEADER + framed))
+    return read_access_log(put(place / "log", header + framed))
 
 
-def events(data, place):
+def events(data, place, header=EVENTS_HEADER):
     framed = b"".join(encode_frame(part) for part in pieces(data))
-    return list(read_events(put(place / "events", EVENTS_HEADER + framed)))
+    return list(read_events(put(place / "events", header + framed)))
+
+
+def old_access_records(data, place):
+    return access_records(data, place, OLD_LOG_HEADER)
+
+
+def old_events(data, place):
+    return events(data, place, OLD_EVENTS_HEADER)
 
 
 def pieces(data):
@@ -183,12 +192,22 @@ def log_seeds(place):
 
 
 def record_seeds(place):
-    access = Access(LayerId(0, 3, 1), 5, 0, AccessKind.FORWARD, 2, 1, 10, 20, 3, "")
+    access = Access(LayerId(0, 3, 1), 5, AccessKind.FORWARD, 2, 1, 10, 20, 3, "")
     return [encode_access(access, 0), encode_access(access._replace(digest="ab"), 1)]
 
 
+def old_record_seeds(place):
+    return [msgpack.packb([0, 5, 0, "F", 3, 1, 2, 1, 0, 10, 20, 3, "ab"])]
+
+
+def old_event_seeds(place):
+    task = ["Task", 0, 5, 0, ["TaskKind", "F"], 1]
+    events = (["InputArrived", 7, task, ["tuple", task]], ["BlockFinished", 9, task, 2, 8])
+    return list(map(msgpack.packb, events))
+
+
 def message_seeds(place):
-    task = Task(0, 5, 0, TaskKind.FORWARD, 1)
+    task = Task(0, 5, TaskKind.FORWARD, 1)
     state = [("param/w", torch.ones(3, 2)), ("optimizer/w/step", 3)]
     made = (
         input_frames(task, [task], [torch.ones(3, 2), None]),
@@ -243,6 +262,8 @@ TARGETS = {
     "access log": Target(access_log, (LogError,), log_seeds),
     "access records": Target(access_records, (LogError,), record_seeds),
     "events": Target(events, (LogError,), lambda place: [msgpack.packb([0, 1, 2]), b"\x93\0\1\2"]),
+    "old access records": Target(old_access_records, (LogError,), old_record_seeds),
+    "old events": Target(old_events, (LogError,), old_event_seeds),
     "messages": Target(message, (TransportError,), message_seeds),
     "reports": Target(report, (TransportError,), report_seeds),
     "checkpoint shards": Target(shard, (LogError,), shard_seeds),

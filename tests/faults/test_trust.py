@@ -31,7 +31,7 @@ from tests.cli.test_bad_input import free_ports
 from tests.equivalence import spaces
 from tests.faults.fuzz_targets import TARGETS
 
-TASK = Task(0, 5, 0, TaskKind.FORWARD, StageId(0))
+TASK = Task(0, 5, TaskKind.FORWARD, StageId(0))
 
 
 class Canary:

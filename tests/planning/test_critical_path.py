@@ -161,7 +161,7 @@ def test_near_priorities_are_left_to_the_papers_order():
     found = coarsened([Priorities((19, 10, 9), (0, -1, -11))], 10)
     assert found == [Priorities((1, 1, 0), (0, -1, -2))]
     order = CriticalPathOrder()
-    forward = Task(0, 3, 0, TaskKind.FORWARD, 0)
-    backward = Task(0, 5, 0, TaskKind.BACKWARD, 0)
+    forward = Task(0, 3, TaskKind.FORWARD, 0)
+    backward = Task(0, 5, TaskKind.BACKWARD, 0)
     assert order.key(forward, 19) < order.key(backward, 10)
     assert order.key(backward, 1) < order.key(forward, 1)

@@ -154,13 +154,13 @@ def test_tables_are_json_and_begin_at_zero(tmp_path: Path) -> None:
 def test_a_run_that_failed_is_reported_as_far_as_it_came(tmp_path: Path) -> None:
     path = FakeRun(status="failed", stages=3).write(tmp_path / "run")
     manifest = json.loads((path / "manifest.json").read_text())
-    manifest["failure"] = "stage 1 failed in 0.3.0F@1\nTraceback"
+    manifest["failure"] = "stage 1 failed in 0.3F@1\nTraceback"
     (path / "manifest.json").write_text(json.dumps(manifest))
     (path / "losses.jsonl").unlink()
     run = read_run(path)
     assert run.remarks == [
         "This run is not complete: its manifest says 'failed'. First cause: stage 1 failed in "
-        "0.3.0F@1",
+        "0.3F@1",
         "Nothing was recorded by stage 1, 2.",
         "No loss was recorded.",
     ]

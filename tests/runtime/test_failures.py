@@ -72,7 +72,7 @@ def test_a_layer_that_raises(tmp_path, stages, position):
         )  # fmt: skip
     assert time.monotonic() - start < 10
     assert "ZeroDivisionError" in caught.value.traceback_text
-    assert caught.value.task.startswith("0.19.0F@") and f"layer {position}.0" in caught.value.task
+    assert caught.value.task.startswith("0.19F@") and f"layer {position}.0" in caught.value.task
     assert npp.Run(space(position, divide), tmp_path / "run").manifest["status"] == "failed"
 
 
@@ -96,7 +96,7 @@ def test_silence_is_given_up_after_the_time_out(tmp_path):
         )  # fmt: skip
     assert time.monotonic() - start < 20
     assert caught.value.stage == 0, "the one that hangs, not the one that waits for it"
-    assert caught.value.task == "0.19.0F@0 block 1 (layer 0.0)"
+    assert caught.value.task == "0.19F@0 block 1 (layer 0.0)"
 
 
 @pytest.mark.parametrize("stages", [2, 4])

@@ -32,7 +32,7 @@ def record(number):
     start_ns = 10**15 + number * 1_000_000
     kind = tuple(AccessKind)[number % 3]
     layer = LayerId(number % 2, number % 48, number % 72)
-    return Access(layer, number // 48, 0, kind, number // 99, 1, start_ns, start_ns + 999_999)
+    return Access(layer, number // 48, kind, number // 99, 1, start_ns, start_ns + 999_999)
 
 
 def log_records(path):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from naspipe.core.errors import TransportError
-from naspipe.core.ids import FIRST_STREAM, PassId, SequenceId, StageId
+from naspipe.core.ids import FIRST_STREAM, SequenceId, StageId
 from naspipe.core.task import Task, TaskKind
 from naspipe.runtime.wire import nccl_path
 from naspipe.runtime.wire.endpoints import ipc_endpoints
@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 
 def task(sequence_id, stage):
     number, place = SequenceId(sequence_id), StageId(stage)
-    return Task(FIRST_STREAM, number, PassId(0), TaskKind.FORWARD, place)
+    return Task(FIRST_STREAM, number, TaskKind.FORWARD, place)
 
 
 def tensors(sender, receiver, number):

@@ -16,7 +16,7 @@ SUBNETS = [Subnet(0, y, (0, candidate, 0)) for y, candidate in enumerate((0, 0, 
 
 
 def access(block, candidate, user, kind, version, start):
-    return Access(LayerId(0, block, candidate), user, 0, kind, version, 0, start, start + 10)
+    return Access(LayerId(0, block, candidate), user, kind, version, 0, start, start + 10)
 
 
 def sound():

@@ -26,9 +26,7 @@ def table_of(accesses):
 
 
 def test_rows_come_back_as_they_were():
-    rows = [
-        Access(LayerId(1, 2, 3), 4, 0, kind, -1, 5, 2**60, 2**60 + 7, 11) for kind in AccessKind
-    ]
+    rows = [Access(LayerId(1, 2, 3), 4, kind, -1, 5, 2**60, 2**60 + 7, 11) for kind in AccessKind]
     table = table_of(rows)
     assert list(table) == rows and table[-1] == rows[-1] and table[:2] == rows[:2]
     assert list(table.of_stage(5)) == rows and list(table.of_stage(4)) == []

@@ -61,7 +61,7 @@ def test_links_and_pauses_are_found():
 
 def test_a_pause_is_the_mean_of_the_gaps_that_are_no_waits():
     """Handing on what a task leaves takes longer than the next block; a wait is neither."""
-    access = Access(LayerId(0, 0, 0), 0, 0, AccessKind.FORWARD, INITIAL, 0, 0, 0)
+    access = Access(LayerId(0, 0, 0), 0, AccessKind.FORWARD, INITIAL, 0, 0, 0)
     log, now_ns = [], 0
     for gap_ns, number in ((10, 0), (10, 0), (10, 0), (150, 1), (10, 1), (9000, 2)):
         now_ns += gap_ns

@@ -36,7 +36,7 @@ class Situation:
             block: Ticket(LayerId(0, block, chain[block]), INITIAL, INITIAL, True)
             for block in blocks
         }
-        task = Task(0, number, 0, TaskKind.FORWARD, self.stage)
+        task = Task(0, number, TaskKind.FORWARD, self.stage)
         forward = Work(task, tickets, list(reversed(blocks)))
         backward = Work(task._replace(kind=TaskKind.BACKWARD), tickets, list(blocks))
         backward.unclear = forward.unclear
@@ -133,7 +133,7 @@ def test_what_a_neighbour_announced_comes_first():
     case.sent()
     late = case.sent(last=0).backward
     assert firsts(case) == ["0", "1"]
-    case.predictor.arrive(Task(0, 9, 0, TaskKind.BACKWARD, 1), (late.task,))
+    case.predictor.arrive(Task(0, 9, TaskKind.BACKWARD, 1), (late.task,))
     assert firsts(case) == ["1", "0"]
     case.predictor.arrive(late.task, ())
     late.has_input = late.is_queued = True

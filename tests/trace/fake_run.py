@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from naspipe.core.access import Access, AccessKind
-from naspipe.core.ids import LayerId, PassId, SequenceId, StageId, StreamId, Version
+from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
 from naspipe.trace.access.log import AccessLogWriter
 from naspipe.trace.results.losses import LossWriter
 from naspipe.trace.results.run_directory import RunDirectory
@@ -40,7 +40,6 @@ def access(
     return Access(
         LayerId(StreamId(0), block, candidate),
         SequenceId(sequence_id),
-        PassId(0),
         kind,
         Version(version),
         StageId(stage),

@@ -28,7 +28,7 @@ from naspipe.trace.access.event_codec import decode_event, encode_event
 
 numbers = st.integers(0, (1 << 63) - 1)
 layers = st.builds(LayerId, numbers, numbers, numbers)
-tasks = st.builds(Task, numbers, numbers, numbers, st.sampled_from(TaskKind), numbers)
+tasks = st.builds(Task, numbers, numbers, st.sampled_from(TaskKind), numbers)
 subnets = st.builds(Subnet, numbers, numbers, st.lists(numbers, max_size=9).map(tuple))
 partitions = st.builds(Partition, st.lists(numbers, min_size=1, max_size=5).map(tuple))
 paths = st.lists(numbers, max_size=4).map(tuple)
@@ -71,11 +71,11 @@ def test_an_event_comes_back(event: Event) -> None:
 
 
 def test_an_event_on_the_wire() -> None:
-    event = InputArrived(5, Task(0, 12, 0, TaskKind.BACKWARD, 3))
+    event = InputArrived(5, Task(0, 12, TaskKind.BACKWARD, 3))
     assert encode_event(event) == [
         "InputArrived",
         5,
-        ["Task", 0, 12, 0, ["TaskKind", "B"], 3],
+        ["Task", 0, 12, ["TaskKind", "B"], 3],
         ["tuple"],
     ]
 
@@ -100,9 +100,9 @@ def test_garbage_is_refused_as_such(message: object) -> None:
         ["BlockFinished", 1, ["TaskKind", "X"], 0, 0], ["InputArrived", 1, 2, 3],
         ["WriteFinished", 1, ["LayerId", 0, 0, 0, 0], 0, 0],
         ["InputArrived", 1, ["TaskKind"]], ["InputArrived", "soon", "nobody"],
-        ["InputArrived", True, ["Task", 0, 1, 0, ["TaskKind", "F"], 0]],
-        ["InputArrived", 1, ["Task", 0, 1.0, 0, ["TaskKind", "F"], 0]],
-        ["InputArrived", 1, ["Task", 0, 1, 0, "F", 0]], ["InputArrived", 1, ["LayerId", 0, 1, 0]],
+        ["InputArrived", True, ["Task", 0, 1, ["TaskKind", "F"], 0]],
+        ["InputArrived", 1, ["Task", 0, 1.0, ["TaskKind", "F"], 0]],
+        ["InputArrived", 1, ["Task", 0, 1, "F", 0]], ["InputArrived", 1, ["LayerId", 0, 1, 0]],
         ["SubnetAdmitted", 1, ["Subnet", 0, 0, ["tuple", "x"]], ["Partition", ["tuple", 0, 1]]],
     ],
 )  # fmt: skip

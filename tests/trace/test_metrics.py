@@ -94,6 +94,18 @@ def test_a_lagging_read_waits_for_the_version_it_read() -> None:
     assert causal_bound(records, 2) == pytest.approx(1 - 60 / (2 * 40))
 
 
+def test_a_chain_may_end_in_the_backward_of_a_layer_that_is_never_written() -> None:
+    """F0 F1 B1 W1 B0 with a frozen layer 0: its backward follows B1 beside the WRITE."""
+    records = [
+        access(0, 0, 0, F, 0),
+        access(1, 0, 0, F, 10),
+        access(1, 0, 0, B, 20),
+        access(1, 0, 0, W, 30, version=0),
+        access(0, 0, 0, B, 40, length_ns=50),
+    ]
+    assert causal_bound(records, 2) == pytest.approx(1 - 90 / (2 * 80))
+
+
 def without_idle_time(records: list[Access], num_stages: int) -> list[Access]:
     return [record._replace(stage=record.layer.block % num_stages) for record in records]
 

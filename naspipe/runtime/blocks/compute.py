@@ -9,7 +9,7 @@ import torch
 
 from naspipe.core.commands import WriteLayer
 from naspipe.core.errors import ConfigError
-from naspipe.core.ids import LayerId, PassId, SequenceId, StreamId, Version
+from naspipe.core.ids import LayerId, SequenceId, StreamId, Version
 from naspipe.core.learning_rate import learning_rate
 from naspipe.core.task import Task, TaskKind
 from naspipe.runtime.blocks.ending import Ending
@@ -49,7 +49,7 @@ class StageCompute:
         """The layers of each stream."""
         self._steps = tuple(workload.definition.recipe.steps for workload in workloads)
         self._together = StepStates(self._steps)
-        self._passes: dict[tuple[StreamId, SequenceId, PassId], PassState] = {}
+        self._passes: dict[tuple[StreamId, SequenceId], PassState] = {}
 
     def accept(self, task: Task, tensors: tuple[Gradient, ...]) -> None:
         """Take the input of a task: leaf tensors for a forward, gradients for a backward."""
@@ -146,7 +146,7 @@ class StageCompute:
         """The norm of each layer's gradients in a step, all of which are there on this stage."""
         for number in range(first, self._steps[stream].end(first)):
             sequence_id = SequenceId(number)
-            for layer in list(self._passes[stream, sequence_id, PassId(0)].parameter_gradients):
+            for layer in list(self._passes[stream, sequence_id].parameter_gradients):
                 self._gather(layer, sequence_id)
         step = self._together.of(stream, first)
         return step.measure({layer: self.layer(layer).parameters for layer in step.gradients})
@@ -167,8 +167,7 @@ class StageCompute:
 
     def retire(self, stream: StreamId, sequence_id: SequenceId) -> None:
         """Forget a subnet's tensors, and with the last pass of a step what they had in common."""
-        for key in [key for key in self._passes if key[:2] == (stream, sequence_id)]:
-            del self._passes[key]
+        self._passes.pop((stream, sequence_id), None)
         self._together.retire(stream, sequence_id)
 
     def _forward(
@@ -236,13 +235,13 @@ class StageCompute:
 
     def _gather(self, layer: LayerId, sequence_id: SequenceId) -> None:
         """Add a pass's gradients to its step's, unless that was done for the step's norms."""
-        state = self._passes[layer.stream, sequence_id, PassId(0)]
+        state = self._passes[layer.stream, sequence_id]
         gradients = state.parameter_gradients.pop(layer, None)
         if gradients is not None:
             self._together.of(layer.stream, sequence_id).add(layer, gradients)
 
     def _pass(self, task: Task) -> PassState:
-        key = (task.stream, task.sequence_id, task.pass_id)
+        key = (task.stream, task.sequence_id)
         state = self._passes.get(key)
         if state is None:
             state = self._passes[key] = PassState()

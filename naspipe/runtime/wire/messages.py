@@ -9,7 +9,7 @@ import msgpack
 import torch
 
 from naspipe.core.errors import ConfigError, TransportError
-from naspipe.core.ids import LayerId, PassId, SequenceId, StageId, StreamId, Version
+from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
 from naspipe.core.partition import make_partition
 from naspipe.core.planned import Planned
 from naspipe.core.subnet import Subnet
@@ -222,11 +222,9 @@ def _norms(subject: Any, entries: Any) -> NormsMessage:
 
 
 def _plain(task: Task) -> list[Any]:
-    return [*task[:3], task.kind.value, task.stage]
+    return [*task[:2], task.kind.value, task.stage]
 
 
 def _task(values: Sequence[Any]) -> Task:
-    stream, sequence_id, pass_id, kind, stage = values
-    return Task(
-        StreamId(stream), SequenceId(sequence_id), PassId(pass_id), TaskKind(kind), StageId(stage)
-    )
+    stream, sequence_id, kind, stage = values
+    return Task(StreamId(stream), SequenceId(sequence_id), TaskKind(kind), StageId(stage))

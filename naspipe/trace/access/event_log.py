@@ -11,11 +11,12 @@ import msgpack
 
 from naspipe.core.errors import LogError
 from naspipe.core.events import Event
-from naspipe.trace.access.event_codec import decode_event, encode_event
-from naspipe.trace.storage.framing import FramedWriter, read_frames
+from naspipe.trace.access.event_codec import decode_event, encode_event, without_passes
+from naspipe.trace.storage.framing import FramedWriter, file_version, read_frames
 
 _MAGIC = b"NPEVENTS"
-_VERSION = 1
+_VERSION = 2
+_WITH_PASSES = 1
 _BUFFERED = 512
 
 
@@ -52,9 +53,10 @@ def read_events(path: Path) -> Iterator[Event]:
     Raises:
         LogError: when the file is damaged before its tail, or holds something else.
     """
-    for number, payload in enumerate(read_frames(path, _MAGIC, _VERSION)):
+    version = file_version(path, (_WITH_PASSES, _VERSION))
+    for number, payload in enumerate(read_frames(path, _MAGIC, version)):
         try:
             message = msgpack.unpackb(payload)
         except (ValueError, msgpack.UnpackException) as error:
             raise LogError(f"{path}, record {number}: {error}") from error
-        yield decode_event(message)
+        yield decode_event(without_passes(message) if version == _WITH_PASSES else message)

@@ -13,12 +13,13 @@ from naspipe.core.errors import LogError
 from naspipe.core.ids import StreamId
 from naspipe.trace.access.records import (
     MAGIC,
+    READABLE_VERSIONS,
     SCHEMA_VERSION,
     Recorded,
     decode_access,
     encode_access,
 )
-from naspipe.trace.storage.framing import FramedWriter, read_frames
+from naspipe.trace.storage.framing import FramedWriter, file_version, read_frames
 
 _BUFFERED = 512
 _KIND_ORDER = {kind: place for place, kind in enumerate(AccessKind)}
@@ -87,7 +88,7 @@ def read_run_accesses(run_directory: Path) -> list[Access]:
 
     After a resume, the records of the subnets that were done again count once, as done
     last; the generations are laid end to end, so that times rise across a resume. Ties of
-    start time go by end time, kind, stream, sequence ID, pass and block.
+    start time go by end time, kind, stream, sequence ID and block.
     """
     by_generation: dict[int, list[Access]] = defaultdict(list)
     for path in sorted((Path(run_directory) / "access").glob("stage-*.msgpack")):
@@ -105,16 +106,16 @@ def time_key(access: Access) -> tuple[int, ...]:
         _KIND_ORDER[access.kind],
         stream,
         access.sequence_id,
-        access.pass_id,
         block,
         candidate,
     )
 
 
 def _read(path: Path) -> Iterator[Recorded]:
-    for number, payload in enumerate(read_frames(path, MAGIC, SCHEMA_VERSION)):
+    version = file_version(path, READABLE_VERSIONS)
+    for number, payload in enumerate(read_frames(path, MAGIC, version)):
         try:
-            yield decode_access(payload)
+            yield decode_access(payload, version)
         except LogError as error:
             raise LogError(f"{path}, record {number}: {error}") from error
 

@@ -1,4 +1,4 @@
-"""The access log's schema: one access as a msgpack array of 13 plain values."""
+"""The access log's schema: one access as a msgpack array of 12 plain values."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ import msgpack
 
 from naspipe.core.access import Access, AccessKind
 from naspipe.core.errors import LogError
-from naspipe.core.ids import LayerId, PassId, SequenceId, StageId, StreamId, Version
+from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
 
 MAGIC = b"NASPIPEA"
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
+READABLE_VERSIONS = (2, SCHEMA_VERSION)
+"""Records of version 2 have one more number behind the sequence ID: that of a pass, always 0."""
+
 FIELDS = (
-    "stream, sequence ID, pass, kind, block, candidate, version, stage, generation, start_ns, "
+    "stream, sequence ID, kind, block, candidate, version, stage, generation, start_ns, "
     "end_ns, stalled_ns, digest"
 )
 """The values of a record, in order; all whole numbers but the kind's letter and the digest."""
@@ -31,31 +34,40 @@ class Recorded(NamedTuple):
 
 def encode_access(access: Access, generation: int) -> bytes:
     """One record's payload."""
-    layer, sequence_id, pass_id, kind, version, stage, start_ns, end_ns, stalled_ns, digest = access
+    layer, sequence_id, kind, version, stage, start_ns, end_ns, stalled_ns, digest = access
     stream, block, candidate = layer
-    place = (stream, sequence_id, pass_id, kind._value_, block, candidate)
+    place = (stream, sequence_id, kind._value_, block, candidate)
     payload: bytes = _pack(
         (*place, version, stage, generation, start_ns, end_ns, stalled_ns, digest)
     )
     return payload
 
 
-def decode_access(payload: bytes) -> Recorded:
-    """Read what :func:`encode_access` made.
+def decode_access(payload: bytes, version: int = SCHEMA_VERSION) -> Recorded:
+    """Read what :func:`encode_access` made, of any of the ``READABLE_VERSIONS``.
 
     Raises:
         LogError: when the payload is not an access of this schema.
     """
     try:
-        return _decode(msgpack.unpackb(payload))
+        values = msgpack.unpackb(payload)
+        return _decode(values if version == SCHEMA_VERSION else _without_pass(values))
     except (ValueError, TypeError, KeyError, msgpack.exceptions.UnpackException) as error:
         raise LogError(f"expected an access ({FIELDS}), found {payload!r:.200}") from error
 
 
+def _without_pass(values: Any) -> list[Any]:
+    """A record of version 2 as one of version 3."""
+    stream, sequence_id, pass_number, *rest = values
+    if type(pass_number) is not int or pass_number:
+        raise ValueError
+    return [stream, sequence_id, *rest]
+
+
 def _decode(values: Any) -> Recorded:
-    (stream, sequence_id, pass_id, letter, block, candidate), rest = values[:6], values[6:]
+    (stream, sequence_id, letter, block, candidate), rest = values[:5], values[5:]
     version, stage, generation, start_ns, end_ns, stalled_ns, digest = rest
-    for number in (stream, sequence_id, pass_id, block, candidate, *rest[:6]):
+    for number in (stream, sequence_id, block, candidate, *rest[:6]):
         if type(number) is not int:
             raise TypeError
     if type(digest) is not str:
@@ -63,7 +75,6 @@ def _decode(values: Any) -> Recorded:
     access = Access(
         LayerId(StreamId(stream), block, candidate),
         SequenceId(sequence_id),
-        PassId(pass_id),
         _KINDS[letter],
         Version(version),
         StageId(stage),

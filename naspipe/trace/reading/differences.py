@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from naspipe.core.access import Access, AccessKind
-from naspipe.core.ids import INITIAL, PassId, SequenceId
+from naspipe.core.ids import INITIAL, SequenceId
 from naspipe.core.rules import Exact
 from naspipe.trace.access.labels import SpaceLabels
 from naspipe.trace.access.order import layer_order, reads_and_writes
@@ -139,8 +139,8 @@ def _is_write(access: Access) -> bool:
 
 
 def _first_version_read(expected: list[Access], found: list[Access]) -> _First | None:
-    def versions(accesses: list[Access]) -> dict[tuple[SequenceId, PassId], int]:
-        return {(a.sequence_id, a.pass_id): a.version for a in accesses if not _is_write(a)}
+    def versions(accesses: list[Access]) -> dict[SequenceId, int]:
+        return {a.sequence_id: a.version for a in accesses if not _is_write(a)}
 
     left, right = versions(expected), versions(found)
     differing = [s for s in left.keys() | right.keys() if left.get(s) != right.get(s)]
@@ -148,7 +148,7 @@ def _first_version_read(expected: list[Access], found: list[Access]) -> _First |
         return None
     first = min(differing)
     texts = [_absent_or(side.get(first)) for side in (left, right)]
-    return first[0], "version read", f"{texts[0]} against {texts[1]}"
+    return first, "version read", f"{texts[0]} against {texts[1]}"
 
 
 def _first_order(

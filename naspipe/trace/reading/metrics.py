@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from naspipe.core.access import Access, AccessKind
-from naspipe.core.ids import INITIAL, LayerId, PassId, SequenceId, StageId, StreamId, Version
+from naspipe.core.ids import INITIAL, LayerId, SequenceId, StageId, StreamId, Version
 
 WARM_UP_SHARE = 10
 """The first 1 in 10 subnets of each stream are warm-up."""
@@ -116,8 +116,8 @@ def _longest_chain_ns(accesses: Iterable[Access]) -> int:
     longest = 0
     for step in sorted(steps, key=lambda step: (step[1], step[0])):
         records = steps[step]
-        ends, longest_pass = _backward_ends(records, written)
-        longest = max(longest, longest_pass)
+        ends, longest_backward = _backward_ends(records, written)
+        longest = max(longest, longest_backward)
         for access in records:
             if access.kind is AccessKind.WRITE:
                 start = max(ends.get(access.layer, 0), newest.get(access.layer, 0))
@@ -131,25 +131,24 @@ def _backward_ends(
     records: Iterable[Access], written: dict[tuple[LayerId, Version], int]
 ) -> tuple[dict[LayerId, int], int]:
     """When each layer's last backward of one step ends at the earliest, and the step's last."""
-    clocks: dict[PassId, int] = defaultdict(int)
+    clock = 0
     ends: dict[LayerId, int] = {}
     for access in sorted(records, key=_chain_key):
         if access.kind is AccessKind.WRITE:
             continue
-        clock = clocks[access.pass_id]
         if access.kind is AccessKind.FORWARD and access.version != INITIAL:
             clock = max(clock, written.get((access.layer, access.version), 0))
-        clocks[access.pass_id] = clock = clock + access.end_ns - access.start_ns
+        clock += access.end_ns - access.start_ns
         if access.kind is AccessKind.BACKWARD:
             ends[access.layer] = max(ends.get(access.layer, 0), clock)
-    return ends, max(clocks.values(), default=0)
+    return ends, clock
 
 
-def _chain_key(access: Access) -> tuple[int, bool, int, int]:
-    """Pass by pass, rising blocks forward and falling blocks backward."""
+def _chain_key(access: Access) -> tuple[bool, int, int]:
+    """Rising blocks forward and falling blocks backward."""
     is_forward = access.kind is AccessKind.FORWARD
     block = access.layer.block
-    return (access.pass_id, not is_forward, block if is_forward else -block, access.start_ns)
+    return (not is_forward, block if is_forward else -block, access.start_ns)
 
 
 def _last_ends(accesses: Iterable[Access]) -> dict[_Step, int]:
