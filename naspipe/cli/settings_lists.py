@@ -13,7 +13,7 @@ _PAGE_WIDTH = 150
 _INTRODUCTION = (
     "This page is made from the declarations of the settings (`scripts/write_settings.py`): of the "
     "recipe in `naspipe/core/recipe.py`, of the execution in "
-    "`naspipe/core/settings/execution_groups.py`, of the definition in `naspipe/core/config.py`. "
+    "`naspipe/core/settings/*_groups.py`, of the definition in `naspipe/core/config.py`. "
     "`--set key=value` reaches all but the definition's; some have an option of their own, too. In "
     'Python they go by the same keys: `npp.train(..., recipe={"lr": 0.01}, execution={"window": '
     "8})`, `npp.Execution(stages=2, window=8)`. Manifests have the same keys. Behind = is what is "

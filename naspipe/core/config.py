@@ -22,7 +22,7 @@ from naspipe.core.settings.declare import (
 )
 from naspipe.core.settings.execution import Execution as Execution
 from naspipe.core.settings.execution import first_gpu as first_gpu
-from naspipe.core.settings.execution_groups import PARTITIONS as PARTITIONS
+from naspipe.core.settings.pipeline_groups import PARTITIONS as PARTITIONS
 from naspipe.core.settings.sizes import parse_bytes as parse_bytes
 from naspipe.core.settings.sizes import parse_subnets as parse_subnets
 

@@ -7,15 +7,17 @@ from typing import Any, Self
 
 from naspipe.core.checks import expect
 from naspipe.core.settings.declare import declared, group, unknown_key
-from naspipe.core.settings.execution_groups import (
-    CheckpointSettings,
+from naspipe.core.settings.pipeline_groups import (
     HardwareSettings,
     MemorySettings,
     PipelineSettings,
+    WireSettings,
+)
+from naspipe.core.settings.run_groups import (
+    CheckpointSettings,
     RecordSettings,
     ValidationSettings,
     WatchSettings,
-    WireSettings,
 )
 
 

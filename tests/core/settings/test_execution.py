@@ -10,7 +10,7 @@ import pytest
 
 from naspipe.core.config import Definition, Execution, Recipe
 from naspipe.core.errors import ConfigError
-from naspipe.core.settings.execution_groups import MemorySettings, PipelineSettings
+from naspipe.core.settings.pipeline_groups import MemorySettings, PipelineSettings
 
 MANIFEST = {
     "stages": 2, "recompute": False, "window": 16, "order": "auto", "partly_clear": True,
