@@ -1,4 +1,4 @@
-"""Settings of how stages compute, what they keep and how they reach each other; none is a matter of a run's bits."""
+"""Settings of how stages compute and reach each other; none is a matter of a run's bits."""
 
 from __future__ import annotations
 
