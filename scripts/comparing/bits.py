@@ -36,7 +36,6 @@ class Kind(Enum):
     DIFFERS = "DIFFERS"
     FAILED = "FAILED"
     CANNOT = "BEFORE CANNOT"
-    NEITHER = "NEITHER CAN"
 
 
 class Verdict(NamedTuple):
@@ -60,9 +59,8 @@ def judge(before: Ended, present: Ended, difference: Callable[[], str]) -> Verdi
     What is refused by the version before is a new capability; what only the present one refuses
     is a loss.
     """
-    if before.status == _REFUSED:
-        kind = Kind.NEITHER if present.status == _REFUSED else Kind.CANNOT
-        return Verdict(kind, before.said)
+    if before.status == present.status == _REFUSED:
+        return Verdict(Kind.FAILED, f"neither version takes it: {present.said}")
     if before.status:
         return failed_before(before)
     if present.status == _REFUSED:
