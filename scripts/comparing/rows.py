@@ -144,6 +144,8 @@ APART: tuple[tuple[Words, Words], ...] = (
     (("asp",), ("2x", "least")),
     # A strategy that learns proposes single passes, and nobody knows what it will propose.
     (("growing",), ("accumulate:3", "sandwich:1", "critical-path")),
+    # The sandwich takes the largest candidate of each block; a decision of NNI's may reach several.
+    (("own",), ("sandwich:1",)),
     # One stage sends nothing and has nothing to rank.
     (("1-stage",), ("tcp", "critical-path")),
 )
@@ -160,7 +162,7 @@ _ROWS = (
     "cv.c2 4-stages clip-layer frozen least paper growing recompute static bf16 digests",
     "cv.c2 4-stages accumulate:3 clip-global spaced Adam bf16 smooth tcp digests",
     "cv.c2 4-stages sandwich:1 exact 2x critical-path spaced 2-streams Adam tcp window-5 digests",
-    "cv.c2 4-stages sandwich:1 ema least paper 2-streams smooth tcp window-5 digests",
+    "cv.c2 4-stages sandwich:1 ema frozen least paper 2-streams smooth tcp window-5 digests",
     "cv.c2 bsp 2-stages ema frozen least spaced static smooth tcp",
     "cv.c2 asp 2-stages frozen spaced 2-streams Adam recompute static smooth digests",
     "cv.c2 asp clip-layer ema exact recompute static bf16 digests",
@@ -171,7 +173,7 @@ _ROWS = (
     "nlp.c2 bsp clip-layer ema lag 2x paper spaced 2-streams Adam static digests",
     "nlp.c2 asp spaced recompute static digests",
     "nlp.c2 asp 4-stages frozen paper spaced 2-streams Adam static smooth tcp",
-    "own 2-stages sandwich:1 frozen least critical-path 2-streams recompute static window-5",
+    "own 2-stages frozen least critical-path 2-streams recompute static window-5",
     "own clip-global ema growing 2-streams Adam window-5",
     "own accumulate:3 clip-global frozen 2x paper spaced Adam bf16 window-5",
     "own 4-stages accumulate:3 clip-layer ema lag least critical-path 2-streams Adam recompute "
