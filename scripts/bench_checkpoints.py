@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import naspipe  # noqa: E402
-from naspipe.frontend.given.workloads import Named  # noqa: E402
+from naspipe.runtime.jobs.workload import Workload  # noqa: E402
 from naspipe.runtime.wire.reports import SilentObserver  # noqa: E402
 from scripts.tiny_workload import tiny_workload  # noqa: E402
 
@@ -45,7 +45,7 @@ class Measured(NamedTuple):
     cpu: float
 
 
-def measure(named: Named, arguments: argparse.Namespace, sampler: str, every: int) -> Measured:
+def measure(named: Workload, arguments: argparse.Namespace, sampler: str, every: int) -> Measured:
     """Train with a checkpoint every so many steps; 0 for none."""
     clock = Clock()
     before = resource.getrusage(resource.RUSAGE_CHILDREN)

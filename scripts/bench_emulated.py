@@ -31,7 +31,7 @@ from naspipe.core.space import Shared  # noqa: E402
 from naspipe.core.subnet import Subnet  # noqa: E402
 from naspipe.core.task import Task  # noqa: E402
 from naspipe.frontend.given.run_plan import make_plan  # noqa: E402
-from naspipe.frontend.training.training import Training, define  # noqa: E402
+from naspipe.frontend.training.training import Training  # noqa: E402
 from naspipe.planning.cost import CostTable  # noqa: E402
 from naspipe.runtime.devices.environment import describe_environment  # noqa: E402
 from naspipe.runtime.jobs.workload import Workload  # noqa: E402
@@ -95,14 +95,11 @@ class RunCosts:
 
 def workload_of(space: str, steps: int) -> tuple[Workload, tuple[Subnet, ...]]:
     """A space at tiny scale as `naspipe train` would train it, and its uniform stream."""
-    named = tiny_workload(space)
-    definition = define(
-        named.space, named.data, named.loss, recipe=named.recipe, steps=steps, scale="tiny"
-    )
-    workload = Workload(space=named.space, data=named.data, loss=named.loss, definition=definition)
-    stream = draw_stream("uniform", named.space.candidate_counts, definition.seed, steps)
+    workload = tiny_workload(space).redefined(steps=steps)
+    counts, seed = workload.space.candidate_counts, workload.definition.seed
+    stream = draw_stream("uniform", counts, seed, steps)
     return workload, tuple(
-        Subnet(StreamId(0), SequenceId(y), named.space.chain(choices))
+        Subnet(StreamId(0), SequenceId(y), workload.space.chain(choices))
         for y, choices in enumerate(stream)
     )
 
@@ -163,7 +160,7 @@ def measure(setting: Setting, steps: int, share: float, latency: float) -> dict[
         stages = RunDirectory(path).read_manifest()["measured"]["stages"]
     loaded_bytes, seconds = copy_seconds(stages)
     loads = sum(stage["load_copies"] for stage in stages)
-    expected_seconds = loaded_bytes / execution.bandwidth + loads * latency
+    expected_seconds = loaded_bytes / execution.hardware.bandwidth + loads * latency
     timing = measured_timing(pipeline, execution, plan.memory)
     slowdown = seconds / expected_seconds
     timings = {
@@ -177,7 +174,7 @@ def measure(setting: Setting, steps: int, share: float, latency: float) -> dict[
     }
     return {
         **setting._asdict(), "steps": steps, "order": plan.order,
-        "bandwidth_bytes_per_second": execution.bandwidth,
+        "bandwidth_bytes_per_second": execution.hardware.bandwidth,
         "latency_seconds": latency, "copy_time_over_asked": slowdown,
         "real": real, **simulated,
         "real_less_simulated": {

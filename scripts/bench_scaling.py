@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 
 import naspipe  # noqa: E402
-from naspipe.frontend.given.workloads import Named  # noqa: E402
+from naspipe.runtime.jobs.workload import Workload  # noqa: E402
 from naspipe.streams.samplers import draw_stream  # noqa: E402
 from naspipe.trace.access.log import read_run_accesses  # noqa: E402
 from naspipe.trace.reading.metrics import summarize  # noqa: E402
@@ -31,7 +31,7 @@ from scripts.tiny_workload import tiny_workload  # noqa: E402
 from tests.equivalence.harness import oracle_of  # noqa: E402
 
 
-def plain(named: Named, sampler: str, steps: int) -> float:
+def plain(named: Workload, sampler: str, steps: int) -> float:
     """Steps per second of the oracle."""
     oracle = oracle_of(
         named.space, 0, named.recipe.optimizer, named.recipe.lr, named.recipe.optimizer_options
@@ -43,7 +43,7 @@ def plain(named: Named, sampler: str, steps: int) -> float:
     return steps / (time.perf_counter() - start)
 
 
-def piped(named: Named, sampler: str, steps: int, stages: int, directory: Path) -> float:
+def piped(named: Workload, sampler: str, steps: int, stages: int, directory: Path) -> float:
     """Steps per second of naspipe."""
     shutil.rmtree(directory, ignore_errors=True)
     recipe = named.recipe

@@ -20,8 +20,8 @@ sys.path.insert(0, str(ROOT))
 from naspipe.cli.main import main as naspipe  # noqa: E402
 from naspipe.core.config import Execution  # noqa: E402
 from naspipe.core.errors import NaspipeError  # noqa: E402
+from naspipe.frontend.given.workloads import find_measurable  # noqa: E402
 from naspipe.frontend.simulation.resimulation import logged_costs_of, simulate_again_with  # noqa: E402
-from naspipe.frontend.simulation.scenario import workload_of  # noqa: E402
 from naspipe.runtime.devices.environment import describe_environment  # noqa: E402
 from naspipe.runtime.measuring.profile_cache import ProfileCache  # noqa: E402
 from naspipe.runtime.processes.launcher import profile_apart  # noqa: E402
@@ -38,7 +38,7 @@ def measure(space: str, sampler: str, steps: int, stages: int, directory: Path) 
     """Profile, train, then simulate the same stream."""
     tiny_workload(space)  # its data is prepared
     execution = Execution(stages=stages)
-    workload, execution = workload_of(space, "tiny", None, None, execution, [])
+    workload, execution = find_measurable(space, "tiny", None, None, execution, [])
     table = profile_apart(workload, PROFILE_SECONDS)
     ProfileCache(workload).write(table)  # the run takes its partitions from there
     words = ["train", space, "--sampler", sampler, "--steps", str(steps), "--quiet"]

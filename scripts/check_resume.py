@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import naspipe  # noqa: E402
-from naspipe.frontend.given.workloads import Named  # noqa: E402
+from naspipe.runtime.jobs.workload import Workload  # noqa: E402
 from naspipe.runtime.wire.reports import SilentObserver  # noqa: E402
 from naspipe.trace.reading.compare import compare_runs  # noqa: E402
 from scripts.tiny_workload import tiny_workload  # noqa: E402
@@ -42,7 +42,7 @@ class Ends(SilentObserver):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def train(named: Named, optimizer: str, steps: int, path: Path, **how: Any) -> Path:
+def train(named: Workload, optimizer: str, steps: int, path: Path, **how: Any) -> Path:
     """One run, or what is left of it; returns its directory."""
     lr, options = OPTIMIZERS[optimizer]
     run = naspipe.train(
@@ -53,7 +53,7 @@ def train(named: Named, optimizer: str, steps: int, path: Path, **how: Any) -> P
 
 
 def resumed(
-    named: Named, optimizer: str, steps: int, whole: Path, case: tuple[int, int, str]
+    named: Workload, optimizer: str, steps: int, whole: Path, case: tuple[int, int, str]
 ) -> dict[str, Any]:
     """A run that is ended after a third of its steps on some stages and goes on on others."""
     first, then, budget = case

@@ -18,9 +18,8 @@ import torch
 
 import naspipe
 import search_spaces
-from naspipe.core.config import Definition, Recipe
+from naspipe.core.config import Recipe
 from naspipe.core.space import Shared, Space
-from naspipe.frontend.given.workloads import Named
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.measuring.layer_sizes import measure_sizes
 from naspipe.runtime.processes import launcher
@@ -70,7 +69,7 @@ class Images:
         return {"input": pixels, "target": torch.randint(0, 10, (self.rows,), generator=draw)}
 
 
-def synthetic(name: str, scale: str, optimizer: str | None = None) -> Named:
+def synthetic(name: str, scale: str, optimizer: str | None = None) -> Workload:
     """A space of naspipe's with random data; plain SGD where it is asked for."""
     defaults = search_spaces.defaults(name, scale)
     data: Any
@@ -81,15 +80,12 @@ def synthetic(name: str, scale: str, optimizer: str | None = None) -> Named:
         data = Images(defaults.batch_size or 32)
         space = search_spaces.build(name, scale, IMAGES)
     recipe = Recipe(optimizer=optimizer or defaults.optimizer, lr=1e-3)
-    return Named(space=space, data=data, loss=defaults.loss(), recipe=recipe)
+    return Workload.of(space, data, defaults.loss(), recipe=recipe, steps=1)
 
 
-def subnet_bytes(named: Named) -> int:
+def subnet_bytes(named: Workload) -> int:
     """Parameters and optimizer state of a subnet's choice blocks, on average over candidates."""
-    definition = Definition(space=named.space.name, steps=1, recipe=named.recipe)
-    sizes = measure_sizes(
-        Workload(space=named.space, data=named.data, loss=named.loss, definition=definition)
-    )
+    sizes = measure_sizes(named)
     return sum(
         int(mean(sizes.of(index, k).state_bytes for k in range(len(block.candidates))))
         for index, block in enumerate(named.space.blocks)
@@ -116,7 +112,7 @@ class Subset:
         ]  # fmt: skip
 
 
-def timed_run(named: Named, subset: Subset, execution: dict[str, Any]) -> dict[str, Any]:
+def timed_run(named: Workload, subset: Subset, execution: dict[str, Any]) -> dict[str, Any]:
     """One run; what its log says of the subnets after those that made the layers."""
     with tempfile.TemporaryDirectory(prefix="naspipe-run-") as scratch:
         stream = Path(scratch) / "stream.jsonl"

@@ -21,10 +21,9 @@ from naspipe.core.config import Execution  # noqa: E402
 from naspipe.core.space import Space  # noqa: E402
 from naspipe.frontend.given.held_out import find_held_out  # noqa: E402
 from naspipe.frontend.given.run import Run  # noqa: E402
-from naspipe.frontend.given.workloads import Named  # noqa: E402
 from naspipe.frontend.search.search_record import SilentSearchObserver  # noqa: E402
 from naspipe.frontend.search.searching import Searching  # noqa: E402
-from naspipe.frontend.training.training import Training, define  # noqa: E402
+from naspipe.frontend.training.training import Training  # noqa: E402
 from naspipe.runtime.jobs.workload import Batches, Workload  # noqa: E402
 from naspipe.runtime.wire.reports import SilentObserver  # noqa: E402
 from naspipe.search.definition import SearchDefinition  # noqa: E402
@@ -46,7 +45,7 @@ class Bench:
     def __init__(
         self, space: str, sizes: Mapping[str, int], work: Path, recipe: Mapping[str, Any]
     ) -> None:
-        self.named: Named = tiny_workload(space, sizes)
+        self.named: Workload = tiny_workload(space, sizes)
         self.work = work
         self._recipe = dict(recipe)
         self._sizes = sizes
@@ -76,13 +75,10 @@ class Bench:
             shutil.rmtree(path)  # what was interrupted begins anew
         named = self.named
         recipe = replace(named.recipe, **self._recipe)
-        definition = define(
-            named.space, named.data, named.loss, recipe=recipe, steps=steps, seed=seed,
-            sampler=sampler, policy=policy, bulk=stages if policy == "bsp" else 0, scale="tiny",
+        workload = named.redefined(
+            recipe=recipe, steps=steps, seed=seed,
+            sampler=sampler, policy=policy, bulk=stages if policy == "bsp" else 0,
         )  # fmt: skip
-        workload = Workload(
-            space=named.space, data=named.data, loss=named.loss, definition=definition
-        )
         source = {"space": self.space.name, "scale": "tiny", "data": None, "sizes": self._sizes}
         before = time.monotonic()
         Training(

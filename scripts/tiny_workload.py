@@ -7,10 +7,11 @@ from collections.abc import Mapping
 import search_spaces
 from naspipe.data import registry
 from naspipe.data.progress import ConsoleProgress
-from naspipe.frontend.given.workloads import Named, find_workload
+from naspipe.frontend.given.workloads import find_workload
+from naspipe.runtime.jobs.workload import Workload
 
 
-def tiny_workload(name: str, sizes: Mapping[str, int] | None = None) -> Named:
+def tiny_workload(name: str, sizes: Mapping[str, int] | None = None) -> Workload:
     """The space of that name; its data is prepared first where it is not yet."""
     data = search_spaces.defaults(name, "tiny").data
     if not registry.is_prepared(data):

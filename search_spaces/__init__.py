@@ -7,14 +7,14 @@ from types import ModuleType
 
 from naspipe.core.rules import Rule
 from naspipe.core.space import Space
-from search_spaces.common import SCALES, Defaults, unknown
+from search_spaces.common import SCALES, Defaults, require, shared_rules, unknown
 from search_spaces.cv import spec as _cv
 from search_spaces.nlp import spec as _nlp
 
 __all__ = ["SCALES", "Defaults", "build", "candidate_names", "defaults", "names"]
 
 _SPECS: dict[str, ModuleType] = {
-    name: module for module in (_nlp, _cv) for name in module.VARIANT_COUNTS
+    name: module for module in (_nlp, _cv) for name in module.CANDIDATES.variants
 }
 
 
@@ -41,8 +41,9 @@ def build(
     Raises:
         ConfigError: for a name, scale or shared layer that does not exist, or missing ``info``.
     """
-    space: Space = _spec(name, scale).build(name, scale, info, rules)
-    return space
+    spec = _spec(name, scale)
+    require(name, info, spec.INFO)
+    return Space(name, spec.chain(name, scale, info, shared_rules(name, spec.SHARED_RULES, rules)))
 
 
 def defaults(name: str, scale: str) -> Defaults:
@@ -61,7 +62,7 @@ def candidate_names(name: str) -> tuple[str, ...]:
     Raises:
         ConfigError: for a name that does not exist.
     """
-    listed: tuple[str, ...] = _spec(name, SCALES[0]).candidate_names(name)
+    listed: tuple[str, ...] = _spec(name, SCALES[0]).CANDIDATES.names(name)
     return listed
 
 

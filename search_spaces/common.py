@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from naspipe.core.errors import ConfigError
 from naspipe.core.rules import Rule
+
+_Operation = TypeVar("_Operation")
 
 SCALES = ("tiny", "small", "paper")
 """Every space's scales; a scale changes widths and batches, never blocks or candidates."""
@@ -37,6 +39,31 @@ class Defaults:
     """Samples per batch, for images."""
 
 
+@dataclass(frozen=True, slots=True)
+class Candidates(Generic[_Operation]):
+    """Every operation with each of a space's activations, numbered activation by activation.
+
+    So candidate k of a space with fewer activations is candidate k of one with more.
+    """
+
+    operations: tuple[_Operation, ...]
+    activations: tuple[str, ...]
+    variants: Mapping[str, int]
+    """How many of the activations each space has, by its name."""
+
+    def of(self, name: str) -> list[tuple[_Operation, str]]:
+        """The candidates of each block of a space."""
+        return [
+            (operation, activation)
+            for activation in self.activations[: self.variants[name]]
+            for operation in self.operations
+        ]
+
+    def names(self, name: str) -> tuple[str, ...]:
+        """What each candidate is, in words."""
+        return tuple(f"{operation}, {activation}" for operation, activation in self.of(name))
+
+
 def unknown(what: str, found: object, known: Sequence[str]) -> ConfigError:
     """The error for a name that does not exist, closest existing name first."""
     close = get_close_matches(str(found), known, n=1, cutoff=0.0)
@@ -44,8 +71,8 @@ def unknown(what: str, found: object, known: Sequence[str]) -> ConfigError:
     return ConfigError(f"unknown {what} {found!r}: expected one of {', '.join(listed)}")
 
 
-def require(space: str, info: Mapping[str, int], keys: Sequence[str]) -> tuple[int, ...]:
-    """The values of ``keys``, which the data describes itself by.
+def require(space: str, info: Mapping[str, int], keys: Sequence[str]) -> None:
+    """Check that the data states ``keys``.
 
     Raises:
         ConfigError: when one is missing or is negative.
@@ -58,7 +85,6 @@ def require(space: str, info: Mapping[str, int], keys: Sequence[str]) -> tuple[i
             )
         if info[key] < 0:
             raise ConfigError(f"space {space}: expected {key} of 0 or more, found {info[key]}")
-    return tuple(info[key] for key in keys)
 
 
 def shared_rules(

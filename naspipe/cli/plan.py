@@ -8,10 +8,11 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from naspipe.cli.flags import add_flags, flags
 from naspipe.cli.simulate import add_scenario_arguments, open_scenario
+from naspipe.core.config import Definition
 
 if TYPE_CHECKING:
     from naspipe.core.config import Execution
@@ -48,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLE
     parser.add_argument("space", metavar="SPACE", help="a space by name, or MODULE:ATTRIBUTE")
     parser.add_argument("--devices", type=int, default=8, metavar="N", help="at most (default 8)")
-    parser.add_argument("--steps", type=int, default=200, metavar="S", help="subnets (200)")
+    add_flags(parser, flags(Definition, "steps"), {"steps": 200})
     parser.add_argument("--samplers", default="", metavar="NAMES", help="with commas between")
     parser.add_argument("--streams", default="1", metavar="COUNTS", help="with commas between")
     parser.add_argument(
@@ -73,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
             _row(
                 arguments,
                 scenario,
-                replace(execution, stages=stages, memory_budget=budget),
+                execution.changed(stages=stages, memory_budget=budget),
                 sampler,
                 count,
             )
@@ -132,7 +133,7 @@ def _row(
     bound = bound_of(pipeline)
     outcome = outcome_of(simulated, pipeline, bound)
     reasons = limits(pipeline, scenario.space.labels, bound, simulated.plan, outcome)
-    return Row(sampler, streams, execution.memory_budget or "none", outcome, reasons)
+    return Row(sampler, streams, execution.memory.budget or "none", outcome, reasons)
 
 
 def _as_json(row: Row) -> dict[str, object]:

@@ -14,13 +14,13 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from naspipe.core.config import first_gpu
+from naspipe.cli.flags import add_flags, flags, given
+from naspipe.core.config import Execution, first_gpu
 from naspipe.core.space import Block, Space
 from naspipe.planning.cost import CostTable, LayerCost, first_of_kind
 from naspipe.planning.size import LayerSize, SizeTable
 
 if TYPE_CHECKING:
-    from naspipe.core.config import Execution
     from naspipe.runtime.jobs.workload import Workload
     from naspipe.runtime.measuring.profile_cache import ProfileCache
 
@@ -54,8 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scale", default="tiny", help="tiny, small or paper (default: tiny)")
     parser.add_argument("--data", metavar="NAME", help="a data set, or MODULE:FUNCTION")
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where prepared data is kept")
-    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: cpu)")
-    parser.add_argument("--recompute", action="store_true", help="keep only each block's input")
+    add_flags(parser, flags(Execution, "device", "recompute"), {})
     parser.add_argument("--fresh", action="store_true", help="measure, whatever was kept before")
     parser.add_argument("--json", action="store_true", help="print every candidate as JSON")
     parser.add_argument(
@@ -65,12 +64,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, or read what was measured, and print it; returns the exit status."""
+    from naspipe.core.config import Execution
     from naspipe.core.user_code import users_code
+    from naspipe.frontend.given.workloads import find_measurable
     from naspipe.runtime.measuring.layer_sizes import measure_sizes
     from naspipe.runtime.measuring.profile_cache import ProfileCache
 
-    workload, execution = _workload(arguments)
-    named_device = _device_name(execution.device)
+    workload, execution = find_measurable(
+        arguments.space,
+        arguments.scale,
+        arguments.data,
+        arguments.data_dir,
+        Execution(**given(Execution, arguments)),
+        arguments.set,
+    )
+    named_device = _device_name(execution.hardware.device)
     what = f"space {workload.space.name}: expected layers, data and a loss that compute, found"
     with users_code(what):
         cache = ProfileCache(workload, device=named_device)
@@ -95,35 +103,6 @@ def _device_name(device: str) -> str:
     return gpus.name_of(first_gpu(device))
 
 
-def _workload(arguments: argparse.Namespace) -> tuple[Workload, Execution]:
-    """What would be trained, checked as far as it matters here, and on what."""
-    from naspipe.core.config import Execution, Settings, apply_settings
-    from naspipe.frontend.given.checks import check_batch, check_layers
-    from naspipe.frontend.given.workloads import find_workload
-    from naspipe.frontend.training.training import define
-    from naspipe.runtime.jobs.workload import Workload
-    from naspipe.runtime.layers.optimizers import check_optimizer
-
-    named = find_workload(arguments.space, arguments.scale, arguments.data, arguments.data_dir)
-    execution = Execution(recompute=arguments.recompute, device=arguments.device)
-    settings = apply_settings(Settings(recipe=named.recipe, execution=execution), arguments.set)
-    space = named.space.with_rules(settings.rules)
-    definition = define(
-        space, named.data, named.loss, recipe=settings.recipe, scale=arguments.scale, steps=1
-    )
-    workload = Workload(
-        space=space,
-        data=named.data,
-        loss=named.loss,
-        definition=definition,
-        recompute=settings.execution.recompute,
-    )
-    check_optimizer(definition.recipe)
-    check_batch(workload)
-    check_layers(workload)
-    return workload, settings.execution
-
-
 def _costs(
     workload: Workload, cache: ProfileCache, is_fresh: bool, execution: Execution
 ) -> tuple[CostTable, str]:
@@ -136,9 +115,9 @@ def _costs(
     kept = None if is_fresh else cache.read()
     if kept is not None:
         return kept, _READ
-    if execution.device != "cpu":
-        device = first_gpu(execution.device)
-        costs = profile_apart(workload, execution.timeout_seconds, device)
+    if execution.hardware.device != "cpu":
+        device = first_gpu(execution.hardware.device)
+        costs = profile_apart(workload, execution.watch.timeout_seconds, device)
     else:
         with deterministic_torch(workload.definition.recipe.threads), calm_collector():
             costs = profile(workload)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from naspipe.cli.train_arguments import given_execution
+from naspipe.cli.flags import flags, given
+from naspipe.core.config import Definition, Execution, Recipe, Settings, apply_settings
 from naspipe.core.errors import ConfigError
+from naspipe.core.settings.declare import declared
 
 if TYPE_CHECKING:
-    from naspipe.core.config import Execution
     from naspipe.runtime.jobs.workload import Workload
 
-DEFINING = ("scale", "steps", "seed", "sampler", "policy", "bulk", "streams", "data", "recipe")
+DEFINING = (*(each.key for each in flags(Definition)), "streams", "data", "recipe")
 """Options that define a run, so that a resume takes them from it."""
 
 
@@ -27,8 +28,6 @@ def read_resumed(
         ConfigError: when it is no run directory, was not started from the command line, or an
             option is given that the run defines.
     """
-    from naspipe.core.config import Settings, apply_settings
-
     for name in ("space", *DEFINING, "run_dir"):
         if getattr(arguments, name) is not None:
             option = "SPACE" if name == "space" else f"--{name.replace('_', '-')}"
@@ -42,7 +41,7 @@ def read_resumed(
     settings = apply_settings(recipe_free, arguments.set)
     if replace(settings, execution=execution) != recipe_free:
         raise ConfigError("--set: expected settings of execution only, beside --resume")
-    execution = given_execution(settings.execution, arguments)
+    execution = settings.execution.changed(**given(Execution, arguments))
     workloads = [_workload(each, execution, path, arguments) for each in manifests]
     return execution, workloads, [each["source"] for each in manifests]
 
@@ -59,30 +58,29 @@ def _manifests(path: Path) -> list[dict[str, Any]]:
 
 
 def _execution(requested: Any, path: Path) -> Execution:
-    from naspipe.core.config import Execution
-
-    known = {field.name: type(getattr(Execution(), field.name)) for field in fields(Execution)}
-    if not isinstance(requested, dict) or not requested.keys() <= known.keys():
+    """By their keys; settings that are newer than the manifest have their defaults."""
+    if not isinstance(requested, dict) or not requested.keys() <= declared(Execution).keys():
         raise ConfigError(f"{path}: expected a run of this version, found other settings in it")
-    for key, value in requested.items():
-        if type(value) is not known[key] and not (known[key] is float and type(value) is int):
-            raise ConfigError(
-                f"{path}: its manifest is damaged: {key} is {value!r:.80}, expected "
-                f"{known[key].__name__}"
-            )
-    return Execution(**requested)
+    try:
+        return Execution(**requested)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: its manifest is damaged: {error}") from error
+
+
+def _recipe(definition: dict[str, Any], path: Path) -> Recipe:
+    try:
+        return Recipe(**definition["recipe"])
+    except ConfigError as error:
+        raise ConfigError(f"{path}: its manifest is damaged: {error}") from error
 
 
 def _workload(
     manifest: dict[str, Any], execution: Execution, path: Path, arguments: argparse.Namespace
 ) -> Workload:
-    from naspipe.core.config import Recipe
     from naspipe.core.rules import parse_rule
     from naspipe.frontend.given.held_out import held_out_for
     from naspipe.frontend.given.strategies import find_strategy_maker
     from naspipe.frontend.given.workloads import find_workload
-    from naspipe.frontend.training.training import define
-    from naspipe.runtime.jobs.workload import Workload
 
     definition, source = manifest.get("definition"), manifest.get("source")
     if not source or not isinstance(definition, dict):
@@ -95,21 +93,18 @@ def _workload(
         sizes = source.get("sizes")
         named = find_workload(source["space"], scale, data, arguments.data_dir, sizes)
         rules = {name: parse_rule(text) for name, text in definition["rules"].items()}
-        recipe = Recipe(**definition["recipe"])
+        recipe = _recipe(definition, path)
         identity = {
             key: definition[key] for key in ("seed", "steps", "sampler", "policy", "bulk", "scale")
         }
     except (KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path}: its manifest is damaged: {error!r:.120}") from error
-    space = named.space.with_rules(rules)
+    defined = named.redefined(rules, recipe=recipe, **identity)
     own = arguments.validation
-    return Workload(
-        space=space,
-        data=named.data,
-        loss=named.loss,
-        definition=define(space, named.data, named.loss, recipe=recipe, **identity),
-        recompute=execution.recompute,
-        make_strategy=find_strategy_maker(identity["sampler"], space, identity["seed"]),
+    return replace(
+        defined,
+        recompute=execution.pipeline.recompute,
+        make_strategy=find_strategy_maker(identity["sampler"], defined.space, identity["seed"]),
         held_out=held_out_for(
             execution, {**source, "validation": own or source.get("validation")}, arguments.data_dir
         ),

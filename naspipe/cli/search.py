@@ -12,6 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from naspipe.cli.flags import add_flags, flags, given
+from naspipe.core.config import Execution
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -41,9 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", type=Path, help="run directory")
     _add_definition(parser)
     _add_limits(parser)
-    parser.add_argument("--stages", type=int, default=1, metavar="N", help="default: 1")
-    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
-    parser.add_argument("--memory-budget", default="", metavar="BYTES", help="as of naspipe train")
+    add_flags(parser, flags(Execution, "stages", "device", "memory_budget"), {})
     parser.add_argument("--name", default="", help="of the search (default: the next number)")
     parser.add_argument("--top", type=int, default=10, metavar="K", help="subnets to show")
     parser.add_argument("--space", metavar="MODULE:ATTRIBUTE", help="of a run with your own space")
@@ -194,7 +195,6 @@ def _searching(
     arguments: argparse.Namespace, definition: SearchDefinition, observer: Any
 ) -> Searching:
     from naspipe.cli.run_source import run_source
-    from naspipe.core.config import Execution
     from naspipe.core.rules import parse_rule
     from naspipe.frontend.given.held_out import at_most, check_size, find_held_out
     from naspipe.frontend.given.run import Run
@@ -224,11 +224,7 @@ def _searching(
         held_out=held_out,
         loss=named.loss,
         definition=definition,
-        execution=Execution(
-            stages=arguments.stages,
-            device=arguments.device,
-            memory_budget=arguments.memory_budget,
-        ),
+        execution=Execution(**given(Execution, arguments)),
         name=arguments.name,
         observer=observer,
     )

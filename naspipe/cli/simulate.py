@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from naspipe.cli.flags import add_flags, flags, given
+from naspipe.core.config import Definition, Execution
+
 if TYPE_CHECKING:
-    from naspipe.core.config import Execution
     from naspipe.frontend.simulation.scenario import Scenario
     from naspipe.sim.outcome import Outcome
     from naspipe.trace.results.run_directory import RunDirectory
@@ -41,16 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--like", type=Path, metavar="RUN", help="simulate a recorded run again instead"
     )
-    parser.add_argument("--stages", type=int, default=4, metavar="N", help="stages (default: 4)")
-    parser.add_argument("--steps", type=int, default=300, metavar="S", help="subnets (300)")
+    add_flags(parser, flags(Definition, "steps", "sampler", "policy", "bulk"), {"steps": 300})
+    add_flags(parser, flags(Execution, "stages", "memory_budget"), {"stages": 4})
     add_scenario_arguments(parser)
-    parser.add_argument("--sampler", default="uniform", metavar="NAME")
-    parser.add_argument("--policy", default="csp", help="csp, bsp, asp or sequential")
-    parser.add_argument("--bulk", type=int, default=0, metavar="N", help="of bsp")
     parser.add_argument(
         "--streams", type=int, default=1, metavar="K", help="runs that share the stages"
     )
-    parser.add_argument("--memory-budget", default="", metavar="BYTES", help="as for train")
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="keep the access log there")
 
 
@@ -58,10 +55,8 @@ def add_scenario_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what says where a space's costs are from; `naspipe plan` has the same."""
     parser.add_argument("--costs", default="profiled", help="profiled or table5")
     parser.add_argument("--scale", default="tiny", help="tiny, small or paper, if profiled")
-    parser.add_argument("--seed", type=int, default=0, metavar="K")
-    parser.add_argument("--order", default="auto", help="paper, critical-path or auto")
-    parser.add_argument("--partition", default="balanced", help="balanced or static")
-    parser.add_argument("--recompute", action="store_true", help="table5 always does")
+    add_flags(parser, flags(Definition, "seed"), {})
+    add_flags(parser, flags(Execution, "order", "partition", "recompute"), {})
     parser.add_argument(
         "--no-shared", action="store_true", help="leave shared layers out (table5 only)"
     )
@@ -85,16 +80,14 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if arguments.like is not None:
         return _imitate(arguments)
-    scenario, execution = open_scenario(
-        arguments, stages=arguments.stages, memory_budget=arguments.memory_budget
-    )
+    scenario, execution = open_scenario(arguments)
     pipeline = scenario.pipeline(
         arguments.sampler,
         arguments.seed,
         arguments.steps,
         streams=arguments.streams,
         policy=arguments.policy,
-        bulk=arguments.bulk or execution.stages,
+        bulk=arguments.bulk or execution.pipeline.stages,
     )
     directories = _directories(arguments)
     simulated = scenario.run(pipeline, execution)
@@ -130,20 +123,11 @@ def open_scenario(arguments: argparse.Namespace, **execution: Any) -> tuple[Scen
     Raises:
         ConfigError: for whatever cannot be used.
     """
-    from naspipe.core.config import Execution, Settings, apply_settings
+    from naspipe.core.config import Settings, apply_settings
     from naspipe.core.errors import ConfigError
     from naspipe.frontend.simulation import scenario
 
-    how = Execution(
-        order=arguments.order,
-        partition=arguments.partition,
-        recompute=arguments.recompute,
-        **execution,
-    )
-    if arguments.order not in ("paper", "critical-path", "auto"):
-        raise ConfigError(
-            f"unknown order {arguments.order!r:.80}: expected paper or critical-path or auto"
-        )
+    how = Execution(**given(Execution, arguments), **execution)
     if arguments.costs not in scenario.COSTS:
         raise ConfigError(
             f"--costs {arguments.costs!r:.80}: expected {' or '.join(scenario.COSTS)}"
@@ -155,10 +139,12 @@ def open_scenario(arguments: argparse.Namespace, **execution: Any) -> tuple[Scen
             with_shared=not arguments.no_shared,
             steps=settings.recipe.steps,
         )
-        return space, replace(settings.execution, recompute=True)
+        return space, settings.execution.changed(recompute=True)
+    from naspipe.frontend.given.workloads import find_measurable
+
     if arguments.no_shared:
         raise ConfigError("--no-shared: expected --costs table5, as a real run has shared layers")
-    workload, how = scenario.workload_of(
+    workload, how = find_measurable(
         arguments.space, arguments.scale, arguments.data, arguments.data_dir, how, arguments.set
     )
     return scenario.profiled_scenario(workload, how), how

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from naspipe.cli.train_arguments import DEFAULTS, given_execution
+from naspipe.cli.flags import given
+from naspipe.cli.train_arguments import DEFAULTS
 from naspipe.cli.train_arguments import add_arguments as add_arguments
 
 if TYPE_CHECKING:
@@ -67,12 +68,13 @@ def _training(
     names = list(dict.fromkeys(workload.space.name for workload in workloads))
     path = arguments.resume or arguments.run_dir
     path = path or default_run_directory("-".join(names).replace(":", "-"))
-    title = f"{' '.join(names)} on {execution.stages} stage{'s' if execution.stages > 1 else ''}"
-    steps = sum(workload.definition.num_subnets for workload in workloads)
+    stages = execution.pipeline.stages
+    title = f"{' '.join(names)} on {stages} stage{'s' if stages > 1 else ''}"
+    num_passes = sum(workload.definition.num_passes for workload in workloads)
     is_quiet = arguments.quiet or (worker is not None and worker.rank > 0)
     has_passes = any(each.definition.recipe.steps.passes > 1 for each in workloads)
     unit = "passes" if has_passes else "steps"
-    with TrainingProgress(title, steps, is_quiet, arguments.log_every, unit) as progress:
+    with TrainingProgress(title, num_passes, is_quiet, arguments.log_every, unit) as progress:
         yield Training(
             workloads=workloads,
             execution=execution,
@@ -94,7 +96,11 @@ def _defined(
 
     if arguments.resume:
         execution, workloads, sources = read_resumed(arguments.resume, arguments)
-        return execution, [replace(w, recompute=execution.recompute) for w in workloads], sources
+        return (
+            execution,
+            [replace(w, recompute=execution.pipeline.recompute) for w in workloads],
+            sources,
+        )
     recipe = NO_RECIPE if arguments.recipe is None else read_recipe(arguments.recipe)
     arguments.sampler = arguments.sampler or recipe.sampler
     for name, default in DEFAULTS.items():
@@ -108,10 +114,11 @@ def _defined(
 
 def _settings(settings: Settings, recipe: RecipeFile, arguments: argparse.Namespace) -> Settings:
     """With the recipe's values, the options that are given, and ``--set``, each before the last."""
-    from naspipe.core.config import apply_settings
+    from naspipe.core.config import Execution, apply_settings
 
     found = recipe.applied_to(settings)
-    found = replace(found, execution=given_execution(found.execution, arguments))
+    execution = found.execution.changed(**given(Execution, arguments))
+    found = replace(found, execution=execution)
     return apply_settings(found, arguments.set)
 
 
@@ -128,11 +135,9 @@ def _workloads(
     from naspipe.core.config import Settings
     from naspipe.frontend.given.held_out import held_out_for
     from naspipe.frontend.given.strategies import find_strategy_maker
-    from naspipe.frontend.given.workloads import Named, find_workload
-    from naspipe.frontend.training.training import define
-    from naspipe.runtime.jobs.workload import Workload
+    from naspipe.frontend.given.workloads import find_workload
 
-    found: dict[tuple[str, str, str | None], Named] = {}
+    found: dict[tuple[str, str, str | None], Workload] = {}
     workloads: list[Workload] = []
     sources: list[dict[str, Any]] = []
     settings = _settings(Settings(), recipe, arguments)
@@ -142,19 +147,13 @@ def _workloads(
         if key not in found:
             named = find_workload(*key, arguments.data_dir, sizes)
             settings = _settings(Settings(recipe=named.recipe), recipe, arguments)
-            space = named.space.with_rules(settings.rules)
-            found[key] = replace(named, space=space, recipe=settings.recipe)
+            found[key] = named.redefined(settings.rules, recipe=settings.recipe)
         named = found[key]
         source = {
             "space": stream.space, "scale": stream.scale, "data": stream.data, "sizes": sizes,
             "recipe": arguments.recipe, "validation": arguments.validation,
         }  # fmt: skip
-        definition = define(
-            named.space,
-            named.data,
-            named.loss,
-            recipe=named.recipe,
-            scale=stream.scale,
+        defined = named.redefined(
             seed=stream.seed,
             steps=stream.steps,
             sampler=stream.sampler,
@@ -162,12 +161,9 @@ def _workloads(
             bulk=arguments.bulk,
         )
         workloads.append(
-            Workload(
-                space=named.space,
-                data=named.data,
-                loss=named.loss,
-                definition=definition,
-                recompute=settings.execution.recompute,
+            replace(
+                defined,
+                recompute=settings.execution.pipeline.recompute,
                 make_strategy=find_strategy_maker(stream.sampler, named.space, stream.seed),
                 held_out=held_out_for(settings.execution, source, arguments.data_dir),
             )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from naspipe.core.access import Access
 from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
 from naspipe.core.task import Task
+from naspipe.core.wiring import CHAIN, InputName
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +39,17 @@ class WriteLayer:
 
 
 @dataclass(frozen=True, slots=True)
-class ShareNorms:
-    """Tell each of ``num_stages`` the norms of a step's gradients on this stage.
+class Contribute:
+    """Hand this stage's contribution to an exchange to each of ``receivers``.
 
-    All of them are there; ``sequence_id`` is the step's first. Each stage, this one too, is told
-    ``NormsArrived`` when the norms are there.
+    ``sequence_id`` is the first of a step whose gradients are all there on this stage. Each
+    receiver, this stage too if it is one, is told ``ContributionArrived``.
     """
 
+    exchange: str
     stream: StreamId
     sequence_id: SequenceId
-    num_stages: int
+    receivers: tuple[StageId, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +62,25 @@ class DropVersion:
 
 @dataclass(frozen=True, slots=True)
 class SendOutput:
-    """Hand what the finished task computed to ``receiver``, a task of another stage.
+    """Hand what a task computed to ``receiver`` as its input ``name``.
 
     ``upcoming`` names the tasks of the receiving stage whose input this stage expects to
-    finish next: a hint for its predictor.
+    finish next: a hint for its predictor. ``source`` is the task whose output it is, where it is
+    not the receiver's own on this stage. A receiver on this very stage has its input at once.
     """
 
     receiver: Task
     upcoming: tuple[Task, ...] = ()
+    name: InputName = CHAIN
+    source: Task | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestField:
+    """Ask for a batch field that comes later; told back as an ``InputArrived`` of ``task``."""
+
+    task: Task
+    field: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +156,8 @@ class FinishCut:
 Command = (
     RunTask
     | WriteLayer
-    | ShareNorms
+    | Contribute
+    | RequestField
     | DropVersion
     | SendOutput
     | PushVersion

@@ -12,6 +12,7 @@ from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
 from naspipe.core.partition import Partition
 from naspipe.core.subnet import Subnet
 from naspipe.core.task import Task
+from naspipe.core.wiring import CHAIN, InputName
 
 
 class Priorities(NamedTuple):
@@ -38,7 +39,7 @@ class SubnetAdmitted:
 
 @dataclass(frozen=True, slots=True)
 class InputArrived:
-    """The input of ``task`` (activations, or gradients for a backward) is on its stage.
+    """The input ``name`` of ``task`` (activations, gradients, a field) is on its stage.
 
     ``upcoming`` names tasks of this stage whose inputs the sender expects to hand over next.
     """
@@ -46,6 +47,7 @@ class InputArrived:
     time_ns: int
     task: Task
     upcoming: tuple[Task, ...] = ()
+    name: InputName = CHAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +72,14 @@ class WriteFinished:
 
 
 @dataclass(frozen=True, slots=True)
-class NormsArrived:
-    """The norms of a step's gradients on one stage are here; ``sequence_id`` is its first."""
+class ContributionArrived:
+    """What a stage contributes to an exchange is here; ``sequence_id`` is the step's first."""
 
     time_ns: int
+    exchange: str
     stream: StreamId
     sequence_id: SequenceId
-    stage: StageId
+    sender: StageId
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +154,7 @@ Event = (
     | InputArrived
     | BlockFinished
     | WriteFinished
-    | NormsArrived
+    | ContributionArrived
     | VersionArrived
     | LayerLoaded
     | LayerSaved

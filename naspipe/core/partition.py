@@ -43,13 +43,15 @@ class Partition(NamedTuple):
 def make_partition(bounds: tuple[int, ...]) -> Partition:
     """Check the bounds and make a partition.
 
+    A stage may have no blocks at all.
+
     Raises:
-        ConfigError: unless the bounds start at 0 and rise, at least one block to a stage.
+        ConfigError: unless the bounds start at 0 and never fall, with one block at least.
     """
-    rising = all(low < high for low, high in pairwise(bounds))
-    if len(bounds) < 2 or bounds[0] != 0 or not rising:
+    ordered = all(low <= high for low, high in pairwise(bounds))
+    if len(bounds) < 2 or bounds[0] != 0 or bounds[-1] < 1 or not ordered:
         raise ConfigError(
-            f"partition {bounds}: expected bounds that start at 0 and rise, one block or more "
-            f"to each stage"
+            f"partition {bounds}: expected bounds that start at 0 and never fall, with one block "
+            f"or more in all"
         )
     return Partition(bounds)

@@ -22,16 +22,16 @@ import difflib
 import json
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from naspipe.core.config import Execution, Recipe, Settings, apply_settings
+from naspipe.core.config import DATA_SIZES, Execution, Recipe, Settings, apply_settings
 from naspipe.core.errors import ConfigError
+from naspipe.core.settings.declare import declared
 
 FOLDER = Path(__file__).parents[1] / "recipes"
 
-_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 _MOST_BYTES = 1 << 20
 
 
@@ -134,30 +134,22 @@ def _flat(tree: Mapping[str, Any], where: str) -> Iterator[tuple[str, Any]]:
 
 def _check(key: str, value: Any, where: str) -> None:
     """The kind of a value, which a text on the command line does not have."""
-    is_execution = key in {each.name for each in fields(Execution)}
-    if is_execution and not key.startswith("validate_"):
+    known = {**declared(Recipe), **declared(Execution), **DATA_SIZES}.get(key)
+    if key in declared(Execution) and known and not known.is_of_recipes:
         raise ConfigError(
             f"{where}: {key} says how a run is carried out, which is no part of a recipe; give it "
             f"on the command line, as in --set {key}={value!s:.40}"
         )
-    kind: type = str
-    if key == "validate_subnets" and type(value) is int:
-        return
-    if is_execution:
-        kind = type(getattr(Execution(), key))
-    elif key in {each.name for each in fields(Recipe)}:
-        kind = type(getattr(Recipe(), key))
-    elif key.startswith("optimizer."):
-        if not _is_plain(value):
-            raise ConfigError(f"{where}: {key}: expected a plain value, found {value!r:.80}")
-        return
-    elif key.startswith("data."):
-        kind = int
-    elif not key.startswith("rule."):
-        return  # Refused by its name.
-    is_good = isinstance(value, (int, float) if kind is float else kind)
-    if not is_good or isinstance(value, bool) != (kind is bool):
-        raise ConfigError(f"{where}: {key}: expected {_KINDS[kind]}, found {value!r:.80}")
+    if known is not None:
+        is_number_as_text = key == "validate_subnets" and type(value) is int
+        is_good, expected = known.is_of_kind(value) or is_number_as_text, known.kind_name
+    elif key.startswith("rule."):
+        is_good, expected = isinstance(value, str), "a text"
+    else:
+        is_good = not key.startswith("optimizer.") or _is_plain(value)
+        expected = "a plain value"
+    if not is_good:
+        raise ConfigError(f"{where}: {key}: expected {expected}, found {value!r:.80}")
 
 
 def _is_plain(value: Any) -> bool:

@@ -17,7 +17,7 @@ from naspipe.export.onnx_form import check_onnx, write_onnx
 from naspipe.export.pytorch_form import load_pytorch, same_outputs, write_pytorch
 from naspipe.export.subnet import assemble, check_space
 from naspipe.frontend.given.run import Run
-from naspipe.frontend.training.training import Training, define
+from naspipe.frontend.training.training import Training
 from naspipe.runtime.devices.determinism import deterministic_torch
 from naspipe.runtime.jobs.losses import Loss
 from naspipe.runtime.jobs.workload import Batches, Workload
@@ -131,12 +131,12 @@ def train_alone(
     recipe = Recipe(**definition["recipe"])
     if recipe.steps.distills:
         recipe = replace(recipe, passes="one")  # there is no larger subnet to learn from
-    alone = define(
+    alone = Workload.of(
         space, data, loss, recipe=recipe, seed=definition["seed"],
         steps=steps, sampler=f"file:{stream}", scale=definition["scale"],
     )  # fmt: skip
     Training(
-        workloads=[Workload(space=space, data=data, loss=loss, definition=alone)],
+        workloads=[alone],
         execution=Execution(),
         path=path,
         observer=observer or SilentObserver(),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 
 from naspipe.core.config import PARTITIONS
@@ -84,6 +85,22 @@ class Partitioner:
             for before, (low, high) in zip(self._backlog, pairwise(own.bounds), strict=True)
         ]
         return self._made.setdefault(own, own)
+
+
+Cutter = Callable[[Subnet], Partition]
+Placement = Callable[[Sequence[Subnet], Sequence[bool], CostTable, int], Cutter]
+"""Makes what cuts the subnets of one stream: asked for each, in sequence order. It is given the
+stream (or what stands for it), whether each block is shared, costs, and the number of stages."""
+
+PLACEMENTS: dict[str, Placement] = {kind: partial(Partitioner, kind) for kind in PARTITIONS}
+"""Which stage runs which blocks, by the names of the setting ``partition``."""
+
+
+def register_placement(name: str, placement: Placement) -> None:
+    """Let a placement be chosen by a name."""
+    PLACEMENTS[name] = placement
+    if name not in PARTITIONS:
+        PARTITIONS.append(name)
 
 
 def peak_to_mean(

@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 from naspipe.core.access import Access
 from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError, LogError
+from naspipe.core.settings.declare import declared
 from naspipe.core.steps import parse_passes
 from naspipe.report.needs import Schedule
+from naspipe.schedule.traits import TRAITS, PolicyTraits
 from naspipe.trace.access.labels import SpaceLabels
 from naspipe.trace.reading.compare import RecordedRun
 from naspipe.trace.results.losses import Loss
@@ -39,11 +41,11 @@ class Recorded(NamedTuple):
         definition = section(self.manifest, "definition")
         policy, bulk = str(definition.get("policy", "csp")), definition.get("bulk")
         size = bulk if type(bulk) is int and bulk > 0 else self.num_stages
-        windows = {"asp": self.num_stages, "sequential": 1}
+        traits = TRAITS.get(policy, PolicyTraits())
         return Schedule(
-            window=windows.get(policy) or _whole(self, "window"),
-            bulk=size if policy == "bsp" else 0,
-            waits_for_versions=policy != "asp",
+            window=traits.under_way(_whole(self, "window"), self.num_stages),
+            bulk=size if traits.has_bulks else 0,
+            waits_for_versions=traits.waits_for_versions,
             is_partly_clear=bool(section(self.manifest, "execution").get("partly_clear", True)),
             gated_passes=_gated_passes(section(definition, "recipe")),
         )
@@ -128,7 +130,7 @@ def _incomplete(status: object, failure: object) -> str:
 
 def _whole(run: Recorded, name: str) -> int:
     """A whole number of the execution, or its default where the manifest has none."""
-    found = section(run.manifest, "execution").get(name, getattr(Execution(), name))
+    found = section(run.manifest, "execution").get(name, declared(Execution)[name].default)
     if type(found) is not int or found < 1:
         raise ConfigError(
             f"cannot report on {run.path}: expected execution.{name} of its manifest to be a "

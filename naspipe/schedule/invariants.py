@@ -15,6 +15,7 @@ from naspipe.core.ids import INITIAL, LayerId
 from naspipe.core.rules import Exact, Frozen, Lag, Rule
 from naspipe.core.steps import ONE_PASS, Steps
 from naspipe.core.subnet import Subnet
+from naspipe.schedule.traits import traits_of
 
 _LETTERS = (AccessKind.FORWARD, AccessKind.BACKWARD, AccessKind.WRITE)
 
@@ -26,6 +27,7 @@ def violations(
     policy: str = "csp",
     bulk: int = 1,
     steps: Steps = ONE_PASS,
+    is_trained: bool = True,
 ) -> Iterator[str]:
     """Every way in which a log of one stream differs from what the policy allows, a line each.
 
@@ -34,8 +36,12 @@ def violations(
     another, in sequence order unless ``asp``; a READ begins after the WRITE of its version has
     ended; and under ``csp`` and ``sequential`` the accesses of an ``exact`` layer never overlap.
     Where steps have several passes, those of one step read what was there before it, go through a
-    layer in their order, and WRITE an ``exact`` one when all of them are done with it.
+    layer in their order, and WRITE an ``exact`` one when all of them are done with it. Of a stream
+    that is not trained there are forwards only.
     """
+    if not is_trained:
+        yield from _not_forward(accesses, subnets)
+        return
     users: dict[LayerId, list[int]] = defaultdict(list)
     for subnet in subnets:
         for block in range(len(rules)):
@@ -53,6 +59,23 @@ def violations(
         yield from _untaught(together, len(rules) - 1, steps)
     if steps.is_gated:
         yield from _written_early(together, steps)
+
+
+def _not_forward(accesses: Iterable[Access], subnets: Sequence[Subnet]) -> Iterator[str]:
+    """Accesses that are no READ of a first version, and READs that are missing."""
+    missing = {
+        (LayerId(subnet.stream, block, candidate), subnet.sequence_id)
+        for subnet in subnets
+        for block, candidate in enumerate(subnet.chain)
+    }
+    for access in accesses:
+        if access.kind is not AccessKind.FORWARD or access.version != INITIAL:
+            yield f"{access}: expected forwards of untrained layers only"
+        elif (access.layer, access.sequence_id) not in missing:
+            yield f"{access}: recorded twice, or not of this stream"
+        missing.discard((access.layer, access.sequence_id))
+    for layer, sequence_id in sorted(missing):
+        yield f"{layer}/{sequence_id}F: missing"
 
 
 def _untaught(accesses: Iterable[Access], last: int, steps: Steps) -> Iterator[str]:
@@ -98,7 +121,7 @@ class _Layer:
         self._rule = rule
         self._users = users
         self._found = found
-        self._policy = policy
+        self._traits = traits_of(policy)
         self._bulk = bulk
         self._steps = steps
 
@@ -146,7 +169,7 @@ class _Layer:
     def _write_violations(self) -> Iterator[str]:
         """WRITEs never overlap, and come in sequence order where the policy says so."""
         writes = [self._found[user, AccessKind.WRITE] for user in self._users]
-        if self._policy == "asp":
+        if not self._traits.waits_for_versions:
             writes.sort(key=lambda write: (write.start_ns, write.end_ns))
         for before, write in pairwise(writes):
             if write.start_ns < before.end_ns:
@@ -156,9 +179,9 @@ class _Layer:
         earlier = self._users[:place]
         if isinstance(self._rule, Frozen):
             return INITIAL
-        if self._policy == "asp":
+        if not self._traits.waits_for_versions:
             return self._found[reader, AccessKind.FORWARD].version
-        if self._policy == "bsp":
+        if self._traits.has_bulks:
             first_of_bulk = reader - reader % self._bulk
             return max((user for user in earlier if user < first_of_bulk), default=INITIAL)
         lag = self._rule.subnets if isinstance(self._rule, Lag) else 0

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+from naspipe.core.ports import DispatchOrder
 from naspipe.core.task import Task, TaskKind
 
 
 class PaperOrder:
-    """Backward before forward, then the older subnet, then stream (Algorithm 1)."""
+    """Backward before forward, then the older subnet, then stream and section (Algorithm 1)."""
 
     max_run = None
     """A task runs as far as it is clear."""
 
-    def key(self, task: Task, priority: int) -> tuple[bool, int, int]:
-        """The least key runs first; the stream makes it unique on a stage."""
-        return (task.kind is TaskKind.FORWARD, task.sequence_id, task.stream)
+    def key(self, task: Task, priority: int) -> tuple[bool, int, int, int]:
+        """The least key runs first; stream and section make it unique on a stage."""
+        return (task.kind is TaskKind.FORWARD, task.sequence_id, task.stream, task.section)
 
 
 class CriticalPathOrder:
@@ -25,10 +29,10 @@ class CriticalPathOrder:
 
     max_run = 1
 
-    def key(self, task: Task, priority: int) -> tuple[int, bool, int, int]:
-        """The least key runs first; the stream makes it unique on a stage."""
+    def key(self, task: Task, priority: int) -> tuple[int, bool, int, int, int]:
+        """The least key runs first; stream and section make it unique on a stage."""
         is_forward = task.kind is TaskKind.FORWARD
-        return (-priority, is_forward, task.sequence_id, task.stream)
+        return (-priority, is_forward, task.sequence_id, task.stream, task.section)
 
 
 class StreamsCriticalPathOrder:
@@ -40,7 +44,26 @@ class StreamsCriticalPathOrder:
 
     max_run = None
 
-    def key(self, task: Task, priority: int) -> tuple[int, int, bool, int]:
+    def key(self, task: Task, priority: int) -> tuple[int, int, bool, int, int]:
         """The least key runs first."""
         is_forward = task.kind is TaskKind.FORWARD
-        return (-priority, task.sequence_id, is_forward, task.stream)
+        return (-priority, task.sequence_id, is_forward, task.stream, task.section)
+
+
+class RankedOrder:
+    """Streams of a lower rank first, each of them as another order has it.
+
+    Args:
+        order: among the tasks of one rank.
+        ranks: of each stream.
+    """
+
+    def __init__(self, order: DispatchOrder, ranks: Sequence[int]) -> None:
+        self._order = order
+        self._ranks = tuple(ranks)
+        self.max_run = 1
+        """A task of a higher rank gives way at every block."""
+
+    def key(self, task: Task, priority: int) -> tuple[Any, ...]:
+        """The least key runs first."""
+        return (self._ranks[task.stream], *self._order.key(task, priority))

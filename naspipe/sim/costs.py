@@ -92,7 +92,7 @@ class TableCosts:
     """Bandwidth of such copies: PCIe 3.0 x16."""
     copy_latency_ns: int = 0
     pause_ns: int = 0
-    """Between two accesses of a stage."""
+    """Between two accesses of a stage that has work: the stage's own administration."""
 
     def access_ns(self, layer: LayerId, kind: AccessKind, sequence_id: int = -1) -> int:
         """See :class:`Costs`."""

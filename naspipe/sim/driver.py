@@ -9,24 +9,25 @@ from functools import partial
 from naspipe.core.access import Access, AccessKind
 from naspipe.core.commands import (
     Command,
+    Contribute,
     LoadLayer,
     PushVersion,
     RecordAccess,
+    RequestField,
     RetireSubnet,
     RunTask,
     SaveLayer,
     SendOutput,
-    ShareNorms,
     WriteLayer,
 )
 from naspipe.core.errors import InvariantError
 from naspipe.core.events import (
     BlockFinished,
+    ContributionArrived,
     Event,
     InputArrived,
     LayerLoaded,
     LayerSaved,
-    NormsArrived,
     Priorities,
     SubnetAdmitted,
     VersionArrived,
@@ -37,12 +38,16 @@ from naspipe.core.partition import Partition
 from naspipe.core.ports import Admission
 from naspipe.core.subnet import Subnet
 from naspipe.core.task import Task, TaskKind
+from naspipe.core.wiring import CHAIN, InputName, field_input
 from naspipe.sim.costs import Costs
 from naspipe.sim.engine import Engine
 from naspipe.stage.controller import StageController
 
-Admitted = Callable[[StreamId, int], tuple[Subnet, Partition, Priorities | None]]
-"""What a stage is told of a stream's sequence ID when it is admitted."""
+Admitted = tuple[Subnet, Partition, Priorities | None, bool]
+"""What a stage is told of a subnet when it is admitted; last, whether it is trained."""
+
+Admit = Callable[[StreamId, int], tuple[Subnet, Partition, Priorities | None] | Admitted]
+"""By stream and sequence ID."""
 
 Record = Callable[[Access], None]
 """Where the accesses of all stages go, in the order of their ends."""
@@ -73,7 +78,7 @@ class SimulatedStage:
         engine: Engine,
         costs: Costs,
         admissions: Sequence[Admission],
-        admitted: Admitted,
+        admitted: Admit,
         record: Record,
     ) -> None:
         self.controller = controller
@@ -102,27 +107,27 @@ class SimulatedStage:
                 return f"{number}.{admission.oldest}"
         return ""
 
-    def receive(self, task: Task, upcoming: tuple[Task, ...]) -> None:
-        """The input of a task arrived."""
+    def receive(self, task: Task, upcoming: tuple[Task, ...] = (), name: InputName = CHAIN) -> None:
+        """An input of a task arrived."""
         self._admit(task.stream, self._admissions[task.stream].reach(task.sequence_id))
-        self._tell(InputArrived(self._engine.now_ns, task, upcoming))
+        self._tell(InputArrived(self._engine.now_ns, task, upcoming, name))
 
     def receive_version(self, layer: LayerId, version: Version) -> None:
         """Another stage pushed a layer."""
         self._tell(VersionArrived(self._engine.now_ns, layer, version))
 
-    def receive_norms(self, command: ShareNorms, sender: StageId) -> None:
-        """A stage told the norms of a step's gradients."""
-        stream, sequence_id = command.stream, command.sequence_id
-        self._tell(NormsArrived(self._engine.now_ns, stream, sequence_id, sender))
+    def receive_contribution(self, command: Contribute, sender: StageId) -> None:
+        """A stage contributed to an exchange."""
+        name, stream, first = command.exchange, command.stream, command.sequence_id
+        self._tell(ContributionArrived(self._engine.now_ns, name, stream, first, sender))
 
-    def _share_norms(self, command: ShareNorms) -> None:
+    def _contribute(self, command: Contribute) -> None:
         sender = next(StageId(i) for i, peer in enumerate(self.peers) if peer is self)
-        for number in range(command.num_stages):
-            stage = StageId(number)
+        for stage in command.receivers:
             receiver = Task(command.stream, command.sequence_id, TaskKind.BACKWARD, stage)
             delay_ns = 0 if stage == sender else self._costs.message_ns(receiver)
-            self._engine.after(delay_ns, partial(self.peers[stage].receive_norms, command, sender))
+            receive = partial(self.peers[stage].receive_contribution, command, sender)
+            self._engine.after(delay_ns, receive)
 
     def _admit(self, stream: StreamId, sequence_ids: range) -> None:
         for sequence_id in sequence_ids:
@@ -144,12 +149,16 @@ class SimulatedStage:
                 )
             case WriteLayer():
                 self._writes.append(command)
-            case SendOutput(receiver, upcoming):
-                delay_ns = self._costs.message_ns(receiver)
+            case SendOutput(receiver, upcoming, name):
                 peer = self.peers[receiver.stage]
-                self._engine.after(delay_ns, lambda: peer.receive(receiver, upcoming))
-            case ShareNorms():
-                self._share_norms(command)
+                if peer is not self:
+                    delay_ns = self._costs.message_ns(receiver)
+                    self._engine.after(delay_ns, partial(peer.receive, receiver, upcoming, name))
+            case RequestField(task, field):
+                receive = partial(self.receive, task, name=field_input(field))
+                self._engine.after(self._costs.message_ns(task), receive)
+            case Contribute():
+                self._contribute(command)
             case PushVersion(layer, version, stage):
                 peer = self.peers[stage]
                 self._engine.after(
@@ -208,7 +217,7 @@ class SimulatedStage:
 
 
 def simulate(
-    admitted: Admitted,
+    admitted: Admit,
     controllers: Sequence[StageController],
     costs: Costs,
     admissions: Callable[[], Sequence[Admission]],
@@ -225,7 +234,7 @@ def simulate(
 
 def simulate_into(
     record: Record,
-    admitted: Admitted,
+    admitted: Admit,
     controllers: Sequence[StageController],
     costs: Costs,
     admissions: Callable[[], Sequence[Admission]],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from statistics import fmean, median
@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from naspipe.core.access import Access, AccessKind
 from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId
-from naspipe.core.task import Task, TaskKind
+from naspipe.core.task import TaskKind
 from naspipe.planning.cost import CostTable, LayerCost
+from naspipe.sim.costs import TableCosts
 from naspipe.trace.reading.metrics import bubble_ratio, makespan_seconds
 
 WAIT = 20
@@ -107,42 +108,20 @@ def task_spans(accesses: Iterable[Access]) -> dict[StageId, dict[Work, Span]]:
     return dict(found)
 
 
-@dataclass(frozen=True, slots=True)
-class LoggedCosts:
-    """What every access of a recorded run took, one by one; see :class:`naspipe.sim.costs.Costs`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedCosts(TableCosts):
+    """What every access of a recorded run took, one by one.
 
-    An access that the log does not have takes what its layer takes on average.
+    An access that the log does not have takes what its layer takes on average. Copies take no time
+    of their own: the log has only what a stage waited for them.
     """
 
-    durations_ns: dict[tuple[LayerId, AccessKind, int], int]
-    table: CostTable
-    link_ns: int
-    pause_ns: int
-    """Between two accesses of a stage that has work: the stage's own administration."""
+    durations_ns: Mapping[tuple[LayerId, AccessKind, int], int]
 
     def access_ns(self, layer: LayerId, kind: AccessKind, sequence_id: int = -1) -> int:
         """See :class:`naspipe.sim.costs.Costs`."""
         known = self.durations_ns.get((layer, kind, sequence_id))
-        if known is not None:
-            return known
-        cost = self.table.of(layer.block, layer.candidate)
-        return (cost.forward_ns, cost.backward_ns, cost.write_ns)[tuple(AccessKind).index(kind)]
-
-    def between_ns(self) -> int:
-        """See :class:`naspipe.sim.costs.Costs`."""
-        return self.pause_ns
-
-    def message_ns(self, receiver: Task) -> int:
-        """See :class:`naspipe.sim.costs.Costs`."""
-        return self.link_ns
-
-    def push_ns(self, layer: LayerId) -> int:
-        """See :class:`naspipe.sim.costs.Costs`."""
-        return self.link_ns
-
-    def copy_ns(self, layer: LayerId) -> int:
-        """Not in the log: what a stage waited for loads is."""
-        return 0
+        return TableCosts.access_ns(self, layer, kind) if known is None else known
 
 
 def logged_costs(accesses: Sequence[Access]) -> LoggedCosts:
@@ -152,7 +131,12 @@ def logged_costs(accesses: Sequence[Access]) -> LoggedCosts:
         for access in accesses
     }
     pause = pause_ns(accesses)
-    return LoggedCosts(durations, logged_table(accesses), max(0, link_ns(accesses) - pause), pause)
+    return LoggedCosts(
+        durations_ns=durations,
+        table=logged_table(accesses),
+        link_ns=max(0, link_ns(accesses) - pause),
+        pause_ns=pause,
+    )
 
 
 def logged_table(accesses: Iterable[Access]) -> CostTable:

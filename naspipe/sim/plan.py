@@ -18,6 +18,7 @@ from naspipe.core.rules import Rule
 from naspipe.core.space import Shared, Space
 from naspipe.core.steps import ONE_PASS, Steps
 from naspipe.core.subnet import Subnet
+from naspipe.core.wiring import PLAIN, Wiring
 from naspipe.planning.causal_bound import chain_lengths
 from naspipe.planning.cost import CostTable
 from naspipe.planning.critical_path import (
@@ -28,8 +29,9 @@ from naspipe.planning.critical_path import (
     rolling_priorities,
 )
 from naspipe.planning.memory import DeviceSizes, MemoryPlan, check_host_memory, plan_memory
-from naspipe.planning.partitions import Partitioner
+from naspipe.planning.partitions import PLACEMENTS
 from naspipe.residency.check import check_budget
+from naspipe.schedule.traits import traits_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,11 +75,13 @@ class Pipeline:
     """Subnets that ``bsp`` trains at the same versions."""
     steps: Steps = ONE_PASS
     """How passes form steps, in every stream."""
+    wiring: Wiring = PLAIN
+    """How the streams are joined."""
 
     @property
     def is_causal(self) -> bool:
         """Whether results do not depend on how it is carried out."""
-        return self.policy in ("csp", "sequential")
+        return traits_of(self.policy).is_causal
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +125,7 @@ def plan_pipeline(
         ConfigError: when the memory budget is below the least that works, or cannot be had.
     """
     if not pipeline.is_causal:
-        execution = replace(execution, partition="static", order="paper")
+        execution = execution.changed(partition="static", order="paper")
     cutters = [_partitioner(stream, execution) for stream in pipeline.streams]
     passes = pipeline.steps.passes
     cuts = [
@@ -133,9 +137,9 @@ def plan_pipeline(
     memory = _memory(pipeline, cuts, execution, sizes)
     window = _window(pipeline, cuts, execution)
     plan = Plan(tuple(map(StreamPlan, cuts, cutters)), "paper", window, memory)
-    if execution.order == "critical-path":
+    if execution.pipeline.order == "critical-path":
         _check_known(pipeline)
-    if execution.order == "critical-path" and has_choice(pipeline, execution):
+    if execution.pipeline.order == "critical-path" and has_choice(pipeline, execution):
         return by_critical_path(plan, pipeline)
     return plan
 
@@ -143,7 +147,7 @@ def plan_pipeline(
 def has_choice(pipeline: Pipeline, execution: Execution) -> bool:
     """Whether the dispatch order can make a difference here."""
     is_ranked = all(s.costs is not None and not s.is_sample for s in pipeline.streams)
-    return pipeline.is_causal and is_ranked and execution.stages > 1
+    return pipeline.is_causal and is_ranked and execution.pipeline.stages > 1
 
 
 def _check_known(pipeline: Pipeline) -> None:
@@ -201,13 +205,12 @@ def _priorities(
 
 def _partitioner(stream: Stream, execution: Execution) -> Callable[[Subnet], Partition]:
     """Cuts every subnet of one stream."""
-    if execution.stages == 1 or stream.costs is None:
+    if execution.pipeline.stages == 1 or stream.costs is None:
         whole = make_partition((0, len(stream.chain.rules)))
         return lambda subnet: whole
     is_shared = stream.chain.is_shared
-    return Partitioner(
-        execution.partition, stream.subnets, is_shared, stream.costs, execution.stages
-    )
+    place = PLACEMENTS[execution.pipeline.partition]
+    return place(stream.subnets, is_shared, stream.costs, execution.pipeline.stages)
 
 
 def _memory(
@@ -217,13 +220,13 @@ def _memory(
     sizes: DeviceSizes | None,
 ) -> MemoryPlan | None:
     """The budget of each stage, checked; None where there is no limit."""
-    budget = execution.memory_budget
+    budget = execution.memory.budget
     if not budget:
         return None
-    if pipeline.policy == "asp":
+    if not traits_of(pipeline.policy).waits_for_versions:
         raise ConfigError(
-            "memory_budget: expected the policy csp, bsp or sequential, found asp, which stashes "
-            "older weights on the device for as long as their subnet is under way"
+            f"memory_budget: expected the policy csp, bsp or sequential, found {pipeline.policy}, "
+            f"which stashes older weights on the device for as long as their subnet is under way"
         )
     chain = pipeline.streams[0].chain
     if any(stream.chain != chain for stream in pipeline.streams):
@@ -242,7 +245,7 @@ def _memory(
     memory = plan_memory(budget, subnets, partitions, sizes, chain.is_shared, is_sample)
     for budget_bytes, need in zip(memory.budgets, memory.needs, strict=True):
         check_budget(budget_bytes, need.permanent_bytes, need.largest_bytes)
-    check_host_memory(execution.host_memory, memory.needs)
+    check_host_memory(execution.memory.host, memory.needs)
     return memory
 
 
@@ -252,21 +255,21 @@ def _window(pipeline: Pipeline, cuts: Sequence[tuple[Partition, ...]], execution
     Raises:
         ConfigError: when one step alone does not fit.
     """
-    if not execution.activation_memory:
-        return execution.window
+    if not execution.memory.activations:
+        return execution.pipeline.window
     dearest = sum(
         _dearest(stream.subnets, cut, stream.costs)
         for stream, cut in zip(pipeline.streams, cuts, strict=True)
         if stream.costs is not None
     )
-    limit_bytes, passes = parse_bytes(execution.activation_memory), pipeline.steps.passes
+    limit_bytes, passes = parse_bytes(execution.memory.activations), pipeline.steps.passes
     if dearest * passes > limit_bytes:
         whose = "one subnet keeps" if passes == 1 else f"the {passes} passes of a step keep"
         raise ConfigError(
             f"activation_memory: expected at least {dearest * passes} bytes, which {whose} on one "
             f"stage, found {limit_bytes}; use --recompute, more stages or a smaller batch"
         )
-    return min(execution.window, limit_bytes // max(1, dearest))
+    return min(execution.pipeline.window, limit_bytes // max(1, dearest))
 
 
 def _dearest(subnets: Sequence[Subnet], partitions: Sequence[Partition], costs: CostTable) -> int:

@@ -6,20 +6,16 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from naspipe.core.config import Execution
-from naspipe.core.events import Priorities
 from naspipe.core.ids import LayerId, StageId, StreamId
-from naspipe.core.partition import Partition
 from naspipe.core.ports import Admission
-from naspipe.core.subnet import Subnet
 from naspipe.planning.cost import CostTable
 from naspipe.planning.memory import MemoryPlan
-from naspipe.schedule.history import History
 from naspipe.sim.access_table import AccessTable
 from naspipe.sim.costs import Costs, StreamCosts, TableCosts
-from naspipe.sim.driver import simulate_into
+from naspipe.sim.driver import Admitted, simulate_into
 from naspipe.sim.plan import Pipeline, Plan, by_critical_path
 from naspipe.sim.summary import summarize_table
-from naspipe.stage.builder import build_admission, build_controller
+from naspipe.stage.builder import build_admission, build_controller, new_history
 from naspipe.stage.memory import residency_of
 from naspipe.trace.reading.metrics import Summary
 
@@ -62,9 +58,9 @@ def simulate_run(
     Raises:
         InvariantError: when the schedule stops before its end: a bug.
     """
-    stages = [StageId(stage) for stage in range(execution.stages)]
+    stages = [StageId(stage) for stage in range(execution.pipeline.stages)]
     rules = [stream.chain.rules for stream in pipeline.streams]
-    history = History.of(rules)
+    history = new_history(rules, pipeline.wiring)
     managers = [residency_of(plan.memory, stage, execution) for stage in stages]
     controllers = [
         build_controller(
@@ -74,35 +70,37 @@ def simulate_run(
             bulk=pipeline.bulk,
             order=plan.order,
             residency=manager,
-            starts_partly_clear=execution.partly_clear,
+            starts_partly_clear=execution.pipeline.partly_clear,
             history=history,
             steps=pipeline.steps,
+            wiring=pipeline.wiring,
         )
         for stage, manager in zip(stages, managers, strict=True)
     ]
 
-    def admitted(stream: StreamId, number: int) -> tuple[Subnet, Partition, Priorities | None]:
+    def admitted(stream: StreamId, number: int) -> Admitted:
         cut = plan.streams[stream]
         urgent = cut.priorities[number] if cut.priorities else None
-        return pipeline.streams[stream].subnets[number], cut.partitions[number], urgent
+        subnet, partition = pipeline.streams[stream].subnets[number], cut.partitions[number]
+        return subnet, partition, urgent, pipeline.wiring.of(stream).is_trained
 
     def admissions() -> list[Admission]:
         return [
             build_admission(
                 pipeline.policy,
                 len(stream.subnets),
-                window=plan.window,
+                window=pipeline.wiring.of(number).window or plan.window,
                 bulk=pipeline.bulk,
-                stages=execution.stages,
+                stages=execution.pipeline.stages,
                 passes=pipeline.steps.passes,
             )
-            for stream in pipeline.streams
+            for number, stream in enumerate(pipeline.streams)
         ]
 
     table = AccessTable()
     simulate_into(table.append, admitted, controllers, timing, admissions)
     peaks = tuple(manager.peak_bytes for manager in managers if manager is not None)
-    return SimulatedRun(plan, table, execution.stages, peaks)
+    return SimulatedRun(plan, table, execution.pipeline.stages, peaks)
 
 
 def choose_order(plan: Plan, pipeline: Pipeline, execution: Execution, timing: Costs) -> Plan:
@@ -145,6 +143,6 @@ def table_timing(costs: CostTable, execution: Execution, memory: MemoryPlan | No
     return TableCosts(
         table=costs,
         state_bytes=state_bytes,
-        bytes_per_ns=execution.bandwidth / 1e9,
-        copy_latency_ns=int(execution.latency * 1e9),
+        bytes_per_ns=execution.hardware.bandwidth / 1e9,
+        copy_latency_ns=int(execution.hardware.latency * 1e9),
     )

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import StageId
 from naspipe.core.ports import Admission, DispatchOrder, Residency, SyncPolicy
-from naspipe.core.rules import Rule
+from naspipe.core.rules import Frozen, Rule
+from naspipe.core.settings.pipeline_groups import ORDERS as ORDER_NAMES
 from naspipe.core.steps import ONE_PASS, Steps
+from naspipe.core.wiring import PLAIN, Wiring
 from naspipe.residency.all_resident import AllResident
 from naspipe.schedule.asp import AsynchronousPolicy
 from naspipe.schedule.bsp import BulkPolicy
 from naspipe.schedule.csp import CausalPolicy
 from naspipe.schedule.history import History
-from naspipe.schedule.order import CriticalPathOrder, PaperOrder, StreamsCriticalPathOrder
-from naspipe.stage.admission import AdmissionWindow, BulkAdmission
+from naspipe.schedule.order import (
+    CriticalPathOrder,
+    PaperOrder,
+    RankedOrder,
+    StreamsCriticalPathOrder,
+)
+from naspipe.schedule.traits import causal_policies, traits_of
+from naspipe.stage.admission import AdmissionWindow, BulkAdmission, StepAdmission
 from naspipe.stage.controller import StageController
-from naspipe.stage.gates import OpenGate, StepGate
-from naspipe.stage.step_admission import StepAdmission
+from naspipe.stage.gates import NORMS, StepGate
+from naspipe.stage.ports import WriteGate
 
 POLICIES: dict[str, Callable[[int, Steps], SyncPolicy]] = {
     "csp": lambda bulk, steps: CausalPolicy(steps),
@@ -36,6 +46,16 @@ ORDERS: dict[str, Callable[[int], DispatchOrder]] = {
 }
 """Dispatch orders; they are given how many streams share the pipeline."""
 
+GATES: dict[str, Callable[[Steps], WriteGate]] = {NORMS: StepGate}
+"""What WRITEs can be made to wait for, by the exchange that a gate is named after."""
+
+
+def register_order(name: str, make: Callable[[int], DispatchOrder]) -> None:
+    """Let a dispatch order be chosen by a name; see :data:`ORDERS`."""
+    ORDERS[name] = make
+    if name not in ORDER_NAMES:
+        ORDER_NAMES.append(name)
+
 
 def build_policy(policy: str, bulk: int = 1, steps: Steps = ONE_PASS) -> SyncPolicy:
     """A synchronisation policy by name.
@@ -45,53 +65,85 @@ def build_policy(policy: str, bulk: int = 1, steps: Steps = ONE_PASS) -> SyncPol
     """
     if policy not in POLICIES:
         raise ConfigError(f"unknown policy {policy!r}: expected {' or '.join(POLICIES)}")
-    if steps != ONE_PASS and policy not in ("csp", "sequential"):
+    if steps != ONE_PASS and not traits_of(policy).takes_steps:
         raise ConfigError(
-            f"policy {policy}: expected csp or sequential with steps of several passes and with "
+            f"policy {policy}: expected {causal_policies()} with steps of several passes and with "
             f"clip_global_norm; what a step is means nothing to the others"
         )
     return POLICIES[policy](bulk, steps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheduling:
+    """How the streams of a pipeline are scheduled, by names."""
+
+    policy: str = "csp"
+    """``csp``, ``bsp``, ``asp`` or ``sequential``."""
+    bulk: int = 1
+    """Subnets that ``bsp`` trains at the same versions."""
+    order: str = "paper"
+    """``paper`` or ``critical-path``."""
+    starts_partly_clear: bool = False
+    """Begin a forward before all of the stage's blocks are clear."""
+    steps: Steps = ONE_PASS
+    """How passes form steps, in every stream."""
+    wiring: Wiring = PLAIN
+    """How the streams are joined."""
 
 
 def build_controller(
     stage: StageId,
     rules: Sequence[Sequence[Rule]],
     *,
-    policy: str = "csp",
-    bulk: int = 1,
-    order: str = "paper",
     residency: Residency | None = None,
-    starts_partly_clear: bool = False,
     history: History | None = None,
-    steps: Steps = ONE_PASS,
+    **how: Any,
 ) -> StageController:
     """Make a stage's controller from names; without a ``residency`` every layer is on the device.
 
     Args:
         stage: which one.
         rules: of each stream, the rule of each block of its chain.
-        policy: ``csp``, ``bsp``, ``asp`` or ``sequential``.
-        bulk: subnets that ``bsp`` trains at the same versions.
-        order: ``paper`` or ``critical-path``.
         residency: what is on the device.
-        starts_partly_clear: begin a forward before all of the stage's blocks are clear.
         history: shared by the stages of one process; by default one for this stage alone.
-        steps: how passes form steps, in every stream.
+        how: the fields of :class:`Scheduling`.
 
     Raises:
-        ConfigError: for a name that is not registered.
+        ConfigError: for a name that is not registered, or blocks that a stream does not have.
     """
-    if order not in ORDERS:
-        raise ConfigError(f"unknown order {order!r}: expected {' or '.join(ORDERS)}")
+    way = Scheduling(**how)
+    wiring, steps = way.wiring, way.steps
+    if way.order not in ORDERS:
+        raise ConfigError(f"unknown order {way.order!r}: expected {' or '.join(ORDERS)}")
+    if unknown := [name for name in wiring.exchanges if name not in GATES]:
+        raise ConfigError(f"unknown exchange {unknown[0]!r}: expected {' or '.join(GATES)}")
+    ranks = [wiring.of(stream).rank for stream in range(len(rules))]
+    order = ORDERS[way.order](len(rules))
+    gated = (*((NORMS,) if steps.is_gated else ()), *wiring.exchanges)
     return StageController(
         stage,
-        history or History.of(rules, [stage]),
-        build_policy(policy, bulk, steps),
-        ORDERS[order](len(rules)),
+        history or new_history(rules, wiring, [stage]),
+        build_policy(way.policy, way.bulk, steps),
+        RankedOrder(order, ranks) if any(ranks) else order,
         residency or AllResident(),
-        StepGate(steps) if steps.is_gated else OpenGate(),
-        starts_partly_clear,
+        [GATES[name](steps) for name in gated],
+        wiring.completed(list(map(len, rules)), steps),
+        way.starts_partly_clear,
     )
+
+
+def new_history(
+    rules: Sequence[Sequence[Rule]], wiring: Wiring, asking: Collection[StageId] | None = None
+) -> History:
+    """What stages share of streams of these rules; nothing changes one that is not trained.
+
+    See :class:`naspipe.schedule.whereabouts.Whereabouts` for ``asking``.
+    """
+    own = [
+        chain if wiring.of(stream).is_trained else [Frozen()] * len(chain)
+        for stream, chain in enumerate(rules)
+    ]
+    return History.of(own, asking)
 
 
 def build_admission(
@@ -110,13 +162,10 @@ def build_admission(
     one-backward schedule needs (PipeDream, section 3.2); ``sequential`` has one. ``first`` is the
     sequence ID to begin with. Steps of several ``passes`` are admitted whole.
     """
+    traits = traits_of(policy)
+    under_way = traits.under_way(window, stages)
     if passes > 1:
-        return StepAdmission(passes, 1 if policy == "sequential" else window, num_subnets, first)
-    match policy:
-        case "bsp":
-            return BulkAdmission(bulk, num_subnets, first)
-        case "asp":
-            return AdmissionWindow(stages, num_subnets, first)
-        case "sequential":
-            return AdmissionWindow(1, num_subnets, first)
-    return AdmissionWindow(window, num_subnets, first)
+        return StepAdmission(passes, under_way, num_subnets, first)
+    if traits.has_bulks:
+        return BulkAdmission(bulk, num_subnets, first)
+    return AdmissionWindow(under_way, num_subnets, first)

@@ -2,8 +2,7 @@
 
 The passes of a step read one version of a layer side by side. What a forward leaves behind (batch
 normalisation's statistics) must not depend on who came first, so a later pass goes through a
-layer after the earlier one; and where the first pass of a step teaches, the last block of the
-others waits until its output is there.
+layer after the earlier one. A block may also wait for an input of its own: a tap, a field.
 """
 
 from __future__ import annotations
@@ -15,12 +14,15 @@ from naspipe.core.ids import LayerId, SequenceId, StreamId, Version
 from naspipe.core.ports import SyncPolicy
 from naspipe.core.rules import Exact
 from naspipe.core.task import Task
+from naspipe.core.wiring import InputName
 from naspipe.schedule.versions import Ticket, VersionBook
 from naspipe.stage.work import Progress, Work
 
 _Written = tuple[LayerId, Version]
 _Passed = tuple[StreamId, SequenceId, int]
 """The forward of a subnet through a block."""
+_Input = tuple[Task, InputName]
+"""What a block waits for beside the chain."""
 
 
 class Clearance:
@@ -34,19 +36,18 @@ class Clearance:
     def __init__(self, book: VersionBook, policy: SyncPolicy) -> None:
         self._book = book
         self._steps = policy.steps
-        self._waiting: dict[_Written | _Passed, list[tuple[Work, int]]] = {}
+        self._waiting: dict[_Written | _Passed | _Input, list[tuple[Work, int]]] = {}
         self._open: Counter[tuple[Task, int]] = Counter()
         """How many things a block waits for."""
 
     def admit(self, progress: Progress) -> None:
         """Note what each block of a forward waits for; a step's passes come together, in order."""
         work, stream = progress.forward, progress.subnet.stream
-        last = progress.partition.num_blocks - 1
         for block, ticket in progress.tickets.items():
             if not self._book.is_clear(ticket):
                 self._wait(work, block, (ticket.layer, ticket.reads))
             if self._steps.passes > 1:
-                for before in self._before(ticket, work.task.sequence_id, block == last):
+                for before in self._before(ticket, work.task.sequence_id):
                     self._wait(work, block, (stream, before, block))
 
     def written(self, layer: LayerId, version: Version) -> Iterator[Work]:
@@ -57,22 +58,28 @@ class Clearance:
         """A forward is through a block; returns the forwards of which a block became clear."""
         return self._wake((task.stream, task.sequence_id, block))
 
-    def _before(self, ticket: Ticket, sequence_id: SequenceId, is_last: bool) -> set[SequenceId]:
+    def _before(self, ticket: Ticket, sequence_id: SequenceId) -> set[SequenceId]:
         """The passes of the same step whose forward through this block comes first."""
         first = self._steps.first(sequence_id)
-        before = set()
         if isinstance(self._book.rule(ticket.layer), Exact) and ticket.base >= first:
-            before.add(SequenceId(ticket.base))
-        if self._steps.distills and is_last and sequence_id != first:
-            before.add(first)
-        return before
+            return {SequenceId(ticket.base)}
+        return set()
 
-    def _wait(self, work: Work, block: int, what: _Written | _Passed) -> None:
+    def await_input(self, work: Work, block: int, name: InputName) -> None:
+        """A block of a forward needs an input that is not here yet."""
+        work.missing.add(name)
+        self._wait(work, block, (work.task, name))
+
+    def arrived(self, task: Task, name: InputName) -> Iterator[Work]:
+        """An input is here; returns the forward, for each of its blocks that became clear."""
+        return self._wake((task, name))
+
+    def _wait(self, work: Work, block: int, what: _Written | _Passed | _Input) -> None:
         work.unclear.add(block)
         self._open[work.task, block] += 1
         self._waiting.setdefault(what, []).append((work, block))
 
-    def _wake(self, what: _Written | _Passed) -> Iterator[Work]:
+    def _wake(self, what: _Written | _Passed | _Input) -> Iterator[Work]:
         for work, block in self._waiting.pop(what, ()):
             self._open[work.task, block] -= 1
             if not self._open[work.task, block]:

@@ -6,23 +6,28 @@ and the simulator drive the same class and their schedules can be compared line 
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import Any
 
 from naspipe.core.access import Access, AccessKind
-from naspipe.core.commands import Command, DropVersion, RecordAccess, RetireSubnet, RunTask
+from naspipe.core.commands import (
+    Command,
+    DropVersion,
+    RecordAccess,
+    RetireSubnet,
+    RunTask,
+    SendOutput,
+)
 from naspipe.core.errors import InvariantError
 from naspipe.core.events import (
     BlockFinished,
+    ContributionArrived,
     CutAdmitted,
     Event,
     InputArrived,
     LayerLoaded,
     LayerSaved,
-    NormsArrived,
     StageIdle,
     StreamResumed,
     SubnetAdmitted,
@@ -32,16 +37,20 @@ from naspipe.core.events import (
 from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
 from naspipe.core.ports import DispatchOrder, Residency, SyncPolicy
 from naspipe.core.task import Task, TaskKind
+from naspipe.core.wiring import CHAIN, PLAIN, InputName, Wiring
 from naspipe.schedule.history import History
 from naspipe.schedule.versions import VersionBook
 from naspipe.stage.clearance import Clearance
 from naspipe.stage.cuts import Cuts
-from naspipe.stage.gates import WriteGate
+from naspipe.stage.inputs import Inputs
 from naspipe.stage.mirroring import Departures
-from naspipe.stage.outputs import send_output
+from naspipe.stage.outputs import hand_on
+from naspipe.stage.ports import WriteGate
 from naspipe.stage.predictor import Predictor
+from naspipe.stage.ready import ReadyTasks
 from naspipe.stage.stalls import Stalls
-from naspipe.stage.work import Progress, Work
+from naspipe.stage.taps import Taps
+from naspipe.stage.work import Progress, Work, begin_subnet
 from naspipe.stage.writes import Writes
 
 
@@ -54,7 +63,8 @@ class StageController:
         policy: which version an access asks for.
         order: which of several clear tasks runs first.
         residency: what is on the device.
-        gate: when the WRITEs of a step may begin.
+        gates: what the WRITEs of a step wait for, beside the order of WRITEs.
+        wiring: how the streams are joined, completed.
         starts_partly_clear: begin a forward before all of the stage's blocks are clear.
     """
 
@@ -65,7 +75,8 @@ class StageController:
         policy: SyncPolicy,
         order: DispatchOrder,
         residency: Residency,
-        gate: WriteGate,
+        gates: Sequence[WriteGate] = (),
+        wiring: Wiring = PLAIN,
         starts_partly_clear: bool = False,
     ) -> None:
         self._stage = stage
@@ -76,13 +87,14 @@ class StageController:
         self._departures = Departures(stage, self._whereabouts, self._book, residency)
         self._cuts = Cuts(stage, self._book, self._whereabouts)
         self._writes = Writes(self._book, residency)
-        self._starts_partly_clear = starts_partly_clear
         self._subnets: dict[tuple[StreamId, SequenceId], Progress] = {}
-        self._queue: list[tuple[tuple[Any, ...], Work]] = []
+        self._ready = ReadyTasks(order, starts_partly_clear)
         self._clearance = Clearance(self._book, policy)
-        self._gate = gate
+        self._gates = {gate.exchange: gate for gate in gates}
+        self._wiring = wiring
+        self._taps = Taps(stage, wiring.taps, policy.steps)
+        self._inputs = Inputs(wiring, self._taps, self._clearance)
         self._predictor = Predictor(history.rules, order)
-        self._running: Work | None = None
         self._run: deque[tuple[LayerId, Version]] = deque()
         """What is left of the run, from the first block that was not commanded yet."""
         self._commanded = 0  # blocks commanded and not finished
@@ -109,8 +121,8 @@ class StageController:
                 self._book.arrive(event.layer, event.version)
                 commands += self._residency.arrive(event.layer)
                 self._wake(self._clearance.written(event.layer, event.version))
-            case NormsArrived():
-                self._on_norms(event, commands)
+            case ContributionArrived():
+                self._on_contribution(event, commands)
             case LayerLoaded():
                 self._residency.on_loaded(event.layer)
             case LayerSaved():
@@ -125,7 +137,8 @@ class StageController:
                 self._whereabouts.resume(event.layers)
         if self._commanded == 0 and not self._writes.are_under_way:
             self._advance(event.time_ns, commands)
-        likely = self._predictor.forecast(self._subnets.values(), self._running, self._changes)
+        running = self._ready.running
+        likely = self._predictor.forecast(self._subnets.values(), running, self._changes)
         soon = chain(self._writes.due, likely)
         commands += self._residency.plan(soon, self._stalls.is_stalled, self._changes)
         return self._cuts.guard(commands)
@@ -146,14 +159,13 @@ class StageController:
             commands += due
             self._stalls.end(now_ns)
             return
-        if self._running is None:
-            if not self._queue:
+        work = self._ready.running
+        if work is None:
+            work = self._ready.begin()
+            if work is None:
                 if any(self._writes.due):
                     self._stalls.begin(now_ns)
                 return
-            _, work = heapq.heappop(self._queue)
-            work.is_queued = False
-            self._running = work
             if work.task.kind is TaskKind.FORWARD:
                 self._book.begin(work.tickets)
             self._run.extend(work.clear_reads(self._order.max_run))
@@ -165,59 +177,61 @@ class StageController:
         self._stalls.end(now_ns)
         reads = tuple(self._run.popleft() for _ in range(commanded))
         self._commanded = commanded
-        commands.append(RunTask(self._running.task, reads))
+        commands.append(RunTask(work.task, reads))
 
     def _on_admitted(self, event: SubnetAdmitted, commands: list[Command]) -> None:
         subnet, blocks = event.subnet, event.partition.blocks(self._stage)
         tickets = self._book.admit(subnet, blocks)
-        task = Task(subnet.stream, subnet.sequence_id, TaskKind.FORWARD, self._stage)
-        forward = Work(task, tickets, list(reversed(blocks)))
-        back = task._replace(kind=TaskKind.BACKWARD)
-        backward = Work(back, tickets, list(blocks) if event.is_trained else [], forward.unclear)
-        if event.priorities:
-            forward.priorities, backward.priorities = event.priorities
-        unwritten = 1 + sum(ticket.is_writer for ticket in tickets.values())
-        progress = Progress(
-            subnet, event.partition, tickets, forward, backward, unwritten, event.is_trained
-        )
-        self._clearance.admit(progress)
-        if event.is_trained:
-            self._gate.admit(progress)
+        sections = self._wiring.of(subnet.stream).sections(event.partition.num_blocks)
+        progress = begin_subnet(event, self._stage, tickets, sections)
         self._subnets[subnet.stream, subnet.sequence_id] = progress
+        self._clearance.admit(progress)
+        for gate in self._gates.values() if progress.is_trained else ():
+            gate.admit(progress)
         self._predictor.admit(progress)
         self._changes += 1
-        if blocks.start == 0:
-            forward.has_input = True
-            self._enqueue(forward)
-        commands += self._departures.admit(subnet, event.partition)
+        commands += self._inputs.admit(progress, blocks)
+        self._wake((progress.forward,))
+        self._hand_over(self._taps.admit(progress), commands)
+        commands += self._departures.admit(subnet, progress.partition)
+        self._settle(progress, commands)
 
     def _on_input(self, event: InputArrived) -> None:
-        task = event.task
+        if event.name == CHAIN:
+            self._predictor.arrive(event.task, event.upcoming)
+        self._arrive(event.task, event.name)
+
+    def _arrive(self, task: Task, name: InputName) -> None:
         progress = self._progress(task.stream, task.sequence_id)
-        work = progress.forward if task.kind is TaskKind.FORWARD else progress.backward
-        if task != work.task:
-            raise InvariantError(f"{task}: its input arrived at the task {work.task}")
-        if work.has_input:
-            raise InvariantError(f"{task}: its input arrived twice")
-        work.has_input = True
-        self._predictor.arrive(task, event.upcoming)
         self._changes += 1
-        self._enqueue(work)
+        self._wake(self._inputs.arrive(progress, task, name))
+
+    def _hand_over(
+        self, outputs: Iterable[tuple[Progress, SendOutput]], commands: list[Command]
+    ) -> None:
+        """Tapped outputs go out; one for this very stage is there at once."""
+        for source, output in outputs:
+            commands.append(output)
+            if output.receiver.stage == self._stage:
+                self._arrive(output.receiver, output.name)
+            self._settle(source, commands)
 
     def _on_block(self, event: BlockFinished, commands: list[Command]) -> None:
         task, block = event.task, event.block
-        work = self._running
+        work = self._ready.running
         if work is None or work.task != task or not work.todo or work.todo[-1] != block:
             raise InvariantError(f"{task}: block {block} finished, but it was not running")
         progress = self._progress(task.stream, task.sequence_id)
         work.todo.pop()
         self._commanded -= 1
         if self._commanded == 0 and not self._run:
-            self._running = None
+            self._ready.running = None
             if work.todo:
-                self._enqueue(work)
-            else:
-                self._on_task_finished(progress, work, commands)
+                self._wake((work,))
+            elif output := hand_on(progress, work, self._ready.queue):
+                commands.append(output)
+        if task.kind is TaskKind.FORWARD:
+            self._wake(self._inputs.begun(progress, block))
         ticket = progress.tickets[block]
         kind = AccessKind(task.kind.value)
         self._residency.release(ticket.layer, kind)
@@ -232,19 +246,12 @@ class StageController:
         commands.append(RecordAccess(Access(*who, kind, ticket.reads, self._stage, *times)))
         if kind is AccessKind.FORWARD:
             self._wake(self._clearance.passed(task, block))
-        elif not work.todo:
-            commands += self._gate.finish(progress)
+            self._hand_over(self._taps.passed(progress, block), commands)
+        elif self._gates and not any(each.todo for each in progress.backwards.values()):
+            for gate in self._gates.values():
+                commands += gate.finish(progress)
         if is_last_use and not work.todo:
             self._settle(progress, commands)
-
-    def _on_task_finished(self, progress: Progress, work: Work, commands: list[Command]) -> None:
-        """Hand the output on: to the next stage, to the stage before, or to our own backward."""
-        output = send_output(progress, work.task, self._queue)
-        if output is not None:
-            commands.append(output)
-        elif work.task.kind is TaskKind.FORWARD and progress.is_trained:
-            progress.backward.has_input = True
-            self._enqueue(progress.backward)
 
     def _on_write(self, event: WriteFinished, commands: list[Command]) -> None:
         layer, version = event.layer, Version(event.sequence_id)
@@ -261,35 +268,26 @@ class StageController:
         commands.append(RecordAccess(Access(*who, event.start_ns, event.time_ns, 0, event.digest)))
         self._settle(progress, commands)
 
-    def _on_norms(self, event: NormsArrived, commands: list[Command]) -> None:
-        for progress in self._gate.arrive(event):
+    def _on_contribution(self, event: ContributionArrived, commands: list[Command]) -> None:
+        for progress in self._gates[event.exchange].arrive(event):
             commands += self._writes.release(progress)
             self._settle(progress, commands)
 
     def _wake(self, clear: Iterable[Work]) -> None:
+        """Queue what is ready of these tasks."""
         for work in clear:
-            self._enqueue(work)
+            self._ready.offer(work)
             self._changes += 1
 
     def _settle(self, progress: Progress, commands: list[Command]) -> None:
         """Count one thing done; the last of them retires the subnet."""
-        progress.unwritten -= 1
-        if progress.unwritten == 0:
+        progress.unsettled -= 1
+        if progress.unsettled == 0:
             subnet = progress.subnet
             del self._subnets[subnet.stream, subnet.sequence_id]
             self._predictor.retire(progress)
             self._changes += 1
             commands.append(RetireSubnet(subnet.stream, subnet.sequence_id))
-
-    def _enqueue(self, work: Work) -> None:
-        """Queue a task that has its input and whose next blocks are clear."""
-        if work.is_queued or not work.has_input or not work.todo or work is self._running:
-            return
-        if work.todo[-1] in work.unclear or (work.unclear and not self._starts_partly_clear):
-            return
-        work.is_queued = True
-        self._changes += 1
-        heapq.heappush(self._queue, (self._order.key(work.task, work.priority), work))
 
     def _progress(self, stream: StreamId, sequence_id: SequenceId) -> Progress:
         progress = self._subnets.get((stream, sequence_id))

@@ -1,47 +1,19 @@
-"""When the WRITEs of a step may begin: at once, or when all of its gradients are there."""
+"""When the WRITEs of a step may begin: when every stage has told what it knows of the step."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
 
-from naspipe.core.commands import Command, ShareNorms
+from naspipe.core.commands import Command, Contribute
 from naspipe.core.errors import InvariantError
-from naspipe.core.events import NormsArrived
-from naspipe.core.ids import SequenceId, StreamId
+from naspipe.core.events import ContributionArrived
+from naspipe.core.ids import SequenceId, StageId, StreamId
+from naspipe.core.partition import Partition
 from naspipe.core.steps import Steps
 from naspipe.stage.work import Progress
 
-
-class WriteGate(Protocol):
-    """Decides when the WRITEs of a pass may begin, beside the order of WRITEs."""
-
-    def admit(self, progress: Progress) -> None:
-        """A pass is under way."""
-        ...
-
-    def finish(self, progress: Progress) -> list[Command]:
-        """A pass's backward is through on this stage."""
-        ...
-
-    def arrive(self, event: NormsArrived) -> list[Progress]:
-        """A stage told its norms; returns the passes that are released now."""
-        ...
-
-
-class OpenGate:
-    """A WRITE begins as soon as its own gradient is there."""
-
-    def admit(self, progress: Progress) -> None:
-        """Nothing is held back."""
-
-    def finish(self, progress: Progress) -> list[Command]:
-        """Nobody waits for it."""
-        return []
-
-    def arrive(self, event: NormsArrived) -> list[Progress]:
-        """Never right without a gate."""
-        raise InvariantError(f"{event.stream}.{event.sequence_id}: nobody waits for its norms")
+NORMS = "norms"
+"""The exchange of ``clip_global_norm``: the norms of a step's gradients, by layer."""
 
 
 @dataclass(slots=True)
@@ -51,57 +23,74 @@ class _Step:
     members: list[Progress] = field(default_factory=list)
     """Its passes, in sequence order."""
     num_finished: int = 0
-    """Passes whose backward is through on this stage."""
-    num_arrived: int = 0
-    """Stages whose norms are here."""
+    """Passes whose backwards are through on this stage."""
+    arrived: set[StageId] = field(default_factory=set)
+    """Stages whose contributions are here."""
 
 
 class StepGate:
-    """The WRITEs of a step wait until every stage has told the norms of all its gradients.
+    """The WRITEs of a step wait until every stage has contributed to an exchange.
 
-    A stage tells them when the backward of the step's last pass is through; each works the same
-    total out of them. Nothing here waits for a younger step, so the oldest is never held up.
+    A stage contributes when the backwards of the step's last pass are through. Nothing here waits
+    for a younger step, so the oldest is never held up.
 
     Args:
         steps: how passes form steps.
+        exchange: what the contributions are to.
     """
 
-    def __init__(self, steps: Steps) -> None:
+    def __init__(self, steps: Steps, exchange: str = NORMS) -> None:
         self._steps = steps
+        self._exchange = exchange
         self._held: dict[tuple[StreamId, SequenceId], _Step] = {}
+
+    @property
+    def exchange(self) -> str:
+        """See :class:`naspipe.stage.ports.WriteGate`."""
+        return self._exchange
 
     def admit(self, progress: Progress) -> None:
         """Hold a pass back; it is not retired before it is released."""
-        progress.is_released = False
-        progress.unwritten += 1
+        progress.holds += 1
+        progress.unsettled += 1
         self._held.setdefault(self._key(progress), _Step()).members.append(progress)
 
     def finish(self, progress: Progress) -> list[Command]:
-        """A pass's backward is through here: behind the last of its step, tell the norms."""
+        """A pass's backwards are through here: behind the last of its step, contribute."""
         key = self._key(progress)
         step = self._held[key]
         step.num_finished += 1
         if step.num_finished < self._steps.passes:
             return []
-        return [ShareNorms(*key, progress.partition.num_stages)]
+        return [Contribute(self._exchange, *key, contributors(progress.partition))]
 
-    def arrive(self, event: NormsArrived) -> list[Progress]:
-        """A stage's norms are here; returns the passes that are released, behind the last stage.
+    def arrive(self, event: ContributionArrived) -> list[Progress]:
+        """A contribution is here; returns the passes that are released, behind the last one.
 
         Raises:
-            InvariantError: when nobody waits for them.
+            InvariantError: when nobody waits for it.
         """
-        step = self._held.get((event.stream, event.sequence_id))
-        if step is None:
-            raise InvariantError(f"{event.stream}.{event.sequence_id}: nobody waits for its norms")
-        step.num_arrived += 1
-        if step.num_arrived < step.members[0].partition.num_stages:
+        key = (event.stream, event.sequence_id)
+        step = self._held.get(key)
+        if step is None or event.sender in step.arrived:
+            raise InvariantError(
+                f"{event.stream}.{event.sequence_id}: nobody waits for the {event.exchange} of "
+                f"stage {event.sender}"
+            )
+        step.arrived.add(event.sender)
+        if len(step.arrived) < len(contributors(step.members[0].partition)):
             return []
-        del self._held[event.stream, event.sequence_id]
+        del self._held[key]
         for progress in step.members:
-            progress.is_released = True
+            progress.holds -= 1
         return step.members
 
     def _key(self, progress: Progress) -> tuple[StreamId, SequenceId]:
         stream, sequence_id, _ = progress.subnet
         return stream, self._steps.first(sequence_id)
+
+
+def contributors(partition: Partition) -> tuple[StageId, ...]:
+    """The stages that have blocks of a subnet, in their order."""
+    stages = (StageId(number) for number in range(partition.num_stages))
+    return tuple(stage for stage in stages if partition.blocks(stage))

@@ -18,5 +18,5 @@ def residency_of(
         memory.budgets[stage],
         memory.sizes,
         memory.permanent_blocks,
-        prefetches=execution.prefetch,
+        prefetches=execution.memory.prefetch,
     )

@@ -15,6 +15,7 @@ from naspipe.core.ids import LayerId
 from naspipe.core.ports import DispatchOrder
 from naspipe.core.rules import Rule
 from naspipe.core.task import Task, TaskKind
+from naspipe.core.wiring import CHAIN
 from naspipe.stage.conflicts import Conflicts
 from naspipe.stage.work import Progress, Work
 
@@ -101,22 +102,20 @@ class Predictor:
         returning = _Arrivals()
         coming = _Arrivals()
         for progress in subnets:
-            forward, backward = progress.forward, progress.backward
-            if forward is running:
-                if progress.is_trained and _is_last(progress):
-                    queued.append((self._dispatch_key(backward), backward))
-            elif forward.is_queued:
+            forward = progress.forward
+            if forward.is_queued:
                 queued.append((self._dispatch_key(forward), forward))
-            elif forward.todo:
-                if forward.has_input:
+            elif forward.todo and forward is not running:
+                if CHAIN not in forward.missing:
                     unclear.append((self._dispatch_key(forward), forward))
                 else:
                     coming.of(forward.task in self._announced, self._waits(forward)).append(forward)
-            elif backward.is_queued:
-                queued.append((self._dispatch_key(backward), backward))
-            elif progress.is_trained and not backward.has_input:
-                is_announced = backward.task in self._announced
-                returning.of(is_announced, self._waits(backward)).append(backward)
+            for backward in progress.backwards.values():
+                if backward.is_queued or (forward is running and backward.begins_here):
+                    queued.append((self._dispatch_key(backward), backward))
+                elif not forward.todo and CHAIN in backward.missing:
+                    is_announced = backward.task in self._announced
+                    returning.of(is_announced, self._waits(backward)).append(backward)
         return [_in_order(queued), returning.in_order(), coming.in_order(), _in_order(unclear)]
 
     def _dispatch_key(self, work: Work) -> tuple[Any, ...]:
@@ -181,7 +180,3 @@ def _in_turn(*groups: Sequence[Work]) -> Iterator[Work]:
         for work in rank:
             if work is not None:
                 yield work
-
-
-def _is_last(progress: Progress) -> bool:
-    return progress.partition.num_stages - 1 == progress.forward.task.stage

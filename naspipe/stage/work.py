@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from naspipe.core.ids import LayerId, Version
+from naspipe.core.events import SubnetAdmitted
+from naspipe.core.ids import LayerId, StageId, Version
 from naspipe.core.partition import Partition
 from naspipe.core.subnet import Subnet
-from naspipe.core.task import Task
+from naspipe.core.task import Task, TaskKind
+from naspipe.core.wiring import CHAIN, InputName
 from naspipe.schedule.versions import Ticket
 
 
 @dataclass(slots=True)
 class Work:
-    """One task's progress: blocks not yet run, and those whose version does not exist yet."""
+    """One task's progress: blocks not yet run, and what is not there yet."""
 
     task: Task
     tickets: dict[int, Ticket]
     todo: list[int]
     """Blocks not yet finished, the next one last."""
     unclear: set[int] = field(default_factory=set)
-    """One set for a subnet's forward and backward, so that neither is loaded too early."""
+    """Blocks whose version, or whose own input, is not there. One set for a subnet's forward and
+    backwards, so that none is loaded too early."""
+    missing: set[InputName] = field(default_factory=lambda: {CHAIN})
+    """Inputs that have not arrived. Without the chain's nothing can begin."""
+    begins_here: bool = False
+    """Of a backward: the block where it begins is on this stage."""
+    goes_back: bool = False
+    """Of a backward: its gradient goes on to an earlier stage."""
     priorities: tuple[int, ...] = ()
     """By block of the chain; empty where the order asks for none."""
-    has_input: bool = False
     is_queued: bool = False
 
     @property
@@ -46,6 +55,16 @@ class Work:
         tickets, unclear = self.tickets, self.unclear
         return [tickets[block].layer for block in reversed(self.todo) if block not in unclear]
 
+    def explain(self) -> str:
+        """What it waits for, for error messages."""
+        if CHAIN in self.missing:
+            return f"{self.task} has no input"
+        if self.unclear:
+            layers = [self.tickets[block] for block in sorted(self.unclear)]
+            needed = [f"{ticket.layer}v{ticket.reads}" for ticket in layers]
+            return f"{self.task} waits for " + ", ".join([*needed, *sorted(self.missing)])
+        return f"{self.task} is clear"
+
 
 @dataclass(slots=True)
 class Progress:
@@ -55,25 +74,75 @@ class Progress:
     partition: Partition
     tickets: dict[int, Ticket]
     forward: Work
-    backward: Work
-    unwritten: int
-    """WRITEs still owed, plus one until the last task is through."""
-    is_trained: bool = True
-    """Whether a backward follows the forward."""
-    is_released: bool = True
-    """Whether its WRITEs may begin as soon as nothing else is in their way."""
+    backwards: dict[int, Work]
+    """By the section of the chain; empty where the subnet is not trained."""
+    unsettled: int = 0
+    """Tasks whose layers are still needed, WRITEs still owed, gates that hold it, outputs still
+    to be taken: the last of them retires the subnet."""
+    holds: int = 0
+    """Gates that its WRITEs wait for."""
     writing: set[int] = field(default_factory=set)
     """Blocks whose WRITE was commanded and has not finished."""
 
+    @property
+    def is_trained(self) -> bool:
+        """Whether a backward follows the forward."""
+        return bool(self.backwards)
+
+    @property
+    def is_released(self) -> bool:
+        """Whether its WRITEs may begin as soon as nothing else is in their way."""
+        return not self.holds
+
+    def work(self, task: Task) -> Work | None:
+        """What is kept of one of its tasks on this stage; None for any other."""
+        is_forward = task.kind is TaskKind.FORWARD
+        found = self.forward if is_forward else self.backwards.get(task.section)
+        return found if found is not None and found.task == task else None
+
+    def works(self) -> list[Work]:
+        """Its tasks, the forward first."""
+        return [self.forward, *self.backwards.values()]
+
     def explain(self) -> str:
         """What it waits for, for error messages."""
-        work = self.forward if self.forward.todo else self.backward
-        if not work.todo:
-            held = "" if self.is_released else " and for the norms of its step"
-            return f"{work.task} waits for {self.unwritten} WRITEs before its own{held}"
-        if not work.has_input:
-            return f"{work.task} has no input"
-        if work.unclear:
-            layers = [self.tickets[block] for block in sorted(work.unclear)]
-            return f"{work.task} waits for " + ", ".join(f"{t.layer}v{t.reads}" for t in layers)
-        return f"{work.task} is clear"
+        for work in self.works():
+            if work.todo:
+                return work.explain()
+        held = " and for the contributions to its step" if self.holds else ""
+        last = self.works()[-1].task
+        return f"{last} waits for {self.unsettled - self.holds} WRITEs before its own{held}"
+
+
+def begin_subnet(
+    event: SubnetAdmitted, stage: StageId, tickets: dict[int, Ticket], sections: Sequence[range]
+) -> Progress:
+    """What a stage keeps of a subnet, which has one thing to settle until its admission is over.
+
+    ``sections`` are the blocks that each of its backwards goes through.
+    """
+    subnet, blocks = event.subnet, event.partition.blocks(stage)
+    task = Task(subnet.stream, subnet.sequence_id, TaskKind.FORWARD, stage)
+    forward = Work(task, tickets, list(reversed(blocks)))
+    if blocks.start == 0:
+        forward.missing.remove(CHAIN)
+    progress = Progress(subnet, event.partition, tickets, forward, {})
+    for number, section in enumerate(sections if event.is_trained else ()):
+        here = range(max(section.start, blocks.start), min(section.stop, blocks.stop))
+        if here:
+            backward = Work(
+                task._replace(kind=TaskKind.BACKWARD, section=number),
+                tickets,
+                list(here),
+                forward.unclear,
+                begins_here=here.stop == section.stop,
+                goes_back=here.start > section.start,
+            )
+            progress.backwards[number] = backward
+    if event.priorities:
+        forward.priorities, backwards = event.priorities
+        for backward in progress.backwards.values():
+            backward.priorities = backwards
+    num_tasks = len(progress.backwards) or bool(blocks)
+    progress.unsettled = 1 + num_tasks + sum(ticket.is_writer for ticket in tickets.values())
+    return progress

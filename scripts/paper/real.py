@@ -23,7 +23,8 @@ from naspipe.core.rules import Exact, Lag  # noqa: E402
 from naspipe.core.space import Shared, Space  # noqa: E402
 from naspipe.data.registry import open_data  # noqa: E402
 from naspipe.frontend.given.run import Run  # noqa: E402
-from naspipe.frontend.given.workloads import Named, find_workload  # noqa: E402
+from naspipe.frontend.given.workloads import find_workload  # noqa: E402
+from naspipe.runtime.jobs.workload import Workload  # noqa: E402
 from naspipe.streams.from_file import read_stream  # noqa: E402
 from naspipe.streams.samplers import draw_stream  # noqa: E402
 from naspipe.trace.access.log import read_run_accesses  # noqa: E402
@@ -33,7 +34,7 @@ SEARCH_SEED = 20_220_228
 """Of the subnets that the search looks at; the same for every run that is compared."""
 
 
-def space_of(job: dict[str, Any], named: Named) -> Space:
+def space_of(job: dict[str, Any], named: Workload) -> Space:
     """The space as it is, or with every lagging layer ``exact``, if the job says so."""
     if not job.get("exact"):
         return named.space
@@ -43,7 +44,7 @@ def space_of(job: dict[str, Any], named: Named) -> Space:
     )
 
 
-def train(job: dict[str, Any], named: Named, path: Path) -> Run:
+def train(job: dict[str, Any], named: Workload, path: Path) -> Run:
     """The run that ``job`` asks for."""
     recipe = named.recipe
     return naspipe.train(
@@ -74,7 +75,7 @@ def loss_times(accesses: list[Access], blocks: int) -> dict[int, float]:
     }
 
 
-def search(job: dict[str, Any], named: Named, run: Run) -> dict[str, Any]:
+def search(job: dict[str, Any], named: Workload, run: Run) -> dict[str, Any]:
     """The best of some sampled subnets by validation loss with the weights of the supernet.
 
     Subnets are drawn among the candidates that were trained.

@@ -27,6 +27,10 @@ _OTHER_HEAD = """
 | --- | --- | --- |"""
 _OTHERS = {
     "bits": ("scripts/check_bits.py", "real spaces on 1 to 4 stages: bits of the plain loop"),
+    "code": (
+        "scripts/compare_code.py",
+        "short runs by two versions of the code: bits, and speeds in alternation",
+    ),
     "bound": ("scripts/bench_bound.py", "causal bounds of the seven spaces"),
     "fairseq": ("scripts/check_fairseq.py", "batches compared with fairseq's own"),
     "faults": (

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from naspipe.core.space import Shared
-from naspipe.frontend.given.workloads import Named
+from naspipe.runtime.jobs.workload import Workload
 from scripts.peers.work import SEED, Work, figures, made, optimizer_of
 
 MISSING = "NNI 3.0 and Lightning are not installed: pip install nni==3.0 pytorch_lightning"
@@ -20,7 +20,7 @@ MISSING = "NNI 3.0 and Lightning are not installed: pip install nni==3.0 pytorch
 class Batches(torch.utils.data.Dataset[dict[str, Tensor]]):
     """The same batches by number; a batch is one item."""
 
-    def __init__(self, named: Named, steps: int) -> None:
+    def __init__(self, named: Workload, steps: int) -> None:
         self.data, self.steps = named.data, steps
 
     def __len__(self) -> int:
@@ -63,7 +63,7 @@ def random_one_shot(work: Work) -> dict[str, Any]:
     return figures(work.steps, clock.seconds, [float(loss) for loss in losses])
 
 
-def _model_space(named: Named) -> Any:
+def _model_space(named: Workload) -> Any:
     """The chain with a LayerChoice for each choice block."""
     from nni.nas.nn.pytorch import LayerChoice, ModelSpace
 
@@ -93,7 +93,7 @@ def _model_space(named: Named) -> Any:
     return Chain()
 
 
-def _training_module(named: Named) -> tuple[Any, Any, list[Tensor]]:
+def _training_module(named: Workload) -> tuple[Any, Any, list[Tensor]]:
     """A Lightning module, a clock around its training, and the losses it sees."""
     from nni.nas.evaluator.pytorch.lightning import LightningModule
     from pytorch_lightning import Callback

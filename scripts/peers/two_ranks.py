@@ -20,7 +20,7 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
-from naspipe.frontend.given.workloads import Named  # noqa: E402
+from naspipe.runtime.jobs.workload import Workload  # noqa: E402
 from scripts.peers.work import (  # noqa: E402
     SEED,
     Supernet,
@@ -96,7 +96,7 @@ def data_parallel(rank: int, work: Work, options: dict[str, Any]) -> dict[str, A
 class Part(nn.Module):
     """A run of blocks of one subnet, as a stage of a pipeline; one tensor in, one out."""
 
-    def __init__(self, named: Named, chain: tuple[int, ...], blocks: range) -> None:
+    def __init__(self, named: Workload, chain: tuple[int, ...], blocks: range) -> None:
         super().__init__()
         self.layers = nn.ModuleList(made(named, block, chain[block]) for block in blocks)
 

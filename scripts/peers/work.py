@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from naspipe.frontend.given.workloads import Named
+from naspipe.runtime.jobs.workload import Workload
 from naspipe.streams.from_file import write_stream
 from naspipe.streams.samplers import draw_stream
 from scripts.tiny_workload import tiny_workload
@@ -29,11 +29,11 @@ class Work:
     """``fixed`` trains the first uniform subnet again and again."""
     steps: int
 
-    def named(self) -> Named:
+    def named(self) -> Workload:
         """The space with its data, loss and recipe, at the scale tiny."""
         return tiny_workload(self.space)
 
-    def stream(self, named: Named) -> Sequence[Sequence[int]]:
+    def stream(self, named: Workload) -> Sequence[Sequence[int]]:
         """One choice per choice block and step."""
         counts = named.space.candidate_counts
         if self.sampler == "fixed":
@@ -41,7 +41,7 @@ class Work:
         return draw_stream(self.sampler, counts, SEED, self.steps)
 
 
-def written_stream(work: Work, named: Named, directory: Path) -> str:
+def written_stream(work: Work, named: Workload, directory: Path) -> str:
     """The sampler's name for naspipe; a fixed subnet becomes a file."""
     if work.sampler != "fixed":
         return work.sampler
@@ -53,7 +53,7 @@ def written_stream(work: Work, named: Named, directory: Path) -> str:
 class Supernet(nn.Module):
     """Every layer of a space, made as the plain loop makes them; computes one subnet's loss."""
 
-    def __init__(self, named: Named) -> None:
+    def __init__(self, named: Workload) -> None:
         super().__init__()
         self.space, self.loss = named.space, named.loss
         self.blocks = nn.ModuleList(
@@ -72,14 +72,14 @@ class Supernet(nn.Module):
         return loss
 
 
-def made(named: Named, block: int, candidate: int) -> nn.Module:
+def made(named: Workload, block: int, candidate: int) -> nn.Module:
     """A layer from its own seed, as in the plain loop."""
     torch.manual_seed(keyed_seed(f"{SEED}/layer/{block}/{candidate}"))
     module: nn.Module = named.space.blocks[block].candidates[candidate]()
     return module.train()
 
 
-def optimizer_of(named: Named, parameters: Any) -> torch.optim.Optimizer:
+def optimizer_of(named: Workload, parameters: Any) -> torch.optim.Optimizer:
     """The recipe's optimizer over all of these parameters at once."""
     recipe = named.recipe
     chosen: type[Any] = getattr(torch.optim, recipe.optimizer)

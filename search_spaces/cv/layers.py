@@ -11,7 +11,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from search_spaces.cv.spec import Operation
+from search_spaces.activations import activation_module
+from search_spaces.cv.choices import Operation
 
 _RESIDUAL_GAIN = 0.1
 """Scale of each residual branch's norm at the start. A third as much as the input from all 32
@@ -107,22 +108,12 @@ def _operation(operation: Operation, width: int) -> nn.Module:
     raise ValueError(f"unknown operation {operation}")
 
 
-def _activation(name: str) -> nn.Module:
-    made: dict[str, nn.Module] = {
-        "none": nn.Identity(),
-        "relu": nn.ReLU(),
-        "swish": nn.SiLU(),
-        "leaky relu": nn.LeakyReLU(0.1),  # at 0.01 hardly another layer than relu
-    }
-    return made[name]
-
-
 class Candidate(nn.Module):
     """One operation: ``x + norm(operation(activation(x)))``."""
 
     def __init__(self, width: int, operation: Operation, activation: str) -> None:
         super().__init__()
-        self.activation = _activation(activation)
+        self.activation = activation_module(activation)
         self.operation = _operation(operation, width)
         self.norm = nn.BatchNorm2d(width)
         nn.init.constant_(self.norm.weight, _RESIDUAL_GAIN)

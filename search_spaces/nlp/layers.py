@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from search_spaces.nlp.spec import DECODER_BLOCKS, ENCODER_BLOCKS, Operation
+from search_spaces.activations import activation_module
+from search_spaces.nlp.choices import DECODER_BLOCKS, ENCODER_BLOCKS, Operation
 
 _OUTPUT_GAIN = (ENCODER_BLOCKS + DECODER_BLOCKS) ** -0.5
 """Scale of each residual branch's last weight at the start, so that 48 of them add up to about
@@ -234,16 +235,6 @@ def _operation(operation: Operation, width: int, causal: bool) -> nn.Module:
     raise ValueError(f"unknown operation {operation}")
 
 
-def _activation(name: str) -> nn.Module:
-    made: dict[str, nn.Module] = {
-        "none": nn.Identity(),
-        "relu": nn.ReLU(),
-        "swish": nn.SiLU(),
-        "leaky relu": nn.LeakyReLU(0.1),  # at 0.01 hardly another layer than relu
-    }
-    return made[name]
-
-
 class EncoderCandidate(nn.Module):
     """One operation over the source: ``x + activation(operation(norm(x)))``."""
 
@@ -251,7 +242,7 @@ class EncoderCandidate(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(width)
         self.operation = _operation(operation, width, causal=False)
-        self.activation = _activation(activation)
+        self.activation = activation_module(activation)
 
     def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Return the changed tokens, and the mask as it came."""
@@ -265,7 +256,7 @@ class DecoderCandidate(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(width)
         self.operation = _operation(operation, width, causal=True)
-        self.activation = _activation(activation)
+        self.activation = activation_module(activation)
         self.cross_norm = nn.LayerNorm(width)
         self.cross = CrossAttention(width, heads=4)
 

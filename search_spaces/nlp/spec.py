@@ -7,55 +7,23 @@ activation by activation, so candidate k of a smaller space is candidate k of a 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from naspipe.core.rules import Exact, Lag, Rule
-from naspipe.core.space import Block, Shared, Space
-from search_spaces.common import Defaults, require, shared_rules
-
-ENCODER_BLOCKS = 24
-DECODER_BLOCKS = 24
-
-ACTIVATIONS = ("none", "relu", "swish", "leaky relu")
-"""Applied to what an operation adds to its input."""
-
-VARIANT_COUNTS = {"nlp.c0": 4, "nlp.c1": 3, "nlp.c2": 2, "nlp.c3": 1}
-"""How many of the activations each space has."""
+from naspipe.core.space import Block, Shared
+from search_spaces.common import Defaults
+from search_spaces.nlp.choices import CANDIDATES, DECODER_BLOCKS, ENCODER_BLOCKS, Operation
 
 PADDING = 1
 """The token that fills sentences up, in the data sets that come with naspipe."""
 
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """One kind of layer; prints as ``light 7x1, 4 heads``."""
-
-    kind: str
-    """``conv``, ``separable``, ``light``, ``attention`` or ``glu``."""
-    kernel: int = 1
-    """Tokens that a convolution sees."""
-    heads: int = 1
-    """Groups of channels with a kernel or an attention of their own."""
-
-    def __str__(self) -> str:
-        sized = f" {self.kernel}x1" if self.kind in ("conv", "separable", "light") else ""
-        headed = f", {self.heads} heads" if self.kind in ("light", "attention") else ""
-        return f"{self.kind}{sized}{headed}"
-
-
-OPERATIONS = (
-    *(Operation("conv", kernel) for kernel in (1, 3, 5)),
-    *(Operation("separable", kernel) for kernel in (3, 5, 7, 9, 11)),
-    *(Operation("light", kernel, heads) for kernel in (3, 5, 7, 15) for heads in (1, 4, 16)),
-    *(Operation("attention", heads=heads) for heads in (4, 8, 16)),
-    Operation("glu"),
-)
-
 WIDTHS = {"tiny": 64, "small": 256, "paper": 1024}
 
-_SHARED_RULES: dict[str, Rule] = {
+INFO = ("vocabulary", "padding")
+"""What the data has to state."""
+
+SHARED_RULES: dict[str, Rule] = {
     "source_embedding": Lag(8),
     "target_embedding": Lag(8),
     "final_norm": Exact(),
@@ -63,44 +31,33 @@ _SHARED_RULES: dict[str, Rule] = {
 }
 
 
-def candidate_names(name: str) -> tuple[str, ...]:
-    """What each candidate of a block is, in words."""
-    return tuple(
-        f"{operation}, {activation}" for operation, activation in _candidates(VARIANT_COUNTS[name])
-    )
-
-
-def build(
-    name: str, scale: str, info: Mapping[str, int], rules: Mapping[str, Rule] | None = None
-) -> Space:
-    """The space ``name`` (see :func:`search_spaces.build`)."""
-    vocabulary, padding = require(name, info, ("vocabulary", "padding"))
-    rule = shared_rules(name, _SHARED_RULES, rules)
+def chain(
+    name: str, scale: str, info: Mapping[str, int], rule: Mapping[str, Rule]
+) -> list[Block | Shared]:
+    """The blocks of a space, with a rule for each shared layer."""
+    vocabulary, padding = info["vocabulary"], info["padding"]
     width = WIDTHS[scale]
-    listed = _candidates(VARIANT_COUNTS[name])
+    listed = CANDIDATES.of(name)
     encoder = [partial(_encoder, width, *candidate) for candidate in listed]
     decoder = [partial(_decoder, width, *candidate) for candidate in listed]
-    return Space(
-        name,
-        [
-            Shared(
-                "source_embedding",
-                partial(_source_embedding, vocabulary, width, padding),
-                rule["source_embedding"],
-                ("source",),
-            ),
-            *(Block(encoder, kind="encoder") for _ in range(ENCODER_BLOCKS)),
-            Shared(
-                "target_embedding",
-                partial(_target_embedding, vocabulary, width, padding),
-                rule["target_embedding"],
-                ("previous",),
-            ),
-            *(Block(decoder, kind="decoder") for _ in range(DECODER_BLOCKS)),
-            Shared("final_norm", partial(_final_norm, width), rule["final_norm"]),
-            Shared("head", partial(_head, width, vocabulary), rule["head"]),
-        ],
-    )
+    return [
+        Shared(
+            "source_embedding",
+            partial(_source_embedding, vocabulary, width, padding),
+            rule["source_embedding"],
+            ("source",),
+        ),
+        *(Block(encoder, kind="encoder") for _ in range(ENCODER_BLOCKS)),
+        Shared(
+            "target_embedding",
+            partial(_target_embedding, vocabulary, width, padding),
+            rule["target_embedding"],
+            ("previous",),
+        ),
+        *(Block(decoder, kind="decoder") for _ in range(DECODER_BLOCKS)),
+        Shared("final_norm", partial(_final_norm, width), rule["final_norm"]),
+        Shared("head", partial(_head, width, vocabulary), rule["head"]),
+    ]
 
 
 def defaults(scale: str) -> Defaults:
@@ -112,14 +69,6 @@ def defaults(scale: str) -> Defaults:
         lr={"tiny": 3e-3, "small": 1e-3, "paper": 3e-4}[scale],
         loss=_loss,
     )
-
-
-def _candidates(num_variants: int) -> list[tuple[Operation, str]]:
-    return [
-        (operation, activation)
-        for activation in ACTIVATIONS[:num_variants]
-        for operation in OPERATIONS
-    ]
 
 
 # Factories import torch's modules only when they make one.

@@ -27,7 +27,7 @@ NAMES: list[Case] = [
     ((*MINE, "--sampler", "magic"), ("sampler 'magic'", "expected one of uniform", "spaced:W")),
     ((*MINE, "--sampler", "spaced:x"), ("spaced:8", "found W = 'x'")),
     ((*MINE, "--policy", "sync"), ("policy: expected csp", "found 'sync'")),
-    ((*MINE, "--order", "random"), ("order 'random'", "expected paper")),
+    ((*MINE, "--order", "random"), ("order: expected paper", "found 'random'")),
     ((*MINE, "--device", "tpu"), ("device", "expected", "cpu", "found 'tpu'")),
     ((*MINE, "--stages", "0"), ("stages: expected 1 or more, found 0",)),
     ((*MINE, "--stages", "4"), ("4 stages for 3 blocks", "choose --stages 3 or less")),

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from naspipe.core.learning_rate import learning_rate
-from naspipe.core.recipe import SCHEDULES, Recipe
+from naspipe.core.recipe import SCHEDULES, Recipe, learning_rate
 
 WARM = (2.0, 4.0, 6.0, 8.0)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from naspipe.core.config import Recipe, Settings, apply_settings
+from naspipe.core.config import Execution, Recipe, Settings, apply_settings
 from naspipe.core.errors import ConfigError
 from naspipe.core.recipe_file import FOLDER, read_recipe, recipe_names
 from naspipe.core.rules import Lag
@@ -70,6 +70,12 @@ def test_a_copy_says_the_same(name, tmp_path):
     copy = written(tmp_path, (FOLDER / f"{name}.toml").read_text())
     assert read_recipe(copy).values == read_recipe(name).values
     assert tomllib.loads(copy.read_text())["sampler"] == read_recipe(str(copy)).sampler
+
+
+def test_a_recipe_may_say_how_it_is_validated(tmp_path):
+    path = written(tmp_path, "validate_every = 4\nvalidate_subnets = 3\nvalidate_ema = true")
+    execution = read_recipe(path).applied_to(Settings()).execution
+    assert execution == Execution(validate_every=4, validate_subnets="3", validate_ema=True)
 
 
 def test_every_kind_of_value(tmp_path):

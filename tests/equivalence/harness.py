@@ -11,9 +11,9 @@ from torch.nn import functional
 import naspipe
 from naspipe.core.partition import Partition
 from naspipe.core.rules import Frozen, Lag
+from naspipe.planning.partitions import PLACEMENTS
 from naspipe.runtime.checkpoints.layer_bytes import from_raw
 from naspipe.runtime.layers import layer_store
-from naspipe.sim import plan
 from naspipe.streams.from_file import read_stream
 from naspipe.trace.snapshots.snapshot import read_checkpoint
 from tests.oracle import PlainLoop, bits
@@ -115,12 +115,12 @@ def restless(monkeypatch, seed=5):
     Most layers that come back are made anew.
     """
 
-    def partitioner(kind, subnets, is_shared, costs, num_stages):
+    def placement(subnets, is_shared, costs, num_stages):
         draw = random.Random(seed)
         inner = range(1, len(is_shared))
         return lambda subnet: Partition(
             (0, *sorted(draw.sample(inner, num_stages - 1)), len(is_shared))
         )
 
-    monkeypatch.setattr(plan, "Partitioner", partitioner)
+    monkeypatch.setitem(PLACEMENTS, "balanced", placement)
     monkeypatch.setattr(layer_store, "KEPT_AWAY", 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from naspipe.frontend.training.training import training
+from naspipe.frontend.training import training
 from naspipe.runtime.wire import nccl_path
 from tests.equivalence import spaces
 from tests.equivalence.harness import check

@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 import naspipe as npp
-from naspipe.runtime.blocks.pass_state import StepState
+from naspipe.runtime.blocks.exchanges import NormExchange
 from naspipe.stage.gates import StepGate
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, check, plain_loop, restless
@@ -56,26 +56,27 @@ def test_it_goes_on_behind_a_checkpoint(tmp_path):
     assert_same_bits(run, oracle)
 
 
-def forgetful(step, names):
+def forgetful(exchange, stream, gradients):
     """Norms of all layers but one."""
-    found = whole(step, names)
+    found = whole(exchange, stream, gradients)
     return dict(list(found.items())[1:])
 
 
-whole = StepState.measure
+whole = NormExchange.contribution
 
 
 def ungated(gate, progress):
     """Released before the norms are known."""
     admit(gate, progress)
-    progress.is_released = True
+    progress.holds = 0
 
 
 admit = StepGate.admit
 
 
 @pytest.mark.parametrize(
-    ("owner", "name", "broken"), [(StepState, "measure", forgetful), (StepGate, "admit", ungated)]
+    ("owner", "name", "broken"),
+    [(NormExchange, "contribution", forgetful), (StepGate, "admit", ungated)],
 )
 def test_a_broken_rule_is_seen(tmp_path, monkeypatch, owner, name, broken):
     monkeypatch.setattr(owner, name, broken)

@@ -68,7 +68,7 @@ def test_one_policy_for_all(tmp_path):
     workloads = [workload(space, spaces.vectors, 1)]
     definition = replace(workloads[0].definition, policy="bsp")
     workloads.append(replace(workloads[0], definition=definition))
-    with pytest.raises(ConfigError, match="policy: expected one for all streams"):
+    with pytest.raises(ConfigError, match="policy: expected the same for all streams"):
         train_together(workloads, Execution(stages=2), tmp_path / "run")
 
 

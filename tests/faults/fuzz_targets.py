@@ -29,12 +29,13 @@ from naspipe.core.task import Task, TaskKind
 from naspipe.data.fairseq_format import open_tokens, write_mmap
 from naspipe.runtime.processes.hosts import read_word
 from naspipe.runtime.wire.messages import (
+    ContributionMessage,
     ControlMessage,
+    InputMessage,
     VersionMessage,
-    input_frames,
     launcher_frames,
     read_message,
-    version_frames,
+    stage_frames,
 )
 from naspipe.runtime.wire.reports import read_report
 from naspipe.streams.from_file import read_stream
@@ -210,8 +211,9 @@ def message_seeds(place):
     task = Task(0, 5, TaskKind.FORWARD, 1)
     state = [("param/w", torch.ones(3, 2)), ("optimizer/w/step", 3)]
     made = (
-        input_frames(task, [task], [torch.ones(3, 2), None]),
-        version_frames(LayerId(0, 3, 1), 4, state),
+        stage_frames(InputMessage(task, (task,), (torch.ones(3, 2), None))),
+        stage_frames(VersionMessage(LayerId(0, 3, 1), 4, state)),
+        stage_frames(ContributionMessage("norms", 0, 4, 1, {"3.1": 0.5})),
         launcher_frames(ControlMessage("stop", (7, 9))),
     )
     return [b"\xfe\xfe".join(map(bytes, frames)) for frames in made]

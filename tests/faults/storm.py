@@ -14,14 +14,16 @@ from pathlib import Path
 import naspipe
 from naspipe.core.partition import Partition
 from naspipe.core.task import TaskKind
+from naspipe.planning.partitions import PLACEMENTS
 from naspipe.runtime.blocks.compute import StageCompute
+from naspipe.runtime.blocks.updates import StageUpdates
 from naspipe.runtime.checkpoints.checkpointer import Checkpointer
 from naspipe.runtime.checkpoints.restored import Restored
 from naspipe.runtime.layers import layer_store
 from naspipe.runtime.processes.publishing import Publisher
+from naspipe.runtime.wire.messages import InputMessage
 from naspipe.runtime.wire.reports import SilentObserver
 from naspipe.runtime.wire.transport import ZmqTransport
-from naspipe.sim import plan
 from naspipe.trace.snapshots import checkpoints
 from tests.equivalence import spaces
 from tests.faults.helpers import Calm, train
@@ -128,9 +130,14 @@ def inject(case: Case, killer: Killer) -> None:
             kind = TaskKind.FORWARD if case.point == "forward" else TaskKind.BACKWARD
             before(StageCompute, "run_block", killer, lambda task, *rest: task.kind is kind)
         case "write":
-            before(StageCompute, "write", killer)
+            before(StageUpdates, "write", killer)
         case "send":
-            before(ZmqTransport, "send_input", killer)
+            before(
+                ZmqTransport,
+                "send",
+                killer,
+                lambda stage, message: isinstance(message, InputMessage),
+            )
         case "capture":
             before(Checkpointer, "capture", killer)
         case "shard":
@@ -149,7 +156,7 @@ def inject(case: Case, killer: Killer) -> None:
             before(Restored, "restore", killer)
 
 
-def restless(kind, subnets, is_shared, costs, num_stages):
+def restless(subnets, is_shared, costs, num_stages):
     """Every subnet is cut somewhere else, so that layers move a lot."""
     draw = random.Random(num_stages)
     inner = range(1, len(is_shared))
@@ -176,8 +183,7 @@ class Recorder(SilentObserver):
 def live(case: Case, path: Path, marker: Path, resume: bool, steps: int) -> None:
     """One life of the run, in a process of its own; ends with status 0 when it is complete."""
     if "mirrored" in case.mode:
-        assert hasattr(plan, "Partitioner")
-        plan.Partitioner = restless
+        PLACEMENTS["balanced"] = restless
         layer_store.KEPT_AWAY = 2
     inject(case, Killer(case, marker))
     if case.point == "recovery":  # which is a second kill: the first one makes it necessary

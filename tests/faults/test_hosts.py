@@ -16,12 +16,12 @@ import pytest
 from naspipe.cli.main import main
 from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
-from naspipe.frontend.training.training import assignment, workers
+from naspipe.frontend.training import assignment, workers
 from naspipe.runtime.processes.rendezvous import Worker
 from naspipe.trace.reading.compare import compare_runs
 from tests.cli.test_bad_input import free_ports
 from tests.faults.two_hosts import Fork, TwoHosts, why_not
-from tests.runtime.test_launcher_death import wait_until
+from tests.runtime.processes.test_launcher_death import wait_until
 
 STEPS = 40
 SMALL = "tests.faults.small_space"

@@ -106,7 +106,8 @@ def _without_inbox(endpoints):
 
 def assert_in_order(stage, peer):
     """What the peer sends arrives, and nothing else has."""
-    peer.send_input(TASK._replace(stage=StageId(1)), [], [torch.ones(3)])
+    task = TASK._replace(stage=StageId(1))
+    peer.send(StageId(1), InputMessage(task, (), (torch.ones(3),)))
     message = stage.receive(10)
     assert isinstance(message, InputMessage) and message.tensors[0].tolist() == [1.0] * 3
     assert stage.receive(0.2) is None
@@ -186,7 +187,7 @@ def test_a_frame_beyond_the_limit(monkeypatch):
     with Wakeup() as wakeup, ZmqTransport(StageId(0), endpoints, wakeup) as stage:
         large = torch.zeros(1 << 20)
         with pytest.raises(TransportError, match=r"at most 1048576 bytes .* found one of 4194304"):
-            stage.send_input(TASK, [], [large])
+            stage.send(TASK.stage, InputMessage(TASK, (), (large,)))
         context = zmq.Context()
         outbox = connect_outbox(context, endpoints.stages[0], endpoints)
         outbox.send(bytes(1 << 22))

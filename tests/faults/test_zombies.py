@@ -12,7 +12,7 @@ from naspipe.runtime.processes.claim import Claim, end_processes, record_process
 from naspipe.trace.reading.compare import compare_runs
 from tests.faults.helpers import train
 from tests.faults.small_space import batches
-from tests.runtime.test_launcher_death import is_running, wait_until
+from tests.runtime.processes.test_launcher_death import is_running, wait_until
 
 _FORK = multiprocessing.get_context("fork")
 

@@ -14,16 +14,16 @@ from naspipe.core.ids import Version
 from naspipe.core.rules import Exact
 from naspipe.runtime.devices.clock import open_clock
 from naspipe.runtime.devices.determinism import seed_draws
-from naspipe.runtime.devices.device import open_device
 from naspipe.runtime.devices.gpus import find_gpus
 from naspipe.runtime.devices.host_arena import HostArena
+from naspipe.runtime.devices.open_device import open_device
 from naspipe.runtime.devices.staging import Staging
 from naspipe.runtime.layers.stored_layer import StoredLayer
 from naspipe.runtime.memory.placement import Placement
-from naspipe.runtime.wire.messages import read_message, version_frames
+from naspipe.runtime.wire.messages import VersionMessage, read_message, stage_frames
 from naspipe.runtime.wire.tensor_codec import ALIGNMENT, decode, decode_into, encode
 from tests.oracle import bits
-from tests.runtime.test_tensor_codec import views
+from tests.runtime.wire.test_tensor_codec import views
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda:0")
@@ -139,7 +139,9 @@ def test_optimizer_state_that_arrives_goes_beside_its_parameter():
         layer.write(bound.take_gradients(), number, Version(number - 1), False, 0.05)
 
     step(here, 0)
-    header, *frames = version_frames((0, 0, 0), Version(0), list(here.tensors()), Staging(GPU))
+    header, *frames = stage_frames(
+        VersionMessage((0, 0, 0), Version(0), list(here.tensors())), Staging(GPU)
+    )
     message = read_message(header, [bytes(frame) for frame in frames])
     there.take_over(Version(0), message.state)
     for layer in layers:

@@ -12,8 +12,9 @@ from naspipe.core.config import Recipe
 from naspipe.core.errors import ConfigError, InvariantError
 from naspipe.core.ids import FIRST_STREAM, LayerId, Version
 from naspipe.core.rules import Exact
-from naspipe.runtime.devices.device import DeviceMemoryError, open_device
+from naspipe.runtime.devices.device_budget import DeviceMemoryError
 from naspipe.runtime.devices.host_arena import HostArena
+from naspipe.runtime.devices.open_device import open_device
 from naspipe.runtime.layers.layer_layout import StateSizes
 from naspipe.runtime.layers.resident_layer import LayerMemory
 from naspipe.runtime.layers.stored_layer import StoredLayer

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from naspipe.core.config import Recipe
-from naspipe.frontend.given.workloads import Named
+from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.layers.stored_layer import StoredLayer
 from scripts import check_memory
 from tests.equivalence import spaces
@@ -76,8 +76,8 @@ def test_the_source_is_that_of_naspipe_and_the_oracle(monkeypatch, tmp_path):
 def small(monkeypatch):
     """A small space in the place of cv.c2."""
 
-    named = Named(
-        space=spaces.mixed(), data=spaces.vectors, loss=nn.CrossEntropyLoss(), recipe=Recipe()
+    named = Workload.of(
+        spaces.mixed(), spaces.vectors, nn.CrossEntropyLoss(), recipe=Recipe(), steps=1
     )
     monkeypatch.setattr(check_memory, "tiny_workload", lambda name, sizes: named)
 
@@ -115,7 +115,7 @@ def test_a_signal_ends_the_script_and_not_one_run(tmp_path, monkeypatch):
             os.kill(os.getpid(), signal.SIGTERM)
         return spaces.vectors(seed, y)
 
-    named = Named(space=spaces.mixed(), data=data, loss=nn.CrossEntropyLoss(), recipe=Recipe())
+    named = Workload.of(spaces.mixed(), data, nn.CrossEntropyLoss(), recipe=Recipe(), steps=1)
     monkeypatch.setattr(check_memory, "tiny_workload", lambda name, sizes: named)
     with pytest.raises(SystemExit, match="143"):
         run(tmp_path, monkeypatch, "--stages", "1", "--budgets", "2", "--steps", "200")

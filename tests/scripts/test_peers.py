@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from naspipe.core.config import Recipe
-from naspipe.frontend.given.workloads import Named
+from naspipe.runtime.jobs.workload import Workload
 from scripts.peers import ours, two_ranks
 from scripts.peers.work import Supernet, Work, made
 from tests.equivalence import spaces
@@ -15,8 +15,8 @@ from tests.equivalence.harness import oracle_of
 
 
 def named():
-    return Named(
-        space=spaces.mixed(), data=spaces.vectors, loss=nn.CrossEntropyLoss(), recipe=Recipe()
+    return Workload.of(
+        spaces.mixed(), spaces.vectors, nn.CrossEntropyLoss(), recipe=Recipe(), steps=1
     )
 
 

@@ -11,6 +11,7 @@ from naspipe.core.partition import Partition
 from naspipe.core.rules import Exact, Lag
 from naspipe.core.steps import Steps
 from naspipe.core.subnet import Subnet
+from naspipe.core.wiring import CHAIN
 from naspipe.schedule.invariants import violations
 from naspipe.schedule.versions import VersionBook
 from naspipe.sim.costs import RandomCosts
@@ -18,6 +19,7 @@ from naspipe.sim.driver import simulate
 from naspipe.stage.builder import build_admission, build_controller, build_policy
 from naspipe.stage.clearance import Clearance
 from naspipe.stage.gates import StepGate
+from naspipe.stage.inputs import Inputs
 from tests.strategies import moving_pipelines
 
 
@@ -53,6 +55,15 @@ def test_every_step_reads_what_was_there_before_it(pipeline, seed, window, partl
     assert list(violations(accesses, rules, subnets, steps=steps)) == []
 
 
+def arrive(progress, name):
+    """Whoever it is for, nothing waits for more than the chain."""
+    if name == CHAIN:
+        work = next(each for each in progress.works() if CHAIN in each.missing)
+        work.missing.remove(CHAIN)
+        return (work,)
+    return ()
+
+
 CONFLICT = (
     [Lag(1), *[Exact()] * 4],
     [Subnet(0, y, (0, y % 2, y % 3, 0, y % 2)) for y in range(24)],
@@ -80,7 +91,10 @@ def test_the_rules_hold_here():
 
 def test_students_before_their_teacher_are_seen(monkeypatch):
     monkeypatch.setattr(Clearance, "_before", lambda *_: set())
-    assert "had an output" in broken() and "an earlier pass of its step" in broken()
+    assert "an earlier pass of its step" in broken()
+    monkeypatch.setattr(Clearance, "await_input", lambda self, work, block, name: None)
+    monkeypatch.setattr(Inputs, "arrive", lambda self, progress, task, name: arrive(progress, name))
+    assert "had an output" in broken()
 
 
 def test_a_gate_that_does_not_wait_is_seen(monkeypatch):

@@ -252,8 +252,11 @@ def running():
         (lambda d: d.block("0B", 0), "0.0B@0: block 0 finished, but it was not running"),
         (lambda d: d.block("1F", 0), "0.1F@0: block 0 finished, but it was not running"),
         (lambda d: d.block("7F", 0), "0.7F@0: block 0 finished, but it was not running"),
-        (lambda d: d.input("0F"), "0.0F@0: its input arrived twice"),
-        (lambda d: (d.input("0B"), d.input("0B")), "0.0B@0: its input arrived twice"),
+        (lambda d: d.input("0F"), "0.0F@0: its input chain arrived, expected nothing"),
+        (
+            lambda d: (d.input("0B"), d.input("0B")),
+            "0.0B@0: its input chain arrived, expected nothing",
+        ),
         (lambda d: d.input("2F"), "stage 0: subnet 0.2 is not under way here"),
         (lambda d: d.written(0, 0, 2), "stage 0: subnet 0.2 is not under way here"),
         (lambda d: d.written(0, 0, 1), "WRITE 1 finished, but was not under way"),

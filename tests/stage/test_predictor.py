@@ -7,6 +7,7 @@ from naspipe.core.partition import Partition
 from naspipe.core.rules import Exact
 from naspipe.core.subnet import Subnet
 from naspipe.core.task import Task, TaskKind
+from naspipe.core.wiring import CHAIN
 from naspipe.schedule.order import PaperOrder
 from naspipe.schedule.versions import Ticket
 from naspipe.stage.predictor import Predictor
@@ -39,22 +40,24 @@ class Situation:
         task = Task(0, number, TaskKind.FORWARD, self.stage)
         forward = Work(task, tickets, list(reversed(blocks)))
         backward = Work(task._replace(kind=TaskKind.BACKWARD), tickets, list(blocks))
+        backward.begins_here = self.stage == 2
         backward.unclear = forward.unclear
         subnet = Subnet(0, number, tuple(chain))
-        self.subnets.append(Progress(subnet, PARTITION, tickets, forward, backward, 6))
+        self.subnets.append(Progress(subnet, PARTITION, tickets, forward, {0: backward}, 6))
         self.predictor.admit(self.subnets[-1])
         return self.subnets[-1]
 
     def sent(self, **elsewhere):
         """A subnet whose forward is done here."""
         progress = self.admit(**elsewhere)
-        progress.forward.has_input = True
+        progress.forward.missing.discard(CHAIN)
         progress.forward.todo.clear()
         return progress
 
     def queued(self, **elsewhere):
         progress = self.admit(**elsewhere)
-        progress.forward.has_input = progress.forward.is_queued = True
+        progress.forward.missing.discard(CHAIN)
+        progress.forward.is_queued = True
         return progress
 
     def run(self, progress):
@@ -112,8 +115,8 @@ def test_a_backward_that_waits_for_another_comes_after_it():
     case.sent(last=2)
     case.sent(last=2)
     assert firsts(case) == ["2", "0", "1", "3"]
-    case.predictor.arrive(case.subnets[0].backward.task, ())
-    case.predictor.arrive(case.subnets[2].backward.task, ())
+    case.predictor.arrive(case.subnets[0].backwards[0].task, ())
+    case.predictor.arrive(case.subnets[2].backwards[0].task, ())
     assert firsts(case)[0] == "1", "nobody waits any more: the oldest first"
 
 
@@ -131,12 +134,13 @@ def test_a_forward_that_waits_for_another_comes_after_one_that_does_not():
 def test_what_a_neighbour_announced_comes_first():
     case = Situation()
     case.sent()
-    late = case.sent(last=0).backward
+    late = case.sent(last=0).backwards[0]
     assert firsts(case) == ["0", "1"]
     case.predictor.arrive(Task(0, 9, TaskKind.BACKWARD, 1), (late.task,))
     assert firsts(case) == ["1", "0"]
     case.predictor.arrive(late.task, ())
-    late.has_input = late.is_queued = True
+    late.missing.discard(CHAIN)
+    late.is_queued = True
     assert case.named().startswith("1.5 1.4 1.3 1.2 1.1 0.5"), "it is here: its layers come whole"
 
 
@@ -147,14 +151,14 @@ def test_on_the_last_stage_a_forwards_own_backward_comes_next():
     case.run(running)
     assert case.named() == "0.6 0.6 1.6"
     case.subnets[0].forward.todo.clear()
-    case.running = case.subnets[0].backward
-    case.running.has_input = True
+    case.running = case.subnets[0].backwards[0]
+    case.running.missing.discard(CHAIN)
     assert case.named() == "0.6 1.6"
 
 
 def test_versions_that_do_not_exist_here_are_not_named():
     case = Situation()
     waiting = case.admit()
-    waiting.forward.has_input = True
+    waiting.forward.missing.discard(CHAIN)
     waiting.forward.unclear |= {1, 4}
     assert case.named() == "0.2 0.3 0.5"

@@ -40,6 +40,11 @@ def _rewrite(path: Path, magic: bytes, version: int, old_version: int, change: A
 def _event_with_pass(value: Any) -> Any:
     if not isinstance(value, list):
         return value
-    if value[:1] == ["Task"]:
-        return [*value[:3], 0, *value[3:]]
+    match value:
+        case ["Task", stream, sequence_id, kind, stage, 0]:
+            return ["Task", stream, sequence_id, 0, kind, stage]
+        case ["InputArrived", time_ns, task, upcoming, "chain"]:
+            value = ["InputArrived", time_ns, task, upcoming]
+        case ["ContributionArrived", time_ns, "norms", *rest]:
+            return ["NormsArrived", time_ns, *rest]
     return [_event_with_pass(item) for item in value]

@@ -1,9 +1,8 @@
-"""How long work is shown while it goes: a bar on a terminal, a line now and then in a log."""
+"""How work on stages is shown while it goes: a bar on a terminal, a line now and then in a log."""
 
 from __future__ import annotations
 
 import time
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -37,17 +36,13 @@ class Bar:
         self._title, self._total = title, total
         self._every_seconds = every_seconds
         self._printed = time.monotonic()
+        self._busy: dict[int, float] = {}
         self.is_shown = False
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self.is_shown:
             self._progress.stop()
 
@@ -60,6 +55,7 @@ class Bar:
     def begin(self, done: int) -> None:
         """So much was done before."""
         self._printed = time.monotonic()
+        self._busy = {}
         self._progress.reset(self._task, completed=done, numbers="")
 
     def update(self, done: int, numbers: str, left: str = "") -> None:
@@ -72,6 +68,15 @@ class Bar:
             self.say(
                 "  ".join(filter(None, [f"{self._title}  {done}/{self._total}", numbers, left]))
             )
+
+    def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
+        """A stage's share of time spent computing."""
+        self._busy[stage] = busy_ns / max(1, elapsed_ns)
+
+    @property
+    def busy(self) -> float | None:
+        """That share, the mean of the stages that told theirs since the work began."""
+        return sum(self._busy.values()) / len(self._busy) if self._busy else None
 
     def note(self, text: str) -> None:
         """A line that is about the work."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Self
 
 from rich.console import Console
 from rich.table import Table
@@ -16,44 +14,28 @@ from naspipe.search.records import Candidate, Search
 _LINE_EVERY_SECONDS = 10.0
 
 
-class SearchProgress:
+class SearchProgress(Bar):
     """Shows subnets, speed and the best score while a search goes; see ``SearchObserver``."""
 
     def __init__(self, title: str, budget: int, score: str, is_quiet: bool = False) -> None:
-        self._bar = Bar(title, budget, is_quiet, _LINE_EVERY_SECONDS)
+        super().__init__(title, budget, is_quiet, _LINE_EVERY_SECONDS)
         self._score = score
         self._start = time.monotonic()
-        self._busy: dict[int, float] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._bar.__exit__(kind, error, traceback)
 
     def on_candidate(self, candidate: Candidate, best: Candidate | None) -> None:
         """The next subnet is judged."""
-        if not self._bar.is_shown:
+        if not self.is_shown:
             self._start = time.monotonic()
-            self._bar.show()
+            self.show()
         seconds = time.monotonic() - self._start
         speed = candidate.sequence_id / seconds if seconds > 0 else 0.0
         numbers = f"{speed:.2f} subnets/s"
         if best is not None:
             value = getattr(best.scores, self._score)
             numbers += f"  best {self._score} {value:.4f} (subnet {best.sequence_id})"
-        if self._busy:
-            numbers += f"  busy {sum(self._busy.values()) / len(self._busy):.2f}"
-        self._bar.update(candidate.sequence_id + 1, numbers)
-
-    def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
-        """A stage's share of time spent computing."""
-        self._busy[stage] = busy_ns / max(1, elapsed_ns)
+        if self.busy is not None:
+            numbers += f"  busy {self.busy:.2f}"
+        self.update(candidate.sequence_id + 1, numbers)
 
 
 def print_tables(search: Search, shown: Sequence[Candidate], measured: Mapping[int, float]) -> None:

@@ -47,12 +47,12 @@ def check_data_path(execution: Execution, count: int) -> None:
     Raises:
         ConfigError: when it does not.
     """
-    if execution.data_path != "nccl":
+    if execution.wire.data_path != "nccl":
         return
-    stages = execution.stages
-    if execution.device != "cuda":
+    stages = execution.pipeline.stages
+    if execution.hardware.device != "cuda":
         raise ConfigError(
-            f"data_path=nccl: expected --device cuda, found {execution.device}; "
+            f"data_path=nccl: expected --device cuda, found {execution.hardware.device}; "
             f"use it, or --set data_path=zmq"
         )
     if stages > count:

@@ -63,7 +63,7 @@ def held_out_for(
     Raises:
         ConfigError: when there are none.
     """
-    if not execution.validate_every:
+    if not execution.validation.every_steps:
         return None
     space, scale = source["space"], source["scale"]
     data = source["data"]

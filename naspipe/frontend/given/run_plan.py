@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from naspipe.core.config import Execution, first_gpu
+from naspipe.core.errors import ConfigError
 from naspipe.core.subnet import Subnet
+from naspipe.core.wiring import Wiring
 from naspipe.planning.cost import CostTable
 from naspipe.planning.memory import DeviceSizes
 from naspipe.runtime.devices.gpus import find_gpus
-from naspipe.runtime.jobs.workload import Workload
+from naspipe.runtime.jobs.workload import Workload, common, wiring_of
 from naspipe.runtime.measuring.layer_sizes import measure_sizes
 from naspipe.runtime.measuring.profile_cache import cached_profile
 from naspipe.runtime.processes.launcher import profile_apart
@@ -25,7 +27,7 @@ def planning_costs(
     Raises:
         StageFailedError: when a layer, the loss or the data raises in the profile.
     """
-    if execution.stages > 1 or execution.activation_memory:
+    if execution.pipeline.stages > 1 or execution.memory.activations:
         return measured_costs(workloads, execution)
     return (None,) * len(workloads)
 
@@ -35,6 +37,7 @@ def make_plan(
     execution: Execution,
     subnets: Sequence[Sequence[Subnet]],
     costs: Sequence[CostTable | None] | None = None,
+    wiring: Wiring | None = None,
 ) -> Plan:
     """Balance the stages, give them memory, choose the order; the same for the same costs.
 
@@ -43,6 +46,7 @@ def make_plan(
         execution: what the user asked for.
         subnets: of each stream; of one that a strategy proposes, some that stand for it.
         costs: of each stream; measured here where they are not given.
+        wiring: how the streams are joined; by default, as each says of itself.
 
     Raises:
         ConfigError: when the memory budget is below the least that works.
@@ -50,7 +54,7 @@ def make_plan(
     """
     if costs is None:
         costs = planning_costs(workloads, execution)
-    definition = workloads[0].definition
+    shared = common(workloads)
     pipeline = Pipeline(
         streams=tuple(
             Stream(
@@ -61,15 +65,29 @@ def make_plan(
             )
             for workload, drawn, table in zip(workloads, subnets, costs, strict=True)
         ),
-        policy=definition.policy,
-        bulk=definition.bulk or execution.stages,
-        steps=definition.recipe.steps,
+        policy=shared.policy,
+        bulk=shared.bulk or execution.pipeline.stages,
+        steps=shared.steps,
+        wiring=wiring or wiring_of(workloads),
     )
-    plan = plan_pipeline(pipeline, execution, measured_sizes(workloads[0], execution))
-    if execution.order != "auto" or not has_choice(pipeline, execution):
+    plan = plan_pipeline(pipeline, execution, _sizes(workloads, execution))
+    if execution.pipeline.order != "auto" or not has_choice(pipeline, execution):
         return plan
     timing = measured_timing(pipeline, execution, plan.memory)
     return choose_order(plan, pipeline, execution, timing)
+
+
+def _sizes(workloads: Sequence[Workload], execution: Execution) -> DeviceSizes | None:
+    """Of the layers of all streams: the same space, with optimizers of the same state."""
+    first, *others = workloads
+    state = (first.recipe.optimizer, first.recipe.optimizer_options, first.recipe.ema > 0)
+    for other in others if execution.memory.budget else ():
+        if (other.recipe.optimizer, other.recipe.optimizer_options, other.recipe.ema > 0) != state:
+            raise ConfigError(
+                "memory_budget: expected streams with one optimizer, found several; leave it out, "
+                "or give each a pipeline of its own"
+            )
+    return measured_sizes(first, execution)
 
 
 def measured_costs(workloads: Sequence[Workload], execution: Execution) -> tuple[CostTable, ...]:
@@ -83,16 +101,16 @@ def measured_costs(workloads: Sequence[Workload], execution: Execution) -> tuple
 
 def measured_sizes(workload: Workload, execution: Execution) -> DeviceSizes | None:
     """What every layer takes on a device; None where there is no budget to plan."""
-    if not execution.memory_budget:
+    if not execution.memory.budget:
         return None
     return DeviceSizes(measure_sizes(workload), workload.space.rules)
 
 
 def _cost(workload: Workload, execution: Execution) -> CostTable:
     """On the run's kind of device."""
-    device = first_gpu(execution.device)
+    device = first_gpu(execution.hardware.device)
     return cached_profile(
         workload,
-        lambda: profile_apart(workload, execution.timeout_seconds, device),
+        lambda: profile_apart(workload, execution.watch.timeout_seconds, device),
         device=device if device == "cpu" else find_gpus().name_of(device),
     )

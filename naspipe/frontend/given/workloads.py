@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import search_spaces
-from naspipe.core.config import Recipe
+from naspipe.core.config import Execution, Recipe, Settings, apply_settings
 from naspipe.core.errors import ConfigError
 from naspipe.core.space import Space
 from naspipe.core.user_code import import_attribute
 from naspipe.data.registry import find_entry, names_of_kind, open_data
-from naspipe.runtime.jobs.losses import Loss
-from naspipe.runtime.jobs.workload import Batches
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Named:
-    """What a name on the command line stands for, and the recipe it starts from."""
-
-    space: Space
-    data: Batches
-    loss: Loss
-    recipe: Recipe
+from naspipe.frontend.given.checks import check_batch, check_layers
+from naspipe.runtime.jobs.workload import Batches, Workload
+from naspipe.runtime.layers.optimizers import check_optimizer
 
 
 def find_workload(
@@ -34,19 +25,20 @@ def find_workload(
     data_name: str | None,
     data_root: Path | None,
     sizes: Mapping[str, int] | None = None,
-) -> Named:
+) -> Workload:
     """A space of naspipe's by name, or a user's own as ``module:attribute``.
 
     A user's ``module:space`` is a :class:`Space`; its data is ``--data module:function``
     (or a data set by name), its loss the module's ``loss`` if it has one. ``sizes`` are the
     ``max_tokens`` or the ``batch_size`` of a data set's batches, where they are not the space's;
-    a user's own function makes batches of its own sizes.
+    a user's own function makes batches of its own sizes. It is defined for one step with the
+    recipe that goes with the space: see :meth:`Workload.redefined`.
 
     Raises:
         ConfigError: for a name that cannot be found or is not what it should be.
     """
     if ":" in name:
-        return _own(name, data_name, data_root, sizes or {})
+        return _own(name, scale, data_name, data_root, sizes or {})
     defaults = search_spaces.defaults(name, scale)
     data_name = data_name or defaults.data
     if not is_own_data(data_name):
@@ -60,7 +52,32 @@ def find_workload(
         optimizer_options=dict(defaults.optimizer_options),
         schedule=defaults.schedule,
     )
-    return Named(space=space, data=data, loss=defaults.loss(), recipe=recipe)
+    return Workload.of(space, data, defaults.loss(), recipe=recipe, scale=scale, steps=1)
+
+
+def find_measurable(
+    name: str,
+    scale: str,
+    data_name: str | None,
+    data_root: Path | None,
+    execution: Execution,
+    assignments: Sequence[str],
+) -> tuple[Workload, Execution]:
+    """What would be trained, checked as far as costs depend on it, and how.
+
+    Raises:
+        ConfigError: for names, settings, data or layers that cannot be used.
+    """
+    workload = find_workload(name, scale, data_name, data_root)
+    settings = apply_settings(Settings(recipe=workload.recipe, execution=execution), assignments)
+    workload = replace(
+        workload.redefined(settings.rules, recipe=settings.recipe),
+        recompute=settings.execution.pipeline.recompute,
+    )
+    check_optimizer(workload.recipe)
+    check_batch(workload)
+    check_layers(workload)
+    return workload, settings.execution
 
 
 def find_space(name: str) -> Space:
@@ -76,8 +93,12 @@ def find_space(name: str) -> Space:
 
 
 def _own(
-    name: str, data_name: str | None, data_root: Path | None, sizes: Mapping[str, int]
-) -> Named:
+    name: str,
+    scale: str,
+    data_name: str | None,
+    data_root: Path | None,
+    sizes: Mapping[str, int],
+) -> Workload:
     from torch import nn
 
     space = find_space(name)
@@ -92,9 +113,8 @@ def _own(
             f"{name}: expected the module's loss to be a function of (output, target), "
             f"found {type(loss).__name__}"
         )
-    return Named(
-        space=space, data=find_data(data_name, data_root, sizes), loss=loss, recipe=Recipe()
-    )
+    data = find_data(data_name, data_root, sizes)
+    return Workload.of(space, data, loss, recipe=Recipe(), scale=scale, steps=1)
 
 
 def find_data(

@@ -57,7 +57,7 @@ def search_subnets(
         limits: ``flops`` (of one sample), ``params``, ``latency_ms``.
         ema: judge by the moving averages of the weights.
         stages, name: stage processes, 1 for this process; of the search, or the next number.
-        execution: further fields of :class:`naspipe.core.config.Execution`.
+        execution: further settings of :class:`naspipe.core.config.Execution`, by their keys.
         observer: told of every subnet.
 
     Raises:

@@ -22,7 +22,6 @@ from naspipe.frontend.given.strategy_source import StrategySource, sample_stream
 from naspipe.frontend.search.scoring_here import score_here
 from naspipe.frontend.search.search_parts import Pricer, find_strategy, find_weights, forward_costs
 from naspipe.frontend.search.search_record import Recorder, SearchObserver
-from naspipe.frontend.training.training import define
 from naspipe.planning.cost import CostTable
 from naspipe.planning.memory import MemoryPlan
 from naspipe.runtime.devices.environment import describe_environment
@@ -31,7 +30,7 @@ from naspipe.runtime.evaluating.evaluation import evaluation_of
 from naspipe.runtime.evaluating.evaluation_stage import EvaluationJob
 from naspipe.runtime.jobs.evaluation_recipe import EvaluationRecipe
 from naspipe.runtime.jobs.losses import Loss
-from naspipe.runtime.jobs.workload import Batches, Workload
+from naspipe.runtime.jobs.workload import Batches, Workload, define
 from naspipe.runtime.processes.evaluation_launcher import evaluate
 from naspipe.runtime.wire.endpoints import check_endpoints
 from naspipe.search.definition import SearchDefinition
@@ -99,7 +98,7 @@ class Searching:
             evaluation=evaluation_of(evaluation, checkpoint),
             source=source,
             budget=definition.budget,
-            execution=replace(execution, window=window),
+            execution=execution.changed(window=window),
             memory=memory,
             directory=directory.path,
         )
@@ -125,11 +124,13 @@ class Searching:
             raise ConfigError(
                 "--score bleu: expected what decodes with a subnet, and no other score"
             )
-        check_device(execution.device, 0 if execution.device == "cpu" else len(find_gpus()))
-        if execution.stages > len(space):
+        check_device(
+            execution.hardware.device, 0 if execution.hardware.device == "cpu" else len(find_gpus())
+        )
+        if execution.pipeline.stages > len(space):
             raise ConfigError(
-                f"{execution.stages} stages for {len(space)} blocks: expected at most one stage "
-                f"per block; choose --stages {len(space)} or less"
+                f"{execution.pipeline.stages} stages for {len(space)} blocks: expected at most one "
+                f"stage per block; choose --stages {len(space)} or less"
             )
         path = self.run.directory.path
         directory = SearchDirectory(search_path(path, self.name or default_name(path)))
@@ -180,7 +181,7 @@ class Searching:
         sizes = measured_sizes(replace(workload, definition=plain), self.execution)
         if sizes is not None:
             sizes = replace(sizes, rules=rules)
-        execution = replace(self.execution, order="paper", activation_memory="")
+        execution = self.execution.changed(order="paper", activation_memory="")
         plan = plan_pipeline(Pipeline(streams=(stream,)), execution, sizes)
         partition_of = plan.streams[0].partition_of
         if partition_of is None:
@@ -188,10 +189,10 @@ class Searching:
         return partition_of, plan.memory, plan.window
 
     def _manifest(self, checkpoint: Checkpoint, definition: SearchDefinition) -> dict[str, Any]:
-        gpus = NO_GPUS if self.execution.device == "cpu" else find_gpus()
+        gpus = NO_GPUS if self.execution.hardware.device == "cpu" else find_gpus()
         return {
             "definition": definition.as_dict(),
             "run": {"subnets": checkpoint.subnets, "space": self.run.manifest["space"]},
             "execution": self.execution.as_dict(),
-            "environment": describe_environment(self.execution.device, gpus),
+            "environment": describe_environment(self.execution.hardware.device, gpus),
         }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import SequenceId, StreamId
 from naspipe.core.partition import Partition, make_partition
+from naspipe.core.settings.declare import declared
 from naspipe.core.steps import Steps, parse_passes
 from naspipe.core.subnet import Subnet
 from naspipe.planning.cost import CostTable
@@ -73,11 +74,11 @@ def simulated_again(recorded: RecordedRun, costs: Costs, table: CostTable) -> Si
     pipeline = Pipeline(
         streams=(Stream(chain, tuple(subnets), table),),
         policy=definition.get("policy", "csp"),
-        bulk=definition.get("bulk") or execution.stages,
+        bulk=definition.get("bulk") or execution.pipeline.stages,
         steps=_steps(definition.get("recipe", {})),
     )
-    plan = Plan((StreamPlan(tuple(partitions)),), "paper", execution.window)
-    if execution.order == "critical-path":
+    plan = Plan((StreamPlan(tuple(partitions)),), "paper", execution.pipeline.window)
+    if execution.pipeline.order == "critical-path":
         plan = by_critical_path(plan, pipeline)
     return simulate_run(pipeline, plan, execution, costs)
 
@@ -88,11 +89,11 @@ def _steps(recipe: Mapping[str, Any]) -> Steps:
 
 
 def _execution(values: Mapping[str, Any], path: Path) -> Execution:
-    known = {field.name for field in fields(Execution)}
+    known = declared(Execution)
     execution = Execution(**{key: value for key, value in values.items() if key in known})
-    if execution.memory_budget:
+    if execution.memory.budget:
         raise ConfigError(
-            f"{path}: expected a run without a memory budget, found {execution.memory_budget!r}; "
+            f"{path}: expected a run without a memory budget, found {execution.memory.budget!r}; "
             f"the log does not say how long each copy took"
         )
     if values.get("streams", 1) != 1:

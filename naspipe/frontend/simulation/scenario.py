@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import search_spaces
-from naspipe.core.config import Execution, Settings, apply_settings
+from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import SequenceId, StreamId
 from naspipe.core.space import Space
@@ -90,7 +89,7 @@ class Scenario:
             ConfigError: for more stages than blocks, or a budget below the least that works.
         """
         plan = plan_pipeline(pipeline, execution, self.sizes)
-        if execution.order != "auto" or not has_choice(pipeline, execution):
+        if execution.pipeline.order != "auto" or not has_choice(pipeline, execution):
             return plan
         return choose_order(plan, pipeline, execution, self.timing(execution, plan.memory))
 
@@ -163,39 +162,3 @@ def table5_scenario(
         parameters=lambda *layer: sizes.of(*layer).parameter_bytes,
         steps=steps,
     )
-
-
-def workload_of(
-    name: str,
-    scale: str,
-    data: str | None,
-    data_dir: Path | None,
-    execution: Execution,
-    assignments: Sequence[str],
-) -> tuple[Workload, Execution]:
-    """What would be trained, checked as far as costs depend on it, and how.
-
-    Raises:
-        ConfigError: for names, settings, data or layers that cannot be used.
-    """
-    from naspipe.frontend.given.checks import check_batch, check_layers
-    from naspipe.frontend.given.workloads import find_workload
-    from naspipe.frontend.training.training import define
-    from naspipe.runtime.jobs.workload import Workload
-    from naspipe.runtime.layers.optimizers import check_optimizer
-
-    named = find_workload(name, scale, data, data_dir)
-    settings = apply_settings(Settings(recipe=named.recipe, execution=execution), assignments)
-    space = named.space.with_rules(settings.rules)
-    definition = define(space, named.data, named.loss, recipe=settings.recipe, scale=scale, steps=1)
-    workload = Workload(
-        space=space,
-        data=named.data,
-        loss=named.loss,
-        definition=definition,
-        recompute=settings.execution.recompute,
-    )
-    check_optimizer(definition.recipe)
-    check_batch(workload)
-    check_layers(workload)
-    return workload, settings.execution

@@ -12,9 +12,10 @@ from naspipe.core.config import Execution, Recipe, Settings
 from naspipe.core.errors import ConfigError
 from naspipe.core.recipe_file import NO_RECIPE, RecipeFile, read_recipe
 from naspipe.core.space import Space
+from naspipe.core.wiring import Tap
 from naspipe.frontend.given.run import Run
 from naspipe.frontend.given.strategies import find_strategy_maker
-from naspipe.frontend.training.training import Training, define
+from naspipe.frontend.training.training import Training
 from naspipe.runtime.jobs.losses import Loss
 from naspipe.runtime.jobs.workload import Batches, Workload
 from naspipe.runtime.wire.reports import LaunchObserver, SilentObserver
@@ -48,7 +49,7 @@ def train(
         data: ``data(seed, sequence_id)`` returns named tensors, batch dimension first; a pure
             function, called in any stage.
         loss: called with the last block's output and the batch field ``target``.
-        steps: subnets to train, one step each.
+        steps: optimizer steps, of one subnet each unless the recipe's ``passes`` say otherwise.
         optimizer: a ``torch.optim`` class by name (SGD); ``lr`` (0.05) and ``optimizer_options``
             go to it.
         sampler: ``uniform`` (the default), ``fair``, ``spaced:W`` or ``file:PATH``; or a strategy
@@ -63,7 +64,7 @@ def train(
         resume: go on with the run of this definition in ``run_dir``; the execution may be another.
         recipe: further fields of :class:`naspipe.core.config.Recipe`, or a recipe of naspipe's by
             name, as in ``"spos"``, or a recipe file. What other arguments say goes before it.
-        execution: further fields of :class:`naspipe.core.config.Execution`, as ``validate_every``.
+        execution: further settings of :class:`naspipe.core.config.Execution`: ``validate_every``.
         observer: told of losses and stage use as the run goes.
         held_out: ``held_out(seed, number)`` to validate by; ``data.validation`` by default.
 
@@ -73,7 +74,7 @@ def train(
         RunInterruptedError: after SIGINT or SIGTERM, behind a checkpoint to resume from.
         StorageError: when a file cannot be written.
     """
-    how = replace(_file(recipe)[1].execution, stages=stages, **(execution or {}))
+    how = _file(recipe)[1].execution.changed(stages=stages, **(execution or {}))
     what = workload(
         space, data, loss, steps=steps, optimizer=optimizer, lr=lr,
         optimizer_options=optimizer_options, sampler=sampler, seed=seed, policy=policy, bulk=bulk,
@@ -116,11 +117,8 @@ def workload(
     make_strategy = find_strategy_maker(sampler, space, seed)
     name = sampler if isinstance(sampler, str) else type(sampler).__qualname__
     identity = {"seed": seed, "steps": steps, "sampler": name, "policy": policy, "bulk": bulk}
-    definition = define(space, data, loss, recipe=chosen, **identity)
-    return Workload(
-        space=space, data=data, loss=loss, definition=definition, make_strategy=make_strategy,
-        held_out=held_out,
-    )  # fmt: skip
+    defined = Workload.of(space, data, loss, recipe=chosen, **identity)
+    return replace(defined, make_strategy=make_strategy, held_out=held_out)
 
 
 def _file(recipe: str | Path | Mapping[str, Any] | None) -> tuple[RecipeFile, Settings]:
@@ -148,11 +146,14 @@ def train_together(
     observer: LaunchObserver | None = None,
     *,
     resume: bool = False,
+    taps: Sequence[Tap] = (),
+    exchanges: Sequence[str] = (),
 ) -> list[Run]:
     """Train several runs side by side on one pipeline: each fills the others' bubbles.
 
     The result of each is bit for bit that of its solo run; their directories are
-    ``run_dir/stream-0``, ``stream-1``, ... (NASPipe's hybrid traverse).
+    ``run_dir/stream-0``, ``stream-1``, ... (NASPipe's hybrid traverse). With ``taps``, blocks of
+    one take outputs of another; ``exchanges`` are what WRITEs wait for, by name.
 
     Raises:
         ConfigError: for input that cannot be used; nothing is written then.
@@ -162,11 +163,13 @@ def train_together(
         raise ConfigError("resume: expected the run_dir of the run to go on with")
     path = Path(run_dir) if run_dir is not None else None
     training = Training(
-        workloads=[replace(each, recompute=execution.recompute) for each in workloads],
+        workloads=[replace(each, recompute=execution.pipeline.recompute) for each in workloads],
         execution=execution,
         path=path or default_run_directory(workloads[0].space.name),
         observer=observer or SilentObserver(),
         resumes=resume,
+        taps=taps,
+        exchanges=exchanges,
     )
     training.run()
     return [

@@ -68,15 +68,15 @@ def assigned_job(training: Training, hosts: Hosts, assignment: Mapping[str, Any]
             f"is something of the space not the same on every host?"
         )
     streams = [
-        _restored(StreamId(number), stream, first, job.execution.stages)
+        _restored(StreamId(number), stream, first, job.execution.pipeline.stages)
         for number, (stream, first) in enumerate(zip(job.streams, assignment["first"], strict=True))
     ]
-    device = device_name(job.execution.device, StageId(hosts.worker.local_rank))
+    device = device_name(job.execution.hardware.device, StageId(hosts.worker.local_rank))
     return replace(
         job,
         streams=tuple(streams),
         generation=assignment["generation"],
-        execution=replace(job.execution, device=device),
+        execution=job.execution.changed(device=device),
     )
 
 
@@ -164,7 +164,11 @@ def plan_digest(job: Job) -> str:
     for stream in job.streams:
         digest.update(repr(stream.planned).encode())
     budgets = job.memory.budgets if job.memory else ()
-    digest.update(repr((job.execution.order, job.execution.window, budgets, job.bulk)).encode())
+    digest.update(
+        repr(
+            (job.execution.pipeline.order, job.execution.pipeline.window, budgets, job.bulk)
+        ).encode()
+    )
     return digest.hexdigest()
 
 

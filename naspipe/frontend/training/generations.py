@@ -51,7 +51,7 @@ class Generations:
             RunInterruptedError: when it was asked to end.
             LogError: when no checkpoint is whole, or the losses that belong to it are damaged.
         """
-        left = self.job.execution.max_restarts
+        left = self.job.execution.watch.max_restarts
         while True:
             self._begin()
             try:
@@ -98,7 +98,7 @@ class Generations:
             return replace(stream, restored=None, kept=())
         check_losses(stream.directory.losses, latest.checkpoint.losses)
         restored = Restored(stream.workload.space, number, latest.checkpoint)
-        kept = restored.layers(self.job.execution.stages)
+        kept = restored.layers(self.job.execution.pipeline.stages)
         self.observer.on_note(f"{stream.directory.path}: going on at subnet {restored.first}")
         return replace(stream, restored=restored, kept=kept)
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import Protocol, Self
 
 from naspipe.core.config import Definition
-from naspipe.core.learning_rate import learning_rate
+from naspipe.core.recipe import learning_rate
 from naspipe.core.steps import Steps
 from naspipe.frontend.training.tensorboard_file import TensorBoardFile
 from naspipe.runtime.wire.reports import LaunchObserver

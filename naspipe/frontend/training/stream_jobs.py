@@ -19,6 +19,7 @@ from naspipe.runtime.jobs.job import StreamJob
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.layers.optimizers import check_optimizer
 from naspipe.schedule.invariants import violations
+from naspipe.schedule.traits import causal_policies, traits_of
 from naspipe.sim.plan import StreamPlan
 from naspipe.stage.builder import build_controller
 from naspipe.trace.results.run_directory import RunDirectory
@@ -32,7 +33,7 @@ def check_stream(number: StreamId, workload: Workload, execution: Execution) -> 
     """
     space, definition = workload.space, workload.definition
     check_optimizer(definition.recipe)
-    order = execution.order
+    order = execution.pipeline.order
     build_controller(
         StageId(0),
         [space.rules],
@@ -40,9 +41,9 @@ def check_stream(number: StreamId, workload: Workload, execution: Execution) -> 
         order=order if order != "auto" else "paper",
         steps=definition.recipe.steps,
     )
-    if execution.stages > len(space):
+    if execution.pipeline.stages > len(space):
         raise ConfigError(
-            f"{execution.stages} stages for {len(space)} blocks: expected at most one "
+            f"{execution.pipeline.stages} stages for {len(space)} blocks: expected at most one "
             f"stage per block; choose --stages {len(space)} or less"
         )
     if workload.make_strategy:
@@ -67,10 +68,10 @@ def draw_stream(number: StreamId, workload: Workload) -> tuple[Subnet, ...]:
 
 
 def _check_causal(definition: Definition) -> None:
-    if definition.policy not in ("csp", "sequential"):
+    if not traits_of(definition.policy).is_causal:
         raise ConfigError(
-            f"sampler {definition.sampler}: expected the policy csp or sequential with a strategy "
-            f"that learns, found {definition.policy}, whose losses depend on the stages"
+            f"sampler {definition.sampler}: expected the policy {causal_policies()} with a "
+            f"strategy that learns, found {definition.policy}, whose losses depend on the stages"
         )
     if definition.recipe.steps.passes > 1:
         raise ConfigError(
@@ -119,5 +120,6 @@ def check_order(stream: StreamJob, accesses: Sequence[Access], bulk: int) -> Non
     rules, policy = stream.workload.space.rules, stream.workload.definition.policy
     steps = stream.workload.definition.recipe.steps
     alone = [each.subnet._replace(stream=FIRST_STREAM) for each in stream.so_far]
-    if broken := list(violations(accesses, rules, alone, policy, bulk, steps)):
+    is_trained = stream.workload.is_trained
+    if broken := list(violations(accesses, rules, alone, policy, bulk, steps, is_trained)):
         raise InvariantError(f"{len(broken)} rules of the policy {policy} broken: {broken[0]}")

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from naspipe.core.access import Access
-from naspipe.core.config import Definition, Execution, Recipe
+from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import StreamId
-from naspipe.core.space import Space
 from naspipe.core.subnet import Subnet
+from naspipe.core.wiring import Tap, Wiring
 from naspipe.frontend.given.checks import check_data_path, check_device
 from naspipe.frontend.given.run_plan import make_plan, planning_costs
 from naspipe.frontend.training.generations import Generations, check_resumable
@@ -26,38 +26,18 @@ from naspipe.planning.cost import CostTable
 from naspipe.runtime.devices.environment import describe_environment
 from naspipe.runtime.devices.gpus import NO_GPUS, Gpus, find_gpus
 from naspipe.runtime.jobs.job import Job, StreamJob
-from naspipe.runtime.jobs.losses import Loss
-from naspipe.runtime.jobs.workload import Batches, Workload
+from naspipe.runtime.jobs.workload import Workload, common, wiring_of
 from naspipe.runtime.processes.claim import Claim
 from naspipe.runtime.processes.hosts import OtherHosts
 from naspipe.runtime.wire.endpoints import check_endpoints
 from naspipe.runtime.wire.reports import LaunchObserver
+from naspipe.schedule.traits import PolicyTraits, causal_policies, traits_of
 from naspipe.sim.plan import Plan
 from naspipe.streams.from_file import write_stream
 from naspipe.trace.access.labels import describe_space
 from naspipe.trace.access.log import read_run_accesses, time_key
 from naspipe.trace.reading.metrics import bubble_ratio, hit_rate, stall_ratio
 from naspipe.trace.results.run_directory import RunDirectory, stream_directories
-
-
-def define(
-    space: Space, data: Batches, loss: Loss, *, recipe: Recipe, **identity: Any
-) -> Definition:
-    """The definition of a run; ``identity`` is its steps, seed, sampler, scale and policy."""
-    return Definition(
-        space=space.name,
-        data=dict(getattr(data, "record", None) or {"name": _name_of(data)}),
-        loss=_name_of(loss),
-        recipe=recipe,
-        rules={name: str(rule) for name, rule in space.shared_rules.items()},
-        **identity,
-    )
-
-
-def _name_of(thing: object) -> str:
-    """A readable name of a callable, free of addresses."""
-    named = thing if hasattr(thing, "__qualname__") else type(thing)
-    return f"{getattr(named, '__module__', '')}.{getattr(named, '__qualname__', '')}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +55,10 @@ class Training:
     """Go on with the runs that ``path`` holds."""
     sources: Sequence[Mapping[str, Any]] = ()
     """Of each stream, what the command line called its space and data."""
+    taps: Sequence[Tap] = ()
+    """What blocks of one stream hand to blocks of another."""
+    exchanges: Sequence[str] = ()
+    """What WRITEs wait for, beside what the recipes ask for."""
     others: OtherHosts | None = None
     """The other hosts, where there are any; this is rank 0 then."""
 
@@ -82,6 +66,21 @@ class Training:
     def directories(self) -> list[RunDirectory]:
         """The run directory of each stream."""
         return stream_directories(self.path, len(self.workloads))
+
+    @property
+    def wiring(self) -> Wiring:
+        """How the streams are joined."""
+        return wiring_of(self.workloads, self.taps, self.exchanges)
+
+    @property
+    def policy(self) -> str:
+        """The synchronisation policy, one for all streams."""
+        return common(self.workloads).policy
+
+    @property
+    def traits(self) -> PolicyTraits:
+        """What the policy's name stands for."""
+        return traits_of(self.policy)
 
     def run(self) -> None:
         """Check everything, then train and leave complete run directories.
@@ -103,7 +102,7 @@ class Training:
                 if generation < 0:
                     return
             costs = planning_costs(self.workloads, self.execution)
-            plan = make_plan(self.workloads, self.execution, subnets, costs)
+            plan = make_plan(self.workloads, self.execution, subnets, costs, self.wiring)
             job = self.job(plan, subnets, costs)
             manifests = [self._manifest(*each, plan) for each in enumerate(job.streams)]
             if not self.resumes:
@@ -117,7 +116,9 @@ class Training:
                     stack.enter_context(Claim(stream.directory.path))
             definitions = [workload.definition for workload in self.workloads]
             recording = stack.enter_context(
-                Recording(self.directories, definitions, self.observer, self.execution.tensorboard)
+                Recording(
+                    self.directories, definitions, self.observer, self.execution.records.tensorboard
+                )
             )
             self._finish(Generations(job, manifests, recording, generation, self.others))
 
@@ -171,43 +172,34 @@ class Training:
         ]
         return Job(
             streams=tuple(streams),
-            execution=replace(self.execution, order=plan.order, window=plan.window),
-            bulk=self.workloads[0].definition.bulk or self.execution.stages,
+            execution=self.execution.changed(order=plan.order, window=plan.window),
+            bulk=common(self.workloads).bulk or self.execution.pipeline.stages,
             memory=plan.memory,
             costs=tuple(costs),
+            wiring=self.wiring,
         )
 
     @property
     def _gpus(self) -> Gpus:
         """Those of this machine, where they matter: looking for them takes seconds."""
-        return NO_GPUS if self.execution.device == "cpu" else find_gpus()
+        return NO_GPUS if self.execution.hardware.device == "cpu" else find_gpus()
 
     def _check(self) -> list[tuple[Subnet, ...]]:
         """Everything that can be known to be wrong before anything is written."""
         if not self.resumes:
             for directory in self.directories:
                 directory.check_new()
-        if self.workloads[0].definition.policy not in ("csp", "sequential") and (
-            self.resumes or self.execution.cut_every or self.execution.max_restarts
+        if not self.traits.is_causal and (
+            self.resumes or self.execution.cut_every_steps or self.execution.watch.max_restarts
         ):
             raise ConfigError(
-                f"policy {self.workloads[0].definition.policy}: expected csp or sequential with "
-                f"checkpoints, validation, restarts and --resume: what the others train depends on "
-                f"timing"
+                f"policy {self.policy}: expected {causal_policies()} with checkpoints, validation, "
+                f"restarts and --resume: what the others train depends on timing"
             )
-        check_device(self.execution.device, len(self._gpus))
+        check_device(self.execution.hardware.device, len(self._gpus))
         check_data_path(self.execution, len(self._gpus))
-        if self.execution.tensorboard:
+        if self.execution.records.tensorboard:
             check_tensorboard()
-        policies = {workload.definition.policy for workload in self.workloads}
-        if len(policies) > 1:
-            raise ConfigError(
-                f"policy: expected one for all streams, found {' and '.join(sorted(policies))}"
-            )
-        if len({workload.definition.recipe.steps for workload in self.workloads}) > 1:
-            raise ConfigError(
-                "passes and clip_global_norm: expected the same for all streams of a pipeline"
-            )
         subnets = [
             check_stream(StreamId(number), workload, self.execution)
             for number, workload in enumerate(self.workloads)
@@ -235,7 +227,7 @@ class Training:
             },
             "requested": self.execution.as_dict(),
             "source": dict(self.sources[number]) if self.sources else {},
-            "environment": describe_environment(self.execution.device, self._gpus),
+            "environment": describe_environment(self.execution.hardware.device, self._gpus),
             "space": describe_space(space),
             "validation": describe(stream.validation),
             "passes_per_step": definition.recipe.steps.passes,
@@ -254,7 +246,7 @@ class Training:
         )
         return {
             "seconds": seconds,
-            "bubble_ratio": bubble_ratio(together, self.execution.stages),
+            "bubble_ratio": bubble_ratio(together, self.execution.pipeline.stages),
             "hit_rate": hit_rate(together),
-            "stall_ratio": stall_ratio(together, self.execution.stages),
+            "stall_ratio": stall_ratio(together, self.execution.pipeline.stages),
         }

@@ -27,11 +27,11 @@ def plan_validation(workload: Workload, execution: Execution) -> ValidationPlan 
         ConfigError: when there are no held-out batches, or a file of subnets does not fit the
             space.
     """
-    if not execution.validate_every:
+    if not execution.validation.every_steps:
         return None
     held_out = workload.held_out or held_out_of(workload.data)
     recipe = workload.definition.recipe
-    if execution.validate_ema and not recipe.ema:
+    if execution.validation.ema and not recipe.ema:
         raise ConfigError(
             "validate_ema: expected a recipe that keeps moving averages, found one without; "
             "train with --set ema=0.999"
@@ -39,13 +39,13 @@ def plan_validation(workload: Workload, execution: Execution) -> ValidationPlan 
     evaluation = EvaluationRecipe(
         workload=workload,
         held_out=held_out,
-        calibration=execution.validate_calibrate,
-        validation=at_most(held_out, execution.validate_batches),
-        ema=execution.validate_ema,
+        calibration=execution.validation.calibration_batches,
+        validation=at_most(held_out, execution.validation.batches),
+        ema=execution.validation.ema,
     )
     seed = workload.definition.seed
     return ValidationPlan(
-        evaluation=evaluation, choices=_choices(execution.validate_subnets, workload.space, seed)
+        evaluation=evaluation, choices=_choices(execution.validation.subnets, workload.space, seed)
     )
 
 

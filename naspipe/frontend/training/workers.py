@@ -32,16 +32,17 @@ def execution_of(worker: Worker, execution: Execution, asked_stages: int | None)
             f"--stages {asked_stages}: expected one stage for each of torchrun's workers, found "
             f"{worker.world_size} workers; leave it out, or start {asked_stages} of them"
         )
-    if execution.max_restarts:
+    if execution.watch.max_restarts:
         raise ConfigError(
-            f"--max-restarts {execution.max_restarts}: expected torchrun's own (torchrun "
-            f"--max-restarts {execution.max_restarts} ...), which starts all hosts anew"
+            f"--max-restarts {execution.watch.max_restarts}: expected torchrun's own (torchrun "
+            f"--max-restarts {execution.watch.max_restarts} ...), which starts all hosts anew"
         )
-    if execution.data_path != "zmq":
+    if execution.wire.data_path != "zmq":
         raise ConfigError(
-            f"data_path={execution.data_path}: expected zmq under torchrun; use --set data_path=zmq"
+            f"data_path={execution.wire.data_path}: expected zmq under torchrun; use --set "
+            f"data_path=zmq"
         )
-    return replace(execution, stages=worker.world_size, transport="tcp")
+    return execution.changed(stages=worker.world_size, transport="tcp")
 
 
 def train_as_worker(training: Training, worker: Worker, *, has_place: bool) -> None:
@@ -63,9 +64,8 @@ def train_as_worker(training: Training, worker: Worker, *, has_place: bool) -> N
         )
     hosts = join(worker, training.execution)
     if worker.rank:
-        policy = training.workloads[0].definition.policy
         prepare = partial(assigned_job, training, hosts)
-        is_causal = policy in ("csp", "sequential")
+        is_causal = training.traits.is_causal
         run_agent(hosts, training.execution, prepare, answers_signals=is_causal)
         return
     with _told(hosts):
@@ -100,4 +100,4 @@ def refuse(worker: Worker, problem: str) -> None:
         ConfigError: with that problem, and those of others.
     """
     card = WorkerCard(address="", public_key="", started_by="", problem=problem)
-    exchange_cards(worker, card, Execution().timeout_seconds)
+    exchange_cards(worker, card, Execution().watch.timeout_seconds)

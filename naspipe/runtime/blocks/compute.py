@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from naspipe.core.commands import WriteLayer
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import LayerId, SequenceId, StreamId, Version
-from naspipe.core.learning_rate import learning_rate
 from naspipe.core.task import Task, TaskKind
-from naspipe.runtime.blocks.ending import Ending
+from naspipe.core.wiring import CHAIN, FIELD, PLAIN, InputName, TapRole, Wiring
+from naspipe.runtime.blocks.forward_only import forward_only
 from naspipe.runtime.blocks.nonfinite import first_gradient
+from naspipe.runtime.blocks.objectives import Ending, objectives_of
 from naspipe.runtime.blocks.pass_state import PassState, StepStates
+from naspipe.runtime.blocks.ports import BlockResult
 from naspipe.runtime.blocks.segment import Gradient, Segment, SegmentSpec, Tensors
+from naspipe.runtime.blocks.updates import Passes, StageUpdates
 from naspipe.runtime.checkpoints.restored import Restored
 from naspipe.runtime.devices.determinism import block_seed
 from naspipe.runtime.devices.out_of_memory import DeviceFullError, explain_shortage
+from naspipe.runtime.jobs.ports import Objective
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.layers.stored_layer import StoredLayer
 from naspipe.runtime.memory.placement import Placement
 from naspipe.stage.builder import build_policy
+
+_Place = tuple[StreamId, int]
+"""A block of a stream."""
 
 
 class StageCompute:
@@ -33,6 +39,7 @@ class StageCompute:
         workloads: of each stream.
         placement: where layers and tensors live.
         restored: of each stream, the checkpoint that it goes on from, if there is one.
+        wiring: how the streams are joined.
     """
 
     def __init__(
@@ -40,39 +47,62 @@ class StageCompute:
         workloads: Sequence[Workload],
         placement: Placement,
         restored: Sequence[Restored | None] = (),
+        wiring: Wiring = PLAIN,
     ) -> None:
         self.placement = placement
         self._workloads = tuple(workloads)
-        self._ends = [Ending(each.loss, each.definition.recipe) for each in workloads]
         sources = tuple(restored) or (None,) * len(workloads)
         self.stores = tuple(map(self._make_store, workloads, sources))
         """The layers of each stream."""
         self._steps = tuple(workload.definition.recipe.steps for workload in workloads)
         self._together = StepStates(self._steps)
-        self._passes: dict[tuple[StreamId, SequenceId], PassState] = {}
+        self._passes: Passes = {}
+        self.updates = StageUpdates(
+            workloads, self._passes, self._together, self.stores, placement, wiring.exchanges
+        )
+        """WRITEs, on the same layers."""
+        lengths = [len(workload.space) for workload in workloads]
+        self._taps = wiring.completed(lengths, self._steps[0]).taps if self._steps else ()
+        taught = {tap.sink for tap in self._taps if tap.role is TapRole.LESSON}
+        self._objectives = [
+            objectives_of(workload, (stream, length - 1) in taught)
+            for stream, (workload, length) in enumerate(zip(workloads, lengths, strict=True))
+        ]
+        self._sections = [
+            {section.stop - 1: number for number, section in enumerate(each)}
+            for each in (w.wiring.sections(len(w.space)) for w in workloads)
+        ]
+        """Of each stream, by the block that a backward begins in."""
 
-    def accept(self, task: Task, tensors: tuple[Gradient, ...]) -> None:
-        """Take the input of a task: leaf tensors for a forward, gradients for a backward."""
+    def accept(self, task: Task, tensors: tuple[Gradient, ...], name: InputName = CHAIN) -> None:
+        """Take an input of a task: leaf tensors for a forward, gradients for a backward."""
         state = self._pass(task)
         moved = tuple(t if t is None else self.placement.receive(t) for t in tensors)
-        if task.kind is TaskKind.FORWARD:
-            state.inputs = tuple(tensor for tensor in moved if tensor is not None)
+        there = tuple(tensor for tensor in moved if tensor is not None)
+        if task.kind is TaskKind.BACKWARD:
+            state.gradients[task.section] = moved
+        elif name == CHAIN:
+            state.inputs = there
+        elif name.startswith(FIELD):
+            (state.fields[name.removeprefix(FIELD)],) = there
         else:
-            state.gradients = moved
+            state.arrived[name] = there
 
-    def output(self, task: Task) -> tuple[Gradient, ...]:
-        """What the finished task hands on: leaf tensors, or gradients (absent ones as None).
+    def output(self, task: Task, name: InputName = CHAIN) -> tuple[Gradient, ...]:
+        """What a task hands on: leaf tensors, or gradients (absent ones as None).
 
         They are on the stage's device: the transport takes them from there.
         """
         state = self._pass(task)
         if task.kind is TaskKind.BACKWARD:
-            return state.gradients
+            return state.gradients[task.section]
+        if name != CHAIN:
+            return state.tapped[name]
         outputs, state.inputs = state.inputs, ()
         return outputs
 
-    def run_block(self, task: Task, layer: LayerId, version: Version) -> torch.Tensor | None:
-        """Compute one block of a task; returns the loss where a forward reaches it.
+    def run_block(self, task: Task, layer: LayerId, version: Version) -> BlockResult | None:
+        """Compute one block of a task; returns the loss where one arises.
 
         Raises:
             torch.OutOfMemoryError: when memory is short; nothing is changed then.
@@ -84,12 +114,12 @@ class StageCompute:
             return loss
         segment = state.segments[layer.block]
         try:
-            gradients = segment.backward(state.gradients)
+            gradients = segment.backward(state.gradients[task.section])
         except torch.OutOfMemoryError:
             segment.undo_backward()
             raise
         del state.segments[layer.block]
-        state.gradients = gradients
+        state.gradients[task.section] = gradients
         state.parameter_gradients[layer] = segment.take_gradients()
         self.placement.synchronize()
         return None
@@ -125,38 +155,6 @@ class StageCompute:
                 segment.drop_graph()
         self.placement.evict(layer)
 
-    def write(self, command: WriteLayer) -> None:
-        """Apply a WRITE with the gradients of its step, or only add a pass's to them."""
-        layer, sequence_id = command.layer, command.sequence_id
-        definition, steps = self._workloads[layer.stream].definition, self._steps[layer.stream]
-        self._gather(layer, sequence_id)
-        if not command.ends_step:
-            self.layer(layer).advance(sequence_id, command.base, command.keeps_base)
-            return
-        step = self._together.of(layer.stream, sequence_id)
-        gradients = step.gradients.pop(layer)
-        if steps.is_gated:
-            step.clip(gradients, definition.recipe.clip_global_norm)
-        lr = learning_rate(definition.recipe, steps.step(sequence_id), definition.steps)
-        base, keeps_base = command.base, command.keeps_base
-        self.layer(layer).write(gradients, sequence_id, base, keeps_base, lr)
-        self.placement.synchronize()
-
-    def norms(self, stream: StreamId, first: SequenceId) -> dict[tuple[int, int], float]:
-        """The norm of each layer's gradients in a step, all of which are there on this stage."""
-        for number in range(first, self._steps[stream].end(first)):
-            sequence_id = SequenceId(number)
-            for layer in list(self._passes[stream, sequence_id].parameter_gradients):
-                self._gather(layer, sequence_id)
-        step = self._together.of(stream, first)
-        return step.measure({layer: self.layer(layer).parameters for layer in step.gradients})
-
-    def take_norms(
-        self, stream: StreamId, first: SequenceId, norms: Mapping[tuple[int, int], float]
-    ) -> None:
-        """Keep what a stage has told of a step's gradients until the step's WRITEs."""
-        self._together.of(stream, first).norms.update(norms)
-
     def layer(self, layer: LayerId) -> StoredLayer:
         """A layer, made now if it has not been made yet."""
         return self.stores[layer.stream][layer]
@@ -172,51 +170,82 @@ class StageCompute:
 
     def _forward(
         self, state: PassState, task: Task, layer: LayerId, version: Version
-    ) -> torch.Tensor | None:
-        workload = self._workloads[task.stream]
-        space, definition = workload.space, workload.definition
-        steps, number = self._steps[task.stream], task.sequence_id
-        block = layer.block
-        is_last = block == len(space) - 1
-        spec = SegmentSpec(
+    ) -> BlockResult | None:
+        workload, block = self._workloads[task.stream], layer.block
+        place, is_last = (task.stream, block), block == len(workload.space) - 1
+        bound = self.layer(layer).bind(version)
+        inputs = (*state.inputs, *self._tapped_for(state, place, TapRole.INPUT))
+        objective = self._objectives[task.stream].get(block)
+        ending = self._ending(state, task, place, objective) if objective else None
+        spec = self._spec(state, task, layer, ending)
+        if not workload.is_trained:
+            state.inputs = forward_only(spec, bound, inputs)
+            self._keep_tapped(state, place, state.inputs)
+            return None
+        # The last block's backward follows its forward at once, so its graph is kept.
+        keeps_graph = is_last or not workload.recompute
+        segment = Segment(spec, bound, inputs, keeps_graph, self.placement.may_lose_graphs)
+        outputs = segment.forward()
+        state.segments[block] = segment
+        state.layers[block] = layer
+        state.inputs = ending.take_outputs() if ending else outputs
+        self._keep_tapped(state, place, state.inputs)
+        if ending is None:
+            return None
+        if is_last:
+            state.inputs = ()
+        return self._begin_backward(state, task, block, outputs[0].detach())
+
+    def _begin_backward(
+        self, state: PassState, task: Task, block: int, loss: torch.Tensor
+    ) -> BlockResult:
+        """The gradient of a loss, which the backward of its section begins with."""
+        steps, section = self._steps[task.stream], self._sections[task.stream][block]
+        nonfinite = self._workloads[task.stream].definition.recipe.nonfinite
+        gradient = first_gradient(loss, nonfinite, task.sequence_id)
+        if gradient is not None and steps.loss_parts > 1:
+            gradient = gradient / steps.loss_parts
+        state.gradients[section] = (gradient,)
+        return BlockResult(loss, section)
+
+    def _spec(
+        self, state: PassState, task: Task, layer: LayerId, ending: Ending | None
+    ) -> SegmentSpec:
+        workload, steps = self._workloads[task.stream], self._steps[task.stream]
+        space, definition, block = workload.space, workload.definition, layer.block
+        step, number = steps.step(task.sequence_id), steps.pass_of(task.sequence_id)
+        return SegmentSpec(
             label=self.label(layer),
             rule=space.blocks[block].rule,
-            seed=block_seed(definition.seed, steps.step(number), block, steps.pass_of(number)),
+            seed=block_seed(definition.seed, step, block, number),
             precision=definition.recipe.precision,
             device_type=self.placement.torch_device.type,
             fields=tuple(self._field(state, task, name) for name in space.fields(block)),
-            finish=self._with_loss(state, task) if is_last else None,
+            finish=ending,
         )
-        # The last block's backward follows its forward at once, so its graph is kept.
-        keeps_graph = is_last or not workload.recompute
-        bound = self.layer(layer).bind(version)
-        may_lose_graph = self.placement.may_lose_graphs
-        segment = Segment(spec, bound, state.inputs, keeps_graph, may_lose_graph)
-        state.inputs = segment.forward()
-        state.segments[block] = segment
-        state.layers[block] = layer
-        if not is_last:
-            return None
-        (loss,), state.inputs = state.inputs, ()
-        loss = loss.detach()
-        gradient = first_gradient(loss, definition.recipe.nonfinite, number)
-        if gradient is not None and steps.loss_parts > 1:
-            gradient = gradient / steps.loss_parts
-        state.gradients = (gradient,)
-        return loss
 
-    def _with_loss(self, state: PassState, task: Task) -> Callable[[Tensors], Tensors]:
-        target = self._field(state, task, "target")
-        step = self._together.of(task.stream, task.sequence_id)
-        number = self._steps[task.stream].pass_of(task.sequence_id)
-        return self._ends[task.stream].of(number, step, target)
+    def _ending(self, state: PassState, task: Task, place: _Place, objective: Objective) -> Ending:
+        lessons = self._tapped_for(state, place, TapRole.LESSON)
+        fields = tuple(self._field(state, task, name) for name in objective.fields)
+        return Ending(objective, lessons, fields)
+
+    def _tapped_for(self, state: PassState, place: _Place, role: TapRole) -> Tensors:
+        """What was tapped for a block, in the order of the taps."""
+        taps = (tap for tap in self._taps if tap.sink == place and tap.role is role)
+        return tuple(tensor for tap in taps for tensor in state.arrived.get(tap.name, ()))
+
+    def _keep_tapped(self, state: PassState, place: _Place, outputs: Tensors) -> None:
+        for tap in self._taps:
+            if tap.source == place:
+                state.tapped[tap.name] = tuple(output.detach() for output in outputs)
 
     def _field(self, state: PassState, task: Task, name: str) -> torch.Tensor:
-        if state.batch is None:
-            workload = self._workloads[task.stream]
-            number = self._steps[task.stream].batch(task.sequence_id)
-            state.batch = workload.data(workload.definition.seed, number)
+        """A batch field: one that has arrived, or from the batch, which is made when needed."""
         if name not in state.fields:
+            if state.batch is None:
+                workload = self._workloads[task.stream]
+                number = self._steps[task.stream].batch(task.sequence_id)
+                state.batch = workload.data(workload.definition.seed, number)
             field = field_of(state.batch, name, task.sequence_id)
             state.fields[name] = self.placement.to_device(field)
         return state.fields[name]
@@ -232,13 +261,6 @@ class StageCompute:
             restored.restore if restored else None,
             self.placement.forget,
         )
-
-    def _gather(self, layer: LayerId, sequence_id: SequenceId) -> None:
-        """Add a pass's gradients to its step's, unless that was done for the step's norms."""
-        state = self._passes[layer.stream, sequence_id]
-        gradients = state.parameter_gradients.pop(layer, None)
-        if gradients is not None:
-            self._together.of(layer.stream, sequence_id).add(layer, gradients)
 
     def _pass(self, task: Task) -> PassState:
         key = (task.stream, task.sequence_id)

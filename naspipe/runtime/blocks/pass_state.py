@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
-from naspipe.core.ids import LayerId, SequenceId, StreamId
+from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId
 from naspipe.core.steps import Steps
+from naspipe.core.wiring import InputName
 from naspipe.runtime.blocks.segment import Gradient, Segment, Tensors
 from naspipe.runtime.layers.bound_layer import Gradients
-
-SMALLEST = 1e-6
-"""Added to a norm before it divides, as by ``torch.nn.utils.clip_grad_norm_``."""
 
 
 @dataclass(slots=True)
@@ -24,7 +22,12 @@ class PassState:
     inputs: Tensors = ()
     segments: dict[int, Segment] = field(default_factory=dict)
     layers: dict[int, LayerId] = field(default_factory=dict)
-    gradients: tuple[Gradient, ...] = ()
+    arrived: dict[InputName, Tensors] = field(default_factory=dict)
+    """Tapped from other blocks, for this pass."""
+    tapped: dict[InputName, Tensors] = field(default_factory=dict)
+    """Of this pass's blocks, for others."""
+    gradients: dict[int, tuple[Gradient, ...]] = field(default_factory=dict)
+    """By section, what goes back along the chain."""
     parameter_gradients: dict[LayerId, Gradients] = field(default_factory=dict)
     batch: Mapping[str, torch.Tensor] | None = None
     fields: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -33,7 +36,10 @@ class PassState:
     def tensors(self) -> Iterator[torch.Tensor]:
         """All on the device but those that only autograd knows of."""
         yield from self.inputs
-        yield from (gradient for gradient in self.gradients if gradient is not None)
+        for tensors in (*self.arrived.values(), *self.tapped.values()):
+            yield from tensors
+        for back in self.gradients.values():
+            yield from (gradient for gradient in back if gradient is not None)
         yield from self.fields.values()
         for gradients in self.parameter_gradients.values():
             yield from gradients.values()
@@ -47,10 +53,8 @@ class StepState:
 
     gradients: dict[LayerId, Gradients] = field(default_factory=dict)
     """The sums so far, over passes in their order."""
-    norms: dict[tuple[int, int], float] = field(default_factory=dict)
-    """Of the step's gradients by block and candidate, on every stage that has told its own."""
-    taught: Tensors = ()
-    """The first pass's output, which the others learn."""
+    contributions: dict[str, dict[StageId, Mapping[str, Any]]] = field(default_factory=dict)
+    """By exchange, what each stage has told."""
     num_retired: int = 0
 
     def add(self, layer: LayerId, gradients: Gradients) -> None:
@@ -64,35 +68,8 @@ class StepState:
             else:
                 total[name] = gradient
 
-    def measure(self, names: Mapping[LayerId, Iterable[str]]) -> dict[tuple[int, int], float]:
-        """The norm of each layer's gradients: torch's, of its parameters in their order."""
-        layers = [layer for layer in sorted(self.gradients) if self.gradients[layer]]
-        norms = []
-        for layer in layers:
-            gradients = self.gradients[layer]
-            ordered = [gradients[name] for name in names[layer] if name in gradients]
-            norms.append(torch.nn.utils.get_total_norm(ordered).double())
-        found: list[float] = torch.stack(norms).tolist() if norms else []
-        places = [(layer.block, layer.candidate) for layer in layers]
-        return dict(zip(places, found, strict=True))
-
-    def clip(self, gradients: Gradients, greatest: float) -> None:
-        """Scale a layer's gradients so that the norm of all of the step's is at most ``greatest``.
-
-        The squares of the layers' norms are summed in the order of block and candidate, as
-        float64.
-        """
-        total = 0.0
-        for place in sorted(self.norms):
-            total += self.norms[place] * self.norms[place]
-        factor = greatest / (math.sqrt(total) + SMALLEST)
-        if not factor >= 1.0:  # also where the norm is not a number
-            for gradient in gradients.values():
-                gradient.mul_(factor)
-
     def tensors(self) -> Iterator[torch.Tensor]:
         """All on the device."""
-        yield from self.taught
         for gradients in self.gradients.values():
             yield from gradients.values()
 

@@ -1,67 +1,55 @@
-"""What a stage's driver needs of whatever computes its blocks."""
+"""What a stage's driver needs of whatever computes its blocks, and what that needs in turn.
+
+========================= ==========================================================================
+:class:`BlockCompute`      :class:`~naspipe.runtime.blocks.compute.StageCompute` (training),
+                           :class:`~naspipe.runtime.evaluating.evaluation.EvaluationCompute`
+:class:`Updates`           :class:`~naspipe.runtime.blocks.updates.StageUpdates` (training only)
+:class:`Exchange`          :class:`~naspipe.runtime.blocks.exchanges.NormExchange`; others by
+                           :data:`~naspipe.runtime.blocks.exchanges.EXCHANGES`
+========================= ==========================================================================
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from naspipe.core.commands import WriteLayer
-from naspipe.core.ids import LayerId, SequenceId, StreamId, Version
+from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
 from naspipe.core.task import Task
+from naspipe.core.wiring import InputName
 from naspipe.runtime.blocks.segment import Gradient
 from naspipe.runtime.devices.out_of_memory import DeviceFullError
-from naspipe.runtime.layers.layer_store import LayerStore
-from naspipe.runtime.layers.stored_layer import StoredLayer
-from naspipe.runtime.memory.placement import Placement
+from naspipe.runtime.layers.bound_layer import Gradients
 
-Norms = Mapping[tuple[int, int], float]
+
+class BlockResult(NamedTuple):
+    """What a block leaves to be reported: a loss, or an evaluation's sums."""
+
+    value: torch.Tensor
+    section: int = 0
+    """Of a loss: the section of the chain whose backward begins with it; 0 at the chain's end."""
 
 
 class BlockCompute(Protocol):
-    """Runs blocks and WRITEs in the order it is told; decides nothing."""
+    """Runs blocks in the order it is told; decides nothing."""
 
-    @property
-    def placement(self) -> Placement:
-        """Where layers and tensors live."""
+    def accept(self, task: Task, tensors: tuple[Gradient, ...], name: InputName) -> None:
+        """Take an input of a task."""
         ...
 
-    @property
-    def stores(self) -> Sequence[LayerStore]:
-        """The layers of each stream."""
+    def output(self, task: Task, name: InputName) -> tuple[Gradient, ...]:
+        """What a task hands on: along the chain, or what a tap takes of it."""
         ...
 
-    def accept(self, task: Task, tensors: tuple[Gradient, ...]) -> None:
-        """Take the input of a task."""
-        ...
+    def run_block(self, task: Task, layer: LayerId, version: Version) -> BlockResult | None:
+        """Compute one block of a task; returns what there is to report.
 
-    def output(self, task: Task) -> tuple[Gradient, ...]:
-        """What the finished task hands on."""
-        ...
-
-    def run_block(self, task: Task, layer: LayerId, version: Version) -> torch.Tensor | None:
-        """Compute one block of a task; returns what there is to report, behind the last one."""
-        ...
-
-    def write(self, command: WriteLayer) -> None:
-        """Apply a WRITE."""
-        ...
-
-    def norms(self, stream: StreamId, first: SequenceId) -> Norms:
-        """Of a step's gradients on this stage, by block and candidate."""
-        ...
-
-    def take_norms(self, stream: StreamId, first: SequenceId, norms: Norms) -> None:
-        """Keep what a stage told of a step's gradients."""
-        ...
-
-    def layer(self, layer: LayerId) -> StoredLayer:
-        """A layer, made now if it has not been made yet."""
-        ...
-
-    def label(self, layer: LayerId) -> str:
-        """How messages call a layer; does not make it."""
+        Raises:
+            torch.OutOfMemoryError: when memory is short; nothing is changed then.
+        """
         ...
 
     def evict(self, layer: LayerId) -> None:
@@ -72,10 +60,59 @@ class BlockCompute(Protocol):
         """Forget a subnet's tensors."""
         ...
 
+    def label(self, layer: LayerId) -> str:
+        """How messages call a layer; does not make it."""
+        ...
+
     def free_memory(self) -> None:
         """Give up what can be done without."""
         ...
 
     def explain_shortage(self, error: torch.OutOfMemoryError, doing: str) -> DeviceFullError:
         """The error to end with, when memory is short after :meth:`free_memory` too."""
+        ...
+
+
+class Updates(Protocol):
+    """What only a training has: WRITEs, and what other stages have to say to them."""
+
+    def write(self, command: WriteLayer) -> None:
+        """Apply a WRITE."""
+        ...
+
+    def contribution(self, exchange: str, stream: StreamId, first: SequenceId) -> Mapping[str, Any]:
+        """What this stage contributes to an exchange of a step, all of whose gradients it has."""
+        ...
+
+    def take(
+        self,
+        exchange: str,
+        stream: StreamId,
+        first: SequenceId,
+        sender: StageId,
+        values: Mapping[str, Any],
+    ) -> None:
+        """Keep what a stage contributes until the step's WRITEs."""
+        ...
+
+
+class Exchange(Protocol):
+    """What one kind of contribution holds, and what all of them do to a layer's gradients."""
+
+    def contribution(
+        self, stream: StreamId, gradients: Mapping[LayerId, Gradients]
+    ) -> Mapping[str, Any]:
+        """Tensors and plain values by name, of a step's gradients on this stage.
+
+        Each layer's gradients are in the order of its parameters.
+        """
+        ...
+
+    def apply(
+        self,
+        layer: LayerId,
+        gradients: Gradients,
+        contributions: Mapping[StageId, Mapping[str, Any]],
+    ) -> None:
+        """Change a layer's gradients in place before their WRITE, in the order of the stages."""
         ...

@@ -170,10 +170,10 @@ class Segment:
     def _compute(self) -> Tensors:
         versions = [leaf._version for leaf in self._inputs]
         seed_draws(self._spec.seed)
-        with torch.enable_grad(), _autocast(self._spec.precision, self._spec.device_type):
+        with torch.enable_grad(), autocast(self._spec.precision, self._spec.device_type):
             aliases = [leaf.view_as(leaf) for leaf in self._inputs]
             try:
-                outputs = _as_tuple(self._layer.call(*aliases, *self._spec.fields), self._spec)
+                outputs = as_tuple(self._layer.call(*aliases, *self._spec.fields), self._spec)
             except RuntimeError as error:
                 if "a view of a leaf Variable" in str(error) and "in-place" in str(error):
                     raise self._edited() from error
@@ -202,7 +202,12 @@ def _leaf(output: torch.Tensor) -> torch.Tensor:
     return leaf.requires_grad_() if output.requires_grad else leaf
 
 
-def _as_tuple(outputs: Any, spec: SegmentSpec) -> Tensors:
+def as_tuple(outputs: Any, spec: SegmentSpec) -> Tensors:
+    """A block's outputs.
+
+    Raises:
+        ConfigError: when they are not tensors.
+    """
     result = outputs if isinstance(outputs, tuple) else (outputs,)
     for output in result:
         if not isinstance(output, torch.Tensor):
@@ -213,7 +218,8 @@ def _as_tuple(outputs: Any, spec: SegmentSpec) -> Tensors:
     return result
 
 
-def _autocast(precision: str, device_type: str) -> AbstractContextManager[Any]:
+def autocast(precision: str, device_type: str) -> AbstractContextManager[Any]:
+    """The context of a precision: ``bf16``, or nothing."""
     if precision == "bf16":
         return torch.autocast(device_type, dtype=torch.bfloat16)
     return nullcontext()

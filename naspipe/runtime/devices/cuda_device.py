@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from naspipe.core.errors import ConfigError, reason
-from naspipe.runtime.devices.device import DeviceBudget, Mark
+from naspipe.runtime.devices.device_budget import DeviceBudget
+from naspipe.runtime.devices.ports import Mark
 
 
 def count_gpus() -> int:

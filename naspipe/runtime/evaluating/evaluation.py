@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from naspipe.core.commands import WriteLayer
 from naspipe.core.config import Recipe
-from naspipe.core.errors import ConfigError, InvariantError
+from naspipe.core.errors import ConfigError
 from naspipe.core.ids import FIRST_STREAM, LayerId, SequenceId, StreamId, Version
 from naspipe.core.space import Space
 from naspipe.core.task import Task
+from naspipe.core.wiring import InputName
 from naspipe.runtime.blocks.compute import field_of
-from naspipe.runtime.blocks.ports import Norms
+from naspipe.runtime.blocks.ports import BlockResult
 from naspipe.runtime.blocks.segment import Gradient, Tensors
 from naspipe.runtime.checkpoints.restored import Restored
 from naspipe.runtime.devices.determinism import block_seed, seed_draws
@@ -121,16 +121,16 @@ class EvaluationCompute:
         """Of each subnet, the tensors of every batch that still goes on."""
         self._fields: dict[tuple[int, str], torch.Tensor] = {}
 
-    def accept(self, task: Task, tensors: tuple[Gradient, ...]) -> None:
+    def accept(self, task: Task, tensors: tuple[Gradient, ...], name: InputName) -> None:
         """Take the input of a task: the tensors of every batch, one after the other."""
         moved = (self.placement.receive(tensor) for tensor in tensors if tensor is not None)
         self._states[task.sequence_id] = [tuple(moved)]
 
-    def output(self, task: Task) -> tuple[Gradient, ...]:
+    def output(self, task: Task, name: InputName) -> tuple[Gradient, ...]:
         """What the finished task hands on."""
         return tuple(chain.from_iterable(self._states.pop(task.sequence_id)))
 
-    def run_block(self, task: Task, layer: LayerId, version: Version) -> torch.Tensor | None:
+    def run_block(self, task: Task, layer: LayerId, version: Version) -> BlockResult | None:
         """Compute one block of a subnet; returns its sums (see ``Sums``) behind the last one.
 
         Raises:
@@ -156,7 +156,7 @@ class EvaluationCompute:
             self._states[task.sequence_id] = kept
             return None
         self._states.pop(task.sequence_id, None)
-        return self._sums(kept, goes_on)
+        return BlockResult(self._sums(kept, goes_on))
 
     def _numbers(self, block: int) -> range:
         """The batches that go through a block."""
@@ -224,18 +224,6 @@ class EvaluationCompute:
     def evict(self, layer: LayerId) -> None:
         """Free a layer's device memory."""
         self.placement.evict(layer)
-
-    def write(self, command: WriteLayer) -> None:
-        """Never right: nothing is trained."""
-        raise InvariantError(f"layer {self.label(command.layer)}: a WRITE in an evaluation")
-
-    def norms(self, stream: StreamId, first: SequenceId) -> Norms:
-        """Never right: there are no gradients."""
-        raise InvariantError(f"subnet {stream}.{first}: norms of gradients in an evaluation")
-
-    def take_norms(self, stream: StreamId, first: SequenceId, norms: Norms) -> None:
-        """Never right: there are no gradients."""
-        raise InvariantError(f"subnet {stream}.{first}: norms of gradients in an evaluation")
 
     @property
     def kept_bytes(self) -> int:

@@ -7,31 +7,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from naspipe.core.access import Access
 from naspipe.core.config import Execution, Recipe
 from naspipe.core.events import Event
-from naspipe.core.ids import SequenceId, StageId, StreamId
-from naspipe.core.rules import Frozen
+from naspipe.core.ids import SequenceId, StreamId
+from naspipe.core.wiring import StreamWiring, Wiring
 from naspipe.planning.memory import MemoryPlan
+from naspipe.runtime.blocks.ports import BlockResult
 from naspipe.runtime.checkpoints.checkpointer import Checkpointer
 from naspipe.runtime.devices.cuda_device import measured_memory
 from naspipe.runtime.evaluating.evaluation import Evaluation, EvaluationCompute
 from naspipe.runtime.jobs.job import SubnetSource
-from naspipe.runtime.memory.placement import Placement
 from naspipe.runtime.wire.reports import Reporter
-from naspipe.runtime.wire.transport import Transport
-from naspipe.runtime.wire.wakeup import Wakeup
 from naspipe.runtime.worker.driver import StageDriver
+from naspipe.runtime.worker.effects import DriverOptions, Effects
 from naspipe.runtime.worker.garbage import calm_collector
-from naspipe.runtime.worker.stage_process import GRACE_SECONDS
+from naspipe.runtime.worker.stage_process import GRACE_SECONDS, StageSeat
 from naspipe.stage.admission import AdmissionWindow
 from naspipe.stage.builder import build_controller
 from naspipe.stage.intake import Intake
 from naspipe.stage.memory import residency_of
 
 _BUSY_EVERY_SECONDS = 0.5
+
+FORWARD_ONLY = Wiring(streams=(StreamWiring(is_trained=False),))
+"""One stream, of which nothing is trained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +49,14 @@ class EvaluationJob:
     """Of the search, where it is one."""
 
     @property
-    def recipe(self) -> Recipe:
+    def threads(self) -> int:
+        """Of the compute, on every stage."""
+        return self.evaluation.recipe.threads
+
+    @property
+    def recipes(self) -> Sequence[Recipe]:
         """Of layers that are not trained."""
-        return self.evaluation.stateless_recipe
+        return [self.evaluation.stateless_recipe]
 
     @property
     def claimed(self) -> Sequence[Path]:
@@ -60,37 +65,35 @@ class EvaluationJob:
 
 
 class EvaluationStage:
-    """A stage of an evaluation, ready to run; the arguments are those of ``StageRun``."""
+    """A stage of an evaluation, ready to run."""
 
-    def __init__(
-        self,
-        job: EvaluationJob,
-        stage: StageId,
-        transport: Transport,
-        reporter: Reporter,
-        placement: Placement,
-        wakeup: Wakeup,
-    ) -> None:
-        self._job = job
-        self._reporter = reporter
-        self._placement = placement
-        execution = job.execution
-        self._checkpointer = Checkpointer(stage, 0, (), 0, reporter, wakeup.set)
+    def __init__(self, job: EvaluationJob, seat: StageSeat) -> None:
+        self._seat = seat
+        stage, reporter, execution = seat.stage, seat.reporter, job.execution
+        self._checkpointer = Checkpointer(stage, 0, (), 0, reporter, seat.wakeup.set)
+        compute = EvaluationCompute(job.evaluation, seat.placement)
         self._driver = StageDriver(
             stage,
             build_controller(
                 stage,
-                [(Frozen(),) * len(job.evaluation.space)],
+                [job.evaluation.space.rules],
                 order="paper",
                 residency=residency_of(job.memory, stage, execution),
+                wiring=FORWARD_ONLY,
             ),
-            EvaluationCompute(job.evaluation, placement),
-            transport,
-            [Intake(AdmissionWindow(execution.window, job.budget))],
-            ScoreSink(reporter),
-            self._checkpointer,
-            timeout_seconds=execution.timeout_seconds + GRACE_SECONDS,
-            is_trained=False,
+            Effects(
+                compute=compute,
+                stores=compute.stores,
+                placement=seat.placement,
+                transport=seat.transport,
+                sink=ScoreSink(reporter),
+                checkpointer=self._checkpointer,
+            ),
+            [Intake(AdmissionWindow(execution.pipeline.window, job.budget))],
+            DriverOptions(
+                timeout_seconds=execution.watch.timeout_seconds + GRACE_SECONDS,
+                wiring=FORWARD_ONLY,
+            ),
         )
 
     @property
@@ -102,8 +105,8 @@ class EvaluationStage:
         """Evaluate this stage's part of every subnet, and report."""
         with self._checkpointer, calm_collector():
             self._driver.run()
-        measured = {**self._placement.measured(), **measured_memory()}
-        self._reporter.report("done", {"measured": measured})
+        measured = {**self._seat.placement.measured(), **measured_memory()}
+        self._seat.reporter.report("done", {"measured": measured})
 
 
 class ScoreSink:
@@ -123,9 +126,9 @@ class ScoreSink:
             body = {"busy_ns": self._busy_ns, "elapsed_ns": now_ns - self._start_ns}
             self._reporter.report("busy", body)
 
-    def loss(self, stream: StreamId, sequence_id: SequenceId, loss: torch.Tensor) -> None:
+    def result(self, stream: StreamId, sequence_id: SequenceId, result: BlockResult) -> None:
         """The sums of a subnet."""
-        self._reporter.report("sums", {"subnet": int(sequence_id), "sums": loss.tolist()})
+        self._reporter.report("sums", {"subnet": int(sequence_id), "sums": result.value.tolist()})
 
     def event(self, event: Event) -> None:
         """See ``StageSink``."""

@@ -11,11 +11,13 @@ from naspipe.core.config import Execution, Recipe
 from naspipe.core.events import KeptLayer
 from naspipe.core.planned import Planned
 from naspipe.core.steps import Steps
+from naspipe.core.wiring import PLAIN, Wiring
 from naspipe.planning.cost import CostTable
 from naspipe.planning.memory import MemoryPlan
 from naspipe.runtime.checkpoints.restored import Restored
 from naspipe.runtime.jobs.evaluation_recipe import EvaluationRecipe
-from naspipe.runtime.jobs.workload import Workload
+from naspipe.runtime.jobs.workload import Common, Workload, common
+from naspipe.schedule.traits import traits_of
 from naspipe.trace.results.run_directory import RunDirectory
 
 
@@ -33,8 +35,13 @@ class PipelineJob(Protocol):
         ...
 
     @property
-    def recipe(self) -> Recipe:
-        """Its threads, and an optimizer whose state layers take along."""
+    def threads(self) -> int:
+        """Of the compute, on every stage."""
+        ...
+
+    @property
+    def recipes(self) -> Sequence[Recipe]:
+        """Of each stream: optimizers, whose state layers take along."""
         ...
 
     @property
@@ -101,7 +108,13 @@ class StreamJob:
     @property
     def steps(self) -> int:
         """Subnets of the whole stream: every pass of every step."""
-        return self.workload.definition.num_subnets
+        return self.workload.definition.num_passes
+
+    @property
+    def loss_files(self) -> list[Path]:
+        """Where the losses of each section of the chain go."""
+        sections = self.workload.wiring.sections(len(self.workload.space))
+        return [self.directory.losses_of(number) for number in range(len(sections) or 1)]
 
     @property
     def so_far(self) -> Sequence[Planned]:
@@ -124,6 +137,8 @@ class Job:
     """Counts the lives of the run: 0, and one more for every resume and restart."""
     costs: tuple[CostTable | None, ...] = ()
     """Of each stream, what the partitions were made from."""
+    wiring: Wiring = PLAIN
+    """How the streams are joined."""
 
     @property
     def workloads(self) -> list[Workload]:
@@ -131,9 +146,19 @@ class Job:
         return [stream.workload for stream in self.streams]
 
     @property
-    def recipe(self) -> Recipe:
-        """Of the first stream."""
-        return self.workloads[0].definition.recipe
+    def common(self) -> Common:
+        """What the streams agree on."""
+        return common(self.workloads)
+
+    @property
+    def threads(self) -> int:
+        """Of the compute, on every stage."""
+        return self.common.threads
+
+    @property
+    def recipes(self) -> Sequence[Recipe]:
+        """Of each stream."""
+        return [workload.recipe for workload in self.workloads]
 
     @property
     def claimed(self) -> Sequence[Path]:
@@ -143,14 +168,14 @@ class Job:
     @property
     def policy(self) -> str:
         """The synchronisation policy's name."""
-        return self.streams[0].workload.definition.policy
+        return self.common.policy
 
     @property
     def steps(self) -> Steps:
         """How passes form steps, in all streams."""
-        return self.streams[0].workload.definition.recipe.steps
+        return self.common.steps
 
     @property
     def is_causal(self) -> bool:
         """Whether a cut through the stream means anything: checkpoints are taken then only."""
-        return self.policy in ("csp", "sequential")
+        return traits_of(self.policy).is_causal

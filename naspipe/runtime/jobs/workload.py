@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import torch
 
-from naspipe.core.config import Definition
+from naspipe.core.config import Definition, Recipe
+from naspipe.core.errors import ConfigError
+from naspipe.core.rules import Rule
 from naspipe.core.space import Space
+from naspipe.core.steps import Steps, parse_passes
+from naspipe.core.wiring import StreamWiring, Tap, Wiring
 from naspipe.runtime.jobs.losses import Loss, smoothed
+from naspipe.runtime.jobs.ports import Objective, OpenSource
 from naspipe.streams.feedback import ExplorationStrategy
 
 Batches = Callable[[int, int], Mapping[str, torch.Tensor]]
@@ -29,6 +35,65 @@ class Workload:
     """Makes the strategy that proposes the stream, where one does; anew for each life of a run."""
     held_out: Batches | None = None
     """Batches that nothing is trained on, where the run is validated on the way."""
+    is_trained: bool = True
+    """Otherwise the stream is only run forward, for others that tap it: its layers are frozen, in
+    evaluation mode, and nothing is recorded for autograd."""
+    rank: int = 0
+    """Streams of a lower rank go first."""
+    window: int | None = None
+    """Subnets under way; None for the execution's."""
+    objectives: Mapping[int, Objective] = field(default_factory=dict)
+    """Losses that arise in blocks of the chain before its last."""
+    field_sources: Mapping[str, OpenSource] = field(default_factory=dict)
+    """Batch fields that come later than the others, by name."""
+
+    @property
+    def wiring(self) -> StreamWiring:
+        """What of this differs from a plain training run."""
+        needed = [(block, name) for block in range(len(self.space)) for name in self._needs(block)]
+        return StreamWiring(
+            is_trained=self.is_trained,
+            rank=self.rank,
+            window=self.window,
+            objectives=tuple(sorted(self.objectives)),
+            late_fields=tuple(each for each in needed if each[1] in self.field_sources),
+        )
+
+    def _needs(self, block: int) -> Sequence[str]:
+        """The batch fields that a block and its objective need."""
+        objective = self.objectives.get(block)
+        own = objective.fields if objective else ()
+        if block == len(self.space) - 1 and self.is_trained:
+            own = ("target",)
+        return (*self.space.fields(block), *own)
+
+    @classmethod
+    def of(
+        cls, space: Space, data: Batches, loss: Loss, *, recipe: Recipe, **identity: Any
+    ) -> Workload:
+        """A workload by what it is made of; ``identity`` as in :func:`define`."""
+        definition = define(space, data, loss, recipe=recipe, **identity)
+        return cls(space=space, data=data, loss=loss, definition=definition)
+
+    def redefined(self, rules: Mapping[str, Rule] | None = None, **changes: Any) -> Workload:
+        """The same space, data and loss under another definition.
+
+        Args:
+            rules: of shared layers, in the place of the space's own.
+            changes: fields of the definition.
+
+        Raises:
+            ConfigError: for a rule of a layer that the space does not share, or a field's value
+                that cannot be.
+        """
+        space = self.space.with_rules(rules) if rules else self.space
+        definition = replace(self.definition, rules=_texts(space), **changes)
+        return replace(self, space=space, definition=definition)
+
+    @property
+    def recipe(self) -> Recipe:
+        """How every step is taken."""
+        return self.definition.recipe
 
     @property
     def objective(self) -> Loss:
@@ -38,3 +103,78 @@ class Workload:
             ConfigError: when it cannot be changed so.
         """
         return smoothed(self.loss, self.definition.recipe.label_smoothing)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Common:
+    """What all streams of a pipeline have in common."""
+
+    policy: str
+    bulk: int
+    """Subnets of a bulk; 0 for as many as there are stages."""
+    passes: str
+    clip_global_norm: bool
+    """Whether the WRITEs of a step wait for one another."""
+    threads: int
+
+    @property
+    def steps(self) -> Steps:
+        """How passes form steps."""
+        return replace(parse_passes(self.passes), is_gated=self.clip_global_norm)
+
+
+def common(workloads: Sequence[Workload]) -> Common:
+    """What streams must agree on to share a pipeline.
+
+    Raises:
+        ConfigError: naming what they do not agree on.
+    """
+    found: dict[str, Any] = {}
+    for each in fields(Common):
+        values = {_said(workload.definition, each.name) for workload in workloads}
+        if len(values) > 1:
+            said = " and ".join(sorted(map(str, values)))
+            raise ConfigError(
+                f"{each.name}: expected the same for all streams of a pipeline, found {said}"
+            )
+        (found[each.name],) = values
+    return Common(**found)
+
+
+def _said(definition: Definition, name: str) -> Any:
+    if name in ("policy", "bulk"):
+        return getattr(definition, name)
+    value = getattr(definition.recipe, name)
+    return bool(value) if name == "clip_global_norm" else value
+
+
+def wiring_of(
+    workloads: Sequence[Workload], taps: Sequence[Tap] = (), exchanges: Sequence[str] = ()
+) -> Wiring:
+    """How streams are joined: what each says of itself, and what is between them."""
+    streams = tuple(workload.wiring for workload in workloads)
+    return Wiring(streams=streams, taps=tuple(taps), exchanges=tuple(exchanges))
+
+
+def define(
+    space: Space, data: Batches, loss: Loss, *, recipe: Recipe, **identity: Any
+) -> Definition:
+    """The definition of a run; ``identity`` is its steps, seed, sampler, scale and policy."""
+    return Definition(
+        space=space.name,
+        data=dict(getattr(data, "record", None) or {"name": _name_of(data)}),
+        loss=_name_of(loss),
+        recipe=recipe,
+        rules=_texts(space),
+        **identity,
+    )
+
+
+def _texts(space: Space) -> dict[str, str]:
+    return {name: str(rule) for name, rule in space.shared_rules.items()}
+
+
+def _name_of(thing: object) -> str:
+    """A readable name of a callable, free of addresses."""
+    named = thing if hasattr(thing, "__qualname__") else type(thing)
+    return f"{getattr(named, '__module__', '')}.{getattr(named, '__qualname__', '')}"

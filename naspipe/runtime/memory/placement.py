@@ -12,9 +12,9 @@ from naspipe.core.config import Recipe
 from naspipe.core.errors import InvariantError
 from naspipe.core.ids import LayerId, StageId
 from naspipe.runtime.devices.cuda_device import count_gpus
-from naspipe.runtime.devices.device import Device
 from naspipe.runtime.devices.host_arena import HostArena
 from naspipe.runtime.devices.out_of_memory import LayerUse
+from naspipe.runtime.devices.ports import Device
 from naspipe.runtime.layers.layer_layout import StateSizes
 from naspipe.runtime.layers.resident_layer import LayerMemory
 from naspipe.runtime.layers.stored_layer import StoredLayer
@@ -115,7 +115,7 @@ class SwappedPlacement(Placement):
 
     Args:
         device: where blocks are computed, with its budget.
-        recipe: whose optimizer's state moves along.
+        recipes: of each stream: its optimizer's state moves along.
         limits: the budget, and the least one; for the report of a shortage.
         host_limit_bytes: the most host memory that layers may take; None for no limit.
         wakeup: set when a copy is over.
@@ -124,7 +124,7 @@ class SwappedPlacement(Placement):
     def __init__(
         self,
         device: Device,
-        recipe: Recipe,
+        recipes: Sequence[Recipe],
         limits: LayerUse,
         host_limit_bytes: int | None,
         wakeup: Wakeup,
@@ -132,7 +132,7 @@ class SwappedPlacement(Placement):
         super().__init__(device.torch_device)
         self._device = device
         self._limits = limits
-        self._sizes = StateSizes(recipe)
+        self._sizes = [StateSizes(recipe) for recipe in recipes]
         self._arena = HostArena(device.torch_device.type != "cpu", host_limit_bytes)
         self._swapper = Swapper(device, wakeup.set)
         self._memories: dict[LayerId, LayerMemory] = {}
@@ -156,7 +156,7 @@ class SwappedPlacement(Placement):
 
     def adopt(self, layer: LayerId, stored: StoredLayer) -> None:
         """See :class:`Placement`. Raises HostMemoryError when host memory has no room left."""
-        self._memories[layer] = LayerMemory(stored, self._sizes, self._arena)
+        self._memories[layer] = LayerMemory(stored, self._sizes[layer.stream], self._arena)
 
     def leave(self, layer: LayerId, is_sent: Callable[[], bool]) -> None:
         """See :class:`Placement`."""

@@ -16,7 +16,7 @@ import torch
 
 from naspipe.core.errors import InvariantError, NaspipeError, reason
 from naspipe.core.ids import LayerId
-from naspipe.runtime.devices.device import Device, Mark
+from naspipe.runtime.devices.ports import Device, Mark
 from naspipe.runtime.layers.resident_layer import LayerMemory
 
 CLOSE_SECONDS = 10.0

@@ -151,9 +151,9 @@ class _Agent:
     def _check(self, silence: float) -> None:
         """Rank 0 beats while it supervises; before and after, it may be at work for longer."""
         is_supervised = self._is_assigned and self._is_running
-        limit = self.execution.timeout_seconds
+        limit = self.execution.watch.timeout_seconds
         if is_supervised:
-            limit = self.execution.silence_seconds
+            limit = self.execution.watch.silence_seconds
         problem = ""
         if silence > limit:
             problem = (

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from naspipe.core.ids import FIRST_STREAM
 from naspipe.core.planned import Planned
 from naspipe.runtime.evaluating.evaluation_stage import EvaluationJob, EvaluationStage
-from naspipe.runtime.processes.stage_pool import Mailboxes, run_stages
+from naspipe.runtime.processes.stage_pool import LauncherSide, Mailboxes, run_stages
 from naspipe.runtime.processes.stopping import Stop
 from naspipe.runtime.processes.supervisor import StageReports
 from naspipe.runtime.wire.endpoints import SOCKETS_PREFIX, make_endpoints
@@ -49,19 +49,25 @@ def evaluate(
             what is no subnet.
     """
     mailboxes = Mailboxes()
-    stop = Stop(job.execution.stages, mailboxes.send)
+    stop = Stop(job.execution.pipeline.stages, mailboxes.send)
     collector = ScoreCollector(job, observer, score, mailboxes)
     with ExitStack() as stack:
         stack.callback(job.source.close)
         wakeup = stack.enter_context(Wakeup())
-        if job.execution.stages == 1 and job.execution.device == "cpu":
+        if job.execution.pipeline.stages == 1 and job.execution.hardware.device == "cpu":
             collector.start()
             run_alone(job, collector, mailboxes.local, EvaluationStage)
         else:
             directory = Path(stack.enter_context(TemporaryDirectory(prefix=SOCKETS_PREFIX)))
             endpoints = make_endpoints(job.execution, directory)
-            start = collector.start
-            run_stages(job, EvaluationStage, endpoints, collector, start, stop, wakeup, mailboxes)
+            side = LauncherSide(
+                collector=collector,
+                start=collector.start,
+                stop=stop,
+                wakeup=wakeup,
+                mailboxes=mailboxes,
+            )
+            run_stages(job, EvaluationStage, endpoints, side)
     return [collector.results[stage]["measured"] for stage in sorted(collector.results)]
 
 
@@ -75,7 +81,7 @@ class ScoreCollector(StageReports):
         score: Callable[[Scores], float],
         mailboxes: Mailboxes,
     ) -> None:
-        super().__init__(job.execution.stages)
+        super().__init__(job.execution.pipeline.stages)
         self._job = job
         self._observer = observer
         self._score = score
@@ -105,5 +111,5 @@ class ScoreCollector(StageReports):
     def _tell(self, first: int, planned: Sequence[Planned]) -> None:
         if planned:
             message = SubnetsMessage(FIRST_STREAM, first, tuple(planned))
-            for stage in range(self._job.execution.stages):
+            for stage in range(self._job.execution.pipeline.stages):
                 self._mailboxes.send(stage, message)

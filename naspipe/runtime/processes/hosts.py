@@ -48,7 +48,7 @@ def join(worker: Worker, execution: Execution) -> Hosts:
     """
     public, secret = zmq.curve_keypair()
     card = _card(worker, execution, public)
-    cards = exchange_cards(worker, card, execution.timeout_seconds)
+    cards = exchange_cards(worker, card, execution.watch.timeout_seconds)
     addresses = [
         [f"tcp://{each.address}:{port}" for port in _ports(execution, rank)]
         for rank, each in enumerate(cards)
@@ -70,13 +70,13 @@ def join(worker: Worker, execution: Execution) -> Hosts:
 
 def _ports(execution: Execution, rank: int) -> range:
     """Of the launcher or the agent, and of the stage."""
-    return range(execution.port + 2 * rank, execution.port + 2 * rank + 2)
+    return range(execution.wire.port + 2 * rank, execution.wire.port + 2 * rank + 2)
 
 
 def _card(worker: Worker, execution: Execution, public: bytes) -> WorkerCard:
     address = problem = ""
     try:
-        address = own_address(worker, execution.interface)
+        address = own_address(worker, execution.wire.interface)
         check_ports(address, _ports(execution, worker.rank))
     except ConfigError as error:
         problem = str(error)

@@ -28,6 +28,8 @@ from naspipe.runtime.processes.hosts import OtherHosts
 from naspipe.runtime.processes.publishing import Publisher, merge_parts
 from naspipe.runtime.processes.stage_pool import (
     FORK,
+    Elsewhere,
+    LauncherSide,
     Mailboxes,
     check_fit_for_forking,
     end_all,
@@ -43,7 +45,7 @@ from naspipe.runtime.wire.wakeup import Wakeup
 from naspipe.runtime.worker.garbage import calm_collector
 from naspipe.runtime.worker.stage_main import run_alone
 from naspipe.runtime.worker.stage_process import StageRun
-from naspipe.trace.results.losses import LossWriter
+from naspipe.trace.results.losses import SectionLosses
 from naspipe.trace.snapshots.checkpoints import FINAL
 
 
@@ -60,37 +62,35 @@ def launch(
         StorageError: when a file cannot be written.
         RunInterruptedError: after SIGINT or SIGTERM, behind a checkpoint.
     """
-    execution, num_stages = job.execution, job.execution.stages
+    execution, num_stages = job.execution, job.execution.pipeline.stages
     folders = [stream.directory.checkpoints for stream in job.streams]
     mailboxes = Mailboxes()
     stop = Stop(num_stages, mailboxes.send)
     with ExitStack() as stack:
         wakeup = stack.enter_context(Wakeup())
         losses = [
-            stack.enter_context(LossWriter(stream.directory.losses, stream.first))
+            stack.enter_context(
+                SectionLosses(stream.loss_files, stream.first, stream.workload.is_trained)
+            )
             for stream in job.streams
         ]
         validating = stack.enter_context(ValidationLauncher(job, observer))
         publisher = Publisher(
-            num_stages, job.generation, folders, losses, execution.keep_checkpoints, validating
+            num_stages, job.generation, folders, losses, execution.checkpoints.keep, validating
         )
         growing = stack.enter_context(GrowingStreams(job, mailboxes.send))
         collect = validating.collect
         collector = Collector(num_stages, losses, observer, publisher, stop, growing, collect)
         if job.is_causal:
             stack.enter_context(answered_signals(lambda number: _ask(stop, wakeup, number)))
-        if num_stages == 1 and execution.device == "cpu":
-            growing.start()
-            run_alone(job, collector, mailboxes.local)
-        else:
-            directory = Path(
-                stack.enter_context(tempfile.TemporaryDirectory(prefix=SOCKETS_PREFIX))
-            )
-            endpoints = others.hosts.endpoints if others else make_endpoints(execution, directory)
-            run_stages(
-                job, StageRun, endpoints, collector, growing.start, stop, wakeup, mailboxes,
-                others.hosts if others else None, others.assign(job) if others else None,
-            )  # fmt: skip
+        side = LauncherSide(
+            collector=collector,
+            start=growing.start,
+            stop=stop,
+            wakeup=wakeup,
+            mailboxes=mailboxes,
+        )
+        _run(job, side, others, stack)
         results = [collector.results[stage] for stage in sorted(collector.results)]
         if not results[0]["streams"]:
             raise _interruption(job, stop, publisher)
@@ -102,6 +102,21 @@ def launch(
     return [result["measured"] for result in results]
 
 
+def _run(job: Job, side: LauncherSide, others: OtherHosts | None, stack: ExitStack) -> None:
+    """Have the stages work to their end: a single one in this process, unless it has a GPU."""
+    execution = job.execution
+    if execution.pipeline.stages == 1 and execution.hardware.device == "cpu":
+        side.start()
+        run_alone(job, side.collector, side.mailboxes.local)
+        return
+    directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=SOCKETS_PREFIX)))
+    if others is None:
+        run_stages(job, StageRun, make_endpoints(execution, directory), side)
+        return
+    elsewhere = Elsewhere(hosts=others.hosts, assigned=others.assign(job))
+    run_stages(job, StageRun, others.hosts.endpoints, side, elsewhere)
+
+
 def _ask(stop: Stop, wakeup: Wakeup, signal_number: int) -> None:
     stop.request(signal_number)
     wakeup.set()
@@ -110,8 +125,8 @@ def _ask(stop: Stop, wakeup: Wakeup, signal_number: int) -> None:
 def _interruption(job: Job, stop: Stop, publisher: Publisher) -> RunInterruptedError:
     """What to say of a run that was asked to end and has done so."""
     cuts = [publisher.newest.get(number, each.first) for number, each in enumerate(job.streams)]
-    path = job.streams[0].directory.path
-    where = path if len(job.streams) == 1 else path.parent
+    path, *others = job.claimed
+    where = path.parent if others else path
     return RunInterruptedError(
         stop.signal_number,
         f"interrupted by {signal.Signals(stop.signal_number).name}, with a checkpoint at subnet "

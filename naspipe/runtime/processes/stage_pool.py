@@ -13,6 +13,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -26,7 +27,7 @@ from naspipe.runtime.processes.claim import record_processes
 from naspipe.runtime.processes.hosts import JOB, Announcer, Hosts
 from naspipe.runtime.processes.liveness import Liveness
 from naspipe.runtime.processes.stopping import Stop
-from naspipe.runtime.processes.supervisor import ReportTaker, supervise
+from naspipe.runtime.processes.supervisor import StageReports, supervise
 from naspipe.runtime.wire.authenticator import Authenticator
 from naspipe.runtime.wire.endpoints import Endpoints
 from naspipe.runtime.wire.messages import LauncherMessage, launcher_frames
@@ -54,17 +55,38 @@ class Mailboxes:
             self.local.append(message)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LauncherSide:
+    """What a launcher has to do with its stages while they run."""
+
+    collector: StageReports
+    """Takes their reports."""
+    start: Callable[[], None]
+    """Called when messages can be sent to them."""
+    stop: Stop
+    """Of a wish to end."""
+    wakeup: Wakeup
+    """Set with it."""
+    mailboxes: Mailboxes
+    """The way to them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Elsewhere:
+    """The other hosts, where there are several."""
+
+    hosts: Hosts
+    """Where all stages but stage 0 are."""
+    assigned: Mapping[str, Any]
+    """What their workers need to make the job."""
+
+
 def run_stages(
     job: PipelineJob,
     make: Callable[..., StageWork],
     endpoints: Endpoints,
-    collector: ReportTaker,
-    start: Callable[[], None],
-    stop: Stop,
-    wakeup: Wakeup,
-    mailboxes: Mailboxes,
-    hosts: Hosts | None = None,
-    assigned: Mapping[str, Any] | None = None,
+    side: LauncherSide,
+    elsewhere: Elsewhere | None = None,
 ) -> None:
     """Run the stages in processes of their own until all are done.
 
@@ -72,40 +94,35 @@ def run_stages(
         job: what they do.
         make: makes a stage's work, as ``StageRun`` is made.
         endpoints: of the stages and this process.
-        collector: takes their reports.
-        start: called when messages can be sent to them.
-        stop: of a wish to end.
-        wakeup: set with it.
-        mailboxes: the way to them.
-        hosts: where all but stage 0 are, on several hosts.
-        assigned: what their workers need to make the job.
+        side: what this process has to do with them.
+        elsewhere: the other hosts.
 
     Raises:
         StageFailedError: with the first cause, once every stage has ended.
         ConfigError, StorageError: what a stage found.
     """
     execution = job.execution
-    check_fit_for_forking(execution.device)
-    here = range(1 if hosts else execution.stages)
+    check_fit_for_forking(execution.hardware.device)
+    here = range(1 if elsewhere else execution.pipeline.stages)
     with _stage_processes(job, make, endpoints, here) as processes, ExitStack() as stack:
         context: zmq.Context[Any] = zmq.Context()
         stack.callback(context.destroy, linger=0)
         stack.enter_context(Authenticator(context, endpoints.public_keys.values()))
         inbox = bind_inbox(context, endpoints.launcher, endpoints)
-        collector.liveness = Liveness(
-            range(execution.stages),
+        side.collector.liveness = Liveness(
+            range(execution.pipeline.stages),
             time.monotonic(),
-            execution.silence_seconds,
-            execution.timeout_seconds,
+            execution.watch.silence_seconds,
+            execution.watch.timeout_seconds,
         )
-        mailboxes.outboxes += [
+        side.mailboxes.outboxes += [
             connect_outbox(context, address, endpoints) for address in endpoints.stages
         ]
-        announcer = Announcer(context, hosts)
-        if hosts:
-            announcer.tell(JOB, assigned)
-        start()
-        supervise(inbox, processes, collector, stop, wakeup, announcer.beat)
+        announcer = Announcer(context, elsewhere.hosts if elsewhere else None)
+        if elsewhere:
+            announcer.tell(JOB, elsewhere.assigned)
+        side.start()
+        supervise(inbox, processes, side.collector, side.stop, side.wakeup, announcer.beat)
         stack.close()
         for process in processes.values():
             process.join(_GRACE_SECONDS + 10)

@@ -10,14 +10,13 @@ from typing import Any, NoReturn, Protocol
 import zmq
 
 from naspipe.core.errors import ConfigError, StageFailedError, StorageError
-from naspipe.core.ids import FIRST_STREAM
 from naspipe.runtime.processes.growing_streams import GrowingStreams
 from naspipe.runtime.processes.liveness import Liveness
 from naspipe.runtime.processes.publishing import Publisher
 from naspipe.runtime.processes.stopping import Stop
 from naspipe.runtime.wire.reports import LaunchObserver, read_report
 from naspipe.runtime.wire.wakeup import Wakeup
-from naspipe.trace.results.losses import LossWriter
+from naspipe.trace.results.losses import SectionLosses
 
 _POLL_MS = 1000
 _LAST_WORDS_SECONDS = 0.5
@@ -116,7 +115,7 @@ class Collector(StageReports):
     def __init__(
         self,
         num_stages: int,
-        losses: Sequence[LossWriter],
+        losses: Sequence[SectionLosses],
         observer: LaunchObserver,
         publisher: Publisher,
         stop: Stop,
@@ -142,7 +141,9 @@ class Collector(StageReports):
         match kind:
             case "loss":
                 stream, sequence_id, loss = body["stream"], body["sequence_id"], body["loss"]
-                self._losses[stream].append(FIRST_STREAM, sequence_id, loss, body["bits"])
+                self._losses[stream].append(body["section"], sequence_id, loss, body["bits"])
+                if body["section"]:
+                    return
                 self._observer.on_loss(stream, sequence_id, loss)
                 self._growing.take(stream, sequence_id, loss)
                 self._collect()

@@ -38,7 +38,7 @@ class ValidationLauncher:
     def __init__(self, job: Job, observer: LaunchObserver) -> None:
         self._job = job
         self._observer = observer
-        self._every = job.execution.validate_every * job.steps.passes
+        self._every = job.execution.validation.every_steps * job.steps.passes
         self._files: dict[int, ValidationFile] = {}
         self._waiting: dict[int, list[int]] = {}
         """Of each stream that is validated, the cuts that were asked for, in order."""
@@ -70,7 +70,13 @@ class ValidationLauncher:
         validations = [stream.validation for stream in self._job.streams]
         self._process = FORK.Process(
             target=_main,
-            args=(validations, self._job.execution.device, self._connection, theirs, gives_way),
+            args=(
+                validations,
+                self._job.execution.hardware.device,
+                self._connection,
+                theirs,
+                gives_way,
+            ),
             name="naspipe-validator",
         )
         with quiet_fork():

@@ -40,7 +40,7 @@ def check_endpoints(execution: Execution) -> None:
     Raises:
         ConfigError: when a port is in use, or the temporary directory's path is too long.
     """
-    if execution.stages > 1 or execution.device != "cpu":
+    if execution.pipeline.stages > 1 or execution.hardware.device != "cpu":
         make_endpoints(execution, Path(tempfile.gettempdir()) / f"{SOCKETS_PREFIX}{8 * 'x'}")
 
 
@@ -50,9 +50,9 @@ def make_endpoints(execution: Execution, directory: Path) -> Endpoints:
     Raises:
         ConfigError: when a port is in use, or the directory's path is too long.
     """
-    if execution.transport == "tcp":
-        return tcp_endpoints(execution.port, execution.stages, directory)
-    return ipc_endpoints(directory, execution.stages)
+    if execution.wire.transport == "tcp":
+        return tcp_endpoints(execution.wire.port, execution.pipeline.stages, directory)
+    return ipc_endpoints(directory, execution.pipeline.stages)
 
 
 def ipc_endpoints(directory: Path, num_stages: int) -> Endpoints:

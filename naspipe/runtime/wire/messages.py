@@ -14,10 +14,11 @@ from naspipe.core.partition import make_partition
 from naspipe.core.planned import Planned
 from naspipe.core.subnet import Subnet
 from naspipe.core.task import Task, TaskKind
+from naspipe.core.wiring import CHAIN, InputName
 from naspipe.runtime.devices.staging import HOST, Staging
 from naspipe.runtime.wire.tensor_codec import decode, decode_into, describe, encode
 
-_INPUT, _ANNOUNCED, _VERSION, _NORMS = "input", "announced", "version", "norms"
+_INPUT, _ANNOUNCED, _VERSION, _SHARE = "input", "announced", "version", "contribution"
 _CONTROL, _SUBNETS = "control", "subnets"
 HOLD, STOP = "hold", "stop"
 
@@ -28,6 +29,7 @@ class InputMessage(NamedTuple):
     task: Task
     upcoming: tuple[Task, ...]
     tensors: tuple[torch.Tensor | None, ...]
+    name: InputName = CHAIN
 
 
 class Announcement(NamedTuple):
@@ -37,6 +39,7 @@ class Announcement(NamedTuple):
     task: Task
     upcoming: tuple[Task, ...]
     entries: tuple[Any, ...]
+    name: InputName = CHAIN
 
 
 class ReceivedTensor(NamedTuple):
@@ -55,21 +58,25 @@ class ReceivedTensor(NamedTuple):
 
 
 class VersionMessage(NamedTuple):
-    """A layer that another stage hands over: its newest version and its state by name."""
+    """A layer that another stage hands over: its newest version and its state by name.
+
+    Sent with tensors and plain values, received with :class:`ReceivedTensor`.
+    """
 
     layer: LayerId
     version: Version
-    state: list[tuple[str, ReceivedTensor]]
+    state: Sequence[tuple[str, Any]]
 
 
-class NormsMessage(NamedTuple):
-    """The norms of a step's gradients on one stage, by block and candidate."""
+class ContributionMessage(NamedTuple):
+    """What one stage contributes to an exchange of a step: tensors and plain values by name."""
 
+    exchange: str
     stream: StreamId
     sequence_id: SequenceId
     """The step's first."""
-    stage: StageId
-    norms: Mapping[tuple[int, int], float]
+    sender: StageId
+    values: Mapping[str, Any]
 
 
 class ControlMessage(NamedTuple):
@@ -88,7 +95,8 @@ class SubnetsMessage(NamedTuple):
 
 
 LauncherMessage = ControlMessage | SubnetsMessage
-Message = InputMessage | VersionMessage | NormsMessage | LauncherMessage
+StageMessage = InputMessage | VersionMessage | ContributionMessage
+Message = StageMessage | LauncherMessage
 
 
 def launcher_frames(message: LauncherMessage) -> list[Any]:
@@ -99,45 +107,35 @@ def launcher_frames(message: LauncherMessage) -> list[Any]:
     return [msgpack.packb([_SUBNETS, [message.stream, message.first], planned])]
 
 
-def norms_frames(message: NormsMessage) -> list[Any]:
-    """The one frame of a :class:`NormsMessage`; every bit of each norm is in it."""
-    norms = [[*layer, norm] for layer, norm in message.norms.items()]
-    return [msgpack.packb([_NORMS, message[:3], norms])]
-
-
-def input_frames(
-    receiver: Task,
-    upcoming: Sequence[Task],
-    tensors: Sequence[torch.Tensor | None],
-    staging: Staging = HOST,
-) -> list[Any]:
-    """The frames of an :class:`InputMessage`.
+def stage_frames(message: StageMessage, staging: Staging = HOST) -> list[Any]:
+    """The frames of what one stage says to another.
 
     They share the memory of tensors in host memory; from a device they are complete copies.
     """
-    encoded = [encode(tensor, staging) for tensor in tensors]
-    staging.wait()
-    tasks = [_plain(task) for task in (receiver, *upcoming)]
-    header = msgpack.packb([_INPUT, tasks, [entry for entry, _ in encoded]])
-    return [header, *(frame for _, frame in encoded)]
+    match message:
+        case InputMessage(task, upcoming, tensors, name):
+            encoded = [encode(tensor, staging) for tensor in tensors]
+            staging.wait()
+            tasks = [_plain(each) for each in (task, *upcoming)]
+            header = msgpack.packb([_INPUT, [name, *tasks], [entry for entry, _ in encoded]])
+            return [header, *(frame for _, frame in encoded)]
+        case VersionMessage(layer, version, state):
+            return _state_frames(_VERSION, [*layer, version], state, staging)
+        case ContributionMessage():
+            state = list(message.values.items())
+            return _state_frames(_SHARE, list(message[:4]), state, staging)
 
 
-def announcement_frames(
-    sender: StageId,
-    receiver: Task,
-    upcoming: Sequence[Task],
-    tensors: Sequence[torch.Tensor | None],
-) -> list[Any]:
+def announcement_frames(sender: StageId, message: InputMessage) -> list[Any]:
     """The one frame of an :class:`Announcement`."""
-    tasks = [_plain(task) for task in (receiver, *upcoming)]
-    entries = [None if tensor is None else describe(tensor) for tensor in tensors]
-    return [msgpack.packb([_ANNOUNCED, [sender, *tasks], entries])]
+    tasks = [_plain(task) for task in (message.task, *message.upcoming)]
+    entries = [None if tensor is None else describe(tensor) for tensor in message.tensors]
+    return [msgpack.packb([_ANNOUNCED, [sender, message.name, *tasks], entries])]
 
 
-def version_frames(
-    layer: LayerId, version: Version, state: Sequence[tuple[str, Any]], staging: Staging = HOST
+def _state_frames(
+    what: str, subject: list[Any], state: Sequence[tuple[str, Any]], staging: Staging
 ) -> list[Any]:
-    """The frames of a :class:`VersionMessage`; see :func:`input_frames` for their memory."""
     entries: list[Any] = []
     frames: list[memoryview] = []
     for name, value in state:
@@ -148,7 +146,7 @@ def version_frames(
         else:
             entries.append([name, False, value])
     staging.wait()
-    return [msgpack.packb([_VERSION, [*layer, version], entries]), *frames]
+    return [msgpack.packb([what, subject, entries]), *frames]
 
 
 def read_message(
@@ -162,21 +160,23 @@ def read_message(
     try:
         what, subject, entries = msgpack.unpackb(header)
         if what == _INPUT:
-            task, *upcoming = map(_task, subject)
+            name, *tasks = subject
+            task, *upcoming = map(_task, tasks)
             pairs = zip(entries, frames, strict=True)
             tensors = tuple(decode(entry, frame, staging) for entry, frame in pairs)
-            return InputMessage(task, tuple(upcoming), tensors)
+            return InputMessage(task, tuple(upcoming), tensors, _input_name(name))
         if what == _ANNOUNCED:
-            sender, *tasks = subject
+            sender, name, *tasks = subject
             task, *upcoming = map(_task, tasks)
-            return Announcement(StageId(sender), task, tuple(upcoming), tuple(entries))
+            sent = (task, tuple(upcoming), tuple(entries), _input_name(name))
+            return Announcement(StageId(sender), *sent)
         if what == _CONTROL and not frames:
             return _control(subject, entries)
         if what == _SUBNETS and not frames:
             stream, first = map(int, subject)
             return _subnets(stream, first, entries)
-        if what == _NORMS and not frames:
-            return _norms(subject, entries)
+        if what == _SHARE:
+            return _contribution(subject, _read_state(entries, frames))
         if what != _VERSION:
             raise ValueError(f"a message of kind {what!r:.40}")
         stream, block, candidate, version = subject
@@ -215,16 +215,29 @@ def _subnets(stream: int, first: int, entries: Sequence[Any]) -> SubnetsMessage:
     return SubnetsMessage(StreamId(stream), first, planned)
 
 
-def _norms(subject: Any, entries: Any) -> NormsMessage:
-    stream, sequence_id, stage = map(int, subject)
-    norms = {(int(block), int(candidate)): float(norm) for block, candidate, norm in entries}
-    return NormsMessage(StreamId(stream), SequenceId(sequence_id), StageId(stage), norms)
+def _contribution(subject: Any, state: Iterator[tuple[str, ReceivedTensor]]) -> ContributionMessage:
+    exchange, *numbers = subject
+    stream, sequence_id, sender = map(int, numbers)
+    values = {name: received.value() for name, received in state}
+    if not isinstance(exchange, str):
+        raise ValueError(f"an exchange called {exchange!r:.40}")
+    return ContributionMessage(
+        exchange, StreamId(stream), SequenceId(sequence_id), StageId(sender), values
+    )
+
+
+def _input_name(name: Any) -> InputName:
+    if not isinstance(name, str):
+        raise ValueError(f"an input called {name!r:.40}")
+    return InputName(name)
 
 
 def _plain(task: Task) -> list[Any]:
-    return [*task[:2], task.kind.value, task.stage]
+    return [*task[:2], task.kind.value, task.stage, task.section]
 
 
 def _task(values: Sequence[Any]) -> Task:
-    stream, sequence_id, kind, stage = values
-    return Task(StreamId(stream), SequenceId(sequence_id), TaskKind(kind), StageId(stage))
+    stream, sequence_id, kind, stage, section = values
+    return Task(
+        StreamId(stream), SequenceId(sequence_id), TaskKind(kind), StageId(stage), int(section)
+    )

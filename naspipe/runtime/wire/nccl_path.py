@@ -22,9 +22,8 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 
-from naspipe.core.ids import LayerId, StageId, Version
-from naspipe.core.task import Task
-from naspipe.runtime.wire.messages import Announcement, InputMessage, Message, NormsMessage
+from naspipe.core.ids import StageId
+from naspipe.runtime.wire.messages import Announcement, InputMessage, Message, StageMessage
 from naspipe.runtime.wire.tensor_codec import blank, raw_bytes
 from naspipe.runtime.wire.transport import Sending, ZmqTransport
 
@@ -54,25 +53,14 @@ class NcclTransport:
     def __exit__(self, *exception: object) -> None:
         self._stack.__exit__(*exception)  # type: ignore[arg-type]
 
-    def send_input(
-        self,
-        receiver: Task,
-        upcoming: Sequence[Task],
-        tensors: Sequence[torch.Tensor | None],
-    ) -> None:
+    def send(self, stage: StageId, message: StageMessage) -> Sending:
         """See :class:`naspipe.runtime.wire.transport.Transport`."""
-        self._inner.announce_input(receiver, upcoming, tensors)
-        self._pairs.send(receiver.stage, [tensor for tensor in tensors if tensor is not None])
-
-    def send_version(
-        self, stage: StageId, layer: LayerId, version: Version, state: Sequence[tuple[str, Any]]
-    ) -> Sending:
-        """See :class:`naspipe.runtime.wire.transport.Transport`."""
-        return self._inner.send_version(stage, layer, version, state)
-
-    def send_norms(self, stage: StageId, message: NormsMessage) -> None:
-        """See :class:`naspipe.runtime.wire.transport.Transport`."""
-        self._inner.send_norms(stage, message)
+        if not isinstance(message, InputMessage):
+            return self._inner.send(stage, message)
+        self._inner.announce(stage, message)
+        tensors = [tensor for tensor in message.tensors if tensor is not None]
+        self._pairs.send(stage, tensors)
+        return Sending(sum(tensor.nbytes for tensor in tensors), lambda: False)
 
     def receive(self, timeout_seconds: float) -> Message | None:
         """See :class:`naspipe.runtime.wire.transport.Transport`."""
@@ -80,7 +68,7 @@ class NcclTransport:
         if not isinstance(message, Announcement):
             return message
         tensors = self._pairs.receive(message.sender, message.entries)
-        return InputMessage(message.task, message.upcoming, tensors)
+        return InputMessage(message.task, message.upcoming, tensors, message.name)
 
 
 class Pairs:

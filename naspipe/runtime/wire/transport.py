@@ -13,25 +13,23 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple, Protocol, Self
 
-import torch
 import zmq
 
 from naspipe.core.errors import TransportError
-from naspipe.core.ids import LayerId, StageId, Version
-from naspipe.core.task import Task
+from naspipe.core.ids import StageId
 from naspipe.runtime.devices.staging import HOST, Staging
 from naspipe.runtime.wire.authenticator import DOMAIN, Authenticator
 from naspipe.runtime.wire.endpoints import Endpoints
 from naspipe.runtime.wire.messages import (
     Announcement,
+    InputMessage,
     LauncherMessage,
     Message,
-    NormsMessage,
+    StageMessage,
+    VersionMessage,
     announcement_frames,
-    input_frames,
-    norms_frames,
     read_message,
-    version_frames,
+    stage_frames,
 )
 from naspipe.runtime.wire.wakeup import Wakeup
 
@@ -42,11 +40,12 @@ _LINGER_MS = 10_000
 
 
 class Sending(NamedTuple):
-    """A layer on its way."""
+    """A message on its way."""
 
     nbytes: int
     is_over: Callable[[], bool]
-    """Whether its tensors' memory is needed no more."""
+    """Whether its tensors' memory is needed no more; never said but of layers, whose memory is
+    used again."""
 
 
 class Transport(Protocol):
@@ -56,23 +55,8 @@ class Transport(Protocol):
 
     def __exit__(self, *exception: object) -> None: ...
 
-    def send_input(
-        self,
-        receiver: Task,
-        upcoming: Sequence[Task],
-        tensors: Sequence[torch.Tensor | None],
-    ) -> None:
-        """Start sending the input of ``receiver``; the tensors must not change afterwards."""
-        ...
-
-    def send_version(
-        self, stage: StageId, layer: LayerId, version: Version, state: Sequence[tuple[str, Any]]
-    ) -> Sending:
-        """Start handing a layer over; its tensors must not change until it is sent."""
-        ...
-
-    def send_norms(self, stage: StageId, message: NormsMessage) -> None:
-        """Tell another stage the norms of a step's gradients."""
+    def send(self, stage: StageId, message: StageMessage) -> Sending:
+        """Start sending a message; its tensors must not change until it is sent."""
         ...
 
     def receive(self, timeout_seconds: float) -> Message | None:
@@ -98,23 +82,12 @@ class NoTransport:
     def __exit__(self, *exception: object) -> None:
         """Nothing to end."""
 
-    def send_input(
-        self,
-        receiver: Task,
-        upcoming: Sequence[Task],
-        tensors: Sequence[torch.Tensor | None],
-    ) -> None:
-        """Never right on one stage."""
-        raise TransportError(f"{receiver}: there is only one stage")
+    def send(self, stage: StageId, message: StageMessage) -> Sending:
+        """Nobody is there.
 
-    def send_version(
-        self, stage: StageId, layer: LayerId, version: Version, state: Sequence[tuple[str, Any]]
-    ) -> Sending:
-        """Never right on one stage."""
-        raise TransportError(f"layer {layer}: there is only one stage")
-
-    def send_norms(self, stage: StageId, message: NormsMessage) -> None:
-        """Never right on one stage."""
+        Raises:
+            TransportError: always.
+        """
         raise TransportError(f"stage {stage}: there is only one stage")
 
     def receive(self, timeout_seconds: float) -> Message | None:
@@ -200,38 +173,21 @@ class ZmqTransport:
     def __exit__(self, *exception: object) -> None:
         self._resources.close()
 
-    def send_input(
-        self,
-        receiver: Task,
-        upcoming: Sequence[Task],
-        tensors: Sequence[torch.Tensor | None],
-    ) -> None:
+    def send(self, stage: StageId, message: StageMessage) -> Sending:
         """See :class:`Transport`."""
-        self._send(receiver.stage, input_frames(receiver, upcoming, tensors, self._staging))
-
-    def announce_input(
-        self,
-        receiver: Task,
-        upcoming: Sequence[Task],
-        tensors: Sequence[torch.Tensor | None],
-    ) -> None:
-        """Say that the input of ``receiver`` takes another way, and what its tensors are."""
-        frames = announcement_frames(self._stage, receiver, upcoming, tensors)
-        self._send(receiver.stage, frames)
-
-    def send_version(
-        self, stage: StageId, layer: LayerId, version: Version, state: Sequence[tuple[str, Any]]
-    ) -> Sending:
-        """See :class:`Transport`."""
-        frames = version_frames(layer, version, state, self._staging)
+        frames = stage_frames(message, self._staging)
+        nbytes = sum(map(_nbytes, frames))
+        if not isinstance(message, VersionMessage):
+            self._send(stage, frames)
+            return Sending(nbytes, lambda: False)
         tracked = [zmq.Frame(frame, track=True) for frame in frames]
         self._send(stage, tracked)
         tracker = zmq.MessageTracker(*tracked)
-        return Sending(sum(map(len, frames)), lambda: tracker.done)
+        return Sending(nbytes, lambda: tracker.done)
 
-    def send_norms(self, stage: StageId, message: NormsMessage) -> None:
-        """See :class:`Transport`."""
-        self._send(stage, norms_frames(message))
+    def announce(self, stage: StageId, message: InputMessage) -> None:
+        """Say that an input takes another way, and what its tensors are."""
+        self._send(stage, announcement_frames(self._stage, message))
 
     def _send(self, stage: StageId, frames: Sequence[Any]) -> None:
         if (largest := max(map(_nbytes, frames))) > MAX_FRAME_BYTES:

@@ -20,7 +20,7 @@ def start_device(execution: Execution, stage: StageId) -> str:
     Raises:
         ConfigError: when CUDA cannot be started here.
     """
-    name = device_name(execution.device, stage)
+    name = device_name(execution.hardware.device, stage)
     if name != "cpu":
         start_cuda(torch.device(name))
     return name
@@ -36,10 +36,10 @@ def connect(
     """
     device = torch.device(start_device(execution, stage))
     sockets = ZmqTransport(stage, endpoints, wakeup, Staging(device))
-    if execution.data_path == "zmq" or execution.stages == 1:
+    if execution.wire.data_path == "zmq" or execution.pipeline.stages == 1:
         return sockets
     from naspipe.runtime.wire.nccl_path import NcclTransport, Pairs
 
-    seconds = execution.timeout_seconds
-    pairs = Pairs(stage, execution.stages, device, endpoints.directory, seconds)
+    seconds = execution.watch.timeout_seconds
+    pairs = Pairs(stage, execution.pipeline.stages, device, endpoints.directory, seconds)
     return NcclTransport(sockets, pairs)

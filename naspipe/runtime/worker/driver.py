@@ -11,17 +11,18 @@ import torch
 from naspipe.core.commands import (
     CaptureLayer,
     Command,
+    Contribute,
     DropVersion,
     EvictLayer,
     FinishCut,
     LoadLayer,
     PushVersion,
     RecordAccess,
+    RequestField,
     RetireSubnet,
     RunTask,
     SaveLayer,
     SendOutput,
-    ShareNorms,
     WriteLayer,
 )
 from naspipe.core.errors import TransportError
@@ -32,31 +33,27 @@ from naspipe.core.events import (
     InputArrived,
     LayerLoaded,
     LayerSaved,
-    StreamResumed,
     SubnetAdmitted,
     WriteFinished,
 )
 from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
 from naspipe.core.planned import Planned
 from naspipe.core.task import Task
-from naspipe.runtime.blocks.ports import BlockCompute
-from naspipe.runtime.checkpoints.checkpointer import Checkpointer
-from naspipe.runtime.devices.memory_retry import MemoryRetry
 from naspipe.runtime.memory.swapper import SwapKind
 from naspipe.runtime.wire.messages import (
     HOLD,
+    ContributionMessage,
     ControlMessage,
     InputMessage,
     Message,
-    NormsMessage,
     SubnetsMessage,
     VersionMessage,
 )
-from naspipe.runtime.wire.transport import Transport
+from naspipe.runtime.worker.effects import DriverOptions, Effects, needed
 from naspipe.runtime.worker.idle_work import IdleWork
 from naspipe.runtime.worker.layer_exchange import LayerExchange
-from naspipe.runtime.worker.norm_exchange import NormExchange
-from naspipe.runtime.worker.stage_sink import StageSink
+from naspipe.runtime.worker.memory_retry import MemoryRetry
+from naspipe.runtime.worker.output_sender import OutputSender
 from naspipe.stage.controller import StageController
 from naspipe.stage.intake import Intake
 
@@ -67,52 +64,42 @@ class StageDriver:
     Args:
         stage: which stage this is.
         controller: takes every decision.
-        compute: tensors of this stage.
-        transport: the way to the other stages.
+        effects: carry its commands out.
         intakes: of each stream; which subnets may be under way.
-        sink: where results go.
-        checkpointer: captures what belongs to a checkpoint.
-        resumed: streams that go on behind a checkpoint.
-        timeout_seconds: how long to wait for a message before giving up.
-        digests: hash the bytes that every WRITE leaves.
-        is_trained: subnets have a backward and WRITEs too.
+        options: how the loop goes on.
     """
 
     def __init__(
         self,
         stage: StageId,
         controller: StageController,
-        compute: BlockCompute,
-        transport: Transport,
+        effects: Effects,
         intakes: Sequence[Intake],
-        sink: StageSink,
-        checkpointer: Checkpointer,
-        resumed: Sequence[StreamResumed] = (),
-        *,
-        timeout_seconds: float,
-        digests: bool = False,
-        is_trained: bool = True,
+        options: DriverOptions,
     ) -> None:
         self._doing: tuple[object, LayerId | None] = ("start", None)
         self._stage = stage
         self._controller = controller
-        self._compute = compute
-        self._transport = transport
-        self._layers = LayerExchange(compute, transport)
-        self._norms = NormExchange(stage, compute, transport)
+        self._compute = effects.compute
+        self._stores = effects.stores
+        self._placement = effects.placement
+        self._transport = effects.transport
+        self._outputs = OutputSender(stage, effects.compute, effects.transport)
+        self._contributions = effects.contributions(stage)
+        self._sink = effects.sink
+        self._checkpointer = effects.checkpointer
+        self._updates = effects.updates
+        self._fields = effects.fields
+        self._layers = LayerExchange(effects.stores, effects.placement, effects.transport)
+        self._options = options
         self._intakes = tuple(intakes)
         self._early: list[InputMessage] = []  # for subnets that this stage was not told of yet
-        self._sink = sink
-        self._checkpointer = checkpointer
-        self._resumed = tuple(resumed)
+        self._unadmitted: deque[Planned] = deque()
         self._is_held = False
-        self._timeout_seconds = timeout_seconds
-        self._digests = digests
-        self._is_trained = is_trained
         self._run: deque[tuple[Task, LayerId, Version]] = deque()
         self._events: deque[Event] = deque()
-        self._idle_work = IdleWork(controller, compute, self._tell)
-        self._memory_retry = MemoryRetry(compute.free_memory)
+        self._idle_work = IdleWork(controller, effects.stores, self._tell)
+        self._memory_retry = MemoryRetry(effects.compute.free_memory)
 
     @property
     def current(self) -> str:
@@ -149,7 +136,7 @@ class StageDriver:
             raise self._compute.explain_shortage(error, self.current) from error
 
     def _work(self) -> None:
-        for event in self._resumed:
+        for event in self._options.resumed:
             self._tell(event)
         for intake in self._intakes:
             self._admit(intake.open())
@@ -169,31 +156,35 @@ class StageDriver:
         task, layer, version = self._run.popleft()
         self._doing = (task, layer)
         start_ns = time.monotonic_ns()
-        loss = self._memory_retry.attempt(lambda: self._compute.run_block(task, layer, version))
-        if loss is not None:
-            self._sink.loss(task.stream, task.sequence_id, loss)
+        result = self._memory_retry.attempt(lambda: self._compute.run_block(task, layer, version))
+        if result is not None:
+            self._sink.result(task.stream, task.sequence_id, result)
         self._tell(BlockFinished(time.monotonic_ns(), task, layer.block, start_ns))
 
     def _look(self) -> None:
         """Take in every message that is here already, and every copy that is over."""
-        self._take_copies()
+        self._take_arrivals()
         while message := self._transport.receive(0):
             self._accept(message)
 
-    def _take_copies(self) -> bool:
-        """Tell of layers that were loaded or saved; whether there were any."""
+    def _take_arrivals(self) -> bool:
+        """Tell of layers that were loaded or saved, and of fields; whether there were any."""
         self._checkpointer.report()
-        finished = self._compute.placement.take_finished()
-        for copy in finished:
-            told = LayerLoaded if copy.kind is SwapKind.LOADED else LayerSaved
-            self._tell(told(time.monotonic_ns(), copy.layer))
-        return bool(finished)
+        told: list[Event] = []
+        for copy in self._placement.take_finished():
+            kind = LayerLoaded if copy.kind is SwapKind.LOADED else LayerSaved
+            told.append(kind(time.monotonic_ns(), copy.layer))
+        if self._fields is not None:
+            told += self._fields.take()
+        for event in told:
+            self._tell(event)
+        return bool(told)
 
     def _wait(self) -> None:
         """Wait for a message or a copy; until one comes, do what has to be done some time."""
         self._doing = ("waiting", None)
-        deadline = time.monotonic() + self._timeout_seconds
-        while not self._take_copies():
+        deadline = time.monotonic() + self._options.timeout_seconds
+        while not self._take_arrivals():
             left = 0.0 if self._idle_work else deadline - time.monotonic()
             message = self._transport.receive(max(0.0, left))
             if message is not None:
@@ -203,7 +194,8 @@ class StageDriver:
                 self._idle_work.go_on()
             elif left <= 0:
                 raise TransportError(
-                    f"stage {self._stage}: nothing arrived for {self._timeout_seconds:g} s; "
+                    f"stage {self._stage}: nothing arrived for "
+                    f"{self._options.timeout_seconds:g} s; "
                     f"oldest work: {'; '.join(self._controller.unfinished[:3])}"
                 )
         self._look()
@@ -212,14 +204,14 @@ class StageDriver:
         match message:
             case InputMessage(task) if not self._intakes[task.stream].knows(task.sequence_id):
                 self._early.append(message)
-            case InputMessage(task, upcoming, tensors):
+            case InputMessage(task, upcoming, tensors, name):
                 self._admit(self._intakes[task.stream].reach(task.sequence_id))
-                self._compute.accept(task, tensors)
-                self._tell(InputArrived(time.monotonic_ns(), task, upcoming))
+                self._compute.accept(task, tensors, name)
+                self._tell(InputArrived(time.monotonic_ns(), task, upcoming, name))
             case VersionMessage():
                 self._tell(self._layers.take(message))
-            case NormsMessage():
-                self._tell(self._norms.take(message))
+            case ContributionMessage():
+                self._tell(needed(self._contributions, message).take(message))
             case SubnetsMessage(stream, first, planned):
                 self._admit(self._intakes[stream].learn(first, planned))
                 early, self._early = self._early, []
@@ -242,12 +234,18 @@ class StageDriver:
                 self._tell(CutAdmitted(time.monotonic_ns(), StreamId(stream), SequenceId(cut)))
 
     def _admit(self, planned: Iterable[Planned]) -> None:
-        for subnet, partition, priorities in planned:
+        """Tell of subnets in their order; one that has nothing to do here lets others in."""
+        is_at_it = bool(self._unadmitted)
+        self._unadmitted.extend(planned)
+        while self._unadmitted and not is_at_it:
+            subnet, partition, priorities = self._unadmitted[0]
             stream, y, now_ns = subnet.stream, subnet.sequence_id, time.monotonic_ns()
             if self._checkpointer.is_due(stream, y):
                 self._tell(CutAdmitted(now_ns, stream, y, self._checkpointer.patience))
             self._idle_work.make(map(subnet.layer, partition.blocks(self._stage)))
-            self._tell(SubnetAdmitted(now_ns, subnet, partition, priorities, self._is_trained))
+            is_trained = self._options.wiring.of(stream).is_trained
+            self._tell(SubnetAdmitted(now_ns, subnet, partition, priorities, is_trained))
+            self._unadmitted.popleft()
 
     def _tell(self, event: Event) -> None:
         """Let the controller handle an event, and what carrying its commands out leads to."""
@@ -266,17 +264,20 @@ class StageDriver:
                 self._run.extend((task, *read) for read in reads)
             case WriteLayer():
                 self._write(command)
-            case SendOutput(receiver, upcoming):
-                self._transport.send_input(receiver, upcoming, self._compute.output(receiver))
-            case ShareNorms():
-                self._tell(self._norms.share(command))
+            case SendOutput():
+                self._outputs.send(command)
+            case RequestField(task, field):
+                needed(self._fields, command).request(task, field)
+            case Contribute():
+                for event in needed(self._contributions, command).hand_out(command):
+                    self._tell(event)
             case PushVersion():
                 self._layers.push(command)
             case LoadLayer(layer):
-                self._compute.layer(layer)
-                self._memory_retry.attempt(lambda: self._compute.placement.load(layer))
+                _ = self._stores[layer.stream][layer]  # made now, if it has not been made yet
+                self._memory_retry.attempt(lambda: self._placement.load(layer))
             case SaveLayer(layer):
-                self._compute.placement.save(layer)
+                self._placement.save(layer)
             case EvictLayer(layer):
                 self._compute.evict(layer)
             case RecordAccess(access):
@@ -284,7 +285,7 @@ class StageDriver:
             case CaptureLayer() | FinishCut():
                 self._checkpointer.carry_out(command)
             case DropVersion(layer, version):
-                self._compute.layer(layer).drop(version)
+                self._stores[layer.stream][layer].drop(version)
             case RetireSubnet(stream, sequence_id):
                 self._compute.retire(stream, sequence_id)
                 self._admit(self._intakes[stream].retire(sequence_id))
@@ -293,7 +294,7 @@ class StageDriver:
         layer, sequence_id = command.layer, command.sequence_id
         self._doing = (f"{layer.stream}.{sequence_id} WRITE of", layer)
         start_ns = time.monotonic_ns()
-        self._compute.write(command)
+        needed(self._updates, command).write(command)
         end_ns = time.monotonic_ns()
-        digest = self._compute.layer(layer).digest() if self._digests else ""
+        digest = self._stores[layer.stream][layer].digest() if self._options.digests else ""
         self._tell(WriteFinished(end_ns, layer, sequence_id, start_ns, digest))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from naspipe.core.events import Event, StageIdle
 from naspipe.core.ids import LayerId
-from naspipe.runtime.blocks.ports import BlockCompute
+from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.stage.controller import StageController
 
 
@@ -17,15 +17,18 @@ class IdleWork:
 
     Args:
         controller: may have work of its own.
-        compute: makes the layers.
+        stores: make the layers of each stream.
         tell: lets the controller handle an event.
     """
 
     def __init__(
-        self, controller: StageController, compute: BlockCompute, tell: Callable[[Event], None]
+        self,
+        controller: StageController,
+        stores: Sequence[LayerStore],
+        tell: Callable[[Event], None],
     ) -> None:
         self._controller = controller
-        self._compute = compute
+        self._stores = tuple(stores)
         self._tell = tell
         self._unmade: deque[LayerId] = deque()
         self._asked: set[LayerId] = set()
@@ -47,7 +50,7 @@ class IdleWork:
         """Do a little of it."""
         if self._unmade:
             layer = self._unmade.popleft()
-            self._compute.stores[layer.stream].prepare(layer)
+            self._stores[layer.stream].prepare(layer)
         else:
             self._tell(StageIdle(time.monotonic_ns()))
 

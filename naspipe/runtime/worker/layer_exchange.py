@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from naspipe.core.commands import PushVersion
 from naspipe.core.events import VersionArrived
-from naspipe.runtime.blocks.ports import BlockCompute
+from naspipe.runtime.layers.layer_store import LayerStore
+from naspipe.runtime.memory.placement import Placement
 from naspipe.runtime.wire.messages import VersionMessage
 from naspipe.runtime.wire.transport import Transport
 
@@ -17,12 +19,16 @@ class LayerExchange:
     With a memory budget the host memory of a layer that leaves goes to the next one that comes.
 
     Args:
-        compute: has the layers.
+        stores: the layers of each stream.
+        placement: where they live.
         transport: the way to the other stages.
     """
 
-    def __init__(self, compute: BlockCompute, transport: Transport) -> None:
-        self._compute = compute
+    def __init__(
+        self, stores: Sequence[LayerStore], placement: Placement, transport: Transport
+    ) -> None:
+        self._stores = tuple(stores)
+        self._placement = placement
         self._transport = transport
         self.pushed_bytes = 0
         """Handed over so far."""
@@ -30,17 +36,18 @@ class LayerExchange:
     def push(self, command: PushVersion) -> None:
         """Hand a layer over to another stage."""
         layer, version, stage = command.layer, command.version, command.stage
-        state = self._compute.layer(layer).hand_over()
-        sending = self._transport.send_version(stage, layer, version, state)
+        store = self._stores[layer.stream]
+        state = store[layer].hand_over()
+        sending = self._transport.send(stage, VersionMessage(layer, version, state))
         self.pushed_bytes += sending.nbytes
-        self._compute.placement.leave(layer, sending.is_over)
-        self._compute.stores[layer.stream].leave(layer)
+        self._placement.leave(layer, sending.is_over)
+        store.leave(layer)
 
     def take(self, message: VersionMessage) -> VersionArrived:
         """Take a layer over from another stage."""
         layer, version, state = message
-        stored = self._compute.stores[layer.stream].come_back(layer)
-        self._compute.placement.expect(layer)
+        stored = self._stores[layer.stream].come_back(layer)
+        self._placement.expect(layer)
         stored.take_over(version, state)
-        self._compute.placement.settle(layer)
+        self._placement.settle(layer)
         return VersionArrived(time.monotonic_ns(), layer, version)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-import torch
-
 from naspipe.core.access import Access, AccessKind
 from naspipe.core.events import Event
 from naspipe.core.ids import FIRST_STREAM, SequenceId, StreamId, alone_in
+from naspipe.runtime.blocks.ports import BlockResult
 from naspipe.runtime.devices.tensor_bytes import tensor_bytes
 from naspipe.runtime.wire.reports import Reporter
 from naspipe.trace.access.event_log import EventLogWriter
@@ -51,13 +50,14 @@ class StageFiles:
             use = {"busy_ns": self._busy_ns, "elapsed_ns": elapsed_ns}
             self._reporter.report("busy", {**use, "hits": self._hits, "reads": self._reads})
 
-    def loss(self, stream: StreamId, sequence_id: SequenceId, loss: torch.Tensor) -> None:
+    def result(self, stream: StreamId, sequence_id: SequenceId, result: BlockResult) -> None:
         """See :class:`naspipe.runtime.worker.stage_sink.StageSink`."""
-        loss = loss.cpu()  # its block is over, so this waits for nothing but the copy
+        loss = result.value.cpu()  # its block is over, so this waits for nothing but the copy
         raw = tensor_bytes(loss).numpy().tobytes()[::-1]
         body = {
             "stream": stream,
             "sequence_id": sequence_id,
+            "section": result.section,
             "loss": float(loss),
             "bits": raw.hex(),
         }

@@ -24,7 +24,12 @@ from naspipe.runtime.wire.reports import WAITING, Reporter, ZmqReporter
 from naspipe.runtime.wire.transport import NoTransport, Transport
 from naspipe.runtime.wire.wakeup import Wakeup
 from naspipe.runtime.worker.connections import connect
-from naspipe.runtime.worker.stage_process import StageRun, StageWork, open_placement
+from naspipe.runtime.worker.stage_process import (
+    StageRun,
+    StageSeat,
+    StageWork,
+    open_placement,
+)
 
 _STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
 
@@ -51,11 +56,11 @@ def _run_stage(
     try:
         with ExitStack() as stack:
             # Before the device starts: cuBLAS reads its settings once.
-            stack.enter_context(deterministic_torch(job.recipe.threads))
+            stack.enter_context(deterministic_torch(job.threads))
             wakeup = stack.enter_context(Wakeup())
             transport = stack.enter_context(connect(wakeup))
             placement = stack.enter_context(open_placement(job, stage, wakeup))
-            stage_run = make(job, stage, transport, reporter, placement, wakeup)
+            stage_run = make(job, StageSeat(stage, transport, reporter, placement, wakeup))
             reporter.watch(lambda: stage_run.current)
             try:
                 stage_run.run()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -19,7 +20,7 @@ from naspipe.runtime.checkpoints.capturing import Capturer
 from naspipe.runtime.checkpoints.checkpointer import Checkpointer, CheckpointStream, write_part
 from naspipe.runtime.checkpoints.layer_bytes import layer_key
 from naspipe.runtime.devices.cuda_device import measured_memory
-from naspipe.runtime.devices.device import open_device
+from naspipe.runtime.devices.open_device import open_device
 from naspipe.runtime.devices.out_of_memory import LayerUse
 from naspipe.runtime.jobs.job import Job, PipelineJob, StreamJob
 from naspipe.runtime.layers.layer_store import LayerStore
@@ -29,7 +30,9 @@ from naspipe.runtime.wire.transport import Transport
 from naspipe.runtime.wire.wakeup import Wakeup
 from naspipe.runtime.worker.connections import start_device
 from naspipe.runtime.worker.driver import StageDriver
+from naspipe.runtime.worker.effects import DriverOptions, Effects
 from naspipe.runtime.worker.garbage import calm_collector
+from naspipe.runtime.worker.late_fields import LateFields
 from naspipe.runtime.worker.stage_files import StageFiles
 from naspipe.stage.builder import build_admission, build_controller
 from naspipe.stage.intake import Intake
@@ -55,24 +58,27 @@ class StageWork(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class StageSeat:
+    """A stage's place in its process: which one it is, and all that it works with."""
+
+    stage: StageId
+    transport: Transport
+    reporter: Reporter
+    placement: Placement
+    wakeup: Wakeup
+
+
 class StageRun:
     """A stage of a job, ready to run."""
 
-    def __init__(
-        self,
-        job: Job,
-        stage: StageId,
-        transport: Transport,
-        reporter: Reporter,
-        placement: Placement,
-        wakeup: Wakeup,
-    ) -> None:
-        self._wakeup = wakeup
+    def __init__(self, job: Job, seat: StageSeat) -> None:
         self._job = job
-        self._stage = stage
-        self._transport = transport
-        self._reporter = reporter
-        self._placement = placement
+        self._stage = seat.stage
+        self._transport = seat.transport
+        self._reporter = seat.reporter
+        self._placement = seat.placement
+        self._wakeup = seat.wakeup
         self._driver: StageDriver | None = None
 
     @property
@@ -92,13 +98,24 @@ class StageRun:
                 for directory in directories
             ]
             events = None
-            if job.execution.record_events:
+            if job.execution.records.events:
                 path = directories[0].events_log(stage, generation)
                 events = stack.enter_context(EventLogWriter(path))
             restored = [stream.restored for stream in job.streams]
-            compute = StageCompute(job.workloads, self._placement, restored)
+            compute = StageCompute(job.workloads, self._placement, restored, job.wiring)
+            fields = stack.enter_context(LateFields(job.workloads, compute, self._wakeup))
             checkpointer = stack.enter_context(self._checkpointer(compute, logs))
-            self._train(StageFiles(logs, events, self._reporter), compute, checkpointer)
+            effects = Effects(
+                compute=compute,
+                stores=compute.stores,
+                placement=self._placement,
+                transport=self._transport,
+                sink=StageFiles(logs, events, self._reporter),
+                checkpointer=checkpointer,
+                updates=compute.updates,
+                fields=fields,
+            )
+            self._train(effects)
 
     def _checkpointer(self, compute: StageCompute, logs: Sequence[AccessLogWriter]) -> Checkpointer:
         job = self._job
@@ -108,35 +125,36 @@ class StageRun:
             )
             for stream, store, log in zip(job.streams, compute.stores, logs, strict=True)
         ]
-        every = job.execution.cut_every * job.steps.passes
+        every = job.execution.cut_every_steps * job.steps.passes
         return Checkpointer(
             self._stage, job.generation, streams, every, self._reporter, self._wakeup.set
         )
 
-    def _train(self, sink: StageFiles, compute: StageCompute, checkpointer: Checkpointer) -> None:
+    def _train(self, effects: Effects) -> None:
         job, stage, execution = self._job, self._stage, self._job.execution
         controller = build_controller(
             stage,
             [workload.space.rules for workload in job.workloads],
             policy=job.policy,
             bulk=job.bulk,
-            order=execution.order,
+            order=execution.pipeline.order,
             residency=residency_of(job.memory, stage, execution),
-            starts_partly_clear=execution.partly_clear,
+            starts_partly_clear=execution.pipeline.partly_clear,
             steps=job.steps,
+            wiring=job.wiring,
         )
         intakes = self._intakes()
         self._driver = StageDriver(
             stage,
             controller,
-            compute,
-            self._transport,
+            effects,
             intakes,
-            sink,
-            checkpointer,
-            self._resumed(),
-            timeout_seconds=execution.timeout_seconds + GRACE_SECONDS,
-            digests=execution.digests,
+            DriverOptions(
+                timeout_seconds=execution.watch.timeout_seconds + GRACE_SECONDS,
+                digests=execution.records.digests,
+                wiring=job.wiring,
+                resumed=self._resumed(),
+            ),
         )
         with calm_collector():
             self._driver.run()
@@ -151,7 +169,7 @@ class StageRun:
         )
         parts = [
             self._save(stream, intake.known, store)
-            for stream, intake, store in zip(job.streams, intakes, compute.stores, strict=True)
+            for stream, intake, store in zip(job.streams, intakes, effects.stores, strict=True)
             if is_whole
         ]
         self._reporter.report("done", {"streams": parts, "measured": measured})
@@ -163,9 +181,9 @@ class StageRun:
                 build_admission(
                     self._job.policy,
                     stream.steps,
-                    window=execution.window,
+                    window=stream.workload.window or execution.pipeline.window,
                     bulk=self._job.bulk,
-                    stages=execution.stages,
+                    stages=execution.pipeline.stages,
                     first=stream.first,
                     passes=self._job.steps.passes,
                 ),
@@ -212,7 +230,9 @@ def open_placement(job: PipelineJob, stage: StageId, wakeup: Wakeup) -> Placemen
     name = start_device(execution, stage)
     if job.memory is None:
         return Placement(torch.device(name))
-    device = open_device(name, job.memory.budgets[stage], execution.bandwidth, execution.latency)
+    device = open_device(
+        name, job.memory.budgets[stage], execution.hardware.bandwidth, execution.hardware.latency
+    )
     limits = LayerUse(0, job.memory.budgets[stage], job.memory.needs[stage].least_bytes)
-    host_bytes = parse_bytes(execution.host_memory) or None
-    return SwappedPlacement(device, job.recipe, limits, host_bytes, wakeup)
+    host_bytes = parse_bytes(execution.memory.host) or None
+    return SwappedPlacement(device, job.recipes, limits, host_bytes, wakeup)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-import torch
-
 from naspipe.core.access import Access
 from naspipe.core.events import Event
 from naspipe.core.ids import SequenceId, StreamId
+from naspipe.runtime.blocks.ports import BlockResult
 
 
 class StageSink(Protocol):
@@ -19,8 +18,8 @@ class StageSink(Protocol):
         """One record of the access log."""
         ...
 
-    def loss(self, stream: StreamId, sequence_id: SequenceId, loss: torch.Tensor) -> None:
-        """A step's loss, in the order in which steps reach it here."""
+    def result(self, stream: StreamId, sequence_id: SequenceId, result: BlockResult) -> None:
+        """A subnet's loss, or its sums, in the order in which subnets reach it here."""
         ...
 
     def event(self, event: Event) -> None:

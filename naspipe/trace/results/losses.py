@@ -6,13 +6,15 @@ import json
 import math
 import os
 from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 from zlib import crc32
 
 from naspipe.core.errors import LogError
-from naspipe.core.ids import SequenceId, StreamId
+from naspipe.core.ids import FIRST_STREAM, SequenceId, StreamId
 from naspipe.core.json_text import parse_json
 
 
@@ -159,3 +161,35 @@ def _parse(fields: Any) -> Loss:
         raise TypeError
     int(bits, 16)
     return Loss(StreamId(stream), SequenceId(sequence_id), float(fields["loss"]), bits)
+
+
+class SectionLosses:
+    """The losses of one stream: a file for each section of its chain; a context manager.
+
+    Args:
+        paths: by section, at least one.
+        first: see :class:`LossWriter`.
+        is_trained: otherwise there are none, and the file stays empty.
+    """
+
+    def __init__(self, paths: Sequence[Path], first: int = 0, is_trained: bool = True) -> None:
+        self._is_trained = is_trained
+        with ExitStack() as stack:
+            writers = (LossWriter(path, first if is_trained else 0) for path in paths)
+            self._writers = [stack.enter_context(writer) for writer in writers]
+            self._resources = stack.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._resources.close()
+
+    def append(self, section: int, sequence_id: int, value: float, bits: str) -> None:
+        """Take one loss; see :meth:`LossWriter.append`."""
+        self._writers[section].append(FIRST_STREAM, sequence_id, value, bits)
+
+    def sync(self, count: int) -> tuple[int, int]:
+        """Put the first ``count`` of each on disk; returns bytes and CRC32 of the chain's end's."""
+        first, *_ = [writer.sync(count if self._is_trained else 0) for writer in self._writers]
+        return first

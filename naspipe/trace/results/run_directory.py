@@ -42,7 +42,11 @@ class RunDirectory:
     @property
     def losses(self) -> Path:
         """One line per step, in sequence order."""
-        return self.path / "losses.jsonl"
+        return self.losses_of(0)
+
+    def losses_of(self, section: int) -> Path:
+        """Losses that begin the backward of a section of the chain; 0 is the chain's end."""
+        return self.path / (f"losses-{section}.jsonl" if section else "losses.jsonl")
 
     @property
     def stream(self) -> Path:

@@ -1,0 +1,171 @@
+"""Settings of how stages compute and reach each other; none is a matter of a run's bits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from naspipe.core.settings.allowed import (
+    above,
+    at_least,
+    between,
+    budget,
+    byte_count,
+    like,
+    named_in,
+    one_of,
+)
+from naspipe.core.settings.declare import Flag, check, setting
+
+PARTITIONS = ["balanced", "static"]
+"""The names of placements; :func:`naspipe.planning.partitions.register_placement` adds to them."""
+ORDERS = ["paper", "critical-path", "auto"]
+"""The names of dispatch orders; :func:`naspipe.stage.builder.register_order` adds to them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineSettings:
+    """How subnets go through the stages."""
+
+    stages: int = setting(
+        1,
+        "stage processes. One needs neither a second process nor sockets.",
+        at_least(1),
+        flag=Flag("N"),
+        example="4",
+    )
+    window: int = setting(
+        16, "sequence IDs that may be under way at a time.", at_least(1), example="3"
+    )
+    order: str = setting(
+        "auto",
+        "which of several clear tasks runs first: paper, critical-path or auto (the faster, "
+        "simulated). The beginning of the stream is simulated under both.",
+        named_in(ORDERS),
+        flag=Flag(),
+        example="critical-path",
+    )
+    partition: str = setting(
+        "balanced",
+        "balanced (each subnet its own; layers are mirrored) or static (one for all). With "
+        "balanced, layers follow their users over the stages.",
+        named_in(PARTITIONS),
+        flag=Flag(),
+        example="static",
+    )
+    recompute: bool = setting(
+        False,
+        "keep only each block's input. Its forward is computed again in the backward.",
+        flag=Flag(),
+        example="true",
+    )
+    partly_clear: bool = setting(
+        True,
+        "start a forward whose first blocks are clear before all of the stage's are.",
+        example="false",
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemorySettings:
+    """What layers and activations may occupy."""
+
+    budget: str = setting(
+        "",
+        "what layers may occupy on each stage's device: 512MiB, or 3x for three subnets. A number "
+        "of subnets comes beside the shared layers; empty for no limit. The device of cpu is then "
+        "emulated.",
+        budget(),
+        key="memory_budget",
+        flag=Flag("BYTES"),
+        example="3x",
+    )
+    prefetch: bool = setting(
+        True,
+        "load layers before they are needed. Without, only when the stage waits for them.",
+        example="false",
+    )
+    host: str = setting(
+        "",
+        "the most host memory of a stage's layers, where there is a memory budget.",
+        byte_count(),
+        key="host_memory",
+        example="2GB",
+    )
+    activations: str = setting(
+        "",
+        "the most that the passes under way on a stage may keep. It limits how many are.",
+        byte_count(),
+        key="activation_memory",
+        example="512MiB",
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HardwareSettings:
+    """What stages compute on; an emulated device where there is none."""
+
+    device: str = setting(
+        "cpu",
+        "cpu, cuda or cuda:N. With cuda there is one GPU per stage where there are as many, else "
+        "all stages share the GPUs.",
+        like(r"cpu|cuda(:[0-9]{1,4})?", "cpu, cuda or cuda:N"),
+        flag=Flag(),
+        example="cuda",
+    )
+    bandwidth: float = setting(
+        12e9,
+        "how fast the emulated device copies, each way. The default is that of PCIe 3.0 x16.",
+        above(0),
+        unit="bytes per second",
+        example="1e9",
+    )
+    latency: float = setting(
+        20e-6,
+        "what each of the emulated device's copies takes at least.",
+        between(0, 60, "seconds"),
+        example="0.001",
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WireSettings:
+    """How stages reach each other."""
+
+    transport: str = setting(
+        "ipc",
+        "ipc, or tcp on the loopback interface. The ports of tcp are counted from `port`.",
+        one_of("ipc", "tcp"),
+        example="tcp",
+    )
+    data_path: str = setting(
+        "zmq",
+        "how inputs of tasks reach another stage: zmq, through host memory, or nccl. With nccl "
+        "they go from GPU to GPU where every stage has one of its own (never run on GPUs yet).",
+        one_of("zmq", "nccl"),
+        example="nccl",
+    )
+    port: int = setting(
+        29600,
+        "first port of the tcp transport. One for each stage and one for the launcher; under "
+        "torchrun two for each stage.",
+        between(1024, 65000),
+        example="30000",
+    )
+    interface: str = setting(
+        "",
+        "under torchrun, the network interface whose address every host listens on. Empty for "
+        "the one that leads to rank 0's host.",
+        example="eth0",
+    )
+
+    def __post_init__(self) -> None:
+        check(self)

@@ -1,0 +1,142 @@
+"""Settings of how a run is watched, kept, judged and recorded; none is a matter of a run's bits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from naspipe.core.settings.allowed import above, at_least, like
+from naspipe.core.settings.declare import Flag, check, setting
+
+MAX_TIMEOUT_SECONDS = 86_400.0
+"""A day."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchSettings:
+    """When a stage is given up, and what is done then."""
+
+    timeout_seconds: float = setting(
+        300.0,
+        "how long a stage may be at one block, or wait for a message, before it is given up.",
+        above(0, MAX_TIMEOUT_SECONDS),
+        unit="seconds",
+        example="0.5",
+    )
+    silence_seconds: float = setting(
+        30.0,
+        "how long a stage's process may give no sign of life before it is given up.",
+        above(0, MAX_TIMEOUT_SECONDS),
+        unit="seconds",
+        example="7",
+    )
+    max_restarts: int = setting(
+        0,
+        "how often a run whose stage failed goes on by itself from its last checkpoint.",
+        at_least(0),
+        flag=Flag("N"),
+        example="1",
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSettings:
+    """What a run can be resumed from."""
+
+    every_steps: int = setting(
+        0,
+        "optimizer steps of a stream from one checkpoint to the next; 0 for none on the way.",
+        at_least(0),
+        key="checkpoint_every",
+        unit="steps",
+        flag=Flag("STEPS"),
+        example="50",
+    )
+    keep: int = setting(
+        2,
+        "how many checkpoints are kept, the newest.",
+        at_least(1),
+        key="keep_checkpoints",
+        example="3",
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidationSettings:
+    """How the supernet is judged on the way. Papers name these, so recipe files may, too."""
+
+    every_steps: int = setting(
+        0,
+        "judge a few subnets on held-out data every so many optimizer steps, behind a checkpoint; "
+        "0 for never. Changes no bit of the training.",
+        at_least(0),
+        key="validate_every",
+        unit="steps",
+        flag=Flag("STEPS"),
+        example="100",
+    )
+    subnets: str = setting(
+        "4",
+        "so many, drawn from the seed, or file:PATH with one JSON list of choices a line.",
+        like(r"[1-9][0-9]{0,5}|file:.+", "a number of subnets, as in 4, or file:PATH"),
+        key="validate_subnets",
+        flag=Flag("K|file:PATH"),
+        example="8",
+    )
+    batches: int = setting(
+        8,
+        "held-out batches that each is judged on, or all where there are fewer.",
+        at_least(1),
+        key="validate_batches",
+        unit="batches",
+        example="2",
+    )
+    calibration_batches: int = setting(
+        4,
+        "training batches that running statistics are taken from; 0 for the run's own.",
+        at_least(0),
+        key="validate_calibrate",
+        unit="batches",
+        example="0",
+    )
+    ema: bool = setting(
+        False,
+        "judge by the moving averages of the weights.",
+        key="validate_ema",
+        example="true",
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordSettings:
+    """What is recorded beside what every run records."""
+
+    digests: bool = setting(
+        False,
+        "record a digest of the bytes that every WRITE leaves.",
+        flag=Flag(),
+        example="true",
+    )
+    tensorboard: bool = setting(
+        False,
+        "write RUN/tensorboard/, beside RUN/metrics.jsonl (needs the extra tensorboard).",
+        flag=Flag(),
+        example="true",
+    )
+    events: bool = setting(
+        False,
+        "record every controller's input, so that it can be replayed.",
+        key="record_events",
+        example="true",
+    )
+
+    def __post_init__(self) -> None:
+        check(self)

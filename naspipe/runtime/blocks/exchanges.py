@@ -1,0 +1,81 @@
+"""What stages tell one another of a step before its WRITEs, and what that does to gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from naspipe.core.ids import LayerId, StageId, StreamId
+from naspipe.core.recipe import Recipe
+from naspipe.core.steps import Steps
+from naspipe.runtime.blocks.ports import Exchange
+from naspipe.runtime.layers.bound_layer import Gradients
+from naspipe.stage.builder import GATES
+from naspipe.stage.gates import NORMS
+from naspipe.stage.ports import WriteGate
+
+SMALLEST = 1e-6
+"""Added to a norm before it divides, as by ``torch.nn.utils.clip_grad_norm_``."""
+
+
+class NormExchange:
+    """``clip_global_norm``: every stage tells its layers' norms, and works the same total out.
+
+    Args:
+        recipes: of each stream.
+    """
+
+    def __init__(self, recipes: Sequence[Recipe]) -> None:
+        self._recipes = tuple(recipes)
+
+    def contribution(
+        self, stream: StreamId, gradients: Mapping[LayerId, Gradients]
+    ) -> Mapping[str, float]:
+        """The norm of each layer's gradients: torch's, of its parameters in their order."""
+        layers = [layer for layer in sorted(gradients) if gradients[layer]]
+        norms = [
+            torch.nn.utils.get_total_norm(list(gradients[layer].values())).double()
+            for layer in layers
+        ]
+        found: list[float] = torch.stack(norms).tolist() if norms else []
+        # The names rise as block and candidate do.
+        names = [f"{layer.block:08d}.{layer.candidate:08d}" for layer in layers]
+        return dict(zip(names, found, strict=True))
+
+    def apply(
+        self,
+        layer: LayerId,
+        gradients: Gradients,
+        contributions: Mapping[StageId, Mapping[str, Any]],
+    ) -> None:
+        """Scale a layer's gradients so that the norm of all of the step's is at most the limit.
+
+        The squares of the layers' norms are summed in the order of block and candidate, as
+        float64.
+        """
+        norms = {name: norm for told in contributions.values() for name, norm in told.items()}
+        total = 0.0
+        for name in sorted(norms):
+            total += norms[name] * norms[name]
+        factor = self._recipes[layer.stream].clip_global_norm / (math.sqrt(total) + SMALLEST)
+        if not factor >= 1.0:  # also where the norm is not a number
+            for gradient in gradients.values():
+                gradient.mul_(factor)
+
+
+EXCHANGES: dict[str, Callable[[Sequence[Recipe]], Exchange]] = {NORMS: NormExchange}
+"""What stages exchange, by the names of :data:`naspipe.stage.builder.GATES`; each is given the
+recipe of every stream."""
+
+
+def register_exchange(
+    name: str,
+    gate: Callable[[Steps], WriteGate],
+    effect: Callable[[Sequence[Recipe]], Exchange],
+) -> None:
+    """Let WRITEs wait for an exchange by its name: when, and what it does."""
+    GATES[name] = gate
+    EXCHANGES[name] = effect

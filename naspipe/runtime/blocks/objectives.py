@@ -1,0 +1,72 @@
+"""Where losses arise: at the end of a chain, as the recipe has it, and in blocks before it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from naspipe.core.recipe import Recipe
+from naspipe.runtime.blocks.segment import Tensors
+from naspipe.runtime.jobs.losses import Loss, distilling, smoothed
+from naspipe.runtime.jobs.ports import Objective
+from naspipe.runtime.jobs.workload import Workload
+
+
+class EndObjective:
+    """The loss of the run, at the end of a chain; with a lesson, that of learning it.
+
+    Args:
+        loss: the user's.
+        recipe: what it changes of it, and whether a step's first pass teaches the others.
+        is_taught: whether lessons come from a tap.
+
+    Raises:
+        ConfigError: when the loss cannot be used so.
+    """
+
+    fields = ("target",)
+
+    def __init__(self, loss: Loss, recipe: Recipe, is_taught: bool) -> None:
+        self._loss = smoothed(loss, recipe.label_smoothing)
+        self._distilled = distilling(loss) if is_taught else None
+
+    def __call__(self, outputs: Tensors, lessons: Tensors, fields: Tensors) -> torch.Tensor:
+        """See :class:`naspipe.runtime.jobs.ports.Objective`."""
+        if lessons and self._distilled is not None:
+            return self._distilled(*outputs, *lessons, *fields)
+        return self._loss(*outputs, *fields)
+
+
+def objectives_of(workload: Workload, is_taught: bool) -> Mapping[int, Objective]:
+    """By block, where losses of a stream arise."""
+    if not workload.is_trained:
+        return {}
+    end = EndObjective(workload.loss, workload.definition.recipe, is_taught)
+    return {**workload.objectives, len(workload.space) - 1: end}
+
+
+class Ending:
+    """What a block's outputs end in, in one pass; they stay for whom else they go to.
+
+    Args:
+        objective: makes the loss of them.
+        lessons: tapped for it.
+        fields: of the batch.
+    """
+
+    def __init__(self, objective: Objective, lessons: Tensors, fields: Tensors) -> None:
+        self._objective = objective
+        self._lessons = lessons
+        self._fields = fields
+        self._outputs: Tensors = ()
+
+    def __call__(self, outputs: Tensors) -> Tensors:
+        """From a block's outputs to the loss."""
+        self._outputs = tuple(output.detach() for output in outputs)
+        return (self._objective(outputs, self._lessons, self._fields),)
+
+    def take_outputs(self) -> Tensors:
+        """Those of the last call, without a way back for gradients."""
+        outputs, self._outputs = self._outputs, ()
+        return outputs

@@ -1,0 +1,102 @@
+"""WRITEs on one stage: gradients gathered over a step's passes, changed by exchanges, applied."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from naspipe.core.commands import WriteLayer
+from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId
+from naspipe.core.recipe import learning_rate
+from naspipe.runtime.blocks.exchanges import EXCHANGES
+from naspipe.runtime.blocks.pass_state import PassState, StepStates
+from naspipe.runtime.jobs.workload import Workload
+from naspipe.runtime.layers.bound_layer import Gradients
+from naspipe.runtime.layers.layer_store import LayerStore
+from naspipe.runtime.memory.placement import Placement
+from naspipe.stage.gates import NORMS
+
+Passes = dict[tuple[StreamId, SequenceId], PassState]
+
+
+class StageUpdates:
+    """See :class:`naspipe.runtime.blocks.ports.Updates`.
+
+    Args:
+        workloads: of each stream.
+        passes: under way on this stage.
+        together: what the passes of each step have in common.
+        stores: the layers of each stream.
+        placement: where they live.
+        exchanges: by name, beside what the recipes ask for.
+    """
+
+    def __init__(
+        self,
+        workloads: Sequence[Workload],
+        passes: Passes,
+        together: StepStates,
+        stores: Sequence[LayerStore],
+        placement: Placement,
+        exchanges: Sequence[str] = (),
+    ) -> None:
+        self._workloads = tuple(workloads)
+        self._passes = passes
+        self._together = together
+        self._stores = tuple(stores)
+        self._placement = placement
+        recipes = [workload.definition.recipe for workload in workloads]
+        own = [NORMS] if any(recipe.steps.is_gated for recipe in recipes) else []
+        self._exchanges = {name: EXCHANGES[name](recipes) for name in (*own, *exchanges)}
+
+    def write(self, command: WriteLayer) -> None:
+        """Apply a WRITE with the gradients of its step, or only add a pass's to them."""
+        layer, sequence_id = command.layer, command.sequence_id
+        stored = self._stores[layer.stream][layer]
+        self._gather(layer, sequence_id)
+        if not command.ends_step:
+            stored.advance(sequence_id, command.base, command.keeps_base)
+            return
+        step = self._together.of(layer.stream, sequence_id)
+        gradients = step.gradients.pop(layer)
+        for name, exchange in self._exchanges.items():
+            told = step.contributions[name]
+            exchange.apply(layer, gradients, {stage: told[stage] for stage in sorted(told)})
+        definition = self._workloads[layer.stream].definition
+        number = definition.recipe.steps.step(sequence_id)
+        lr = learning_rate(definition.recipe, number, definition.steps)
+        stored.write(gradients, sequence_id, command.base, command.keeps_base, lr)
+        self._placement.synchronize()
+
+    def contribution(self, exchange: str, stream: StreamId, first: SequenceId) -> Mapping[str, Any]:
+        """What this stage contributes to an exchange of a step, all of whose gradients it has."""
+        steps = self._workloads[stream].definition.recipe.steps
+        for number in range(first, steps.end(first)):
+            sequence_id = SequenceId(number)
+            for layer in list(self._passes[stream, sequence_id].parameter_gradients):
+                self._gather(layer, sequence_id)
+        gradients = self._together.of(stream, first).gradients
+        ordered = {layer: self._ordered(layer, own) for layer, own in gradients.items()}
+        return self._exchanges[exchange].contribution(stream, ordered)
+
+    def take(
+        self,
+        exchange: str,
+        stream: StreamId,
+        first: SequenceId,
+        sender: StageId,
+        values: Mapping[str, Any],
+    ) -> None:
+        """Keep what a stage contributes until the step's WRITEs."""
+        self._together.of(stream, first).contributions.setdefault(exchange, {})[sender] = values
+
+    def _ordered(self, layer: LayerId, gradients: Gradients) -> Gradients:
+        names = self._stores[layer.stream][layer].parameters
+        return {name: gradients[name] for name in names if name in gradients}
+
+    def _gather(self, layer: LayerId, sequence_id: SequenceId) -> None:
+        """Add a pass's gradients to its step's, unless that was done for an exchange."""
+        state = self._passes[layer.stream, sequence_id]
+        gradients = state.parameter_gradients.pop(layer, None)
+        if gradients is not None:
+            self._together.of(layer.stream, sequence_id).add(layer, gradients)

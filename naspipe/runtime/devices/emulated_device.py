@@ -1,0 +1,91 @@
+"""A device in host memory, for machines without a GPU and for tests."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from naspipe.runtime.devices.device_budget import DeviceBudget
+from naspipe.runtime.devices.host_arena import SLAB_BYTES, HostArena
+from naspipe.runtime.devices.ports import Mark
+
+POISON = 0xFF
+"""Byte that memory without a layer in it holds: a NaN in every floating-point type."""
+
+BANDWIDTH_BYTES_PER_SECOND = 12e9
+LATENCY_SECONDS = 20e-6
+"""What an emulated device is taken to have: about 16 lanes of PCIe 3.0."""
+
+
+class EmulatedDevice:
+    """A device in host memory of its own, with a budget, a bandwidth and a latency.
+
+    Fresh and freed memory is poisoned, so that a layer used before its load or after its
+    eviction shows. Copies are real and last as long as the bandwidth says; each direction
+    has the whole of it.
+
+    Args:
+        budget_bytes: the most that may be allocated at a time.
+        bandwidth_bytes_per_second: of one direction.
+        latency_seconds: what every copy lasts at least.
+    """
+
+    name = "cpu"
+    torch_device = torch.device("cpu")
+
+    def __init__(
+        self,
+        budget_bytes: int,
+        bandwidth_bytes_per_second: float = BANDWIDTH_BYTES_PER_SECOND,
+        latency_seconds: float = LATENCY_SECONDS,
+    ) -> None:
+        self._budget = DeviceBudget(self.name, budget_bytes)
+        self._arena = HostArena(
+            pin=False, limit_bytes=None, slab_bytes=min(budget_bytes, SLAB_BYTES)
+        )
+        self._bandwidth_bytes_per_second = bandwidth_bytes_per_second
+        self._latency_seconds = latency_seconds
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes allocated now."""
+        return self._budget.used_bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes that were ever allocated at a time."""
+        return self._budget.peak_bytes
+
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        """Poisoned memory. Raises DeviceMemoryError beyond the budget."""
+        self._budget.check(nbytes)
+        return self._budget.add(self._arena.allocate(nbytes).fill_(POISON))
+
+    def free(self, tensor: torch.Tensor) -> None:
+        """Poison the memory and give it back. Raises InvariantError when it is not allocated."""
+        self._budget.remove(tensor)
+        self._arena.give_back(tensor.fill_(POISON), lambda: True)
+
+    def mark(self) -> Mark:
+        """None: this device computes at once."""
+        return None
+
+    def copy_in(self, host: torch.Tensor, device: torch.Tensor, after: Mark = None) -> None:
+        """Copy to the device, as fast as it is meant to be."""
+        self._copy(host, device)
+
+    def copy_out(self, device: torch.Tensor, host: torch.Tensor, after: Mark = None) -> None:
+        """Copy to the host, as fast as it is meant to be."""
+        self._copy(device, host)
+
+    def synchronize_compute(self) -> None:
+        """Nothing to wait for: this device computes at once."""
+
+    def _copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        start = time.monotonic()
+        target.copy_(source)
+        seconds = self._latency_seconds + source.numel() / self._bandwidth_bytes_per_second
+        left = start + seconds - time.monotonic()
+        if left > 0:
+            time.sleep(left)  # the emulated copy itself, not a poll

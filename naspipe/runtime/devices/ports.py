@@ -1,0 +1,70 @@
+"""What holds layers while they are needed: ``EmulatedDevice`` and ``CudaDevice``."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+Mark = torch.cuda.Event | None
+"""A point in a device's compute queue; None where nothing is queued."""
+
+
+class Device(Protocol):
+    """Where layers are computed on, and how their bytes get there and back.
+
+    ``allocate``, ``free``, ``mark`` and ``synchronize_compute`` are for the thread that computes.
+    ``copy_in`` and ``copy_out`` block, and are for worker threads.
+    """
+
+    @property
+    def name(self) -> str:
+        """As in ``cuda:0``."""
+        ...
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Where tensors of this device live."""
+        ...
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes allocated now."""
+        ...
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes that were ever allocated at a time."""
+        ...
+
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        """A uint8 tensor on the device, its address a multiple of 512.
+
+        Raises:
+            DeviceMemoryError: beyond the budget.
+        """
+        ...
+
+    def free(self, tensor: torch.Tensor) -> None:
+        """Give memory back; ``tensor`` is the very object that ``allocate`` returned.
+
+        Raises:
+            InvariantError: when it is not, or was given back already.
+        """
+        ...
+
+    def mark(self) -> Mark:
+        """The point that the compute has been queued up to."""
+        ...
+
+    def copy_in(self, host: torch.Tensor, device: torch.Tensor, after: Mark = None) -> None:
+        """Copy to the device; the device's memory is left alone until ``after``."""
+        ...
+
+    def copy_out(self, device: torch.Tensor, host: torch.Tensor, after: Mark = None) -> None:
+        """Copy to the host what the device's memory holds at ``after``, or later."""
+        ...
+
+    def synchronize_compute(self) -> None:
+        """Wait until everything that was queued for computation is done."""
+        ...

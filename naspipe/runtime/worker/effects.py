@@ -1,0 +1,76 @@
+"""What carries out the commands of one stage's controller, put together by whoever starts it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from naspipe.core.errors import InvariantError
+from naspipe.core.events import StreamResumed
+from naspipe.core.ids import StageId
+from naspipe.core.wiring import PLAIN, Wiring
+from naspipe.runtime.blocks.ports import BlockCompute, Updates
+from naspipe.runtime.checkpoints.checkpointer import Checkpointer
+from naspipe.runtime.layers.layer_store import LayerStore
+from naspipe.runtime.memory.placement import Placement
+from naspipe.runtime.wire.transport import Transport
+from naspipe.runtime.worker.contributions import Contributions
+from naspipe.runtime.worker.late_fields import LateFields
+from naspipe.runtime.worker.stage_sink import StageSink
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effects:
+    """A stage's parts, each with one kind of effect."""
+
+    compute: BlockCompute
+    """Runs blocks."""
+    stores: Sequence[LayerStore]
+    """The layers of each stream."""
+    placement: Placement
+    """Where layers and tensors live."""
+    transport: Transport
+    """The way to the other stages."""
+    sink: StageSink
+    """Where results go."""
+    checkpointer: Checkpointer
+    """Captures what belongs to a checkpoint."""
+    updates: Updates | None = None
+    """WRITEs; None where nothing is trained."""
+    fields: LateFields | None = None
+    """Batch fields that come later; None where all come with their batch."""
+
+    def contributions(self, stage: StageId) -> Contributions | None:
+        """What a stage has to do with exchanges; None where nothing is trained."""
+        if self.updates is None:
+            return None
+        return Contributions(stage, self.updates, self.transport)
+
+
+Part = TypeVar("Part")
+
+
+def needed(part: Part | None, why: object) -> Part:
+    """A part that not every stage has, where a command or a message asks for it.
+
+    Raises:
+        InvariantError: when this stage has none.
+    """
+    if part is None:
+        raise InvariantError(f"{why}: this stage trains nothing and waits for nothing")
+    return part
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverOptions:
+    """How a stage's loop goes on."""
+
+    timeout_seconds: float
+    """How long to wait for a message before giving up."""
+    digests: bool = False
+    """Hash the bytes that every WRITE leaves."""
+    wiring: Wiring = PLAIN
+    """How the streams are joined."""
+    resumed: Sequence[StreamResumed] = ()
+    """Streams that go on behind a checkpoint."""

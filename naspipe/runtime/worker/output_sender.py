@@ -1,0 +1,34 @@
+"""What tasks compute, handed to the tasks that take it: on other stages, or on this one."""
+
+from __future__ import annotations
+
+from naspipe.core.commands import SendOutput
+from naspipe.core.ids import StageId
+from naspipe.runtime.blocks.ports import BlockCompute
+from naspipe.runtime.wire.messages import InputMessage
+from naspipe.runtime.wire.transport import Transport
+
+
+class OutputSender:
+    """One stage's way out for tensors of tasks.
+
+    Args:
+        stage: which one.
+        compute: has the outputs.
+        transport: the way to the other stages.
+    """
+
+    def __init__(self, stage: StageId, compute: BlockCompute, transport: Transport) -> None:
+        self._stage = stage
+        self._compute = compute
+        self._transport = transport
+
+    def send(self, command: SendOutput) -> None:
+        """Hand an output over; a task of this stage has it at once."""
+        receiver, name = command.receiver, command.name
+        tensors = self._compute.output(command.source or receiver, name)
+        if receiver.stage == self._stage:
+            self._compute.accept(receiver, tensors, name)
+        else:
+            message = InputMessage(receiver, command.upcoming, tensors, name)
+            self._transport.send(receiver.stage, message)

@@ -1,0 +1,37 @@
+"""The ports of the controller's own package; those of the packages below are in ``core.ports``.
+
+Implementations: :class:`WriteGate` is :class:`naspipe.stage.gates.StepGate` (``clip_global_norm``).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from naspipe.core.commands import Command
+from naspipe.core.events import ContributionArrived
+from naspipe.stage.work import Progress
+
+
+class WriteGate(Protocol):
+    """Decides when the WRITEs of a step may begin, beside the order of WRITEs.
+
+    It waits for the contributions of other stages to an exchange, named after it. Several may
+    hold a pass back: each counts once in ``Progress.holds`` and in ``Progress.unsettled``.
+    """
+
+    @property
+    def exchange(self) -> str:
+        """The name of what stages contribute to."""
+        ...
+
+    def admit(self, progress: Progress) -> None:
+        """A pass with blocks on this stage is under way."""
+        ...
+
+    def finish(self, progress: Progress) -> list[Command]:
+        """A pass's backwards are through on this stage."""
+        ...
+
+    def arrive(self, event: ContributionArrived) -> list[Progress]:
+        """A contribution is here; returns the passes that this gate holds back no longer."""
+        ...

@@ -1,0 +1,48 @@
+"""The tasks of a stage that could run now, and the one that does."""
+
+from __future__ import annotations
+
+import heapq
+from typing import Any
+
+from naspipe.core.ports import DispatchOrder
+from naspipe.core.task import TaskKind
+from naspipe.core.wiring import CHAIN
+from naspipe.stage.work import Work
+
+
+class ReadyTasks:
+    """A queue in dispatch order.
+
+    Args:
+        order: which of several runs first.
+        starts_partly_clear: a forward is ready before all of the stage's blocks are clear.
+    """
+
+    def __init__(self, order: DispatchOrder, starts_partly_clear: bool) -> None:
+        self._order = order
+        self._starts_partly_clear = starts_partly_clear
+        self.queue: list[tuple[tuple[Any, ...], Work]] = []
+        """A heap."""
+        self.running: Work | None = None
+
+    def offer(self, work: Work) -> bool:
+        """Queue a task that has its input and whose next blocks are clear; whether it was."""
+        if work.is_queued or CHAIN in work.missing or not work.todo or work is self.running:
+            return False
+        if work.todo[-1] in work.unclear:
+            return False
+        is_forward = work.task.kind is TaskKind.FORWARD
+        if work.unclear and is_forward and not self._starts_partly_clear:
+            return False
+        work.is_queued = True
+        heapq.heappush(self.queue, (self._order.key(work.task, work.priority), work))
+        return True
+
+    def begin(self) -> Work | None:
+        """Run the first one; None where there is none."""
+        if not self.queue:
+            return None
+        _, self.running = heapq.heappop(self.queue)
+        self.running.is_queued = False
+        return self.running

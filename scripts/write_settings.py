@@ -1,0 +1,12 @@
+"""Write docs/settings.md anew, after a setting was declared or changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from naspipe.cli.settings_lists import page
+
+if __name__ == "__main__":
+    place = Path(__file__).parents[1] / "docs" / "settings.md"
+    place.write_text(page(), "utf-8")
+    print(place)

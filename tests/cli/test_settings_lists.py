@@ -1,0 +1,34 @@
+"""The lists of settings, and what the command line says of steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from naspipe.cli.main import main
+from naspipe.cli.settings_lists import page
+from naspipe.core.config import Definition, Execution, Recipe
+from naspipe.core.settings.declare import declared
+
+PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
+
+
+def test_the_page_is_what_is_declared() -> None:
+    assert PAGE.read_text("utf-8") == page(), "run: python scripts/write_settings.py"
+    for key in (*declared(Recipe), *declared(Execution), *declared(Definition)):
+        assert f"- `{key}=" in page()
+    assert max(map(len, page().splitlines())) <= 160
+
+
+@pytest.mark.parametrize("command", ["train", "simulate", "plan"])
+def test_steps_are_steps(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "--steps S optimizer steps, of one subnet each unless" in text
+    if command == "train":
+        assert "--checkpoint-every STEPS optimizer steps of a stream from one checkpoint" in text
+        assert "--validate-every STEPS judge a few subnets on held-out data every so many" in text
+        for key in (*declared(Recipe), *declared(Execution)):
+            assert f" {key}," in text or f" {key} " in f"{text} ", key

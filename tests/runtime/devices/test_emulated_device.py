@@ -1,0 +1,118 @@
+"""The emulated device: its own poisoned memory, a budget, a pace."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from naspipe.core.errors import InvariantError
+from naspipe.runtime.devices.device_budget import DeviceMemoryError
+from naspipe.runtime.devices.emulated_device import EmulatedDevice
+
+FAST = {"bandwidth_bytes_per_second": 1e12, "latency_seconds": 0.0}
+
+
+def test_copies_keep_the_bytes_and_memory_is_separate():
+    device = EmulatedDevice(4096, **FAST)
+    host = torch.arange(1024).to(torch.uint8)
+    there, back = device.allocate(1024), torch.zeros(1024, dtype=torch.uint8)
+    device.copy_in(host, there)
+    kept = host.clone()
+    host.zero_()
+    device.copy_out(there, back)
+    assert torch.equal(back, kept)
+
+
+def test_memory_is_poisoned_before_a_load_and_after_an_eviction():
+    device = EmulatedDevice(4096, **FAST)
+    memory = device.allocate(64)
+    floats = memory.view(torch.float32)
+    assert bool(floats.isnan().all())
+    assert bool(memory.view(torch.bfloat16).isnan().all())
+    floats.zero_()
+    device.free(memory)
+    assert bool(floats.isnan().all())
+
+
+def test_the_budget_is_a_guard():
+    device = EmulatedDevice(1024, **FAST)
+    memory = device.allocate(1000)
+    with pytest.raises(DeviceMemoryError) as raised:
+        device.allocate(25)
+    assert str(raised.value) == (
+        "device cpu: the layers' budget is 1024 bytes, 1000 are used and 25 more were asked for; "
+        "evict first"
+    )
+    assert device.used_bytes == 1000
+    device.allocate(24)
+    device.free(memory)
+    assert (device.used_bytes, device.peak_bytes) == (24, 1024)
+
+
+def test_memory_is_freed_once_and_by_its_own_tensor():
+    device = EmulatedDevice(1024, **FAST)
+    memory = device.allocate(1024)
+    with pytest.raises(InvariantError, match="1024 bytes were freed that are not allocated"):
+        device.free(memory[:])
+    device.free(memory)
+    with pytest.raises(InvariantError):
+        device.free(memory)
+    assert device.used_bytes == 0
+
+
+def test_memory_given_back_is_used_again():
+    """Long-lived blobs of the C heap among short-lived activations would make it grow."""
+    budget = 2**20
+    device, live, sizes = EmulatedDevice(budget, **FAST), [], random.Random(1)
+    pages = set()
+    for _ in range(2000):
+        size = sizes.randrange(1, budget // 8)
+        while live and device.used_bytes + size > budget:
+            device.free(live.pop(sizes.randrange(len(live))))
+        live.append(device.allocate(size))
+        start = live[-1].data_ptr()
+        pages.update(range(start // 4096, (start + size) // 4096 + 1))
+    assert len(pages) * 4096 <= 2.1 * budget
+
+
+@given(st.lists(st.tuples(st.integers(0, 900), st.booleans()), max_size=20))
+def test_what_is_counted(steps):
+    """Allocations beside a model: sums, the peak, the guard, alignment."""
+    device, live, peak = EmulatedDevice(2000, **FAST), [], 0
+    for size, frees in steps:
+        used = sum(map(len, live))
+        if used + size <= 2000:
+            live.append(device.allocate(size))
+        else:
+            with pytest.raises(DeviceMemoryError):
+                device.allocate(size)
+        assert all(memory.data_ptr() % 512 == 0 for memory in live)
+        spans = sorted((memory.data_ptr(), len(memory)) for memory in live if len(memory))
+        assert all(a + size <= b for (a, size), (b, _) in itertools.pairwise(spans))
+        peak = max(peak, sum(map(len, live)))
+        if frees and live:
+            device.free(live.pop(0))
+        assert (device.used_bytes, device.peak_bytes) == (sum(map(len, live)), peak)
+
+
+@pytest.mark.parametrize("way", ["copy_in", "copy_out"])
+def test_copies_take_the_time_they_should(way):
+    device = EmulatedDevice(1 << 20, bandwidth_bytes_per_second=1e7, latency_seconds=0.02)
+    one, other = torch.zeros(300_000, dtype=torch.uint8), device.allocate(300_000)
+    pair = (one, other) if way == "copy_in" else (other, one)
+    start = time.monotonic()
+    getattr(device, way)(*pair)
+    assert 0.05 <= time.monotonic() - start < 1.0
+
+
+def test_the_emulated_device_computes_at_once():
+    device = EmulatedDevice(1)
+    assert device.mark() is None
+    device.synchronize_compute()
+    assert (device.name, device.torch_device) == ("cpu", torch.device("cpu"))
