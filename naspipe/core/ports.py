@@ -1,4 +1,17 @@
-"""The small protocols through which behaviour plugs into the controller."""
+"""The small protocols through which behaviour plugs into the controller, and into spaces.
+
+========================= ==========================================================================
+:class:`SyncPolicy`        :class:`~naspipe.schedule.csp.CausalPolicy`,
+                           :class:`~naspipe.schedule.bsp.BulkPolicy`,
+                           :class:`~naspipe.schedule.asp.AsynchronousPolicy`
+:class:`Admission`         ``AdmissionWindow``, ``BulkAdmission`` and ``StepAdmission`` of
+                           :mod:`naspipe.stage.admission`
+:class:`DispatchOrder`     those of :mod:`naspipe.schedule.order`
+:class:`Residency`         :class:`~naspipe.residency.manager.ResidencyManager`,
+                           :class:`~naspipe.residency.all_resident.AllResident`
+:class:`Decisions`         :class:`~naspipe.nni.decisions.LabelDecisions`
+========================= ==========================================================================
+"""
 
 from __future__ import annotations
 
@@ -155,4 +168,17 @@ class Residency(Protocol):
 
     def arrive(self, layer: LayerId) -> Sequence[Command]:
         """A layer came from another stage: what is on the device is stale."""
+        ...
+
+
+class Decisions(Protocol):
+    """What subnets are drawn over, where blocks do not choose each on its own."""
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The number of values of each decision."""
+        ...
+
+    def choices(self, drawn: Sequence[int]) -> tuple[int, ...]:
+        """One choice per choice block, from one value per decision."""
         ...

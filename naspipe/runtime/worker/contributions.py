@@ -9,7 +9,7 @@ from naspipe.core.events import ContributionArrived
 from naspipe.core.ids import StageId
 from naspipe.runtime.blocks.ports import Updates
 from naspipe.runtime.wire.messages import ContributionMessage
-from naspipe.runtime.wire.transport import Transport
+from naspipe.runtime.wire.ports import Transport
 
 
 class Contributions:

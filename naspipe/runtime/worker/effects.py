@@ -14,10 +14,10 @@ from naspipe.runtime.blocks.ports import BlockCompute, Updates
 from naspipe.runtime.checkpoints.checkpointer import Checkpointer
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.memory.placement import Placement
-from naspipe.runtime.wire.transport import Transport
+from naspipe.runtime.wire.ports import Transport
 from naspipe.runtime.worker.contributions import Contributions
 from naspipe.runtime.worker.late_fields import LateFields
-from naspipe.runtime.worker.stage_sink import StageSink
+from naspipe.runtime.worker.ports import StageSink
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from naspipe.core.commands import SendOutput
 from naspipe.core.ids import StageId
 from naspipe.runtime.blocks.ports import BlockCompute
 from naspipe.runtime.wire.messages import InputMessage
-from naspipe.runtime.wire.transport import Transport
+from naspipe.runtime.wire.ports import Transport
 
 
 class OutputSender:
