@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from naspipe.trace.compare import compare_runs
+from naspipe.trace.reading.compare import compare_runs
 from torch import nn
 
 import naspipe as npp
