@@ -41,6 +41,7 @@ def main() -> int:
     parser.add_argument("--stages", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--architectures", type=int, default=200)
     parser.add_argument("--only", choices=("training", "networks"))
+    parser.add_argument("--spaces", nargs="+", help="all by default")
     parser.add_argument("--output", type=Path, default=ROOT / "artifacts/nni")
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
@@ -48,7 +49,7 @@ def main() -> int:
     if arguments.only != "networks":
         rows += written(arguments.output / "result.json", trainings(arguments))
     if arguments.only != "training":
-        rows += written(arguments.output / "networks.json", networks(arguments.architectures))
+        rows += written(arguments.output / "networks.json", networks(arguments))
     return int(any(row["verdict"] != "IDENTICAL" for row in rows))
 
 
@@ -62,10 +63,11 @@ def written(path: Path, rows: Iterable[dict[str, object]]) -> list[dict[str, obj
     return kept
 
 
-def networks(count: int) -> Iterator[dict[str, object]]:
+def networks(arguments: argparse.Namespace) -> Iterator[dict[str, object]]:
     """Chains of random architectures against NNI's own models of them."""
     torch.set_num_threads(1)
-    for name, make in {**FILTERED, **MADE}.items():
+    count, made = arguments.architectures, {**FILTERED, **MADE}
+    for name, make in ((name, made[name]) for name in arguments.spaces or made):
         torch.manual_seed(7)
         model_space = make()
         space = naspipe.from_nni(model_space)
@@ -86,6 +88,8 @@ def trainings(arguments: argparse.Namespace) -> Iterator[dict[str, object]]:
     names = ("proxyless", "shufflenet", "nasbench201")
     plain = [(name, stages) for name in names for stages in arguments.stages]
     for name, stages in [*plain, *((name, 2) for name in TRAINED)]:
+        if arguments.spaces and name not in arguments.spaces:
+            continue
         against = "NNI's own modules" if (name, stages) in plain else "one stage"
         start = time.monotonic()
         with tempfile.TemporaryDirectory() as scratch:

@@ -35,7 +35,7 @@ def cover(decisions: LabelDecisions, most: int) -> Cover:
         for number in range(len(layers.samples))
     )
     total, drawn, samples = len(left), 0, list[Sample]()
-    while not samples or (total - len(left) < most and (left or drawn < RANDOM)):
+    while not samples or (total - len(left) < most and drawn < RANDOM):
         drawn += not left
         wanted = _compatible(decisions, left)
         sample = {
