@@ -59,14 +59,7 @@ def from_nni(
     Raises:
         ConfigError: without NNI, and for what cannot be mapped, with the reason and the place.
     """
-    known = library()
-    if not isinstance(model_space, known.model_space):
-        raise ConfigError(
-            f"from_nni: expected an nni.nas.nn.pytorch.ModelSpace, found "
-            f"{type(model_space).__name__}"
-        )
-    if proofs < 1:
-        raise ConfigError(f"from_nni: expected proofs=1 or more, found {proofs}")
+    _check_arguments(model_space, proofs)
     name = name or type(model_space).__name__
     _check_structure(model_space)
     values = domains(model_space)
@@ -96,14 +89,29 @@ def from_nni(
     inputs = ("input", *fields[1:])
     proof = NniProof(traced, blocks, decisions, inputs, proofs)
     if example is not None:
-        given = example if isinstance(example, tuple | list) else (example,)
-        if len(given) != len(inputs):
-            raise ConfigError(
-                f"from_nni: expected an example of {', '.join(inputs)}, found {len(given)} tensors"
-            )
-        proof.prove(dict(zip(inputs, given, strict=True)))
+        proof.prove(_batch(example, inputs))
     space = Space(name, blocks, decisions, proof)
     return space.with_rules(rules) if rules else space
+
+
+def _check_arguments(model_space: Any, proofs: int) -> None:
+    if not isinstance(model_space, library().model_space):
+        raise ConfigError(
+            f"from_nni: expected an nni.nas.nn.pytorch.ModelSpace, found "
+            f"{type(model_space).__name__}"
+        )
+    if proofs < 1:
+        raise ConfigError(f"from_nni: expected proofs=1 or more, found {proofs}")
+
+
+def _batch(example: Any, inputs: Sequence[str]) -> dict[str, Any]:
+    """What a user gave as an example, as a batch."""
+    given = example if isinstance(example, tuple | list) else (example,)
+    if len(given) != len(inputs):
+        raise ConfigError(
+            f"from_nni: expected an example of {', '.join(inputs)}, found {len(given)} tensors"
+        )
+    return dict(zip(inputs, given, strict=True))
 
 
 def _look(traced: Traced, values: Mapping[str, Sequence[Any]]) -> None:
