@@ -74,24 +74,32 @@ def from_nni(
             f"followed; use it in a LayerChoice, InputChoice, Repeat or Mutable module"
         )
     _look(traced, values)
-    blocks: list[Block | Shared] = []
-    names: set[str] = set()
     fields = [str(node.target) for node in graph.nodes if node.op == "placeholder"]
-    for draft, own in zip(drafts, layers, strict=True):
-        batch_fields = ("input", *fields[1:]) if draft is drafts[0] else ()
-        made = [partial(make_candidate, traced, draft, sample) for sample in own.samples]
-        if own.labels:
-            blocks.append(Block(made, fields=batch_fields))
-        else:
-            blocks.append(Shared(_shared_name(draft, names), made[0], fields=batch_fields))
+    inputs = ("input", *fields[1:])
+    blocks = _blocks(traced, drafts, layers, inputs)
     choosing = [own for own in layers if own.labels]
     decisions = LabelDecisions(values, choosing, name, model_space.simplify())
-    inputs = ("input", *fields[1:])
     proof = NniProof(traced, blocks, decisions, inputs, proofs)
     if example is not None:
         proof.prove(_batch(example, inputs))
     space = Space(name, blocks, decisions, proof)
     return space.with_rules(rules) if rules else space
+
+
+def _blocks(
+    traced: Traced, drafts: Sequence[Draft], layers: Sequence[BlockLayers], inputs: tuple[str, ...]
+) -> list[Block | Shared]:
+    """The blocks of the chain; the first one is called with the batch's fields."""
+    blocks: list[Block | Shared] = []
+    names: set[str] = set()
+    for draft, own in zip(drafts, layers, strict=True):
+        fields = inputs if draft is drafts[0] else ()
+        made = [partial(make_candidate, traced, draft, sample) for sample in own.samples]
+        if own.labels:
+            blocks.append(Block(made, fields=fields))
+        else:
+            blocks.append(Shared(_shared_name(draft, names), made[0], fields=fields))
+    return blocks
 
 
 def _check_arguments(model_space: Any, proofs: int) -> None:
