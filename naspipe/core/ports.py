@@ -10,12 +10,13 @@
 :class:`Residency`         :class:`~naspipe.residency.manager.ResidencyManager`,
                            :class:`~naspipe.residency.all_resident.AllResident`
 :class:`Decisions`         :class:`~naspipe.nni.decisions.LabelDecisions`
+:class:`Proof`             :class:`~naspipe.nni.proof.NniProof`
 ========================= ==========================================================================
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from naspipe.core.access import AccessKind
@@ -168,6 +169,18 @@ class Residency(Protocol):
 
     def arrive(self, layer: LayerId) -> Sequence[Command]:
         """A layer came from another stage: what is on the device is stale."""
+        ...
+
+
+class Proof(Protocol):
+    """Shows that a space's layers compute what they stand for."""
+
+    def prove(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Show it on a batch, once; returns what was looked at, for the run's manifest.
+
+        Raises:
+            ConfigError: when it is not so.
+        """
         ...
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import FIRST_STREAM, LayerId, StreamId
-from naspipe.core.ports import Decisions
+from naspipe.core.ports import Decisions, Proof
 from naspipe.core.rules import Exact, Rule
 
 Factory = Callable[[], Any]
@@ -88,13 +88,19 @@ class Space:
         blocks: the chain.
         decisions: what samplers draw, where one decision reaches several blocks; without, every
             choice block is a decision of its own.
+        proof: what a run asks before it starts, where the layers stand for something else.
     """
 
     def __init__(
-        self, name: str, blocks: Iterable[Block | Shared], decisions: Decisions | None = None
+        self,
+        name: str,
+        blocks: Iterable[Block | Shared],
+        decisions: Decisions | None = None,
+        proof: Proof | None = None,
     ) -> None:
         self.name = name
         self.decisions = decisions
+        self.proof = proof
         self.blocks: tuple[Block | Shared, ...] = tuple(blocks)
         self._choice_positions = [
             index for index, block in enumerate(self.blocks) if isinstance(block, Block)
@@ -159,6 +165,7 @@ class Space:
                 for block in self.blocks
             ),
             self.decisions,
+            self.proof,
         )
 
     def fields(self, block: int) -> tuple[str, ...]:

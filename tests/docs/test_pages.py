@@ -22,7 +22,7 @@ ELSEWHERE = {"model.py", "artifacts/gpu/"}
 OTHERS = {"malloc_trim", "rebuild_batches"}
 """Names of others that our pages use."""
 
-CODE = re.compile(r"`([^`\n]+)`")
+CODE = re.compile(r"`([^`]+)`")
 A_FILE = re.compile(r"[\w.*-]+(?:/[\w.*-]+)*\.(?:py|sh|toml)")
 A_FOLDER = re.compile(r"(?:naspipe|tests|scripts|search_spaces|artifacts|docs)(?:/[\w-]+)*/")
 A_NAME = re.compile(r"[A-Z][a-z]+(?:[A-Z][a-z]+)+|_?[a-z]+(?:_[a-z]+)+")

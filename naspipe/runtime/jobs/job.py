@@ -15,7 +15,8 @@ from naspipe.planning.cost import CostTable
 from naspipe.planning.memory import MemoryPlan
 from naspipe.runtime.checkpoints.restored import Restored
 from naspipe.runtime.jobs.evaluation_recipe import EvaluationRecipe
-from naspipe.runtime.jobs.ports import SubnetSource
+from naspipe.runtime.jobs.ports import Positions, SubnetSource
+from naspipe.runtime.jobs.positions import OnePipeline
 from naspipe.runtime.jobs.workload import Common, Workload, common
 from naspipe.schedule.traits import traits_of
 from naspipe.trace.results.run_directory import RunDirectory
@@ -96,6 +97,11 @@ class Job:
     def common(self) -> Common:
         """What the streams agree on."""
         return common(self.workloads)
+
+    @property
+    def positions(self) -> Positions:
+        """Who holds which stage."""
+        return OnePipeline(self.execution.pipeline.stages)
 
     @property
     def threads(self) -> int:

@@ -1,14 +1,6 @@
-"""What a user may hand over beside a loss, what stages do together, and who proposes subnets.
+"""What a user may hand over beside a loss, what stages do together, who holds what, who proposes.
 
-========================= ==========================================================================
-:class:`Objective`         :class:`~naspipe.runtime.blocks.objectives.EndObjective` (at the
-                           end of a chain, as the recipe has it), or a user's own
-:class:`FieldSource`       a user's own
-:class:`PipelineJob`       :class:`~naspipe.runtime.jobs.job.Job` (training),
-                           :class:`~naspipe.runtime.evaluating.evaluation_stage.EvaluationJob`
-:class:`SubnetSource`      :class:`~naspipe.frontend.given.strategy_source.StrategySource`
-========================= ==========================================================================
-"""
+========================= ==================================================================="""
 
 from __future__ import annotations
 
@@ -19,10 +11,28 @@ from typing import Protocol
 import torch
 
 from naspipe.core.config import Execution, Recipe
+from naspipe.core.ids import StageId, WorkerId
 from naspipe.core.planned import Planned
 from naspipe.planning.memory import MemoryPlan
 
 Tensors = tuple[torch.Tensor, ...]
+
+
+class Positions(Protocol):
+    """Which worker, a process, holds which position of a pipeline."""
+
+    @property
+    def num_workers(self) -> int:
+        """How many there are."""
+        ...
+
+    def worker(self, stage: StageId) -> WorkerId:
+        """Who holds a stage."""
+        ...
+
+    def stage(self, worker: WorkerId) -> StageId:
+        """The stage that a worker holds."""
+        ...
 
 
 class Objective(Protocol):
@@ -76,6 +86,11 @@ class PipelineJob(Protocol):
     @property
     def memory(self) -> MemoryPlan | None:
         """What layers may occupy on each stage's device; None for no limit."""
+        ...
+
+    @property
+    def positions(self) -> Positions:
+        """Who holds which stage."""
         ...
 
     @property

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, Self
 
-from naspipe.core.ids import StageId
+from naspipe.core.ids import WorkerId
 from naspipe.runtime.wire.messages import Message, StageMessage
 
 
@@ -37,7 +37,7 @@ class Transport(Protocol):
 
     def __exit__(self, *exception: object) -> None: ...
 
-    def send(self, stage: StageId, message: StageMessage) -> Sending:
+    def send(self, worker: WorkerId, message: StageMessage) -> Sending:
         """Start sending a message; its tensors must not change until it is sent."""
         ...
 
