@@ -136,10 +136,12 @@ def plan_pipeline(
     ]
     memory = _memory(pipeline, cuts, execution, sizes)
     window = _window(pipeline, cuts, execution)
-    plan = Plan(tuple(map(StreamPlan, cuts, cutters)), "paper", window, memory)
-    if execution.pipeline.order == "critical-path":
+    asked = execution.pipeline.order
+    order = "paper" if asked in ("auto", "critical-path") else asked
+    plan = Plan(tuple(map(StreamPlan, cuts, cutters)), order, window, memory)
+    if asked == "critical-path":
         _check_known(pipeline)
-    if execution.pipeline.order == "critical-path" and has_choice(pipeline, execution):
+    if asked == "critical-path" and has_choice(pipeline, execution):
         return by_critical_path(plan, pipeline)
     return plan
 
