@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import itertools
 import os
 import signal
 import sys
@@ -124,23 +125,28 @@ def compare_speeds(
     speeds = {row: {version.name: [] for version in versions} for row in rows}
     refused: dict[speed.SpeedRow, str] = {}
     with progress_of("pairs", pairs * len(rows), console) as progress:
-        for pair in range(pairs):
-            for row in rows:
-                try:
-                    pair_of = {
-                        version.name: speed.measure(version, row, place)
-                        for version in speed.in_turn(pair, *versions)
-                        if row not in refused
-                    }
-                except CompareError as error:
-                    refused[row] = str(error)
-                    console.print(str(error), soft_wrap=True)
-                    continue
-                for name, value in pair_of.items():
-                    speeds[row][name].append(value)
-                progress.advance(progress.task_ids[0])
+        for pair, row in itertools.product(range(pairs), rows):
+            try:
+                if row not in refused:
+                    both = measure_pair(pair, row, versions, place)
+                    told = ", ".join(f"{name} {value:.4g}" for name, value in both.items())
+                    console.print(f"pair {pair + 1}: {row.name}: {told} {row.unit}", soft_wrap=True)
+                    for name, value in both.items():
+                        speeds[row][name].append(value)
+            except CompareError as error:
+                refused[row] = str(error)
+                console.print(str(error), soft_wrap=True)
+            progress.advance(progress.task_ids[0])
     found = [speed.summary(row, speeds[row]) for row in rows if row not in refused]
     return found, list(refused.values())
+
+
+def measure_pair(
+    pair: int, row: speed.SpeedRow, versions: tuple[Version, Version], place: Workplace
+) -> dict[str, float]:
+    """One figure of each version; whose turn it is first follows from the pair."""
+    turn = speed.in_turn(pair, *versions)
+    return {version.name: speed.measure(version, row, place) for version in turn}
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], console: Console) -> None:
