@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 90.0
 _FLAGS = (
     "--headless",
     "--no-sandbox",
