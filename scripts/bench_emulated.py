@@ -41,8 +41,8 @@ from naspipe.runtime.processes.launcher import profile_apart  # noqa: E402
 from naspipe.runtime.wire.reports import SilentObserver  # noqa: E402
 from naspipe.sim.costs import Costs  # noqa: E402
 from naspipe.sim.fidelity import LoggedCosts, logged_costs  # noqa: E402
-from naspipe.sim.plan import Chain, Pipeline, Stream  # noqa: E402
-from naspipe.sim.run import measured_timing, simulate_run  # noqa: E402
+from naspipe.sim.pipeline import Chain, Pipeline, Stream  # noqa: E402
+from naspipe.sim.simulation import measured_timing, simulate_run  # noqa: E402
 from naspipe.streams.samplers import draw_stream  # noqa: E402
 from naspipe.trace.access.log import read_run_accesses  # noqa: E402
 from naspipe.trace.reading.metrics import summarize  # noqa: E402

@@ -17,7 +17,7 @@ from naspipe.core.config import Definition
 if TYPE_CHECKING:
     from naspipe.core.config import Execution
     from naspipe.frontend.simulation.scenario import Scenario
-    from naspipe.sim.limits import Limit
+    from naspipe.sim.bottlenecks import Bottleneck
     from naspipe.sim.outcome import Outcome
 
 _EXAMPLE = """\
@@ -41,7 +41,7 @@ class Row(NamedTuple):
     streams: int
     budget: str
     outcome: Outcome
-    limits: list[Limit]
+    limits: list[Bottleneck]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -125,14 +125,14 @@ def _row(
     sampler: str,
     streams: int,
 ) -> Row:
-    from naspipe.sim.limits import limits
+    from naspipe.sim.bottlenecks import bottlenecks
     from naspipe.sim.outcome import bound_of, outcome_of
 
     pipeline = scenario.pipeline(sampler, arguments.seed, arguments.steps, streams=streams)
     simulated = scenario.run(pipeline, execution)
     bound = bound_of(pipeline)
     outcome = outcome_of(simulated, pipeline, bound)
-    reasons = limits(pipeline, scenario.space.labels, bound, simulated.plan, outcome)
+    reasons = bottlenecks(pipeline, scenario.space.labels, bound, simulated.plan, outcome)
     return Row(sampler, streams, execution.memory.budget or "none", outcome, reasons)
 
 

@@ -14,7 +14,7 @@ import torch
 
 from naspipe.core.errors import ConfigError
 from naspipe.data.dictionary import BOS, EOS, PADDING
-from naspipe.export.subnet import Chain
+from naspipe.export.assembly import Chain
 
 _PREFIX = "previous"
 """The batch field of the target's tokens before each place."""

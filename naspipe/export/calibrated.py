@@ -9,7 +9,7 @@ import torch
 
 from naspipe.core.config import Recipe
 from naspipe.core.errors import ConfigError
-from naspipe.export.subnet import Chain
+from naspipe.export.assembly import Chain
 from naspipe.frontend.given.run import Run
 from naspipe.runtime.devices.determinism import block_seed, deterministic_torch, seed_draws
 from naspipe.runtime.evaluating.calibration import fresh_statistics, statistics_of

@@ -17,9 +17,9 @@ from torch import nn
 
 from naspipe.core.errors import ConfigError
 from naspipe.export import standalone
+from naspipe.export.assembly import Chain
 from naspipe.export.describe import Describer, importable
 from naspipe.export.source import SourceFile, is_written_out
-from naspipe.export.subnet import Chain
 from naspipe.trace.storage.whole_files import write_json
 
 FORMAT = 1

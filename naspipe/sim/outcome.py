@@ -11,8 +11,8 @@ from naspipe.core.access import AccessKind
 from naspipe.core.errors import ConfigError
 from naspipe.planning.causal_bound import CausalBound, causal_bound, side_by_side
 from naspipe.sim.access_table import AccessTable, Integers
-from naspipe.sim.plan import Pipeline
-from naspipe.sim.run import SimulatedRun
+from naspipe.sim.pipeline import Pipeline
+from naspipe.sim.simulation import SimulatedRun
 
 _FORWARD, _BACKWARD = (
     tuple(AccessKind).index(k) for k in (AccessKind.FORWARD, AccessKind.BACKWARD)

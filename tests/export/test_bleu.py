@@ -10,9 +10,9 @@ from torch import nn
 
 from naspipe.core.errors import ConfigError
 from naspipe.data.dictionary import EOS, PADDING
+from naspipe.export.assembly import Chain, ChainLayer
 from naspipe.export.beam import BeamOptions, translate
 from naspipe.export.bleu import words_of
-from naspipe.export.subnet import Chain, ChainLayer
 
 WORDS = (EOS, 4, 5, 6)
 VOCABULARY = 7

@@ -15,7 +15,7 @@ from naspipe.runtime.checkpoints.layer_bytes import layer_key, load_layer
 from naspipe.trace.access.log import read_run_accesses
 from naspipe.trace.access.order import access_order
 from naspipe.trace.results.run_directory import RunDirectory
-from naspipe.trace.results.validation import Validation, read_validations
+from naspipe.trace.results.validation_file import Validation, read_validations
 from naspipe.trace.snapshots.snapshot import Checkpoint, read_checkpoint
 
 

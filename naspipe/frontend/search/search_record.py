@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from naspipe.search.limits import COSTS, Cost
-from naspipe.search.records import Candidate, SearchDirectory, front, rank
 from naspipe.search.scores import Scores
+from naspipe.search.search_directory import Candidate, SearchDirectory, front, rank
 
 
 class SearchObserver(Protocol):

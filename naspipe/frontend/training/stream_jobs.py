@@ -12,7 +12,7 @@ from naspipe.core.ids import FIRST_STREAM, SequenceId, StageId, StreamId
 from naspipe.core.planned import Planned
 from naspipe.core.space import Shared
 from naspipe.core.subnet import Subnet
-from naspipe.frontend.given.checks import check_batch, check_layers
+from naspipe.frontend.given.input_checks import check_batch, check_layers
 from naspipe.frontend.given.pass_streams import draw_passes
 from naspipe.frontend.given.strategy_source import StrategySource, sample_stream
 from naspipe.runtime.jobs.job import StreamJob
@@ -20,7 +20,7 @@ from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.layers.optimizers import check_optimizer
 from naspipe.schedule.invariants import violations
 from naspipe.schedule.traits import causal_policies, traits_of
-from naspipe.sim.plan import StreamPlan
+from naspipe.sim.pipeline import StreamPlan
 from naspipe.stage.builder import build_controller
 from naspipe.trace.results.run_directory import RunDirectory
 

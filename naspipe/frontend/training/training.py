@@ -15,7 +15,7 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.ids import StreamId
 from naspipe.core.subnet import Subnet
 from naspipe.core.wiring import Tap, Wiring
-from naspipe.frontend.given.checks import check_data_path, check_device
+from naspipe.frontend.given.input_checks import check_data_path, check_device
 from naspipe.frontend.given.run_plan import make_plan, planning_costs
 from naspipe.frontend.training.generations import Generations, check_resumable
 from naspipe.frontend.training.recording import Recording
@@ -32,7 +32,7 @@ from naspipe.runtime.processes.hosts import OtherHosts
 from naspipe.runtime.wire.endpoints import check_endpoints
 from naspipe.runtime.wire.reports import LaunchObserver
 from naspipe.schedule.traits import PolicyTraits, causal_policies, traits_of
-from naspipe.sim.plan import Plan
+from naspipe.sim.pipeline import Plan
 from naspipe.streams.from_file import write_stream
 from naspipe.trace.access.labels import describe_space
 from naspipe.trace.access.log import read_run_accesses, time_key

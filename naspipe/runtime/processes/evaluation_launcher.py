@@ -21,7 +21,7 @@ from naspipe.runtime.worker.stage_main import run_alone
 from naspipe.search.scores import Scores, scores_of
 
 
-class SearchObserver(Protocol):
+class ScoreObserver(Protocol):
     """Told of a search as it goes, in the launcher's process."""
 
     def on_scores(self, subnet: int, scores: Scores) -> None:
@@ -34,7 +34,7 @@ class SearchObserver(Protocol):
 
 
 def evaluate(
-    job: EvaluationJob, observer: SearchObserver, score: Callable[[Scores], float]
+    job: EvaluationJob, observer: ScoreObserver, score: Callable[[Scores], float]
 ) -> list[dict[str, Any]]:
     """Judge every subnet that the job's source proposes; returns what each stage measured.
 
@@ -77,7 +77,7 @@ class ScoreCollector(StageReports):
     def __init__(
         self,
         job: EvaluationJob,
-        observer: SearchObserver,
+        observer: ScoreObserver,
         score: Callable[[Scores], float],
         mailboxes: Mailboxes,
     ) -> None:

@@ -8,7 +8,7 @@ from naspipe.core.ids import StreamId
 from naspipe.core.planned import Planned
 from naspipe.runtime.jobs.job import Job
 from naspipe.runtime.wire.messages import SubnetsMessage
-from naspipe.trace.results.losses import read_losses
+from naspipe.trace.results.losses_file import read_losses
 
 
 class GrowingStreams:

@@ -45,7 +45,7 @@ from naspipe.runtime.wire.wakeup import Wakeup
 from naspipe.runtime.worker.garbage import calm_collector
 from naspipe.runtime.worker.stage_main import run_alone
 from naspipe.runtime.worker.stage_process import StageRun
-from naspipe.trace.results.losses import SectionLosses
+from naspipe.trace.results.losses_file import SectionLosses
 from naspipe.trace.snapshots.checkpoints import FINAL
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Protocol
 
 from naspipe.core.errors import StorageError, reason
-from naspipe.trace.results.losses import SectionLosses
+from naspipe.trace.results.losses_file import SectionLosses
 from naspipe.trace.snapshots.checkpoints import CheckpointFolder, cut_name
 
 _MERGED = ("versions", "history", "scalars", "strides")

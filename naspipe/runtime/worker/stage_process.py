@@ -36,7 +36,7 @@ from naspipe.runtime.worker.late_fields import LateFields
 from naspipe.runtime.worker.stage_files import StageFiles
 from naspipe.stage.builder import build_admission, build_controller
 from naspipe.stage.intake import Intake
-from naspipe.stage.memory import residency_of
+from naspipe.stage.residency import residency_of
 from naspipe.trace.access.event_log import EventLogWriter
 from naspipe.trace.access.log import AccessLogWriter
 from naspipe.trace.snapshots.checkpoints import FINAL

@@ -18,7 +18,7 @@ from naspipe.trace.reading.differences import (
     checkpoint_differences,
     loss_differences,
 )
-from naspipe.trace.results.losses import Loss
+from naspipe.trace.results.losses_file import Loss
 from naspipe.trace.results.run_directory import RunDirectory
 from naspipe.trace.snapshots.snapshot import Checkpoint, read_checkpoint
 

@@ -14,7 +14,7 @@ from naspipe.core.ids import INITIAL, SequenceId
 from naspipe.core.rules import Exact
 from naspipe.trace.access.labels import SpaceLabels
 from naspipe.trace.access.order import layer_order, reads_and_writes
-from naspipe.trace.results.losses import Loss
+from naspipe.trace.results.losses_file import Loss
 from naspipe.trace.snapshots.shards import ITEM_BYTES, RawTensor
 from naspipe.trace.snapshots.snapshot import Checkpoint
 

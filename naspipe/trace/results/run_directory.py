@@ -10,7 +10,7 @@ from typing import Any
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import StageId
 from naspipe.core.json_text import parse_json
-from naspipe.trace.results.losses import Loss, read_losses
+from naspipe.trace.results.losses_file import Loss, read_losses
 from naspipe.trace.snapshots.checkpoints import CheckpointFolder
 from naspipe.trace.storage.whole_files import write_json
 
@@ -60,7 +60,7 @@ class RunDirectory:
 
     @property
     def validation(self) -> Path:
-        """How the supernet did on held-out data; see ``naspipe.trace.results.validation``."""
+        """How the supernet did on held-out data; see ``naspipe.trace.results.validation_file``."""
         return self.path / "validation.jsonl"
 
     @property
@@ -155,5 +155,5 @@ class RunDirectory:
         return [int(loss.sequence_id) for loss in self.read_losses() if not isfinite(loss.value)]
 
     def read_losses(self) -> list[Loss]:
-        """Every recorded loss; see :func:`naspipe.trace.results.losses.read_losses`."""
+        """Every recorded loss; see :func:`naspipe.trace.results.losses_file.read_losses`."""
         return read_losses(self.losses)

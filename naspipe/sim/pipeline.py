@@ -114,7 +114,7 @@ def plan_pipeline(
 
     One stage runs its subnets one after the other in any order. The policies bsp and asp keep
     one static partition and the paper's order, as the systems do that they stand for. The order
-    ``auto`` is planned as ``paper``; :func:`naspipe.sim.run.choose_order` decides.
+    ``auto`` is planned as ``paper``; :func:`naspipe.sim.simulation.choose_order` decides.
 
     Args:
         pipeline: what is to be run.

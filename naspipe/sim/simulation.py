@@ -13,10 +13,10 @@ from naspipe.planning.memory import MemoryPlan
 from naspipe.sim.access_table import AccessTable
 from naspipe.sim.costs import Costs, StreamCosts, TableCosts
 from naspipe.sim.driver import Admitted, simulate_into
-from naspipe.sim.plan import Pipeline, Plan, by_critical_path
-from naspipe.sim.summary import summarize_table
+from naspipe.sim.pipeline import Pipeline, Plan, by_critical_path
+from naspipe.sim.table_metrics import summarize_table
 from naspipe.stage.builder import build_admission, build_controller, new_history
-from naspipe.stage.memory import residency_of
+from naspipe.stage.residency import residency_of
 from naspipe.trace.reading.metrics import Summary
 
 PREVIEW_SUBNETS = 100
@@ -51,7 +51,7 @@ def simulate_run(
 
     Args:
         pipeline: the streams, and their policy.
-        plan: see :func:`naspipe.sim.plan.plan_pipeline`; may be that of longer streams.
+        plan: see :func:`naspipe.sim.pipeline.plan_pipeline`; may be that of longer streams.
         execution: stages, prefetching and whether forwards start partly clear.
         timing: what everything takes.
 

@@ -19,7 +19,7 @@ from naspipe.frontend.given.run import Run, check_space
 from naspipe.runtime.checkpoints.layer_bytes import layer_key, load_layer
 from naspipe.runtime.devices.determinism import deterministic_torch
 from naspipe.runtime.layers.layer_store import LayerStore
-from naspipe.search.records import find_best
+from naspipe.search.search_directory import find_best
 from naspipe.streams.from_file import read_stream
 from naspipe.trace.snapshots.snapshot import read_checkpoint
 
