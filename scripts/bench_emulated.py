@@ -127,7 +127,7 @@ def figures(accesses: Sequence[Access], stages: int) -> dict[str, float]:
         "hit_rate": found.hit_rate,
         "stall_ratio": found.stall_ratio,
         "bubble_ratio": found.bubble_ratio,
-        "steps_per_second": found.steps_per_second,
+        "steps_per_second": found.passes_per_second,
         "misses": len(waits),
         "median_wait_us": statistics.median(waits) / 1e3 if waits else 0.0,
     }

@@ -109,7 +109,7 @@ def measure(case: Case, steps: int) -> dict[str, Any]:
         "bubble": run.summary.bubble_ratio,
         "bound": bound.bubble(stages),
         "steady_bound": bound.steady_bubble(stages),
-        "steps_per_second": run.summary.steps_per_second,
+        "steps_per_second": run.summary.passes_per_second,
         "flowing_bubble": flowing_bubble(run.accesses, stages),
     }
 

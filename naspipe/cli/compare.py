@@ -23,7 +23,7 @@ example:
 exit status: 0 identical; 1 they differ; 2 they cannot be compared
 """
 
-_COLUMNS = ("run", "stages", "steps", "seconds", "steps/s", "bubble", "verdict")
+_COLUMNS = ("run", "stages", "passes", "seconds", "passes/s", "bubble", "verdict")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,9 +86,9 @@ def _numbers(summary: Summary | None) -> tuple[str, ...]:
     if summary is None:
         return ("-",) * 4
     return (
-        str(summary.steps),
+        str(summary.num_passes),
         f"{summary.seconds:.2f}",
-        f"{summary.steps_per_second:.2f}",
+        f"{summary.passes_per_second:.2f}",
         f"{summary.bubble_ratio:.3f}",
     )
 

@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
             for stages in stage_counts(min(arguments.devices, len(scenario.space)))
             for budget in budgets
         ),
-        key=lambda row: (-row.outcome.steps_per_second, row.outcome.stages, *row[:3]),
+        key=lambda row: (-row.outcome.passes_per_second, row.outcome.stages, *row[:3]),
     )
     if arguments.json:
         print(json.dumps([_as_json(row) for row in rows], indent=1))
@@ -187,7 +187,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         str(row.streams),
         row.budget,
         outcome.order,
-        f"{outcome.steps_per_second:.3f}",
+        f"{outcome.passes_per_second:.3f}",
         f"{outcome.bubble_ratio:.3f}",
         f"{outcome.bound:.3f}",
         f"{outcome.distance:+.3f}",

@@ -62,7 +62,7 @@ def bottlenecks(
 
 
 def _mean_ns(costs: CostTable, subnets: Sequence[Subnet], block: int) -> float:
-    """Of one step of a block, without the making of layers."""
+    """Of one pass through a block, without the making of layers."""
     return sum(costs.of(block, subnet.chain[block]).total_ns for subnet in subnets) / len(subnets)
 
 

@@ -110,7 +110,7 @@ class Plan:
 def plan_pipeline(
     pipeline: Pipeline, execution: Execution, sizes: DeviceSizes | None = None
 ) -> Plan:
-    """Balance the stages, give them memory, limit what is under way, and rank the steps.
+    """Balance the stages, give them memory, limit what is under way, and rank the accesses.
 
     One stage runs its subnets one after the other in any order. The policies bsp and asp keep
     one static partition and the paper's order, as the systems do that they stand for. The order

@@ -39,7 +39,7 @@ class Run:
 
     @property
     def losses(self) -> list[float]:
-        """The loss of every step, in sequence order."""
+        """The loss of every pass, in sequence order."""
         return [loss.value for loss in self.directory.read_losses()]
 
     @property

@@ -85,7 +85,8 @@ class Searching:
         )
         source = StrategySource(
             make, space, FIRST_STREAM, partition_of,
-            delay=definition.delay, steps=definition.budget, record=directory.path / "stream.jsonl",
+            delay=definition.delay, num_subnets=definition.budget,
+            record=directory.path / "stream.jsonl",
         )  # fmt: skip
         evaluation = EvaluationRecipe(
             workload=workload,

@@ -99,7 +99,7 @@ def stream_job(
         number,
         cut.partition_of,
         delay=definition.recipe.feedback_delay,
-        steps=definition.steps,
+        num_subnets=definition.steps,
         record=directory.stream,
     )
     return StreamJob(workload=workload, planned=(), source=source, directory=directory)

@@ -133,9 +133,9 @@ class Training:
             check_order(stream, found, job.bulk)
         measured = {**self._measure(seconds, accesses), "stages": stages}
         for stream, manifest in zip(job.streams, lives.manifests, strict=True):
-            passes = (stream.steps - stream.first) / seconds
+            passes = (stream.num_passes - stream.first) / seconds
             speed = {"steps_per_second": passes / job.steps.passes}
-            bad = {"nonfinite_steps": stream.directory.nonfinite_steps()}
+            bad = {"nonfinite_steps": stream.directory.nonfinite_passes()}
             complete = {"status": "complete", "measured": {**measured, **speed, **bad}}
             stream.directory.write_manifest({**manifest, **complete, "life": lives.life})
 

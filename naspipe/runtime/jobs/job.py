@@ -106,8 +106,8 @@ class StreamJob:
         return self.restored.first if self.restored else 0
 
     @property
-    def steps(self) -> int:
-        """Subnets of the whole stream: every pass of every step."""
+    def num_passes(self) -> int:
+        """Sequence IDs of the whole stream: every pass of every step."""
         return self.workload.definition.num_passes
 
     @property

@@ -32,7 +32,7 @@ class GrowingStreams:
                 self._tell(number, 0, first)
 
     def take(self, stream: int, sequence_id: int, loss: float) -> None:
-        """A step's loss is known."""
+        """A pass's loss is known."""
         source = self._job.streams[stream].source
         if source is not None:
             known = len(source.proposed)
@@ -54,5 +54,5 @@ class GrowingStreams:
 
 
 def score_of(loss: float) -> float:
-    """What a strategy is told of a trained step: more is better."""
+    """What a strategy is told of a trained subnet: more is better."""
     return -loss

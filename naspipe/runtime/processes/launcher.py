@@ -95,7 +95,8 @@ def launch(
         if not results[0]["streams"]:
             raise _interruption(job, stop, publisher)
         for number, stream in enumerate(job.streams):
-            manifest = merge_parts(stream.steps, [result["streams"][number] for result in results])
+            parts = [result["streams"][number] for result in results]
+            manifest = merge_parts(stream.num_passes, parts)
             folders[number].publish(FINAL, job.generation, manifest)
         if not validating.finish(lambda: bool(stop.signal_number), wakeup):
             raise _interruption(job, stop, publisher)

@@ -122,7 +122,7 @@ class ValidationLauncher:
         for number, file in self._files.items():
             for cut in waiting[number]:
                 self._ask(number, cut, cut_name(cut))
-            cut = self._job.streams[number].steps
+            cut = self._job.streams[number].num_passes
             if cut not in file.known and cut not in self._waiting[number]:
                 self._ask(number, cut, FINAL)
         left = sum(map(len, self._waiting.values()))

@@ -51,7 +51,7 @@ class LaunchObserver(Protocol):
         ...
 
     def on_loss(self, stream: int, sequence_id: int, loss: float) -> None:
-        """A step's loss is known; steps may come in any order."""
+        """A pass's loss is known; passes may come in any order."""
         ...
 
     def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:

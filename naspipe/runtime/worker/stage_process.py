@@ -165,7 +165,8 @@ class StageRun:
             **measured_memory(),
         }
         is_whole = all(
-            intake.next == stream.steps for intake, stream in zip(intakes, job.streams, strict=True)
+            intake.next == stream.num_passes
+            for intake, stream in zip(intakes, job.streams, strict=True)
         )
         parts = [
             self._save(stream, intake.known, store)
@@ -180,7 +181,7 @@ class StageRun:
             Intake(
                 build_admission(
                     self._job.policy,
-                    stream.steps,
+                    stream.num_passes,
                     window=stream.workload.window or execution.pipeline.window,
                     bulk=self._job.bulk,
                     stages=execution.pipeline.stages,

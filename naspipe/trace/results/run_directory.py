@@ -41,7 +41,7 @@ class RunDirectory:
 
     @property
     def losses(self) -> Path:
-        """One line per step, in sequence order."""
+        """One line per pass, in sequence order."""
         return self.losses_of(0)
 
     def losses_of(self, section: int) -> Path:
@@ -55,7 +55,7 @@ class RunDirectory:
 
     @property
     def metrics(self) -> Path:
-        """What was known while it went, a line per step; see :mod:`.metrics_file`."""
+        """What was known while it went, a line per pass; see :mod:`.metrics_file`."""
         return self.path / "metrics.jsonl"
 
     @property
@@ -150,8 +150,8 @@ class RunDirectory:
             )
         return manifest
 
-    def nonfinite_steps(self) -> list[int]:
-        """Steps whose loss is infinite or not a number; skipped where the recipe says so."""
+    def nonfinite_passes(self) -> list[int]:
+        """Passes whose loss is infinite or not a number; skipped where the recipe says so."""
         return [int(loss.sequence_id) for loss in self.read_losses() if not isfinite(loss.value)]
 
     def read_losses(self) -> list[Loss]:
