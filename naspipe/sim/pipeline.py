@@ -14,6 +14,7 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.events import Priorities
 from naspipe.core.ids import StageId
 from naspipe.core.partition import Partition, make_partition
+from naspipe.core.planned import Planned
 from naspipe.core.rules import Rule
 from naspipe.core.space import Shared, Space
 from naspipe.core.steps import ONE_PASS, Steps
@@ -88,13 +89,17 @@ class Pipeline:
 class StreamPlan:
     """How the subnets of one stream are cut and ordered."""
 
-    partitions: tuple[Partition, ...]
-    """Of every subnet."""
+    planned: tuple[Planned, ...] = field(repr=False)
+    """Every subnet."""
     partition_of: Callable[[Subnet], Partition] | None = field(
         default=None, repr=False, compare=False
     )
     """Of any other subnet of the space, where that can be said."""
-    priorities: tuple[Priorities, ...] | None = field(default=None, repr=False)
+
+    @property
+    def partitions(self) -> tuple[Partition, ...]:
+        """Of every subnet."""
+        return tuple(each.partition for each in self.planned)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +141,11 @@ def plan_pipeline(
     ]
     memory = _memory(pipeline, cuts, execution, sizes)
     window = _window(pipeline, cuts, execution)
-    plan = Plan(tuple(map(StreamPlan, cuts, cutters)), "paper", window, memory)
+    streams = tuple(
+        StreamPlan(tuple(map(Planned, stream.subnets, cut)), cutter)
+        for stream, cut, cutter in zip(pipeline.streams, cuts, cutters, strict=True)
+    )
+    plan = Plan(streams, "paper", window, memory)
     if execution.pipeline.order == "critical-path":
         _check_known(pipeline)
     if execution.pipeline.order == "critical-path" and has_choice(pipeline, execution):
@@ -169,11 +178,12 @@ def by_critical_path(plan: Plan, pipeline: Pipeline, known: int | None = None) -
     is_alone = len(pipeline.streams) == 1
     grain = GRAIN if is_alone else STREAMS_GRAIN
     usual = [] if is_alone or known is None else _mean_lengths(pipeline.streams)
-    streams = tuple(
-        replace(cut, priorities=tuple(_priorities(stream, grain, known, usual)))
-        for cut, stream in zip(plan.streams, pipeline.streams, strict=True)
-    )
-    return replace(plan, order="critical-path", streams=streams)
+    streams = []
+    for each, stream in zip(plan.streams, pipeline.streams, strict=True):
+        ranked = zip(each.planned, _priorities(stream, grain, known, usual), strict=True)
+        planned = tuple(one._replace(priorities=priorities) for one, priorities in ranked)
+        streams.append(replace(each, planned=planned))
+    return replace(plan, order="critical-path", streams=tuple(streams))
 
 
 def _mean_lengths(streams: Sequence[Stream]) -> list[float]:

@@ -79,10 +79,7 @@ def simulate_run(
     ]
 
     def admitted(stream: StreamId, number: int) -> Admitted:
-        cut = plan.streams[stream]
-        urgent = cut.priorities[number] if cut.priorities else None
-        subnet, partition = pipeline.streams[stream].subnets[number], cut.partitions[number]
-        return subnet, partition, urgent, pipeline.wiring.of(stream).is_trained
+        return *plan.streams[stream].planned[number], pipeline.wiring.of(stream).is_trained
 
     def admissions() -> list[Admission]:
         return [

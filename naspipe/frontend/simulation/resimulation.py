@@ -12,6 +12,7 @@ from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import SequenceId, StreamId
 from naspipe.core.partition import Partition, make_partition
+from naspipe.core.planned import Planned
 from naspipe.core.settings.declare import declared
 from naspipe.core.steps import Steps, parse_passes
 from naspipe.core.subnet import Subnet
@@ -77,7 +78,8 @@ def simulated_again(recorded: RecordedRun, costs: Costs, table: CostTable) -> Si
         bulk=definition.get("bulk") or execution.pipeline.stages,
         steps=_steps(definition.get("recipe", {})),
     )
-    plan = Plan((StreamPlan(tuple(partitions)),), "paper", execution.pipeline.window)
+    planned = tuple(map(Planned, subnets, partitions))
+    plan = Plan((StreamPlan(planned),), "paper", execution.pipeline.window)
     if execution.pipeline.order == "critical-path":
         plan = by_critical_path(plan, pipeline)
     return simulate_run(pipeline, plan, execution, costs)

@@ -61,7 +61,7 @@ def assigned_job(training: Training, hosts: Hosts, assignment: Mapping[str, Any]
     subnets = [draw_stream(StreamId(n), each) for n, each in enumerate(training.workloads)]
     costs = tuple(map(_table, assignment["costs"]))
     plan = make_plan(training.workloads, training.execution, subnets, costs)
-    job = training.job(plan, subnets, costs)
+    job = training.job(plan, costs)
     if (found := plan_digest(job)) != assignment["plan"]:
         raise ConfigError(
             f"rank {rank}: expected the plan of rank 0 ({assignment['plan']}), found {found}: "

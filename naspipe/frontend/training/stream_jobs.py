@@ -9,7 +9,6 @@ from naspipe.core.access import Access
 from naspipe.core.config import Definition, Execution
 from naspipe.core.errors import ConfigError, InvariantError
 from naspipe.core.ids import FIRST_STREAM, SequenceId, StageId, StreamId
-from naspipe.core.planned import Planned
 from naspipe.core.space import Shared
 from naspipe.core.subnet import Subnet
 from naspipe.frontend.given.input_checks import check_batch, check_layers
@@ -83,21 +82,18 @@ def _check_causal(definition: Definition) -> None:
 def stream_job(
     number: StreamId,
     workload: Workload,
-    subnets: Sequence[Subnet],
-    cut: StreamPlan,
+    plan: StreamPlan,
     directory: RunDirectory,
 ) -> StreamJob:
     """A stream that is known, or one that its strategy proposes as it goes."""
-    if workload.make_strategy is None or cut.partition_of is None:
-        urgent = cut.priorities or (None,) * len(subnets)
-        planned = tuple(map(Planned, subnets, cut.partitions, urgent))
-        return StreamJob(workload=workload, planned=planned, directory=directory)
+    if workload.make_strategy is None or plan.partition_of is None:
+        return StreamJob(workload=workload, planned=plan.planned, directory=directory)
     definition = workload.definition
     source = StrategySource(
         workload.make_strategy,
         workload.space,
         number,
-        cut.partition_of,
+        plan.partition_of,
         delay=definition.recipe.feedback_delay,
         num_subnets=definition.steps,
         record=directory.stream,

@@ -103,7 +103,7 @@ class Training:
                     return
             costs = planning_costs(self.workloads, self.execution)
             plan = make_plan(self.workloads, self.execution, subnets, costs, self.wiring)
-            job = self.job(plan, subnets, costs)
+            job = self.job(plan, costs)
             manifests = [self._manifest(*each, plan) for each in enumerate(job.streams)]
             if not self.resumes:
                 for stream, manifest in zip(job.streams, manifests, strict=True):
@@ -153,17 +153,12 @@ class Training:
             return -1
         return 1 + max(int(each.get("life", {}).get("generation", 0)) for each in earlier)
 
-    def job(
-        self,
-        plan: Plan,
-        subnets: Sequence[tuple[Subnet, ...]],
-        costs: Sequence[CostTable | None],
-    ) -> Job:
+    def job(self, plan: Plan, costs: Sequence[CostTable | None]) -> Job:
         """What every stage needs to know; nothing is restored yet."""
         streams = [
             stream_job(StreamId(number), *each)
             for number, each in enumerate(
-                zip(self.workloads, subnets, plan.streams, self.directories, strict=True)
+                zip(self.workloads, plan.streams, self.directories, strict=True)
             )
         ]
         streams = [

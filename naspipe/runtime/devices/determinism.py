@@ -17,8 +17,8 @@ CUBLAS_WORKSPACE = ":4096:8"
 def block_seed(seed: int, step: int, block: int, pass_number: int = 0) -> int:
     """The seed of every random draw of one block in one pass; a public rule.
 
-    ``block`` counts the blocks of the chain, shared layers included; ``sequence_id`` is the
-    step's number, and ``pass_number`` the pass's within it.
+    ``block`` counts the blocks of the chain, shared layers included; ``step`` is the
+    number of the step, and ``pass_number`` the pass's within it.
     """
     return _hash(f"{seed}/{step}/{block}/{pass_number}")
 
