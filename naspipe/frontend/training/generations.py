@@ -16,7 +16,7 @@ from naspipe.core.errors import (
 )
 from naspipe.core.ids import StreamId
 from naspipe.runtime.checkpoints.restored import Restored
-from naspipe.runtime.jobs.job import Job, StreamJob
+from naspipe.runtime.jobs.job import StreamJob, TrainingJob
 from naspipe.runtime.processes.hosts import OtherHosts
 from naspipe.runtime.processes.launcher import launch
 from naspipe.runtime.wire.reports import LaunchObserver
@@ -37,7 +37,7 @@ class Generations:
         others: the other hosts, where there are any.
     """
 
-    job: Job
+    job: TrainingJob
     manifests: Sequence[Mapping[str, Any]]
     observer: LaunchObserver
     generation: int = 0

@@ -25,7 +25,7 @@ from naspipe.frontend.training.validation_plan import check_validation, describe
 from naspipe.planning.cost import CostTable
 from naspipe.runtime.devices.environment import describe_environment
 from naspipe.runtime.devices.gpus import NO_GPUS, Gpus, find_gpus
-from naspipe.runtime.jobs.job import Job, StreamJob
+from naspipe.runtime.jobs.job import StreamJob, TrainingJob
 from naspipe.runtime.jobs.workload import Workload, common, wiring_of
 from naspipe.runtime.processes.claim import Claim
 from naspipe.runtime.processes.hosts import OtherHosts
@@ -153,7 +153,7 @@ class Training:
             return -1
         return 1 + max(int(each.get("life", {}).get("generation", 0)) for each in earlier)
 
-    def job(self, plan: Plan, costs: Sequence[CostTable | None]) -> Job:
+    def job(self, plan: Plan, costs: Sequence[CostTable | None]) -> TrainingJob:
         """What every stage needs to know; nothing is restored yet."""
         streams = [
             stream_job(StreamId(number), *each)
@@ -165,7 +165,7 @@ class Training:
             replace(each, validation=plan_validation(each.workload, self.execution))
             for each in streams
         ]
-        return Job(
+        return TrainingJob(
             streams=tuple(streams),
             execution=self.execution.changed(order=plan.order, window=plan.window),
             bulk=common(self.workloads).bulk or self.execution.pipeline.stages,

@@ -22,7 +22,7 @@ from naspipe.trace.results.run_directory import RunDirectory
 
 
 class PipelineJob(Protocol):
-    """What stages do together, as far as starting them goes."""
+    """What stages do together, as far as starting them goes: ``TrainingJob``, ``EvaluationJob``."""
 
     @property
     def execution(self) -> Execution:
@@ -85,7 +85,7 @@ class ValidationPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamJob:
-    """One stream of a job: what is trained, and where its results go."""
+    """One stream of a training job: its subnets, and where its results go."""
 
     workload: Workload
     planned: tuple[Planned, ...]
@@ -123,8 +123,8 @@ class StreamJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """One pipeline, as every stage needs to know it."""
+class TrainingJob:
+    """What a pipeline trains, and how, as every stage needs to know it."""
 
     streams: tuple[StreamJob, ...]
     """What shares the pipeline; one synchronisation policy for all."""

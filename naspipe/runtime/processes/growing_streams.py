@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from naspipe.core.ids import StreamId
 from naspipe.core.planned import Planned
-from naspipe.runtime.jobs.job import Job
+from naspipe.runtime.jobs.job import TrainingJob
 from naspipe.runtime.wire.messages import SubnetsMessage
 from naspipe.trace.results.losses_file import read_losses
 
@@ -19,7 +19,7 @@ class GrowingStreams:
         send: hands a message to a stage.
     """
 
-    def __init__(self, job: Job, send: Callable[[int, SubnetsMessage], None]) -> None:
+    def __init__(self, job: TrainingJob, send: Callable[[int, SubnetsMessage], None]) -> None:
         self._job = job
         self._send = send
 

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import msgpack
 
 from naspipe.core.errors import StageFailedError
-from naspipe.runtime.jobs.job import Job
+from naspipe.runtime.jobs.job import TrainingJob
 from naspipe.runtime.processes.stage_pool import FORK, end_all, quiet_fork
 from naspipe.runtime.processes.supervisor import obituary, raise_failure
 from naspipe.runtime.processes.validation_process import means, validation_main
@@ -35,7 +35,7 @@ class ValidationLauncher:
         observer: told of each validation.
     """
 
-    def __init__(self, job: Job, observer: LaunchObserver) -> None:
+    def __init__(self, job: TrainingJob, observer: LaunchObserver) -> None:
         self._job = job
         self._observer = observer
         self._every = job.execution.validation.every_steps * job.steps.passes

@@ -22,7 +22,7 @@ from naspipe.runtime.checkpoints.layer_bytes import layer_key
 from naspipe.runtime.devices.cuda_device import measured_memory
 from naspipe.runtime.devices.open_device import open_device
 from naspipe.runtime.devices.out_of_memory import LayerUse
-from naspipe.runtime.jobs.job import Job, PipelineJob, StreamJob
+from naspipe.runtime.jobs.job import PipelineJob, StreamJob, TrainingJob
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.memory.placement import Placement, SwappedPlacement
 from naspipe.runtime.wire.reports import Reporter
@@ -72,7 +72,7 @@ class StageSeat:
 class StageRun:
     """A stage of a job, ready to run."""
 
-    def __init__(self, job: Job, seat: StageSeat) -> None:
+    def __init__(self, job: TrainingJob, seat: StageSeat) -> None:
         self._job = job
         self._stage = seat.stage
         self._transport = seat.transport
