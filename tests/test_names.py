@@ -1,12 +1,13 @@
-"""What files are called: two that share a name are the same idea in two rooms."""
+"""What things are called: one name for one idea, in files and in words."""
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import PurePath
 
-from tests.test_architecture import product
+from tests.test_architecture import ROOT, product
 
 SAME_IDEA = {
     "api.py": "2026-11-22: the public function of a part of the frontend",
@@ -41,3 +42,28 @@ def test_repeated_names_are_seen() -> None:
     assert repeated(["a/plan.py", "b/plan.py", "a/run.py"]) == {
         "plan.py": ["a/plan.py", "b/plan.py"]
     }
+
+
+OTHER_WORDS = {
+    r"block[ _]steps?": "an access: a step is made of passes and ends in an optimizer step",
+    r"(forward|backward)[ _]pass\b": "a forward, a backward: a pass is both",
+    r"per[- ]step loss": "the loss of a pass",
+    r"compute[ _]stream": "a GPU's queue: a stream is the list of subnets",
+}
+"""Phrases that use *step*, *pass* or *stream* for something else: to what to say instead."""
+
+
+def wrong_words(text: str) -> list[str]:
+    """What to say instead, for each phrase in a text, whatever its case and its line breaks."""
+    flat = re.sub(r"\s+", " ", text)
+    return [say for phrase, say in OTHER_WORDS.items() if re.search(phrase, flat, re.IGNORECASE)]
+
+
+def test_step_pass_and_stream_mean_one_thing_each() -> None:
+    texts = {path: (ROOT / path).read_text("utf-8") for path in product()}
+    assert {path: found for path, text in texts.items() if (found := wrong_words(text))} == {}
+
+
+def test_wrong_words_are_seen() -> None:
+    assert len(wrong_words("the Forward\n  pass of block_steps")) == 2
+    assert wrong_words("a forward passes on what the block hands it in one step") == []

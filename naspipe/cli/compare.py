@@ -1,6 +1,6 @@
-"""Show whether runs left the same bits, or the first step and layer that differ.
+"""Show whether runs left the same bits, or the first pass and layer that differ.
 
-Every run is compared to the first: per-step losses, every parameter, buffer and optimizer
+Every run is compared to the first: the loss of every pass, every parameter, buffer and optimizer
 state, and per layer the order of WRITEs and the version each READ saw.
 """
 
