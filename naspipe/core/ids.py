@@ -10,8 +10,6 @@ StreamId = NewType("StreamId", int)
 SequenceId = NewType("SequenceId", int)
 """A subnet's place in its stream's exploration order: 0, 1, 2, ... without gaps."""
 
-"""One forward and backward inside a step (micro-batch, shard, sandwich member)."""
-
 StageId = NewType("StageId", int)
 """One pipeline position and its process."""
 
