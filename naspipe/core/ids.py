@@ -11,7 +11,10 @@ SequenceId = NewType("SequenceId", int)
 """A subnet's place in its stream's exploration order: 0, 1, 2, ... without gaps."""
 
 StageId = NewType("StageId", int)
-"""One pipeline position and its process."""
+"""One position in a pipeline: 0, 1, 2, ... in the order of the chain."""
+
+WorkerId = NewType("WorkerId", int)
+"""One process that holds positions; the launcher and messages know it by this number."""
 
 Version = NewType("Version", int)
 """State of a layer after one WRITE, named by the sequence ID of that WRITE."""

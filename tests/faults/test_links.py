@@ -71,11 +71,11 @@ def through(monkeypatch):
         connect = transport.connect_outbox
 
         def detour(context, address, endpoints):
-            if address != endpoints.stages[1]:
+            if address != endpoints.workers[1]:
                 return connect(context, address, endpoints)
             place = f"tcp://127.0.0.1:{proxy.port}"
             keys = {**endpoints.public_keys, place: endpoints.public_keys[address]}
-            found = type(endpoints)(endpoints.stages, endpoints.launcher, keys, endpoints.own_keys)
+            found = type(endpoints)(endpoints.workers, endpoints.launcher, keys, endpoints.own_keys)
             return connect(context, place, found)
 
         monkeypatch.setattr(transport, "connect_outbox", detour)

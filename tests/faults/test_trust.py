@@ -100,7 +100,7 @@ def _without_inbox(endpoints):
     """The same run, seen from a process that listens elsewhere."""
     place = f"tcp://127.0.0.1:{free_ports(1)}"
     keys = {**endpoints.public_keys, place: endpoints.own_keys[0]}
-    stages = (place, *endpoints.stages)
+    stages = (place, *endpoints.workers)
     return type(endpoints)(stages, endpoints.launcher, keys, endpoints.own_keys)
 
 
@@ -134,7 +134,7 @@ STRANGERS = {
 def test_strangers_take_neither_memory_nor_part(inbox):
     """All of them at once, who stay; the run's own peer goes on as before."""
     stage, peer, endpoints = inbox
-    port = int(endpoints.stages[0].rpartition(":")[2])
+    port = int(endpoints.workers[0].rpartition(":")[2])
     before = resident_bytes()
     with ExitStack() as stack:
         for said in STRANGERS.values():
@@ -150,8 +150,8 @@ def stranger(context, endpoints):
     pair = zmq.curve_keypair()
     return connect_outbox(
         context,
-        endpoints.stages[0],
-        type(endpoints)(endpoints.stages, endpoints.launcher, endpoints.public_keys, pair),
+        endpoints.workers[0],
+        type(endpoints)(endpoints.workers, endpoints.launcher, endpoints.public_keys, pair),
     )
 
 
@@ -189,7 +189,7 @@ def test_a_frame_beyond_the_limit(monkeypatch):
         with pytest.raises(TransportError, match=r"at most 1048576 bytes .* found one of 4194304"):
             stage.send(TASK.stage, InputMessage(TASK, (), (large,)))
         context = zmq.Context()
-        outbox = connect_outbox(context, endpoints.stages[0], endpoints)
+        outbox = connect_outbox(context, endpoints.workers[0], endpoints)
         outbox.send(bytes(1 << 22))
         assert stage.receive(1) is None
         context.destroy(linger=0)

@@ -12,7 +12,7 @@ from typing import Any
 
 import search_spaces
 from naspipe.core.errors import ConfigError
-from naspipe.core.ids import StageId, StreamId
+from naspipe.core.ids import StreamId, WorkerId
 from naspipe.frontend.given.run_plan import make_plan
 from naspipe.frontend.training.stream_jobs import draw_stream
 from naspipe.frontend.training.training import Training
@@ -71,7 +71,7 @@ def assigned_job(training: Training, hosts: Hosts, assignment: Mapping[str, Any]
         _restored(StreamId(number), stream, first, job.execution.pipeline.stages)
         for number, (stream, first) in enumerate(zip(job.streams, assignment["first"], strict=True))
     ]
-    device = device_name(job.execution.hardware.device, StageId(hosts.worker.local_rank))
+    device = device_name(job.execution.hardware.device, WorkerId(hosts.worker.local_rank))
     return replace(
         job,
         streams=tuple(streams),

@@ -18,6 +18,8 @@ from naspipe.runtime.checkpoints.checkpointer import Checkpointer
 from naspipe.runtime.devices.cuda_device import measured_memory
 from naspipe.runtime.evaluating.evaluation import Evaluation, EvaluationCompute
 from naspipe.runtime.jobs.job import SubnetSource
+from naspipe.runtime.jobs.ports import Positions
+from naspipe.runtime.jobs.positions import OnePipeline
 from naspipe.runtime.wire.reports import Reporter
 from naspipe.runtime.worker.driver import StageDriver
 from naspipe.runtime.worker.effects import DriverOptions, Effects
@@ -47,6 +49,11 @@ class EvaluationJob:
     memory: MemoryPlan | None = None
     directory: Path | None = None
     """Of the search, where it is one."""
+
+    @property
+    def positions(self) -> Positions:
+        """Who holds which stage."""
+        return OnePipeline(self.execution.pipeline.stages)
 
     @property
     def threads(self) -> int:
@@ -86,6 +93,7 @@ class EvaluationStage:
                 stores=compute.stores,
                 placement=seat.placement,
                 transport=seat.transport,
+                positions=job.positions,
                 sink=ScoreSink(reporter),
                 checkpointer=self._checkpointer,
             ),

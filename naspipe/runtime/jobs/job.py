@@ -16,6 +16,8 @@ from naspipe.planning.cost import CostTable
 from naspipe.planning.memory import MemoryPlan
 from naspipe.runtime.checkpoints.restored import Restored
 from naspipe.runtime.jobs.evaluation_recipe import EvaluationRecipe
+from naspipe.runtime.jobs.ports import Positions
+from naspipe.runtime.jobs.positions import OnePipeline
 from naspipe.runtime.jobs.workload import Common, Workload, common
 from naspipe.schedule.traits import traits_of
 from naspipe.trace.results.run_directory import RunDirectory
@@ -32,6 +34,11 @@ class PipelineJob(Protocol):
     @property
     def memory(self) -> MemoryPlan | None:
         """What layers may occupy on each stage's device; None for no limit."""
+        ...
+
+    @property
+    def positions(self) -> Positions:
+        """Who holds which stage."""
         ...
 
     @property
@@ -149,6 +156,11 @@ class TrainingJob:
     def common(self) -> Common:
         """What the streams agree on."""
         return common(self.workloads)
+
+    @property
+    def positions(self) -> Positions:
+        """Who holds which stage."""
+        return OnePipeline(self.execution.pipeline.stages)
 
     @property
     def threads(self) -> int:

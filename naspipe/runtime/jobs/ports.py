@@ -1,6 +1,7 @@
-"""What a user may hand over beside a loss: where losses arise, and fields that come later.
+"""What a job is made of beside data: losses in blocks, fields that come later, who holds what.
 
-Implementations: :class:`Objective` is :class:`naspipe.runtime.blocks.objectives.EndObjective` (the
+Implementations: :class:`Positions` is :class:`naspipe.runtime.jobs.positions.OnePipeline`;
+:class:`Objective` is :class:`naspipe.runtime.blocks.objectives.EndObjective` (the
 recipe's loss at the end of a chain) or a user's own; :class:`FieldSource` is a user's own.
 """
 
@@ -11,7 +12,26 @@ from typing import Protocol
 
 import torch
 
+from naspipe.core.ids import StageId, WorkerId
+
 Tensors = tuple[torch.Tensor, ...]
+
+
+class Positions(Protocol):
+    """Which worker, a process, holds which position of a pipeline."""
+
+    @property
+    def num_workers(self) -> int:
+        """How many there are."""
+        ...
+
+    def worker(self, stage: StageId) -> WorkerId:
+        """Who holds a stage."""
+        ...
+
+    def stage(self, worker: WorkerId) -> StageId:
+        """The stage that a worker holds."""
+        ...
 
 
 class Objective(Protocol):

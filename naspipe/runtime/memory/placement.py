@@ -10,7 +10,7 @@ import torch
 
 from naspipe.core.config import Recipe
 from naspipe.core.errors import InvariantError
-from naspipe.core.ids import LayerId, StageId
+from naspipe.core.ids import LayerId, WorkerId
 from naspipe.runtime.devices.cuda_device import count_gpus
 from naspipe.runtime.devices.host_arena import HostArena
 from naspipe.runtime.devices.out_of_memory import LayerUse
@@ -23,11 +23,11 @@ from naspipe.runtime.wire.tensor_codec import copy_to
 from naspipe.runtime.wire.wakeup import Wakeup
 
 
-def device_name(device: str, stage: StageId) -> str:
-    """The device of one stage: ``cuda`` spreads the stages over the GPUs in turn."""
+def device_name(device: str, worker: WorkerId) -> str:
+    """The device of one worker: ``cuda`` spreads the workers over the GPUs in turn."""
     if device != "cuda":
         return device
-    return f"cuda:{stage % max(1, count_gpus())}"
+    return f"cuda:{worker % max(1, count_gpus())}"
 
 
 class Placement:

@@ -18,7 +18,7 @@ import zmq
 
 from naspipe.core.config import Execution
 from naspipe.core.errors import TransportError
-from naspipe.core.ids import StageId
+from naspipe.core.ids import WorkerId
 from naspipe.runtime.jobs.job import TrainingJob
 from naspipe.runtime.processes.hosts import ALIVE, END, JOB, Hosts, read_word
 from naspipe.runtime.processes.stage_pool import end_all, quiet_fork
@@ -53,7 +53,7 @@ def run_agent(
     receiver, sender = _FORK.Pipe(duplex=False)
     process = _FORK.Process(
         target=stage_main,
-        args=(partial(_prepared, receiver, prepare), StageId(rank), hosts.endpoints, lifeline),
+        args=(partial(_prepared, receiver, prepare), WorkerId(rank), hosts.endpoints, lifeline),
         kwargs={"launcher_is_elsewhere": True},
         name=f"naspipe-stage-{rank}",
     )

@@ -21,7 +21,7 @@ import torch
 import zmq
 
 from naspipe.core.errors import ConfigError
-from naspipe.core.ids import StageId
+from naspipe.core.ids import WorkerId
 from naspipe.runtime.jobs.job import PipelineJob
 from naspipe.runtime.processes.claim import record_processes
 from naspipe.runtime.processes.hosts import JOB, Announcer, Hosts
@@ -116,7 +116,7 @@ def run_stages(
             execution.watch.timeout_seconds,
         )
         side.mailboxes.outboxes += [
-            connect_outbox(context, address, endpoints) for address in endpoints.stages
+            connect_outbox(context, address, endpoints) for address in endpoints.workers
         ]
         announcer = Announcer(context, elsewhere.hosts if elsewhere else None)
         if elsewhere:
@@ -157,7 +157,7 @@ def _stage_processes(
             for number in stages:
                 process = FORK.Process(
                     target=stage_main,
-                    args=(lambda: job, StageId(number), endpoints, lifeline),
+                    args=(lambda: job, WorkerId(number), endpoints, lifeline),
                     kwargs={"make": make},
                     name=f"naspipe-stage-{number}",
                 )

@@ -1,4 +1,4 @@
-"""Where the stages and the launcher of a run listen, and with which keys."""
+"""Where the workers and the launcher of a run listen, and with which keys."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """Addresses of the stages and of the launcher; over tcp, the run's CURVE keys."""
+    """Addresses of the workers and of the launcher; over tcp, the run's CURVE keys."""
 
-    stages: tuple[str, ...]
+    workers: tuple[str, ...]
     launcher: str
     public_keys: Mapping[str, bytes] = field(default_factory=dict)
     """Who listens at each address; nobody else is let in anywhere."""

@@ -9,7 +9,7 @@ import msgpack
 import torch
 
 from naspipe.core.errors import ConfigError, TransportError
-from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
+from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version, WorkerId
 from naspipe.core.partition import make_partition
 from naspipe.core.planned import Planned
 from naspipe.core.subnet import Subnet
@@ -35,7 +35,7 @@ class InputMessage(NamedTuple):
 class Announcement(NamedTuple):
     """An :class:`InputMessage` whose tensors take another way; their header entries."""
 
-    sender: StageId
+    sender: WorkerId
     task: Task
     upcoming: tuple[Task, ...]
     entries: tuple[Any, ...]
@@ -126,7 +126,7 @@ def stage_frames(message: StageMessage, staging: Staging = HOST) -> list[Any]:
             return _state_frames(_SHARE, list(message[:4]), state, staging)
 
 
-def announcement_frames(sender: StageId, message: InputMessage) -> list[Any]:
+def announcement_frames(sender: WorkerId, message: InputMessage) -> list[Any]:
     """The one frame of an :class:`Announcement`."""
     tasks = [_plain(task) for task in (message.task, *message.upcoming)]
     entries = [None if tensor is None else describe(tensor) for tensor in message.tensors]
@@ -169,7 +169,7 @@ def read_message(
             sender, name, *tasks = subject
             task, *upcoming = map(_task, tasks)
             sent = (task, tuple(upcoming), tuple(entries), _input_name(name))
-            return Announcement(StageId(sender), *sent)
+            return Announcement(WorkerId(sender), *sent)
         if what == _CONTROL and not frames:
             return _control(subject, entries)
         if what == _SUBNETS and not frames:

@@ -22,7 +22,7 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 
-from naspipe.core.ids import StageId
+from naspipe.core.ids import WorkerId
 from naspipe.runtime.wire.messages import Announcement, InputMessage, Message, StageMessage
 from naspipe.runtime.wire.tensor_codec import blank, raw_bytes
 from naspipe.runtime.wire.transport import Sending, ZmqTransport
@@ -53,13 +53,13 @@ class NcclTransport:
     def __exit__(self, *exception: object) -> None:
         self._stack.__exit__(*exception)  # type: ignore[arg-type]
 
-    def send(self, stage: StageId, message: StageMessage) -> Sending:
+    def send(self, worker: WorkerId, message: StageMessage) -> Sending:
         """See :class:`naspipe.runtime.wire.transport.Transport`."""
         if not isinstance(message, InputMessage):
-            return self._inner.send(stage, message)
-        self._inner.announce(stage, message)
+            return self._inner.send(worker, message)
+        self._inner.announce(worker, message)
         tensors = [tensor for tensor in message.tensors if tensor is not None]
-        self._pairs.send(stage, tensors)
+        self._pairs.send(worker, tensors)
         return Sending(sum(tensor.nbytes for tensor in tensors), lambda: False)
 
     def receive(self, timeout_seconds: float) -> Message | None:
@@ -72,26 +72,26 @@ class NcclTransport:
 
 
 class Pairs:
-    """One communicator for each ordered pair of stages; a context manager.
+    """One communicator for each ordered pair of workers; a context manager.
 
     Args:
-        stage: which stage this is.
-        num_stages: how many there are.
-        device: the stage's own GPU.
+        worker: which one this is.
+        num_workers: how many there are.
+        device: its own GPU.
         directory: private to the run; holds the file by which the stages find each other.
         timeout_seconds: how long they look for each other.
     """
 
     def __init__(
         self,
-        stage: StageId,
-        num_stages: int,
+        worker: WorkerId,
+        num_workers: int,
         device: torch.device,
         directory: Path,
         timeout_seconds: float,
     ) -> None:
-        self._stage = stage
-        self._num_stages = num_stages
+        self._worker = worker
+        self._num_workers = num_workers
         self._device = device
         self._directory = directory
         self._timeout = timedelta(seconds=timeout_seconds)
@@ -103,12 +103,12 @@ class Pairs:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         path = str(self._directory / "pairs")
-        store = dist.FileStore(path, self._num_stages)  # type: ignore[attr-defined]
+        store = dist.FileStore(path, self._num_workers)  # type: ignore[attr-defined]
         dist.init_process_group(
             BACKEND,
             store=store,
-            rank=self._stage,
-            world_size=self._num_stages,
+            rank=self._worker,
+            world_size=self._num_workers,
             timeout=self._timeout,
         )
         try:
@@ -122,23 +122,23 @@ class Pairs:
         self._sending.clear()
         dist.destroy_process_group()
 
-    def send(self, stage: StageId, tensors: Sequence[torch.Tensor]) -> None:
+    def send(self, worker: WorkerId, tensors: Sequence[torch.Tensor]) -> None:
         """Start sending behind what was computed so far; the tensors must not change."""
         while self._sending and self._sending[0][0].is_completed():
             self._sending.popleft()
         for tensor in tensors:
             raw = raw_bytes(tensor)
             if len(raw):
-                work = dist.isend(raw, stage, group=self._groups[self._stage, stage])
+                work = dist.isend(raw, worker, group=self._groups[self._worker, worker])
                 self._sending.append((work, raw))  # held until it has left
 
-    def receive(self, stage: StageId, entries: Sequence[Any]) -> tuple[torch.Tensor | None, ...]:
-        """The tensors that a stage announced; what is computed from now on waits for them.
+    def receive(self, worker: WorkerId, entries: Sequence[Any]) -> tuple[torch.Tensor | None, ...]:
+        """The tensors that a worker announced; what is computed from now on waits for them.
 
         Raises:
             TransportError: when an entry describes no tensor.
         """
-        group = self._groups[stage, self._stage]
+        group = self._groups[worker, self._worker]
         tensors: list[torch.Tensor | None] = []
         for entry in entries:
             if entry is None:
@@ -146,7 +146,7 @@ class Pairs:
                 continue
             tensor, raw = blank(entry, self._allocate)
             if len(raw):
-                work = dist.irecv(raw, stage, group=group)
+                work = dist.irecv(raw, worker, group=group)
                 work.wait()  # type: ignore[union-attr]  # on a GPU, the compute queue alone
             tensors.append(tensor)
         return tuple(tensors)
@@ -155,24 +155,24 @@ class Pairs:
         return torch.empty(nbytes, dtype=torch.uint8, device=self._device)
 
     def _open(self) -> None:
-        """Make every pair's communicator: all stages go through the pairs in one order.
+        """Make every pair's communicator: all workers go through the pairs in one order.
 
         A communicator is made by its first transfer, which waits for the other side; left to
-        the run, two stages could each wait in a transfer that the other has not reached.
+        the run, two workers could each wait in a transfer that the other has not reached.
         """
         probe = self._allocate(1)
-        for pair in ordered_pairs(self._num_stages):
+        for pair in ordered_pairs(self._num_workers):
             sender, receiver = pair
             group = dist.new_group([*pair], timeout=self._timeout)
             self._groups[pair] = group
-            if self._stage == sender:
+            if self._worker == sender:
                 dist.send(probe, receiver, group=group)
-            elif self._stage == receiver:
+            elif self._worker == receiver:
                 dist.recv(probe, sender, group=group)
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
 
-def ordered_pairs(num_stages: int) -> list[tuple[int, int]]:
-    """Every (sender, receiver) of different stages, in the order that all stages open them."""
-    return [(a, b) for a in range(num_stages) for b in range(num_stages) if a != b]
+def ordered_pairs(num_workers: int) -> list[tuple[int, int]]:
+    """Every (sender, receiver) of different workers, in the order that all open them."""
+    return [(a, b) for a in range(num_workers) for b in range(num_workers) if a != b]

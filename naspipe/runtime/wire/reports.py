@@ -11,7 +11,7 @@ import msgpack
 import zmq
 
 from naspipe.core.errors import TransportError
-from naspipe.core.ids import StageId
+from naspipe.core.ids import WorkerId
 from naspipe.runtime.wire.endpoints import Endpoints
 from naspipe.runtime.wire.transport import connect_outbox
 
@@ -99,8 +99,8 @@ class ZmqReporter:
     A heartbeat goes out beside them, from a thread and through a socket of its own.
     """
 
-    def __init__(self, stage: StageId, endpoints: Endpoints) -> None:
-        self._stage = stage
+    def __init__(self, worker: WorkerId, endpoints: Endpoints) -> None:
+        self._worker = worker
         self._endpoints = endpoints
         self._context: zmq.Context[Any] = zmq.Context()
         self._outbox = self._connect()
@@ -119,7 +119,7 @@ class ZmqReporter:
 
     def report(self, kind: str, body: Mapping[str, Any]) -> None:
         """See :class:`Reporter`."""
-        self._outbox.send(msgpack.packb([kind, int(self._stage), dict(body)]))
+        self._outbox.send(msgpack.packb([kind, int(self._worker), dict(body)]))
 
     def watch(self, current: Callable[[], str]) -> None:
         """See :class:`Reporter`."""
@@ -133,7 +133,7 @@ class ZmqReporter:
                 if current != doing:
                     doing, since = current, now
                 body = {"doing": doing, "age": now - since}
-                outbox.send(msgpack.packb(["beat", int(self._stage), body]))
+                outbox.send(msgpack.packb(["beat", int(self._worker), body]))
 
     def _connect(self) -> zmq.Socket[Any]:
         return connect_outbox(self._context, self._endpoints.launcher, self._endpoints)

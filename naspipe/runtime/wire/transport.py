@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, Self
 import zmq
 
 from naspipe.core.errors import TransportError
-from naspipe.core.ids import StageId
+from naspipe.core.ids import WorkerId
 from naspipe.runtime.devices.staging import HOST, Staging
 from naspipe.runtime.wire.authenticator import DOMAIN, Authenticator
 from naspipe.runtime.wire.endpoints import Endpoints
@@ -55,7 +55,7 @@ class Transport(Protocol):
 
     def __exit__(self, *exception: object) -> None: ...
 
-    def send(self, stage: StageId, message: StageMessage) -> Sending:
+    def send(self, worker: WorkerId, message: StageMessage) -> Sending:
         """Start sending a message; its tensors must not change until it is sent."""
         ...
 
@@ -82,13 +82,13 @@ class NoTransport:
     def __exit__(self, *exception: object) -> None:
         """Nothing to end."""
 
-    def send(self, stage: StageId, message: StageMessage) -> Sending:
+    def send(self, worker: WorkerId, message: StageMessage) -> Sending:
         """Nobody is there.
 
         Raises:
             TransportError: always.
         """
-        raise TransportError(f"stage {stage}: there is only one stage")
+        raise TransportError(f"worker {worker}: there is only one")
 
     def receive(self, timeout_seconds: float) -> Message | None:
         """What the launcher said; otherwise the wait ends when the wakeup is set."""
@@ -143,16 +143,16 @@ class ZmqTransport:
     """One stage's sockets; a context manager that gives unsent messages ten seconds to leave.
 
     Args:
-        stage: which stage this is.
-        endpoints: every stage's address.
+        worker: which one this is.
+        endpoints: every worker's address.
         wakeup: ends a wait for messages.
         staging: where tensors wait on their way from and to the stage's device.
     """
 
     def __init__(
-        self, stage: StageId, endpoints: Endpoints, wakeup: Wakeup, staging: Staging = HOST
+        self, worker: WorkerId, endpoints: Endpoints, wakeup: Wakeup, staging: Staging = HOST
     ) -> None:
-        self._stage = stage
+        self._worker = worker
         self._staging = staging
         self._endpoints = endpoints
         self._wakeup = wakeup
@@ -160,12 +160,12 @@ class ZmqTransport:
         with ExitStack() as stack:
             stack.callback(self._context.destroy, linger=_LINGER_MS)
             stack.enter_context(Authenticator(self._context, endpoints.public_keys.values()))
-            self._inbox = bind_inbox(self._context, endpoints.stages[stage], endpoints)
+            self._inbox = bind_inbox(self._context, endpoints.workers[worker], endpoints)
             self._resources = stack.pop_all()
         self._poller = zmq.Poller()
         self._poller.register(self._inbox, zmq.POLLIN)
         self._poller.register(wakeup.fileno(), zmq.POLLIN)
-        self._outboxes: dict[StageId, zmq.Socket[Any]] = {}
+        self._outboxes: dict[WorkerId, zmq.Socket[Any]] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -173,33 +173,33 @@ class ZmqTransport:
     def __exit__(self, *exception: object) -> None:
         self._resources.close()
 
-    def send(self, stage: StageId, message: StageMessage) -> Sending:
+    def send(self, worker: WorkerId, message: StageMessage) -> Sending:
         """See :class:`Transport`."""
         frames = stage_frames(message, self._staging)
         nbytes = sum(map(_nbytes, frames))
         if not isinstance(message, VersionMessage):
-            self._send(stage, frames)
+            self._send(worker, frames)
             return Sending(nbytes, lambda: False)
         tracked = [zmq.Frame(frame, track=True) for frame in frames]
-        self._send(stage, tracked)
+        self._send(worker, tracked)
         tracker = zmq.MessageTracker(*tracked)
         return Sending(nbytes, lambda: tracker.done)
 
-    def announce(self, stage: StageId, message: InputMessage) -> None:
+    def announce(self, worker: WorkerId, message: InputMessage) -> None:
         """Say that an input takes another way, and what its tensors are."""
-        self._send(stage, announcement_frames(self._stage, message))
+        self._send(worker, announcement_frames(self._worker, message))
 
-    def _send(self, stage: StageId, frames: Sequence[Any]) -> None:
+    def _send(self, worker: WorkerId, frames: Sequence[Any]) -> None:
         if (largest := max(map(_nbytes, frames))) > MAX_FRAME_BYTES:
             raise TransportError(
-                f"stage {stage}: expected tensors of at most {MAX_FRAME_BYTES} bytes on the way "
+                f"worker {worker}: expected tensors of at most {MAX_FRAME_BYTES} bytes on the way "
                 f"to it, found one of {largest}; use smaller batches or layers"
             )
-        outbox = self._outboxes.get(stage)
+        outbox = self._outboxes.get(worker)
         if outbox is None:
-            address = self._endpoints.stages[stage]
+            address = self._endpoints.workers[worker]
             outbox = connect_outbox(self._context, address, self._endpoints)
-            self._outboxes[stage] = outbox
+            self._outboxes[worker] = outbox
         outbox.send_multipart(frames, copy=False)
 
     def receive(self, timeout_seconds: float) -> Message | None:

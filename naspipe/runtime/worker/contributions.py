@@ -8,6 +8,7 @@ from naspipe.core.commands import Contribute
 from naspipe.core.events import ContributionArrived
 from naspipe.core.ids import StageId
 from naspipe.runtime.blocks.ports import Updates
+from naspipe.runtime.jobs.ports import Positions
 from naspipe.runtime.wire.messages import ContributionMessage
 from naspipe.runtime.wire.transport import Transport
 
@@ -18,13 +19,17 @@ class Contributions:
     Args:
         stage: which one.
         updates: makes contributions, and keeps them until the WRITEs of their step.
-        transport: the way to the other stages.
+        transport: the way to the other workers.
+        positions: which of them holds which stage.
     """
 
-    def __init__(self, stage: StageId, updates: Updates, transport: Transport) -> None:
+    def __init__(
+        self, stage: StageId, updates: Updates, transport: Transport, positions: Positions
+    ) -> None:
         self._stage = stage
         self._updates = updates
         self._transport = transport
+        self._positions = positions
 
     def hand_out(self, command: Contribute) -> list[ContributionArrived]:
         """All gradients of a step are here: tell the others, and this stage if it waits too."""
@@ -36,7 +41,7 @@ class Contributions:
             if stage == self._stage:
                 arrived.append(self.take(message))
             else:
-                self._transport.send(stage, message)
+                self._transport.send(self._positions.worker(stage), message)
         return arrived
 
     def take(self, message: ContributionMessage) -> ContributionArrived:

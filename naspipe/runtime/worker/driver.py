@@ -51,9 +51,7 @@ from naspipe.runtime.wire.messages import (
 )
 from naspipe.runtime.worker.effects import DriverOptions, Effects, needed
 from naspipe.runtime.worker.idle_work import IdleWork
-from naspipe.runtime.worker.layer_exchange import LayerExchange
 from naspipe.runtime.worker.memory_retry import MemoryRetry
-from naspipe.runtime.worker.output_sender import OutputSender
 from naspipe.stage.controller import StageController
 from naspipe.stage.intake import Intake
 
@@ -84,13 +82,13 @@ class StageDriver:
         self._stores = effects.stores
         self._placement = effects.placement
         self._transport = effects.transport
-        self._outputs = OutputSender(stage, effects.compute, effects.transport)
+        self._outputs = effects.output_sender(stage)
         self._contributions = effects.contributions(stage)
         self._sink = effects.sink
         self._checkpointer = effects.checkpointer
         self._updates = effects.updates
         self._fields = effects.fields
-        self._layers = LayerExchange(effects.stores, effects.placement, effects.transport)
+        self._layers = effects.layer_exchange()
         self._options = options
         self._intakes = tuple(intakes)
         self._early: list[InputMessage] = []  # for subnets that this stage was not told of yet

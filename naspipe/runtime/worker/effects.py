@@ -12,11 +12,14 @@ from naspipe.core.ids import StageId
 from naspipe.core.wiring import PLAIN, Wiring
 from naspipe.runtime.blocks.ports import BlockCompute, Updates
 from naspipe.runtime.checkpoints.checkpointer import Checkpointer
+from naspipe.runtime.jobs.ports import Positions
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.memory.placement import Placement
 from naspipe.runtime.wire.transport import Transport
 from naspipe.runtime.worker.contributions import Contributions
 from naspipe.runtime.worker.late_fields import LateFields
+from naspipe.runtime.worker.layer_exchange import LayerExchange
+from naspipe.runtime.worker.output_sender import OutputSender
 from naspipe.runtime.worker.stage_sink import StageSink
 
 
@@ -31,7 +34,9 @@ class Effects:
     placement: Placement
     """Where layers and tensors live."""
     transport: Transport
-    """The way to the other stages."""
+    """The way to the other workers."""
+    positions: Positions
+    """Which of them holds which stage."""
     sink: StageSink
     """Where results go."""
     checkpointer: Checkpointer
@@ -41,11 +46,19 @@ class Effects:
     fields: LateFields | None = None
     """Batch fields that come later; None where all come with their batch."""
 
+    def output_sender(self, stage: StageId) -> OutputSender:
+        """What hands the outputs of tasks on."""
+        return OutputSender(stage, self.compute, self.transport, self.positions)
+
+    def layer_exchange(self) -> LayerExchange:
+        """What hands layers over and takes them."""
+        return LayerExchange(self.stores, self.placement, self.transport, self.positions)
+
     def contributions(self, stage: StageId) -> Contributions | None:
         """What a stage has to do with exchanges; None where nothing is trained."""
         if self.updates is None:
             return None
-        return Contributions(stage, self.updates, self.transport)
+        return Contributions(stage, self.updates, self.transport, self.positions)
 
 
 Part = TypeVar("Part")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from naspipe.core.commands import PushVersion
 from naspipe.core.events import VersionArrived
+from naspipe.runtime.jobs.ports import Positions
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.memory.placement import Placement
 from naspipe.runtime.wire.messages import VersionMessage
@@ -21,15 +22,21 @@ class LayerExchange:
     Args:
         stores: the layers of each stream.
         placement: where they live.
-        transport: the way to the other stages.
+        transport: the way to the other workers.
+        positions: which of them holds which stage.
     """
 
     def __init__(
-        self, stores: Sequence[LayerStore], placement: Placement, transport: Transport
+        self,
+        stores: Sequence[LayerStore],
+        placement: Placement,
+        transport: Transport,
+        positions: Positions,
     ) -> None:
         self._stores = tuple(stores)
         self._placement = placement
         self._transport = transport
+        self._positions = positions
         self.pushed_bytes = 0
         """Handed over so far."""
 
@@ -38,7 +45,9 @@ class LayerExchange:
         layer, version, stage = command.layer, command.version, command.stage
         store = self._stores[layer.stream]
         state = store[layer].hand_over()
-        sending = self._transport.send(stage, VersionMessage(layer, version, state))
+        sending = self._transport.send(
+            self._positions.worker(stage), VersionMessage(layer, version, state)
+        )
         self.pushed_bytes += sending.nbytes
         self._placement.leave(layer, sending.is_over)
         store.leave(layer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from naspipe.core.commands import SendOutput
 from naspipe.core.ids import StageId
 from naspipe.runtime.blocks.ports import BlockCompute
+from naspipe.runtime.jobs.ports import Positions
 from naspipe.runtime.wire.messages import InputMessage
 from naspipe.runtime.wire.transport import Transport
 
@@ -15,13 +16,17 @@ class OutputSender:
     Args:
         stage: which one.
         compute: has the outputs.
-        transport: the way to the other stages.
+        transport: the way to the other workers.
+        positions: which of them holds which stage.
     """
 
-    def __init__(self, stage: StageId, compute: BlockCompute, transport: Transport) -> None:
+    def __init__(
+        self, stage: StageId, compute: BlockCompute, transport: Transport, positions: Positions
+    ) -> None:
         self._stage = stage
         self._compute = compute
         self._transport = transport
+        self._positions = positions
 
     def send(self, command: SendOutput) -> None:
         """Hand an output over; a task of this stage has it at once."""
@@ -31,4 +36,4 @@ class OutputSender:
             self._compute.accept(receiver, tensors, name)
         else:
             message = InputMessage(receiver, command.upcoming, tensors, name)
-            self._transport.send(receiver.stage, message)
+            self._transport.send(self._positions.worker(receiver.stage), message)

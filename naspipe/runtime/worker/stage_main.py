@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from naspipe.core.errors import ConfigError, StorageError, reason
-from naspipe.core.ids import StageId
+from naspipe.core.ids import WorkerId
 from naspipe.runtime.devices.determinism import deterministic_torch
 from naspipe.runtime.jobs.job import PipelineJob
 from naspipe.runtime.wire.endpoints import Endpoints
@@ -41,12 +41,12 @@ def run_alone(
     make: Callable[..., StageWork] = StageRun,
 ) -> None:
     """The run on one stage, in this process and without sockets; never on a GPU."""
-    _run_stage(job, StageId(0), partial(NoTransport, mailbox), reporter, make)
+    _run_stage(job, WorkerId(0), partial(NoTransport, mailbox), reporter, make)
 
 
 def _run_stage(
     job: PipelineJob,
-    stage: StageId,
+    worker: WorkerId,
     connect: Callable[[Wakeup], Transport],
     reporter: Reporter,
     make: Callable[..., StageWork],
@@ -59,7 +59,8 @@ def _run_stage(
             stack.enter_context(deterministic_torch(job.threads))
             wakeup = stack.enter_context(Wakeup())
             transport = stack.enter_context(connect(wakeup))
-            placement = stack.enter_context(open_placement(job, stage, wakeup))
+            stage = job.positions.stage(worker)
+            placement = stack.enter_context(open_placement(job, worker, wakeup))
             stage_run = make(job, StageSeat(stage, transport, reporter, placement, wakeup))
             reporter.watch(lambda: stage_run.current)
             try:
@@ -90,7 +91,7 @@ def _kind(error: Exception) -> str:
 
 def stage_main(
     make_job: Callable[[], PipelineJob],
-    stage: StageId,
+    worker: WorkerId,
     endpoints: Endpoints,
     lifeline: tuple[int, int],
     *,
@@ -101,7 +102,7 @@ def stage_main(
 
     Args:
         make_job: called here; what it raises is the stage's failure.
-        stage: which.
+        worker: which.
         endpoints: of the run.
         lifeline: a pipe that the parent holds open.
         make: makes the stage's work, as ``StageRun`` is made.
@@ -115,17 +116,17 @@ def stage_main(
     say: Callable[[], None] = _nothing
     if launcher_is_elsewhere:
         _wake_with_parents_end()
-        say = partial(_last_words, stage, endpoints)
+        say = partial(_last_words, worker, endpoints)
     threading.Thread(target=_end_with_parent, args=(read_end, say), daemon=True).start()
-    with ZmqReporter(stage, endpoints) as reporter:
+    with ZmqReporter(worker, endpoints) as reporter:
         reporter.watch(lambda: WAITING)
         try:
             job = make_job()
         except Exception as error:
             reporter.report("failed", failure_report("its preparation", error))
             return
-        transport = partial(connect, job.execution, stage, endpoints)
-        _run_stage(job, stage, transport, reporter, make)
+        transport = partial(connect, job, worker, endpoints)
+        _run_stage(job, worker, transport, reporter, make)
 
 
 def _end_with_parent(read_end: int, say: Callable[[], None]) -> None:
@@ -139,8 +140,8 @@ def _nothing() -> None:
     """Say nothing: nobody is there any more."""
 
 
-def _last_words(stage: StageId, endpoints: Endpoints) -> None:
-    with ZmqReporter(stage, endpoints) as reporter:
+def _last_words(worker: WorkerId, endpoints: Endpoints) -> None:
+    with ZmqReporter(worker, endpoints) as reporter:
         reporter.report("died", {"how": "the worker that watched it has ended"})
 
 

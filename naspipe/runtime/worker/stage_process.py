@@ -12,7 +12,7 @@ import torch
 
 from naspipe.core.config import parse_bytes
 from naspipe.core.events import StreamResumed
-from naspipe.core.ids import SequenceId, StageId, StreamId, alone_in
+from naspipe.core.ids import SequenceId, StageId, StreamId, WorkerId, alone_in
 from naspipe.core.planned import Planned
 from naspipe.runtime.blocks.compute import StageCompute
 from naspipe.runtime.checkpoints.capture_memory import CaptureMemory
@@ -110,6 +110,7 @@ class StageRun:
                 stores=compute.stores,
                 placement=self._placement,
                 transport=self._transport,
+                positions=job.positions,
                 sink=StageFiles(logs, events, self._reporter),
                 checkpointer=checkpointer,
                 updates=compute.updates,
@@ -225,10 +226,10 @@ class StageRun:
         return write_part(directory, self._stage, layers)
 
 
-def open_placement(job: PipelineJob, stage: StageId, wakeup: Wakeup) -> Placement:
+def open_placement(job: PipelineJob, worker: WorkerId, wakeup: Wakeup) -> Placement:
     """Where the stage's layers and tensors live. Starts CUDA, where that is the device."""
     execution = job.execution
-    name = start_device(execution, stage)
+    name, stage = start_device(execution, worker), job.positions.stage(worker)
     if job.memory is None:
         return Placement(torch.device(name))
     device = open_device(

@@ -51,5 +51,5 @@ def test_garbage_is_refused(subject, entries):
 
 
 def test_one_stage_has_nobody_to_tell():
-    with Wakeup() as wakeup, pytest.raises(TransportError, match="only one stage"):
+    with Wakeup() as wakeup, pytest.raises(TransportError, match="there is only one"):
         NoTransport(deque(), wakeup).send(1, ContributionMessage("norms", 0, 0, 0, {}))
