@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
@@ -53,6 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: from ``--help`` (0).
     """
+    # NNI warns of every class of a newer torch that it cannot wrap, when a user's file imports it.
+    warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"nni\.nas\.nn\.pytorch\.")
     words = list(sys.argv[1:] if argv is None else argv)
     name = next((word for word in words if not word.startswith("-")), None)
     try:

@@ -89,6 +89,18 @@ class Decisions(Protocol):
         ...
 
 
+class Proof(Protocol):
+    """Shows that a space's layers compute what they stand for; ``naspipe.nni.proof`` has one."""
+
+    def prove(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Show it on a batch, once; returns what was looked at, for the run's manifest.
+
+        Raises:
+            ConfigError: when it is not so.
+        """
+        ...
+
+
 class Space:
     """A named chain of blocks and shared layers.
 
@@ -100,13 +112,19 @@ class Space:
         blocks: the chain.
         decisions: what samplers draw, where one decision reaches several blocks; without, every
             choice block is a decision of its own.
+        proof: what a run asks before it starts, where the layers stand for something else.
     """
 
     def __init__(
-        self, name: str, blocks: Iterable[Block | Shared], decisions: Decisions | None = None
+        self,
+        name: str,
+        blocks: Iterable[Block | Shared],
+        decisions: Decisions | None = None,
+        proof: Proof | None = None,
     ) -> None:
         self.name = name
         self.decisions = decisions
+        self.proof = proof
         self.blocks: tuple[Block | Shared, ...] = tuple(blocks)
         self._choice_positions = [
             index for index, block in enumerate(self.blocks) if isinstance(block, Block)
@@ -171,6 +189,7 @@ class Space:
                 for block in self.blocks
             ),
             self.decisions,
+            self.proof,
         )
 
     def fields(self, block: int) -> tuple[str, ...]:

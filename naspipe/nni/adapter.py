@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
+
+import torch
 
 from naspipe.core.errors import ConfigError
 from naspipe.core.rules import Rule
 from naspipe.core.space import Block, Shared, Space
-from naspipe.nni.candidates import make_candidate
+from naspipe.nni.candidates import counterparts, fixed_model, make_candidate
 from naspipe.nni.cut import Draft, cut
 from naspipe.nni.decisions import BlockLayers, LabelDecisions
 from naspipe.nni.library import library
 from naspipe.nni.mutables import domains, structure_in
-from naspipe.nni.trace import trace
-from naspipe.nni.uniform import check_uniform
+from naspipe.nni.proof import NniProof
+from naspipe.nni.trace import Traced, trace
+
+PROOFS = 1000
+"""Layers that are compared with NNI's own models, unless the user says otherwise."""
+
+FIRST_LOOKS = 4
+"""Architectures whose forwards are compared at once: every label's first value, its second, ..."""
 
 
 def from_nni(
-    model_space: Any, *, name: str | None = None, rules: Mapping[str, Rule] | None = None
+    model_space: Any,
+    *,
+    name: str | None = None,
+    rules: Mapping[str, Rule] | None = None,
+    example: Any = None,
+    proofs: int = PROOFS,
 ) -> Space:
     """A model space of NNI 3.0 as naspipe blocks, with its modules' own weights.
 
@@ -31,19 +44,27 @@ def from_nni(
     otherwise, named after the first of them. A second argument of the model space's forward
     is the batch field of its name; the first is ``input``.
 
+    The chain of an architecture is NNI's own model of it, bit for bit. That is shown for
+    architectures that together use every layer, at once where an ``example`` is given, and
+    otherwise on a run's first batch, before anything is trained.
+
+    Args:
+        model_space: of NNI's, or the user's own.
+        name: of the space; that of the class by default.
+        rules: of shared layers, by name.
+        example: what the forward takes: a tensor, or a tuple of tensors.
+        proofs: layers to compare at most. Where a space has more, those are compared that the
+            first architectures to be looked at have, and the run's manifest says how many.
+
     Raises:
         ConfigError: without NNI, and for what cannot be mapped, with the reason and the place.
     """
-    known = library()
-    if not isinstance(model_space, known.model_space):
-        raise ConfigError(
-            f"from_nni: expected an nni.nas.nn.pytorch.ModelSpace, found "
-            f"{type(model_space).__name__}"
-        )
+    _check_arguments(model_space, proofs)
     name = name or type(model_space).__name__
     _check_structure(model_space)
     values = domains(model_space)
-    graph = trace(model_space)
+    traced = trace(model_space)
+    graph = traced.graph
     drafts = cut(model_space, graph)
     layers = [BlockLayers(model_space, draft, values, _where(name, draft)) for draft in drafts]
     used = {label for each in layers for label in each.labels}
@@ -52,21 +73,69 @@ def from_nni(
             f"space {name}: no module depends on the label {unused[0]}, so its effect cannot be "
             f"followed; use it in a LayerChoice, InputChoice, Repeat or Mutable module"
         )
-    check_uniform(model_space, graph, values)
-    blocks: list[Block | Shared] = []
-    names: set[str] = set()
+    _look(traced, values)
     fields = [str(node.target) for node in graph.nodes if node.op == "placeholder"]
-    for draft, own in zip(drafts, layers, strict=True):
-        batch_fields = ("input", *fields[1:]) if draft is drafts[0] else ()
-        made = [partial(make_candidate, model_space, draft, sample) for sample in own.samples]
-        if own.labels:
-            blocks.append(Block(made, fields=batch_fields))
-        else:
-            blocks.append(Shared(_shared_name(draft, names), made[0], fields=batch_fields))
+    inputs = ("input", *fields[1:])
+    blocks = _blocks(traced, drafts, layers, inputs)
     choosing = [own for own in layers if own.labels]
     decisions = LabelDecisions(values, choosing, name, model_space.simplify())
-    space = Space(name, blocks, decisions)
+    proof = NniProof(traced, blocks, decisions, inputs, proofs)
+    if example is not None:
+        proof.prove(_batch(example, inputs))
+    space = Space(name, blocks, decisions, proof)
     return space.with_rules(rules) if rules else space
+
+
+def _blocks(
+    traced: Traced, drafts: Sequence[Draft], layers: Sequence[BlockLayers], inputs: tuple[str, ...]
+) -> list[Block | Shared]:
+    """The blocks of the chain; the first one is called with the batch's fields."""
+    blocks: list[Block | Shared] = []
+    names: set[str] = set()
+    for draft, own in zip(drafts, layers, strict=True):
+        fields = inputs if draft is drafts[0] else ()
+        made = [partial(make_candidate, traced, draft, sample) for sample in own.samples]
+        if own.labels:
+            blocks.append(Block(made, fields=fields))
+        else:
+            blocks.append(Shared(_shared_name(draft, names), made[0], fields=fields))
+    return blocks
+
+
+def _check_arguments(model_space: Any, proofs: int) -> None:
+    if not isinstance(model_space, library().model_space):
+        raise ConfigError(
+            f"from_nni: expected an nni.nas.nn.pytorch.ModelSpace, found "
+            f"{type(model_space).__name__}"
+        )
+    if proofs < 1:
+        raise ConfigError(f"from_nni: expected proofs=1 or more, found {proofs}")
+
+
+def _batch(example: Any, inputs: Sequence[str]) -> dict[str, Any]:
+    """What a user gave as an example, as a batch."""
+    given = example if isinstance(example, tuple | list) else (example,)
+    if len(given) != len(inputs):
+        raise ConfigError(
+            f"from_nni: expected an example of {', '.join(inputs)}, found {len(given)} tensors"
+        )
+    return dict(zip(inputs, given, strict=True))
+
+
+def _look(traced: Traced, values: Mapping[str, Sequence[Any]]) -> None:
+    """Compare the forwards of a few architectures with those of NNI's own models.
+
+    Raises:
+        ConfigError: naming what differs.
+    """
+    longest = max(map(len, values.values()), default=1)
+    for number in range(min(longest, FIRST_LOOKS)):
+        sample = {
+            label: options[min(number, len(options) - 1)] for label, options in values.items()
+        }
+        with torch.random.fork_rng(devices=[]):
+            model = fixed_model(traced.space, sample)
+        counterparts(traced, sample, model)
 
 
 def _check_structure(model_space: Any) -> None:

@@ -10,33 +10,37 @@ import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 import torch.fx as fx
 from torch import nn
 
-from naspipe.nni.cut import Draft, Kind, fused_cell
+from naspipe.nni.counterparts import Counterparts, follow
+from naspipe.nni.cut import Draft, fused_cell
 from naspipe.nni.library import library
-from naspipe.nni.mutables import Sample, labels_in
-from naspipe.nni.trace import Region, either
+from naspipe.nni.mutables import Sample, is_open
+from naspipe.nni.trace import Region, Traced, either
+from naspipe.nni.values import attribute
 
 
-def make_candidate(space: Any, draft: Draft, sample: Sample) -> nn.Module:
+def make_candidate(traced: Traced, draft: Draft, sample: Sample) -> nn.Module:
     """The layer that an architecture has in a block, with the original modules' weights.
 
     Modules that are made with values have no original: they come from a model of this
     architecture that NNI makes anew, and draw from torch's generator.
     """
-    return _Builder(space, draft, sample).build()
+    return _Builder(traced, draft, sample).build()
 
 
 class _Builder:
-    def __init__(self, space: Any, draft: Draft, sample: Sample) -> None:
-        self._space = space
+    def __init__(self, traced: Traced, draft: Draft, sample: Sample) -> None:
+        self._traced = traced
+        self._space = traced.space
         self._draft = draft
         self._sample = sample
         self._graph = fx.Graph()
         self._made: dict[fx.Node, Any] = {}
         self._modules: dict[str, Any] = {}
-        self._model: Any = None
+        self._found: Counterparts | None = None
         self._memo: dict[int, Any] = {}
 
     def build(self) -> nn.Module:
@@ -72,59 +76,89 @@ class _Builder:
         if node.op == "call_module":
             return self._call(node)
         if node.op == "get_attr":
-            self._modules[str(node.target)] = self._copied(_attribute(self._space, node.target))
+            self._modules[str(node.target)] = self._copied(attribute(self._space, str(node.target)))
         return self._graph.node_copy(node, self._read)
 
     def _call(self, node: fx.Node) -> Any:
-        path, known = str(node.target), library()
-        module = self._space.get_submodule(path)
-        if isinstance(module, known.input_choice):
+        path, module = running(self._space, node, self._sample)
+        if isinstance(module, library().input_choice):
             chosen = self._sample[module.label]
             chosen = chosen if isinstance(chosen, list) else [chosen]
             inputs: Any = node.args[0]
             if len(chosen) == 1:
                 return self._read(inputs[chosen[0]])
-            self._modules[path] = known.chosen_inputs(chosen, reduction=module.reduction)
-        elif isinstance(module, known.layer_choice):
-            name = self._sample[module.label]
-            path = f"{path}.{name}"
-            self._modules[path] = self._candidate(node, module, name, path)
-        elif labels_in(module):
-            self._modules[path] = self._of_model(path)
-        else:
-            self._modules[path] = self._copied(module)
+            self._modules[path] = library().chosen_inputs(chosen, reduction=module.reduction)
+        elif path not in self._modules:
+            made = self._of_model(path) if is_open(module) else self._copied(module)
+            self._modules[path] = made
         args = fx.map_arg(node.args, self._read)
         kwargs = fx.map_arg(node.kwargs, self._read)
         return self._graph.call_module(path, args, kwargs)
-
-    def _candidate(self, node: fx.Node, choice: Any, name: Any, path: str) -> nn.Module:
-        if self._draft.kind is Kind.LAYERS and (place := fused_cell(self._space, node)):
-            return self._for_input(*place, str(name))
-        if labels_in(choice[name]):
-            return self._of_model(path)
-        module: nn.Module = self._copied(choice[name])
-        return module
 
     def _copied(self, original: Any) -> Any:
         """A copy; what two originals of the layer share, their copies share."""
         return copy.deepcopy(original, self._memo)
 
-    def _for_input(self, cell: Any, step: int, op: int, name: str) -> nn.Module:
-        """A cell's operation for the input it was chosen with, as NNI's fixed cell makes it."""
-        factories = cell.op_candidates_factory
-        factory = factories[name] if isinstance(factories, Mapping) else factories[int(name)]
-        if isinstance(factory, nn.Module):
-            return copy.deepcopy(factory)
-        (chosen,) = self._sample[cell.inputs[step][op].label]
-        make: Callable[..., nn.Module] = factory
-        with library().under(self._sample):
-            return _printable(make(step + cell.num_predecessors, op, chosen))
-
     def _of_model(self, path: str) -> nn.Module:
         """A module of the whole model of this architecture, so that its weights are NNI's."""
-        if self._model is None:
-            self._model = fixed_model(self._space, self._sample)
-        return counterpart(self._space, self._model, path)
+        if self._found is None:
+            model = fixed_model(self._space, self._sample)
+            self._found = counterparts(self._traced, self._sample, model)
+        return whole(self._found.modules[path])
+
+
+def running(space: Any, node: fx.Node, sample: Sample) -> tuple[str, nn.Module]:
+    """Path and module that an architecture runs at a node of its space.
+
+    The module is the space's; a cell's operation is made for the input that it was chosen with,
+    as NNI's fixed cell makes it.
+    """
+    path = str(node.target)
+    module = space.get_submodule(path)
+    if not isinstance(module, library().layer_choice):
+        return path, module
+    name = sample[module.label]
+    path = f"{path}.{name}"
+    if place := fused_cell(space, node):
+        return path, _for_input(*place, str(name), sample)
+    return path, module[name]
+
+
+def _for_input(cell: Any, step: int, op: int, name: str, sample: Sample) -> nn.Module:
+    factories = cell.op_candidates_factory
+    factory = factories[name] if isinstance(factories, Mapping) else factories[int(name)]
+    if isinstance(factory, nn.Module):
+        return copy.deepcopy(factory)
+    (chosen,) = sample[cell.inputs[step][op].label]
+    make: Callable[..., nn.Module] = factory
+    with library().under(sample):
+        return _printable(make(step + cell.num_predecessors, op, chosen))
+
+
+def counterparts(traced: Traced, sample: Sample, model: nn.Module) -> Counterparts:
+    """What stands in a model of NNI's for the modules that an architecture runs.
+
+    Raises:
+        ConfigError: where they do not compute the same.
+    """
+    with torch.random.fork_rng(devices=[]):
+        return follow(traced, sample, model, lambda node: running(traced.space, node, sample))
+
+
+def whole(parts: Mapping[str, nn.Module]) -> nn.Module:
+    """A module from its parts in NNI's model; a sequence that was taken apart is put together."""
+    if "" in parts:
+        return parts[""]
+    sequence = nn.Sequential()
+    for path, part in parts.items():
+        *outer, name = path.split(".")
+        at: nn.Module = sequence
+        for each in outer:
+            if each not in at._modules:
+                at.add_module(each, nn.Sequential())
+            at = at.get_submodule(each)
+        at.add_module(name, part)
+    return sequence
 
 
 def fixed_model(space: Any, sample: Sample) -> nn.Module:
@@ -140,27 +174,3 @@ def _printable(module: nn.Module) -> nn.Module:
         if hasattr(part, "save_init_arguments") and "trace_args" not in part.__dict__:
             part.save_init_arguments()
     return module
-
-
-def counterpart(space: nn.Module, model: nn.Module, path: str) -> nn.Module:
-    """The module of a fixed model that stands where ``path`` leads in its space.
-
-    There a chosen candidate stands in its choice's place, and a ``Repeat`` is a plain sequence.
-
-    Raises:
-        AttributeError: when the architecture has no such module.
-    """
-    known = library()
-    at: nn.Module = space
-    for part in path.split("."):
-        is_choice = isinstance(at, known.layer_choice)
-        is_repeats_list = isinstance(at, known.repeat) and part == "blocks"
-        at = at.get_submodule(part)
-        if not is_choice and not is_repeats_list:
-            model = model.get_submodule(part)
-    return model
-
-
-def _attribute(space: nn.Module, target: Any) -> Any:
-    owner, _, name = str(target).rpartition(".")
-    return getattr(space.get_submodule(owner), name)

@@ -58,6 +58,13 @@ class BlockLayers:
         """The layer of an architecture."""
         return self._numbers[self._key(sample)]
 
+    def wanted(self, number: int, given: Sample) -> Sample | None:
+        """The block's labels in an architecture that has a layer and these values, if one is."""
+        trial = {**self.samples[number], **given}
+        if self.number(trial) != number:
+            return None
+        return {label: trial[label] for label in self.labels}
+
     def allowed(self, number: int) -> dict[str, list[Any]]:
         """The values of each of the block's labels that some architecture with a layer has."""
         found: dict[str, list[Any]] = {label: [] for label in self.labels}
@@ -122,7 +129,8 @@ class LabelDecisions:
     ) -> None:
         self.values = {label: tuple(options) for label, options in values.items()}
         self.mutables = dict(mutables)
-        self._blocks = tuple(blocks)
+        self.blocks = tuple(blocks)
+        """Of each choice block, its layers."""
         self._name = name
 
     @property
@@ -151,7 +159,7 @@ class LabelDecisions:
                     f"space {self._name}, label {label}: expected one of "
                     f"{', '.join(map(repr, options))}, found {found}"
                 )
-        return tuple(block.number(dict(sample)) for block in self._blocks)
+        return tuple(block.number(dict(sample)) for block in self.blocks)
 
     def numbers(self, sample: Mapping[str, Any]) -> tuple[int, ...]:
         """What :meth:`choices` takes, of an architecture in NNI's form."""
@@ -164,7 +172,7 @@ class LabelDecisions:
             ConfigError: when no architecture is: two blocks contradict each other.
         """
         left = {label: list(options) for label, options in self.values.items()}
-        for block, number in zip(self._blocks, choices, strict=True):
+        for block, number in zip(self.blocks, choices, strict=True):
             for label, allowed in block.allowed(number).items():
                 left[label] = [value for value in left[label] if value in allowed]
         if all(left.values()):

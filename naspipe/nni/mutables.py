@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain, combinations
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import nn
 
@@ -57,6 +58,17 @@ def labels_in(module: nn.Module) -> tuple[str, ...]:
         for label in labels_of(mutable)
     }
     return tuple(sorted(found))
+
+
+def is_open(module: nn.Module) -> bool:
+    """Whether a module or anything in it is made with values; :func:`labels_in` says which."""
+    if module not in _IS_OPEN:
+        _IS_OPEN[module] = bool(labels_in(module))
+    return _IS_OPEN[module]
+
+
+_IS_OPEN: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+"""Asked at every call of a forward that is traced, and slow to find out."""
 
 
 def is_structure(module: nn.Module) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,8 +51,31 @@ def either(inside: Any, outside: Any) -> Any:
     raise RuntimeError("a mark of the tracer was called")
 
 
-def trace(space: Any) -> fx.Graph:
-    """The graph of a model space; ``node.meta["regions"]`` are the regions around a node.
+@dataclass(frozen=True, eq=False)
+class Entered:
+    """A module whose forward was followed from here on."""
+
+    module: nn.Module
+    regions: tuple[Region, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Traced:
+    """A model space and its forward; ``node.meta["regions"]`` are the regions around a node."""
+
+    space: Any
+    graph: fx.Graph
+    steps: tuple[fx.Node | Entered, ...]
+    """Everything that is called, in order; parameters and inputs are no steps."""
+
+    @property
+    def name(self) -> str:
+        """Of the space's class."""
+        return type(self.space).__name__
+
+
+def trace(space: Any) -> Traced:
+    """What a model space computes, with every decision open.
 
     Raises:
         ConfigError: for a forward that cannot be traced, with the reason and the place.
@@ -67,22 +90,20 @@ def trace(space: Any) -> fx.Graph:
                 f"space {name}: expected a forward that takes tensors alone, found the argument "
                 f"{str(parameter)!r}"
             )
-    return trace_opened(space, {id(module) for module in opened_in(space).values()}, name)
-
-
-def trace_opened(model: nn.Module, opened: set[int], name: str) -> fx.Graph:
-    """The graph of a module in training mode, seen into the modules of these ids.
-
-    Raises:
-        ConfigError: as :func:`trace`.
-    """
-    training = model.training
-    model.train()
+    tracer = _Tracer({id(module) for module in opened_in(space).values()})
+    training = space.training
+    space.train()
     try:
-        with users_code(f"space {name}: expected a forward that torch.fx can trace, found"):
-            return _Tracer(opened).trace(model)
+        with traceable(name):
+            graph = tracer.trace(space)
     finally:
-        model.train(training)
+        space.train(training)
+    return Traced(space, graph, tuple(tracer.steps))
+
+
+def traceable(name: str) -> AbstractContextManager[None]:
+    """Whatever is raised inside is the forward's fault."""
+    return users_code(f"space {name}: expected a forward that torch.fx can trace, found")
 
 
 def opened_in(space: nn.Module) -> dict[str, nn.Module]:
@@ -103,6 +124,7 @@ def opened_in(space: nn.Module) -> dict[str, nn.Module]:
 class _Tracer(fx.Tracer):
     def __init__(self, opened: set[int]) -> None:
         super().__init__()
+        self.steps: list[fx.Node | Entered] = []
         self._regions: tuple[Region, ...] = ()
         self._opened = opened
 
@@ -116,12 +138,16 @@ class _Tracer(fx.Tracer):
         """Unroll a ``Repeat``; anything else as torch.fx does."""
         if isinstance(m, library().repeat) and id(m) in self._opened:
             return self._unroll(m, *args, **kwargs)
+        if id(m) in self._opened:
+            self.steps.append(Entered(m, self._regions))
         return super().call_module(m, forward, args, kwargs)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
-        """Note the regions around the node."""
+        """Note the regions around the node, and its place in the order."""
         node = super().create_node(*args, **kwargs)
         node.meta["regions"] = self._regions
+        if node.op.startswith("call_") and node.target is not either:
+            self.steps.append(node)
         return node
 
     def _unroll(self, repeat: Any, x: Any) -> Any:

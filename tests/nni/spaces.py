@@ -11,7 +11,14 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import nni
     import nni.nas.nn.pytorch as nas
-    from nni.nas.hub.pytorch import DARTS, AutoFormer, NasBench201, ProxylessNAS, ShuffleNetSpace
+    from nni.nas.hub.pytorch import (
+        DARTS,
+        AutoFormer,
+        MobileNetV3Space,
+        NasBench201,
+        ProxylessNAS,
+        ShuffleNetSpace,
+    )  # fmt: skip
     from nni.nas.hub.pytorch.nasnet import NDS
 
 
@@ -21,6 +28,11 @@ def proxyless():
 
 def shufflenet():
     return ShuffleNetSpace(num_labels=10)
+
+
+def shufflenet_channels():
+    """With a width of its own in every block: 32 layers each."""
+    return ShuffleNetSpace(num_labels=10, channel_search=True)
 
 
 def nasbench201():
@@ -43,6 +55,24 @@ def nds():
     return NDS(
         ["skip_connect", "max_pool_3x3", "sep_conv_3x3"], num_nodes_per_cell=2, width=(4, 8),
         num_cells=(3, 4), dataset="cifar",
+    )  # fmt: skip
+
+
+def mobilenetv3():
+    """With optional squeeze-and-excitation, which NNI's models have or have not."""
+    return MobileNetV3Space(
+        num_labels=10, base_widths=(8, 8, 8, 8, 16, 16), width_multipliers=1.0,
+        expand_ratios=(1.0, 2.0), squeeze_excite=("none", "optional", "optional"),
+        depth_range=(1, 2), stride=(2, 1, 2, 2, 1, 1),
+        activation=("hswish", "relu", "relu", "hswish", "hswish", "hswish"),
+    )  # fmt: skip
+
+
+def mobilenetv3_wide():
+    """As many stages as it has by default, of two widths."""
+    return MobileNetV3Space(
+        num_labels=10, base_widths=(8, 8, 8, 8, 8, 8, 8, 16, 16), width_multipliers=(1.0, 2.0),
+        expand_ratios=(1.0, 2.0), depth_range=(1, 2),
     )  # fmt: skip
 
 
@@ -84,7 +114,9 @@ class Own(nas.ModelSpace):
 
 MADE = {
     "proxyless": proxyless, "shufflenet": shufflenet, "nasbench201": nasbench201,
-    "autoformer": autoformer, "darts": darts, "nds": nds, "own": Own,
+    "autoformer": autoformer, "darts": darts, "nds": nds, "own": Own, "mobilenetv3": mobilenetv3,
+    "mobilenetv3_wide": mobilenetv3_wide,
+    "shufflenet_channels": shufflenet_channels,
 }  # fmt: skip
 
 

@@ -28,6 +28,6 @@ class _Another:
         return NniLoop(space, lr * (1 + 1e-7), drawing)
 
 
-@pytest.mark.parametrize("name", ["autoformer", "nds", "own"])
+@pytest.mark.parametrize("name", ["autoformer", "nds", "own", "mobilenetv3"])
 def test_spaces_with_open_sizes_train_on_two_stages_as_on_one(tmp_path, name):
     assert stages_agree(name, tmp_path, steps=5, stages=2) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -95,7 +96,8 @@ def check_layers(workload: Workload) -> None:
 
     Raises:
         ConfigError: when a factory raises or makes no module, when two shared layers have a
-            parameter in common, or when one keeps statistics that its rule does not allow.
+            parameter in common, when one keeps statistics that its rule does not allow, or when
+            the space's proof fails.
     """
     space, definition = workload.space, workload.definition
     store = LayerStore(space, definition.seed, definition.recipe)
@@ -105,6 +107,18 @@ def check_layers(workload: Workload) -> None:
                 _check_statistics(_made(store, space, position), block)
         for position in _first_of_kinds(space):
             _made(LayerStore(space, definition.seed, definition.recipe), space, position)
+    check_proof(workload)
+
+
+def check_proof(workload: Workload) -> Mapping[str, Any]:
+    """Layers that stand for something else must compute it; returns what was looked at.
+
+    Raises:
+        ConfigError: when they do not.
+    """
+    if workload.space.proof is None:
+        return {}
+    return workload.space.proof.prove(workload.data(workload.definition.seed, 0))
 
 
 def _made(store: LayerStore, space: Space, position: int) -> StoredLayer:

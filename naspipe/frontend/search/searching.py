@@ -15,7 +15,7 @@ from naspipe.core.partition import Partition
 from naspipe.core.rules import Frozen
 from naspipe.core.space import Shared
 from naspipe.core.subnet import Subnet
-from naspipe.frontend.given.input_checks import check_device
+from naspipe.frontend.given.input_checks import check_device, check_proof
 from naspipe.frontend.given.run import Run, check_space
 from naspipe.frontend.given.run_plan import measured_costs, measured_sizes
 from naspipe.frontend.given.strategy_source import StrategySource, sample_stream
@@ -69,6 +69,7 @@ class Searching:
         space, execution = self.run.space, self.execution
         directory = self._check()
         workload = self._workload()
+        check_proof(workload)
         checkpoint = find_weights(self.run)
         costs = forward_costs(measured_costs([workload], execution)[0])
         pricer = Pricer(space, self.held_out(workload.definition.seed, 0), costs)

@@ -15,7 +15,7 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.ids import StreamId
 from naspipe.core.subnet import Subnet
 from naspipe.core.wiring import Tap, Wiring
-from naspipe.frontend.given.input_checks import check_data_path, check_device
+from naspipe.frontend.given.input_checks import check_data_path, check_device, check_proof
 from naspipe.frontend.given.run_plan import make_plan, planning_costs
 from naspipe.frontend.training.generations import Generations, check_resumable
 from naspipe.frontend.training.recording import Recording
@@ -226,6 +226,7 @@ class Training:
             "space": describe_space(space),
             "validation": describe(stream.validation),
             "passes_per_step": definition.recipe.steps.passes,
+            "proof": dict(check_proof(stream.workload)),
             "measured": {},
         }
 

@@ -1,0 +1,141 @@
+"""Whether a module of NNI's own model of an architecture is what a layer has in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import zip_longest
+from typing import Any
+
+import torch
+from torch import nn
+
+from naspipe.nni.library import library
+from naspipe.nni.mutables import is_open
+
+
+def fixed_class(module: nn.Module) -> type:
+    """The class that NNI's own models have where the space has this module."""
+    if isinstance(module, library().repeat):
+        return nn.Sequential
+    bound = getattr(module, "_bound_type", None)
+    return bound if isinstance(bound, type) else type(module)
+
+
+def is_of(ours: nn.Module, theirs: nn.Module) -> bool:
+    """Whether a module of NNI's model has the class for one of the space or of a layer.
+
+    By name: a class that is made in a constructor is another one every time.
+    """
+    one, other = fixed_class(ours), type(theirs)
+    return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
+
+
+def is_identity(module: nn.Module) -> bool:
+    """Whether a module hands on what it is given."""
+    return type(module).forward is nn.Identity.forward
+
+
+def is_sequence(module: nn.Module) -> bool:
+    """Whether calling a module is calling its children in turn, and no more."""
+    if isinstance(module, library().repeat):
+        return not isinstance(module.depth_choice, library().mutable)
+    return type(module).forward is nn.Sequential.forward
+
+
+def parts_of(module: nn.Module) -> dict[str, nn.Module]:
+    """A module's children by their names in NNI's own models."""
+    owner: nn.Module = module.blocks if isinstance(module, library().repeat) else module
+    return {name: part for name, part in owner._modules.items() if part is not None}
+
+
+def difference(ours: nn.Module, theirs: nn.Module) -> str:
+    """What differs between a module of a layer and one of NNI's own model; empty if nothing.
+
+    Classes, settings, and the names, shapes and kinds of all tensors inside; not their values.
+    """
+    if difference := _own_difference(ours, theirs):
+        return difference
+    one, other = parts_of(ours), parts_of(theirs)
+    if list(one) != list(other):
+        return f"{named(theirs)} of {_listed(other)}, not of {_listed(one)}"
+    for name in one:
+        if difference := class_difference(one[name], theirs=other[name]):
+            return f"{name}: {difference}"
+    return ""
+
+
+def class_difference(ours: nn.Module, theirs: nn.Module) -> str:
+    """As :func:`difference`, with what is made with values compared by its class alone."""
+    if not is_open(ours):
+        return difference(ours, theirs)
+    if not is_of(ours, theirs):
+        return named(theirs)
+    if type(theirs) is not nn.Sequential:
+        return ""
+    for one, other in zip_longest(parts_of(ours).values(), parts_of(theirs).values()):
+        if one is None or other is None or class_difference(one, other):
+            return f"{named(theirs)} of {_listed(parts_of(theirs))}"
+    return ""
+
+
+def _own_difference(ours: nn.Module, theirs: nn.Module) -> str:
+    if not is_of(ours, theirs):
+        return named(theirs)
+    forward = type(ours).forward
+    if type(theirs).__module__.startswith("torch.nn"):
+        if not isinstance(ours, library().repeat) and forward is not type(theirs).forward:
+            return f"{named(theirs)} with a forward of torch's"
+        # Some of NNI's own classes write what they are made with in another form.
+        one, other = (type(theirs).extra_repr(each) for each in (ours, theirs))
+        if one != other:
+            return f"{named(theirs)}({other}), not ({one})"
+    tensors = zip_longest(_tensors_of(ours).items(), _tensors_of(theirs).items())
+    for one_tensor, other_tensor in tensors:
+        if one_tensor != other_tensor:
+            return f"{named(theirs)} with {_tensor(other_tensor)}, not {_tensor(one_tensor)}"
+    return ""
+
+
+def _tensors_of(module: nn.Module) -> dict[str, tuple[Any, ...]]:
+    return {name: form_of(tensor) for name, tensor in _own_tensors(module).items()}
+
+
+def _own_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and buffers that are the module's own, not its children's."""
+    listed = (*module._parameters.items(), *module._buffers.items())
+    return {name: tensor for name, tensor in listed if tensor is not None}
+
+
+def form_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """All of a tensor but its values."""
+    kind = "parameter" if isinstance(tensor, nn.Parameter) else "tensor"
+    return (kind, list(tensor.shape), str(tensor.dtype), tensor.requires_grad)
+
+
+def _tensor(item: tuple[str, tuple[Any, ...]] | None) -> str:
+    if item is None:
+        return "no further tensor"
+    name, (kind, shape, dtype, has_gradient) = item
+    return f"{kind} {name} {shape} {dtype}{' with a gradient' if has_gradient else ''}"
+
+
+def named(module: nn.Module) -> str:
+    """Its class, for messages."""
+    return type(module).__name__
+
+
+def _listed(parts: Mapping[str, nn.Module]) -> str:
+    return ", ".join(f"{name} {named(part)}" for name, part in parts.items()) or "nothing"
+
+
+def tensor_pairs(
+    ours: nn.Module, theirs: nn.Module
+) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """Name and both tensors of every parameter and buffer of two modules without a difference."""
+    others = _own_tensors(theirs)
+    for name, tensor in _own_tensors(ours).items():
+        yield name, tensor, others[name]
+    one, other = parts_of(ours), parts_of(theirs)
+    for name, part in one.items():
+        for inner, *pair in tensor_pairs(part, other[name]):
+            yield f"{name}.{inner}", pair[0], pair[1]

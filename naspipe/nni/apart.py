@@ -1,0 +1,63 @@
+"""Work in a process of its own, so that this one stays fit for forking stages."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+from naspipe.core.errors import ConfigError, StageFailedError, TransportError
+from naspipe.runtime.processes.stage_pool import FORK, end_all, quiet_fork
+from naspipe.runtime.processes.supervisor import obituary
+
+SILENCE_SECONDS = 600.0
+"""In which the work must say that it goes on."""
+
+Work = Callable[[Callable[[], None]], dict[str, Any]]
+"""What returns JSON, and says now and then that it goes on."""
+
+
+def done_apart(work: Work, what: str) -> dict[str, Any]:
+    """What the work returns.
+
+    Raises:
+        ConfigError: the work's own.
+        StageFailedError: when it raises something else, or its process ends.
+        TransportError: when it says nothing for too long.
+    """
+    receiver, sender = FORK.Pipe(duplex=False)
+    process = FORK.Process(target=_main, args=(work, sender), name="naspipe-proof")
+    with receiver, quiet_fork():
+        process.start()
+        sender.close()
+        try:
+            answer: dict[str, Any] = {"goes on": True}
+            while "goes on" in answer:
+                if not receiver.poll(SILENCE_SECONDS):
+                    raise TransportError(f"{what} was silent for {SILENCE_SECONDS:g} s")
+                answer = json.loads(receiver.recv_bytes())
+        except EOFError:
+            raise StageFailedError(0, what, obituary(process)) from None
+        finally:
+            end_all([process])
+    if refusal := answer.get("refusal"):
+        raise ConfigError(refusal)
+    if failure := answer.get("failure"):
+        raise StageFailedError(0, what, failure)
+    done: dict[str, Any] = answer["done"]
+    return done
+
+
+def _main(work: Work, sender: Connection) -> None:
+    def go_on() -> None:
+        sender.send_bytes(json.dumps({"goes on": True}).encode())
+
+    try:
+        answer: dict[str, Any] = {"done": work(go_on)}
+    except ConfigError as error:
+        answer = {"refusal": str(error)}
+    except Exception:
+        answer = {"failure": traceback.format_exc()}
+    sender.send_bytes(json.dumps(answer).encode())

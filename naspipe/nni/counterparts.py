@@ -1,0 +1,285 @@
+"""Which module of NNI's own model of an architecture stands for which of the space.
+
+They are found by what runs, never by a path: NNI's model is traced, and every call in it must be
+the next call of the space's forward under that architecture, with the same inputs. Containers
+and identities do not count: a constructor that filters sees other modules in NNI's model than in
+the space, so a sequence may have been taken apart there, and an identity may be gone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+import torch.fx as fx
+from torch import nn
+
+from naspipe.core.errors import ConfigError
+from naspipe.nni.alike import (
+    class_difference,
+    fixed_class,
+    is_identity,
+    is_of,
+    is_sequence,
+    named,
+    parts_of,
+)
+from naspipe.nni.library import library
+from naspipe.nni.mutables import Sample
+from naspipe.nni.trace import Entered, Traced, traceable
+from naspipe.nni.values import Values, described, passes
+
+Original = Callable[[fx.Node], tuple[str, nn.Module]]
+"""Path and module that an architecture runs at a node that calls a module."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counterparts:
+    """The modules and tensors of a model of NNI's, by the paths that layers have them under."""
+
+    modules: dict[str, dict[str, nn.Module]]
+    """Of each path the module, as ``""``; or, taken apart, its parts by their paths in it."""
+    tensors: dict[str, torch.Tensor]
+    """What the forward itself reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A module to be called; of a sequence that was taken apart, one of its parts."""
+
+    node: fx.Node
+    path: str
+    part: str
+    module: nn.Module
+    is_first: bool = True
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether the value only passes."""
+        return is_identity(self.module) and passes(self.node)
+
+    @property
+    def where(self) -> str:
+        """For messages."""
+        return f"{self.path}.{self.part}" if self.part else self.path
+
+
+def follow(traced: Traced, sample: Sample, model: nn.Module, original: Original) -> Counterparts:
+    """Trace NNI's model of an architecture in step with the space.
+
+    Args:
+        traced: the space.
+        sample: the architecture.
+        model: NNI's model of it.
+        original: what the space has at a node.
+
+    Raises:
+        ConfigError: where the two do not compute the same, with the place in both.
+    """
+    tracer = _InStep(traced, sample, original)
+    training = {module: module.training for module in model.modules()}
+    model.train()
+    try:
+        with traceable(traced.name):
+            tracer.trace(model)
+    finally:
+        for module, was_training in training.items():
+            module.training = was_training
+    return Counterparts(tracer.modules, tracer.tensors)
+
+
+class _InStep(fx.Tracer):
+    """Follows a model of NNI's, and takes the space's steps with it."""
+
+    def __init__(self, traced: Traced, sample: Sample, original: Original) -> None:
+        super().__init__()
+        self.modules: dict[str, dict[str, nn.Module]] = {}
+        self._traced = traced
+        self._sample = sample
+        self._left: deque[_Call | fx.Node | Entered] = deque()
+        for step in traced.steps:
+            regions = step.regions if isinstance(step, Entered) else step.meta["regions"]
+            if not all(region.is_active(sample) for region in regions):
+                continue
+            if isinstance(step, fx.Node) and step.op == "call_module":
+                path, module = original(step)
+                self._left.append(_Call(step, path, "", module))
+            else:
+                self._left.append(step)
+        self._inputs = deque(node for node in traced.graph.nodes if node.op == "placeholder")
+        self._values = Values(traced.space, sample, self)
+        self._around: list[nn.Module] = []
+        """Entered since the last step; some of NNI's model's containers may be these."""
+        self._owners: dict[int, str] = {}
+        self._is_leaf = False
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """What the forward read itself."""
+        return self._values.tensors
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """As :meth:`call_module` decided."""
+        return self._is_leaf
+
+    def call_module(
+        self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Look into what only holds other modules."""
+        only_passes = len(args) == 1 and isinstance(args[0], fx.Proxy) and not kwargs
+        self._is_leaf = (only_passes and is_identity(m)) or not self._opens(m)
+        return super().call_module(m, forward, args, kwargs)
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        """Take the step of the space that this call must be."""
+        node = super().create_node(*args, **kwargs)
+        if node.op == "placeholder" and self._inputs:
+            self._values.note(self._inputs.popleft(), node)
+        elif node.op == "output":
+            self._end(node)
+        elif node.op == "call_module" and not self._values.is_passed(node):
+            self._take_module(node)
+        elif node.op in ("call_function", "call_method"):
+            self._take_function(node)
+        return node
+
+    def _opens(self, module: nn.Module) -> bool:
+        """Whether NNI's model calls a container, and not what the space calls next.
+
+        Raises:
+            ConfigError: when it is neither.
+        """
+        while True:
+            head = self._head()
+            for index, container in enumerate(self._around):
+                if is_of(container, module) and not is_sequence(module):
+                    del self._around[: index + 1]
+                    return True
+            if isinstance(head, _Call) and not self._difference(head.module, module):
+                return False
+            if is_sequence(module):
+                return True
+            if not (isinstance(head, _Call) and is_sequence(head.module)):
+                self._refuse_module(head, module)
+            self._take_apart(head)
+
+    def _take_apart(self, call: _Call) -> None:
+        """Put a sequence's parts in its place."""
+        self._left.popleft()
+        inner = "blocks." if isinstance(call.module, library().repeat) else ""
+        prefix = f"{call.part}.{inner}" if call.part else inner
+        parts = [
+            _Call(call.node, call.path, f"{prefix}{name}", part, call.is_first and not number)
+            for number, (name, part) in enumerate(parts_of(call.module).items())
+        ]
+        self._left.extendleft(reversed(parts))
+        if not parts and call.is_first:
+            self._pass(call)
+        self.modules.setdefault(call.path, {})
+
+    def _head(self) -> _Call | fx.Node | None:
+        """The next step that a call of NNI's model can be."""
+        while self._left:
+            step = self._left[0]
+            if isinstance(step, Entered):
+                self._around.append(step.module)
+            elif isinstance(step, _Call) and step.is_identity:
+                self._pass(step)
+            else:
+                return step
+            self._left.popleft()
+        return None
+
+    def _pass(self, call: _Call) -> None:
+        if call.is_first:
+            self._values.note(call.node, self._values.at(call.node.all_input_nodes[0]))
+        self.modules.setdefault(call.path, {})
+
+    def _difference(self, ours: nn.Module, theirs: nn.Module) -> str:
+        """What differs between the space's module and one of NNI's model; empty if nothing."""
+        if not isinstance(ours, library().input_choice):
+            return class_difference(ours, theirs)
+        chosen = self._sample[ours.label]
+        expected: list[Any] = [chosen if isinstance(chosen, list) else [chosen], ours.reduction]
+        is_it = isinstance(theirs, library().chosen_inputs)
+        if is_it and [theirs.chosen, theirs.reduction] == expected:
+            return ""
+        return named(theirs)
+
+    def _take_module(self, node: fx.Node) -> None:
+        call, module = self._head(), self.root.get_submodule(str(node.target))
+        if not isinstance(call, _Call):
+            self._refuse_module(call, module)
+        self._left.popleft()
+        self._around.clear()
+        expected: tuple[Any, Any] = (call.node.args, call.node.kwargs)
+        if not call.is_first:
+            expected = ((call.node,), {})
+        if not self._values.same(expected, (node.args, node.kwargs)):
+            self._refuse(
+                f", {call.where}: its {named(call.module)} reads other tensors than "
+                f"{node.target} does"
+            )
+        self._values.note(call.node, node)
+        self._keep(call, module)
+
+    def _keep(self, call: _Call, module: nn.Module) -> None:
+        """Note a counterpart: one for each module, and one module for each that has tensors."""
+        parts = self.modules.setdefault(call.path, {})
+        known = parts.setdefault(call.part, module)
+        has_tensors = any(True for _ in (*module.parameters(), *module.buffers()))
+        owner = self._owners.setdefault(id(module), call.where) if has_tensors else call.where
+        if known is not module or owner != call.where:
+            self._refuse(
+                f", {call.where}: {named(module)} is one module there and several here, or the "
+                f"other way round ({owner})"
+            )
+
+    def _take_function(self, node: fx.Node) -> None:
+        head = self._head()
+        if (
+            not isinstance(head, fx.Node)
+            or (head.op, head.target) != (node.op, node.target)
+            or not self._values.same((head.args, head.kwargs), (node.args, node.kwargs))
+        ):
+            self._refuse_function(self._expected(head), described(node, self.root))
+        self._left.popleft()
+        self._around.clear()
+        self._values.note(head, node)
+
+    def _end(self, output: fx.Node) -> None:
+        if head := self._head():
+            self._refuse_function(self._expected(head), "nothing")
+        (ours,) = (node for node in self._traced.graph.nodes if node.op == "output")
+        if not self._values.same(ours.args, output.args):
+            self._refuse_function(f"to return {ours.args[0]}", f"{output.args[0]}")
+
+    def _expected(self, head: _Call | fx.Node | None) -> str:
+        if isinstance(head, _Call):
+            return fixed_class(head.module).__name__
+        return described(head, self._traced.space) if head else "nothing"
+
+    def _refuse_module(self, head: _Call | fx.Node | None, module: nn.Module) -> NoReturn:
+        paths = (name for name, each in self.root.named_modules() if each is module)
+        path = next(paths, "a place of its own")
+        place = f", {head.where}" if isinstance(head, _Call) else ""
+        found = named(module)
+        if isinstance(head, _Call) and is_of(head.module, module):
+            found = self._difference(head.module, module)
+        self._refuse(f"{place}: expected {self._expected(head)}, found {found} at {path}")
+
+    def _refuse_function(self, expected: str, found: str) -> NoReturn:
+        raise ConfigError(
+            f"space {self._traced.name}: its forward depends on labels outside of modules and "
+            f"choices: expected {expected} for every architecture, found {found} for "
+            f"{self._sample!r:.200}; move that into a module that is made with the values"
+        )
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise ConfigError(
+            f"space {self._traced.name}{what} in NNI's own model of {self._sample!r:.200}; "
+            f"build the modules around a choice so that the choice changes none of them"
+        )

@@ -1,0 +1,232 @@
+"""The proof that a chain of layers is NNI's own model: the same bits, for sampled architectures.
+
+The layers are those that a run makes. Their tensors are copied into NNI's model, each into its
+counterpart; then both compute the same batch from the same random numbers. Outputs, gradients and
+what statistics become must agree in every bit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from naspipe.core.errors import ConfigError
+from naspipe.core.space import Block, Shared
+from naspipe.core.user_code import users_code
+from naspipe.nni.alike import difference, tensor_pairs
+from naspipe.nni.apart import done_apart
+from naspipe.nni.candidates import counterparts, fixed_model
+from naspipe.nni.counterparts import Counterparts
+from naspipe.nni.cover import cover
+from naspipe.nni.decisions import LabelDecisions
+from naspipe.nni.mutables import Sample
+from naspipe.nni.trace import Traced
+from naspipe.nni.values import attribute
+from naspipe.runtime.devices.determinism import deterministic_torch, layer_seed, seed_draws
+from naspipe.runtime.devices.tensor_bytes import tensor_bytes
+
+ROWS = 4
+"""Of a batch; a proof does not need more, unless the forward does."""
+
+Pair = tuple[str, torch.Tensor, torch.Tensor]
+"""Name, the layer's tensor, and that of NNI's model."""
+
+
+@dataclass
+class NniProof:
+    """Compares a chain with NNI's own models of architectures that together use every layer.
+
+    Args:
+        traced: the model space.
+        blocks: of the chain.
+        decisions: how architectures become choices.
+        fields: of the batch, in the order of the forward's arguments.
+        most: layers of choice blocks after which it is enough.
+    """
+
+    traced: Traced
+    blocks: Sequence[Block | Shared]
+    decisions: LabelDecisions
+    fields: Sequence[str]
+    most: int
+    _record: dict[str, Any] | None = None
+    _layers: dict[tuple[int, int], Any] = field(default_factory=dict)
+
+    def prove(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Compare on a batch what was not compared yet; says how much was.
+
+        Raises:
+            ConfigError: for the first architecture whose chain is not NNI's model.
+        """
+        if self._record is None:
+            start = time.monotonic()
+            inputs = [batch[name] for name in self.fields]
+            record = done_apart(
+                lambda go_on: self._proved(inputs, go_on), "the proof of its layers"
+            )
+            self._record = {**record, "seconds": round(time.monotonic() - start, 3)}
+        return self._record
+
+    def _proved(self, inputs: list[torch.Tensor], go_on: Callable[[], None]) -> dict[str, Any]:
+        chosen = cover(self.decisions, self.most)
+        with deterministic_torch(threads=1):
+            few = self._few(chosen.samples[0], inputs)
+            for sample in chosen.samples:
+                self._compare(sample, few)
+                go_on()
+        return {
+            "against": "NNI's own models",
+            "architectures": len(chosen.samples),
+            "layers_compared": chosen.covered,
+            "layers": chosen.layers,
+        }
+
+    def _few(self, sample: Sample, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The first rows of every input, where a forward can do with them."""
+        if all(each.dim() and len(each) > ROWS for each in inputs):
+            few = [each[:ROWS].clone() for each in inputs]
+            try:
+                with torch.no_grad():
+                    self._model(sample)(*few)
+            except Exception:
+                return inputs  # that it cannot compute the whole batch either is said later
+            return few
+        return inputs
+
+    def _model(self, sample: Sample) -> nn.Module:
+        seed_draws(0)
+        return fixed_model(self.traced.space, sample)
+
+    def _chain(self, sample: Sample) -> list[Any]:
+        """The layers of an architecture, each made once."""
+        choices = iter(self.decisions.choices_of(sample))
+        chain = []
+        for position, block in enumerate(self.blocks):
+            candidate = next(choices) if isinstance(block, Block) else 0
+            key = position, candidate
+            if key not in self._layers:
+                seed_draws(layer_seed(0, *key))
+                self._layers[key] = block.candidates[candidate]()
+            chain.append(self._layers[key])
+        return chain
+
+    def _compare(self, sample: Sample, inputs: Sequence[torch.Tensor]) -> None:
+        chain, model = self._chain(sample), self._model(sample)
+        found = counterparts(self.traced, sample, model)
+        what = f"space {self.traced.name}: expected a first batch that"
+        try:
+            pairs = list(_pairs(chain, found))
+            _load(pairs)
+            for training in (False, True):
+                model.train(training)
+                for layer in chain:
+                    layer.train(training)
+                with users_code(f"{what} NNI's own model of {sample!r:.200} can compute, found"):
+                    theirs = _run(model, inputs)
+                with users_code(f"{what} the chain of {sample!r:.200} can compute, found"):
+                    ours = _run(lambda *given: _forward(chain, given), inputs)
+                _check_outputs(ours, theirs, training)
+                _check_gradients(pairs, ours, theirs)
+                for name, one, other in pairs:
+                    _check(one, other, f"{name} after a forward", training)
+        except _DiffersError as error:
+            raise ConfigError(
+                f"space {self.traced.name}: expected the chain to be NNI's own model of "
+                f"{sample!r:.200}, found {error}; a module that depends on the choice of another "
+                f"cannot be a layer of its own"
+            ) from None
+
+
+class _DiffersError(Exception):
+    """Where a chain and NNI's model part."""
+
+
+def _pairs(chain: Sequence[Any], found: Counterparts) -> Iterator[Pair]:
+    """Every tensor of the chain with its counterpart, once the modules are found alike."""
+    left = dict(found.modules)
+    for layer in chain:
+        for node in layer.graph.nodes:
+            path = str(node.target)
+            if node.op == "get_attr":
+                yield path, attribute(layer, path), found.tensors[path]
+            elif node.op == "call_module" and path in left:
+                module = layer.get_submodule(path)
+                for part, theirs in left.pop(path).items():
+                    ours = module.get_submodule(part)
+                    if differs := difference(ours, theirs):
+                        raise _DiffersError(f"at {path} {differs}")
+                    for name, *tensors in tensor_pairs(ours, theirs):
+                        yield f"{path}.{part}.{name}".replace("..", "."), tensors[0], tensors[1]
+            elif node.op == "call_module" and path not in found.modules:
+                raise _DiffersError(f"nothing like {path}")
+    for path, parts in left.items():
+        if any(True for part in parts.values() for _ in part.parameters()):
+            raise _DiffersError(f"{path}, which no layer has")
+
+
+def _load(pairs: Sequence[Pair]) -> None:
+    """Give NNI's model the chain's values; what is one tensor here is one tensor there."""
+    partners: dict[int, int] = {}
+    for name, ours, theirs in pairs:
+        if partners.setdefault(id(ours), id(theirs)) != id(theirs):
+            raise _DiffersError(f"two tensors of {name}, which is one in the chain")
+        if partners.setdefault(-id(theirs), id(ours)) != id(ours):
+            raise _DiffersError(f"one tensor of {name}, which is two in the chain")
+        with torch.no_grad():
+            theirs.copy_(ours)
+
+
+def _run(compute: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    seed_draws(1)
+    out = compute(*(each.clone() for each in inputs))
+    return tuple(out) if isinstance(out, tuple | list) else (out,)
+
+
+def _forward(chain: Sequence[Any], inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    state = tuple(inputs)
+    for layer in chain:
+        out = layer(*state)
+        state = tuple(out) if isinstance(out, tuple | list) else (out,)
+    return state
+
+
+def _check_outputs(
+    ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor], training: bool
+) -> None:
+    if len(ours) != len(theirs):
+        raise _DiffersError(f"{len(theirs)} outputs, not {len(ours)}")
+    for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+        _check(one, other, f"output {number}", training)
+
+
+def _check_gradients(
+    pairs: Sequence[Pair], ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]
+) -> None:
+    with_gradient = {name: pair for name, *pair in pairs if pair[0].requires_grad}
+    sides = []
+    for side, outputs in enumerate((ours, theirs)):
+        ends = [each for each in outputs if each.requires_grad]
+        seed_draws(2)
+        weights = [torch.randn_like(each) for each in ends]
+        tensors = [pair[side] for pair in with_gradient.values()]
+        if not ends or not tensors:
+            return
+        sides.append(torch.autograd.grad(ends, tensors, weights, allow_unused=True))
+    for name, one, other in zip(with_gradient, *sides, strict=True):
+        if (one is None) != (other is None):
+            raise _DiffersError(f"{'a' if one is None else 'no'} gradient of {name}")
+        if one is not None:
+            _check(one, other, f"the gradient of {name}", True)
+
+
+def _check(ours: torch.Tensor, theirs: torch.Tensor, what: str, training: bool) -> None:
+    mode = "training" if training else "evaluation"
+    if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+        raise _DiffersError(f"{what} {list(theirs.shape)} {theirs.dtype}, not {list(ours.shape)}")
+    if not torch.equal(tensor_bytes(ours), tensor_bytes(theirs)):
+        raise _DiffersError(f"other bits in {what} in {mode} mode")
