@@ -34,7 +34,7 @@ class Clock(SilentObserver):
         self.times: list[float] = []
 
     def on_loss(self, stream: int, sequence_id: int, loss: float) -> None:
-        """See :class:`naspipe.runtime.wire.reports.LaunchObserver`."""
+        """See :class:`naspipe.runtime.wire.ports.LaunchObserver`."""
         self.times.append(time.monotonic())
 
 

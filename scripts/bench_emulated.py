@@ -39,9 +39,9 @@ from naspipe.runtime.measuring.layer_sizes import measure_sizes  # noqa: E402
 from naspipe.runtime.measuring.profile_cache import ProfileCache  # noqa: E402
 from naspipe.runtime.processes.launcher import profile_apart  # noqa: E402
 from naspipe.runtime.wire.reports import SilentObserver  # noqa: E402
-from naspipe.sim.costs import Costs  # noqa: E402
 from naspipe.sim.fidelity import LoggedCosts, logged_costs  # noqa: E402
 from naspipe.sim.pipeline import Chain, Pipeline, Stream  # noqa: E402
+from naspipe.sim.ports import Costs  # noqa: E402
 from naspipe.sim.simulation import measured_timing, simulate_run  # noqa: E402
 from naspipe.streams.samplers import draw_stream  # noqa: E402
 from naspipe.trace.access.log import read_run_accesses  # noqa: E402
@@ -73,23 +73,23 @@ class RunCosts:
     """Time of the run's copies over what bandwidth and latency say."""
 
     def access_ns(self, layer: LayerId, kind: AccessKind, sequence_id: int = -1) -> int:
-        """See :class:`naspipe.sim.costs.Costs`."""
+        """See :class:`naspipe.sim.ports.Costs`."""
         return self.logged.access_ns(layer, kind, sequence_id)
 
     def between_ns(self) -> int:
-        """See :class:`naspipe.sim.costs.Costs`."""
+        """See :class:`naspipe.sim.ports.Costs`."""
         return self.logged.between_ns()
 
     def message_ns(self, receiver: Task) -> int:
-        """See :class:`naspipe.sim.costs.Costs`."""
+        """See :class:`naspipe.sim.ports.Costs`."""
         return self.logged.message_ns(receiver)
 
     def push_ns(self, layer: LayerId) -> int:
-        """See :class:`naspipe.sim.costs.Costs`."""
+        """See :class:`naspipe.sim.ports.Costs`."""
         return self.logged.push_ns(layer)
 
     def copy_ns(self, layer: LayerId) -> int:
-        """See :class:`naspipe.sim.costs.Costs`."""
+        """See :class:`naspipe.sim.ports.Costs`."""
         return int(self.copies.copy_ns(layer) * self.slowdown)
 
 

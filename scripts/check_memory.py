@@ -1,9 +1,9 @@
 """Bits under memory budgets, on the emulated device, against the plain loop.
 
-The full product of spaces, stages, budgets, recompute, partitions and optimizers, 100 steps each;
-writes artifacts/memory/bits.json after every run. A second start skips what is there already for
-the same source of naspipe, so it can be stopped at any time. --quick takes a subset in which
-every pair of values of two factors appears.
+Of the product of spaces, stages, budgets, recompute, partitions and optimizers (288 runs), a
+subset in which every pair of values of two factors appears; --all takes the whole. 100 steps
+each; writes artifacts/memory/bits.json after every run and keeps the rows that are there. A second
+start skips what was run already with the same source, so it can be stopped at any time.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class Bench:
 def read_arguments() -> argparse.Namespace:
     """What to run."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a subset that has every pair")
+    parser.add_argument("--all", action="store_true", help="the whole product, not every pair")
     parser.add_argument("--spaces", nargs="+", choices=BATCHES, default=[*BATCHES])
     parser.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=[*OPTIMIZERS])
     parser.add_argument("--stages", nargs="+", type=int, default=[1, 2, 4])
@@ -203,7 +203,7 @@ def main() -> int:
         (False, True), arguments.partitions,
     )  # fmt: skip
     cases = [Case(*values) for values in itertools.product(*factors)]
-    cases = covering(cases) if arguments.quick else cases
+    cases = cases if arguments.all else covering(cases)
     results = Results(arguments.output, arguments.steps)
     todo = [case for case in cases if results.of(case) is None]
     console = Console(highlight=False)

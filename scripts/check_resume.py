@@ -37,7 +37,7 @@ class Ends(SilentObserver):
         self.step = step
 
     def on_loss(self, stream: int, sequence_id: int, loss: float) -> None:
-        """See :class:`naspipe.runtime.wire.reports.LaunchObserver`."""
+        """See :class:`naspipe.runtime.wire.ports.LaunchObserver`."""
         if sequence_id == self.step:
             os.kill(os.getpid(), signal.SIGTERM)
 

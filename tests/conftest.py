@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from functools import partial
 
@@ -10,12 +11,19 @@ from hypothesis import settings
 
 from naspipe.frontend.given import run_plan as plan
 from naspipe.runtime.processes import launcher
+from tests.tiers import Alone, Launches
 
 settings.register_profile("naspipe", deadline=None, print_blob=True)
 settings.load_profile("naspipe")
 
 # Where the tests run in the background, Ctrl-C is ignored; some of them are about it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure(config):
+    config.pluginmanager.register(Launches())
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        config.pluginmanager.register(Alone())
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
+from naspipe.cli.ports import Options
 from naspipe.core.errors import ConfigError
 from naspipe.core.settings.declare import Setting, declared
-
-
-class Options(Protocol):
-    """A parser, or a part of one with a title of its own."""
-
-    def add_argument(self, *names: str, **options: Any) -> argparse.Action:
-        """Declare an option."""
 
 
 def flags(node: type, *keys: str) -> list[Setting]:

@@ -7,7 +7,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from naspipe.cli.flags import Options, add_flags, flags
+from naspipe.cli.flags import add_flags, flags
+from naspipe.cli.ports import Options
 from naspipe.cli.settings_lists import key_list
 from naspipe.core.config import Definition, Execution
 

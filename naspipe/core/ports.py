@@ -1,8 +1,22 @@
-"""The small protocols through which behaviour plugs into the controller."""
+"""The small protocols through which behaviour plugs into the controller, and into spaces.
+
+========================= ==========================================================================
+:class:`SyncPolicy`        :class:`~naspipe.schedule.csp.CausalPolicy`,
+                           :class:`~naspipe.schedule.bsp.BulkPolicy`,
+                           :class:`~naspipe.schedule.asp.AsynchronousPolicy`
+:class:`Admission`         ``AdmissionWindow``, ``BulkAdmission`` and ``StepAdmission`` of
+                           :mod:`naspipe.stage.admission`
+:class:`DispatchOrder`     those of :mod:`naspipe.schedule.dispatch_order`
+:class:`Residency`         :class:`~naspipe.residency.manager.ResidencyManager`,
+                           :class:`~naspipe.residency.all_resident.AllResident`
+:class:`Decisions`         :class:`~naspipe.nni.decisions.LabelDecisions`
+:class:`Proof`             :class:`~naspipe.nni.proof.NniProof`
+========================= ==========================================================================
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from naspipe.core.access import AccessKind
@@ -155,4 +169,29 @@ class Residency(Protocol):
 
     def arrive(self, layer: LayerId) -> Sequence[Command]:
         """A layer came from another stage: what is on the device is stale."""
+        ...
+
+
+class Proof(Protocol):
+    """Shows that a space's layers compute what they stand for."""
+
+    def prove(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Show it on a batch, once; returns what was looked at, for the run's manifest.
+
+        Raises:
+            ConfigError: when it is not so.
+        """
+        ...
+
+
+class Decisions(Protocol):
+    """What subnets are drawn over, where blocks do not choose each on its own."""
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The number of values of each decision."""
+        ...
+
+    def choices(self, drawn: Sequence[int]) -> tuple[int, ...]:
+        """One choice per choice block, from one value per decision."""
         ...

@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import FIRST_STREAM, LayerId, StreamId
+from naspipe.core.ports import Decisions, Proof
 from naspipe.core.rules import Exact, Rule
 
 Factory = Callable[[], Any]
@@ -74,31 +75,6 @@ class Shared:
     def candidates(self) -> tuple[Factory, ...]:
         """A shared layer is a block with one candidate."""
         return (self.factory,)
-
-
-class Decisions(Protocol):
-    """What subnets are drawn over, where blocks do not choose each on its own."""
-
-    @property
-    def counts(self) -> tuple[int, ...]:
-        """The number of values of each decision."""
-        ...
-
-    def choices(self, drawn: Sequence[int]) -> tuple[int, ...]:
-        """One choice per choice block, from one value per decision."""
-        ...
-
-
-class Proof(Protocol):
-    """Shows that a space's layers compute what they stand for; ``naspipe.nni.proof`` has one."""
-
-    def prove(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Show it on a batch, once; returns what was looked at, for the run's manifest.
-
-        Raises:
-            ConfigError: when it is not so.
-        """
-        ...
 
 
 class Space:

@@ -13,7 +13,7 @@ from naspipe.data.cache import Description
 from naspipe.data.debian import unpacked
 from naspipe.data.idx import read_idx
 from naspipe.data.images import ArraySource, ImageData
-from naspipe.data.progress import PreparationProgress
+from naspipe.data.ports import PreparationProgress
 
 RECIPE = 1
 NUM_CLASSES = 10

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from naspipe.core.errors import ConfigError, DataError
-from naspipe.data.images import FloatArray, ImageData, IntArray, keyed_random
+from naspipe.data.images import ImageData, keyed_random
+from naspipe.data.ports import FloatArray, IntArray
 
 _ENDINGS = frozenset({".jpg", ".jpeg", ".png"})
 _FOLDERS = {"train": ("train",), "valid": ("valid", "val"), "test": ("test", "valid", "val")}

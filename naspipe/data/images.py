@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from naspipe.core.errors import ConfigError, DataError
+from naspipe.data.ports import FloatArray, ImageSource, IntArray
 
 _WORD = 0xFFFF_FFFF
 _ORDERS_KEPT = 4  # subnets in flight may stand on both sides of an epoch's end
-
-FloatArray = npt.NDArray[np.float32]
-IntArray = npt.NDArray[np.int64]
 
 
 def keyed_random(*key: int) -> np.random.RandomState:
@@ -27,17 +25,6 @@ def keyed_random(*key: int) -> np.random.RandomState:
     """
     words = [part for number in key for part in (number & _WORD, (number >> 32) & _WORD)]
     return np.random.RandomState(words)
-
-
-class ImageSource(Protocol):
-    """The images of one split; `ImageData` batches them."""
-
-    @property
-    def targets(self) -> IntArray:
-        """The class of each image."""
-
-    def images(self, rows: Sequence[int], seed: int, sequence_id: int) -> FloatArray:
-        """Return images ``rows`` as normalised (B, C, H, W), a pure function of the arguments."""
 
 
 @dataclass(frozen=True, slots=True)

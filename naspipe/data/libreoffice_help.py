@@ -19,7 +19,7 @@ from naspipe.data.dictionary import (
 )
 from naspipe.data.fairseq_format import write_mmap
 from naspipe.data.help_pages import Pair, pair_pages
-from naspipe.data.progress import PreparationProgress
+from naspipe.data.ports import PreparationProgress
 from naspipe.data.sentence_pairs import split_pairs
 from naspipe.data.subwords import SubwordCutter, learn_merges
 

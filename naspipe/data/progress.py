@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from types import TracebackType
-from typing import Protocol
 
 from rich.console import Console
 from rich.progress import (
@@ -16,16 +15,6 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
 )
-
-
-class PreparationProgress(Protocol):
-    """Hears of the phases of a preparation, in order; only one phase is open at a time."""
-
-    def phase(self, text: str, total: int | None = None) -> None:
-        """End the open phase and begin another of ``total`` steps (None: number unknown)."""
-
-    def advance(self, steps: int = 1) -> None:
-        """Count ``steps`` more of the open phase."""
 
 
 class SilentProgress:

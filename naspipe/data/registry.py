@@ -11,7 +11,8 @@ from naspipe.core.errors import ConfigError
 from naspipe.data import digits, fashion_mnist, image_folder, libreoffice_help
 from naspipe.data.cache import Description, default_root, open_prepared, publish
 from naspipe.data.images import ImageData
-from naspipe.data.progress import PreparationProgress, SilentProgress
+from naspipe.data.ports import PreparationProgress
+from naspipe.data.progress import SilentProgress
 from naspipe.data.translation import TranslationData
 
 SPLITS = ("train", "valid", "test")

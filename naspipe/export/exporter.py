@@ -21,7 +21,8 @@ from naspipe.frontend.training.training import Training
 from naspipe.runtime.devices.determinism import deterministic_torch
 from naspipe.runtime.jobs.losses import Loss
 from naspipe.runtime.jobs.workload import Batches, Workload
-from naspipe.runtime.wire.reports import LaunchObserver, SilentObserver
+from naspipe.runtime.wire.ports import LaunchObserver
+from naspipe.runtime.wire.reports import SilentObserver
 from naspipe.streams.from_file import write_stream
 from naspipe.trace.results.run_directory import RunDirectory
 

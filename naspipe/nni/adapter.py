@@ -59,67 +59,54 @@ def from_nni(
     Raises:
         ConfigError: without NNI, and for what cannot be mapped, with the reason and the place.
     """
-    _check_arguments(model_space, proofs)
+    if proofs < 1:
+        raise ConfigError(f"from_nni: expected proofs=1 or more, found {proofs}")
     name = name or type(model_space).__name__
     _check_structure(model_space)
     values = domains(model_space)
     traced = trace(model_space)
-    graph = traced.graph
-    drafts = cut(model_space, graph)
+    drafts = cut(model_space, traced.graph)
     layers = [BlockLayers(model_space, draft, values, _where(name, draft)) for draft in drafts]
-    used = {label for each in layers for label in each.labels}
-    if unused := sorted(set(values) - used):
-        raise ConfigError(
-            f"space {name}: no module depends on the label {unused[0]}, so its effect cannot be "
-            f"followed; use it in a LayerChoice, InputChoice, Repeat or Mutable module"
-        )
+    _check_used(name, values, layers)
     _look(traced, values)
-    fields = [str(node.target) for node in graph.nodes if node.op == "placeholder"]
-    inputs = ("input", *fields[1:])
-    blocks = _blocks(traced, drafts, layers, inputs)
+    arguments = [str(node.target) for node in traced.graph.nodes if node.op == "placeholder"]
+    fields = ("input", *arguments[1:])
+    blocks = _blocks(traced, drafts, layers, fields)
     choosing = [own for own in layers if own.labels]
     decisions = LabelDecisions(values, choosing, name, model_space.simplify())
-    proof = NniProof(traced, blocks, decisions, inputs, proofs)
+    proof = NniProof(traced, blocks, decisions, fields, proofs)
     if example is not None:
-        proof.prove(_batch(example, inputs))
+        proof.prove(_as_batch(example, fields))
     space = Space(name, blocks, decisions, proof)
     return space.with_rules(rules) if rules else space
 
 
 def _blocks(
-    traced: Traced, drafts: Sequence[Draft], layers: Sequence[BlockLayers], inputs: tuple[str, ...]
+    traced: Traced,
+    drafts: Sequence[Draft],
+    layers: Sequence[BlockLayers],
+    fields: tuple[str, ...],
 ) -> list[Block | Shared]:
-    """The blocks of the chain; the first one is called with the batch's fields."""
+    """The chain; its first block is given the batch's fields."""
     blocks: list[Block | Shared] = []
     names: set[str] = set()
     for draft, own in zip(drafts, layers, strict=True):
-        fields = inputs if draft is drafts[0] else ()
+        given = () if blocks else fields
         made = [partial(make_candidate, traced, draft, sample) for sample in own.samples]
         if own.labels:
-            blocks.append(Block(made, fields=fields))
+            blocks.append(Block(made, fields=given))
         else:
-            blocks.append(Shared(_shared_name(draft, names), made[0], fields=fields))
+            blocks.append(Shared(_shared_name(draft, names), made[0], fields=given))
     return blocks
 
 
-def _check_arguments(model_space: Any, proofs: int) -> None:
-    if not isinstance(model_space, library().model_space):
-        raise ConfigError(
-            f"from_nni: expected an nni.nas.nn.pytorch.ModelSpace, found "
-            f"{type(model_space).__name__}"
-        )
-    if proofs < 1:
-        raise ConfigError(f"from_nni: expected proofs=1 or more, found {proofs}")
-
-
-def _batch(example: Any, inputs: Sequence[str]) -> dict[str, Any]:
-    """What a user gave as an example, as a batch."""
+def _as_batch(example: Any, fields: Sequence[str]) -> dict[str, Any]:
     given = example if isinstance(example, tuple | list) else (example,)
-    if len(given) != len(inputs):
+    if len(given) != len(fields):
         raise ConfigError(
-            f"from_nni: expected an example of {', '.join(inputs)}, found {len(given)} tensors"
+            f"from_nni: expected an example of {', '.join(fields)}, found {len(given)} tensors"
         )
-    return dict(zip(inputs, given, strict=True))
+    return dict(zip(fields, given, strict=True))
 
 
 def _look(traced: Traced, values: Mapping[str, Sequence[Any]]) -> None:
@@ -141,6 +128,11 @@ def _look(traced: Traced, values: Mapping[str, Sequence[Any]]) -> None:
 def _check_structure(model_space: Any) -> None:
     """Refuse what has no layers that subnets could share, or shapes that nobody knows."""
     known = library()
+    if not isinstance(model_space, known.model_space):
+        raise ConfigError(
+            f"from_nni: expected an nni.nas.nn.pytorch.ModelSpace, found "
+            f"{type(model_space).__name__}"
+        )
     for path, module in structure_in(model_space):
         where = f"{type(model_space).__name__}.{path}"
         if isinstance(module, known.cell) and module.merge_op == "loose_end":
@@ -161,6 +153,16 @@ def _check_structure(model_space: Any) -> None:
                         f"{f' ({inner})' if inner else ''}, whose layers could not be shared; list "
                         f"all combinations as candidates"
                     )
+
+
+def _check_used(name: str, values: Mapping[str, Any], layers: Sequence[BlockLayers]) -> None:
+    """Every label must lead to a layer."""
+    used = {label for each in layers for label in each.labels}
+    if unused := sorted(set(values) - used):
+        raise ConfigError(
+            f"space {name}: no module depends on the label {unused[0]}, so its effect cannot be "
+            f"followed; use it in a LayerChoice, InputChoice, Repeat or Mutable module"
+        )
 
 
 def _where(name: str, draft: Draft) -> str:

@@ -27,7 +27,7 @@ class _Ended(BaseException):
 
 
 class NniStrategy:
-    """An :class:`naspipe.streams.feedback.ExplorationStrategy` around one of NNI's.
+    """An :class:`naspipe.streams.ports.ExplorationStrategy` around one of NNI's.
 
     Scores are told as they are: more is better, as most of NNI's strategies have it.
 

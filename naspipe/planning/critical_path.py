@@ -3,7 +3,7 @@
 The dependency graph of a stream: a subnet's blocks follow one another forward, then
 backward; a layer's next READ follows its WRITE (a lagging layer's, K subnets later). The
 priority of an access is the longest path from it to the end of the stream, its own cost
-included (`docs/design.md`, dispatch orders).
+included (`docs/schedule.md`, dispatch orders).
 
 Where only the next subnets of the stream are known, priorities are worked out for a few
 subnets at a time, and those of one round see less far than those of the next. What counts is

@@ -8,13 +8,13 @@ only: the runtime and the simulator carry them out.
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Sequence
-from typing import Protocol
 
 from naspipe.core.access import AccessKind
 from naspipe.core.commands import EvictLayer, LoadLayer, SaveLayer
 from naspipe.core.errors import ConfigError, InvariantError
 from naspipe.core.ids import LayerId
 from naspipe.residency.ledger import LayerState, Ledger
+from naspipe.residency.ports import Sizes
 from naspipe.residency.prefetch import REACH, Prefetcher
 
 MemoryCommand = LoadLayer | SaveLayer | EvictLayer
@@ -22,28 +22,6 @@ MemoryCommand = LoadLayer | SaveLayer | EvictLayer
 MAX_SAVES = 2
 """Saves under way at a time: the next is at hand when one ends, and none waits so long that
 the layer is written again before its bytes are read."""
-
-
-class Size(Protocol):
-    """What one layer takes on the device."""
-
-    @property
-    def state_bytes(self) -> int:
-        """Parameters, buffers and optimizer state."""
-        ...
-
-    @property
-    def writes_forward(self) -> bool:
-        """Whether its forward may change its buffers."""
-        ...
-
-
-class Sizes(Protocol):
-    """The size of every layer: exact, and the same for the whole run."""
-
-    def of(self, block: int, candidate: int, /) -> Size:
-        """The size of one candidate of a block of the chain."""
-        ...
 
 
 class ResidencyManager:

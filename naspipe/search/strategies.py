@@ -1,6 +1,6 @@
 """Search strategies of naspipe's own, by name.
 
-Each is an :class:`naspipe.streams.feedback.ExplorationStrategy`: seeded, and told scores in
+Each is an :class:`naspipe.streams.ports.ExplorationStrategy`: seeded, and told scores in
 sequence order, so the same seed proposes the same subnets on any number of stages.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from naspipe.core.errors import ConfigError
 from naspipe.search.greedy import GreedyPool
 from naspipe.search.random_search import Allowed, Choices, RandomSearch, Scored
-from naspipe.streams.feedback import ExplorationStrategy
+from naspipe.streams.ports import ExplorationStrategy
 
 
 class Evolution(RandomSearch):

@@ -39,7 +39,7 @@ from naspipe.core.ports import Admission
 from naspipe.core.subnet import Subnet
 from naspipe.core.task import Task, TaskKind
 from naspipe.core.wiring import CHAIN, InputName, field_input
-from naspipe.sim.costs import Costs
+from naspipe.sim.ports import Costs
 from naspipe.sim.virtual_clock import VirtualClock
 from naspipe.stage.controller import StageController
 

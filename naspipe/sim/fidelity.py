@@ -119,7 +119,7 @@ class LoggedCosts(TableCosts):
     durations_ns: Mapping[tuple[LayerId, AccessKind, int], int]
 
     def access_ns(self, layer: LayerId, kind: AccessKind, sequence_id: int = -1) -> int:
-        """See :class:`naspipe.sim.costs.Costs`."""
+        """See :class:`naspipe.sim.ports.Costs`."""
         known = self.durations_ns.get((layer, kind, sequence_id))
         return TableCosts.access_ns(self, layer, kind) if known is None else known
 

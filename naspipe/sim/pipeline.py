@@ -141,14 +141,16 @@ def plan_pipeline(
     ]
     memory = _memory(pipeline, cuts, execution, sizes)
     window = _window(pipeline, cuts, execution)
+    asked = execution.pipeline.order
+    order = "paper" if asked in ("auto", "critical-path") else asked
     streams = tuple(
         StreamPlan(tuple(map(Planned, stream.subnets, cut)), cutter)
         for stream, cut, cutter in zip(pipeline.streams, cuts, cutters, strict=True)
     )
-    plan = Plan(streams, "paper", window, memory)
-    if execution.pipeline.order == "critical-path":
+    plan = Plan(streams, order, window, memory)
+    if asked == "critical-path":
         _check_known(pipeline)
-    if execution.pipeline.order == "critical-path" and has_choice(pipeline, execution):
+    if asked == "critical-path" and has_choice(pipeline, execution):
         return by_critical_path(plan, pipeline)
     return plan
 

@@ -11,9 +11,10 @@ from naspipe.core.ports import Admission
 from naspipe.planning.cost import CostTable
 from naspipe.planning.memory import MemoryPlan
 from naspipe.sim.access_table import AccessTable
-from naspipe.sim.costs import Costs, StreamCosts, TableCosts
+from naspipe.sim.costs import StreamCosts, TableCosts
 from naspipe.sim.driver import Admitted, simulate_into
 from naspipe.sim.pipeline import Pipeline, Plan, by_critical_path
+from naspipe.sim.ports import Costs
 from naspipe.sim.table_metrics import summarize_table
 from naspipe.stage.builder import build_admission, build_controller, new_history
 from naspipe.stage.residency import residency_of

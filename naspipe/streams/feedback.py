@@ -6,26 +6,8 @@ given subnet, so it proposes the same stream on any number of stages.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
-
 from naspipe.core.errors import ConfigError, InvariantError
-
-
-class ExplorationStrategy(Protocol):
-    """Proposes subnets, and learns from how they did."""
-
-    def propose(self, sequence_id: int) -> Sequence[int] | None:
-        """The next subnet: one choice per choice block. Asked for in sequence order.
-
-        None when it waits for the score of a subnet that is under way; it is asked again after
-        the next score.
-        """
-        ...
-
-    def observe(self, sequence_id: int, score: float) -> None:
-        """How a subnet did; told in sequence order, ``delay`` subnets later."""
-        ...
+from naspipe.streams.ports import ExplorationStrategy
 
 
 class FeedbackLoop:

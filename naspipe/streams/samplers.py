@@ -10,7 +10,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Self
 from zlib import crc32
 
 from numpy.random import RandomState
@@ -18,6 +18,7 @@ from numpy.random import RandomState
 from naspipe.core.errors import ConfigError
 from naspipe.core.space import Space
 from naspipe.streams.from_file import FileSampler
+from naspipe.streams.ports import Sampler
 
 Subnet = tuple[int, ...]
 """One choice per choice block."""
@@ -26,18 +27,6 @@ SAMPLERS = ("uniform", "fair", "spaced:W", "file:PATH")
 """What a sampler may be called."""
 
 _CHUNK = 256
-
-
-class Sampler(Protocol):
-    """An endless iterator of subnets (``file:`` ends where its file does)."""
-
-    def draw(self) -> Subnet:
-        """The next subnet."""
-        ...
-
-    def __iter__(self) -> Iterator[Subnet]: ...
-
-    def __next__(self) -> Subnet: ...
 
 
 def make_sampler(text: str, candidate_counts: Sequence[int], seed: int) -> Sampler:

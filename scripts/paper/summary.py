@@ -39,7 +39,7 @@ _OTHERS = {
     ),
     "gpu": ("scripts/gpu_check.sh", "bits and swapping on a GPU"),
     "loss_curve": ("scripts/loss_curve.py", "loss over 300 steps of nlp.c3"),
-    "memory": ("scripts/check_memory.py", "bits under memory budgets"),
+    "memory": ("scripts/check_memory.py --all", "bits under memory budgets"),
     "memory_model": ("scripts/bench_memory_model.py", "batches that a device's memory admits"),
     "nni": ("scripts/check_nni.py", "spaces of NNI's hub: bits of a plain loop"),
     "partition": ("scripts/bench_partition.py", "balanced over static partitions, simulated"),

@@ -1,4 +1,4 @@
 """Capabilities added from outside, through the ports alone: nothing here patches naspipe.
 
-Each has its plain loop, and runs in the simulator and, but for the order, on real stages.
+Each has its plain loop, and runs in the simulator and on real stages.
 """

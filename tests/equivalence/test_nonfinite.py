@@ -29,12 +29,15 @@ def bad_steps(seed):
     return [y for y in range(STEPS) if is_bad(spaces.vectors(seed, y)["target"])]
 
 
-@pytest.mark.parametrize("nonfinite", ["skip", "keep"])
-@pytest.mark.parametrize("execution", [{}, {"recompute": True, "memory_budget": "1.5x"}])
-def test_bits(tmp_path, nonfinite, execution):
+@pytest.mark.parametrize(
+    ("nonfinite", "is_swapped", "stages"),
+    [("skip", False, (1, 4)), ("skip", True, (2,)), ("keep", False, (2,)), ("keep", True, (1, 4))],
+)
+def test_bits(tmp_path, nonfinite, is_swapped, stages):
     """Skipped: no parameter, optimizer state or average changes. Kept: as the plain loop."""
+    execution = {"recompute": True, "memory_budget": "1.5x"} if is_swapped else {}
     runs = check(
-        tmp_path, spaces.mixed(), spaces.vectors, loss, stages=(1, 2, 4), steps=STEPS, lr=0.01,
+        tmp_path, spaces.mixed(), spaces.vectors, loss, stages=stages, steps=STEPS, lr=0.01,
         optimizer="Adam", recipe={"nonfinite": nonfinite, "ema": 0.9}, execution=execution,
     )  # fmt: skip
     expected = bad_steps(1)

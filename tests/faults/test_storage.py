@@ -162,7 +162,7 @@ def failing(method, how, call):
     (checkpointer, "write_part", 3), (checkpoints, "write_checkpoint_manifest", 3),
     (Path, "rename", 3), (losses_file.LossWriter, "sync", 3), (AccessLogWriter, "flush", 4),
 ])  # fmt: skip
-def test_a_disk_that_fails_at_any_write(tmp_path, monkeypatch, how, owner, name, call):
+def test_a_disk_that_fails_at_any_write(ended, tmp_path, monkeypatch, how, owner, name, call):
     """At the third checkpoint: one line, and the second one is still good."""
     monkeypatch.setattr(owner, name, failing(getattr(owner, name), how, call))
     with pytest.raises(StorageError) as caught:
@@ -172,9 +172,8 @@ def test_a_disk_that_fails_at_any_write(tmp_path, monkeypatch, how, owner, name,
     monkeypatch.undo()
     folder = CheckpointFolder(tmp_path / "run" / "checkpoints")
     assert folder.latest().checkpoint.subnets >= 10
-    whole = train(tmp_path / "whole", Calm(spaces.vectors))
     found = train(tmp_path / "run", Calm(spaces.vectors), resume=True)
-    assert compare_runs([whole.directory.path, found.directory.path])[0].is_identical
+    assert compare_runs([ended[0].directory.path, found.directory.path])[0].is_identical
 
 
 def full_disk(path, stages, queue):

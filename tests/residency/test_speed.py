@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 import time
 
+import pytest
+
 from naspipe.core.ids import LayerId
 from naspipe.residency.prefetch import AHEAD
 from tests.residency.device import FORWARD, Case, Sizes
@@ -22,6 +24,7 @@ def median_ns(step):
     return statistics.median(times)
 
 
+@pytest.mark.alone
 def test_nothing_to_do_is_cheap(capsys):
     layers = [LayerId(0, block, choice) for choice in range(20) for block in range(50)]
     sizes = Sizes(dict.fromkeys((layer[1:] for layer in layers), 10))

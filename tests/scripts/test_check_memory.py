@@ -27,7 +27,7 @@ FACTORS = (
 CASES = [check_memory.Case(*values) for values in itertools.product(*FACTORS)]
 
 
-def test_quick_has_every_pair():
+def test_the_default_has_every_pair():
     chosen = check_memory.covering(CASES)
     assert len(CASES) == 288 and len(chosen) <= 24
     for one, other in itertools.combinations(range(len(FACTORS)), 2):
@@ -93,6 +93,15 @@ def run(tmp_path, monkeypatch, *words):
     finally:
         torch.set_num_threads(threads)
         signal.signal(signal.SIGTERM, handler)
+
+
+@pytest.mark.parametrize(("words", "count"), [((), 18), (("--all",), 36)])
+def test_the_whole_product_has_to_be_asked_for(tmp_path, monkeypatch, words, count):
+    asked = []
+    monkeypatch.setattr(check_memory, "check", lambda results, todo, *_: asked.extend(todo))
+    (tmp_path / "bits.json").write_text('{"runs": []}')
+    status, _ = run(tmp_path, monkeypatch, *words)
+    assert status == 1 and len(asked) == count == len(set(asked))
 
 
 @pytest.mark.usefixtures("small")

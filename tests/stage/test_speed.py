@@ -63,6 +63,7 @@ def manager(subnets_per_stage):
     )
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("subnets_per_stage", [0, 3])
 def test_one_event_is_cheap(subnets_per_stage, capsys):
     draw = random.Random(1)

@@ -12,7 +12,7 @@ from naspipe.core.space import Space
 from naspipe.core.user_code import import_attribute
 from naspipe.nni.strategies import adopt, is_strategy, named_strategy
 from naspipe.search.strategies import STRATEGIES, make_strategy
-from naspipe.streams.feedback import ExplorationStrategy
+from naspipe.streams.ports import ExplorationStrategy
 from naspipe.streams.samplers import SAMPLERS
 
 _SAMPLERS = tuple(name.partition(":")[0] for name in SAMPLERS)

@@ -14,8 +14,9 @@ from naspipe.core.planned import Planned
 from naspipe.core.space import Space
 from naspipe.core.subnet import Subnet
 from naspipe.core.user_code import users_code
-from naspipe.streams.feedback import ExplorationStrategy, FeedbackLoop
+from naspipe.streams.feedback import FeedbackLoop
 from naspipe.streams.from_file import read_stream, write_stream
+from naspipe.streams.ports import ExplorationStrategy
 
 
 class StrategySource:
@@ -59,7 +60,7 @@ class StrategySource:
         return self._proposed
 
     def begin(self, scores: Sequence[float]) -> Sequence[Planned]:
-        """See :class:`naspipe.runtime.jobs.job.SubnetSource`.
+        """See :class:`naspipe.runtime.jobs.ports.SubnetSource`.
 
         Raises:
             ConfigError: when the strategy proposes what is no subnet, fails, or proposes other
@@ -80,7 +81,7 @@ class StrategySource:
         return self._proposed
 
     def take(self, sequence_id: int, score: float) -> Sequence[Planned]:
-        """See :class:`naspipe.runtime.jobs.job.SubnetSource`; raises as :meth:`begin`."""
+        """See :class:`naspipe.runtime.jobs.ports.SubnetSource`; raises as :meth:`begin`."""
         if self._loop is None:
             return ()
         with self._users():

@@ -8,7 +8,8 @@ from typing import Any
 from naspipe.core.config import Execution
 from naspipe.frontend.given.held_out import check_size, held_out_of
 from naspipe.frontend.given.run import Run
-from naspipe.frontend.search.search_record import SearchObserver, SilentSearchObserver
+from naspipe.frontend.search.ports import SearchObserver
+from naspipe.frontend.search.search_record import SilentSearchObserver
 from naspipe.frontend.search.searching import Searching
 from naspipe.runtime.jobs.losses import Loss
 from naspipe.runtime.jobs.workload import Batches

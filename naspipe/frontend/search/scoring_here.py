@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from naspipe.frontend.search.search_record import Recorder
-from naspipe.runtime.jobs.job import SubnetSource
+from naspipe.runtime.jobs.ports import SubnetSource
 from naspipe.search.scores import Scores
 
 

@@ -16,8 +16,8 @@ from naspipe.runtime.measuring.subnet_counts import SubnetCounter
 from naspipe.search.definition import SearchDefinition
 from naspipe.search.limits import Cost, Limits
 from naspipe.search.strategies import STRATEGIES, Listed, make_strategy
-from naspipe.streams.feedback import ExplorationStrategy
 from naspipe.streams.from_file import read_stream
+from naspipe.streams.ports import ExplorationStrategy
 from naspipe.trace.snapshots.snapshot import Checkpoint, read_checkpoint
 
 

@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
-from naspipe.search.limits import COSTS, Cost
+from naspipe.frontend.search.ports import Prices, SearchObserver
+from naspipe.search.limits import COSTS
 from naspipe.search.scores import Scores
 from naspipe.search.search_directory import Candidate, SearchDirectory, front, rank
-
-
-class SearchObserver(Protocol):
-    """Told of a search as it goes."""
-
-    def on_candidate(self, candidate: Candidate, best: Candidate | None) -> None:
-        """The next subnet is judged, in sequence order; ``best`` is the best one so far."""
-        ...
-
-    def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
-        """A stage's compute time so far, of the time since it began."""
-        ...
 
 
 class SilentSearchObserver:
@@ -32,14 +21,6 @@ class SilentSearchObserver:
 
     def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
         """See :class:`SearchObserver`."""
-
-
-class Prices(Protocol):
-    """What subnets cost."""
-
-    def of(self, choices: Sequence[int]) -> Cost:
-        """Of one subnet."""
-        ...
 
 
 class Recorder:

@@ -19,9 +19,10 @@ from naspipe.frontend.given.input_checks import check_device, check_proof
 from naspipe.frontend.given.run import Run, check_space
 from naspipe.frontend.given.run_plan import measured_costs, measured_sizes
 from naspipe.frontend.given.strategy_source import StrategySource, sample_stream
+from naspipe.frontend.search.ports import SearchObserver
 from naspipe.frontend.search.scoring_here import score_here
 from naspipe.frontend.search.search_parts import Pricer, find_strategy, find_weights, forward_costs
-from naspipe.frontend.search.search_record import Recorder, SearchObserver
+from naspipe.frontend.search.search_record import Recorder
 from naspipe.planning.cost import CostTable
 from naspipe.planning.memory import MemoryPlan
 from naspipe.runtime.devices.environment import describe_environment

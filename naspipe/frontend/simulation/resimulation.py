@@ -17,9 +17,9 @@ from naspipe.core.settings.declare import declared
 from naspipe.core.steps import Steps, parse_passes
 from naspipe.core.subnet import Subnet
 from naspipe.planning.cost import CostTable
-from naspipe.sim.costs import Costs
 from naspipe.sim.fidelity import Fidelity, LoggedCosts, compare_to_real, logged_costs
 from naspipe.sim.pipeline import Chain, Pipeline, Plan, Stream, StreamPlan, by_critical_path
+from naspipe.sim.ports import Costs
 from naspipe.sim.simulation import SimulatedRun, simulate_run
 from naspipe.streams.from_file import read_stream
 from naspipe.trace.access.labels import SpaceLabels

@@ -18,7 +18,8 @@ from naspipe.frontend.given.strategies import find_strategy_maker
 from naspipe.frontend.training.training import Training
 from naspipe.runtime.jobs.losses import Loss
 from naspipe.runtime.jobs.workload import Batches, Workload
-from naspipe.runtime.wire.reports import LaunchObserver, SilentObserver
+from naspipe.runtime.wire.ports import LaunchObserver
+from naspipe.runtime.wire.reports import SilentObserver
 
 
 def train(

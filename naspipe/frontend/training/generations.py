@@ -19,7 +19,7 @@ from naspipe.runtime.checkpoints.restored import Restored
 from naspipe.runtime.jobs.job import StreamJob, TrainingJob
 from naspipe.runtime.processes.hosts import OtherHosts
 from naspipe.runtime.processes.launcher import launch
-from naspipe.runtime.wire.reports import LaunchObserver
+from naspipe.runtime.wire.ports import LaunchObserver
 from naspipe.streams.from_file import read_stream
 from naspipe.trace.results.losses_file import check_losses
 from naspipe.trace.results.run_directory import RunDirectory

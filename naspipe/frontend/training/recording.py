@@ -5,29 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import Protocol, Self
+from typing import Self
 
 from naspipe.core.config import Definition
 from naspipe.core.recipe import learning_rate
 from naspipe.core.steps import Steps
+from naspipe.frontend.training.ports import ScalarFile, Values
 from naspipe.frontend.training.tensorboard_file import TensorBoardFile
-from naspipe.runtime.wire.reports import LaunchObserver
+from naspipe.runtime.wire.ports import LaunchObserver
 from naspipe.trace.results.metrics_file import MetricsFile
 from naspipe.trace.results.run_directory import RunDirectory
-
-Values = Mapping[str, float | None]
-
-
-class ScalarFile(Protocol):
-    """Where the numbers of steps go."""
-
-    def write(self, step: int, values: Values) -> None:
-        """Take one step's numbers."""
-        ...
-
-    def close(self) -> None:
-        """No more will come."""
-        ...
 
 
 class Recording:

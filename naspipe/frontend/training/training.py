@@ -30,7 +30,7 @@ from naspipe.runtime.jobs.workload import Workload, common, wiring_of
 from naspipe.runtime.processes.claim import Claim
 from naspipe.runtime.processes.hosts import OtherHosts
 from naspipe.runtime.wire.endpoints import check_endpoints
-from naspipe.runtime.wire.reports import LaunchObserver
+from naspipe.runtime.wire.ports import LaunchObserver
 from naspipe.schedule.traits import PolicyTraits, causal_policies, traits_of
 from naspipe.sim.pipeline import Plan
 from naspipe.streams.from_file import write_stream

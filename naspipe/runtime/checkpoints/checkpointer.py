@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import Queue
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 from naspipe.core.commands import CaptureLayer, FinishCut
 from naspipe.core.errors import InvariantError, StorageError, reason
@@ -17,23 +17,12 @@ from naspipe.core.space import Space
 from naspipe.runtime.checkpoints.capture_memory import CaptureMemory, Lease
 from naspipe.runtime.checkpoints.capturing import Capturer
 from naspipe.runtime.checkpoints.layer_bytes import layer_key
+from naspipe.runtime.checkpoints.ports import Log
 from naspipe.runtime.checkpoints.restored import LayerSnapshot, Restored
 from naspipe.runtime.layers.layer_store import LayerStore
-from naspipe.runtime.wire.reports import Reporter
+from naspipe.runtime.wire.ports import Reporter
 from naspipe.trace.snapshots.checkpoints import CheckpointFolder, cut_name
 from naspipe.trace.snapshots.shards import write_shard
-
-
-class Log(Protocol):
-    """A log that a checkpoint relies on."""
-
-    def flush(self) -> None:
-        """Hand every record to the operating system."""
-        ...
-
-    def fileno(self) -> int:
-        """The open file, to put it on disk."""
-        ...
 
 
 class CheckpointStream(NamedTuple):

@@ -5,21 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Protocol
 
 import torch
 
-
-class Clock(Protocol):
-    """Sets marks between pieces of work, and tells how long each piece took."""
-
-    def mark(self) -> Any:
-        """The end of all work so far."""
-        ...
-
-    def between_ns(self, marks: Sequence[Any]) -> list[int]:
-        """Nanoseconds between each mark and the next; waits until the last is reached."""
-        ...
+from naspipe.runtime.devices.ports import Clock
 
 
 class HostClock:

@@ -1,8 +1,14 @@
-"""What holds layers while they are needed: ``EmulatedDevice`` and ``CudaDevice``."""
+"""What holds layers while they are needed, and what tells how long its work took.
+
+Implementations: :class:`Device` is :class:`naspipe.runtime.devices.emulated_device.EmulatedDevice`
+or :class:`naspipe.runtime.devices.cuda_device.CudaDevice`; :class:`Clock` is ``HostClock`` or
+``CudaClock`` of :mod:`naspipe.runtime.devices.clock`.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 
@@ -67,4 +73,16 @@ class Device(Protocol):
 
     def synchronize_compute(self) -> None:
         """Wait until everything that was queued for computation is done."""
+        ...
+
+
+class Clock(Protocol):
+    """Sets marks between pieces of work, and tells how long each piece took."""
+
+    def mark(self) -> Any:
+        """The end of all work so far."""
+        ...
+
+    def between_ns(self, marks: Sequence[Any]) -> list[int]:
+        """Nanoseconds between each mark and the next; waits until the last is reached."""
         ...

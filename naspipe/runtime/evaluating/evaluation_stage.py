@@ -17,10 +17,9 @@ from naspipe.runtime.blocks.ports import BlockResult
 from naspipe.runtime.checkpoints.checkpointer import Checkpointer
 from naspipe.runtime.devices.cuda_device import measured_memory
 from naspipe.runtime.evaluating.evaluation import Evaluation, EvaluationCompute
-from naspipe.runtime.jobs.job import SubnetSource
-from naspipe.runtime.jobs.ports import Positions
+from naspipe.runtime.jobs.ports import Positions, SubnetSource
 from naspipe.runtime.jobs.positions import OnePipeline
-from naspipe.runtime.wire.reports import Reporter
+from naspipe.runtime.wire.ports import Reporter
 from naspipe.runtime.worker.driver import StageDriver
 from naspipe.runtime.worker.effects import DriverOptions, Effects
 from naspipe.runtime.worker.garbage import calm_collector

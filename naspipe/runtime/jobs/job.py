@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from naspipe.core.config import Execution, Recipe
 from naspipe.core.events import KeptLayer
@@ -16,69 +15,11 @@ from naspipe.planning.cost import CostTable
 from naspipe.planning.memory import MemoryPlan
 from naspipe.runtime.checkpoints.restored import Restored
 from naspipe.runtime.jobs.evaluation_recipe import EvaluationRecipe
-from naspipe.runtime.jobs.ports import Positions
+from naspipe.runtime.jobs.ports import Positions, SubnetSource
 from naspipe.runtime.jobs.positions import OnePipeline
 from naspipe.runtime.jobs.workload import Common, Workload, common
 from naspipe.schedule.traits import traits_of
 from naspipe.trace.results.run_directory import RunDirectory
-
-
-class PipelineJob(Protocol):
-    """What stages do together, as far as starting them goes: ``TrainingJob``, ``EvaluationJob``."""
-
-    @property
-    def execution(self) -> Execution:
-        """On how many stages, and how."""
-        ...
-
-    @property
-    def memory(self) -> MemoryPlan | None:
-        """What layers may occupy on each stage's device; None for no limit."""
-        ...
-
-    @property
-    def positions(self) -> Positions:
-        """Who holds which stage."""
-        ...
-
-    @property
-    def threads(self) -> int:
-        """Of the compute, on every stage."""
-        ...
-
-    @property
-    def recipes(self) -> Sequence[Recipe]:
-        """Of each stream: optimizers, whose state layers take along."""
-        ...
-
-    @property
-    def claimed(self) -> Sequence[Path]:
-        """Directories that belong to the job while it runs."""
-        ...
-
-
-class SubnetSource(Protocol):
-    """Proposes the subnets of a stream from the scores of earlier ones."""
-
-    @property
-    def proposed(self) -> Sequence[Planned]:
-        """Every subnet so far."""
-        ...
-
-    def begin(self, scores: Sequence[float]) -> Sequence[Planned]:
-        """Start from the beginning, with the scores of the first subnets; returns what follows.
-
-        Called once for each life of a run: the same scores give the same subnets.
-        """
-        ...
-
-    def take(self, sequence_id: int, score: float) -> Sequence[Planned]:
-        """A score is known; returns the subnets that it leads to, often none."""
-        ...
-
-    def close(self) -> None:
-        """The run's life is over."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

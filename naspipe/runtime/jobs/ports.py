@@ -1,18 +1,19 @@
-"""What a job is made of beside data: losses in blocks, fields that come later, who holds what.
+"""What a user may hand over beside a loss, what stages do together, who holds what, who proposes.
 
-Implementations: :class:`Positions` is :class:`naspipe.runtime.jobs.positions.OnePipeline`;
-:class:`Objective` is :class:`naspipe.runtime.blocks.objectives.EndObjective` (the
-recipe's loss at the end of a chain) or a user's own; :class:`FieldSource` is a user's own.
-"""
+========================= ==================================================================="""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Protocol
 
 import torch
 
+from naspipe.core.config import Execution, Recipe
 from naspipe.core.ids import StageId, WorkerId
+from naspipe.core.planned import Planned
+from naspipe.planning.memory import MemoryPlan
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -72,3 +73,61 @@ class FieldSource(Protocol):
 OpenSource = Callable[[Callable[[], None]], FieldSource]
 """Makes a stage's own source in the stage's process. What it is given is to be called, from any
 thread, when something has come."""
+
+
+class PipelineJob(Protocol):
+    """What stages do together, as far as starting them goes."""
+
+    @property
+    def execution(self) -> Execution:
+        """On how many stages, and how."""
+        ...
+
+    @property
+    def memory(self) -> MemoryPlan | None:
+        """What layers may occupy on each stage's device; None for no limit."""
+        ...
+
+    @property
+    def positions(self) -> Positions:
+        """Who holds which stage."""
+        ...
+
+    @property
+    def threads(self) -> int:
+        """Of the compute, on every stage."""
+        ...
+
+    @property
+    def recipes(self) -> Sequence[Recipe]:
+        """Of each stream: optimizers, whose state layers take along."""
+        ...
+
+    @property
+    def claimed(self) -> Sequence[Path]:
+        """Directories that belong to the job while it runs."""
+        ...
+
+
+class SubnetSource(Protocol):
+    """Proposes the subnets of a stream from the scores of earlier ones."""
+
+    @property
+    def proposed(self) -> Sequence[Planned]:
+        """Every subnet so far."""
+        ...
+
+    def begin(self, scores: Sequence[float]) -> Sequence[Planned]:
+        """Start from the beginning, with the scores of the first subnets; returns what follows.
+
+        Called once for each life of a run: the same scores give the same subnets.
+        """
+        ...
+
+    def take(self, sequence_id: int, score: float) -> Sequence[Planned]:
+        """A score is known; returns the subnets that it leads to, often none."""
+        ...
+
+    def close(self) -> None:
+        """The run's life is over."""
+        ...

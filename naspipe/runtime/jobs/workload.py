@@ -16,7 +16,7 @@ from naspipe.core.steps import Steps, parse_passes
 from naspipe.core.wiring import StreamWiring, Tap, Wiring
 from naspipe.runtime.jobs.losses import Loss, smoothed
 from naspipe.runtime.jobs.ports import Objective, OpenSource
-from naspipe.streams.feedback import ExplorationStrategy
+from naspipe.streams.ports import ExplorationStrategy
 
 Batches = Callable[[int, int], Mapping[str, torch.Tensor]]
 """The whole data protocol: (seed, sequence ID) -> named tensors, batch dimension first."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -12,15 +12,7 @@ from naspipe.core.config import Recipe
 from naspipe.core.errors import ConfigError
 from naspipe.runtime.devices.host_arena import ALIGNMENT, round_up
 from naspipe.runtime.layers.optimizers import make_optimizer
-
-
-class Layer(Protocol):
-    """What is moved: :class:`naspipe.runtime.layers.layer_store.StoredLayer`."""
-
-    label: str
-    module: nn.Module
-    parameters: dict[str, nn.Parameter]
-    optimizer: torch.optim.Optimizer | None
+from naspipe.runtime.layers.ports import Layer, Place
 
 
 class StateSizes:
@@ -49,18 +41,6 @@ class StateSizes:
         optimizer.step()
         state = sorted(optimizer.state[parameter].items())
         return {name: span_bytes(value) for name, value in state if is_moved(value)}
-
-
-class Place(Protocol):
-    """Where a layer keeps one of its tensors."""
-
-    def get(self) -> torch.Tensor | None:
-        """The tensor; None while there is none."""
-        ...
-
-    def bind(self, tensor: torch.Tensor) -> None:
-        """Put a tensor of the same shape, strides and dtype in its stead."""
-        ...
 
 
 class _Parameter(NamedTuple):

@@ -10,7 +10,6 @@ from naspipe.core.errors import ConfigError, InvariantError, NaspipeError
 from naspipe.runtime.devices.host_arena import HostArena
 from naspipe.runtime.layers.layer_layout import (
     Blob,
-    Layer,
     Slot,
     StateSizes,
     buffer_name,
@@ -20,6 +19,7 @@ from naspipe.runtime.layers.layer_layout import (
     start_byte,
     trained_parameters,
 )
+from naspipe.runtime.layers.ports import Layer
 
 _NOWHERE = torch.empty(0, dtype=torch.uint8)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,18 +18,7 @@ from naspipe.runtime.devices.tensor_bytes import tensor_bytes
 from naspipe.runtime.layers.bound_layer import BoundLayer, Gradients
 from naspipe.runtime.layers.layer_layout import is_moved
 from naspipe.runtime.layers.optimizers import make_optimizer
-
-
-class Received(Protocol):
-    """One tensor or value of a layer that another stage handed over."""
-
-    def copy_to(self, target: torch.Tensor) -> None:
-        """Overwrite a tensor with it."""
-        ...
-
-    def value(self) -> Any:
-        """It, in memory of its own."""
-        ...
+from naspipe.runtime.layers.ports import Received
 
 
 class StoredLayer:

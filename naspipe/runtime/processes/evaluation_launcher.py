@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from typing import Any
 
 from naspipe.core.ids import FIRST_STREAM
 from naspipe.core.planned import Planned
 from naspipe.runtime.evaluating.evaluation_stage import EvaluationJob, EvaluationStage
+from naspipe.runtime.evaluating.ports import ScoreObserver
 from naspipe.runtime.processes.stage_pool import LauncherSide, Mailboxes, run_stages
 from naspipe.runtime.processes.stopping import Stop
 from naspipe.runtime.processes.supervisor import StageReports
@@ -19,18 +20,6 @@ from naspipe.runtime.wire.messages import SubnetsMessage
 from naspipe.runtime.wire.wakeup import Wakeup
 from naspipe.runtime.worker.stage_main import run_alone
 from naspipe.search.scores import Scores, scores_of
-
-
-class ScoreObserver(Protocol):
-    """Told of a search as it goes, in the launcher's process."""
-
-    def on_scores(self, subnet: int, scores: Scores) -> None:
-        """A subnet is judged; in any order."""
-        ...
-
-    def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
-        """A stage's compute time so far, of the time since it began."""
-        ...
 
 
 def evaluate(

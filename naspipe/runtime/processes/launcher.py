@@ -40,7 +40,7 @@ from naspipe.runtime.processes.stopping import Stop, answered_signals
 from naspipe.runtime.processes.supervisor import Collector, obituary
 from naspipe.runtime.processes.validation_launcher import ValidationLauncher
 from naspipe.runtime.wire.endpoints import SOCKETS_PREFIX, make_endpoints
-from naspipe.runtime.wire.reports import LaunchObserver
+from naspipe.runtime.wire.ports import LaunchObserver
 from naspipe.runtime.wire.wakeup import Wakeup
 from naspipe.runtime.worker.garbage import calm_collector
 from naspipe.runtime.worker.stage_main import run_alone

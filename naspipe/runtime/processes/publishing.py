@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from naspipe.core.errors import StorageError, reason
+from naspipe.runtime.checkpoints.ports import CheckpointReader
 from naspipe.trace.results.losses_file import SectionLosses
 from naspipe.trace.snapshots.checkpoints import CheckpointFolder, cut_name
 
 _MERGED = ("versions", "history", "scalars", "strides")
-
-
-class CheckpointReader(Protocol):
-    """Somebody who reads the checkpoints of a run that goes on."""
-
-    def published(self, stream: int, cut: int) -> None:
-        """There is one at this cut."""
-        ...
-
-    def needed(self, stream: int) -> Collection[int]:
-        """Of which cuts the checkpoints still have to be read."""
-        ...
 
 
 class Publisher:

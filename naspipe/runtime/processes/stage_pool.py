@@ -22,7 +22,7 @@ import zmq
 
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import WorkerId
-from naspipe.runtime.jobs.job import PipelineJob
+from naspipe.runtime.jobs.ports import PipelineJob
 from naspipe.runtime.processes.claim import record_processes
 from naspipe.runtime.processes.hosts import JOB, Announcer, Hosts
 from naspipe.runtime.processes.liveness import Liveness
@@ -33,8 +33,8 @@ from naspipe.runtime.wire.endpoints import Endpoints
 from naspipe.runtime.wire.messages import LauncherMessage, launcher_frames
 from naspipe.runtime.wire.transport import bind_inbox, connect_outbox
 from naspipe.runtime.wire.wakeup import Wakeup
+from naspipe.runtime.worker.ports import StageWork
 from naspipe.runtime.worker.stage_main import stage_main
-from naspipe.runtime.worker.stage_process import StageWork
 
 FORK = multiprocessing.get_context("fork")
 _GRACE_SECONDS = 2.0

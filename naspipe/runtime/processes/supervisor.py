@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.process import BaseProcess
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import zmq
 
@@ -14,33 +14,13 @@ from naspipe.runtime.processes.growing_streams import GrowingStreams
 from naspipe.runtime.processes.liveness import Liveness
 from naspipe.runtime.processes.publishing import Publisher
 from naspipe.runtime.processes.stopping import Stop
-from naspipe.runtime.wire.reports import LaunchObserver, read_report
+from naspipe.runtime.wire.ports import LaunchObserver
+from naspipe.runtime.wire.reports import read_report
 from naspipe.runtime.wire.wakeup import Wakeup
 from naspipe.trace.results.losses_file import SectionLosses
 
 _POLL_MS = 1000
 _LAST_WORDS_SECONDS = 0.5
-
-
-class ReportTaker(Protocol):
-    """Takes the reports of all stages, in the launcher's process."""
-
-    liveness: Liveness | None
-    """Told of the stages' signs of life."""
-
-    @property
-    def results(self) -> Mapping[int, Mapping[str, Any]]:
-        """What each stage left, by its number, once it is done."""
-        ...
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether every stage is done."""
-        ...
-
-    def take(self, kind: str, stage: int, body: dict[str, Any]) -> None:
-        """Handle one report."""
-        ...
 
 
 def raise_failure(stage: int, body: Mapping[str, Any]) -> NoReturn:
@@ -171,7 +151,7 @@ class Collector(StageReports):
 def supervise(
     inbox: zmq.Socket[Any],
     processes: Mapping[int, BaseProcess],
-    collector: ReportTaker,
+    collector: StageReports,
     stop: Stop,
     wakeup: Wakeup,
     beat: Callable[[], None],
@@ -219,7 +199,7 @@ def supervise(
             raise StageFailedError(*problem)
 
 
-def _task(collector: ReportTaker, stage: int) -> str:
+def _task(collector: StageReports, stage: int) -> str:
     """What a stage that died was last heard to do."""
     doing = collector.liveness.doing(stage) if collector.liveness else ""
     return f"an unknown task (last heard at: {doing})" if doing else "an unknown task"

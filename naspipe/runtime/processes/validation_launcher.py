@@ -18,7 +18,7 @@ from naspipe.runtime.jobs.job import TrainingJob
 from naspipe.runtime.processes.stage_pool import FORK, end_all, quiet_fork
 from naspipe.runtime.processes.supervisor import obituary, raise_failure
 from naspipe.runtime.processes.validation_process import means, validation_main
-from naspipe.runtime.wire.reports import LaunchObserver
+from naspipe.runtime.wire.ports import LaunchObserver
 from naspipe.runtime.wire.wakeup import Wakeup
 from naspipe.trace.results.validation_file import Judged, Validation, ValidationFile
 from naspipe.trace.snapshots.checkpoints import FINAL, cut_name

@@ -127,7 +127,7 @@ def _exp(loss: float) -> float:
 
 
 class _Fixed:
-    """A source of subnets that are known: see :class:`naspipe.runtime.jobs.job.SubnetSource`."""
+    """A source of subnets that are known: see :class:`naspipe.runtime.jobs.ports.SubnetSource`."""
 
     def __init__(self, evaluation: EvaluationRecipe, choices: Sequence[Sequence[int]]) -> None:
         space = evaluation.workload.space

@@ -49,11 +49,11 @@ class ReceivedTensor(NamedTuple):
     frame: Any
 
     def copy_to(self, target: torch.Tensor) -> None:
-        """See :class:`naspipe.runtime.layers.layer_store.Received`."""
+        """See :class:`naspipe.runtime.layers.ports.Received`."""
         decode_into(self.entry, self.frame, target)
 
     def value(self) -> Any:
-        """See :class:`naspipe.runtime.layers.layer_store.Received`."""
+        """See :class:`naspipe.runtime.layers.ports.Received`."""
         return self.entry if self.frame is None else decode(self.entry, self.frame)
 
 

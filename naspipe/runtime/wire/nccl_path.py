@@ -24,8 +24,9 @@ import torch.distributed as dist
 
 from naspipe.core.ids import WorkerId
 from naspipe.runtime.wire.messages import Announcement, InputMessage, Message, StageMessage
+from naspipe.runtime.wire.ports import Sending
 from naspipe.runtime.wire.tensor_codec import blank, raw_bytes
-from naspipe.runtime.wire.transport import Sending, ZmqTransport
+from naspipe.runtime.wire.transport import ZmqTransport
 
 BACKEND = "nccl"
 
@@ -54,7 +55,7 @@ class NcclTransport:
         self._stack.__exit__(*exception)  # type: ignore[arg-type]
 
     def send(self, worker: WorkerId, message: StageMessage) -> Sending:
-        """See :class:`naspipe.runtime.wire.transport.Transport`."""
+        """See :class:`naspipe.runtime.wire.ports.Transport`."""
         if not isinstance(message, InputMessage):
             return self._inner.send(worker, message)
         self._inner.announce(worker, message)
@@ -63,7 +64,7 @@ class NcclTransport:
         return Sending(sum(tensor.nbytes for tensor in tensors), lambda: False)
 
     def receive(self, timeout_seconds: float) -> Message | None:
-        """See :class:`naspipe.runtime.wire.transport.Transport`."""
+        """See :class:`naspipe.runtime.wire.ports.Transport`."""
         message = self._inner.receive_any(timeout_seconds)
         if not isinstance(message, Announcement):
             return message

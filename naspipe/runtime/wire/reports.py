@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgpack
 import zmq
@@ -20,55 +20,6 @@ HEARTBEAT_SECONDS = 0.5
 
 WAITING = "waiting"
 """What a stage does that has nothing to do until a message comes."""
-
-
-class Reporter(Protocol):
-    """Takes a stage's reports to the launcher."""
-
-    def report(self, kind: str, body: Mapping[str, Any]) -> None:
-        """Hand one report on, with plain values.
-
-        ``loss``, ``busy``, ``part`` (of a checkpoint), ``held``, ``beat``, ``failed`` or ``done``.
-        """
-        ...
-
-    def watch(self, current: Callable[[], str]) -> None:
-        """Tell now and then what this says the stage is at; it is called on another thread."""
-        ...
-
-
-class LaunchObserver(Protocol):
-    """Told of a run as it goes, in the launcher's process: progress bars, metrics.
-
-    What it raises ends the run. :class:`SilentObserver` is one to derive from.
-    """
-
-    def on_begin(self, generation: int, firsts: Sequence[int]) -> None:
-        """A life of the run begins, with these subnets of each stream: 0, or behind a checkpoint.
-
-        What was told of them and of later ones in earlier lives does not count any more.
-        """
-        ...
-
-    def on_loss(self, stream: int, sequence_id: int, loss: float) -> None:
-        """A pass's loss is known; passes may come in any order."""
-        ...
-
-    def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
-        """A stage's compute time so far, of the time since it began."""
-        ...
-
-    def on_hits(self, stage: int, hits: int, reads: int) -> None:
-        """Of a stage's accesses so far, those whose layer was there when they could begin."""
-        ...
-
-    def on_validation(self, stream: int, sequence_id: int, scores: Mapping[str, float]) -> None:
-        """How the supernet does on held-out data, with the updates up to this subnet's."""
-        ...
-
-    def on_note(self, text: str) -> None:
-        """Something that whoever watches should know: a restart, a checkpoint passed over."""
-        ...
 
 
 class SilentObserver:
@@ -128,6 +79,7 @@ class ZmqReporter:
     def _beat(self) -> None:
         doing, since = "", time.monotonic()
         with self._connect() as outbox:
+            outbox.linger = 0  # who has left wants no more of them, and the stage may end
             while not self._is_over.wait(HEARTBEAT_SECONDS):
                 now, current = time.monotonic(), self._current()
                 if current != doing:

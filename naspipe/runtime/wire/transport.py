@@ -9,9 +9,9 @@ the library.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, Self
 
 import zmq
 
@@ -31,37 +31,13 @@ from naspipe.runtime.wire.messages import (
     read_message,
     stage_frames,
 )
+from naspipe.runtime.wire.ports import Sending
 from naspipe.runtime.wire.wakeup import Wakeup
 
 MAX_FRAME_BYTES = 1 << 30
 """Larger frames are refused by the library before any memory is taken, whoever sends them."""
 
 _LINGER_MS = 10_000
-
-
-class Sending(NamedTuple):
-    """A message on its way."""
-
-    nbytes: int
-    is_over: Callable[[], bool]
-    """Whether its tensors' memory is needed no more; never said but of layers, whose memory is
-    used again."""
-
-
-class Transport(Protocol):
-    """How a stage hands tensors to another one; a context manager."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *exception: object) -> None: ...
-
-    def send(self, worker: WorkerId, message: StageMessage) -> Sending:
-        """Start sending a message; its tensors must not change until it is sent."""
-        ...
-
-    def receive(self, timeout_seconds: float) -> Message | None:
-        """The next message; None when there was none in time (0 only looks) or at a wakeup."""
-        ...
 
 
 class NoTransport:

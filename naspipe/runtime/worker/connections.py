@@ -8,10 +8,11 @@ from naspipe.core.config import Execution
 from naspipe.core.ids import WorkerId
 from naspipe.runtime.devices.cuda_device import start_cuda
 from naspipe.runtime.devices.staging import Staging
-from naspipe.runtime.jobs.job import PipelineJob
+from naspipe.runtime.jobs.ports import PipelineJob
 from naspipe.runtime.memory.placement import device_name
 from naspipe.runtime.wire.endpoints import Endpoints
-from naspipe.runtime.wire.transport import Transport, ZmqTransport
+from naspipe.runtime.wire.ports import Transport
+from naspipe.runtime.wire.transport import ZmqTransport
 from naspipe.runtime.wire.wakeup import Wakeup
 
 

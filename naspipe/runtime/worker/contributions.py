@@ -10,7 +10,7 @@ from naspipe.core.ids import StageId
 from naspipe.runtime.blocks.ports import Updates
 from naspipe.runtime.jobs.ports import Positions
 from naspipe.runtime.wire.messages import ContributionMessage
-from naspipe.runtime.wire.transport import Transport
+from naspipe.runtime.wire.ports import Transport
 
 
 class Contributions:

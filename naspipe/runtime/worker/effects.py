@@ -15,12 +15,12 @@ from naspipe.runtime.checkpoints.checkpointer import Checkpointer
 from naspipe.runtime.jobs.ports import Positions
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.memory.placement import Placement
-from naspipe.runtime.wire.transport import Transport
+from naspipe.runtime.wire.ports import Transport
 from naspipe.runtime.worker.contributions import Contributions
 from naspipe.runtime.worker.late_fields import LateFields
 from naspipe.runtime.worker.layer_exchange import LayerExchange
 from naspipe.runtime.worker.output_sender import OutputSender
-from naspipe.runtime.worker.stage_sink import StageSink
+from naspipe.runtime.worker.ports import StageSink
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

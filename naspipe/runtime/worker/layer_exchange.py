@@ -11,7 +11,7 @@ from naspipe.runtime.jobs.ports import Positions
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.memory.placement import Placement
 from naspipe.runtime.wire.messages import VersionMessage
-from naspipe.runtime.wire.transport import Transport
+from naspipe.runtime.wire.ports import Transport
 
 
 class LayerExchange:

@@ -7,7 +7,7 @@ from naspipe.core.ids import StageId
 from naspipe.runtime.blocks.ports import BlockCompute
 from naspipe.runtime.jobs.ports import Positions
 from naspipe.runtime.wire.messages import InputMessage
-from naspipe.runtime.wire.transport import Transport
+from naspipe.runtime.wire.ports import Transport
 
 
 class OutputSender:

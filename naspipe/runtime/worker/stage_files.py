@@ -10,7 +10,7 @@ from naspipe.core.events import Event
 from naspipe.core.ids import FIRST_STREAM, SequenceId, StreamId, alone_in
 from naspipe.runtime.blocks.ports import BlockResult
 from naspipe.runtime.devices.tensor_bytes import tensor_bytes
-from naspipe.runtime.wire.reports import Reporter
+from naspipe.runtime.wire.ports import Reporter
 from naspipe.trace.access.event_log import EventLogWriter
 from naspipe.trace.access.log import AccessLogWriter
 
@@ -18,7 +18,7 @@ _REPORT_EVERY_NS = 250_000_000
 
 
 class StageFiles:
-    """A stage's logs and reports; see :class:`naspipe.runtime.worker.stage_sink.StageSink`.
+    """A stage's logs and reports; see :class:`naspipe.runtime.worker.ports.StageSink`.
 
     Each stream has files of its own, in which it is the only stream: those of its solo run.
     """
@@ -36,7 +36,7 @@ class StageFiles:
         self._busy_ns = self._hits = self._reads = 0
 
     def access(self, access: Access) -> None:
-        """See :class:`naspipe.runtime.worker.stage_sink.StageSink`."""
+        """See :class:`naspipe.runtime.worker.ports.StageSink`."""
         stream = access.layer.stream
         alone = access if stream == FIRST_STREAM else access._replace(layer=alone_in(access.layer))
         self._logs[stream].append(alone)
@@ -51,7 +51,7 @@ class StageFiles:
             self._reporter.report("busy", {**use, "hits": self._hits, "reads": self._reads})
 
     def result(self, stream: StreamId, sequence_id: SequenceId, result: BlockResult) -> None:
-        """See :class:`naspipe.runtime.worker.stage_sink.StageSink`."""
+        """See :class:`naspipe.runtime.worker.ports.StageSink`."""
         loss = result.value.cpu()  # its block is over, so this waits for nothing but the copy
         raw = tensor_bytes(loss).numpy().tobytes()[::-1]
         body = {
@@ -64,10 +64,10 @@ class StageFiles:
         self._reporter.report("loss", body)
 
     def held(self, admitted: Sequence[int]) -> None:
-        """See :class:`naspipe.runtime.worker.stage_sink.StageSink`."""
+        """See :class:`naspipe.runtime.worker.ports.StageSink`."""
         self._reporter.report("held", {"admitted": list(admitted)})
 
     def event(self, event: Event) -> None:
-        """See :class:`naspipe.runtime.worker.stage_sink.StageSink`."""
+        """See :class:`naspipe.runtime.worker.ports.StageSink`."""
         if self._events is not None:
             self._events.append(event)

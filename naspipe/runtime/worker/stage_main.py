@@ -17,19 +17,16 @@ from typing import Any
 from naspipe.core.errors import ConfigError, StorageError, reason
 from naspipe.core.ids import WorkerId
 from naspipe.runtime.devices.determinism import deterministic_torch
-from naspipe.runtime.jobs.job import PipelineJob
+from naspipe.runtime.jobs.ports import PipelineJob
 from naspipe.runtime.wire.endpoints import Endpoints
 from naspipe.runtime.wire.messages import LauncherMessage
-from naspipe.runtime.wire.reports import WAITING, Reporter, ZmqReporter
-from naspipe.runtime.wire.transport import NoTransport, Transport
+from naspipe.runtime.wire.ports import Reporter, Transport
+from naspipe.runtime.wire.reports import WAITING, ZmqReporter
+from naspipe.runtime.wire.transport import NoTransport
 from naspipe.runtime.wire.wakeup import Wakeup
 from naspipe.runtime.worker.connections import connect
-from naspipe.runtime.worker.stage_process import (
-    StageRun,
-    StageSeat,
-    StageWork,
-    open_placement,
-)
+from naspipe.runtime.worker.ports import StageWork
+from naspipe.runtime.worker.stage_process import StageRun, StageSeat, open_placement
 
 _STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
 

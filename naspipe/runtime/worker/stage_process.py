@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -22,11 +22,11 @@ from naspipe.runtime.checkpoints.layer_bytes import layer_key
 from naspipe.runtime.devices.cuda_device import measured_memory
 from naspipe.runtime.devices.open_device import open_device
 from naspipe.runtime.devices.out_of_memory import LayerUse
-from naspipe.runtime.jobs.job import PipelineJob, StreamJob, TrainingJob
+from naspipe.runtime.jobs.job import StreamJob, TrainingJob
+from naspipe.runtime.jobs.ports import PipelineJob
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.memory.placement import Placement, SwappedPlacement
-from naspipe.runtime.wire.reports import Reporter
-from naspipe.runtime.wire.transport import Transport
+from naspipe.runtime.wire.ports import Reporter, Transport
 from naspipe.runtime.wire.wakeup import Wakeup
 from naspipe.runtime.worker.connections import start_device
 from naspipe.runtime.worker.driver import StageDriver
@@ -43,19 +43,6 @@ from naspipe.trace.snapshots.checkpoints import FINAL
 
 GRACE_SECONDS = 10.0
 """How much longer a stage waits than a hung one may take: the launcher names that one first."""
-
-
-class StageWork(Protocol):
-    """What a stage's process does."""
-
-    @property
-    def current(self) -> str:
-        """What the stage is at, for the report of a failure."""
-        ...
-
-    def run(self) -> None:
-        """Work to the end, and report."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,10 @@
-"""What a stage's driver hands on: records, losses, and what the launcher asks for."""
+"""What a stage's process is put together from, beside the ports of the rooms below.
+
+Implementations: :class:`StageSink` is :class:`~naspipe.runtime.worker.stage_files.StageFiles`
+(training) or :class:`~naspipe.runtime.evaluating.evaluation_stage.ScoreSink`;
+:class:`StageWork` is :class:`~naspipe.runtime.worker.stage_process.StageRun` or
+:class:`~naspipe.runtime.evaluating.evaluation_stage.EvaluationStage`.
+"""
 
 from __future__ import annotations
 
@@ -28,4 +34,17 @@ class StageSink(Protocol):
 
     def held(self, admitted: Sequence[int]) -> None:
         """The stage admits nothing more of its own accord: of each stream, how many it has."""
+        ...
+
+
+class StageWork(Protocol):
+    """What a stage's process does."""
+
+    @property
+    def current(self) -> str:
+        """What the stage is at, for the report of a failure."""
+        ...
+
+    def run(self) -> None:
+        """Work to the end, and report."""
         ...

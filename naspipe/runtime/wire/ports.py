@@ -1,0 +1,95 @@
+"""Ways between stages, and from a stage to the launcher and on to whoever watches.
+
+========================= ==========================================================================
+:class:`Transport`         :class:`~naspipe.runtime.wire.transport.ZmqTransport`,
+                           :class:`~naspipe.runtime.wire.transport.NoTransport` (one stage),
+                           :class:`~naspipe.runtime.wire.nccl_path.NcclTransport`
+:class:`Reporter`          :class:`~naspipe.runtime.wire.reports.ZmqReporter`;
+                           on one stage the launcher's collector itself,
+                           :class:`~naspipe.runtime.processes.supervisor.StageReports`
+:class:`LaunchObserver`    :class:`~naspipe.runtime.wire.reports.SilentObserver`,
+                           :class:`~naspipe.frontend.training.recording.Recording`, progress
+========================= ==========================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, Self
+
+from naspipe.core.ids import WorkerId
+from naspipe.runtime.wire.messages import Message, StageMessage
+
+
+class Sending(NamedTuple):
+    """A message on its way."""
+
+    nbytes: int
+    is_over: Callable[[], bool]
+    """Whether its tensors' memory is needed no more; never said but of layers, whose memory is
+    used again."""
+
+
+class Transport(Protocol):
+    """How a stage hands tensors to another one; a context manager."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *exception: object) -> None: ...
+
+    def send(self, worker: WorkerId, message: StageMessage) -> Sending:
+        """Start sending a message; its tensors must not change until it is sent."""
+        ...
+
+    def receive(self, timeout_seconds: float) -> Message | None:
+        """The next message; None when there was none in time (0 only looks) or at a wakeup."""
+        ...
+
+
+class Reporter(Protocol):
+    """Takes a stage's reports to the launcher."""
+
+    def report(self, kind: str, body: Mapping[str, Any]) -> None:
+        """Hand one report on, with plain values.
+
+        ``loss``, ``busy``, ``part`` (of a checkpoint), ``held``, ``beat``, ``failed`` or ``done``.
+        """
+        ...
+
+    def watch(self, current: Callable[[], str]) -> None:
+        """Tell now and then what this says the stage is at; it is called on another thread."""
+        ...
+
+
+class LaunchObserver(Protocol):
+    """Told of a run as it goes, in the launcher's process: progress bars, metrics.
+
+    What it raises ends the run. :class:`SilentObserver` is one to derive from.
+    """
+
+    def on_begin(self, generation: int, firsts: Sequence[int]) -> None:
+        """A life of the run begins, with these subnets of each stream: 0, or behind a checkpoint.
+
+        What was told of them and of later ones in earlier lives does not count any more.
+        """
+        ...
+
+    def on_loss(self, stream: int, sequence_id: int, loss: float) -> None:
+        """A step's loss is known; steps may come in any order."""
+        ...
+
+    def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
+        """A stage's compute time so far, of the time since it began."""
+        ...
+
+    def on_hits(self, stage: int, hits: int, reads: int) -> None:
+        """Of a stage's accesses so far, those whose layer was there when they could begin."""
+        ...
+
+    def on_validation(self, stream: int, sequence_id: int, scores: Mapping[str, float]) -> None:
+        """How the supernet does on held-out data, with the updates up to this subnet's."""
+        ...
+
+    def on_note(self, text: str) -> None:
+        """Something that whoever watches should know: a restart, a checkpoint passed over."""
+        ...

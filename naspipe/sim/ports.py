@@ -1,0 +1,37 @@
+"""What everything takes on the virtual clock.
+
+Implementations: :mod:`naspipe.sim.costs` (fixed, measured, random, of several streams) and
+:class:`naspipe.sim.fidelity.LoggedCosts`.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from naspipe.core.access import AccessKind
+from naspipe.core.ids import LayerId
+from naspipe.core.task import Task
+
+
+class Costs(Protocol):
+    """Durations in nanoseconds."""
+
+    def access_ns(self, layer: LayerId, kind: AccessKind, sequence_id: int = -1) -> int:
+        """Compute time of one block's forward or backward, or of one WRITE, of one subnet."""
+        ...
+
+    def between_ns(self) -> int:
+        """Before every access: what the stage itself takes, which counts as idle."""
+        ...
+
+    def message_ns(self, receiver: Task) -> int:
+        """From the end of a task to the arrival of its output at the receiving stage."""
+        ...
+
+    def push_ns(self, layer: LayerId) -> int:
+        """From a push of a layer to its arrival at the next user's stage."""
+        ...
+
+    def copy_ns(self, layer: LayerId) -> int:
+        """One copy of a layer between host memory and the device."""
+        ...

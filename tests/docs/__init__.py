@@ -1,0 +1,1 @@
+"""What the pages for readers say of the code is so."""
