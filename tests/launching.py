@@ -9,6 +9,7 @@ LAUNCHING = (
     "capabilities/test_exchange.py::test_the_bits_are_those_of_the_plain_loop",
     "capabilities/test_late_fields.py::test_the_bits_are_those_of_the_plain_loop",
     "capabilities/test_local_objective.py::test_the_bits_are_those_of_the_plain_loop",
+    "capabilities/test_order.py::test_a_run_under_it_has_the_bits_of_the_plain_loop",
     "capabilities/test_teacher.py::test_the_bits_are_those_of_the_plain_loop",
     "equivalence/",
     "export/test_calibrated.py",
