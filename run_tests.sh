@@ -1,22 +1,49 @@
 #!/usr/bin/env bash
-# The whole test suite with all of its set-up. With --fast first: only what launches nothing.
-# Further arguments go to pytest (./run_tests.sh -k causal).
+# The whole test suite with all of its set-up; --fast leaves out what launches processes or trains.
+# Other arguments go to pytest (./run_tests.sh -k causal; -n 0 for one process only).
 source "$(dirname "${BASH_SOURCE[0]}")/scripts/setup.sh"
 export PATH="$PWD/.venv/bin:$PATH"
-tier=()
-if [ "${1:-}" = --fast ]; then
-    shift
-    tier=(-m "not launches")
-else
-    scripts/setup_browser.sh &
-fi
-scripts/check || {
-    wait
-    exit 1
+
+is_fast=false
+arguments=()
+for argument in "$@"; do
+    if [ "$argument" = --fast ]; then
+        is_fast=true
+        arguments+=(-m "not launches")
+    else
+        arguments+=("$argument")
+    fi
+done
+
+scripts/check >.venv/check.log 2>&1 &
+check=$!
+checked() {
+    wait "$check" || {
+        cat .venv/check.log >&2
+        return 1
+    }
 }
-wait
+
+browser=
+if ! $is_fast; then
+    scripts/setup_browser.sh &
+    browser=$!
+fi
 for data in en-de-2k fashion-mnist; do
     naspipe data prepare "$data"
 done
+if ! $is_fast; then
+    checked || {
+        wait
+        exit 1
+    }
+    wait "$browser"
+fi
+status=0
 workers=$(nproc)
-exec "$PYTHON" -m pytest -n $((workers < 4 ? workers : 4)) --dist worksteal "${tier[@]}" "$@"
+# By file: what the tests of a file share is made once.
+"$PYTHON" -m pytest -n $((workers < 4 ? workers : 4)) --dist loadfile "${arguments[@]}" || status=$?
+if $is_fast; then
+    checked || status=1
+fi
+exit "$status"

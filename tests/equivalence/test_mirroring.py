@@ -73,6 +73,7 @@ def test_a_lagging_layer_that_would_move_is_refused(tmp_path):
         check(tmp_path, space, spaces.vectors, nn.CrossEntropyLoss(), stages=(2,), steps=30)
 
 
+@pytest.mark.alone
 @pytest.mark.usefixtures("moving")
 @pytest.mark.parametrize("width", [24, 160], ids=["copied", "sent from its own memory"])
 def test_a_layer_takes_host_memory_on_one_stage_only(tmp_path, width):

@@ -189,7 +189,7 @@ def live(case: Case, path: Path, marker: Path, resume: bool, steps: int) -> None
     if case.point == "recovery":  # which is a second kill: the first one makes it necessary
         first = Killer(replace(case, call=1), marker.with_suffix(".first"))
         there = checkpoints.CheckpointFolder(path / "checkpoints")
-        before(StageCompute, "write", first, lambda _: bool(there.cuts))
+        before(StageUpdates, "write", first, lambda _: bool(there.cuts))
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     execution = {"checkpoint_every": 4, **MODES[case.mode]}
     if case.restarts:

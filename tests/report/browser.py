@@ -68,6 +68,13 @@ class Browser:
         self._buffer = b""
         self._last = 0
         self.events: list[dict[str, Any]] = []
+        try:
+            self._begin(width, height)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+
+    def _begin(self, width: int, height: int) -> None:
         target = self.call("Target.createTarget", {"url": "about:blank"})["targetId"]
         attached = self.call("Target.attachToTarget", {"targetId": target, "flatten": True})
         self._session = attached["sessionId"]

@@ -29,7 +29,7 @@ def training(tmp_path):
     """A collector of a run on two stages, what it tells, what goes to the stages, the stop."""
     told, sent = Told(), []
     stop = Stop(2, lambda stage, message: sent.append((stage, message)))
-    with SectionLosses([tmp_path / "losses.jsonl"]) as losses:
+    with SectionLosses([tmp_path / "losses.jsonl", tmp_path / "losses-1.jsonl"]) as losses:
         collector = Collector(2, [losses], told, told, stop, told, told.collect)
         yield collector, told.told, sent, stop
 
@@ -37,13 +37,20 @@ def training(tmp_path):
 def test_a_loss_is_written_and_told(training, tmp_path):
     collector, told, _, _ = training
     for y in (1, 0):
-        body = {"stream": 0, "sequence_id": y, "section": 0, "loss": 1.5, "bits": "3fc00000"}
+        body = {"stream": 0, "section": 0, "sequence_id": y, "loss": 1.5, "bits": "3fc00000"}
         collector.take("loss", 1, body)
     assert told == [
         call for y in (1, 0) for call in (("on_loss", 0, y, 1.5), ("take", 0, y, 1.5), ("collect",))
     ]
     found = read_losses(tmp_path / "losses.jsonl", 2)
     assert [(loss.sequence_id, loss.bits) for loss in found] == [(0, "3fc00000"), (1, "3fc00000")]
+
+
+def test_a_loss_within_the_chain_is_written_and_nobody_is_told(training, tmp_path):
+    collector, told, *_ = training
+    body = {"stream": 0, "section": 1, "sequence_id": 0, "loss": 1.5, "bits": "3fc00000"}
+    collector.take("loss", 0, body)
+    assert told == [] and len(read_losses(tmp_path / "losses-1.jsonl")) == 1
 
 
 def test_the_other_reports_of_a_training_reach_whom_they_are_for(training):

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from naspipe.core.config import Execution, Recipe
+from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError, StageFailedError
 from naspipe.core.ids import FIRST_STREAM
 from naspipe.runtime.jobs.positions import OnePipeline
@@ -43,11 +43,11 @@ class Work:
     current = "its work"
 
     def __init__(self, job, seat):
-        self.job, self.stage = job, seat.stage
-        self.transport, self.reporter = seat.transport, seat.reporter
+        self.act, self.seat = job.act, seat
+        self.stage, self.transport = seat.stage, seat.transport
 
     def run(self):
-        self.reporter.report("done", {"said": self.job.act(self)})
+        self.seat.reporter.report("done", {"said": self.act(self)})
 
 
 class Pool:
@@ -59,25 +59,17 @@ class Pool:
         self.wakeup = stack.enter_context(Wakeup())
         self.stop = Stop(stages, self.mailboxes.send)
         self.job = SimpleNamespace(
-            execution=Execution(stages=stages, **execution), memory=None, recipes=[Recipe()],
-            threads=1, positions=OnePipeline(stages),
-            claimed=[self.directory], act=act,
+            execution=Execution(stages=stages, **execution), memory=None, threads=1,
+            positions=OnePipeline(stages), claimed=[self.directory], act=act,
         )  # fmt: skip
 
     def run(self, start=lambda: None):
         reports = StageReports(self.stages)
-        run_stages(
-            self.job,
-            Work,
-            ipc_endpoints(self.directory, self.stages),
-            LauncherSide(
-                collector=reports,
-                start=start,
-                stop=self.stop,
-                wakeup=self.wakeup,
-                mailboxes=self.mailboxes,
-            ),
-        )
+        side = LauncherSide(
+            collector=reports, start=start, stop=self.stop, wakeup=self.wakeup,
+            mailboxes=self.mailboxes,
+        )  # fmt: skip
+        run_stages(self.job, Work, ipc_endpoints(self.directory, self.stages), side)
         return {stage: body["said"] for stage, body in reports.results.items()}
 
 
@@ -102,11 +94,13 @@ def test_every_stage_has_a_process_of_its_own_which_ends(pool):
 def test_stages_reach_one_another(pool):
     def talk(work):
         other = 1 - work.stage
-        told = ContributionMessage("norms", FIRST_STREAM, 0, work.stage, {"0.0": 1.5})
-        work.transport.send(other, told)
-        return list(work.transport.receive(SECONDS)[1:4])
+        said = ContributionMessage("norms", FIRST_STREAM, 4, work.stage, {"0.0": 1.5})
+        work.transport.send(other, said)
+        return list(work.transport.receive(SECONDS))
 
-    assert pool(talk).run() == {0: [0, 0, 1], 1: [0, 0, 0]}
+    assert pool(talk).run() == {
+        0: ["norms", 0, 4, 1, {"0.0": 1.5}], 1: ["norms", 0, 4, 0, {"0.0": 1.5}],
+    }  # fmt: skip
 
 
 def test_what_the_launcher_says_before_they_are_there_arrives(pool):
