@@ -40,9 +40,9 @@ from naspipe.runtime.measuring.profile_cache import ProfileCache  # noqa: E402
 from naspipe.runtime.processes.launcher import profile_apart  # noqa: E402
 from naspipe.runtime.wire.reports import SilentObserver  # noqa: E402
 from naspipe.sim.fidelity import LoggedCosts, logged_costs  # noqa: E402
-from naspipe.sim.plan import Chain, Pipeline, Stream  # noqa: E402
+from naspipe.sim.pipeline import Chain, Pipeline, Stream  # noqa: E402
 from naspipe.sim.ports import Costs  # noqa: E402
-from naspipe.sim.run import measured_timing, simulate_run  # noqa: E402
+from naspipe.sim.simulation import measured_timing, simulate_run  # noqa: E402
 from naspipe.streams.samplers import draw_stream  # noqa: E402
 from naspipe.trace.access.log import read_run_accesses  # noqa: E402
 from naspipe.trace.reading.metrics import summarize  # noqa: E402
@@ -127,7 +127,7 @@ def figures(accesses: Sequence[Access], stages: int) -> dict[str, float]:
         "hit_rate": found.hit_rate,
         "stall_ratio": found.stall_ratio,
         "bubble_ratio": found.bubble_ratio,
-        "steps_per_second": found.steps_per_second,
+        "steps_per_second": found.passes_per_second,
         "misses": len(waits),
         "median_wait_us": statistics.median(waits) / 1e3 if waits else 0.0,
     }

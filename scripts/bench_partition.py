@@ -92,7 +92,7 @@ def measure(case: Case) -> dict[str, Any]:
     ratios = peak_to_mean(subnets, partitions, scenario.costs)
     return {
         "order": plan.order,
-        "steps_per_second": summary.steps_per_second,
+        "steps_per_second": summary.passes_per_second,
         "bubble_ratio": summary.bubble_ratio,
         "peak_to_mean": statistics.fmean(ratios),
         "peak_to_mean_p95": statistics.quantiles(ratios, n=20)[-1],

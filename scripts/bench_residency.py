@@ -28,7 +28,7 @@ import search_spaces  # noqa: E402
 from naspipe.core.access import AccessKind  # noqa: E402
 from naspipe.core.config import Execution  # noqa: E402
 from naspipe.frontend.simulation.scenario import Scenario, table5_scenario  # noqa: E402
-from naspipe.sim.run import SimulatedRun  # noqa: E402
+from naspipe.sim.simulation import SimulatedRun  # noqa: E402
 
 STAGES, WINDOW = 4, 64
 WRITE = tuple(AccessKind).index(AccessKind.WRITE)

@@ -52,7 +52,7 @@ def piped(named: Workload, sampler: str, steps: int, stages: int, directory: Pat
         lr=recipe.lr, optimizer_options=recipe.optimizer_options, sampler=sampler, stages=stages,
         run_dir=directory,
     )  # fmt: skip
-    return summarize(read_run_accesses(directory), stages).steps_per_second
+    return summarize(read_run_accesses(directory), stages).passes_per_second
 
 
 def measure(arguments: argparse.Namespace) -> float:

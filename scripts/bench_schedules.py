@@ -25,7 +25,7 @@ from naspipe.core.config import Execution  # noqa: E402
 from naspipe.frontend.simulation.scenario import table5_scenario  # noqa: E402
 from naspipe.sim.access_table import AccessTable  # noqa: E402
 from naspipe.sim.outcome import bound_of  # noqa: E402
-from naspipe.sim.plan import by_critical_path  # noqa: E402
+from naspipe.sim.pipeline import by_critical_path  # noqa: E402
 
 KNOWN = 64
 GRID = {"uniform": (2, 4, 8), "spaced:16": (4, 8), "fair": (4, 8)}
@@ -109,7 +109,7 @@ def measure(case: Case, steps: int) -> dict[str, Any]:
         "bubble": run.summary.bubble_ratio,
         "bound": bound.bubble(stages),
         "steady_bound": bound.steady_bubble(stages),
-        "steps_per_second": run.summary.steps_per_second,
+        "steps_per_second": run.summary.passes_per_second,
         "flowing_bubble": flowing_bubble(run.accesses, stages),
     }
 

@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 from naspipe.core.config import Execution  # noqa: E402
 from naspipe.frontend.search.searching import Searching  # noqa: E402
 from naspipe.search.definition import SearchDefinition  # noqa: E402
-from naspipe.search.records import Candidate  # noqa: E402
+from naspipe.search.search_directory import Candidate  # noqa: E402
 from scripts.search_common import Bench, keep  # noqa: E402
 
 SPACE = "nlp.c3"

@@ -17,8 +17,8 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
+from naspipe.export.assembly import find_choices  # noqa: E402
 from naspipe.export.exporter import export_subnet  # noqa: E402
-from naspipe.export.subnet import find_choices  # noqa: E402
 from scripts.search_common import (  # noqa: E402
     Bench,
     command,

@@ -1,6 +1,6 @@
-"""Show whether runs left the same bits, or the first step and layer that differ.
+"""Show whether runs left the same bits, or the first pass and layer that differ.
 
-Every run is compared to the first: per-step losses, every parameter, buffer and optimizer
+Every run is compared to the first: the loss of every pass, every parameter, buffer and optimizer
 state, and per layer the order of WRITEs and the version each READ saw.
 """
 
@@ -23,7 +23,7 @@ example:
 exit status: 0 identical; 1 they differ; 2 they cannot be compared
 """
 
-_COLUMNS = ("run", "stages", "steps", "seconds", "steps/s", "bubble", "verdict")
+_COLUMNS = ("run", "stages", "passes", "seconds", "passes/s", "bubble", "verdict")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,9 +86,9 @@ def _numbers(summary: Summary | None) -> tuple[str, ...]:
     if summary is None:
         return ("-",) * 4
     return (
-        str(summary.steps),
+        str(summary.num_passes),
         f"{summary.seconds:.2f}",
-        f"{summary.steps_per_second:.2f}",
+        f"{summary.passes_per_second:.2f}",
         f"{summary.bubble_ratio:.3f}",
     )
 

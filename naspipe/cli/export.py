@@ -59,9 +59,9 @@ def run(arguments: argparse.Namespace) -> int:
     import sys
 
     from naspipe.core.errors import ConfigError
+    from naspipe.export.assembly import check_space, find_choices
     from naspipe.export.exporter import export_subnet, train_alone
     from naspipe.export.onnx_form import check_onnx
-    from naspipe.export.subnet import check_space, find_choices
     from naspipe.frontend.given.run import Run
     from naspipe.trace.results.run_directory import RunDirectory
 
@@ -120,7 +120,7 @@ def _as_searched(arguments: argparse.Namespace) -> tuple[int, bool]:
 
     The best subnet of a search is exported as the search judged it.
     """
-    from naspipe.search.records import newest_search
+    from naspipe.search.search_directory import newest_search
 
     calibrate, ema = arguments.calibrate, arguments.ema
     if arguments.subnet == "best" and arguments.retrain is None:

@@ -17,7 +17,7 @@ from naspipe.core.config import Definition
 if TYPE_CHECKING:
     from naspipe.core.config import Execution
     from naspipe.frontend.simulation.scenario import Scenario
-    from naspipe.sim.limits import Limit
+    from naspipe.sim.bottlenecks import Bottleneck
     from naspipe.sim.outcome import Outcome
 
 _EXAMPLE = """\
@@ -41,7 +41,7 @@ class Row(NamedTuple):
     streams: int
     budget: str
     outcome: Outcome
-    limits: list[Limit]
+    limits: list[Bottleneck]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
             for stages in stage_counts(min(arguments.devices, len(scenario.space)))
             for budget in budgets
         ),
-        key=lambda row: (-row.outcome.steps_per_second, row.outcome.stages, *row[:3]),
+        key=lambda row: (-row.outcome.passes_per_second, row.outcome.stages, *row[:3]),
     )
     if arguments.json:
         print(json.dumps([_as_json(row) for row in rows], indent=1))
@@ -125,14 +125,14 @@ def _row(
     sampler: str,
     streams: int,
 ) -> Row:
-    from naspipe.sim.limits import limits
+    from naspipe.sim.bottlenecks import bottlenecks
     from naspipe.sim.outcome import bound_of, outcome_of
 
     pipeline = scenario.pipeline(sampler, arguments.seed, arguments.steps, streams=streams)
     simulated = scenario.run(pipeline, execution)
     bound = bound_of(pipeline)
     outcome = outcome_of(simulated, pipeline, bound)
-    reasons = limits(pipeline, scenario.space.labels, bound, simulated.plan, outcome)
+    reasons = bottlenecks(pipeline, scenario.space.labels, bound, simulated.plan, outcome)
     return Row(sampler, streams, execution.memory.budget or "none", outcome, reasons)
 
 
@@ -187,7 +187,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         str(row.streams),
         row.budget,
         outcome.order,
-        f"{outcome.steps_per_second:.3f}",
+        f"{outcome.passes_per_second:.3f}",
         f"{outcome.bubble_ratio:.3f}",
         f"{outcome.bound:.3f}",
         f"{outcome.distance:+.3f}",

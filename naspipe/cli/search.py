@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from naspipe.frontend.search.searching import Searching
     from naspipe.search.definition import SearchDefinition
-    from naspipe.search.records import Candidate, Search
+    from naspipe.search.search_directory import Candidate, Search
 
 _EXAMPLE = """\
 examples:

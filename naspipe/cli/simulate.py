@@ -164,7 +164,7 @@ def _definition(arguments: argparse.Namespace, scenario: Scenario) -> dict[str, 
 
 def _print(outcome: Outcome) -> None:
     rows = [
-        ("subnets per second", f"{outcome.steps_per_second:.3f}"),
+        ("subnets per second", f"{outcome.passes_per_second:.3f}"),
         ("bubble ratio", f"{outcome.bubble_ratio:.3f}"),
         ("causal bound", f"{outcome.bound:.3f}"),
         ("above the bound", f"{outcome.distance:+.3f}"),

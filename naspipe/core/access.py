@@ -12,9 +12,9 @@ class AccessKind(Enum):
     """What the access did; the value is its letter in logs."""
 
     FORWARD = "F"
-    """READ: the forward pass of a block."""
+    """READ: the forward of a block."""
     BACKWARD = "B"
-    """The backward pass of a block, recompute included; reads the version its forward read."""
+    """The backward of a block, recompute included; reads the version its forward read."""
     WRITE = "W"
     """The optimizer step; ``version`` is the one it made."""
 

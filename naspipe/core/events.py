@@ -16,7 +16,7 @@ from naspipe.core.wiring import CHAIN, InputName
 
 
 class Priorities(NamedTuple):
-    """How urgent each block step of a subnet is, by block of the chain; more is sooner."""
+    """How urgent each access of a subnet is, by block of the chain; more is sooner."""
 
     forward: tuple[int, ...]
     backward: tuple[int, ...]

@@ -10,7 +10,7 @@ from naspipe.core.subnet import Subnet
 
 
 class Planned(NamedTuple):
-    """What runs, where each block of it runs, and how urgent each block step is."""
+    """What runs, where each block of it runs, and how urgent each of its accesses is."""
 
     subnet: Subnet
     partition: Partition

@@ -6,7 +6,7 @@
                            :class:`~naspipe.schedule.asp.AsynchronousPolicy`
 :class:`Admission`         ``AdmissionWindow``, ``BulkAdmission`` and ``StepAdmission`` of
                            :mod:`naspipe.stage.admission`
-:class:`DispatchOrder`     those of :mod:`naspipe.schedule.order`
+:class:`DispatchOrder`     those of :mod:`naspipe.schedule.dispatch_order`
 :class:`Residency`         :class:`~naspipe.residency.manager.ResidencyManager`,
                            :class:`~naspipe.residency.all_resident.AllResident`
 :class:`Decisions`         :class:`~naspipe.nni.decisions.LabelDecisions`

@@ -8,7 +8,7 @@ from naspipe.core.ids import LayerId, SequenceId, StreamId
 
 
 class Subnet(NamedTuple):
-    """Sampled for one step; ``chain`` holds one candidate per block, shared layers included."""
+    """What one pass trains; ``chain`` holds one candidate per block, shared layers included."""
 
     stream: StreamId
     sequence_id: SequenceId

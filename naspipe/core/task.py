@@ -18,7 +18,7 @@ class TaskKind(Enum):
 
 
 class Task(NamedTuple):
-    """One pass of one subnet over one stage; prints as ``0.12F@3``, or ``0.12B1@3``.
+    """One subnet's forward or backward on one stage; prints as ``0.12F@3``, or ``0.12B1@3``.
 
     The numbers are stream and sequence ID; ``@3`` is the stage. A chain in which losses arise
     before its end has one backward for each; ``B1`` is that of the last one before the end.

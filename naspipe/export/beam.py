@@ -14,7 +14,7 @@ import torch
 
 from naspipe.core.errors import ConfigError
 from naspipe.data.dictionary import BOS, EOS, PADDING
-from naspipe.export.subnet import Chain
+from naspipe.export.assembly import ModuleChain
 
 _PREFIX = "previous"
 """The batch field of the target's tokens before each place."""
@@ -54,7 +54,7 @@ class _Sentence:
 
 
 def translate(
-    chain: Chain, batch: Mapping[str, torch.Tensor], options: BeamOptions
+    chain: ModuleChain, batch: Mapping[str, torch.Tensor], options: BeamOptions
 ) -> list[tuple[int, ...]]:
     """The best translation of every sentence of a batch, without its end.
 
@@ -79,7 +79,7 @@ def translate(
     return [sentence.best() for sentence in sentences]
 
 
-def _first_of_target(chain: Chain) -> int:
+def _first_of_target(chain: ModuleChain) -> int:
     """The first layer that reads the target."""
     for place, layer in enumerate(chain.layers):
         if _PREFIX in layer.fields:
@@ -93,7 +93,7 @@ def _first_of_target(chain: Chain) -> int:
 
 
 def _run(
-    chain: Chain,
+    chain: ModuleChain,
     first: int,
     last: int,
     state: tuple[torch.Tensor, ...],
@@ -111,7 +111,7 @@ class _Beam:
 
     def __init__(
         self,
-        chain: Chain,
+        chain: ModuleChain,
         split: int,
         memory: tuple[torch.Tensor, ...],
         sentences: list[_Sentence],

@@ -10,8 +10,8 @@ import torch
 
 from naspipe.core.errors import ConfigError
 from naspipe.data.dictionary import EOS, PADDING
+from naspipe.export.assembly import ModuleChain, assemble
 from naspipe.export.beam import BeamOptions, translate
-from naspipe.export.subnet import Chain, assemble
 from naspipe.frontend.given.run import Run
 from naspipe.runtime.devices.determinism import deterministic_torch
 from naspipe.runtime.jobs.workload import Batches
@@ -78,7 +78,7 @@ class BleuScorer:
         with deterministic_torch(self._threads):
             return self.of(chain)
 
-    def of(self, chain: Chain) -> float:
+    def of(self, chain: ModuleChain) -> float:
         """BLEU of any subnet of the space."""
         found: list[str] = []
         expected: list[str] = []

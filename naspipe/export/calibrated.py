@@ -9,14 +9,14 @@ import torch
 
 from naspipe.core.config import Recipe
 from naspipe.core.errors import ConfigError
-from naspipe.export.subnet import Chain
+from naspipe.export.assembly import ModuleChain
 from naspipe.frontend.given.run import Run
 from naspipe.runtime.devices.determinism import block_seed, deterministic_torch, seed_draws
 from naspipe.runtime.evaluating.calibration import fresh_statistics, statistics_of
 from naspipe.runtime.jobs.workload import Batches
 
 
-def calibrate(chain: Chain, run: Run, data: Batches | None, batches: int) -> bool:
+def calibrate(chain: ModuleChain, run: Run, data: Batches | None, batches: int) -> bool:
     """Take the statistics of a subnet's norms from so many of the run's batches, and keep them.
 
     They are those that a search with as many batches takes, bit for bit: of all batches alike,
@@ -46,7 +46,7 @@ def calibrate(chain: Chain, run: Run, data: Batches | None, batches: int) -> boo
     return True
 
 
-def _take(chain: Chain, seed: int, fed: list[Mapping[str, torch.Tensor]], last: int) -> None:
+def _take(chain: ModuleChain, seed: int, fed: list[Mapping[str, torch.Tensor]], last: int) -> None:
     states: list[tuple[torch.Tensor, ...]] = [()] * len(fed)
     for block, layer in enumerate(chain.layers[: last + 1]):
         with fresh_statistics(statistics_of(layer.module), keeps=True):

@@ -12,10 +12,10 @@ import torch
 from naspipe.core.config import Execution, Recipe
 from naspipe.core.errors import ConfigError, InvariantError
 from naspipe.core.user_code import users_code
+from naspipe.export.assembly import assemble, check_space
 from naspipe.export.calibrated import calibrate as take_statistics
 from naspipe.export.onnx_form import check_onnx, write_onnx
 from naspipe.export.pytorch_form import load_pytorch, same_outputs, write_pytorch
-from naspipe.export.subnet import assemble, check_space
 from naspipe.frontend.given.run import Run
 from naspipe.frontend.training.training import Training
 from naspipe.runtime.devices.determinism import deterministic_torch

@@ -8,11 +8,11 @@ from statistics import median
 
 import torch
 
-from naspipe.export.subnet import assemble
+from naspipe.export.assembly import assemble
 from naspipe.frontend.given.run import Run
 from naspipe.runtime.devices.determinism import deterministic_torch
 from naspipe.runtime.jobs.workload import Batches
-from naspipe.search.records import Candidate, Search
+from naspipe.search.search_directory import Candidate, Search
 
 _ROUNDS = 5
 

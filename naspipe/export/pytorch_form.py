@@ -17,15 +17,17 @@ from torch import nn
 
 from naspipe.core.errors import ConfigError
 from naspipe.export import standalone
+from naspipe.export.assembly import ModuleChain
 from naspipe.export.describe import Describer, importable
 from naspipe.export.source import SourceFile, is_written_out
-from naspipe.export.subnet import Chain
 from naspipe.trace.storage.whole_files import write_json
 
 FORMAT = 1
 
 
-def write_pytorch(chain: Chain, directory: Path, note: str, calibrated: int = 0) -> tuple[str, ...]:
+def write_pytorch(
+    chain: ModuleChain, directory: Path, note: str, calibrated: int = 0
+) -> tuple[str, ...]:
     """Write the subnet; returns the modules that must be importable where it is loaded.
 
     Args:
@@ -169,7 +171,7 @@ def _file(classes: _Classes, note: str) -> str:
     return "\n\n\n".join(part for part in parts if part) + "\n" + rest
 
 
-def same_outputs(chain: Chain, loaded: nn.Module, batch: dict[str, Any]) -> bool:
+def same_outputs(chain: ModuleChain, loaded: nn.Module, batch: dict[str, Any]) -> bool:
     """Whether the loaded form gives bitwise what the run's own layers give."""
     from naspipe.runtime.blocks.segment import same_bits
 

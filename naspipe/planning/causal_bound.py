@@ -1,7 +1,7 @@
 """The causal bound: the least bubble ratio that any schedule of a stream can have.
 
-With stages without number, a block step runs as soon as what it needs is there: the step before
-it in its subnet, and, for a READ, the WRITE of the version it reads. When the last step ends is
+With stages without number, an access runs as soon as what it needs is there: the access before
+it in its subnet, and, for a READ, the WRITE of the version it reads. When the last access ends is
 the length of the longest causal chain, and no number of stages is faster than that. The same
 figure from a finished run's own times: :func:`naspipe.trace.reading.metrics.causal_bound`.
 """
@@ -27,7 +27,7 @@ class CausalBound:
     """Work and longest chain of one or several streams; nanoseconds.
 
     ``parallelism`` is how many stages can be kept busy, however many there are. The plain
-    figures hold for the whole stream from its first step to its last. Those called ``steady``
+    figures hold for the whole stream from its first access to its last. Those called ``steady``
     are of the stream once it flows: the work of what comes after the warm-up over the growth
     of the chain, so that neither the first subnet's way in nor the last one's way out counts.
     """
@@ -110,10 +110,10 @@ class StreamChain:
     rules: Sequence[Rule]
     costs: CostTable
     steps: Steps = ONE_PASS
-    num_subnets: int = 0
+    num_passes: int = 0
     work_ns: int = 0
     longest_ns: int = 0
-    """When the last step of all subnets so far could end at the earliest."""
+    """When the last access of all subnets so far could end at the earliest."""
     _written: dict[LayerId, deque[int]] = field(default_factory=dict)
     """When the layer's last WRITEs could end, the newest last: as many as a READ looks back."""
     _unwritten: dict[LayerId, int] = field(default_factory=dict)
@@ -133,10 +133,10 @@ class StreamChain:
             self.work_ns += cost.forward_ns + cost.backward_ns
             if not isinstance(self.rules[layer.block], Frozen):
                 self._unwritten[layer] = max(clock, self._unwritten.get(layer, 0))
-        self.num_subnets += 1
+        self.num_passes += 1
         self.longest_ns = max(self.longest_ns, clock)
         self._step_ns = max(self._step_ns, clock)
-        if self.steps.pass_of(self.num_subnets) == 0:
+        if self.steps.pass_of(self.num_passes) == 0:
             self._end_step()
 
     def _end_step(self) -> None:

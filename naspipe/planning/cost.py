@@ -28,7 +28,7 @@ class LayerCost(NamedTuple):
 
     @property
     def total_ns(self) -> int:
-        """All of one step, the making left out."""
+        """All of one pass, the making left out."""
         return self.forward_ns + self.backward_ns + self.write_ns
 
 

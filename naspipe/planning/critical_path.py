@@ -1,13 +1,13 @@
-"""Bottom levels: how long the causal chain behind each block step is.
+"""Bottom levels: how long the causal chain behind each access is.
 
 The dependency graph of a stream: a subnet's blocks follow one another forward, then
 backward; a layer's next READ follows its WRITE (a lagging layer's, K subnets later). The
-priority of a step is the longest path from it to the end of the stream, its own cost
+priority of an access is the longest path from it to the end of the stream, its own cost
 included (`docs/schedule.md`, dispatch orders).
 
 Where only the next subnets of the stream are known, priorities are worked out for a few
 subnets at a time, and those of one round see less far than those of the next. What counts is
-then how much a step may be late: its longest path, less the longest chain from the beginning of
+then how much an access may be late: its longest path, less the longest chain from the beginning of
 the stream to where the round's knowledge ends.
 """
 
@@ -58,8 +58,8 @@ def rolling_priorities(
     lengths = chain_lengths(subnets, rules, costs)
     result: list[Priorities] = []
     lag = 0.0
-    step = max(1, min(ROUND, known))
-    for first in range(0, len(subnets), step):
+    stride = max(1, min(ROUND, known))
+    for first in range(0, len(subnets), stride):
         horizon = min(first + known, len(subnets))
         levels = critical_path_priorities(subnets[first:horizon], rules, costs)
         end = lengths[horizon - 1]
@@ -69,7 +69,7 @@ def rolling_priorities(
             end -= int(lag)
         result += [
             Priorities(*(tuple(level - end for level in row) for row in priorities))
-            for priorities in levels[:step]
+            for priorities in levels[:stride]
         ]
     return result
 

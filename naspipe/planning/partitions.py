@@ -120,6 +120,6 @@ def peak_to_mean(
 
 
 def _block_costs(subnet: Subnet, costs: CostTable) -> list[int]:
-    """Nanoseconds of one step in each block; what is done once, a layer's making, left out."""
+    """Nanoseconds of one pass in each block; what is done once, a layer's making, left out."""
     of = costs.of
     return [of(block, candidate).total_ns for block, candidate in enumerate(subnet.chain)]

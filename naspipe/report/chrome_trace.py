@@ -128,7 +128,7 @@ def _messages(accesses: Sequence[Access], needs: Needs, start_ns: int) -> Iterat
 def _counters(
     run: Recorded, accesses: Sequence[Access], waits: Sequence[Wait], start_ns: int
 ) -> Iterator[_Event]:
-    """Share of time that all stages were busy or stalled, and the loss when a step ended."""
+    """Share of time that all stages were busy or stalled, and the loss when a pass ended."""
     bins = time_bins(accesses, waits, run.num_stages)
     for place, edge in enumerate(bins.edges_ns[:-1]):
         for name, column in (("busy", BUSY), ("stalled", Reason.LOAD.value)):
@@ -137,8 +137,8 @@ def _counters(
             yield _event("C", name, _PROCESS, ts=ts, args={"share": round(share, 6)})
     ends: dict[tuple[int, int], int] = {}
     for access in accesses:
-        step = (access.layer.stream, access.sequence_id)
-        ends[step] = max(ends.get(step, 0), access.end_ns)
+        key = (access.layer.stream, access.sequence_id)
+        ends[key] = max(ends.get(key, 0), access.end_ns)
     for loss in run.losses:
         end_ns = ends.get((loss.stream, loss.sequence_id))
         if end_ns is not None and abs(loss.value) < float("inf"):

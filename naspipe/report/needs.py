@@ -13,7 +13,7 @@ from naspipe.core.ids import INITIAL, LayerId
 
 F, B, W = AccessKind.FORWARD, AccessKind.BACKWARD, AccessKind.WRITE
 _Key = TypeVar("_Key")
-_Step = tuple[int, int, AccessKind, int]
+_Place = tuple[int, int, AccessKind, int]
 
 
 class Schedule(NamedTuple):
@@ -50,7 +50,7 @@ class Needs:
 
     def __init__(self, accesses: Sequence[Access], schedule: Schedule) -> None:
         self._schedule = schedule
-        self._by_step: dict[_Step, Access] = {}
+        self._by_place: dict[_Place, Access] = {}
         self._writes: dict[LayerId, dict[int, Access]] = defaultdict(dict)
         self._forwards: dict[tuple[int, int, int], list[Access]] = defaultdict(list)
         self._gradients: dict[tuple[LayerId, int], Access] = {}
@@ -62,7 +62,7 @@ class Needs:
             if access.kind is W:
                 self._writes[access.layer][access.version] = access
             else:
-                self._by_step[stream, subnet, access.kind, block] = access
+                self._by_place[stream, subnet, access.kind, block] = access
             if access.kind is F:
                 self._forwards[stream, subnet, stage].append(access)
             if access.kind is B and schedule.gated_passes:
@@ -80,8 +80,8 @@ class Needs:
         if access.kind is W:
             return None
         stream, block, _ = access.layer
-        step = (stream, access.sequence_id, access.kind)
-        return self._by_step.get((*step, block - 1 if access.kind is F else block + 1))
+        way = (stream, access.sequence_id, access.kind)
+        return self._by_place.get((*way, block - 1 if access.kind is F else block + 1))
 
     def sender(self, access: Access) -> Access | None:
         """The record on another stage whose output ``access`` takes, if there is one."""

@@ -15,8 +15,8 @@ from naspipe.report.needs import Schedule
 from naspipe.schedule.traits import TRAITS, PolicyTraits
 from naspipe.trace.access.labels import SpaceLabels
 from naspipe.trace.reading.compare import RecordedRun
-from naspipe.trace.results.losses import Loss
-from naspipe.trace.results.validation import Validation, read_validations
+from naspipe.trace.results.losses_file import Loss
+from naspipe.trace.results.validation_file import Validation, read_validations
 
 
 class Recorded(NamedTuple):

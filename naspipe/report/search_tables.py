@@ -8,8 +8,8 @@ from typing import Any
 
 from naspipe.core.errors import ConfigError, LogError
 from naspipe.search.limits import COSTS
-from naspipe.search.records import Candidate, Search, find_searches
 from naspipe.search.scores import SCORES
+from naspipe.search.search_directory import Candidate, Search, find_searches
 
 _SHOWN = 10
 

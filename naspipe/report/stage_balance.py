@@ -32,17 +32,17 @@ def stage_balance(accesses: Sequence[Access], num_stages: int) -> StageBalance:
     for access in accesses:
         length_ns = access.end_ns - access.start_ns
         busy[access.kind.value][access.stage] += length_ns
-        step = (access.layer.stream, access.sequence_id)
-        by_subnet[step][access.stage] += length_ns
-        known = first[step][access.stage]
+        key = (access.layer.stream, access.sequence_id)
+        by_subnet[key][access.stage] += length_ns
+        known = first[key][access.stage]
         if known < 0 or access.layer.block < known:
-            first[step][access.stage] = access.layer.block
-    steps = sorted(by_subnet)
+            first[key][access.stage] = access.layer.block
+    subnets = sorted(by_subnet)
     return StageBalance(
         busy,
-        [subnet for _, subnet in steps],
-        [_peak_to_mean(by_subnet[step]) for step in steps],
-        [[first[step][stage] for step in steps] for stage in range(num_stages)],
+        [number for _, number in subnets],
+        [_peak_to_mean(by_subnet[key]) for key in subnets],
+        [[first[key][stage] for key in subnets] for stage in range(num_stages)],
     )
 
 

@@ -1,6 +1,6 @@
 """The ledger of one device's memory: what is on it, how large, in use, dirty or on its way.
 
-It decides nothing. It refuses every step that would break a rule, so whatever is decided
+It decides nothing. It refuses every move that would break a rule, so whatever is decided
 above it, the budget holds and no byte is lost.
 """
 

@@ -39,8 +39,8 @@ from naspipe.core.ports import Admission
 from naspipe.core.subnet import Subnet
 from naspipe.core.task import Task, TaskKind
 from naspipe.core.wiring import CHAIN, InputName, field_input
-from naspipe.sim.engine import Engine
 from naspipe.sim.ports import Costs
+from naspipe.sim.virtual_clock import VirtualClock
 from naspipe.stage.controller import StageController
 
 Admitted = tuple[Subnet, Partition, Priorities | None, bool]
@@ -56,14 +56,14 @@ Record = Callable[[Access], None]
 class _CopyLane:
     """One direction between host and device: copies one after the other, in the order asked."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, clock: VirtualClock) -> None:
+        self._clock = clock
         self._free_ns = 0
 
     def copy(self, duration_ns: int, finished: Callable[[], None]) -> None:
         """Call back when a copy that is asked for now is over."""
-        self._free_ns = max(self._free_ns, self._engine.now_ns) + duration_ns
-        self._engine.after(self._free_ns - self._engine.now_ns, finished)
+        self._free_ns = max(self._free_ns, self._clock.now_ns) + duration_ns
+        self._clock.after(self._free_ns - self._clock.now_ns, finished)
 
 
 class SimulatedStage:
@@ -75,7 +75,7 @@ class SimulatedStage:
     def __init__(
         self,
         controller: StageController,
-        engine: Engine,
+        clock: VirtualClock,
         costs: Costs,
         admissions: Sequence[Admission],
         admitted: Admit,
@@ -84,7 +84,7 @@ class SimulatedStage:
         self.controller = controller
         self.peers: Sequence[SimulatedStage] = ()
         self._admissions = tuple(admissions)
-        self._engine = engine
+        self._clock = clock
         self._costs = costs
         self._admitted = admitted
         self._record = record
@@ -92,7 +92,7 @@ class SimulatedStage:
         self._run: deque[tuple[int, int]] = deque()
         self._task: Task | None = None
         self._is_busy = False
-        self._lane_in, self._lane_out = _CopyLane(engine), _CopyLane(engine)
+        self._lane_in, self._lane_out = _CopyLane(clock), _CopyLane(clock)
 
     def start(self) -> None:
         """Admit the first subnets of every stream."""
@@ -110,16 +110,16 @@ class SimulatedStage:
     def receive(self, task: Task, upcoming: tuple[Task, ...] = (), name: InputName = CHAIN) -> None:
         """An input of a task arrived."""
         self._admit(task.stream, self._admissions[task.stream].reach(task.sequence_id))
-        self._tell(InputArrived(self._engine.now_ns, task, upcoming, name))
+        self._tell(InputArrived(self._clock.now_ns, task, upcoming, name))
 
     def receive_version(self, layer: LayerId, version: Version) -> None:
         """Another stage pushed a layer."""
-        self._tell(VersionArrived(self._engine.now_ns, layer, version))
+        self._tell(VersionArrived(self._clock.now_ns, layer, version))
 
     def receive_contribution(self, command: Contribute, sender: StageId) -> None:
         """A stage contributed to an exchange."""
         name, stream, first = command.exchange, command.stream, command.sequence_id
-        self._tell(ContributionArrived(self._engine.now_ns, name, stream, first, sender))
+        self._tell(ContributionArrived(self._clock.now_ns, name, stream, first, sender))
 
     def _contribute(self, command: Contribute) -> None:
         sender = next(StageId(i) for i, peer in enumerate(self.peers) if peer is self)
@@ -127,11 +127,11 @@ class SimulatedStage:
             receiver = Task(command.stream, command.sequence_id, TaskKind.BACKWARD, stage)
             delay_ns = 0 if stage == sender else self._costs.message_ns(receiver)
             receive = partial(self.peers[stage].receive_contribution, command, sender)
-            self._engine.after(delay_ns, receive)
+            self._clock.after(delay_ns, receive)
 
     def _admit(self, stream: StreamId, sequence_ids: range) -> None:
         for sequence_id in sequence_ids:
-            self._tell(SubnetAdmitted(self._engine.now_ns, *self._admitted(stream, sequence_id)))
+            self._tell(SubnetAdmitted(self._clock.now_ns, *self._admitted(stream, sequence_id)))
 
     def _tell(self, event: Event) -> None:
         for command in self.controller.handle(event):
@@ -153,51 +153,49 @@ class SimulatedStage:
                 peer = self.peers[receiver.stage]
                 if peer is not self:
                     delay_ns = self._costs.message_ns(receiver)
-                    self._engine.after(delay_ns, partial(peer.receive, receiver, upcoming, name))
+                    self._clock.after(delay_ns, partial(peer.receive, receiver, upcoming, name))
             case RequestField(task, field):
                 receive = partial(self.receive, task, name=field_input(field))
-                self._engine.after(self._costs.message_ns(task), receive)
+                self._clock.after(self._costs.message_ns(task), receive)
             case Contribute():
                 self._contribute(command)
             case PushVersion(layer, version, stage):
                 peer = self.peers[stage]
-                self._engine.after(
+                self._clock.after(
                     self._costs.push_ns(layer), lambda: peer.receive_version(layer, version)
                 )
             case LoadLayer(layer):
                 self._lane_in.copy(
                     self._costs.copy_ns(layer),
-                    lambda: self._tell(LayerLoaded(self._engine.now_ns, layer)),
+                    lambda: self._tell(LayerLoaded(self._clock.now_ns, layer)),
                 )
             case SaveLayer(layer):
                 self._lane_out.copy(
                     self._costs.copy_ns(layer),
-                    lambda: self._tell(LayerSaved(self._engine.now_ns, layer)),
+                    lambda: self._tell(LayerSaved(self._clock.now_ns, layer)),
                 )
             case RecordAccess(access):
                 self._record(access)
             case RetireSubnet(stream, sequence_id):
                 more = self._admissions[stream].retire(sequence_id)
-                self._engine.after(0, lambda: self._admit(stream, more))
+                self._clock.after(0, lambda: self._admit(stream, more))
 
     def _advance(self) -> None:
         if self._is_busy:
             return
         between_ns = self._costs.between_ns()
-        start_ns = self._engine.now_ns + between_ns
+        start_ns = self._clock.now_ns + between_ns
         if self._writes:
             write = self._writes.popleft()
             self._occupy(
                 between_ns + self._write_ns(write),
-                lambda: WriteFinished(
-                    self._engine.now_ns, write.layer, write.sequence_id, start_ns
-                ),
+                lambda: WriteFinished(self._clock.now_ns, write.layer, write.sequence_id, start_ns),
             )
         elif self._run and self._task is not None:
             task, (block, duration_ns) = self._task, self._run.popleft()
             self._occupy(
                 between_ns + duration_ns,
-                lambda: BlockFinished(self._engine.now_ns, task, block, start_ns),
+                lambda: BlockFinished(self._clock.now_ns, task, block, start_ns),
             )
 
     def _write_ns(self, write: WriteLayer) -> int:
@@ -213,7 +211,7 @@ class SimulatedStage:
             self._is_busy = False
             self._tell(finish())
 
-        self._engine.after(duration_ns, finished)
+        self._clock.after(duration_ns, finished)
 
 
 def simulate(
@@ -251,16 +249,16 @@ def simulate_into(
     Raises:
         InvariantError: when the schedule stops before every subnet is finished.
     """
-    engine = Engine()
+    clock = VirtualClock()
     stages = [
-        SimulatedStage(controller, engine, costs, admissions(), admitted, record)
+        SimulatedStage(controller, clock, costs, admissions(), admitted, record)
         for controller in controllers
     ]
     for stage in stages:
         stage.peers = stages
     for stage in stages:
         stage.start()
-    engine.run()
+    clock.run()
     for number, stage in enumerate(stages):
         if stage.unfinished:
             raise InvariantError(

@@ -21,7 +21,7 @@ WAIT = 20
 median (0.5 ms), while a wait for another stage lasts for a block or more."""
 
 
-class Work(NamedTuple):
+class LoggedTask(NamedTuple):
     """One task as the log has it, without the stage's other tasks between its blocks."""
 
     stream: StreamId
@@ -93,14 +93,14 @@ def compare_to_real(
     )
 
 
-def task_spans(accesses: Iterable[Access]) -> dict[StageId, dict[Work, Span]]:
+def task_spans(accesses: Iterable[Access]) -> dict[StageId, dict[LoggedTask, Span]]:
     """By stage, when each forward and backward began and ended; WRITEs belong to no task."""
-    found: dict[StageId, dict[Work, Span]] = defaultdict(dict)
+    found: dict[StageId, dict[LoggedTask, Span]] = defaultdict(dict)
     for access in accesses:
         if access.kind is AccessKind.WRITE:
             continue
         kind = TaskKind(access.kind.value)
-        work = Work(access.layer.stream, access.sequence_id, kind)
+        work = LoggedTask(access.layer.stream, access.sequence_id, kind)
         known = found[access.stage].get(work, Span(access.start_ns, access.end_ns))
         found[access.stage][work] = Span(
             min(known.start_ns, access.start_ns), max(known.end_ns, access.end_ns)

@@ -11,8 +11,8 @@ from naspipe.core.access import AccessKind
 from naspipe.core.errors import ConfigError
 from naspipe.planning.causal_bound import CausalBound, causal_bound, side_by_side
 from naspipe.sim.access_table import AccessTable, Integers
-from naspipe.sim.plan import Pipeline
-from naspipe.sim.run import SimulatedRun
+from naspipe.sim.pipeline import Pipeline
+from naspipe.sim.simulation import SimulatedRun
 
 _FORWARD, _BACKWARD = (
     tuple(AccessKind).index(k) for k in (AccessKind.FORWARD, AccessKind.BACKWARD)
@@ -38,7 +38,7 @@ class Outcome:
     stages: int
     order: str
     window: int
-    steps_per_second: float
+    passes_per_second: float
     bubble_ratio: float
     bound: float
     """The least bubble ratio of any schedule: :class:`CausalBound`."""
@@ -54,8 +54,10 @@ class Outcome:
         return self.bubble_ratio - self.bound
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return {**asdict(self), "distance": self.distance}
+        """Plain values; what reads them knows the speed by another name."""
+        names = {"passes_per_second": "steps_per_second"}
+        values = {names.get(name, name): value for name, value in asdict(self).items()}
+        return {**values, "distance": self.distance}
 
 
 def bound_of(pipeline: Pipeline) -> CausalBound:
@@ -83,7 +85,7 @@ def outcome_of(run: SimulatedRun, pipeline: Pipeline, bound: CausalBound) -> Out
         stages=run.num_stages,
         order=run.plan.order,
         window=run.plan.window,
-        steps_per_second=summary.steps_per_second,
+        passes_per_second=summary.passes_per_second,
         bubble_ratio=summary.bubble_ratio,
         bound=bound.bubble(run.num_stages),
         hit_rate=summary.hit_rate,

@@ -9,8 +9,8 @@ from naspipe.core.config import Execution
 from naspipe.core.ids import FIRST_STREAM
 from naspipe.core.space import Shared, Space
 from naspipe.sim.outcome import Outcome
-from naspipe.sim.plan import Stream
-from naspipe.sim.run import SimulatedRun
+from naspipe.sim.pipeline import Stream
+from naspipe.sim.simulation import SimulatedRun
 from naspipe.streams.from_file import write_stream
 from naspipe.trace.access.labels import describe_space
 from naspipe.trace.access.log import AccessLogWriter

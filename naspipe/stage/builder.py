@@ -17,13 +17,13 @@ from naspipe.residency.all_resident import AllResident
 from naspipe.schedule.asp import AsynchronousPolicy
 from naspipe.schedule.bsp import BulkPolicy
 from naspipe.schedule.csp import CausalPolicy
-from naspipe.schedule.history import History
-from naspipe.schedule.order import (
+from naspipe.schedule.dispatch_order import (
     CriticalPathOrder,
     PaperOrder,
     RankedOrder,
     StreamsCriticalPathOrder,
 )
+from naspipe.schedule.history import History
 from naspipe.schedule.traits import causal_policies, traits_of
 from naspipe.stage.admission import AdmissionWindow, BulkAdmission, StepAdmission
 from naspipe.stage.controller import StageController

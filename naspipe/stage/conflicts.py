@@ -13,7 +13,7 @@ from naspipe.core.ids import LayerId, SequenceId, StreamId
 from naspipe.core.rules import Exact, Rule
 from naspipe.core.subnet import Subnet
 
-_Step = tuple[StreamId, SequenceId]
+_Key = tuple[StreamId, SequenceId]
 
 
 class Conflicts:
@@ -29,7 +29,7 @@ class Conflicts:
             [block for block, rule in enumerate(chain) if isinstance(rule, Exact)]
             for chain in rules
         ]
-        self._users: dict[LayerId, _Step] = {}
+        self._users: dict[LayerId, _Key] = {}
         self._before, self._behind = _Waits(), _Waits()
 
     def admit(self, subnet: Subnet, here: range) -> None:
@@ -37,19 +37,19 @@ class Conflicts:
 
         Told in sequence order without gaps.
         """
-        before: set[_Step] = set()
-        behind: set[_Step] = set()
-        step = (subnet.stream, subnet.sequence_id)
+        before: set[_Key] = set()
+        behind: set[_Key] = set()
+        key = (subnet.stream, subnet.sequence_id)
         for block in self._blocks[subnet.stream]:
             layer = subnet.layer(block)
             user = self._users.get(layer)
-            self._users[layer] = step
+            self._users[layer] = key
             if user is not None and block < here.start:
                 before.add(user)
             elif user is not None and block >= here.stop:
                 behind.add(user)
-        self._before.admit(step, before)
-        self._behind.admit(step, behind)
+        self._before.admit(key, before)
+        self._behind.admit(key, behind)
 
     def come_back(self, stream: StreamId, sequence_id: SequenceId) -> None:
         """A subnet's backward arrived: the stages behind are done with it."""
@@ -73,27 +73,27 @@ class _Waits:
     """Who waits for whom on one side of a stage."""
 
     def __init__(self) -> None:
-        self._followers: dict[_Step, list[_Step]] = {}
-        """Of every step that has not ended."""
-        self._counts: dict[_Step, int] = {}
-        """How many others a step waits for; steps that wait for none are left out."""
+        self._followers: dict[_Key, list[_Key]] = {}
+        """Of every subnet that has not ended."""
+        self._counts: dict[_Key, int] = {}
+        """How many others a subnet waits for; subnets that wait for none are left out."""
 
-    def admit(self, step: _Step, others: Iterable[_Step]) -> None:
-        """A step begins; it waits for those of the others, each named once, that have not ended."""
+    def admit(self, subnet: _Key, others: Iterable[_Key]) -> None:
+        """A subnet begins; it waits for the others, each named once, that have not ended."""
         pending = [other for other in others if other in self._followers]
         for other in pending:
-            self._followers[other].append(step)
+            self._followers[other].append(subnet)
         if pending:
-            self._counts[step] = len(pending)
-        self._followers[step] = []
+            self._counts[subnet] = len(pending)
+        self._followers[subnet] = []
 
-    def end(self, step: _Step) -> None:
-        """Nobody waits for a step any more; told again, nothing."""
-        for follower in self._followers.pop(step, ()):
+    def end(self, subnet: _Key) -> None:
+        """Nobody waits for a subnet any more; told again, nothing."""
+        for follower in self._followers.pop(subnet, ()):
             self._counts[follower] -= 1
             if not self._counts[follower]:
                 del self._counts[follower]
 
-    def is_waiting(self, step: _Step) -> bool:
-        """Whether a step waits for any other."""
-        return step in self._counts
+    def is_waiting(self, subnet: _Key) -> bool:
+        """Whether a subnet waits for any other."""
+        return subnet in self._counts

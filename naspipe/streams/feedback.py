@@ -20,15 +20,15 @@ class FeedbackLoop:
     Args:
         strategy: what proposes.
         delay: in subnets; part of a run's definition.
-        steps: subnets in all.
+        num_subnets: in all.
     """
 
-    def __init__(self, strategy: ExplorationStrategy, delay: int, steps: int) -> None:
+    def __init__(self, strategy: ExplorationStrategy, delay: int, num_subnets: int) -> None:
         if delay < 0:
             raise ConfigError(f"feedback delay: expected 0 or more subnets, found {delay}")
         self._strategy = strategy
         self._delay = delay
-        self._steps = steps
+        self._num_subnets = num_subnets
         self._proposed = 0
         self._observed = 0
         self._waiting: dict[int, float] = {}
@@ -36,7 +36,7 @@ class FeedbackLoop:
     @property
     def is_finished(self) -> bool:
         """Whether every subnet was proposed and every score observed."""
-        return self._observed == self._steps
+        return self._observed == self._num_subnets
 
     def start(self) -> list[tuple[int, ...]]:
         """The subnets that need no score."""
@@ -65,7 +65,7 @@ class FeedbackLoop:
 
     def _propose(self) -> list[tuple[int, ...]]:
         found: list[tuple[int, ...]] = []
-        while self._proposed < min(self._steps, self._observed + self._delay + 1):
+        while self._proposed < min(self._num_subnets, self._observed + self._delay + 1):
             subnet = self._strategy.propose(self._proposed)
             if subnet is None:
                 self._check_waiting()
@@ -78,5 +78,5 @@ class FeedbackLoop:
         if self._observed == self._proposed:
             raise ConfigError(
                 f"strategy {type(self._strategy).__name__}: expected subnet {self._proposed} of "
-                f"{self._steps}, found it waiting although it was told every score"
+                f"{self._num_subnets}, found it waiting although it was told every score"
             )

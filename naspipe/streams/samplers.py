@@ -58,31 +58,31 @@ def make_sampler(text: str, candidate_counts: Sequence[int], seed: int) -> Sampl
     )
 
 
-def draw_stream(text: str, candidate_counts: Sequence[int], seed: int, steps: int) -> list[Subnet]:
-    """The first ``steps`` subnets of a sampler.
+def draw_stream(text: str, candidate_counts: Sequence[int], seed: int, count: int) -> list[Subnet]:
+    """The first ``count`` subnets of a sampler.
 
     Raises:
         ConfigError: as :func:`make_sampler`, or when a file holds fewer subnets.
     """
     sampler = make_sampler(text, candidate_counts, seed)
-    if isinstance(sampler, FileSampler) and len(sampler) < steps:
+    if isinstance(sampler, FileSampler) and len(sampler) < count:
         raise ConfigError(
-            f"{sampler.path} holds {len(sampler)} subnets, but the run has {steps} steps; "
+            f"{sampler.path} holds {len(sampler)} subnets, but the run has {count} steps; "
             f"ask for {len(sampler)} steps or fewer, or add subnets"
         )
-    return [sampler.draw() for _ in range(steps)]
+    return [sampler.draw() for _ in range(count)]
 
 
-def draw_subnets(text: str, space: Space, seed: int, steps: int) -> list[Subnet]:
-    """The first ``steps`` subnets of a space, drawn over its decisions; a file lists choices.
+def draw_subnets(text: str, space: Space, seed: int, count: int) -> list[Subnet]:
+    """The first ``count`` subnets of a space, drawn over its decisions; a file lists choices.
 
     Raises:
         ConfigError: as :func:`draw_stream`.
     """
     decisions = space.decisions
     if decisions is None or text.startswith("file:"):
-        return draw_stream(text, space.candidate_counts, seed, steps)
-    return [decisions.choices(drawn) for drawn in draw_stream(text, decisions.counts, seed, steps)]
+        return draw_stream(text, space.candidate_counts, seed, count)
+    return [decisions.choices(drawn) for drawn in draw_stream(text, decisions.counts, seed, count)]
 
 
 _BlockRule = Callable[[RandomState, int], Iterator[int]]

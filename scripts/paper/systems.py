@@ -92,7 +92,7 @@ def simulate_system(
     pipeline = scenario.pipeline(sampler, seed, steps, policy=system.policy, bulk=stages)
     outcome = outcome_of(scenario.run(pipeline, execution), pipeline, bound_of(pipeline))
     return {
-        "steps_per_second": outcome.steps_per_second,
+        "steps_per_second": outcome.passes_per_second,
         "bubble": outcome.bubble_ratio,
         "bound": outcome.bound,
         "hit_rate": outcome.hit_rate,

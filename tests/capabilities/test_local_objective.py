@@ -12,7 +12,7 @@ import naspipe as npp
 from naspipe.core.access import AccessKind
 from naspipe.core.wiring import StreamWiring, Wiring
 from naspipe.sim.costs import RandomCosts
-from naspipe.trace.results.losses import read_losses
+from naspipe.trace.results.losses_file import read_losses
 from tests.capabilities import plain, simulated
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits

@@ -10,7 +10,7 @@ import pytest
 
 import naspipe
 from naspipe.cli.main import main
-from naspipe.search.records import SearchDirectory
+from naspipe.search.search_directory import SearchDirectory
 from naspipe.streams.from_file import write_stream
 from tests.search import own
 

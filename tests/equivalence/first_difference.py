@@ -7,7 +7,7 @@ import torch
 from naspipe.core.rules import Frozen
 from naspipe.trace.reading.compare import Comparison, RecordedRun
 from naspipe.trace.reading.differences import checkpoint_differences, loss_differences
-from naspipe.trace.results.losses import Loss
+from naspipe.trace.results.losses_file import Loss
 from naspipe.trace.snapshots.shards import RawTensor
 from naspipe.trace.snapshots.snapshot import Checkpoint
 from tests.oracle import bits

@@ -14,7 +14,7 @@ from naspipe.core.config import Recipe
 from naspipe.core.steps import Steps, parse_passes
 from naspipe.core.task import TaskKind
 from naspipe.runtime.blocks.pass_state import StepState
-from naspipe.schedule.order import PaperOrder
+from naspipe.schedule.dispatch_order import PaperOrder
 from naspipe.stage.builder import build_controller
 from naspipe.stage.clearance import Clearance
 from naspipe.stage.replay import replay

@@ -10,9 +10,9 @@ from torch import nn
 
 from naspipe.core.errors import ConfigError
 from naspipe.data.dictionary import EOS, PADDING
+from naspipe.export.assembly import ChainLayer, ModuleChain
 from naspipe.export.beam import BeamOptions, translate
 from naspipe.export.bleu import words_of
-from naspipe.export.subnet import Chain, ChainLayer
 
 WORDS = (EOS, 4, 5, 6)
 VOCABULARY = 7
@@ -50,7 +50,9 @@ def chain(seed=0):
         ("target", ("previous",), Target()),
         ("head", (), head),
     ]
-    return Chain((), tuple(ChainLayer(n, n, fields, m.eval(), True) for n, fields, m in parts))
+    return ModuleChain(
+        (), tuple(ChainLayer(n, n, fields, m.eval(), True) for n, fields, m in parts)
+    )
 
 
 def batch():
@@ -126,6 +128,6 @@ def test_subwords_become_words():
 def test_only_translations_are_decoded():
     head = ChainLayer("head", "head", ("input",), nn.Linear(2, 2), True)
     with pytest.raises(ConfigError, match="expected a translation space"):
-        translate(Chain((), (head,)), {"input": torch.zeros(1, 2)}, BeamOptions())
+        translate(ModuleChain((), (head,)), {"input": torch.zeros(1, 2)}, BeamOptions())
     with pytest.raises(ConfigError, match="beams: expected 1 or more"):
         BeamOptions(beams=0)

@@ -10,8 +10,8 @@ from torch import nn
 
 import naspipe
 import search_spaces
+from naspipe.export.assembly import find_choices
 from naspipe.export.pytorch_form import load_pytorch
-from naspipe.export.subnet import find_choices
 from naspipe.streams.from_file import read_stream
 from tests.equivalence.harness import oracle_of
 from tests.export import own_layers

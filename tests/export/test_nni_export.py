@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import naspipe
-from naspipe.export.subnet import assemble, find_choices
+from naspipe.export.assembly import assemble, find_choices
 from tests.export.outside import outputs_outside
 from tests.oracle import bits
 

@@ -42,9 +42,9 @@ from naspipe.streams.from_file import read_stream
 from naspipe.trace.access.event_log import read_events
 from naspipe.trace.access.log import read_access_log
 from naspipe.trace.access.records import MAGIC, SCHEMA_VERSION, encode_access
-from naspipe.trace.results.losses import read_losses
+from naspipe.trace.results.losses_file import read_losses
 from naspipe.trace.results.run_directory import RunDirectory
-from naspipe.trace.results.validation import read_validations
+from naspipe.trace.results.validation_file import read_validations
 from naspipe.trace.snapshots.shards import RawTensor, pack, write_shard
 from naspipe.trace.snapshots.snapshot import read_checkpoint, write_checkpoint_manifest
 from naspipe.trace.storage.framing import encode_frame

@@ -16,7 +16,7 @@ import pytest
 from naspipe.core.errors import ConfigError, LogError
 from naspipe.runtime.processes.claim import Claim
 from naspipe.runtime.processes.publishing import merge_parts
-from naspipe.trace.results import losses
+from naspipe.trace.results import losses_file
 from naspipe.trace.results.run_directory import RunDirectory
 from naspipe.trace.snapshots import checkpoints, snapshot
 from naspipe.trace.snapshots.checkpoints import CheckpointFolder, cut_name
@@ -94,13 +94,13 @@ def damaged_records_are_seen(path):
 
 
 def damaged_losses_are_seen(path):
-    with losses.LossWriter(path / "losses.jsonl") as writer:
+    with losses_file.LossWriter(path / "losses.jsonl") as writer:
         writer.append(0, 0, 1.5, "3fc00000")
         mark = writer.sync(1)
     text = (path / "losses.jsonl").read_text()
     (path / "losses.jsonl").write_text(text.replace("1.5", "2.5"))
     with pytest.raises(LogError, match="CRC32"):
-        losses.check_losses(path / "losses.jsonl", mark)
+        losses_file.check_losses(path / "losses.jsonl", mark)
 
 
 def a_torn_write_leaves_the_old_file(path):
@@ -172,7 +172,7 @@ MUTATIONS = {
     "the checksum of tensors": ("damaged_tensors_are_seen", zlib, "crc32", lambda *data: 0),
     "the digest of headers": ("damaged_headers_are_seen", hashlib, "blake2b", NoDigest),
     "the checksum of records": ("damaged_records_are_seen", framing, "crc32", lambda *data: 0),
-    "the checksum of losses": ("damaged_losses_are_seen", losses, "crc32", lambda *data: 0),
+    "the checksum of losses": ("damaged_losses_are_seen", losses_file, "crc32", lambda *data: 0),
     "the rename of files": ("a_torn_write_leaves_the_old_file", files, "atomic_file", in_place),
     "the rename of checkpoints": (
         "nothing_unfinished_has_a_checkpoints_name", CheckpointFolder, "working",

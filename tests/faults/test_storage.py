@@ -19,7 +19,7 @@ from naspipe.runtime.checkpoints import checkpointer
 from naspipe.runtime.wire.reports import SilentObserver
 from naspipe.trace.access.log import AccessLogWriter
 from naspipe.trace.reading.compare import compare_runs
-from naspipe.trace.results import losses
+from naspipe.trace.results import losses_file
 from naspipe.trace.snapshots import checkpoints
 from naspipe.trace.snapshots.checkpoints import CheckpointFolder
 from tests.equivalence import spaces
@@ -160,7 +160,7 @@ def failing(method, how, call):
 @pytest.mark.parametrize("how", [no_space, read_only])
 @pytest.mark.parametrize(("owner", "name", "call"), [
     (checkpointer, "write_part", 3), (checkpoints, "write_checkpoint_manifest", 3),
-    (Path, "rename", 3), (losses.LossWriter, "sync", 3), (AccessLogWriter, "flush", 4),
+    (Path, "rename", 3), (losses_file.LossWriter, "sync", 3), (AccessLogWriter, "flush", 4),
 ])  # fmt: skip
 def test_a_disk_that_fails_at_any_write(ended, tmp_path, monkeypatch, how, owner, name, call):
     """At the third checkpoint: one line, and the second one is still good."""

@@ -19,8 +19,8 @@ from naspipe.planning.critical_path import (
     critical_path_priorities,
     rolling_priorities,
 )
+from naspipe.schedule.dispatch_order import CriticalPathOrder
 from naspipe.schedule.invariants import violations
-from naspipe.schedule.order import CriticalPathOrder
 from naspipe.sim.costs import RandomCosts, TableCosts
 from tests.sim.test_causal_order import run
 from tests.strategies import pipelines

@@ -12,8 +12,8 @@ from naspipe.cli.main import main
 from naspipe.core.errors import ConfigError
 from naspipe.report.search_tables import search_tables
 from naspipe.search.limits import Cost
-from naspipe.search.records import Candidate, SearchDirectory
 from naspipe.search.scores import Scores
+from naspipe.search.search_directory import Candidate, SearchDirectory
 from tests.report.browser import Browser, find_chromium
 from tests.trace.fake_run import FakeRun
 

@@ -164,7 +164,7 @@ def test_a_run_that_failed_is_reported_as_far_as_it_came(tmp_path: Path) -> None
         "Nothing was recorded by stage 1, 2.",
         "No loss was recorded.",
     ]
-    assert run_tables(run, "run")["numbers"]["steps"] == len(CHAINS)
+    assert run_tables(run, "run")["numbers"]["num_passes"] == len(CHAINS)
 
 
 def test_a_run_without_any_record_has_tables(tmp_path: Path) -> None:

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 import naspipe
-from naspipe.export.subnet import assemble
+from naspipe.export.assembly import assemble
 from naspipe.runtime.evaluating.calibration import (
     blocks_to_calibrate,
     fresh_statistics,
     statistics_of,
 )
-from naspipe.search.records import find_best, find_searches
+from naspipe.search.search_directory import find_best, find_searches
 from naspipe.search.strategies import make_strategy
 from naspipe.streams.feedback import FeedbackLoop
 from naspipe.trace.snapshots.snapshot import read_checkpoint

@@ -87,7 +87,7 @@ def test_without_greed_it_draws_as_chance_does():
 def test_good_paths_are_trained_more_often_although_losses_fall():
     """Candidate 0 of each block is the best; every loss falls as training goes on."""
     counts = (4,) * 5
-    loop = FeedbackLoop(GreedyPool(counts, 1, size=50, growth=500), delay=16, steps=1500)
+    loop = FeedbackLoop(GreedyPool(counts, 1, size=50, growth=500), delay=16, num_subnets=1500)
     stream = loop.start()
     for y in range(1500):
         stream += loop.take(y, -(sum(stream[y]) + 0.01 * (1500 - y)))

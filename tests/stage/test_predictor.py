@@ -8,7 +8,7 @@ from naspipe.core.rules import Exact
 from naspipe.core.subnet import Subnet
 from naspipe.core.task import Task, TaskKind
 from naspipe.core.wiring import CHAIN
-from naspipe.schedule.order import PaperOrder
+from naspipe.schedule.dispatch_order import PaperOrder
 from naspipe.schedule.versions import Ticket
 from naspipe.stage.predictor import Predictor
 from naspipe.stage.work import Progress, Work

@@ -10,7 +10,7 @@ from typing import Any
 from naspipe.core.access import Access, AccessKind
 from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
 from naspipe.trace.access.log import AccessLogWriter
-from naspipe.trace.results.losses import LossWriter
+from naspipe.trace.results.losses_file import LossWriter
 from naspipe.trace.results.run_directory import RunDirectory
 from naspipe.trace.snapshots.shards import RawTensor, pack, write_shard
 from naspipe.trace.snapshots.snapshot import write_checkpoint_manifest

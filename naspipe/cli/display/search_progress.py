@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from naspipe.cli.display.bar import Bar
-from naspipe.search.records import Candidate, Search
+from naspipe.search.search_directory import Candidate, Search
 
 _LINE_EVERY_SECONDS = 10.0
 

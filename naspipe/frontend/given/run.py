@@ -15,7 +15,7 @@ from naspipe.runtime.checkpoints.layer_bytes import layer_key, load_layer
 from naspipe.trace.access.log import read_run_accesses
 from naspipe.trace.access.order import access_order
 from naspipe.trace.results.run_directory import RunDirectory
-from naspipe.trace.results.validation import Validation, read_validations
+from naspipe.trace.results.validation_file import Validation, read_validations
 from naspipe.trace.snapshots.snapshot import Checkpoint, read_checkpoint
 
 
@@ -39,7 +39,7 @@ class Run:
 
     @property
     def losses(self) -> list[float]:
-        """The loss of every step, in sequence order."""
+        """The loss of every pass, in sequence order."""
         return [loss.value for loss in self.directory.read_losses()]
 
     @property

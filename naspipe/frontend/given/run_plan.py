@@ -15,8 +15,8 @@ from naspipe.runtime.jobs.workload import Workload, common, wiring_of
 from naspipe.runtime.measuring.layer_sizes import measure_sizes
 from naspipe.runtime.measuring.profile_cache import cached_profile
 from naspipe.runtime.processes.launcher import profile_apart
-from naspipe.sim.plan import Chain, Pipeline, Plan, Stream, has_choice, plan_pipeline
-from naspipe.sim.run import choose_order, measured_timing
+from naspipe.sim.pipeline import Chain, Pipeline, Plan, Stream, has_choice, plan_pipeline
+from naspipe.sim.simulation import choose_order, measured_timing
 
 
 def planning_costs(

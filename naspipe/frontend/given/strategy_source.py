@@ -28,7 +28,7 @@ class StrategySource:
         stream: which one.
         partition_of: cuts each of them.
         delay: from a score to the first proposal that knows of it, in subnets.
-        steps: subnets in all.
+        num_subnets: in all.
         record: where the subnets are written, one list of choices a line, as they come.
     """
 
@@ -40,7 +40,7 @@ class StrategySource:
         partition_of: Callable[[Subnet], Partition],
         *,
         delay: int,
-        steps: int,
+        num_subnets: int,
         record: Path,
     ) -> None:
         self._make_strategy = make_strategy
@@ -48,7 +48,7 @@ class StrategySource:
         self._stream = stream
         self._partition_of = partition_of
         self._delay = delay
-        self._steps = steps
+        self._num_subnets = num_subnets
         self._record = record
         self._strategy: ExplorationStrategy | None = None
         self._loop: FeedbackLoop | None = None
@@ -70,7 +70,7 @@ class StrategySource:
         self._proposed = []
         with self._users():
             strategy = self._strategy = self._make_strategy()
-            loop = self._loop = FeedbackLoop(strategy, self._delay, self._steps)
+            loop = self._loop = FeedbackLoop(strategy, self._delay, self._num_subnets)
             found = loop.start()
             for sequence_id, score in enumerate(scores):
                 found += loop.take(sequence_id, score)

@@ -14,7 +14,7 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.space import Space
 from naspipe.core.user_code import import_attribute
 from naspipe.data.registry import find_entry, names_of_kind, open_data
-from naspipe.frontend.given.checks import check_batch, check_layers
+from naspipe.frontend.given.input_checks import check_batch, check_layers
 from naspipe.runtime.jobs.workload import Batches, Workload
 from naspipe.runtime.layers.optimizers import check_optimizer
 

@@ -15,7 +15,7 @@ from naspipe.runtime.jobs.losses import Loss
 from naspipe.runtime.jobs.workload import Batches
 from naspipe.search.definition import SearchDefinition
 from naspipe.search.limits import Limits
-from naspipe.search.records import Search
+from naspipe.search.search_directory import Search
 
 
 def search_subnets(

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from naspipe.search.limits import Cost
-from naspipe.search.records import Candidate
+from naspipe.search.search_directory import Candidate
 
 
 class SearchObserver(Protocol):

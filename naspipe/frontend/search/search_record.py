@@ -9,8 +9,8 @@ from typing import Any
 
 from naspipe.frontend.search.ports import Prices, SearchObserver
 from naspipe.search.limits import COSTS
-from naspipe.search.records import Candidate, SearchDirectory, front, rank
 from naspipe.search.scores import Scores
+from naspipe.search.search_directory import Candidate, SearchDirectory, front, rank
 
 
 class SilentSearchObserver:

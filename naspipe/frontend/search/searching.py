@@ -15,7 +15,7 @@ from naspipe.core.partition import Partition
 from naspipe.core.rules import Frozen
 from naspipe.core.space import Shared
 from naspipe.core.subnet import Subnet
-from naspipe.frontend.given.checks import check_device, check_proof
+from naspipe.frontend.given.input_checks import check_device, check_proof
 from naspipe.frontend.given.run import Run, check_space
 from naspipe.frontend.given.run_plan import measured_costs, measured_sizes
 from naspipe.frontend.given.strategy_source import StrategySource, sample_stream
@@ -35,9 +35,9 @@ from naspipe.runtime.jobs.workload import Batches, Workload, define
 from naspipe.runtime.processes.evaluation_launcher import evaluate
 from naspipe.runtime.wire.endpoints import check_endpoints
 from naspipe.search.definition import SearchDefinition
-from naspipe.search.records import Search, SearchDirectory, default_name, search_path
 from naspipe.search.scores import merit
-from naspipe.sim.plan import Chain, Pipeline, Stream, plan_pipeline
+from naspipe.search.search_directory import Search, SearchDirectory, default_name, search_path
+from naspipe.sim.pipeline import Chain, Pipeline, Stream, plan_pipeline
 from naspipe.trace.snapshots.snapshot import Checkpoint
 
 
@@ -87,7 +87,8 @@ class Searching:
         )
         source = StrategySource(
             make, space, FIRST_STREAM, partition_of,
-            delay=definition.delay, steps=definition.budget, record=directory.path / "stream.jsonl",
+            delay=definition.delay, num_subnets=definition.budget,
+            record=directory.path / "stream.jsonl",
         )  # fmt: skip
         evaluation = EvaluationRecipe(
             workload=workload,

@@ -12,14 +12,15 @@ from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import SequenceId, StreamId
 from naspipe.core.partition import Partition, make_partition
+from naspipe.core.planned import Planned
 from naspipe.core.settings.declare import declared
 from naspipe.core.steps import Steps, parse_passes
 from naspipe.core.subnet import Subnet
 from naspipe.planning.cost import CostTable
 from naspipe.sim.fidelity import Fidelity, LoggedCosts, compare_to_real, logged_costs
-from naspipe.sim.plan import Chain, Pipeline, Plan, Stream, StreamPlan, by_critical_path
+from naspipe.sim.pipeline import Chain, Pipeline, Plan, Stream, StreamPlan, by_critical_path
 from naspipe.sim.ports import Costs
-from naspipe.sim.run import SimulatedRun, simulate_run
+from naspipe.sim.simulation import SimulatedRun, simulate_run
 from naspipe.streams.from_file import read_stream
 from naspipe.trace.access.labels import SpaceLabels
 from naspipe.trace.reading.compare import RecordedRun
@@ -77,7 +78,8 @@ def simulated_again(recorded: RecordedRun, costs: Costs, table: CostTable) -> Si
         bulk=definition.get("bulk") or execution.pipeline.stages,
         steps=_steps(definition.get("recipe", {})),
     )
-    plan = Plan((StreamPlan(tuple(partitions)),), "paper", execution.pipeline.window)
+    planned = tuple(map(Planned, subnets, partitions))
+    plan = Plan((StreamPlan(planned),), "paper", execution.pipeline.window)
     if execution.pipeline.order == "critical-path":
         plan = by_critical_path(plan, pipeline)
     return simulate_run(pipeline, plan, execution, costs)

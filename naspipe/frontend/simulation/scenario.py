@@ -15,9 +15,9 @@ from naspipe.core.steps import ONE_PASS, Steps
 from naspipe.core.subnet import Subnet
 from naspipe.planning.cost import CostTable
 from naspipe.planning.memory import DeviceSizes, MemoryPlan
-from naspipe.sim.plan import Chain, Pipeline, Plan, Stream, has_choice, plan_pipeline
+from naspipe.sim.pipeline import Chain, Pipeline, Plan, Stream, has_choice, plan_pipeline
 from naspipe.sim.ports import Costs
-from naspipe.sim.run import SimulatedRun, choose_order, simulate_run, table_timing
+from naspipe.sim.simulation import SimulatedRun, choose_order, simulate_run, table_timing
 from naspipe.streams.passes import in_passes, num_draws
 from naspipe.streams.samplers import draw_subnets
 from search_spaces.table5 import table5_costs, table5_sizes, without_shared

@@ -19,7 +19,7 @@ from naspipe.frontend.training.training import Training
 from naspipe.planning.cost import CostTable, LayerCost
 from naspipe.runtime.checkpoints.restored import Restored
 from naspipe.runtime.devices.environment import describe_environment
-from naspipe.runtime.jobs.job import Job, StreamJob
+from naspipe.runtime.jobs.job import StreamJob, TrainingJob
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.memory.placement import device_name
 from naspipe.runtime.processes.hosts import Hosts
@@ -31,7 +31,7 @@ LAUNCH_FILE = ".launch.json"
 """In the run directory: the token of the last life on several hosts, and who started it."""
 
 
-def assign(training: Training, hosts: Hosts, job: Job) -> dict[str, Any]:
+def assign(training: Training, hosts: Hosts, job: TrainingJob) -> dict[str, Any]:
     """What the other workers need to make the job; leaves the token in the run directory."""
     launch = {"token": hosts.token, "started_by": list(hosts.started_by)}
     write_json(training.path / LAUNCH_FILE, launch)
@@ -46,7 +46,7 @@ def assign(training: Training, hosts: Hosts, job: Job) -> dict[str, Any]:
     }
 
 
-def assigned_job(training: Training, hosts: Hosts, assignment: Mapping[str, Any]) -> Job:
+def assigned_job(training: Training, hosts: Hosts, assignment: Mapping[str, Any]) -> TrainingJob:
     """The job of rank 0, made here.
 
     Raises:
@@ -61,7 +61,7 @@ def assigned_job(training: Training, hosts: Hosts, assignment: Mapping[str, Any]
     subnets = [draw_stream(StreamId(n), each) for n, each in enumerate(training.workloads)]
     costs = tuple(map(_table, assignment["costs"]))
     plan = make_plan(training.workloads, training.execution, subnets, costs)
-    job = training.job(plan, subnets, costs)
+    job = training.job(plan, costs)
     if (found := plan_digest(job)) != assignment["plan"]:
         raise ConfigError(
             f"rank {rank}: expected the plan of rank 0 ({assignment['plan']}), found {found}: "
@@ -158,7 +158,7 @@ def _restored(number: StreamId, stream: StreamJob, first: int, stages: int) -> S
     return replace(stream, restored=restored, kept=restored.layers(stages))
 
 
-def plan_digest(job: Job) -> str:
+def plan_digest(job: TrainingJob) -> str:
     """Of everything that stages must agree about."""
     digest = hashlib.blake2b(digest_size=8)
     for stream in job.streams:

@@ -16,12 +16,12 @@ from naspipe.core.errors import (
 )
 from naspipe.core.ids import StreamId
 from naspipe.runtime.checkpoints.restored import Restored
-from naspipe.runtime.jobs.job import Job, StreamJob
+from naspipe.runtime.jobs.job import StreamJob, TrainingJob
 from naspipe.runtime.processes.hosts import OtherHosts
 from naspipe.runtime.processes.launcher import launch
 from naspipe.runtime.wire.ports import LaunchObserver
 from naspipe.streams.from_file import read_stream
-from naspipe.trace.results.losses import check_losses
+from naspipe.trace.results.losses_file import check_losses
 from naspipe.trace.results.run_directory import RunDirectory
 
 
@@ -37,7 +37,7 @@ class Generations:
         others: the other hosts, where there are any.
     """
 
-    job: Job
+    job: TrainingJob
     manifests: Sequence[Mapping[str, Any]]
     observer: LaunchObserver
     generation: int = 0

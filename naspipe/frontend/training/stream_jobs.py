@@ -9,10 +9,9 @@ from naspipe.core.access import Access
 from naspipe.core.config import Definition, Execution
 from naspipe.core.errors import ConfigError, InvariantError
 from naspipe.core.ids import FIRST_STREAM, SequenceId, StageId, StreamId
-from naspipe.core.planned import Planned
 from naspipe.core.space import Shared
 from naspipe.core.subnet import Subnet
-from naspipe.frontend.given.checks import check_batch, check_layers
+from naspipe.frontend.given.input_checks import check_batch, check_layers
 from naspipe.frontend.given.pass_streams import draw_passes
 from naspipe.frontend.given.strategy_source import StrategySource, sample_stream
 from naspipe.runtime.jobs.job import StreamJob
@@ -20,7 +19,7 @@ from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.layers.optimizers import check_optimizer
 from naspipe.schedule.invariants import violations
 from naspipe.schedule.traits import causal_policies, traits_of
-from naspipe.sim.plan import StreamPlan
+from naspipe.sim.pipeline import StreamPlan
 from naspipe.stage.builder import build_controller
 from naspipe.trace.results.run_directory import RunDirectory
 
@@ -83,23 +82,20 @@ def _check_causal(definition: Definition) -> None:
 def stream_job(
     number: StreamId,
     workload: Workload,
-    subnets: Sequence[Subnet],
-    cut: StreamPlan,
+    plan: StreamPlan,
     directory: RunDirectory,
 ) -> StreamJob:
     """A stream that is known, or one that its strategy proposes as it goes."""
-    if workload.make_strategy is None or cut.partition_of is None:
-        urgent = cut.priorities or (None,) * len(subnets)
-        planned = tuple(map(Planned, subnets, cut.partitions, urgent))
-        return StreamJob(workload=workload, planned=planned, directory=directory)
+    if workload.make_strategy is None or plan.partition_of is None:
+        return StreamJob(workload=workload, planned=plan.planned, directory=directory)
     definition = workload.definition
     source = StrategySource(
         workload.make_strategy,
         workload.space,
         number,
-        cut.partition_of,
+        plan.partition_of,
         delay=definition.recipe.feedback_delay,
-        steps=definition.steps,
+        num_subnets=definition.steps,
         record=directory.stream,
     )
     return StreamJob(workload=workload, planned=(), source=source, directory=directory)

@@ -15,7 +15,7 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.ids import StreamId
 from naspipe.core.subnet import Subnet
 from naspipe.core.wiring import Tap, Wiring
-from naspipe.frontend.given.checks import check_data_path, check_device, check_proof
+from naspipe.frontend.given.input_checks import check_data_path, check_device, check_proof
 from naspipe.frontend.given.run_plan import make_plan, planning_costs
 from naspipe.frontend.training.generations import Generations, check_resumable
 from naspipe.frontend.training.recording import Recording
@@ -25,14 +25,14 @@ from naspipe.frontend.training.validation_plan import check_validation, describe
 from naspipe.planning.cost import CostTable
 from naspipe.runtime.devices.environment import describe_environment
 from naspipe.runtime.devices.gpus import NO_GPUS, Gpus, find_gpus
-from naspipe.runtime.jobs.job import Job, StreamJob
+from naspipe.runtime.jobs.job import StreamJob, TrainingJob
 from naspipe.runtime.jobs.workload import Workload, common, wiring_of
 from naspipe.runtime.processes.claim import Claim
 from naspipe.runtime.processes.hosts import OtherHosts
 from naspipe.runtime.wire.endpoints import check_endpoints
 from naspipe.runtime.wire.ports import LaunchObserver
 from naspipe.schedule.traits import PolicyTraits, causal_policies, traits_of
-from naspipe.sim.plan import Plan
+from naspipe.sim.pipeline import Plan
 from naspipe.streams.from_file import write_stream
 from naspipe.trace.access.labels import describe_space
 from naspipe.trace.access.log import read_run_accesses, time_key
@@ -103,7 +103,7 @@ class Training:
                     return
             costs = planning_costs(self.workloads, self.execution)
             plan = make_plan(self.workloads, self.execution, subnets, costs, self.wiring)
-            job = self.job(plan, subnets, costs)
+            job = self.job(plan, costs)
             manifests = [self._manifest(*each, plan) for each in enumerate(job.streams)]
             if not self.resumes:
                 for stream, manifest in zip(job.streams, manifests, strict=True):
@@ -133,9 +133,9 @@ class Training:
             check_order(stream, found, job.bulk)
         measured = {**self._measure(seconds, accesses), "stages": stages}
         for stream, manifest in zip(job.streams, lives.manifests, strict=True):
-            passes = (stream.steps - stream.first) / seconds
+            passes = (stream.num_passes - stream.first) / seconds
             speed = {"steps_per_second": passes / job.steps.passes}
-            bad = {"nonfinite_steps": stream.directory.nonfinite_steps()}
+            bad = {"nonfinite_steps": stream.directory.nonfinite_passes()}
             complete = {"status": "complete", "measured": {**measured, **speed, **bad}}
             stream.directory.write_manifest({**manifest, **complete, "life": lives.life})
 
@@ -153,24 +153,19 @@ class Training:
             return -1
         return 1 + max(int(each.get("life", {}).get("generation", 0)) for each in earlier)
 
-    def job(
-        self,
-        plan: Plan,
-        subnets: Sequence[tuple[Subnet, ...]],
-        costs: Sequence[CostTable | None],
-    ) -> Job:
+    def job(self, plan: Plan, costs: Sequence[CostTable | None]) -> TrainingJob:
         """What every stage needs to know; nothing is restored yet."""
         streams = [
             stream_job(StreamId(number), *each)
             for number, each in enumerate(
-                zip(self.workloads, subnets, plan.streams, self.directories, strict=True)
+                zip(self.workloads, plan.streams, self.directories, strict=True)
             )
         ]
         streams = [
             replace(each, validation=plan_validation(each.workload, self.execution))
             for each in streams
         ]
-        return Job(
+        return TrainingJob(
             streams=tuple(streams),
             execution=self.execution.changed(order=plan.order, window=plan.window),
             bulk=common(self.workloads).bulk or self.execution.pipeline.stages,

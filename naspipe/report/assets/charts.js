@@ -52,7 +52,7 @@ function lossChart(runs) {
     }
     traces.push({ ...common, y: runningMean(values, width), name: run.name, showlegend: runs.length > 1,
       line: { color: colour, width: 2.2, dash: RUN_DASHES[place % RUN_DASHES.length] },
-      hovertemplate: `subnet %{x}: %{y:.5g}, mean of ${width} steps<extra>${run.name}</extra>` });
+      hovertemplate: `subnet %{x}: %{y:.5g}, mean of ${width} passes<extra>${run.name}</extra>` });
   });
   runs.forEach((run, place) => traces.push(...validationTraces(run, RUN_COLOURS[place % RUN_COLOURS.length], runs.length > 1)));
   return [traces, layout(300, { xaxis: title("subnet"), yaxis: title("loss") })];

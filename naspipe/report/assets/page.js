@@ -36,9 +36,9 @@ function fillTable(id, head, rows) {
 
 const percent = (share) => `${(100 * share).toFixed(1)}\u00a0%`;
 const MEASURES = [
-  ["steps_per_second", "steps per second", (value) => value.toPrecision(4)],
+  ["passes_per_second", "passes per second", (value) => value.toPrecision(4)],
   ["seconds", "seconds", (value) => value.toFixed(2)],
-  ["steps", "steps", String],
+  ["num_passes", "passes", String],
   ["bubble_ratio", "bubble", percent],
   ["causal_bound", "causal bound of the bubble", percent],
   ["hit_rate", "cache hit rate", percent],
@@ -58,8 +58,8 @@ function measure(run, key) {
 function drawTiles(run) {
   const stages = `${run.num_stages} stage${run.num_stages > 1 ? "s" : ""}`;
   const tiles = [
-    ["throughput", `${measure(run, "steps_per_second")}`, `steps per second, ${stages}`],
-    ["time", `${measure(run, "seconds")} s`, `${measure(run, "steps")} steps`],
+    ["throughput", `${measure(run, "passes_per_second")}`, `passes per second, ${stages}`],
+    ["time", `${measure(run, "seconds")} s`, `${measure(run, "num_passes")} passes`],
     ["bubble", measure(run, "bubble_ratio"), `causal bound: ${measure(run, "causal_bound")}`],
     ["cache hit rate", measure(run, "hit_rate"), `stalled for loads: ${measure(run, "stall_ratio")}`],
     ["loss", measure(run, "final_loss"), "mean of the last tenth"],
@@ -122,7 +122,7 @@ function drawLayers(run) {
     line.className = "click";
     line.addEventListener("click", () => showLayer(blamed[place]));
   });
-  const busiest = run.layers.reduce((best, layer, row) => (layer.rule === "exact" && layer.reads < run.numbers.steps && (best < 0 || layer.reads > run.layers[best].reads) ? row : best), -1);
+  const busiest = run.layers.reduce((best, layer, row) => (layer.rule === "exact" && layer.reads < run.numbers.num_passes && (best < 0 || layer.reads > run.layers[best].reads) ? row : best), -1);
   showLayer(blamed[0] ?? Math.max(0, busiest));
 }
 

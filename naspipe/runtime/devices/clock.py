@@ -24,7 +24,7 @@ class HostClock:
 
 
 class CudaClock:
-    """For work that is queued on a GPU's current stream; idle time of the queue counts too.
+    """For work in a GPU's current queue; idle time of the queue counts too.
 
     Args:
         device: the GPU.

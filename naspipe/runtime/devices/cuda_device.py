@@ -1,4 +1,4 @@
-"""A GPU that holds layers while they are needed; copies run on streams beside the compute."""
+"""A GPU that holds layers while they are needed; copies run in queues beside the compute's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def count_gpus() -> int:
 
 
 def start_cuda(device: torch.device) -> None:
-    """Start CUDA in this process, with a GPU as its current one: streams and seeds are its.
+    """Start CUDA in this process, with a GPU as its current one: queues and seeds are its.
 
     Raises:
         ConfigError: when it cannot be used here.
@@ -42,9 +42,9 @@ def measured_memory() -> dict[str, float]:
 
 
 class CudaDevice:
-    """One GPU; made on the thread that computes, whose current stream is the compute's.
+    """One GPU; made on the thread that computes, whose current queue (CUDA's stream) is used.
 
-    Memory comes from torch's caching allocator, in the order of the compute stream: a freed
+    Memory comes from torch's caching allocator, in the order of the compute's queue: a freed
     piece may be handed out again while queued kernels still use it, so a copy into fresh
     memory waits for the point that the compute had been queued up to. Copies are over when
     ``copy_in`` and ``copy_out`` return, so memory that they used may be freed from then on.
@@ -108,23 +108,23 @@ class CudaDevice:
         self._copy(device, host, self._save, after)
 
     def synchronize_compute(self) -> None:
-        """Wait until everything queued on the compute stream is done."""
+        """Wait until everything queued for computation is done."""
         self._compute.synchronize()
 
     def _copy(
-        self, source: torch.Tensor, target: torch.Tensor, stream: torch.cuda.Stream, after: Mark
+        self, source: torch.Tensor, target: torch.Tensor, queue: torch.cuda.Stream, after: Mark
     ) -> None:
         if after is None:
-            stream.wait_stream(self._compute)
+            queue.wait_stream(self._compute)
         else:
-            stream.wait_event(after)
-        with torch.cuda.stream(stream):
+            queue.wait_event(after)
+        with torch.cuda.stream(queue):
             target.copy_(source, non_blocking=True)
-        _record(stream).synchronize()
+        _record(queue).synchronize()
 
 
-def _record(stream: torch.cuda.Stream) -> torch.cuda.Event:
-    """An event at the end of a stream; waiting for it sleeps, since spinning takes a core."""
+def _record(queue: torch.cuda.Stream) -> torch.cuda.Event:
+    """An event at the end of a queue; waiting for it sleeps, since spinning takes a core."""
     event: torch.cuda.Event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-    event.record(stream)
+    event.record(queue)
     return event

@@ -14,13 +14,13 @@ CUBLAS_WORKSPACE = ":4096:8"
 """With which cuBLAS leaves the same bits in every call; the same size in every run."""
 
 
-def block_seed(seed: int, sequence_id: int, block: int, pass_number: int = 0) -> int:
+def block_seed(seed: int, step: int, block: int, pass_number: int = 0) -> int:
     """The seed of every random draw of one block in one pass; a public rule.
 
-    ``block`` counts the blocks of the chain, shared layers included; ``sequence_id`` is the
-    step's number, and ``pass_number`` the pass's within it.
+    ``block`` counts the blocks of the chain, shared layers included; ``step`` is the
+    number of the step, and ``pass_number`` the pass's within it.
     """
-    return _hash(f"{seed}/{sequence_id}/{block}/{pass_number}")
+    return _hash(f"{seed}/{step}/{block}/{pass_number}")
 
 
 def layer_seed(seed: int, block: int, candidate: int) -> int:

@@ -27,7 +27,7 @@ from naspipe.runtime.worker.stage_process import GRACE_SECONDS, StageSeat
 from naspipe.stage.admission import AdmissionWindow
 from naspipe.stage.builder import build_controller
 from naspipe.stage.intake import Intake
-from naspipe.stage.memory import residency_of
+from naspipe.stage.residency import residency_of
 
 _BUSY_EVERY_SECONDS = 0.5
 

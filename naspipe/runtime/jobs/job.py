@@ -33,7 +33,7 @@ class ValidationPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamJob:
-    """One stream of a job: what is trained, and where its results go."""
+    """One stream of a training job: its subnets, and where its results go."""
 
     workload: Workload
     planned: tuple[Planned, ...]
@@ -54,8 +54,8 @@ class StreamJob:
         return self.restored.first if self.restored else 0
 
     @property
-    def steps(self) -> int:
-        """Subnets of the whole stream: every pass of every step."""
+    def num_passes(self) -> int:
+        """Sequence IDs of the whole stream: every pass of every step."""
         return self.workload.definition.num_passes
 
     @property
@@ -71,8 +71,8 @@ class StreamJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """One pipeline, as every stage needs to know it."""
+class TrainingJob:
+    """What a pipeline trains, and how, as every stage needs to know it."""
 
     streams: tuple[StreamJob, ...]
     """What shares the pipeline; one synchronisation policy for all."""

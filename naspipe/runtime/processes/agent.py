@@ -19,7 +19,7 @@ import zmq
 from naspipe.core.config import Execution
 from naspipe.core.errors import TransportError
 from naspipe.core.ids import WorkerId
-from naspipe.runtime.jobs.job import Job
+from naspipe.runtime.jobs.job import TrainingJob
 from naspipe.runtime.processes.hosts import ALIVE, END, JOB, Hosts, read_word
 from naspipe.runtime.processes.stage_pool import end_all, quiet_fork
 from naspipe.runtime.processes.stopping import answered_signals
@@ -33,7 +33,7 @@ _FORK = multiprocessing.get_context("fork")
 _POLL_MS = 500
 _LINGER_MS = 2_000
 
-Prepare = Callable[[dict[str, Any]], Job]
+Prepare = Callable[[dict[str, Any]], TrainingJob]
 """Makes the job of rank 0's assignment; raises ConfigError where that is another job."""
 
 
@@ -75,7 +75,7 @@ def run_agent(
         agent.watch(wakeup)
 
 
-def _prepared(receiver: Connection, prepare: Prepare) -> Job:
+def _prepared(receiver: Connection, prepare: Prepare) -> TrainingJob:
     """In the stage's process: wait for the assignment, which is made a job there."""
     return prepare(msgpack.unpackb(receiver.recv_bytes(), strict_map_key=False))
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 from naspipe.core.ids import StreamId
 from naspipe.core.planned import Planned
-from naspipe.runtime.jobs.job import Job
+from naspipe.runtime.jobs.job import TrainingJob
 from naspipe.runtime.wire.messages import SubnetsMessage
-from naspipe.trace.results.losses import read_losses
+from naspipe.trace.results.losses_file import read_losses
 
 
 class GrowingStreams:
@@ -19,7 +19,7 @@ class GrowingStreams:
         send: hands a message to a stage.
     """
 
-    def __init__(self, job: Job, send: Callable[[int, SubnetsMessage], None]) -> None:
+    def __init__(self, job: TrainingJob, send: Callable[[int, SubnetsMessage], None]) -> None:
         self._job = job
         self._send = send
 
@@ -32,7 +32,7 @@ class GrowingStreams:
                 self._tell(number, 0, first)
 
     def take(self, stream: int, sequence_id: int, loss: float) -> None:
-        """A step's loss is known."""
+        """A pass's loss is known."""
         source = self._job.streams[stream].source
         if source is not None:
             known = len(source.proposed)
@@ -54,5 +54,5 @@ class GrowingStreams:
 
 
 def score_of(loss: float) -> float:
-    """What a strategy is told of a trained step: more is better."""
+    """What a strategy is told of a trained subnet: more is better."""
     return -loss

@@ -15,7 +15,7 @@ import zmq
 
 from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError, TransportError
-from naspipe.runtime.jobs.job import Job
+from naspipe.runtime.jobs.job import TrainingJob
 from naspipe.runtime.processes.rendezvous import Worker, WorkerCard, exchange_cards, parent_identity
 from naspipe.runtime.wire.endpoints import Endpoints, check_ports
 from naspipe.runtime.wire.transport import connect_outbox
@@ -114,7 +114,7 @@ class OtherHosts:
     """Rank 0's knowledge of the others, and of what to tell them."""
 
     hosts: Hosts
-    assign: Callable[[Job], Mapping[str, Any]]
+    assign: Callable[[TrainingJob], Mapping[str, Any]]
     """What the other workers need to make the job."""
 
 

@@ -20,7 +20,7 @@ from naspipe.core.errors import ConfigError, RunInterruptedError, StageFailedErr
 from naspipe.planning.cost import CostTable, LayerCost
 from naspipe.runtime.devices.cuda_device import start_cuda
 from naspipe.runtime.devices.determinism import deterministic_torch
-from naspipe.runtime.jobs.job import Job
+from naspipe.runtime.jobs.job import TrainingJob
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.measuring.profiler import profile
 from naspipe.runtime.processes.growing_streams import GrowingStreams
@@ -45,12 +45,12 @@ from naspipe.runtime.wire.wakeup import Wakeup
 from naspipe.runtime.worker.garbage import calm_collector
 from naspipe.runtime.worker.stage_main import run_alone
 from naspipe.runtime.worker.stage_process import StageRun
-from naspipe.trace.results.losses import SectionLosses
+from naspipe.trace.results.losses_file import SectionLosses
 from naspipe.trace.snapshots.checkpoints import FINAL
 
 
 def launch(
-    job: Job, observer: LaunchObserver, others: OtherHosts | None = None
+    job: TrainingJob, observer: LaunchObserver, others: OtherHosts | None = None
 ) -> list[dict[str, Any]]:
     """Carry a run out, to its final checkpoint; on several hosts, with stage 0 on this one.
 
@@ -95,14 +95,15 @@ def launch(
         if not results[0]["streams"]:
             raise _interruption(job, stop, publisher)
         for number, stream in enumerate(job.streams):
-            manifest = merge_parts(stream.steps, [result["streams"][number] for result in results])
+            parts = [result["streams"][number] for result in results]
+            manifest = merge_parts(stream.num_passes, parts)
             folders[number].publish(FINAL, job.generation, manifest)
         if not validating.finish(lambda: bool(stop.signal_number), wakeup):
             raise _interruption(job, stop, publisher)
     return [result["measured"] for result in results]
 
 
-def _run(job: Job, side: LauncherSide, others: OtherHosts | None, stack: ExitStack) -> None:
+def _run(job: TrainingJob, side: LauncherSide, others: OtherHosts | None, stack: ExitStack) -> None:
     """Have the stages work to their end: a single one in this process, unless it has a GPU."""
     execution = job.execution
     if execution.pipeline.stages == 1 and execution.hardware.device == "cpu":
@@ -122,7 +123,7 @@ def _ask(stop: Stop, wakeup: Wakeup, signal_number: int) -> None:
     wakeup.set()
 
 
-def _interruption(job: Job, stop: Stop, publisher: Publisher) -> RunInterruptedError:
+def _interruption(job: TrainingJob, stop: Stop, publisher: Publisher) -> RunInterruptedError:
     """What to say of a run that was asked to end and has done so."""
     cuts = [publisher.newest.get(number, each.first) for number, each in enumerate(job.streams)]
     path, *others = job.claimed

@@ -8,7 +8,7 @@ from typing import Any
 
 from naspipe.core.errors import StorageError, reason
 from naspipe.runtime.checkpoints.ports import CheckpointReader
-from naspipe.trace.results.losses import SectionLosses
+from naspipe.trace.results.losses_file import SectionLosses
 from naspipe.trace.snapshots.checkpoints import CheckpointFolder, cut_name
 
 _MERGED = ("versions", "history", "scalars", "strides")

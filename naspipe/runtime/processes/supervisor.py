@@ -17,7 +17,7 @@ from naspipe.runtime.processes.stopping import Stop
 from naspipe.runtime.wire.ports import LaunchObserver
 from naspipe.runtime.wire.reports import read_report
 from naspipe.runtime.wire.wakeup import Wakeup
-from naspipe.trace.results.losses import SectionLosses
+from naspipe.trace.results.losses_file import SectionLosses
 
 _POLL_MS = 1000
 _LAST_WORDS_SECONDS = 0.5

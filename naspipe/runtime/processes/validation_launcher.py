@@ -14,13 +14,13 @@ from typing import Any, NoReturn
 import msgpack
 
 from naspipe.core.errors import StageFailedError
-from naspipe.runtime.jobs.job import Job
+from naspipe.runtime.jobs.job import TrainingJob
 from naspipe.runtime.processes.stage_pool import FORK, end_all, quiet_fork
 from naspipe.runtime.processes.supervisor import obituary, raise_failure
 from naspipe.runtime.processes.validation_process import means, validation_main
 from naspipe.runtime.wire.ports import LaunchObserver
 from naspipe.runtime.wire.wakeup import Wakeup
-from naspipe.trace.results.validation import Judged, Validation, ValidationFile
+from naspipe.trace.results.validation_file import Judged, Validation, ValidationFile
 from naspipe.trace.snapshots.checkpoints import FINAL, cut_name
 
 
@@ -35,7 +35,7 @@ class ValidationLauncher:
         observer: told of each validation.
     """
 
-    def __init__(self, job: Job, observer: LaunchObserver) -> None:
+    def __init__(self, job: TrainingJob, observer: LaunchObserver) -> None:
         self._job = job
         self._observer = observer
         self._every = job.execution.validation.every_steps * job.steps.passes
@@ -122,7 +122,7 @@ class ValidationLauncher:
         for number, file in self._files.items():
             for cut in waiting[number]:
                 self._ask(number, cut, cut_name(cut))
-            cut = self._job.streams[number].steps
+            cut = self._job.streams[number].num_passes
             if cut not in file.known and cut not in self._waiting[number]:
                 self._ask(number, cut, FINAL)
         left = sum(map(len, self._waiting.values()))

@@ -148,7 +148,7 @@ class Pairs:
             tensor, raw = blank(entry, self._allocate)
             if len(raw):
                 work = dist.irecv(raw, worker, group=group)
-                work.wait()  # type: ignore[union-attr]  # on a GPU, the compute stream alone
+                work.wait()  # type: ignore[union-attr]  # on a GPU, the compute queue alone
             tensors.append(tensor)
         return tuple(tensors)
 

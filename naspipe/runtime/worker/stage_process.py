@@ -22,7 +22,7 @@ from naspipe.runtime.checkpoints.layer_bytes import layer_key
 from naspipe.runtime.devices.cuda_device import measured_memory
 from naspipe.runtime.devices.open_device import open_device
 from naspipe.runtime.devices.out_of_memory import LayerUse
-from naspipe.runtime.jobs.job import Job, StreamJob
+from naspipe.runtime.jobs.job import StreamJob, TrainingJob
 from naspipe.runtime.jobs.ports import PipelineJob
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.memory.placement import Placement, SwappedPlacement
@@ -36,7 +36,7 @@ from naspipe.runtime.worker.late_fields import LateFields
 from naspipe.runtime.worker.stage_files import StageFiles
 from naspipe.stage.builder import build_admission, build_controller
 from naspipe.stage.intake import Intake
-from naspipe.stage.memory import residency_of
+from naspipe.stage.residency import residency_of
 from naspipe.trace.access.event_log import EventLogWriter
 from naspipe.trace.access.log import AccessLogWriter
 from naspipe.trace.snapshots.checkpoints import FINAL
@@ -59,7 +59,7 @@ class StageSeat:
 class StageRun:
     """A stage of a job, ready to run."""
 
-    def __init__(self, job: Job, seat: StageSeat) -> None:
+    def __init__(self, job: TrainingJob, seat: StageSeat) -> None:
         self._job = job
         self._stage = seat.stage
         self._transport = seat.transport
@@ -153,7 +153,8 @@ class StageRun:
             **measured_memory(),
         }
         is_whole = all(
-            intake.next == stream.steps for intake, stream in zip(intakes, job.streams, strict=True)
+            intake.next == stream.num_passes
+            for intake, stream in zip(intakes, job.streams, strict=True)
         )
         parts = [
             self._save(stream, intake.known, store)
@@ -168,7 +169,7 @@ class StageRun:
             Intake(
                 build_admission(
                     self._job.policy,
-                    stream.steps,
+                    stream.num_passes,
                     window=stream.workload.window or execution.pipeline.window,
                     bulk=self._job.bulk,
                     stages=execution.pipeline.stages,

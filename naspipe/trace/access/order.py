@@ -12,7 +12,7 @@ from naspipe.core.ids import LayerId
 from naspipe.trace.access.log import time_key
 
 _LETTERS = {AccessKind.FORWARD: "F", AccessKind.WRITE: "B"}
-Step = tuple[int, str]
+Use = tuple[int, str]
 """A sequence ID and ``F`` for its READ or ``B`` for its WRITE."""
 
 
@@ -25,8 +25,8 @@ def reads_and_writes(accesses: Iterable[Access]) -> dict[LayerId, list[Access]]:
     return {layer: sorted(layers[layer], key=time_key) for layer in sorted(layers)}
 
 
-def layer_order(reads_and_writes_of_layer: Sequence[Access]) -> list[Step]:
-    """The steps of one layer's READs and WRITEs, as given."""
+def layer_order(reads_and_writes_of_layer: Sequence[Access]) -> list[Use]:
+    """One layer's READs and WRITEs, as given."""
     return [(access.sequence_id, _LETTERS[access.kind]) for access in reads_and_writes_of_layer]
 
 
@@ -43,12 +43,12 @@ def access_order(accesses: Iterable[Access], layer: LayerId) -> str:
     return access_orders(a for a in accesses if a.layer == layer).get(layer, "")
 
 
-def format_order(steps: Iterable[Step]) -> str:
+def format_order(uses: Iterable[Use]) -> str:
     """``[(2, "F"), (2, "B")]`` as ``2F-2B``."""
-    return "-".join(f"{sequence_id}{letter}" for sequence_id, letter in steps)
+    return "-".join(f"{sequence_id}{letter}" for sequence_id, letter in uses)
 
 
-def parse_order(text: str) -> list[Step]:
+def parse_order(text: str) -> list[Use]:
     """Read what :func:`format_order` makes.
 
     Raises:
@@ -56,4 +56,4 @@ def parse_order(text: str) -> list[Step]:
     """
     if text and not re.fullmatch(r"\d+[FB](-\d+[FB])*", text):
         raise LogError(f"expected an access order such as 2F-2B-5F-5B, found {text!r:.80}")
-    return [(int(step[:-1]), step[-1]) for step in text.split("-") if step]
+    return [(int(use[:-1]), use[-1]) for use in text.split("-") if use]

@@ -18,7 +18,7 @@ from naspipe.trace.reading.differences import (
     checkpoint_differences,
     loss_differences,
 )
-from naspipe.trace.results.losses import Loss
+from naspipe.trace.results.losses_file import Loss
 from naspipe.trace.results.run_directory import RunDirectory
 from naspipe.trace.snapshots.snapshot import Checkpoint, read_checkpoint
 
@@ -48,7 +48,7 @@ class RecordedRun:
 
     @cached_property
     def losses(self) -> list[Loss]:
-        """Per-step losses in sequence order."""
+        """The loss of every pass, in sequence order."""
         return self.directory.read_losses()
 
     @cached_property
@@ -78,7 +78,7 @@ class Comparison:
 
     @property
     def first(self) -> Difference | None:
-        """The earliest difference: by step, then by block of the chain."""
+        """The earliest difference: by pass, then by block of the chain."""
         return self.differences[0] if self.differences else None
 
     def __str__(self) -> str:
@@ -147,10 +147,10 @@ def _stream_reason(reference: RecordedRun, run: RecordedRun) -> str:
         side.directory.stream.read_text().splitlines() if side.directory.stream.exists() else []
         for side in (reference, run)
     ]
-    for step, (one, other) in enumerate(zip_longest(*lines, fillvalue="absent")):
+    for number, (one, other) in enumerate(zip_longest(*lines, fillvalue="absent")):
         if one != other:
             return (
-                f"different streams: subnet {step} is {one:.80} in {reference.path}, "
+                f"different streams: subnet {number} is {one:.80} in {reference.path}, "
                 f"{other:.80} in {run.path}"
             )
     return ""

@@ -14,7 +14,7 @@ from naspipe.core.ids import INITIAL, SequenceId
 from naspipe.core.rules import Exact
 from naspipe.trace.access.labels import SpaceLabels
 from naspipe.trace.access.order import layer_order, reads_and_writes
-from naspipe.trace.results.losses import Loss
+from naspipe.trace.results.losses_file import Loss
 from naspipe.trace.snapshots.shards import ITEM_BYTES, RawTensor
 from naspipe.trace.snapshots.snapshot import Checkpoint
 
@@ -34,7 +34,7 @@ _FINAL_STATE = ("tensor", "version", "scalar")
 class Difference(NamedTuple):
     """One place where two runs differ.
 
-    ``sequence_id`` is the step (for final state, the earliest last WRITE of the layer; -1
+    ``sequence_id`` is the pass (for final state, the earliest last WRITE of the layer; -1
     is the state before any). ``layer`` is the label, empty for a loss; ``block`` its place in
     the chain, behind the last one for a loss.
     """
@@ -48,7 +48,7 @@ class Difference(NamedTuple):
 
     @property
     def key(self) -> tuple[int, int, int, int, str, str]:
-        """Earliest step, then earliest block of the chain, then stream and kind."""
+        """Earliest pass, then earliest block of the chain, then stream and kind."""
         place = _WHATS.index(self.what)
         return (self.sequence_id, self.block, self.stream, place, self.layer, self.detail)
 
@@ -64,14 +64,14 @@ class Difference(NamedTuple):
 def loss_differences(
     expected: Sequence[Loss], found: Sequence[Loss], labels: SpaceLabels
 ) -> Iterator[Difference]:
-    """Every step whose losses differ in their bits or are there in one run only."""
+    """Every pass whose losses differ in their bits or are there in one run only."""
     left = {(loss.stream, loss.sequence_id): loss for loss in expected}
     right = {(loss.stream, loss.sequence_id): loss for loss in found}
-    for step in sorted(left.keys() | right.keys()):
-        one, other = left.get(step), right.get(step)
+    for key in sorted(left.keys() | right.keys()):
+        one, other = left.get(key), right.get(key)
         if one is None or other is None or one.bits != other.bits:
             detail = f"{_loss_text(one)} against {_loss_text(other)}"
-            yield Difference(*step, len(labels), "", "loss", detail)
+            yield Difference(*key, len(labels), "", "loss", detail)
 
 
 def access_differences(
@@ -156,8 +156,8 @@ def _first_order(
 ) -> _First | None:
     for place, (one, other) in enumerate(zip_longest(expected, found)):
         if one != other:
-            texts = [f"{step[0]}{step[1]}" if step else "absent" for step in (one, other)]
-            sequence_id = min(step[0] for step in (one, other) if step)
+            texts = [f"{use[0]}{use[1]}" if use else "absent" for use in (one, other)]
+            sequence_id = min(use[0] for use in (one, other) if use)
             return sequence_id, what, f"{texts[0]} against {texts[1]} at place {place}"
     return None
 

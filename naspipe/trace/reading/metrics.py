@@ -12,15 +12,15 @@ from naspipe.core.ids import INITIAL, LayerId, SequenceId, StageId, StreamId, Ve
 WARM_UP_SHARE = 10
 """The first 1 in 10 subnets of each stream are warm-up."""
 
-_Step = tuple[StreamId, SequenceId]
+_Pass = tuple[StreamId, SequenceId]
 
 
 class Summary(NamedTuple):
     """What one run's access log says; times run from its first record to its last."""
 
-    steps: int
+    num_passes: int
     seconds: float
-    steps_per_second: float
+    passes_per_second: float
     bubble_ratio: float
     hit_rate: float
     stall_ratio: float
@@ -31,7 +31,7 @@ def summarize(accesses: Sequence[Access], num_stages: int) -> Summary:
     return Summary(
         len(_last_ends(accesses)),
         makespan_seconds(accesses),
-        steps_per_second(accesses),
+        passes_per_second(accesses),
         bubble_ratio(accesses, num_stages),
         hit_rate(accesses),
         stall_ratio(accesses, num_stages),
@@ -46,8 +46,8 @@ def makespan_seconds(accesses: Sequence[Access]) -> float:
     return (max(access.end_ns for access in accesses) - start) / 1e9
 
 
-def steps_per_second(accesses: Sequence[Access]) -> float:
-    """Subnets of all streams over the makespan, warm-up included."""
+def passes_per_second(accesses: Sequence[Access]) -> float:
+    """Passes of all streams over the makespan, warm-up included."""
     seconds = makespan_seconds(accesses)
     return len(_last_ends(accesses)) / seconds if seconds else 0.0
 
@@ -95,7 +95,7 @@ def bubble_ratio(accesses: Sequence[Access], num_stages: int) -> float:
 
 
 def causal_bound(accesses: Sequence[Access], num_stages: int) -> float:
-    """The least bubble ratio that any schedule of these measured block steps can have.
+    """The least bubble ratio that any schedule of these measured accesses can have.
 
     1 - min(1, work / (stages x longest chain)). In a chain, a subnet's blocks follow one
     another forward, then backward; a WRITE follows its backward and the layer's WRITE before
@@ -108,14 +108,14 @@ def causal_bound(accesses: Sequence[Access], num_stages: int) -> float:
 
 
 def _longest_chain_ns(accesses: Iterable[Access]) -> int:
-    steps: dict[_Step, list[Access]] = defaultdict(list)
+    passes: dict[_Pass, list[Access]] = defaultdict(list)
     for access in accesses:
-        steps[access.layer.stream, access.sequence_id].append(access)
+        passes[access.layer.stream, access.sequence_id].append(access)
     written: dict[tuple[LayerId, Version], int] = {}
     newest: dict[LayerId, int] = {}
     longest = 0
-    for step in sorted(steps, key=lambda step: (step[1], step[0])):
-        records = steps[step]
+    for key in sorted(passes, key=lambda key: (key[1], key[0])):
+        records = passes[key]
         ends, longest_backward = _backward_ends(records, written)
         longest = max(longest, longest_backward)
         for access in records:
@@ -130,7 +130,7 @@ def _longest_chain_ns(accesses: Iterable[Access]) -> int:
 def _backward_ends(
     records: Iterable[Access], written: dict[tuple[LayerId, Version], int]
 ) -> tuple[dict[LayerId, int], int]:
-    """When each layer's last backward of one step ends at the earliest, and the step's last."""
+    """When each layer's last backward of one pass ends at the earliest, and the pass's last."""
     clock = 0
     ends: dict[LayerId, int] = {}
     for access in sorted(records, key=_chain_key):
@@ -151,13 +151,13 @@ def _chain_key(access: Access) -> tuple[bool, int, int]:
     return (not is_forward, block if is_forward else -block, access.start_ns)
 
 
-def _last_ends(accesses: Iterable[Access]) -> dict[_Step, int]:
-    """When each step's last record ended."""
-    ends: dict[_Step, int] = {}
+def _last_ends(accesses: Iterable[Access]) -> dict[_Pass, int]:
+    """When each pass's last record ended."""
+    ends: dict[_Pass, int] = {}
     for access in accesses:
-        step = (access.layer.stream, access.sequence_id)
-        if access.end_ns > ends.get(step, -1):
-            ends[step] = access.end_ns
+        key = (access.layer.stream, access.sequence_id)
+        if access.end_ns > ends.get(key, -1):
+            ends[key] = access.end_ns
     return ends
 
 

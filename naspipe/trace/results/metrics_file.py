@@ -1,4 +1,4 @@
-"""``metrics.jsonl``: what was known of a run while it went, a line per step."""
+"""``metrics.jsonl``: what was known of a run while it went, a line per pass."""
 
 from __future__ import annotations
 

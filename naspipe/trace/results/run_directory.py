@@ -10,7 +10,7 @@ from typing import Any
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import StageId
 from naspipe.core.json_text import parse_json
-from naspipe.trace.results.losses import Loss, read_losses
+from naspipe.trace.results.losses_file import Loss, read_losses
 from naspipe.trace.snapshots.checkpoints import CheckpointFolder
 from naspipe.trace.storage.whole_files import write_json
 
@@ -41,7 +41,7 @@ class RunDirectory:
 
     @property
     def losses(self) -> Path:
-        """One line per step, in sequence order."""
+        """One line per pass, in sequence order."""
         return self.losses_of(0)
 
     def losses_of(self, section: int) -> Path:
@@ -55,12 +55,12 @@ class RunDirectory:
 
     @property
     def metrics(self) -> Path:
-        """What was known while it went, a line per step; see :mod:`.metrics_file`."""
+        """What was known while it went, a line per pass; see :mod:`.metrics_file`."""
         return self.path / "metrics.jsonl"
 
     @property
     def validation(self) -> Path:
-        """How the supernet did on held-out data; see ``naspipe.trace.results.validation``."""
+        """How the supernet did on held-out data; see ``naspipe.trace.results.validation_file``."""
         return self.path / "validation.jsonl"
 
     @property
@@ -150,10 +150,10 @@ class RunDirectory:
             )
         return manifest
 
-    def nonfinite_steps(self) -> list[int]:
-        """Steps whose loss is infinite or not a number; skipped where the recipe says so."""
+    def nonfinite_passes(self) -> list[int]:
+        """Passes whose loss is infinite or not a number; skipped where the recipe says so."""
         return [int(loss.sequence_id) for loss in self.read_losses() if not isfinite(loss.value)]
 
     def read_losses(self) -> list[Loss]:
-        """Every recorded loss; see :func:`naspipe.trace.results.losses.read_losses`."""
+        """Every recorded loss; see :func:`naspipe.trace.results.losses_file.read_losses`."""
         return read_losses(self.losses)

@@ -7,7 +7,7 @@ import torch
 
 from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
-from naspipe.frontend.given.checks import check_data_path, check_device
+from naspipe.frontend.given.input_checks import check_data_path, check_device
 
 
 @pytest.mark.parametrize(

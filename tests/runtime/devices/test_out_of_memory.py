@@ -170,7 +170,7 @@ def test_the_second_try_has_the_memory_of_the_first(tmp_path, monkeypatch):
 @pytest.mark.parametrize("stages", [1, 2])
 def test_host_memory_that_runs_out_in_a_stage_is_one_line(tmp_path, monkeypatch, stages):
     """As when the machine has less than it was thought to have: no check can know that."""
-    monkeypatch.setattr("naspipe.sim.plan.check_host_memory", lambda limit, needs: None)
+    monkeypatch.setattr("naspipe.sim.pipeline.check_host_memory", lambda limit, needs: None)
     with pytest.raises(ConfigError, match=r"^host memory for layers: the limit is 9000 b.*$"):
         train(tmp_path / "run", stages, memory_budget="2x", host_memory="9000")
     assert RunDirectory(tmp_path / "run").read_manifest()["status"] == "failed"

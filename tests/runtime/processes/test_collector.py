@@ -11,7 +11,7 @@ from naspipe.runtime.processes.liveness import Liveness
 from naspipe.runtime.processes.stopping import Stop
 from naspipe.runtime.processes.supervisor import Collector, StageReports
 from naspipe.runtime.wire.messages import HOLD, STOP, ControlMessage
-from naspipe.trace.results.losses import SectionLosses, read_losses
+from naspipe.trace.results.losses_file import SectionLosses, read_losses
 
 
 class Told:

@@ -10,7 +10,7 @@ import pytest
 
 from naspipe.core.errors import LogError, StorageError
 from naspipe.runtime.processes.publishing import Publisher
-from naspipe.trace.results.losses import SectionLosses, check_losses
+from naspipe.trace.results.losses_file import SectionLosses, check_losses
 from naspipe.trace.snapshots.checkpoints import CheckpointFolder, cut_name
 from naspipe.trace.snapshots.shards import RawTensor, pack, write_shard
 

@@ -15,7 +15,7 @@ import naspipe as npp
 from naspipe.core.errors import RunInterruptedError
 from naspipe.streams.from_file import read_stream
 from naspipe.trace.results.metrics_file import read_metrics
-from naspipe.trace.results.validation import read_validations
+from naspipe.trace.results.validation_file import read_validations
 from tests.equivalence import spaces
 from tests.equivalence.harness import oracle_of, plain_torch
 from tests.faults.helpers import LAUNCHER, Calm, Ends, assert_identical, interrupt

@@ -12,7 +12,7 @@ from naspipe.trace.reading.metrics import (
     causal_bound,
     hit_rate,
     makespan_seconds,
-    steps_per_second,
+    passes_per_second,
     summarize,
 )
 from tests.trace.fake_run import CHAINS, access, sequential_accesses
@@ -36,7 +36,7 @@ def test_a_bubble_by_hand() -> None:
     ]
     assert bubble_ratio(records, 2) == pytest.approx(1 - 70 / (2 * 70))
     assert makespan_seconds(records) == pytest.approx(70e-9)
-    assert steps_per_second(records) == pytest.approx(1 / 70e-9)
+    assert passes_per_second(records) == pytest.approx(1 / 70e-9)
 
 
 def test_overlapping_records_count_once() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from naspipe.core.errors import ConfigError, LogError
-from naspipe.trace.results.losses import LossWriter, read_losses
+from naspipe.trace.results.losses_file import LossWriter, read_losses
 from naspipe.trace.results.run_directory import RunDirectory
 
 

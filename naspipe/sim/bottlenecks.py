@@ -11,23 +11,23 @@ from naspipe.planning.causal_bound import CausalBound
 from naspipe.planning.cost import CostTable
 from naspipe.planning.partitions import peak_to_mean
 from naspipe.sim.outcome import Outcome
-from naspipe.sim.plan import Chain, Pipeline, Plan
+from naspipe.sim.pipeline import Chain, Pipeline, Plan
 
 _NOTABLE = 0.01
 """Losses below this are not worth a line."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class Bottleneck:
     """One reason, and how many stages it lets be busy at most."""
 
     busy_stages: float
     text: str
 
 
-def limits(
+def bottlenecks(
     pipeline: Pipeline, labels: Sequence[str], bound: CausalBound, plan: Plan, outcome: Outcome
-) -> list[Limit]:
+) -> list[Bottleneck]:
     """What keeps the stages of one simulated run from being busy, the strictest first.
 
     Args:
@@ -51,7 +51,7 @@ def limits(
     found += _window(outcome, count)
     if outcome.stall_ratio > _NOTABLE:
         found.append(
-            Limit(
+            Bottleneck(
                 outcome.stages * (1 - outcome.stall_ratio),
                 f"memory: stages wait {outcome.stall_ratio:.1%} of the time for layers to be "
                 f"loaded; a larger budget would help",
@@ -62,13 +62,13 @@ def limits(
 
 
 def _mean_ns(costs: CostTable, subnets: Sequence[Subnet], block: int) -> float:
-    """Of one step of a block, without the making of layers."""
+    """Of one pass through a block, without the making of layers."""
     return sum(costs.of(block, subnet.chain[block]).total_ns for subnet in subnets) / len(subnets)
 
 
-def _causal(bound: CausalBound) -> Limit:
+def _causal(bound: CausalBound) -> Bottleneck:
     busy = bound.steady_parallelism
-    return Limit(
+    return Bottleneck(
         busy,
         f"causal order: the longest chain of subnets that use the same layers keeps at most "
         f"{busy:.1f} stages busy; a sampler that spaces its choices, or several streams, would "
@@ -76,10 +76,10 @@ def _causal(bound: CausalBound) -> Limit:
     )
 
 
-def _largest_block(means: Sequence[float], labels: Sequence[str], work_ns: float) -> Limit:
+def _largest_block(means: Sequence[float], labels: Sequence[str], work_ns: float) -> Bottleneck:
     largest_ns, label = max(zip(means, labels, strict=True))
     busy = work_ns / largest_ns if largest_ns else float("inf")
-    return Limit(
+    return Bottleneck(
         busy,
         f"largest block: {label} takes {largest_ns / work_ns:.1%} of a subnet and cannot be cut, "
         f"so at most {busy:.1f} stages are busy",
@@ -88,7 +88,7 @@ def _largest_block(means: Sequence[float], labels: Sequence[str], work_ns: float
 
 def _shared(
     chain: Chain, labels: Sequence[str], means: Sequence[float], work_ns: float, streams: int
-) -> list[Limit]:
+) -> list[Bottleneck]:
     """From an exact shared layer to the end of the chain and back, subnets go one by one."""
     found = []
     for block, (rule, is_shared) in enumerate(zip(chain.rules, chain.is_shared, strict=True)):
@@ -98,7 +98,7 @@ def _shared(
         if isinstance(rule, Exact):
             busy = streams * work_ns / serial_ns
             found.append(
-                Limit(
+                Bottleneck(
                     busy,
                     f"exact layer {labels[block]}: every subnet reads what the one before wrote, "
                     f"so {serial_ns / work_ns:.1%} of each subnet is sequential: at most "
@@ -108,7 +108,7 @@ def _shared(
         elif isinstance(rule, Lag):
             busy = streams * (rule.subnets + 1) * work_ns / serial_ns
             found.append(
-                Limit(
+                Bottleneck(
                     busy,
                     f"{rule} of {labels[block]}: at most {rule.subnets + 1} subnets are under "
                     f"way, which keeps at most {busy:.1f} stages busy",
@@ -117,23 +117,25 @@ def _shared(
     return found
 
 
-def _imbalance(subnets: Sequence[Subnet], plan: Plan, costs: CostTable, outcome: Outcome) -> Limit:
+def _imbalance(
+    subnets: Sequence[Subnet], plan: Plan, costs: CostTable, outcome: Outcome
+) -> Bottleneck:
     ratios = peak_to_mean(subnets, plan.streams[0].partitions[: len(subnets)], costs)
     mean = sum(ratios) / len(ratios)
-    return Limit(
+    return Bottleneck(
         outcome.stages / mean,
         f"imbalance: a subnet's dearest stage takes {mean:.2f} times the mean one, because a "
         f"stage is a whole number of blocks",
     )
 
 
-def _window(outcome: Outcome, streams: int) -> list[Limit]:
+def _window(outcome: Outcome, streams: int) -> list[Bottleneck]:
     """A subnet is on one stage at a time."""
     most = outcome.window * streams
     if most >= outcome.stages:
         return []
     return [
-        Limit(
+        Bottleneck(
             most,
             f"window: at most {most} subnets are under way, each on one stage at a "
             f"time; raise window or activation_memory",

@@ -16,33 +16,33 @@ def summarize_table(table: AccessTable, num_stages: int) -> Summary:
     if not len(table):
         return Summary(0, 0.0, 0.0, 0.0, 1.0, 0.0)
     start, end, stalled = map(table.column, ("start_ns", "end_ns", "stalled_ns"))
-    streams, steps = table.column("stream"), table.column("sequence_id")
+    streams, passes = table.column("stream"), table.column("sequence_id")
     last = int(end.max())
     seconds = (last - int(start.min())) / 1e9
-    num_steps = len(np.unique(np.stack((streams, steps)), axis=1).T)
+    num_passes = len(np.unique(np.stack((streams, passes)), axis=1).T)
     reads = table.column("kind") != 2
     hit_rate = float((stalled[reads] == 0).mean()) if reads.any() else 1.0
-    since = _warm_up_end(streams, steps, start, end)
+    since = _warm_up_end(streams, passes, start, end)
     span = num_stages * (last - since)
     busy = int((end - np.maximum(start, since)).clip(min=0).sum())
     after = start > since
     stall = int(np.minimum(stalled[after], start[after] - since).sum())
     return Summary(
-        num_steps,
+        num_passes,
         seconds,
-        num_steps / seconds if seconds else 0.0,
+        num_passes / seconds if seconds else 0.0,
         1 - busy / span if span > 0 else 0.0,
         hit_rate,
         stall / span if span > 0 else 0.0,
     )
 
 
-def _warm_up_end(streams: Integers, steps: Integers, start: Integers, end: Integers) -> int:
+def _warm_up_end(streams: Integers, passes: Integers, start: Integers, end: Integers) -> int:
     """When the first tenth of each stream's subnets is completely written."""
     moments = []
     for stream in np.unique(streams):
         mine = streams == stream
-        own = steps[mine]
+        own = passes[mine]
         numbers = np.unique(own)
         count = len(numbers) // WARM_UP_SHARE
         if count:

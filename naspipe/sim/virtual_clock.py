@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Callable
 
 
-class Engine:
+class VirtualClock:
     """Runs callbacks in time order; ties run in the order in which they were asked for."""
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ class PaperOrder:
 
 
 class CriticalPathOrder:
-    """The block step with the longest causal chain behind it first, then as the paper's order.
+    """The access with the longest causal chain behind it first, then as the paper's order.
 
     The chain leads through later subnets that wait for this one's WRITEs
     (:mod:`naspipe.planning.critical_path`), and the stage chooses anew at every block.

@@ -14,8 +14,8 @@ from naspipe.core.errors import ConfigError
 from naspipe.runtime.evaluating.evaluation import batch_sums
 from naspipe.runtime.measuring.subnet_counts import SubnetCounter
 from naspipe.search.limits import Cost, Limits, parse_count
-from naspipe.search.records import Candidate, front, rank
 from naspipe.search.scores import Scores, merit, scores_of
+from naspipe.search.search_directory import Candidate, front, rank
 from tests.equivalence import spaces
 
 

@@ -14,6 +14,7 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.events import Priorities
 from naspipe.core.ids import StageId
 from naspipe.core.partition import Partition, make_partition
+from naspipe.core.planned import Planned
 from naspipe.core.rules import Rule
 from naspipe.core.space import Shared, Space
 from naspipe.core.steps import ONE_PASS, Steps
@@ -88,13 +89,17 @@ class Pipeline:
 class StreamPlan:
     """How the subnets of one stream are cut and ordered."""
 
-    partitions: tuple[Partition, ...]
-    """Of every subnet."""
+    planned: tuple[Planned, ...] = field(repr=False)
+    """Every subnet."""
     partition_of: Callable[[Subnet], Partition] | None = field(
         default=None, repr=False, compare=False
     )
     """Of any other subnet of the space, where that can be said."""
-    priorities: tuple[Priorities, ...] | None = field(default=None, repr=False)
+
+    @property
+    def partitions(self) -> tuple[Partition, ...]:
+        """Of every subnet."""
+        return tuple(each.partition for each in self.planned)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +115,11 @@ class Plan:
 def plan_pipeline(
     pipeline: Pipeline, execution: Execution, sizes: DeviceSizes | None = None
 ) -> Plan:
-    """Balance the stages, give them memory, limit what is under way, and rank the steps.
+    """Balance the stages, give them memory, limit what is under way, and rank the accesses.
 
     One stage runs its subnets one after the other in any order. The policies bsp and asp keep
     one static partition and the paper's order, as the systems do that they stand for. The order
-    ``auto`` is planned as ``paper``; :func:`naspipe.sim.run.choose_order` decides.
+    ``auto`` is planned as ``paper``; :func:`naspipe.sim.simulation.choose_order` decides.
 
     Args:
         pipeline: what is to be run.
@@ -138,7 +143,11 @@ def plan_pipeline(
     window = _window(pipeline, cuts, execution)
     asked = execution.pipeline.order
     order = "paper" if asked in ("auto", "critical-path") else asked
-    plan = Plan(tuple(map(StreamPlan, cuts, cutters)), order, window, memory)
+    streams = tuple(
+        StreamPlan(tuple(map(Planned, stream.subnets, cut)), cutter)
+        for stream, cut, cutter in zip(pipeline.streams, cuts, cutters, strict=True)
+    )
+    plan = Plan(streams, order, window, memory)
     if asked == "critical-path":
         _check_known(pipeline)
     if asked == "critical-path" and has_choice(pipeline, execution):
@@ -171,11 +180,12 @@ def by_critical_path(plan: Plan, pipeline: Pipeline, known: int | None = None) -
     is_alone = len(pipeline.streams) == 1
     grain = GRAIN if is_alone else STREAMS_GRAIN
     usual = [] if is_alone or known is None else _mean_lengths(pipeline.streams)
-    streams = tuple(
-        replace(cut, priorities=tuple(_priorities(stream, grain, known, usual)))
-        for cut, stream in zip(plan.streams, pipeline.streams, strict=True)
-    )
-    return replace(plan, order="critical-path", streams=streams)
+    streams = []
+    for each, stream in zip(plan.streams, pipeline.streams, strict=True):
+        ranked = zip(each.planned, _priorities(stream, grain, known, usual), strict=True)
+        planned = tuple(one._replace(priorities=priorities) for one, priorities in ranked)
+        streams.append(replace(each, planned=planned))
+    return replace(plan, order="critical-path", streams=tuple(streams))
 
 
 def _mean_lengths(streams: Sequence[Stream]) -> list[float]:

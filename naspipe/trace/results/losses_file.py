@@ -1,4 +1,4 @@
-"""Per-step losses: a decimal to read, and the exact bits to compare."""
+"""The loss of every pass: a decimal to read, and the exact bits to compare."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from naspipe.core.json_text import parse_json
 
 
 class Loss(NamedTuple):
-    """One step's loss; ``bits`` is the hex of its own bytes, as one big-endian number."""
+    """One pass's loss; ``bits`` is the hex of its own bytes, as one big-endian number."""
 
     stream: StreamId
     sequence_id: SequenceId
@@ -55,7 +55,7 @@ class LossWriter:
         """Take one loss; each line is handed to the operating system at once.
 
         Raises:
-            LogError: when this step's loss was given before.
+            LogError: when this pass's loss was given before.
         """
         if sequence_id < self._next[stream] or (stream, sequence_id) in self._waiting:
             raise LogError(f"loss of subnet {stream}.{sequence_id} was recorded twice")

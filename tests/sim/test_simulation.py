@@ -14,12 +14,12 @@ from naspipe.planning.causal_bound import causal_bound
 from naspipe.planning.cost import CostTable, LayerCost
 from naspipe.planning.memory import DeviceSizes
 from naspipe.planning.size import LayerSize, SizeTable
+from naspipe.schedule.dispatch_order import CriticalPathOrder
 from naspipe.schedule.invariants import violations
-from naspipe.schedule.order import CriticalPathOrder
-from naspipe.sim.limits import limits
+from naspipe.sim.bottlenecks import bottlenecks
 from naspipe.sim.outcome import bound_of, outcome_of
-from naspipe.sim.plan import Chain, Pipeline, Stream, by_critical_path, plan_pipeline
-from naspipe.sim.run import choose_order, measured_timing, simulate_run
+from naspipe.sim.pipeline import Chain, Pipeline, Stream, by_critical_path, plan_pipeline
+from naspipe.sim.simulation import choose_order, measured_timing, simulate_run
 from naspipe.stage.builder import ORDERS
 from naspipe.streams.samplers import draw_stream
 
@@ -47,7 +47,7 @@ def go(sampler="uniform", chain=CHAIN, subnets=None, **execution):
     run = simulate_run(pipeline, plan, how, measured_timing(pipeline, how, plan.memory))
     bound = bound_of(pipeline)
     outcome = outcome_of(run, pipeline, bound)
-    return run, outcome, limits(pipeline, LABELS, bound, plan, outcome)
+    return run, outcome, bottlenecks(pipeline, LABELS, bound, plan, outcome)
 
 
 def test_a_run_keeps_causal_order_and_the_bound():

@@ -19,11 +19,11 @@ from naspipe.frontend.given.run import Run, check_space
 from naspipe.runtime.checkpoints.layer_bytes import layer_key, load_layer
 from naspipe.runtime.devices.determinism import deterministic_torch
 from naspipe.runtime.layers.layer_store import LayerStore
-from naspipe.search.records import find_best
+from naspipe.search.search_directory import find_best
 from naspipe.streams.from_file import read_stream
 from naspipe.trace.snapshots.snapshot import read_checkpoint
 
-__all__ = ["Chain", "ChainLayer", "assemble", "chain_names", "check_space", "find_choices"]
+__all__ = ["ChainLayer", "ModuleChain", "assemble", "chain_names", "check_space", "find_choices"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class ChainLayer:
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
+class ModuleChain:
     """A subnet: its layers in order."""
 
     choices: tuple[int, ...]
@@ -89,7 +89,7 @@ def find_choices(run: Run, text: str) -> tuple[int, ...]:
     )
 
 
-def assemble(run: Run, choices: Sequence[int], *, ema: bool = False) -> Chain:
+def assemble(run: Run, choices: Sequence[int], *, ema: bool = False) -> ModuleChain:
     """The layers of a subnet with the weights that the run left, in evaluation mode.
 
     With ``ema`` those are the moving averages.
@@ -117,7 +117,7 @@ def assemble(run: Run, choices: Sequence[int], *, ema: bool = False) -> Chain:
             load_layer(module, key, checkpoint.tensors, ema)
         fields = run.space.fields(position)
         layers.append(ChainLayer(names[position], label, fields, module.eval(), is_trained))
-    return Chain(tuple(choices), tuple(layers))
+    return ModuleChain(tuple(choices), tuple(layers))
 
 
 def chain_names(space: Space) -> list[str]:

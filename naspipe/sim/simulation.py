@@ -13,11 +13,11 @@ from naspipe.planning.memory import MemoryPlan
 from naspipe.sim.access_table import AccessTable
 from naspipe.sim.costs import StreamCosts, TableCosts
 from naspipe.sim.driver import Admitted, simulate_into
-from naspipe.sim.plan import Pipeline, Plan, by_critical_path
+from naspipe.sim.pipeline import Pipeline, Plan, by_critical_path
 from naspipe.sim.ports import Costs
-from naspipe.sim.summary import summarize_table
+from naspipe.sim.table_metrics import summarize_table
 from naspipe.stage.builder import build_admission, build_controller, new_history
-from naspipe.stage.memory import residency_of
+from naspipe.stage.residency import residency_of
 from naspipe.trace.reading.metrics import Summary
 
 PREVIEW_SUBNETS = 100
@@ -52,7 +52,7 @@ def simulate_run(
 
     Args:
         pipeline: the streams, and their policy.
-        plan: see :func:`naspipe.sim.plan.plan_pipeline`; may be that of longer streams.
+        plan: see :func:`naspipe.sim.pipeline.plan_pipeline`; may be that of longer streams.
         execution: stages, prefetching and whether forwards start partly clear.
         timing: what everything takes.
 
@@ -80,10 +80,7 @@ def simulate_run(
     ]
 
     def admitted(stream: StreamId, number: int) -> Admitted:
-        cut = plan.streams[stream]
-        urgent = cut.priorities[number] if cut.priorities else None
-        subnet, partition = pipeline.streams[stream].subnets[number], cut.partitions[number]
-        return subnet, partition, urgent, pipeline.wiring.of(stream).is_trained
+        return *plan.streams[stream].planned[number], pipeline.wiring.of(stream).is_trained
 
     def admissions() -> list[Admission]:
         return [
