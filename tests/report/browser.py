@@ -14,12 +14,13 @@ import select
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-DEADLINE_SECONDS = 90.0
+DEADLINE_SECONDS = 60.0
 _FLAGS = (
     "--headless",
     "--no-sandbox",
@@ -52,6 +53,8 @@ class Browser:
         to_browser, self._write = os.pipe()
         self._read, from_browser = os.pipe()
         ends = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in (to_browser, from_browser)]
+        # A socket's path has at most 107 bytes, and a test's own folder is deep.
+        self._sockets = tempfile.TemporaryDirectory(prefix="np")
         self._process = subprocess.Popen(
             [executable, *_FLAGS, f"--user-data-dir={profile}", f"--window-size={width},{height}"],
             stdin=subprocess.DEVNULL,
@@ -61,7 +64,7 @@ class Browser:
             pass_fds=(3, 4),
             # It reads from descriptor 3 and writes to 4, whatever is there in this process.
             preexec_fn=lambda: [os.dup2(end, 3 + place) for place, end in enumerate(ends)],
-            env={**os.environ, "HOME": str(profile), "TMPDIR": str(profile)},
+            env={**os.environ, "HOME": str(profile), "TMPDIR": self._sockets.name},
         )
         for end in (to_browser, from_browser, *ends):
             os.close(end)
@@ -186,3 +189,4 @@ class Browser:
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             os.close(self._read)
+            self._sockets.cleanup()
