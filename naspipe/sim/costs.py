@@ -111,7 +111,7 @@ class StreamCosts:
 
     def between_ns(self) -> int:
         """See :class:`Costs`."""
-        return self.streams[0].between_ns()
+        return max(costs.between_ns() for costs in self.streams)
 
     def message_ns(self, receiver: Task) -> int:
         """See :class:`Costs`."""

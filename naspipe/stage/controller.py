@@ -42,6 +42,7 @@ from naspipe.schedule.history import History
 from naspipe.schedule.versions import VersionBook
 from naspipe.stage.clearance import Clearance
 from naspipe.stage.cuts import Cuts
+from naspipe.stage.gates import Gates
 from naspipe.stage.inputs import Inputs
 from naspipe.stage.mirroring import Departures
 from naspipe.stage.outputs import hand_on
@@ -90,7 +91,7 @@ class StageController:
         self._subnets: dict[tuple[StreamId, SequenceId], Progress] = {}
         self._ready = ReadyTasks(order, starts_partly_clear)
         self._clearance = Clearance(self._book, policy)
-        self._gates = {gate.exchange: gate for gate in gates}
+        self._gates = Gates(gates)
         self._wiring = wiring
         self._taps = Taps(stage, wiring.taps, policy.steps)
         self._inputs = Inputs(wiring, self._taps, self._clearance)
@@ -186,8 +187,7 @@ class StageController:
         progress = begin_subnet(event, self._stage, tickets, sections)
         self._subnets[subnet.stream, subnet.sequence_id] = progress
         self._clearance.admit(progress)
-        for gate in self._gates.values() if progress.is_trained else ():
-            gate.admit(progress)
+        self._gates.admit(progress)
         self._predictor.admit(progress)
         self._changes += 1
         commands += self._inputs.admit(progress, blocks)
@@ -247,9 +247,8 @@ class StageController:
         if kind is AccessKind.FORWARD:
             self._wake(self._clearance.passed(task, block))
             self._hand_over(self._taps.passed(progress, block), commands)
-        elif self._gates and not any(each.todo for each in progress.backwards.values()):
-            for gate in self._gates.values():
-                commands += gate.finish(progress)
+        else:
+            commands += self._gates.passed(progress)
         if is_last_use and not work.todo:
             self._settle(progress, commands)
 
@@ -269,7 +268,7 @@ class StageController:
         self._settle(progress, commands)
 
     def _on_contribution(self, event: ContributionArrived, commands: list[Command]) -> None:
-        for progress in self._gates[event.exchange].arrive(event):
+        for progress in self._gates.arrive(event):
             commands += self._writes.release(progress)
             self._settle(progress, commands)
 

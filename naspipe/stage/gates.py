@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from naspipe.core.commands import Command, Contribute
@@ -10,6 +11,7 @@ from naspipe.core.events import ContributionArrived
 from naspipe.core.ids import SequenceId, StageId, StreamId
 from naspipe.core.partition import Partition
 from naspipe.core.steps import Steps
+from naspipe.stage.ports import WriteGate
 from naspipe.stage.work import Progress
 
 NORMS = "norms"
@@ -88,6 +90,43 @@ class StepGate:
     def _key(self, progress: Progress) -> tuple[StreamId, SequenceId]:
         stream, sequence_id, _ = progress.subnet
         return stream, self._steps.first(sequence_id)
+
+
+class Gates:
+    """All gates of a stage: whatever one of them holds back is held back.
+
+    Args:
+        gates: of different exchanges.
+    """
+
+    def __init__(self, gates: Sequence[WriteGate]) -> None:
+        self._gates = {gate.exchange: gate for gate in gates}
+
+    def admit(self, progress: Progress) -> None:
+        """A subnet is under way; only one that is trained has WRITEs."""
+        if progress.is_trained:
+            for gate in self._gates.values():
+                gate.admit(progress)
+
+    def passed(self, progress: Progress) -> list[Command]:
+        """A block's backward is over: behind the last one of the subnet, every gate is told."""
+        if not self._gates or any(work.todo for work in progress.backwards.values()):
+            return []
+        return [command for gate in self._gates.values() for command in gate.finish(progress)]
+
+    def arrive(self, event: ContributionArrived) -> list[Progress]:
+        """See :class:`naspipe.stage.ports.WriteGate`.
+
+        Raises:
+            InvariantError: when no gate waits for the exchange.
+        """
+        gate = self._gates.get(event.exchange)
+        if gate is None:
+            raise InvariantError(
+                f"stage {event.sender} contributed to {event.exchange!r:.80}, but the gates here "
+                f"are {sorted(self._gates)}"
+            )
+        return gate.arrive(event)
 
 
 def contributors(partition: Partition) -> tuple[StageId, ...]:

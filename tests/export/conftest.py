@@ -1,17 +1,8 @@
-"""NNI's import warns of newer versions of torch and pandas: once, here, where that is no error."""
+"""One thread, as in a stage."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import warnings
-
 import pytest
-
-if importlib.util.find_spec("nni"):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        importlib.import_module("nni.nas.hub.pytorch")
 
 
 @pytest.fixture(autouse=True)

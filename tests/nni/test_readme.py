@@ -33,10 +33,10 @@ def test_the_example(tmp_path, monkeypatch):
     names = {}
     exec(compile(code, "README.md", "exec"), names)
     run, best, space = names["run"], names["best"], names["space"]
-    assert len(run.losses) == len(read_metrics(run.directory.metrics)) == 120
+    assert len(run.losses) == len(read_metrics(run.directory.metrics)) == 400
     recipe = json.loads(run.directory.manifest.read_text())["definition"]["recipe"]
     assert (recipe["lr"], recipe["schedule"], recipe["label_smoothing"]) == (0.1, "linear", 0.1)
-    assert len(names["search"].candidates) == 20 and best.scores.top1 > 0.2
+    assert len(names["search"].candidates) == 20 and best.scores.top1 > 0.3
     sample = space.decisions.sample_of(best.choices)
     assert sample["depth"] in range(2, 7) and space.decisions.choices_of(sample) == best.choices
     batch = names["held_out"](0, 0)["input"]

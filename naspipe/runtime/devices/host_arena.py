@@ -80,6 +80,12 @@ class HostArena:
         return self._used_bytes
 
     @property
+    def leaving_bytes(self) -> int:
+        """Those of them that were given back, but are still used by somebody else."""
+        self._take_back()
+        return sum(self._handed_out[address].nbytes for address, _ in self._leaving)
+
+    @property
     def reserved_bytes(self) -> int:
         """Bytes of all slabs, what is not handed out included."""
         return sum(slab.numel() for slab in self._slabs)

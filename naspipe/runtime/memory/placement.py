@@ -201,9 +201,11 @@ class SwappedPlacement(Placement):
 
     def measured(self) -> dict[str, float]:
         """See :class:`Placement`."""
+        leaving_bytes = self._arena.leaving_bytes
         figures = {
             "device_peak_bytes": self._device.peak_bytes,
-            "host_bytes": self._arena.used_bytes,
+            "host_bytes": self._arena.used_bytes - leaving_bytes,
+            "host_leaving_bytes": leaving_bytes,
         }
         return figures | {
             f"{name}_{what}": value

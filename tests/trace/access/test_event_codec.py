@@ -28,14 +28,16 @@ from naspipe.trace.access.event_codec import decode_event, encode_event
 
 numbers = st.integers(0, (1 << 63) - 1)
 layers = st.builds(LayerId, numbers, numbers, numbers)
-tasks = st.builds(Task, numbers, numbers, st.sampled_from(TaskKind), numbers)
+tasks = st.builds(Task, numbers, numbers, st.sampled_from(TaskKind), numbers, numbers)
 subnets = st.builds(Subnet, numbers, numbers, st.lists(numbers, max_size=9).map(tuple))
 partitions = st.builds(Partition, st.lists(numbers, min_size=1, max_size=5).map(tuple))
 paths = st.lists(numbers, max_size=4).map(tuple)
 priorities = st.one_of(st.none(), st.builds(Priorities, paths, paths))
 events = st.one_of(
-    st.builds(SubnetAdmitted, numbers, subnets, partitions, priorities),
-    st.builds(InputArrived, numbers, tasks, st.lists(tasks, max_size=2).map(tuple)),
+    st.builds(SubnetAdmitted, numbers, subnets, partitions, priorities, st.booleans()),
+    st.builds(
+        InputArrived, numbers, tasks, st.lists(tasks, max_size=2).map(tuple), st.text(max_size=9)
+    ),
     st.builds(BlockFinished, numbers, tasks, numbers, numbers),
     st.builds(WriteFinished, numbers, layers, numbers, numbers, st.text(max_size=20)),
     st.builds(VersionArrived, numbers, layers, numbers),
