@@ -27,6 +27,7 @@ sys.path.insert(0, str(ROOT))
 from naspipe.core.access import Access, AccessKind  # noqa: E402
 from naspipe.core.config import Execution  # noqa: E402
 from naspipe.core.ids import LayerId, SequenceId, StreamId  # noqa: E402
+from naspipe.core.parcels import LAYER, Parcel  # noqa: E402
 from naspipe.core.space import Shared  # noqa: E402
 from naspipe.core.subnet import Subnet  # noqa: E402
 from naspipe.core.task import Task  # noqa: E402
@@ -84,7 +85,7 @@ class RunCosts:
         """See :class:`naspipe.sim.ports.Costs`."""
         return self.logged.message_ns(receiver)
 
-    def push_ns(self, layer: LayerId) -> int:
+    def push_ns(self, layer: LayerId, parcel: Parcel = LAYER) -> int:
         """See :class:`naspipe.sim.ports.Costs`."""
         return self.logged.push_ns(layer)
 

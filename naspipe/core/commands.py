@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from naspipe.core.access import Access
 from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
+from naspipe.core.parcels import LAYER, Parcel
 from naspipe.core.task import Task
 from naspipe.core.wiring import CHAIN, InputName
 
@@ -85,11 +86,30 @@ class RequestField:
 
 @dataclass(frozen=True, slots=True)
 class PushVersion:
-    """Hand a layer's newest version, with its optimizer state, to the stage of its next user."""
+    """Hand what a user of a layer needs to its stage; told there as ``VersionArrived``.
+
+    ``version`` is the newest here. Of :data:`~naspipe.core.parcels.SUM` and ``BUFFERS`` it is the
+    last pass on this stage. ``skips_buffers`` where others bring the receiver newer ones.
+    """
 
     layer: LayerId
     version: Version
     stage: StageId
+    parcel: Parcel = LAYER
+    skips_buffers: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class JoinSum:
+    """Let the gradients of this stage follow those that came as ``version``'s sum.
+
+    ``base`` is the version from before the step, which may still be read (``keeps_base``).
+    """
+
+    layer: LayerId
+    version: Version
+    base: Version
+    keeps_base: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +181,7 @@ Command = (
     | DropVersion
     | SendOutput
     | PushVersion
+    | JoinSum
     | LoadLayer
     | SaveLayer
     | EvictLayer

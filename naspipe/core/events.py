@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
+from naspipe.core.parcels import LAYER, Parcel
 from naspipe.core.partition import Partition
 from naspipe.core.subnet import Subnet
 from naspipe.core.task import Task
@@ -84,11 +85,15 @@ class ContributionArrived:
 
 @dataclass(frozen=True, slots=True)
 class VersionArrived:
-    """Another stage pushed a layer: its version ``version`` is the newest and exists here."""
+    """Another stage pushed (a part of) a layer; see :class:`naspipe.core.commands.PushVersion`.
+
+    With a layer or a copy, ``version`` is the newest and exists here.
+    """
 
     time_ns: int
     layer: LayerId
     version: Version
+    parcel: Parcel = LAYER
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,12 @@ class Partition(NamedTuple):
         """The stage that runs a block."""
         return StageId(bisect_right(self.bounds, block) - 1)
 
+    def in_group(self, group: int, num_groups: int) -> Partition:
+        """The same cuts on the stages of one of several groups; those of the others are empty."""
+        before = (0,) * (group * self.num_stages)
+        behind = (self.num_blocks,) * ((num_groups - 1 - group) * self.num_stages)
+        return Partition(before + self.bounds + behind)
+
     def __str__(self) -> str:
         return ":".join(map(str, self.bounds))
 

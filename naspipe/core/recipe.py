@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from naspipe.core.checks import expect, is_finite
 from naspipe.core.settings.allowed import at_least, between, norm, one_of, share
+from naspipe.core.settings.checks import expect, is_finite
 from naspipe.core.settings.declare import check, setting
 from naspipe.core.steps import Steps, parse_passes
 

@@ -44,6 +44,10 @@ class Steps:
         """The first pass of the next step."""
         return SequenceId(self.first(sequence_id) + self.passes)
 
+    def group(self, sequence_id: int, num_groups: int) -> int:
+        """The group that computes a pass: each has consecutive passes of every step."""
+        return self.pass_of(sequence_id) * num_groups // self.passes
+
     def batch(self, sequence_id: int) -> int:
         """Which batch of the data a pass takes: all passes of a sandwich the same."""
         return self.step(sequence_id) if self.distills else sequence_id

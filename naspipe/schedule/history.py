@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from naspipe.core.ids import StageId
 from naspipe.core.rules import Rule
@@ -25,7 +26,7 @@ class History:
 
     @classmethod
     def of(
-        cls, rules: Sequence[Sequence[Rule]], asking: Collection[StageId] | None = None
+        cls, rules: Sequence[Sequence[Rule]], asking: Collection[StageId] | None = None, **how: Any
     ) -> History:
-        """A new one, for chains of these rules; see :class:`Whereabouts` for ``asking``."""
-        return cls(rules, Whereabouts(rules, asking))
+        """A new one, for chains of these rules; see :class:`Whereabouts` for what else."""
+        return cls(rules, Whereabouts(rules, asking, **how))

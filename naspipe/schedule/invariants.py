@@ -7,7 +7,7 @@ policy, so a fault in the scheduler cannot hide itself.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import groupby, pairwise
 
 from naspipe.core.access import Access, AccessKind
@@ -28,6 +28,7 @@ def violations(
     bulk: int = 1,
     steps: Steps = ONE_PASS,
     is_trained: bool = True,
+    buffered: Collection[LayerId] | None = None,
 ) -> Iterator[str]:
     """Every way in which a log of one stream differs from what the policy allows, a line each.
 
@@ -35,9 +36,10 @@ def violations(
     ``bsp`` the one from before its bulk, or with ``asp`` any that was there. WRITEs follow one
     another, in sequence order unless ``asp``; a READ begins after the WRITE of its version has
     ended; and under ``csp`` and ``sequential`` the accesses of an ``exact`` layer never overlap.
-    Where steps have several passes, those of one step read what was there before it, go through a
-    layer in their order, and WRITE an ``exact`` one when all of them are done with it. Of a stream
-    that is not trained there are forwards only.
+    Where steps have several passes, those of one step read what was there before it, and the last
+    of them WRITEs an ``exact`` layer when all are done with it. They go through it in their order
+    on each stage, and through one of ``buffered`` (None for every layer) also from stage to stage.
+    Of a stream that is not trained there are forwards only.
     """
     if not is_trained:
         yield from _not_forward(accesses, subnets)
@@ -53,12 +55,17 @@ def violations(
         found[access.layer][access.sequence_id, access.kind] = access
     for layer in sorted(found.keys() | users.keys()):
         of_layer = users.get(layer, []), found.get(layer, {})
-        yield from _Layer(layer, rules[layer.block], *of_layer, policy, bulk, steps).violations()
+        is_ordered = buffered is None or layer in buffered
+        checked = _Layer(
+            layer, rules[layer.block], *of_layer, policy, bulk, steps, is_ordered=is_ordered
+        )
+        yield from checked.violations()
     together = [access for accesses in found.values() for access in accesses.values()]
     if steps.distills:
         yield from _untaught(together, len(rules) - 1, steps)
     if steps.is_gated:
-        yield from _written_early(together, steps)
+        trained = [each for each in together if not isinstance(rules[each.layer.block], Frozen)]
+        yield from _written_early(trained, steps)
 
 
 def _not_forward(accesses: Iterable[Access], subnets: Sequence[Subnet]) -> Iterator[str]:
@@ -92,15 +99,18 @@ def _untaught(accesses: Iterable[Access], last: int, steps: Steps) -> Iterator[s
 
 
 def _written_early(accesses: Sequence[Access], steps: Steps) -> Iterator[str]:
-    """WRITEs that began before all gradients of their step were there."""
+    """WRITEs that ended a step and began before all gradients of it were there."""
     known: dict[int, int] = {}
+    ending: dict[tuple[LayerId, int], Access] = {}
     for access in accesses:
+        step = steps.step(access.sequence_id)
         if access.kind is AccessKind.BACKWARD:
-            step = steps.step(access.sequence_id)
             known[step] = max(known.get(step, 0), access.end_ns)
-    for access in accesses:
-        known_ns = known.get(steps.step(access.sequence_id), 0)
-        if access.kind is AccessKind.WRITE and access.start_ns < known_ns:
+        elif access.kind is AccessKind.WRITE:
+            write = ending.setdefault((access.layer, step), access)
+            ending[access.layer, step] = max(write, access, key=lambda each: each.sequence_id)
+    for (_, step), access in sorted(ending.items()):
+        if access.start_ns < known.get(step, 0):
             yield f"{access}: began before all gradients of its step were there"
 
 
@@ -116,6 +126,7 @@ class _Layer:
         policy: str,
         bulk: int,
         steps: Steps,
+        is_ordered: bool,
     ) -> None:
         self._layer = layer
         self._rule = rule
@@ -124,6 +135,7 @@ class _Layer:
         self._traits = traits_of(policy)
         self._bulk = bulk
         self._steps = steps
+        self._is_ordered = is_ordered
 
     def violations(self) -> Iterator[str]:
         found, is_written = self._found, not isinstance(self._rule, Frozen)
@@ -159,12 +171,17 @@ class _Layer:
             passes = list(users)
             forwards = [self._found[user, AccessKind.FORWARD] for user in passes]
             for before, forward in pairwise(forwards):
-                if forward.start_ns < before.end_ns:
+                is_ordered = self._is_ordered or before.stage == forward.stage
+                if is_ordered and forward.start_ns < before.end_ns:
                     yield f"{forward}: began before {before}, an earlier pass of its step"
-            read_ns = max(self._found[user, AccessKind.BACKWARD].end_ns for user in passes)
-            write = self._found[passes[0], AccessKind.WRITE]
-            if write.start_ns < read_ns:
-                yield f"{write}: began before every pass of its step was done with the layer"
+            read_ns: dict[int, int] = defaultdict(int)
+            for backward in (self._found[user, AccessKind.BACKWARD] for user in passes):
+                read_ns[backward.stage] = max(read_ns[backward.stage], backward.end_ns)
+            for write in (self._found[user, AccessKind.WRITE] for user in passes):
+                if write.start_ns < read_ns[write.stage]:
+                    yield f"{write}: began before every pass of its step was done with the layer"
+            if write.start_ns < max(read_ns.values()):
+                yield f"{write}: ended its step before every group was done with the layer"
 
     def _write_violations(self) -> Iterator[str]:
         """WRITEs never overlap, and come in sequence order where the policy says so."""

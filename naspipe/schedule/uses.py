@@ -6,10 +6,9 @@ of them. Stages of one process (the simulator's) share one; each reads as far as
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 
-from naspipe.core.ids import LayerId, SequenceId, StreamId, Version
+from naspipe.core.ids import LayerId, StreamId, Version
 from naspipe.core.subnet import Subnet
 
 
@@ -37,9 +36,6 @@ class Uses:
             else:
                 known.append(version)
 
-    def of(self, layer: LayerId, seen: int, before: SequenceId) -> Sequence[Version]:
-        """The users of a layer from the one numbered ``seen`` to the last below ``before``."""
-        known = self._users.get(layer, ())
-        if len(known) == seen:
-            return ()
-        return known[seen : bisect_left(known, before, seen)]
+    def of(self, layer: LayerId) -> Sequence[Version]:
+        """The users of a layer, a list that grows; not all need to be admitted where one asks."""
+        return self._users.setdefault(layer, [])

@@ -40,8 +40,9 @@ class Ticket(NamedTuple):
 @dataclass(slots=True)
 class _Layer:
     """``users``: promised WRITEs that later readers may ask for, oldest first, of each step the
-    last one only; ``seen`` counts those that were taken over from :class:`Uses`."""
+    last one only; ``seen`` counts those that were taken over from ``known``, see :class:`Uses`."""
 
+    known: Sequence[Version]
     users: list[Version] = field(default_factory=lambda: [INITIAL])
     existing: set[Version] = field(default_factory=lambda: {INITIAL})
     readers: dict[Version, int] = field(default_factory=dict)
@@ -73,7 +74,8 @@ class VersionBook:
         """Go on behind a checkpoint: its versions exist here, and subnet ``first`` is the next."""
         self._next[stream] = first
         for layer, versions, _ in layers:
-            self._layers[layer] = _Layer(list(versions), set(versions), {}, versions[-1])
+            known = self._uses.of(layer)
+            self._layers[layer] = _Layer(known, list(versions), set(versions), {}, versions[-1])
 
     def admit(self, subnet: Subnet, blocks: Iterable[int]) -> dict[int, Ticket]:
         """Hand out the tickets of a subnet for this stage's blocks.
@@ -103,6 +105,10 @@ class VersionBook:
         tickets = {block: self._ticket(subnet, block) for block in blocks}
         self._next[subnet.stream] = expected + 1
         return tickets
+
+    def is_admitted(self, stream: StreamId, sequence_id: int) -> bool:
+        """Whether a subnet has its tickets here."""
+        return sequence_id < self._next.get(stream, 0)
 
     def begin(self, tickets: dict[int, Ticket]) -> None:
         """A forward begins: fill in what it reads, where the policy binds late."""
@@ -201,18 +207,37 @@ class VersionBook:
     def arrive(self, layer: LayerId, version: Version) -> None:
         """Another stage handed its newest version over; what was here before is stale.
 
+        Of a layer with copies, older versions are read on.
+
         Raises:
             InvariantError: when it is not newer than what is here, or that is still read.
         """
         state = self._state(layer)
-        if version <= state.newest or state.readers.get(state.newest):
+        if version <= state.newest or not self.may_replace(layer):
             raise InvariantError(
                 f"layer {layer}: version {version} arrived, found version {state.newest} with "
                 f"{state.readers.get(state.newest, 0)} readers"
             )
+        if not self.has_copies(layer):
+            state.existing.clear()
+        elif state.newest in state.parts:
+            state.existing.remove(state.newest)
         state.newest = version
-        state.existing = {version}
+        state.existing.add(version)
         state.parts = {part for part in state.parts if part > version}
+
+    def join(self, layer: LayerId, base: Version, version: Version) -> list[Version] | None:
+        """Gradients of other stages' passes, up to ``version``, precede those of this stage.
+
+        Returns the versions nobody will read again; None while it is too early, because ``base``,
+        the version from before the step, is not here or still read.
+        """
+        state = self._state(layer)
+        if state.newest != base or not self.may_replace(layer):
+            return None
+        state.newest = version
+        state.existing.add(version)
+        return self._drop(layer, state)
 
     def _ticket(self, subnet: Subnet, block: int) -> Ticket:
         layer = subnet.layer(block)
@@ -240,11 +265,13 @@ class VersionBook:
         """A layer's state, with every use by a subnet that was admitted here."""
         state = self._layers.get(layer)
         if state is None:
-            state = self._layers[layer] = _Layer()
-        admitted = SequenceId(self._next.get(layer.stream, 0))
-        if users := self._uses.of(layer, state.seen, admitted):
-            state.seen += len(users)
-            self._promise(layer, state, users)
+            state = self._layers[layer] = _Layer(self._uses.of(layer))
+        known, seen = state.known, state.seen
+        if len(known) > seen:
+            admitted = self._next.get(layer.stream, 0)
+            state.seen = bisect_left(known, admitted, seen)
+            if state.seen > seen:
+                self._promise(layer, state, known[seen : state.seen])
         return state
 
     def _floor(self, layer: LayerId, state: _Layer) -> Version:

@@ -3,28 +3,63 @@
 With a partition per subnet, neighbouring users of a layer may run on different stages. The
 layer is then *mirrored*: the stage that wrote it pushes it to the stage of its next user
 (NASPipe, section 3.3), and only there.
+
+With groups the passes of one step use a layer on several stages. The stage of the last pass has
+the layer and writes it; the others get a copy. The gradients go from stage to stage in the order
+of the passes, each adding its own, until they are with the layer.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from naspipe.core.errors import InvariantError
 from naspipe.core.events import KeptLayer
-from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
+from naspipe.core.ids import INITIAL, LayerId, SequenceId, StageId, StreamId, Version
+from naspipe.core.parcels import BUFFERS, COPY, LAYER, STATE, SUM, Parcel
 from naspipe.core.partition import Partition
 from naspipe.core.rules import Exact, Frozen, Rule
+from naspipe.core.steps import ONE_PASS, Steps
 from naspipe.core.subnet import Subnet
 
 
 class Departure(NamedTuple):
-    """A layer's next user runs on ``stage``: it needs the version that is written here."""
+    """A user of a layer runs on ``stage``: what it needs leaves from here.
+
+    Of a sum and of buffers, ``version`` is the last pass that uses the layer here.
+    """
 
     layer: LayerId
     version: Version
     stage: StageId
+    parcel: Parcel = LAYER
+    skips_buffers: bool = False
+
+
+class ExpectedSum(NamedTuple):
+    """The gradients of a layer's passes up to ``version`` come from another stage.
+
+    ``base`` is the layer's version from before the step.
+    """
+
+    layer: LayerId
+    version: Version
+    base: Version
+    has_buffers: bool
+    """Whether what its forwards left comes, too."""
+
+
+class Moves(NamedTuple):
+    """What leaves a stage, and what comes to it, for a step that was admitted whole."""
+
+    departures: list[Departure]
+    sums: list[ExpectedSum]
+
+
+_NO_MOVES = Moves([], [])
 
 
 class AtCut(NamedTuple):
@@ -46,27 +81,38 @@ class Whereabouts:
     Args:
         rules: of each stream, the rule of each block of its chain.
         asking: the stages that will ask; nothing is kept for others. None for every stage.
+        steps: how passes form steps, in every stream.
+        has_buffers: whether forwards through a layer leave something for the next one.
     """
 
     def __init__(
-        self, rules: Sequence[Sequence[Rule]], asking: Collection[StageId] | None = None
+        self,
+        rules: Sequence[Sequence[Rule]],
+        asking: Collection[StageId] | None = None,
+        steps: Steps = ONE_PASS,
+        has_buffers: Callable[[LayerId], bool] = lambda layer: True,
     ) -> None:
         self._rules = tuple(map(tuple, rules))
         self._asking = asking
+        self._steps = steps
+        self._has_buffers = has_buffers
         self._newest: dict[LayerId, tuple[Version, StageId]] = {}
         self._next: dict[StreamId, int] = {}
-        self._leaving: dict[tuple[StreamId, SequenceId, StageId], list[Departure]] = {}
-        """By the subnet that takes layers over and the stage they leave, until it has asked."""
+        self._moves: dict[tuple[StreamId, SequenceId, StageId], Moves] = {}
+        """By the last pass of the step that layers move for, and the stage that has to know of it,
+        until it has asked."""
+        self._users: dict[LayerId, dict[StageId, Version]] = {}
+        """Of the step that is being followed: where a layer is used, and the last pass there."""
         self._frozen: dict[LayerId, StageId] = {}
         """The stage of their first user."""
-        self._kept: dict[LayerId, StageId] = {}
+        self._kept: dict[LayerId, tuple[Version, StageId]] = {}
         """Layers of a checkpoint that nobody has used since."""
         self._cuts: dict[tuple[StreamId, SequenceId], dict[StageId, AtCut]] = {}
         """What belongs to each stage at a cut, until it has asked."""
 
     def resume(self, layers: Iterable[KeptLayer]) -> None:
         """Go on behind a checkpoint, from which every stage reads what it uses first."""
-        self._kept |= {layer: keeper for layer, _, keeper in layers}
+        self._kept |= {layer: (versions[-1], keeper) for layer, versions, keeper in layers}
 
     def cut(self, stage: StageId, stream: StreamId, cut: SequenceId) -> AtCut:
         """The layers that belong to a stage at a cut, before subnet ``cut`` is followed.
@@ -84,14 +130,14 @@ class Whereabouts:
         for layer in sorted(each for each in used if each.stream == stream):
             found[used[layer]].held.append(layer)
         for layer in sorted(each for each in self._kept if each.stream == stream):
-            found[self._kept[layer]].kept.append(layer)
+            found[self._kept[layer][1]].kept.append(layer)
         return {stage: layers for stage, layers in found.items() if self._asks(stage)}
 
     def _asks(self, stage: StageId) -> bool:
         return self._asking is None or stage in self._asking
 
-    def admit(self, stage: StageId, subnet: Subnet, partition: Partition) -> list[Departure]:
-        """What has to leave a stage for a subnet; each stage asks once, in sequence order.
+    def admit(self, stage: StageId, subnet: Subnet, partition: Partition) -> Moves:
+        """What moves for a step, told with its last pass; each stage asks once, in sequence order.
 
         Raises:
             InvariantError: when the subnet moves a layer whose rule is not ``exact``; such
@@ -101,30 +147,66 @@ class Whereabouts:
         if sequence_id >= self._next.get(stream, 0):
             self._next[stream] = sequence_id + 1
             self._follow(subnet, partition)
-        return self._leaving.pop((stream, sequence_id, stage), [])
+        return self._moves.pop((stream, sequence_id, stage), _NO_MOVES)
 
     def _follow(self, subnet: Subnet, partition: Partition) -> None:
         stream, sequence_id, chain = subnet
-        rules, newest, version = self._rules[stream], self._newest, Version(sequence_id)
+        rules, users, version = self._rules[stream], self._users, Version(sequence_id)
+        newest, is_step = self._newest, self._steps.passes == 1
         for number in range(partition.num_stages):
             stage = StageId(number)
             here = (version, stage)
             for block in partition.blocks(stage):
                 layer = LayerId(stream, block, chain[block])
-                if self._kept:
+                if is_step and (before := newest.get(layer)) and before[1] == stage:
+                    newest[layer] = here  # most often: it stays
+                elif isinstance(rules[block], Frozen):
                     self._kept.pop(layer, None)
-                if isinstance(rules[block], Frozen):
                     self._frozen.setdefault(layer, stage)
-                    continue
-                before = newest.get(layer)
-                newest[layer] = here
-                if before is None or before[1] == stage:
-                    continue
-                if not isinstance(rules[block], Exact):
-                    raise InvariantError(
-                        f"layer {layer}: rule {rules[block]} stays on stage {before[1]}, "
-                        f"but subnet {stream}.{version} uses it on stage {stage}"
-                    )
-                if self._asks(before[1]):
-                    departure = Departure(layer, before[0], stage)
-                    self._leaving.setdefault((stream, sequence_id, before[1]), []).append(departure)
+                elif layer in users:
+                    users[layer][stage] = version
+                else:
+                    users[layer] = {stage: version}
+        if self._steps.end(sequence_id) == sequence_id + 1:
+            self._users = {}
+            for layer, stages in users.items():
+                self._move(layer, stages, sequence_id)
+
+    def _move(self, layer: LayerId, users: dict[StageId, Version], last: SequenceId) -> None:
+        """A step uses a layer on these stages, in the order of its passes."""
+        stages = list(users)
+        owner = stages[-1]
+        before = self._newest.get(layer)
+        self._newest[layer] = (users[owner], owner)
+        base, home = before or (self._kept.pop(layer, (INITIAL, owner))[0], None)
+        if len(stages) == 1 and home in (None, owner):
+            return
+        rule = self._rules[layer.stream][layer.block]
+        if home not in (None, owner) and not isinstance(rule, Exact):
+            raise InvariantError(
+                f"layer {layer}: rule {rule} stays on stage {home}, but subnet "
+                f"{layer.stream}.{users[owner]} uses it on stage {owner}"
+            )
+        has_buffers = len(stages) > 1 and self._has_buffers(layer)
+        for place, stage in enumerate(stages):
+            if home is not None and stage != home:
+                skips_buffers = place > 0 and has_buffers
+                moved = STATE if home in stages else LAYER
+                parcel = moved if stage == owner else COPY
+                self._leave(home, last, Departure(layer, base, stage, parcel, skips_buffers))
+        for stage, following in pairwise(stages):
+            version = users[stage]
+            if has_buffers:
+                self._leave(stage, last, Departure(layer, version, following, BUFFERS))
+            self._leave(stage, last, Departure(layer, version, following, SUM))
+            if self._asks(following):
+                expected = ExpectedSum(layer, version, base, has_buffers)
+                self._moves_of(layer.stream, last, following).sums.append(expected)
+
+    def _leave(self, stage: StageId, last: SequenceId, departure: Departure) -> None:
+        if self._asks(stage):
+            moves = self._moves_of(departure.layer.stream, last, stage)
+            moves.departures.append(departure)
+
+    def _moves_of(self, stream: StreamId, last: SequenceId, stage: StageId) -> Moves:
+        return self._moves.setdefault((stream, last, stage), Moves([], []))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from naspipe.core.access import AccessKind
 from naspipe.core.ids import LayerId
+from naspipe.core.parcels import LAYER, Parcel
 from naspipe.core.task import Task
 from naspipe.planning.cost import CostTable
 from naspipe.sim.ports import Costs
@@ -46,7 +47,7 @@ class BlockCosts:
         """See :class:`Costs`."""
         return self.link_ns
 
-    def push_ns(self, layer: LayerId) -> int:
+    def push_ns(self, layer: LayerId, parcel: Parcel = LAYER) -> int:
         """See :class:`Costs`."""
         return self.link_ns
 
@@ -89,7 +90,7 @@ class TableCosts:
         """See :class:`Costs`."""
         return self.link_ns
 
-    def push_ns(self, layer: LayerId) -> int:
+    def push_ns(self, layer: LayerId, parcel: Parcel = LAYER) -> int:
         """See :class:`Costs`."""
         return self.link_ns
 
@@ -117,9 +118,9 @@ class StreamCosts:
         """See :class:`Costs`."""
         return self.streams[receiver.stream].message_ns(receiver)
 
-    def push_ns(self, layer: LayerId) -> int:
+    def push_ns(self, layer: LayerId, parcel: Parcel = LAYER) -> int:
         """See :class:`Costs`."""
-        return self.streams[layer.stream].push_ns(layer)
+        return self.streams[layer.stream].push_ns(layer, parcel)
 
     def copy_ns(self, layer: LayerId) -> int:
         """See :class:`Costs`."""
@@ -150,7 +151,7 @@ class RandomCosts:
         """See :class:`Costs`."""
         return self._random.randint(0, self.max_message_ns)
 
-    def push_ns(self, layer: LayerId) -> int:
+    def push_ns(self, layer: LayerId, parcel: Parcel = LAYER) -> int:
         """See :class:`Costs`."""
         return self._random.randint(0, self.max_message_ns)
 

@@ -33,7 +33,7 @@ from naspipe.core.events import (
     VersionArrived,
     WriteFinished,
 )
-from naspipe.core.ids import LayerId, StageId, StreamId, Version
+from naspipe.core.ids import StageId, StreamId
 from naspipe.core.partition import Partition
 from naspipe.core.ports import Admission
 from naspipe.core.subnet import Subnet
@@ -112,9 +112,9 @@ class SimulatedStage:
         self._admit(task.stream, self._admissions[task.stream].reach(task.sequence_id))
         self._tell(InputArrived(self._clock.now_ns, task, upcoming, name))
 
-    def receive_version(self, layer: LayerId, version: Version) -> None:
-        """Another stage pushed a layer."""
-        self._tell(VersionArrived(self._clock.now_ns, layer, version))
+    def receive_parcel(self, push: PushVersion) -> None:
+        """Another stage pushed (a part of) a layer."""
+        self._tell(VersionArrived(self._clock.now_ns, push.layer, push.version, push.parcel))
 
     def receive_contribution(self, command: Contribute, sender: StageId) -> None:
         """A stage contributed to an exchange."""
@@ -141,7 +141,8 @@ class SimulatedStage:
     def _carry_out(self, command: Command) -> None:
         match command:
             case RunTask(task, reads):
-                kind = AccessKind(task.kind.value)
+                is_forward = task.kind is TaskKind.FORWARD
+                kind = AccessKind.FORWARD if is_forward else AccessKind.BACKWARD
                 self._task = task
                 self._run.extend(
                     (layer.block, self._costs.access_ns(layer, kind, task.sequence_id))
@@ -159,11 +160,9 @@ class SimulatedStage:
                 self._clock.after(self._costs.message_ns(task), receive)
             case Contribute():
                 self._contribute(command)
-            case PushVersion(layer, version, stage):
-                peer = self.peers[stage]
-                self._clock.after(
-                    self._costs.push_ns(layer), lambda: peer.receive_version(layer, version)
-                )
+            case PushVersion(layer, _, stage, parcel):
+                receive = partial(self.peers[stage].receive_parcel, command)
+                self._clock.after(self._costs.push_ns(layer, parcel), receive)
             case LoadLayer(layer):
                 self._lane_in.copy(
                     self._costs.copy_ns(layer),

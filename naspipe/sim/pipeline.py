@@ -6,13 +6,13 @@ choose alike.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from naspipe.core.config import Execution, parse_bytes
 from naspipe.core.errors import ConfigError
 from naspipe.core.events import Priorities
-from naspipe.core.ids import StageId
+from naspipe.core.ids import LayerId, StageId, StreamId
 from naspipe.core.partition import Partition, make_partition
 from naspipe.core.planned import Planned
 from naspipe.core.rules import Rule
@@ -30,8 +30,9 @@ from naspipe.planning.critical_path import (
     rolling_priorities,
 )
 from naspipe.planning.memory import DeviceSizes, MemoryPlan, check_host_memory, plan_memory
-from naspipe.planning.partitions import PLACEMENTS
+from naspipe.planning.partitions import PLACEMENTS, Cutter
 from naspipe.residency.check import check_budget
+from naspipe.schedule.groups import check_groups, grouped_cuts
 from naspipe.schedule.traits import traits_of
 
 
@@ -43,13 +44,16 @@ class Chain:
     """Of each block of the chain."""
     is_shared: tuple[bool, ...]
     """For each block, whether every subnet uses its only layer."""
+    buffered: frozenset[tuple[int, int]] | None = None
+    """Block and candidate of the layers whose forwards leave something; None for all."""
 
     @classmethod
-    def of(cls, space: Space) -> Chain:
+    def of(cls, space: Space, buffered: frozenset[tuple[int, int]] | None = None) -> Chain:
         """The chain of a space."""
         return cls(
             rules=space.rules,
             is_shared=tuple(isinstance(block, Shared) for block in space.blocks),
+            buffered=buffered,
         )
 
 
@@ -84,6 +88,15 @@ class Pipeline:
         """Whether results do not depend on how it is carried out."""
         return traits_of(self.policy).is_causal
 
+    @property
+    def buffered(self) -> frozenset[LayerId] | None:
+        """Layers whose forwards leave something for the next one; None where it is not known."""
+        own = [each.chain.buffered for each in self.streams]
+        layers = (
+            LayerId(StreamId(s), *place) for s, found in enumerate(own) for place in found or ()
+        )
+        return None if None in own else frozenset(layers)
+
 
 @dataclass(frozen=True, slots=True)
 class StreamPlan:
@@ -91,9 +104,7 @@ class StreamPlan:
 
     planned: tuple[Planned, ...] = field(repr=False)
     """Every subnet."""
-    partition_of: Callable[[Subnet], Partition] | None = field(
-        default=None, repr=False, compare=False
-    )
+    partition_of: Cutter | None = field(default=None, repr=False, compare=False)
     """Of any other subnet of the space, where that can be said."""
 
     @property
@@ -110,6 +121,8 @@ class Plan:
     order: str
     window: int
     memory: MemoryPlan | None = field(default=None, repr=False)
+    buffered: frozenset[LayerId] | None = field(default=None, repr=False)
+    """Layers whose forwards leave something for the next one; None for all."""
 
 
 def plan_pipeline(
@@ -132,13 +145,10 @@ def plan_pipeline(
     if not pipeline.is_causal:
         execution = execution.changed(partition="static", order="paper")
     cutters = [_partitioner(stream, execution) for stream in pipeline.streams]
-    passes = pipeline.steps.passes
-    cuts = [
-        tuple(  # all passes of a step are cut like its first one: no layer moves within a step
-            cut for first in stream.subnets[::passes] for cut in (cutter(first),) * passes
-        )
-        for cutter, stream in zip(cutters, pipeline.streams, strict=True)
-    ]
+    groups, steps = execution.pipeline.groups, pipeline.steps
+    check_groups(groups, pipeline.policy, steps)
+    made = zip(pipeline.streams, cutters, strict=True)
+    cuts = [grouped_cuts(each.subnets, cutter, steps, groups) for each, cutter in made]
     memory = _memory(pipeline, cuts, execution, sizes)
     window = _window(pipeline, cuts, execution)
     asked = execution.pipeline.order
@@ -147,18 +157,17 @@ def plan_pipeline(
         StreamPlan(tuple(map(Planned, stream.subnets, cut)), cutter)
         for stream, cut, cutter in zip(pipeline.streams, cuts, cutters, strict=True)
     )
-    plan = Plan(streams, order, window, memory)
-    if asked == "critical-path":
-        _check_known(pipeline)
-    if asked == "critical-path" and has_choice(pipeline, execution):
-        return by_critical_path(plan, pipeline)
-    return plan
+    plan = Plan(streams, order, window, memory, pipeline.buffered)
+    if asked != "critical-path":
+        return plan
+    _check_known(pipeline)
+    return by_critical_path(plan, pipeline) if has_choice(pipeline, execution) else plan
 
 
 def has_choice(pipeline: Pipeline, execution: Execution) -> bool:
     """Whether the dispatch order can make a difference here."""
     is_ranked = all(s.costs is not None and not s.is_sample for s in pipeline.streams)
-    return pipeline.is_causal and is_ranked and execution.pipeline.stages > 1
+    return pipeline.is_causal and is_ranked and execution.workers > 1
 
 
 def _check_known(pipeline: Pipeline) -> None:
@@ -183,8 +192,9 @@ def by_critical_path(plan: Plan, pipeline: Pipeline, known: int | None = None) -
     streams = []
     for each, stream in zip(plan.streams, pipeline.streams, strict=True):
         ranked = zip(each.planned, _priorities(stream, grain, known, usual), strict=True)
-        planned = tuple(one._replace(priorities=priorities) for one, priorities in ranked)
-        streams.append(replace(each, planned=planned))
+        streams.append(
+            replace(each, planned=tuple(one._replace(priorities=p) for one, p in ranked))
+        )
     return replace(plan, order="critical-path", streams=tuple(streams))
 
 
@@ -207,15 +217,12 @@ def _priorities(
         levels = critical_path_priorities(subnets, rules, costs)
     else:
         levels = rolling_priorities(subnets, rules, costs, known, usual)
-    work_ns = sum(
-        costs.of(block, candidate).total_ns
-        for subnet in subnets
-        for block, candidate in enumerate(subnet.chain)
-    )
+    places = (place for subnet in subnets for place in enumerate(subnet.chain))
+    work_ns = sum(costs.of(*place).total_ns for place in places)
     return coarsened(levels, max(1, int(grain * work_ns / len(subnets))))
 
 
-def _partitioner(stream: Stream, execution: Execution) -> Callable[[Subnet], Partition]:
+def _partitioner(stream: Stream, execution: Execution) -> Cutter:
     """Cuts every subnet of one stream."""
     if execution.pipeline.stages == 1 or stream.costs is None:
         whole = make_partition((0, len(stream.chain.rules)))
@@ -240,8 +247,8 @@ def _memory(
             f"memory_budget: expected the policy csp, bsp or sequential, found {pipeline.policy}, "
             f"which stashes older weights on the device for as long as their subnet is under way"
         )
-    chain = pipeline.streams[0].chain
-    if any(stream.chain != chain for stream in pipeline.streams):
+    chain, *others = (stream.chain for stream in pipeline.streams)
+    if any(other != chain for other in others):
         raise ConfigError(
             "memory_budget: expected streams of one space, found several; leave it out, or give "
             "each space a pipeline of its own"

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from naspipe.core.access import AccessKind
 from naspipe.core.ids import LayerId
+from naspipe.core.parcels import LAYER, Parcel
 from naspipe.core.task import Task
 
 
@@ -28,8 +29,8 @@ class Costs(Protocol):
         """From the end of a task to the arrival of its output at the receiving stage."""
         ...
 
-    def push_ns(self, layer: LayerId) -> int:
-        """From a push of a layer to its arrival at the next user's stage."""
+    def push_ns(self, layer: LayerId, parcel: Parcel = LAYER) -> int:
+        """From a push of (a part of) a layer to its arrival at its user's stage."""
         ...
 
     def copy_ns(self, layer: LayerId) -> int:

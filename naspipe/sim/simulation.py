@@ -59,9 +59,9 @@ def simulate_run(
     Raises:
         InvariantError: when the schedule stops before its end: a bug.
     """
-    stages = [StageId(stage) for stage in range(execution.pipeline.stages)]
+    stages = [StageId(stage) for stage in range(execution.workers)]
     rules = [stream.chain.rules for stream in pipeline.streams]
-    history = new_history(rules, pipeline.wiring)
+    history = new_history(rules, pipeline.wiring, steps=pipeline.steps, buffered=plan.buffered)
     managers = [residency_of(plan.memory, stage, execution) for stage in stages]
     controllers = [
         build_controller(
@@ -89,7 +89,7 @@ def simulate_run(
                 len(stream.subnets),
                 window=pipeline.wiring.of(number).window or plan.window,
                 bulk=pipeline.bulk,
-                stages=execution.pipeline.stages,
+                stages=execution.workers,
                 passes=pipeline.steps.passes,
             )
             for number, stream in enumerate(pipeline.streams)
@@ -98,7 +98,7 @@ def simulate_run(
     table = AccessTable()
     simulate_into(table.append, admitted, controllers, timing, admissions)
     peaks = tuple(manager.peak_bytes for manager in managers if manager is not None)
-    return SimulatedRun(plan, table, execution.pipeline.stages, peaks)
+    return SimulatedRun(plan, table, execution.workers, peaks)
 
 
 def choose_order(plan: Plan, pipeline: Pipeline, execution: Execution, timing: Costs) -> Plan:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from naspipe.core.errors import ConfigError
-from naspipe.core.ids import StageId
+from naspipe.core.ids import LayerId, StageId
 from naspipe.core.ports import Admission, DispatchOrder, Residency, SyncPolicy
 from naspipe.core.rules import Frozen, Rule
 from naspipe.core.settings.pipeline_groups import ORDERS as ORDER_NAMES
@@ -89,6 +89,8 @@ class Scheduling:
     """How passes form steps, in every stream."""
     wiring: Wiring = PLAIN
     """How the streams are joined."""
+    buffered: Collection[LayerId] | None = None
+    """Layers whose forwards leave something for the next one; None for all."""
 
 
 def build_controller(
@@ -122,7 +124,7 @@ def build_controller(
     gated = (*((NORMS,) if steps.is_gated else ()), *wiring.exchanges)
     return StageController(
         stage,
-        history or new_history(rules, wiring, [stage]),
+        history or new_history(rules, wiring, [stage], steps, way.buffered),
         build_policy(way.policy, way.bulk, steps),
         RankedOrder(order, ranks) if any(ranks) else order,
         residency or AllResident(),
@@ -133,17 +135,28 @@ def build_controller(
 
 
 def new_history(
-    rules: Sequence[Sequence[Rule]], wiring: Wiring, asking: Collection[StageId] | None = None
+    rules: Sequence[Sequence[Rule]],
+    wiring: Wiring,
+    asking: Collection[StageId] | None = None,
+    steps: Steps = ONE_PASS,
+    buffered: Collection[LayerId] | None = None,
 ) -> History:
     """What stages share of streams of these rules; nothing changes one that is not trained.
 
-    See :class:`naspipe.schedule.whereabouts.Whereabouts` for ``asking``.
+    Args:
+        rules: of each stream, the rule of each block of its chain.
+        wiring: how the streams are joined.
+        asking: see :class:`naspipe.schedule.whereabouts.Whereabouts`.
+        steps: how passes form steps, in every stream.
+        buffered: layers whose forwards leave something for the next one; None for all.
     """
     own = [
         chain if wiring.of(stream).is_trained else [Frozen()] * len(chain)
         for stream, chain in enumerate(rules)
     ]
-    return History.of(own, asking)
+    if buffered is None:
+        return History.of(own, asking, steps=steps)
+    return History.of(own, asking, steps=steps, has_buffers=buffered.__contains__)
 
 
 def build_admission(

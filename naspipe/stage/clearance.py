@@ -54,9 +54,9 @@ class Clearance:
         """A version exists here now; returns the forwards of which a block became clear."""
         return self._wake((layer, version))
 
-    def passed(self, task: Task, block: int) -> Iterator[Work]:
+    def passed(self, stream: StreamId, sequence_id: int, block: int) -> Iterator[Work]:
         """A forward is through a block; returns the forwards of which a block became clear."""
-        return self._wake((task.stream, task.sequence_id, block))
+        return self._wake((stream, SequenceId(sequence_id), block))
 
     def _before(self, ticket: Ticket, sequence_id: SequenceId) -> set[SequenceId]:
         """The passes of the same step whose forward through this block comes first."""

@@ -44,7 +44,7 @@ from naspipe.stage.clearance import Clearance
 from naspipe.stage.cuts import Cuts
 from naspipe.stage.gates import Gates
 from naspipe.stage.inputs import Inputs
-from naspipe.stage.mirroring import Departures
+from naspipe.stage.mirroring import Transfers
 from naspipe.stage.outputs import hand_on
 from naspipe.stage.ports import WriteGate
 from naspipe.stage.predictor import Predictor
@@ -85,17 +85,21 @@ class StageController:
         self._order = order
         self._residency = residency
         self._whereabouts = history.whereabouts
-        self._departures = Departures(stage, self._whereabouts, self._book, residency)
         self._cuts = Cuts(stage, self._book, self._whereabouts)
-        self._writes = Writes(self._book, residency)
+        self._gates = Gates(gates)
+        self._writes = Writes(self._book, residency, self._gates)
         self._subnets: dict[tuple[StreamId, SequenceId], Progress] = {}
         self._ready = ReadyTasks(order, starts_partly_clear)
         self._clearance = Clearance(self._book, policy)
-        self._gates = Gates(gates)
+        self._transfers = Transfers(
+            stage, self._whereabouts, self._book, residency, self._writes, self._gates,
+            self._clearance,
+        )  # fmt: skip
         self._wiring = wiring
         self._taps = Taps(stage, wiring.taps, policy.steps)
         self._inputs = Inputs(wiring, self._taps, self._clearance)
         self._predictor = Predictor(history.rules, order)
+        self._joins = bool(wiring.taps) or policy.steps.passes > 1  # whether others wait for blocks
         self._run: deque[tuple[LayerId, Version]] = deque()
         """What is left of the run, from the first block that was not commanded yet."""
         self._commanded = 0  # blocks commanded and not finished
@@ -119,16 +123,16 @@ class StageController:
             case SubnetAdmitted():
                 self._on_admitted(event, commands)
             case VersionArrived():
-                self._book.arrive(event.layer, event.version)
-                commands += self._residency.arrive(event.layer)
-                self._wake(self._clearance.written(event.layer, event.version))
+                led_to, clear = self._transfers.arrive(event)
+                commands += led_to
+                self._wake(clear)
             case ContributionArrived():
                 self._on_contribution(event, commands)
             case LayerLoaded():
                 self._residency.on_loaded(event.layer)
             case LayerSaved():
                 self._residency.on_saved(event.layer)
-                commands += self._departures.ready(event.layer)
+                commands += self._transfers.ready(event.layer)
             case CutAdmitted():
                 commands += self._cuts.admit(event, self._subnets)
             case StageIdle():
@@ -187,13 +191,14 @@ class StageController:
         progress = begin_subnet(event, self._stage, tickets, sections)
         self._subnets[subnet.stream, subnet.sequence_id] = progress
         self._clearance.admit(progress)
-        self._gates.admit(progress)
         self._predictor.admit(progress)
         self._changes += 1
         commands += self._inputs.admit(progress, blocks)
         self._wake((progress.forward,))
         self._hand_over(self._taps.admit(progress), commands)
-        commands += self._departures.admit(subnet, progress.partition)
+        pushes, clear = self._transfers.admit(progress)
+        commands += pushes
+        self._wake(clear)
         self._settle(progress, commands)
 
     def _on_input(self, event: InputArrived) -> None:
@@ -218,11 +223,8 @@ class StageController:
 
     def _on_block(self, event: BlockFinished, commands: list[Command]) -> None:
         task, block = event.task, event.block
-        work = self._ready.running
-        if work is None or work.task != task or not work.todo or work.todo[-1] != block:
-            raise InvariantError(f"{task}: block {block} finished, but it was not running")
+        work = self._ready.finish(task, block)
         progress = self._progress(task.stream, task.sequence_id)
-        work.todo.pop()
         self._commanded -= 1
         if self._commanded == 0 and not self._run:
             self._ready.running = None
@@ -230,12 +232,12 @@ class StageController:
                 self._wake((work,))
             elif output := hand_on(progress, work, self._ready.queue):
                 commands.append(output)
-        if task.kind is TaskKind.FORWARD:
+        if is_forward := task.kind is TaskKind.FORWARD:
             self._wake(self._inputs.begun(progress, block))
         ticket = progress.tickets[block]
-        kind = AccessKind(task.kind.value)
+        kind = AccessKind.FORWARD if is_forward else AccessKind.BACKWARD
         self._residency.release(ticket.layer, kind)
-        is_last_use = kind is AccessKind.BACKWARD or not progress.is_trained
+        is_last_use = not (is_forward and progress.backwards)
         if is_last_use:
             for version in self._book.release(ticket.layer, ticket.reads):
                 commands.append(DropVersion(ticket.layer, version))
@@ -244,11 +246,12 @@ class StageController:
         times = (event.start_ns, event.time_ns, self._stalls.take())
         who = (ticket.layer, task.sequence_id)
         commands.append(RecordAccess(Access(*who, kind, ticket.reads, self._stage, *times)))
-        if kind is AccessKind.FORWARD:
-            self._wake(self._clearance.passed(task, block))
-            self._hand_over(self._taps.passed(progress, block), commands)
-        else:
+        if not is_forward:
             commands += self._gates.passed(progress)
+        elif self._joins:
+            self._wake(self._clearance.passed(task.stream, task.sequence_id, block))
+            commands += self._transfers.passed(progress, block)
+            self._hand_over(self._taps.passed(progress, block), commands)
         if is_last_use and not work.todo:
             self._settle(progress, commands)
 
@@ -261,7 +264,7 @@ class StageController:
                 commands.append(DropVersion(layer, dropped))
         self._wake(self._clearance.written(layer, version))
         self._cuts.wrote(layer, version)
-        commands += self._departures.ready(layer)
+        commands += self._transfers.ready(layer)
         commands += self._writes.follow(layer)
         who = (layer, event.sequence_id, AccessKind.WRITE, version, self._stage)
         commands.append(RecordAccess(Access(*who, event.start_ns, event.time_ns, 0, event.digest)))

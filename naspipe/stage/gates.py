@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from naspipe.core.commands import Command, Contribute
 from naspipe.core.errors import InvariantError
 from naspipe.core.events import ContributionArrived
-from naspipe.core.ids import SequenceId, StageId, StreamId
+from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
 from naspipe.core.partition import Partition
 from naspipe.core.steps import Steps
 from naspipe.stage.ports import WriteGate
@@ -23,9 +23,9 @@ class _Step:
     """One that is not released yet."""
 
     members: list[Progress] = field(default_factory=list)
-    """Its passes, in sequence order."""
-    num_finished: int = 0
-    """Passes whose backwards are through on this stage."""
+    """Its passes that have blocks on this stage, in sequence order."""
+    num_open: int = 0
+    """Of them those whose backwards are not through, and sums that have not joined."""
     arrived: set[StageId] = field(default_factory=set)
     """Stages whose contributions are here."""
 
@@ -33,8 +33,9 @@ class _Step:
 class StepGate:
     """The WRITEs of a step wait until every stage has contributed to an exchange.
 
-    A stage contributes when the backwards of the step's last pass are through. Nothing here waits
-    for a younger step, so the oldest is never held up.
+    A stage that writes layers of the step contributes when the backwards of its own passes are
+    through and those of other groups' passes have been added. Nothing here waits for a younger
+    step, so the oldest is never held up.
 
     Args:
         steps: how passes form steps.
@@ -51,20 +52,39 @@ class StepGate:
         """See :class:`naspipe.stage.ports.WriteGate`."""
         return self._exchange
 
-    def admit(self, progress: Progress) -> None:
-        """Hold a pass back; it is not retired before it is released."""
-        progress.holds += 1
-        progress.unsettled += 1
-        self._held.setdefault(self._key(progress), _Step()).members.append(progress)
+    def admit(self, progress: Progress, num_sums: int) -> None:
+        """Hold a step back, behind its last pass; none of its passes is retired before release."""
+        key = self._key(progress)
+        step = self._held.setdefault(key, _Step())
+        if progress.tickets:
+            step.members.append(progress)
+        if self._steps.end(key[1]) > progress.subnet.sequence_id + 1:
+            return
+        if not progress.tickets:  # others write, whatever was computed here
+            del self._held[key]
+            return
+        step.num_open = len(step.members) + num_sums
+        for member in step.members:
+            member.holds += 1
+            member.unsettled += 1
 
     def finish(self, progress: Progress) -> list[Command]:
         """A pass's backwards are through here: behind the last of its step, contribute."""
-        key = self._key(progress)
-        step = self._held[key]
-        step.num_finished += 1
-        if step.num_finished < self._steps.passes:
+        return self._close_one(*self._key(progress))
+
+    def joined(self, layer: LayerId, version: Version) -> list[Command]:
+        """The gradients of another group's passes are with this stage's."""
+        return self._close_one(layer.stream, self._steps.first(version))
+
+    def _close_one(self, stream: StreamId, first: SequenceId) -> list[Command]:
+        step = self._held.get((stream, first))
+        if step is None:
             return []
-        return [Contribute(self._exchange, *key, contributors(progress.partition))]
+        step.num_open -= 1
+        if step.num_open:
+            return []
+        receivers = contributors(step.members[-1].partition)
+        return [Contribute(self._exchange, stream, first, receivers)]
 
     def arrive(self, event: ContributionArrived) -> list[Progress]:
         """A contribution is here; returns the passes that are released, behind the last one.
@@ -80,7 +100,7 @@ class StepGate:
                 f"stage {event.sender}"
             )
         step.arrived.add(event.sender)
-        if len(step.arrived) < len(contributors(step.members[0].partition)):
+        if len(step.arrived) < len(contributors(step.members[-1].partition)):
             return []
         del self._held[key]
         for progress in step.members:
@@ -102,17 +122,20 @@ class Gates:
     def __init__(self, gates: Sequence[WriteGate]) -> None:
         self._gates = {gate.exchange: gate for gate in gates}
 
-    def admit(self, progress: Progress) -> None:
+    def admit(self, progress: Progress, num_sums: int) -> None:
         """A subnet is under way; only one that is trained has WRITEs."""
-        if progress.is_trained:
-            for gate in self._gates.values():
-                gate.admit(progress)
+        for gate in self._gates.values() if progress.is_trained or num_sums else ():
+            gate.admit(progress, num_sums)
 
     def passed(self, progress: Progress) -> list[Command]:
         """A block's backward is over: behind the last one of the subnet, every gate is told."""
         if not self._gates or any(work.todo for work in progress.backwards.values()):
             return []
         return [command for gate in self._gates.values() for command in gate.finish(progress)]
+
+    def joined(self, layer: LayerId, version: Version) -> list[Command]:
+        """The gradients of another group's passes, up to ``version``, are with this stage's."""
+        return [command for gate in self._gates.values() for command in gate.joined(layer, version)]
 
     def arrive(self, event: ContributionArrived) -> list[Progress]:
         """See :class:`naspipe.stage.ports.WriteGate`.

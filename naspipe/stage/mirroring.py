@@ -1,20 +1,92 @@
-"""Handing layers over: a layer leaves this stage once its next user runs on another one."""
+"""Layer mirroring (NASPipe, section 3.3), and the copies and sums of groups: who is sent what.
+
+A layer leaves for the stage of its next user; copies of it go to readers in other groups, and the
+gradients of their passes come back as sums.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+
 from naspipe.core.commands import Command, PushVersion
+from naspipe.core.events import VersionArrived
 from naspipe.core.ids import LayerId, StageId, Version
-from naspipe.core.partition import Partition
+from naspipe.core.parcels import BUFFERS, LAYER, SUM
 from naspipe.core.ports import Residency
-from naspipe.core.subnet import Subnet
 from naspipe.schedule.versions import VersionBook
-from naspipe.schedule.whereabouts import Departure, Whereabouts
+from naspipe.schedule.whereabouts import Departure, ExpectedSum, Whereabouts
+from naspipe.stage.clearance import Clearance
+from naspipe.stage.gates import Gates
+from naspipe.stage.work import Progress, Work
+from naspipe.stage.writes import Writes
 
 
 class Departures:
-    """Layers that have to leave a stage, each when its version is written and saved.
+    """Parcels that have to leave a stage, each when its version is there and saved.
 
-    The push comes at the WRITE or when the next user is admitted, whichever is later.
+    A push comes when its version is written (of buffers: when the forward is through), or when
+    the users are admitted, whichever is later.
+
+    Args:
+        book: the versions of this stage.
+        residency: what of them is on the device.
+    """
+
+    def __init__(self, book: VersionBook, residency: Residency) -> None:
+        self._book = book
+        self._residency = residency
+        self._waiting: dict[LayerId, dict[Version, list[Departure]]] = {}
+        self._buffers: dict[tuple[LayerId, Version], Departure] = {}
+
+    def admit(self, departures: Iterable[Departure]) -> list[Command]:
+        """Note what users need on other stages; returns the pushes that can go now."""
+        commands: list[Command] = []
+        for departure in departures:
+            layer, version = departure.layer, departure.version
+            if departure.parcel == BUFFERS:
+                self._buffers[layer, version] = departure
+            else:
+                self._waiting.setdefault(layer, {}).setdefault(version, []).append(departure)
+                commands += self.ready(layer)
+        return commands
+
+    def ready(self, layer: LayerId) -> list[Command]:
+        """The pushes of a layer whose newest version is there, in host memory where it leaves."""
+        by_version = self._waiting.get(layer)
+        if by_version is None:
+            return []
+        waiting = by_version.pop(self._book.newest(layer), ())
+        if not by_version:
+            del self._waiting[layer]
+        commands: list[Command] = []
+        for place, departure in enumerate(waiting):
+            if departure.parcel in (LAYER, SUM) and not self._book.has_copies(layer):
+                if self._residency.needs_save(layer):
+                    self._residency.save_first(layer)
+                    self._waiting.setdefault(layer, {})[departure.version] = [*waiting[place:]]
+                    return commands
+                commands += self._residency.forget(layer)
+            commands.append(PushVersion(*departure))
+        return commands
+
+    def passed(self, layer: LayerId, version: Version) -> list[Command]:
+        """A forward is through a layer; returns the push of what it left."""
+        departure = self._buffers.pop((layer, version), None) if self._buffers else None
+        return [] if departure is None else [PushVersion(*departure)]
+
+
+class Transfers:
+    """One stage's part in the moves of layers, copies, sums and buffers.
+
+    Args:
+        stage: which one.
+        whereabouts: who uses which layer where.
+        book: the versions of this stage.
+        residency: what of them is on the device.
+        writes: join what comes as a sum.
+        gates: hold WRITEs back until it has come.
+        clearance: knows which forwards wait for what comes.
     """
 
     def __init__(
@@ -23,28 +95,61 @@ class Departures:
         whereabouts: Whereabouts,
         book: VersionBook,
         residency: Residency,
+        writes: Writes,
+        gates: Gates,
+        clearance: Clearance,
     ) -> None:
         self._stage = stage
         self._whereabouts = whereabouts
         self._book = book
         self._residency = residency
-        self._waiting: dict[tuple[LayerId, Version], Departure] = {}
+        self._writes = writes
+        self._gates = gates
+        self._clearance = clearance
+        self._departures = Departures(book, residency)
+        self._early: set[tuple[LayerId, Version]] = set()
+        """Buffers that came before the step was admitted here."""
 
-    def admit(self, subnet: Subnet, partition: Partition) -> list[Command]:
-        """Note what a subnet needs on other stages; returns the pushes that can go now."""
-        commands: list[Command] = []
-        for departure in self._whereabouts.admit(self._stage, subnet, partition):
-            self._waiting[departure.layer, departure.version] = departure
-            commands += self.ready(departure.layer)
-        return commands
+    def admit(self, progress: Progress) -> tuple[list[Command], Iterator[Work]]:
+        """A subnet is under way; with the last pass of a step it is known what its passes move.
+
+        Returns the pushes that can go now, and the forwards of which a block became clear.
+        """
+        moves = self._whereabouts.admit(self._stage, progress.subnet, progress.partition)
+        self._gates.admit(progress, len(moves.sums))
+        self._writes.expect(moves.sums)
+        apart = [
+            self._clearance.passed(each.layer.stream, each.version, each.layer.block)
+            for each in moves.sums
+            if not each.has_buffers or self._came_early(each)
+        ]
+        return self._departures.admit(moves.departures), chain.from_iterable(apart)
+
+    def arrive(self, event: VersionArrived) -> tuple[Sequence[Command], Iterator[Work]]:
+        """A parcel is here; returns what it leads to, and whose blocks it makes clear."""
+        layer, version = event.layer, event.version
+        if event.parcel == SUM:
+            self._writes.arrive(layer, version)
+            return self._writes.follow(layer), iter(())
+        if event.parcel == BUFFERS:
+            if not self._book.is_admitted(layer.stream, version):
+                self._early.add((layer, version))
+            return (), self._clearance.passed(layer.stream, version, layer.block)
+        self._book.arrive(layer, version)
+        commands = [*self._residency.arrive(layer), *self._writes.follow(layer)]
+        return commands, self._clearance.written(layer, version)
 
     def ready(self, layer: LayerId) -> list[Command]:
-        """The push of a layer, when its newest version is to leave and is in host memory."""
-        key = (layer, self._book.newest(layer))
-        if key not in self._waiting:
-            return []
-        if self._residency.needs_save(layer):
-            self._residency.save_first(layer)
-            return []
-        departure = self._waiting.pop(key)
-        return [*self._residency.forget(layer), PushVersion(*departure)]
+        """The newest version of a layer was written or saved; returns the pushes that can go."""
+        return self._departures.ready(layer)
+
+    def _came_early(self, expected: ExpectedSum) -> bool:
+        key = (expected.layer, expected.version)
+        is_here = key in self._early
+        self._early.discard(key)
+        return is_here
+
+    def passed(self, progress: Progress, block: int) -> list[Command]:
+        """A forward is through a block; returns the push of what it left."""
+        version = Version(progress.subnet.sequence_id)
+        return self._departures.passed(progress.tickets[block].layer, version)

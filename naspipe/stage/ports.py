@@ -9,6 +9,7 @@ from typing import Protocol
 
 from naspipe.core.commands import Command
 from naspipe.core.events import ContributionArrived
+from naspipe.core.ids import LayerId, Version
 from naspipe.stage.work import Progress
 
 
@@ -24,8 +25,18 @@ class WriteGate(Protocol):
         """The name of what stages contribute to."""
         ...
 
-    def admit(self, progress: Progress) -> None:
-        """A pass with blocks on this stage is under way."""
+    def admit(self, progress: Progress, num_sums: int) -> None:
+        """A pass is under way, also one that has no blocks on this stage.
+
+        Args:
+            progress: of the pass.
+            num_sums: with the last pass of a step: how many layers of this stage get gradients
+                from another group.
+        """
+        ...
+
+    def joined(self, layer: LayerId, version: Version) -> list[Command]:
+        """Such gradients, of the passes up to ``version``, are with this stage's."""
         ...
 
     def finish(self, progress: Progress) -> list[Command]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import heapq
 from typing import Any
 
+from naspipe.core.errors import InvariantError
 from naspipe.core.ports import DispatchOrder
-from naspipe.core.task import TaskKind
+from naspipe.core.task import Task, TaskKind
 from naspipe.core.wiring import CHAIN
 from naspipe.stage.work import Work
 
@@ -38,6 +39,18 @@ class ReadyTasks:
         work.is_queued = True
         heapq.heappush(self.queue, (self._order.key(work.task, work.priority), work))
         return True
+
+    def finish(self, task: Task, block: int) -> Work:
+        """A block of the running task is over; returns what is left of the task.
+
+        Raises:
+            InvariantError: when it was not the next one.
+        """
+        work = self.running
+        if work is None or work.task != task or not work.todo or work.todo[-1] != block:
+            raise InvariantError(f"{task}: block {block} finished, but it was not running")
+        work.todo.pop()
+        return work
 
     def begin(self) -> Work | None:
         """Run the first one; None where there is none."""

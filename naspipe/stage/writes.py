@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 
 from naspipe.core.access import AccessKind
-from naspipe.core.commands import WriteLayer
+from naspipe.core.commands import Command, DropVersion, JoinSum, WriteLayer
 from naspipe.core.errors import InvariantError
 from naspipe.core.events import WriteFinished
 from naspipe.core.ids import LayerId, Version
 from naspipe.core.ports import Residency
 from naspipe.schedule.versions import Ticket, VersionBook
+from naspipe.schedule.whereabouts import ExpectedSum
+from naspipe.stage.gates import Gates
 from naspipe.stage.work import Progress
 
 
 class Writes:
-    """Puts the WRITEs of one stage in order; a layer is pinned only while it is written."""
+    """Puts the WRITEs of one stage in order; a layer is pinned only while it is written.
 
-    def __init__(self, book: VersionBook, residency: Residency) -> None:
+    Where another stage computes earlier passes of a step, their gradients come first, as a sum.
+
+    Args:
+        book: the versions of this stage.
+        residency: what of them is on the device.
+        gates: hold WRITEs back.
+    """
+
+    def __init__(self, book: VersionBook, residency: Residency, gates: Gates) -> None:
         self._book = book
         self._residency = residency
+        self._gates = gates
+        self._bases: dict[tuple[LayerId, Version], Version] = {}
+        """Of the sums that will come: the version from before their step."""
+        self._sums: dict[LayerId, deque[Version]] = {}
+        """Those that came and were not joined yet, in their order."""
         self._owed: dict[tuple[LayerId, Version], tuple[Progress, int]] = {}
         """By layer and the version that the WRITE follows."""
         self._due: dict[LayerId, tuple[Progress, int]] = {}
@@ -36,29 +52,58 @@ class Writes:
         """Layers that have to be loaded for their WRITE."""
         return iter(self._due)
 
-    def owe(self, progress: Progress, block: int) -> list[WriteLayer]:
+    def expect(self, sums: Iterable[ExpectedSum]) -> None:
+        """These sums will come, or came already."""
+        for each in sums:
+            self._bases[each.layer, each.version] = each.base
+
+    def arrive(self, layer: LayerId, version: Version) -> None:
+        """A sum of gradients up to a pass is here; :meth:`follow` says what it leads to."""
+        self._sums.setdefault(layer, deque()).append(version)
+
+    def owe(self, progress: Progress, block: int) -> list[Command]:
         """The gradient of a block is there; returns the WRITE, if it can begin."""
         ticket = self._book.queue_write(progress.tickets[block], progress.subnet.sequence_id)
         progress.tickets[block] = ticket
         self._owed[ticket.layer, ticket.base] = (progress, block)
         return self.follow(ticket.layer)
 
-    def follow(self, layer: LayerId) -> list[WriteLayer]:
-        """A layer was written, or a reader is done with it: the next WRITE, if it can begin."""
+    def follow(self, layer: LayerId) -> list[Command]:
+        """A layer was written, a reader is done with it, or a sum came: the next WRITE, if any."""
+        joined = self._join(layer) if layer in self._sums else []
         key = (layer, self._book.newest(layer))
         if key not in self._owed or not self._book.may_replace(layer):
-            return []
+            return joined
         if not self._owed[key][0].is_released:
-            return []
+            return joined
         self._due[layer] = self._owed.pop(key)
-        return self._begin(layer)
+        return joined + self._begin(layer)
 
-    def release(self, progress: Progress) -> list[WriteLayer]:
+    def _join(self, layer: LayerId) -> list[Command]:
+        """Let the oldest sum be followed by this stage's own gradients, when it is time."""
+        versions = self._sums[layer]
+        version = versions[0]
+        base = self._bases.get((layer, version))
+        if base is None:
+            return []
+        keeps_base = self._book.has_copies(layer) and self._book.keeps(layer, base)
+        dropped = self._book.join(layer, base, version)
+        if dropped is None:
+            return []
+        versions.popleft()
+        if not versions:
+            del self._sums[layer]
+        del self._bases[layer, version]
+        drops = [DropVersion(layer, each) for each in dropped if each != base]
+        join = JoinSum(layer, version, base, keeps_base)
+        return [join, *drops, *self._gates.joined(layer, version)]
+
+    def release(self, progress: Progress) -> list[Command]:
         """The WRITEs of a step are held back no longer; returns those of a pass that can begin."""
         layers = [ticket.layer for ticket in progress.tickets.values() if ticket.is_writer]
         return [write for layer in layers for write in self.follow(layer)]
 
-    def resume(self) -> list[WriteLayer]:
+    def resume(self) -> list[Command]:
         """The WRITEs that are due and whose layers are on the device by now."""
         return [write for layer in list(self._due) for write in self._begin(layer)]
 
@@ -79,7 +124,7 @@ class Writes:
         self._residency.release(layer, AccessKind.WRITE)
         return ticket
 
-    def _begin(self, layer: LayerId) -> list[WriteLayer]:
+    def _begin(self, layer: LayerId) -> list[Command]:
         if not self._residency.acquire((layer,)):
             return []
         progress, block = self._due.pop(layer)

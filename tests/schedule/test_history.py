@@ -82,7 +82,7 @@ def test_a_stage_alone_keeps_nothing_for_others(pipeline, every):
                 cut = (stage, subnet.stream, subnet.sequence_id)
                 assert alone.cut(*cut) == shared.cut(*cut)
             assert alone.admit(stage, subnet, partition) == shared.admit(stage, subnet, partition)
-        assert not alone._leaving and not any(alone._cuts.values())
+        assert not alone._moves and not any(alone._cuts.values())
 
 
 def test_controllers_of_a_process_of_their_own_keep_nothing_for_others():
@@ -92,15 +92,16 @@ def test_controllers_of_a_process_of_their_own_keep_nothing_for_others():
         controller = build_controller(stage, [rules])
         for y in range(40):
             controller.handle(SubnetAdmitted(0, Subnet(0, y, (0,) * 5), partitions[y % 2]))
-        assert not controller._whereabouts._leaving
+        assert not controller._whereabouts._moves
 
 
-def test_uses_are_read_as_far_as_one_has_come():
+def test_uses_are_noted_once():
     uses = Uses()
     for y, candidate in enumerate((4, 4, 5, 4)):
         uses.note(Subnet(0, y, (candidate,)))
         uses.note(Subnet(0, y, (candidate,)))  # by a second stage
     layer = LayerId(0, 0, 4)
-    assert list(uses.of(layer, 0, 3)) == [0, 1]
-    assert list(uses.of(layer, 1, 4)) == [1, 3]
-    assert list(uses.of(layer, 3, 9)) == list(uses.of(LayerId(0, 0, 9), 0, 9)) == []
+    known = uses.of(layer)
+    assert list(known) == [0, 1, 3] and list(uses.of(LayerId(0, 0, 9))) == []
+    uses.note(Subnet(0, 4, (4,)))
+    assert list(known) == [0, 1, 3, 4], "the list grows"

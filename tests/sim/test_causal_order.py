@@ -82,7 +82,7 @@ def test_a_layer_is_pushed_to_its_next_user_only():
     pushed = []
 
     class Costs(RandomCosts):
-        def push_ns(self, layer):
+        def push_ns(self, layer, parcel):
             pushed.append(layer)
             return 5
 

@@ -24,7 +24,7 @@ class NoMessages(RandomCosts):
     def message_ns(self, receiver):
         return 0
 
-    def push_ns(self, layer):
+    def push_ns(self, layer, parcel):
         return 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
-from naspipe.core.checks import expect
+from naspipe.core.settings.checks import expect
 from naspipe.core.settings.declare import declared, group, unknown_key
 from naspipe.core.settings.pipeline_groups import (
     HardwareSettings,
@@ -56,6 +56,11 @@ class Execution:
         every, apart = self.validation.every_steps, self.checkpoints.every_steps
         allowed = f"a multiple of checkpoint_every, {apart}, as checkpoints are what is judged"
         expect(not apart or every % apart == 0, "validate_every", allowed, every)
+
+    @property
+    def workers(self) -> int:
+        """Stages of all groups together: stage j of group g is stage g * stages + j of the run."""
+        return self.pipeline.groups * self.pipeline.stages
 
     @property
     def cut_every_steps(self) -> int:

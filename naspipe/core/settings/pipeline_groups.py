@@ -33,6 +33,13 @@ class PipelineSettings:
         flag=Flag("N"),
         example="4",
     )
+    groups: int = setting(
+        1,
+        "copies of the pipeline. Each computes some passes of every step (passes=accumulate:N).",
+        at_least(1),
+        flag=Flag("N"),
+        example="2",
+    )
     window: int = setting(
         16, "sequence IDs that may be under way at a time.", at_least(1), example="3"
     )

@@ -12,7 +12,7 @@ from naspipe.planning.cost import CostTable
 from naspipe.planning.memory import DeviceSizes
 from naspipe.runtime.devices.gpus import find_gpus
 from naspipe.runtime.jobs.workload import Workload, common, wiring_of
-from naspipe.runtime.measuring.layer_sizes import measure_sizes
+from naspipe.runtime.measuring.layer_sizes import buffered_layers, measure_sizes
 from naspipe.runtime.measuring.profile_cache import cached_profile
 from naspipe.runtime.processes.launcher import profile_apart
 from naspipe.sim.pipeline import Chain, Pipeline, Plan, Stream, has_choice, plan_pipeline
@@ -55,10 +55,11 @@ def make_plan(
     if costs is None:
         costs = planning_costs(workloads, execution)
     shared = common(workloads)
+    is_grouped = execution.pipeline.groups > 1
     pipeline = Pipeline(
         streams=tuple(
             Stream(
-                Chain.of(workload.space),
+                Chain.of(workload.space, buffered_layers(workload.space) if is_grouped else None),
                 tuple(drawn),
                 table,
                 is_sample=workload.make_strategy is not None,

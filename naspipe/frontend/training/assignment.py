@@ -68,7 +68,7 @@ def assigned_job(training: Training, hosts: Hosts, assignment: Mapping[str, Any]
             f"is something of the space not the same on every host?"
         )
     streams = [
-        _restored(StreamId(number), stream, first, job.execution.pipeline.stages)
+        _restored(StreamId(number), stream, first, job.execution.workers)
         for number, (stream, first) in enumerate(zip(job.streams, assignment["first"], strict=True))
     ]
     device = device_name(job.execution.hardware.device, WorkerId(hosts.worker.local_rank))

@@ -98,7 +98,7 @@ class Generations:
             return replace(stream, restored=None, kept=())
         check_losses(stream.directory.losses, latest.checkpoint.losses)
         restored = Restored(stream.workload.space, number, latest.checkpoint)
-        kept = restored.layers(self.job.execution.pipeline.stages)
+        kept = restored.layers(self.job.execution.workers)
         self.observer.on_note(f"{stream.directory.path}: going on at subnet {restored.first}")
         return replace(stream, restored=restored, kept=kept)
 

@@ -14,7 +14,7 @@ from naspipe.core.subnet import Subnet
 from naspipe.frontend.given.input_checks import check_batch, check_layers
 from naspipe.frontend.given.pass_streams import draw_passes
 from naspipe.frontend.given.strategy_source import StrategySource, sample_stream
-from naspipe.runtime.jobs.job import StreamJob
+from naspipe.runtime.jobs.job import StreamJob, TrainingJob
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.layers.optimizers import check_optimizer
 from naspipe.schedule.invariants import violations
@@ -107,15 +107,32 @@ def choices_of(workload: Workload, subnets: Sequence[Subnet]) -> list[tuple[int,
     return [tuple(compress(subnet.chain, is_choice)) for subnet in subnets]
 
 
-def check_order(stream: StreamJob, accesses: Sequence[Access], bulk: int) -> None:
+def check_order(number: StreamId, accesses: Sequence[Access], job: TrainingJob) -> None:
     """A finished stream's log must be what its policy allows.
+
+    Args:
+        number: of the stream.
+        accesses: its log.
+        job: what was trained.
 
     Raises:
         InvariantError: when it is not: a bug, never bad luck.
     """
+    stream = job.streams[number]
     rules, policy = stream.workload.space.rules, stream.workload.definition.policy
-    steps = stream.workload.definition.recipe.steps
     alone = [each.subnet._replace(stream=FIRST_STREAM) for each in stream.so_far]
-    is_trained = stream.workload.is_trained
-    if broken := list(violations(accesses, rules, alone, policy, bulk, steps, is_trained)):
+    buffered = job.buffered and {
+        each._replace(stream=FIRST_STREAM) for each in job.buffered if each.stream == number
+    }
+    found = violations(
+        accesses,
+        rules,
+        alone,
+        policy,
+        job.bulk,
+        stream.workload.definition.recipe.steps,
+        stream.workload.is_trained,
+        buffered,
+    )
+    if broken := list(found):
         raise InvariantError(f"{len(broken)} rules of the policy {policy} broken: {broken[0]}")

@@ -129,8 +129,8 @@ class Training:
         seconds = (time.monotonic_ns() - start_ns) / 1e9
         job = lives.job
         accesses = [read_run_accesses(stream.directory.path) for stream in job.streams]
-        for stream, found in zip(job.streams, accesses, strict=True):
-            check_order(stream, found, job.bulk)
+        for number, found in enumerate(accesses):
+            check_order(StreamId(number), found, job)
         measured = {**self._measure(seconds, accesses), "stages": stages}
         for stream, manifest in zip(job.streams, lives.manifests, strict=True):
             passes = (stream.num_passes - stream.first) / seconds
@@ -172,6 +172,7 @@ class Training:
             memory=plan.memory,
             costs=tuple(costs),
             wiring=self.wiring,
+            buffered=plan.buffered,
         )
 
     @property
@@ -242,7 +243,7 @@ class Training:
         )
         return {
             "seconds": seconds,
-            "bubble_ratio": bubble_ratio(together, self.execution.pipeline.stages),
+            "bubble_ratio": bubble_ratio(together, self.execution.workers),
             "hit_rate": hit_rate(together),
-            "stall_ratio": stall_ratio(together, self.execution.pipeline.stages),
+            "stall_ratio": stall_ratio(together, self.execution.workers),
         }

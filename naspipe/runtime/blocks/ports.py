@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from naspipe.core.commands import WriteLayer
+from naspipe.core.commands import JoinSum, WriteLayer
 from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
 from naspipe.core.task import Task
 from naspipe.core.wiring import InputName
@@ -78,6 +78,18 @@ class Updates(Protocol):
 
     def write(self, command: WriteLayer) -> None:
         """Apply a WRITE."""
+        ...
+
+    def give_sum(self, layer: LayerId, version: Version) -> Gradients:
+        """The gradients of a step's passes up to one, for the stage of the next pass."""
+        ...
+
+    def take_sum(self, layer: LayerId, version: Version, gradients: Gradients) -> None:
+        """Keep the gradients of other stages' passes."""
+        ...
+
+    def join(self, command: JoinSum) -> None:
+        """Let this stage's gradients of a step follow those that came."""
         ...
 
     def contribution(self, exchange: str, stream: StreamId, first: SequenceId) -> Mapping[str, Any]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from naspipe.core.commands import WriteLayer
-from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId
+from naspipe.core.commands import JoinSum, WriteLayer
+from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
 from naspipe.core.recipe import learning_rate
 from naspipe.runtime.blocks.exchanges import EXCHANGES
 from naspipe.runtime.blocks.pass_state import PassState, StepStates
@@ -48,6 +48,8 @@ class StageUpdates:
         recipes = [workload.definition.recipe for workload in workloads]
         own = [NORMS] if any(recipe.steps.is_gated for recipe in recipes) else []
         self._exchanges = {name: EXCHANGES[name](recipes) for name in (*own, *exchanges)}
+        self._sums: dict[tuple[LayerId, Version], Gradients] = {}
+        """Of other stages' passes, up to one of them; until this stage's follow."""
 
     def write(self, command: WriteLayer) -> None:
         """Apply a WRITE with the gradients of its step, or only add a pass's to them."""
@@ -68,12 +70,30 @@ class StageUpdates:
         stored.write(gradients, sequence_id, command.base, command.keeps_base, lr)
         self._placement.synchronize()
 
+    def give_sum(self, layer: LayerId, version: Version) -> Gradients:
+        """The gradients of a step's passes up to one, for the stage of the next pass."""
+        step = self._together.of(layer.stream, SequenceId(version))
+        return step.gradients.pop(layer, {})
+
+    def take_sum(self, layer: LayerId, version: Version, gradients: Gradients) -> None:
+        """Keep the gradients of other stages' passes."""
+        self._sums[layer, version] = gradients
+
+    def join(self, command: JoinSum) -> None:
+        """Let this stage's gradients of a step follow those that came."""
+        layer, last = command.layer, SequenceId(command.version)
+        gradients = self._sums.pop((layer, command.version))
+        self._together.of(layer.stream, last).add(layer, gradients)
+        stored = self._stores[layer.stream][layer]
+        stored.advance(last, command.base, command.keeps_base)
+
     def contribution(self, exchange: str, stream: StreamId, first: SequenceId) -> Mapping[str, Any]:
         """What this stage contributes to an exchange of a step, all of whose gradients it has."""
         steps = self._workloads[stream].definition.recipe.steps
         for number in range(first, steps.end(first)):
             sequence_id = SequenceId(number)
-            for layer in list(self._passes[stream, sequence_id].parameter_gradients):
+            state = self._passes.get((stream, sequence_id))
+            for layer in list(state.parameter_gradients) if state else ():
                 self._gather(layer, sequence_id)
         gradients = self._together.of(stream, first).gradients
         ordered = {layer: self._ordered(layer, own) for layer, own in gradients.items()}

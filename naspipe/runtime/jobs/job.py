@@ -8,6 +8,7 @@ from pathlib import Path
 
 from naspipe.core.config import Execution, Recipe
 from naspipe.core.events import KeptLayer
+from naspipe.core.ids import LayerId
 from naspipe.core.planned import Planned
 from naspipe.core.steps import Steps
 from naspipe.core.wiring import PLAIN, Wiring
@@ -87,6 +88,8 @@ class TrainingJob:
     """Of each stream, what the partitions were made from."""
     wiring: Wiring = PLAIN
     """How the streams are joined."""
+    buffered: frozenset[LayerId] | None = None
+    """Layers whose forwards leave something for the next one; None for all."""
 
     @property
     def workloads(self) -> list[Workload]:
@@ -101,7 +104,7 @@ class TrainingJob:
     @property
     def positions(self) -> Positions:
         """Who holds which stage."""
-        return OnePipeline(self.execution.pipeline.stages)
+        return OnePipeline(self.execution.workers)
 
     @property
     def threads(self) -> int:

@@ -94,6 +94,10 @@ class LayerStore:
         if len(self._left) > KEPT_AWAY:
             self._drop(next(iter(self._left)))
 
+    def give_up(self, layer: LayerId) -> None:
+        """What is here of a layer is a copy, and used up: it is written on another stage."""
+        self._away.add(layer)
+
     def come_back(self, layer: LayerId) -> StoredLayer:
         """A layer for what another stage hands over; what is in it is old."""
         self._away.discard(layer)

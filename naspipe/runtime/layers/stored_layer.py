@@ -142,6 +142,26 @@ class StoredLayer:
         """
         return list(self.tensors())
 
+    def copied(self, *kinds: str) -> list[tuple[str, Any]]:
+        """Copies of the tensors and values whose names begin so, in memory of their own."""
+        return [
+            (name, value.clone() if isinstance(value, torch.Tensor) else value)
+            for name, value in self.tensors()
+            if name.startswith(kinds)
+        ]
+
+    def take_buffers(self, state: Iterable[tuple[str, Received]]) -> None:
+        """Go on where the forwards of another stage left the buffers.
+
+        Raises:
+            TransportError: when they are not this layer's.
+        """
+        here = {f"buffer/{name}": buffer for name, buffer in self.module.named_buffers()}
+        for name, received in state:
+            if name not in here:
+                raise TransportError(f"layer {self.label}: it has no buffer {name}")
+            received.copy_to(here[name])
+
     def take_over(self, version: Version, state: Iterable[tuple[str, Received]]) -> None:
         """Become what another stage handed over.
 

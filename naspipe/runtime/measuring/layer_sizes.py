@@ -41,6 +41,28 @@ def measure_sizes(workload: Workload) -> SizeTable:
     return SizeTable(twins, rows)
 
 
+def buffered_layers(space: Space) -> frozenset[tuple[int, int]]:
+    """Block and candidate of the layers with buffers: their forwards may leave something there.
+
+    Draws nothing from torch's generator.
+
+    Raises:
+        ConfigError: when a factory makes no module.
+    """
+    twins = first_of_kind(space)
+    known = {
+        (twin, candidate): any(True for _ in sketch(space, twin, candidate).buffers())
+        for twin in sorted(set(twins))
+        for candidate in range(len(space.blocks[twin].candidates))
+    }
+    return frozenset(
+        (block, candidate)
+        for block, twin in enumerate(twins)
+        for candidate in range(len(space.blocks[block].candidates))
+        if known[twin, candidate]
+    )
+
+
 def sketch(space: Space, block: int, candidate: int) -> nn.Module:
     """A candidate's module without memory for its tensors.
 

@@ -41,7 +41,7 @@ class GrowingStreams:
 
     def _tell(self, stream: int, first: int, planned: Sequence[Planned]) -> None:
         message = SubnetsMessage(StreamId(stream), first, tuple(planned))
-        for stage in range(self._job.execution.pipeline.stages):
+        for stage in range(self._job.execution.workers):
             self._send(stage, message)
 
     def __enter__(self) -> GrowingStreams:

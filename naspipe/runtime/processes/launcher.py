@@ -62,7 +62,7 @@ def launch(
         StorageError: when a file cannot be written.
         RunInterruptedError: after SIGINT or SIGTERM, behind a checkpoint.
     """
-    execution, num_stages = job.execution, job.execution.pipeline.stages
+    execution, num_stages = job.execution, job.execution.workers
     folders = [stream.directory.checkpoints for stream in job.streams]
     mailboxes = Mailboxes()
     stop = Stop(num_stages, mailboxes.send)
@@ -106,7 +106,7 @@ def launch(
 def _run(job: TrainingJob, side: LauncherSide, others: OtherHosts | None, stack: ExitStack) -> None:
     """Have the stages work to their end: a single one in this process, unless it has a GPU."""
     execution = job.execution
-    if execution.pipeline.stages == 1 and execution.hardware.device == "cpu":
+    if execution.workers == 1 and execution.hardware.device == "cpu":
         side.start()
         run_alone(job, side.collector, side.mailboxes.local)
         return

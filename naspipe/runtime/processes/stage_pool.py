@@ -103,14 +103,14 @@ def run_stages(
     """
     execution = job.execution
     check_fit_for_forking(execution.hardware.device)
-    here = range(1 if elsewhere else execution.pipeline.stages)
+    here = range(1 if elsewhere else execution.workers)
     with _stage_processes(job, make, endpoints, here) as processes, ExitStack() as stack:
         context: zmq.Context[Any] = zmq.Context()
         stack.callback(context.destroy, linger=0)
         stack.enter_context(Authenticator(context, endpoints.public_keys.values()))
         inbox = bind_inbox(context, endpoints.launcher, endpoints)
         side.collector.liveness = Liveness(
-            range(execution.pipeline.stages),
+            range(execution.workers),
             time.monotonic(),
             execution.watch.silence_seconds,
             execution.watch.timeout_seconds,

@@ -40,7 +40,7 @@ def check_endpoints(execution: Execution) -> None:
     Raises:
         ConfigError: when a port is in use, or the temporary directory's path is too long.
     """
-    if execution.pipeline.stages > 1 or execution.hardware.device != "cpu":
+    if execution.workers > 1 or execution.hardware.device != "cpu":
         make_endpoints(execution, Path(tempfile.gettempdir()) / f"{SOCKETS_PREFIX}{8 * 'x'}")
 
 
@@ -51,8 +51,8 @@ def make_endpoints(execution: Execution, directory: Path) -> Endpoints:
         ConfigError: when a port is in use, or the directory's path is too long.
     """
     if execution.wire.transport == "tcp":
-        return tcp_endpoints(execution.wire.port, execution.pipeline.stages, directory)
-    return ipc_endpoints(directory, execution.pipeline.stages)
+        return tcp_endpoints(execution.wire.port, execution.workers, directory)
+    return ipc_endpoints(directory, execution.workers)
 
 
 def ipc_endpoints(directory: Path, num_stages: int) -> Endpoints:

@@ -10,6 +10,7 @@ import torch
 
 from naspipe.core.errors import ConfigError, TransportError
 from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version, WorkerId
+from naspipe.core.parcels import LAYER, PARCELS, Parcel
 from naspipe.core.partition import make_partition
 from naspipe.core.planned import Planned
 from naspipe.core.subnet import Subnet
@@ -58,7 +59,7 @@ class ReceivedTensor(NamedTuple):
 
 
 class VersionMessage(NamedTuple):
-    """A layer that another stage hands over: its newest version and its state by name.
+    """A layer that another stage hands over, or a part of it: its version and tensors by name.
 
     Sent with tensors and plain values, received with :class:`ReceivedTensor`.
     """
@@ -66,6 +67,7 @@ class VersionMessage(NamedTuple):
     layer: LayerId
     version: Version
     state: Sequence[tuple[str, Any]]
+    parcel: Parcel = LAYER
 
 
 class ContributionMessage(NamedTuple):
@@ -119,8 +121,8 @@ def stage_frames(message: StageMessage, staging: Staging = HOST) -> list[Any]:
             tasks = [_plain(each) for each in (task, *upcoming)]
             header = msgpack.packb([_INPUT, [name, *tasks], [entry for entry, _ in encoded]])
             return [header, *(frame for _, frame in encoded)]
-        case VersionMessage(layer, version, state):
-            return _state_frames(_VERSION, [*layer, version], state, staging)
+        case VersionMessage(layer, version, state, parcel):
+            return _state_frames(_VERSION, [*layer, version, parcel], state, staging)
         case ContributionMessage():
             state = list(message.values.items())
             return _state_frames(_SHARE, list(message[:4]), state, staging)
@@ -179,9 +181,9 @@ def read_message(
             return _contribution(subject, _read_state(entries, frames))
         if what != _VERSION:
             raise ValueError(f"a message of kind {what!r:.40}")
-        stream, block, candidate, version = subject
+        *layer, version, parcel = subject
         state = list(_read_state(entries, frames))
-        return VersionMessage(LayerId(stream, block, candidate), Version(version), state)
+        return VersionMessage(LayerId(*layer), Version(version), state, _parcel(parcel))
     except (TypeError, ValueError, ConfigError, msgpack.UnpackException) as error:
         raise TransportError(f"a message header cannot be read: {error}") from error
 
@@ -224,6 +226,12 @@ def _contribution(subject: Any, state: Iterator[tuple[str, ReceivedTensor]]) -> 
     return ContributionMessage(
         exchange, StreamId(stream), SequenceId(sequence_id), StageId(sender), values
     )
+
+
+def _parcel(name: Any) -> Parcel:
+    if name not in PARCELS:
+        raise ValueError(f"a parcel called {name!r:.40}")
+    return Parcel(name)
 
 
 def _input_name(name: Any) -> InputName:

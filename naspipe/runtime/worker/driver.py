@@ -15,6 +15,7 @@ from naspipe.core.commands import (
     DropVersion,
     EvictLayer,
     FinishCut,
+    JoinSum,
     LoadLayer,
     PushVersion,
     RecordAccess,
@@ -110,10 +111,7 @@ class StageDriver:
     @property
     def measured(self) -> dict[str, int]:
         """Bytes handed over to other stages, and blocks computed again for want of memory."""
-        return {
-            "pushed_bytes": self._layers.pushed_bytes,
-            "memory_retries": self._memory_retry.retries,
-        }
+        return {**self._layers.measured, "memory_retries": self._memory_retry.retries}
 
     def finishing(self) -> None:
         """Say that the training is over and the layers are being written."""
@@ -271,6 +269,8 @@ class StageDriver:
                     self._tell(event)
             case PushVersion():
                 self._layers.push(command)
+            case JoinSum():
+                needed(self._updates, command).join(command)
             case LoadLayer(layer):
                 _ = self._stores[layer.stream][layer]  # made now, if it has not been made yet
                 self._memory_retry.attempt(lambda: self._placement.load(layer))
@@ -294,5 +294,6 @@ class StageDriver:
         start_ns = time.monotonic_ns()
         needed(self._updates, command).write(command)
         end_ns = time.monotonic_ns()
-        digest = self._stores[layer.stream][layer].digest() if self._options.digests else ""
+        is_version = self._options.digests and command.ends_step
+        digest = self._stores[layer.stream][layer].digest() if is_version else ""
         self._tell(WriteFinished(end_ns, layer, sequence_id, start_ns, digest))

@@ -52,7 +52,9 @@ class Effects:
 
     def layer_exchange(self) -> LayerExchange:
         """What hands layers over and takes them."""
-        return LayerExchange(self.stores, self.placement, self.transport, self.positions)
+        return LayerExchange(
+            self.stores, self.placement, self.transport, self.positions, self.updates
+        )
 
     def contributions(self, stage: StageId) -> Contributions | None:
         """What a stage has to do with exchanges; None where nothing is trained."""

@@ -1,21 +1,34 @@
-"""Layers that leave this stage for that of their next user, and those that come to it."""
+"""What leaves this stage for other users of a layer, and what comes from them."""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from naspipe.core.commands import PushVersion
+from naspipe.core.errors import InvariantError
 from naspipe.core.events import VersionArrived
+from naspipe.core.ids import LayerId
+from naspipe.core.parcels import BUFFERS, COPY, LAYER, STATE, SUM
+from naspipe.runtime.blocks.ports import Updates
 from naspipe.runtime.jobs.ports import Positions
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.memory.placement import Placement
 from naspipe.runtime.wire.messages import VersionMessage
 from naspipe.runtime.wire.ports import Transport
 
+_PARTS = {
+    STATE: ("param/", "optimizer/"),
+    COPY: ("param/",),
+    BUFFERS: (),
+}
+"""What goes as a copy, beside the buffers."""
+
 
 class LayerExchange:
-    """One stage's part in the mirroring of layers.
+    """One stage's part in the moves of layers, and of copies and sums between groups.
 
     With a memory budget the host memory of a layer that leaves goes to the next one that comes.
 
@@ -24,6 +37,7 @@ class LayerExchange:
         placement: where they live.
         transport: the way to the other workers.
         positions: which of them holds which stage.
+        updates: has the sums of gradients; None where nothing is trained.
     """
 
     def __init__(
@@ -32,31 +46,65 @@ class LayerExchange:
         placement: Placement,
         transport: Transport,
         positions: Positions,
+        updates: Updates | None = None,
     ) -> None:
         self._stores = tuple(stores)
         self._placement = placement
         self._transport = transport
         self._positions = positions
-        self.pushed_bytes = 0
-        """Handed over so far."""
+        self._updates = updates
+        self._sent: Counter[str] = Counter()
+
+    @property
+    def measured(self) -> dict[str, int]:
+        """Bytes of layers that were handed over so far, of sums and of other copies."""
+        copied = self._sent[COPY] + self._sent[STATE] + self._sent[BUFFERS]
+        return {
+            "pushed_bytes": self._sent[LAYER],
+            "summed_bytes": self._sent[SUM],
+            "copied_bytes": copied,
+        }
 
     def push(self, command: PushVersion) -> None:
-        """Hand a layer over to another stage."""
-        layer, version, stage = command.layer, command.version, command.stage
-        store = self._stores[layer.stream]
-        state = store[layer].hand_over()
-        sending = self._transport.send(
-            self._positions.worker(stage), VersionMessage(layer, version, state)
-        )
-        self.pushed_bytes += sending.nbytes
-        self._placement.leave(layer, sending.is_over)
-        store.leave(layer)
+        """Send what a user of a layer on another stage needs of it."""
+        layer, version, parcel = command.layer, command.version, command.parcel
+        message = VersionMessage(layer, version, self._contents(command), parcel)
+        sending = self._transport.send(self._positions.worker(command.stage), message)
+        self._sent[parcel] += sending.nbytes
+        if parcel == LAYER:
+            self._placement.leave(layer, sending.is_over)
+            self._stores[layer.stream].leave(layer)
+        elif parcel == SUM:
+            self._stores[layer.stream].give_up(layer)
 
     def take(self, message: VersionMessage) -> VersionArrived:
-        """Take a layer over from another stage."""
-        layer, version, state = message
-        stored = self._stores[layer.stream].come_back(layer)
-        self._placement.expect(layer)
-        stored.take_over(version, state)
-        self._placement.settle(layer)
-        return VersionArrived(time.monotonic_ns(), layer, version)
+        """Take what another stage sent."""
+        layer, version, state, parcel = message
+        if parcel == SUM:
+            received = {name: self._placement.receive(each.value()) for name, each in state}
+            self._summing(layer).take_sum(layer, version, received)
+        elif parcel == BUFFERS:
+            self._stores[layer.stream].come_back(layer).take_buffers(state)
+        else:
+            stored = self._stores[layer.stream].come_back(layer)
+            self._placement.expect(layer)
+            stored.take_over(version, state)
+            self._placement.settle(layer)
+        return VersionArrived(time.monotonic_ns(), layer, version, parcel)
+
+    def _contents(self, command: PushVersion) -> Sequence[tuple[str, Any]]:
+        layer, version, parcel = command.layer, command.version, command.parcel
+        if parcel == SUM:
+            return list(self._summing(layer).give_sum(layer, version).items())
+        stored = self._stores[layer.stream][layer]
+        if parcel == LAYER:
+            state = stored.hand_over()
+            if command.skips_buffers:
+                state = [pair for pair in state if not pair[0].startswith("buffer/")]
+            return state
+        return stored.copied(*_PARTS[parcel], *(() if command.skips_buffers else ("buffer/",)))
+
+    def _summing(self, layer: LayerId) -> Updates:
+        if self._updates is None:
+            raise InvariantError(f"layer {layer}: this stage trains nothing and adds nothing up")
+        return self._updates

@@ -12,8 +12,9 @@ import torch
 
 from naspipe.core.config import parse_bytes
 from naspipe.core.events import StreamResumed
-from naspipe.core.ids import SequenceId, StageId, StreamId, WorkerId, alone_in
+from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, WorkerId, alone_in
 from naspipe.core.planned import Planned
+from naspipe.core.rules import Frozen
 from naspipe.runtime.blocks.compute import StageCompute
 from naspipe.runtime.checkpoints.capture_memory import CaptureMemory
 from naspipe.runtime.checkpoints.capturing import Capturer
@@ -130,6 +131,7 @@ class StageRun:
             starts_partly_clear=execution.pipeline.partly_clear,
             steps=job.steps,
             wiring=job.wiring,
+            buffered=job.buffered,
         )
         intakes = self._intakes()
         self._driver = StageDriver(
@@ -172,7 +174,7 @@ class StageRun:
                     stream.num_passes,
                     window=stream.workload.window or execution.pipeline.window,
                     bulk=self._job.bulk,
-                    stages=execution.pipeline.stages,
+                    stages=execution.workers,
                     first=stream.first,
                     passes=self._job.steps.passes,
                 ),
@@ -195,9 +197,11 @@ class StageRun:
         """Write this stage's shard of the final checkpoint."""
         space = stream.workload.space
         memory, capturer = CaptureMemory().lend(), Capturer()
+        elsewhere = self._unchanged_elsewhere(stream, planned)
         layers = {
             layer_key(space, alone_in(layer)): capturer.capture(stored, (stored.version,), memory)
             for layer, stored in store.items()
+            if layer not in elsewhere
         }
         used = {
             each.subnet.layer(block)
@@ -211,6 +215,18 @@ class StageRun:
                     layers[layer_key(space, alone_in(layer))] = snapshot
         directory = stream.directory.checkpoints.working(FINAL, self._job.generation)
         return write_part(directory, self._stage, layers)
+
+    def _unchanged_elsewhere(self, stream: StreamJob, planned: Sequence[Planned]) -> set[LayerId]:
+        """Layers that nothing writes, and that the stage of their first user saves."""
+        rules, is_trained = stream.workload.space.rules, stream.workload.is_trained
+        blocks = [
+            block for block, rule in enumerate(rules) if isinstance(rule, Frozen) or not is_trained
+        ]
+        homes: dict[LayerId, StageId] = {}
+        for each in planned[stream.first :] if blocks else ():
+            for block in blocks:
+                homes.setdefault(each.subnet.layer(block), each.partition.stage_of(block))
+        return {layer for layer, stage in homes.items() if stage != self._stage}
 
 
 def open_placement(job: PipelineJob, worker: WorkerId, wakeup: Wakeup) -> Placement:

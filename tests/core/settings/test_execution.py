@@ -68,7 +68,10 @@ def test_a_cut_is_for_a_checkpoint_or_a_validation() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"stage": 2}, "stage: unknown key (did you mean stages?); expected one of stages, window"),
+        (
+            {"stage": 2},
+            "stage: unknown key (did you mean stages?); expected one of stages, groups, window",
+        ),
         ({"stages": "2"}, "stages: expected a whole number, found '2'"),
         ({"stages": True}, "stages: expected a whole number, found True"),
         ({"stages": 2.0}, "stages: expected a whole number, found 2.0"),

@@ -1,0 +1,79 @@
+"""Passes of a step dealt to groups of stages: whatever things take, the same order per layer."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from naspipe.core.ids import LayerId
+from naspipe.core.rules import Exact
+from naspipe.core.steps import Steps
+from naspipe.core.subnet import Subnet
+from naspipe.core.wiring import PLAIN
+from naspipe.schedule.invariants import violations
+from naspipe.sim.costs import RandomCosts
+from naspipe.sim.driver import simulate
+from naspipe.stage.builder import build_admission, build_controller, new_history
+from tests.strategies import moving_pipelines
+
+
+def run(rules, subnets, partitions, steps, seed, buffered=None, window=6):
+    how = {"steps": steps, "buffered": buffered}
+    history = new_history([rules], PLAIN, **how)
+    controllers = [
+        build_controller(stage, [rules], history=history, **how)
+        for stage in range(partitions[0].num_stages)
+    ]
+    stages = simulate(
+        lambda _, y: (subnets[y], partitions[y], None), controllers, RandomCosts(seed),
+        lambda: [build_admission("csp", len(subnets), window=window, passes=steps.passes)],
+    )  # fmt: skip
+    return [access for accesses in stages for access in accesses]
+
+
+@st.composite
+def grouped(draw):
+    """Whole steps, with one cut for all passes of each; the passes are dealt to 1 to 4 groups."""
+    rules, subnets, partitions = draw(moving_pipelines())
+    passes = draw(st.integers(1, 5))
+    num_groups = draw(st.integers(1, min(passes, 4)))
+    is_gated = draw(st.booleans())
+    steps = Steps(passes, is_gated=is_gated)
+    num_steps = max(1, len(subnets) // passes)
+    if is_gated or draw(st.booleans()):
+        chains = [subnets[y // passes].chain for y in range(num_steps * passes)]
+    else:
+        chains = ([subnet.chain for subnet in subnets] * passes)[: num_steps * passes]
+    stream = [Subnet(0, number, chain) for number, chain in enumerate(chains)]
+    cuts = [
+        partitions[y // passes].in_group(steps.group(y, num_groups), num_groups)
+        for y in range(len(stream))
+    ]
+    layers = {LayerId(0, block, c) for subnet in stream for block, c in enumerate(subnet.chain)}
+    buffered = draw(st.one_of(st.none(), st.sets(st.sampled_from(sorted(layers)))))
+    return rules, stream, cuts, steps, buffered
+
+
+@settings(max_examples=200)
+@given(grouped(), st.integers(0, 2**32), st.integers(1, 9))
+def test_every_step_reads_what_was_there_before_it(pipeline, seed, window):
+    rules, subnets, partitions, steps, buffered = pipeline
+    accesses = run(rules, subnets, partitions, steps, seed, buffered, window)
+    assert list(violations(accesses, rules, subnets, steps=steps, buffered=buffered)) == []
+
+
+def orders(accesses, rules):
+    """Of each exact layer: the WRITEs, which fold gradients, in the order of their ends."""
+    found = {}
+    for access in sorted(accesses, key=lambda access: access.end_ns):
+        if access.kind.value == "W" and rules[access.layer.block] == Exact():
+            found.setdefault(access.layer, []).append(access.sequence_id)
+    return found
+
+
+@settings(max_examples=50)
+@given(grouped(), st.integers(0, 2**32))
+def test_gradients_are_added_in_the_order_of_passes(pipeline, seed):
+    rules, subnets, partitions, steps, buffered = pipeline
+    accesses = run(rules, subnets, partitions, steps, seed, buffered)
+    assert all(order == sorted(order) for order in orders(accesses, rules).values())
