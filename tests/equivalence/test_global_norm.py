@@ -65,9 +65,9 @@ def forgetful(exchange, stream, gradients):
 whole = NormExchange.contribution
 
 
-def ungated(gate, progress):
+def ungated(gate, progress, num_sums):
     """Released before the norms are known."""
-    admit(gate, progress)
+    admit(gate, progress, num_sums)
     progress.holds = 0
 
 
