@@ -12,6 +12,7 @@ from naspipe.core.space import Block, Shared, Space
 
 if TYPE_CHECKING:
     from naspipe.export.exporter import export_subnet as export_subnet
+    from naspipe.frontend.given.plain_chain import chain as chain
     from naspipe.frontend.given.run import Run as Run
     from naspipe.frontend.search.api import search_subnets as search_subnets
     from naspipe.frontend.training.api import train as train
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Block", "ConfigError", "Exact", "Execution", "Frozen", "Lag", "NaspipeError", "Run", "Shared",
-    "Space", "StageFailedError", "export_subnet", "from_nni", "search_subnets", "train",
+    "Space", "StageFailedError", "chain", "export_subnet", "from_nni", "search_subnets", "train",
     "train_together", "workload",
 ]  # fmt: skip
 __version__ = "0.1.0"
@@ -31,6 +32,7 @@ _NEED_TORCH = {
     "train_together": "naspipe.frontend.training.api",
     "workload": "naspipe.frontend.training.api",
     "Run": "naspipe.frontend.given.run",
+    "chain": "naspipe.frontend.given.plain_chain",
     "search_subnets": "naspipe.frontend.search.api",
     "export_subnet": "naspipe.export.exporter",
     "from_nni": "naspipe.nni.adapter",

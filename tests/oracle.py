@@ -57,13 +57,16 @@ class PlainLoop:
     def step(self, y, choices, batch, loss_fn):
         self.take(y, [(choices, batch)], loss_fn)
 
-    def take(self, step, passes, loss_fn, *, averages_loss=False, distill=None):
+    def take(
+        self, step, passes, loss_fn, *, averages_loss=False, averages_users=False, distill=None
+    ):
         """One optimizer step for several passes, each of them (choices, batch).
 
-        Micro-batches divide each loss by their number. With ``distill`` the passes behind the
+        Micro-batches divide each loss by their number. With ``averages_users`` each layer's sum of
+        gradients is divided by how many passes used it. With ``distill`` the passes behind the
         first one learn its output. Lag counts steps.
         """
-        used, taught = {}, []
+        used, users, taught = {}, {}, []
 
         def learn(output, target):
             return distill(output, taught[0])
@@ -74,6 +77,7 @@ class PlainLoop:
                 # The oldest of the last K + 1 versions: that of step - 1 - K, or the first.
                 lags = block in self.history
                 used[block, candidate] = self.history[block][0] if lags else module
+                users[block, candidate] = users.get((block, candidate), 0) + 1
             modules = [used[pair] for pair in enumerate(choices)]
             end = learn if distill and number else loss_fn
             state, loss = self.forward(step, number, modules, batch, end)
@@ -81,6 +85,9 @@ class PlainLoop:
             if self.nonfinite != "skip" or loss.isfinite():
                 (loss / len(passes) if averages_loss else loss).backward()
             self.losses.append(loss.detach().cpu().clone())
+        for pair, count in users.items() if averages_users else ():
+            for p in (p for p in used[pair].parameters() if p.grad is not None and count > 1):
+                p.grad.div_(count)
         self.write(step, used)
 
     def forward(self, step, number, modules, batch, loss_fn):

@@ -44,13 +44,15 @@ class Contribute:
     """Hand this stage's contribution to an exchange to each of ``receivers``.
 
     ``sequence_id`` is the first of a step whose gradients are all there on this stage. Each
-    receiver, this stage too if it is one, is told ``ContributionArrived``.
+    receiver, this stage too if it is one, is told ``ContributionArrived``. Others contribute what
+    concerns the layers that are ``lent`` to this stage.
     """
 
     exchange: str
     stream: StreamId
     sequence_id: SequenceId
     receivers: tuple[StageId, ...]
+    lent: tuple[LayerId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,9 +88,11 @@ class Recipe:
     )
     passes: str = setting(
         "one",
-        "what a step is made of: one, accumulate:N or sandwich:R. One subnet on one batch; N "
-        "batches one after the other on one subnet; or the largest subnet, the smallest and R "
-        "random ones on one batch, the others learning the largest one's output.",
+        "what a step is made of: one, accumulate:N, subnets:N or sandwich:R. One subnet on one "
+        "batch; N batches one after the other on one subnet; N subnets, each on its own batch, "
+        "whose gradients are added up (subnets:N:passes and subnets:N:users divide the sum by N, "
+        "or by how many of them use the layer); or the largest subnet, the smallest and R random "
+        "ones on one batch, the others learning the largest one's output.",
         example="sandwich:2",
     )
     ema: float = setting(

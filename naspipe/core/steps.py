@@ -3,7 +3,7 @@
 Where a step has several passes, each of them is what the schedule calls a subnet: it has a sequence
 ID, tickets and records of its own. The passes of a step read the versions from before it; each
 adds its gradients to what the step's earlier passes left, in sequence order, and the last pass
-that uses a layer steps it.
+that uses a layer steps it. The passes have one subnet, or each its own.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from naspipe.core.ids import SequenceId
 
 MOST_PASSES = 1000
 
+_TEXT = re.compile(r"(?:(accumulate|sandwich)|(subnets)):([0-9]{1,4})(?(2)(?::(passes|users))?)")
+
 
 @dataclass(frozen=True, slots=True)
 class Steps:
@@ -25,6 +27,11 @@ class Steps:
     """Consecutive sequence IDs that belong to one step."""
     distills: bool = False
     """The first pass of each step teaches the others: they learn its output (sandwich rule)."""
+    draws_each: bool = False
+    """Each pass has a subnet of its own; otherwise the sampler draws one for the step."""
+    average: str = "passes"
+    """What a sum of gradients is divided by: the number of ``passes`` of the step, or of those
+    that used the layer (``users``), or nothing (``none``)."""
     is_gated: bool = False
     """No WRITE of a step begins before all of the step's gradients are there, on every stage."""
 
@@ -54,8 +61,8 @@ class Steps:
 
     @property
     def loss_parts(self) -> int:
-        """What each pass's loss is divided by before its backward: micro-batches are averaged."""
-        return 1 if self.distills else self.passes
+        """What each pass's loss is divided by before its backward."""
+        return self.passes if self.average == "passes" and not self.distills else 1
 
 
 ONE_PASS = Steps()
@@ -63,18 +70,23 @@ ONE_PASS = Steps()
 
 
 def parse_passes(text: str) -> Steps:
-    """Read ``one``, ``accumulate:N`` (micro-batches) or ``sandwich:R`` (random subnets).
+    """Read ``one``, ``accumulate:N``, ``subnets:N``, ``subnets:N:AVERAGE`` or ``sandwich:R``.
 
     Raises:
         ConfigError: for any other text.
     """
     if text == "one":
         return ONE_PASS
-    if match := re.fullmatch(r"(accumulate|sandwich):([0-9]{1,4})", text):
-        number, distills = int(match[2]), match[1] == "sandwich"
+    if match := _TEXT.fullmatch(text):
+        kind, number, average = match[1] or match[2], int(match[3]), match[4] or "none"
         if 1 <= number <= MOST_PASSES:
-            return Steps(number + 2, distills=True) if distills else Steps(number)
+            return {
+                "accumulate": Steps(number),
+                "subnets": Steps(number, draws_each=True, average=average),
+                "sandwich": Steps(number + 2, distills=True),
+            }[kind]
     raise ConfigError(
-        f"passes: expected one, accumulate:N with N micro-batches, or sandwich:R with R random "
-        f"subnets beside the largest and the smallest (1 to {MOST_PASSES}), found {text!r:.80}"
+        f"passes: expected one, accumulate:N with N micro-batches, subnets:N with N subnets (or "
+        f"subnets:N:passes, subnets:N:users for averages), or sandwich:R with R random subnets "
+        f"beside the largest and the smallest (1 to {MOST_PASSES}), found {text!r:.80}"
     )

@@ -40,7 +40,7 @@ class StageNeed:
     largest_bytes: int
     """The largest of its other layers."""
     subnet_bytes: float
-    """The other layers of one subnet, on average over the stream."""
+    """The other layers of one subnet, on average over those that have blocks there."""
     host_bytes: int
     """All layers that the stream uses there, in host memory."""
 
@@ -124,8 +124,9 @@ def _stage_need(
 ) -> StageNeed:
     permanent: dict[tuple[StreamId, int], int] = {}
     on_host: dict[LayerId, int] = {}
-    largest = total = 0
+    largest = total = count = 0
     for subnet, partition in zip(subnets, partitions, strict=True):
+        count += bool(partition.blocks(stage))
         for block in partition.blocks(stage):
             candidate = subnet.chain[block]
             size_bytes = sizes.of(block, candidate).state_bytes
@@ -138,6 +139,6 @@ def _stage_need(
     return StageNeed(
         permanent_bytes=sum(permanent.values()),
         largest_bytes=largest,
-        subnet_bytes=total / len(subnets),
+        subnet_bytes=total / max(1, count),
         host_bytes=sum(on_host.values()),
     )

@@ -51,7 +51,7 @@ class ResidencyManager:
     ) -> None:
         if max_loads < 1:
             raise ConfigError(f"max_loads: expected 1 or more loads at a time, found {max_loads}")
-        permanent = frozenset(permanent_blocks)
+        self._permanent = permanent = frozenset(permanent_blocks)
 
         def size_of(layer: LayerId) -> int:
             return sizes.of(layer.block, layer.candidate).state_bytes
@@ -108,8 +108,11 @@ class ResidencyManager:
         self._ledger.unpin(layer, wrote)
 
     def needs_save(self, layer: LayerId) -> bool:
-        """Whether the host copy is older than the device's, or is being written."""
-        return self._ledger.needs_save(layer)
+        """Whether the layer cannot leave the device yet: the host copy is older, or being written.
+
+        A permanent one never leaves it.
+        """
+        return layer.block not in self._permanent and self._ledger.needs_save(layer)
 
     def save_first(self, layer: LayerId) -> None:
         """Save this layer before other dirty ones, because another stage waits for it."""
@@ -133,22 +136,27 @@ class ResidencyManager:
         """The layer lives on another stage now; returns the commands to carry out at once.
 
         It is not loaded again before :meth:`arrive`. A load under way is evicted as soon as
-        it has finished, by the next :meth:`plan`.
+        it has finished, by the next :meth:`plan`. A permanent layer stays: its next version is
+        put in its place.
 
         Raises:
-            InvariantError: when the layer is permanent, in use, dirty or being saved.
+            InvariantError: when the layer is in use, dirty or being saved.
         """
+        if layer.block in self._permanent:
+            return ()
         self._away.add(layer)
         return self._discard(layer)
 
     def arrive(self, layer: LayerId) -> Sequence[MemoryCommand]:
         """The layer came from another stage into host memory; anything older goes.
 
-        Returns the commands to carry out at once.
+        Returns the commands to carry out at once. A permanent layer has it on the device.
 
         Raises:
-            InvariantError: when the layer is permanent, in use, dirty or being saved.
+            InvariantError: when the layer is in use, dirty or being saved.
         """
+        if layer.block in self._permanent:
+            return ()
         self._away.discard(layer)
         return self._discard(layer)
 

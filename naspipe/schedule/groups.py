@@ -26,13 +26,14 @@ def check_groups(groups: int, policy: str, steps: Steps) -> None:
         )
     if steps.distills:
         raise ConfigError(
-            f"groups={groups}: expected passes=accumulate:N, found a sandwich, whose passes learn "
-            f"from the first one"
+            f"groups={groups}: expected passes=accumulate:N or subnets:N, found a sandwich, whose "
+            f"passes learn from the first one"
         )
     if groups > steps.passes:
         raise ConfigError(
             f"groups={groups}: expected a pass of every step for each group, found steps of "
-            f"{steps.passes}; use --set passes=accumulate:{groups}, or fewer groups"
+            f"{steps.passes}; use --set passes=accumulate:{groups} or subnets:{groups}, or fewer "
+            f"groups"
         )
 
 

@@ -196,7 +196,7 @@ class StageController:
         commands += self._inputs.admit(progress, blocks)
         self._wake((progress.forward,))
         self._hand_over(self._taps.admit(progress), commands)
-        pushes, clear = self._transfers.admit(progress)
+        pushes, clear = self._transfers.admit(progress, event.is_trained)
         commands += pushes
         self._wake(clear)
         self._settle(progress, commands)

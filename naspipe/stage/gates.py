@@ -9,8 +9,10 @@ from naspipe.core.commands import Command, Contribute
 from naspipe.core.errors import InvariantError
 from naspipe.core.events import ContributionArrived
 from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
+from naspipe.core.parcels import SUM
 from naspipe.core.partition import Partition
 from naspipe.core.steps import Steps
+from naspipe.schedule.whereabouts import Moves
 from naspipe.stage.ports import WriteGate
 from naspipe.stage.work import Progress
 
@@ -24,18 +26,22 @@ class _Step:
 
     members: list[Progress] = field(default_factory=list)
     """Its passes that have blocks on this stage, in sequence order."""
+    stages: set[StageId] = field(default_factory=set)
+    """Those that compute a part of it, in any group."""
     num_open: int = 0
-    """Of them those whose backwards are not through, and sums that have not joined."""
+    """Passes whose backwards are not through here, and sums that have not joined."""
+    lent: tuple[LayerId, ...] = ()
+    """Layers that this stage uses and another one writes."""
     arrived: set[StageId] = field(default_factory=set)
     """Stages whose contributions are here."""
 
 
 class StepGate:
-    """The WRITEs of a step wait until every stage has contributed to an exchange.
+    """The WRITEs that end a step wait until every stage has contributed to an exchange.
 
-    A stage that writes layers of the step contributes when the backwards of its own passes are
-    through and those of other groups' passes have been added. Nothing here waits for a younger
-    step, so the oldest is never held up.
+    A stage contributes when the backwards of its own passes are through, and the gradients of
+    earlier groups have joined them. Nothing here waits for a younger step, so the oldest is never
+    held up.
 
     Args:
         steps: how passes form steps.
@@ -52,21 +58,20 @@ class StepGate:
         """See :class:`naspipe.stage.ports.WriteGate`."""
         return self._exchange
 
-    def admit(self, progress: Progress, num_sums: int) -> None:
-        """Hold a step back, behind its last pass; none of its passes is retired before release."""
+    def admit(self, progress: Progress, moves: Moves) -> None:
+        """Hold a pass back; it is not retired before it is released."""
         key = self._key(progress)
         step = self._held.setdefault(key, _Step())
+        step.stages |= set(contributors(progress.partition))
         if progress.tickets:
             step.members.append(progress)
-        if self._steps.end(key[1]) > progress.subnet.sequence_id + 1:
-            return
-        if not progress.tickets:  # others write, whatever was computed here
+            step.num_open += 1
+            progress.holds += 1
+            progress.unsettled += 1
+        step.num_open += len(moves.sums)
+        step.lent += tuple(each.layer for each in moves.departures if each.parcel == SUM)
+        if not step.members and self._steps.end(key[1]) == progress.subnet.sequence_id + 1:
             del self._held[key]
-            return
-        step.num_open = len(step.members) + num_sums
-        for member in step.members:
-            member.holds += 1
-            member.unsettled += 1
 
     def finish(self, progress: Progress) -> list[Command]:
         """A pass's backwards are through here: behind the last of its step, contribute."""
@@ -77,14 +82,12 @@ class StepGate:
         return self._close_one(layer.stream, self._steps.first(version))
 
     def _close_one(self, stream: StreamId, first: SequenceId) -> list[Command]:
-        step = self._held.get((stream, first))
-        if step is None:
-            return []
+        step = self._held[stream, first]
         step.num_open -= 1
         if step.num_open:
             return []
-        receivers = contributors(step.members[-1].partition)
-        return [Contribute(self._exchange, stream, first, receivers)]
+        receivers = tuple(sorted(step.stages))
+        return [Contribute(self._exchange, stream, first, receivers, step.lent)]
 
     def arrive(self, event: ContributionArrived) -> list[Progress]:
         """A contribution is here; returns the passes that are released, behind the last one.
@@ -100,7 +103,7 @@ class StepGate:
                 f"stage {event.sender}"
             )
         step.arrived.add(event.sender)
-        if len(step.arrived) < len(contributors(step.members[-1].partition)):
+        if len(step.arrived) < len(step.stages):
             return []
         del self._held[key]
         for progress in step.members:
@@ -122,10 +125,10 @@ class Gates:
     def __init__(self, gates: Sequence[WriteGate]) -> None:
         self._gates = {gate.exchange: gate for gate in gates}
 
-    def admit(self, progress: Progress, num_sums: int) -> None:
+    def admit(self, progress: Progress, moves: Moves, is_trained: bool) -> None:
         """A subnet is under way; only one that is trained has WRITEs."""
-        for gate in self._gates.values() if progress.is_trained or num_sums else ():
-            gate.admit(progress, num_sums)
+        for gate in self._gates.values() if is_trained else ():
+            gate.admit(progress, moves)
 
     def passed(self, progress: Progress) -> list[Command]:
         """A block's backward is over: behind the last one of the subnet, every gate is told."""

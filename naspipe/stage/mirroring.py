@@ -61,7 +61,7 @@ class Departures:
             del self._waiting[layer]
         commands: list[Command] = []
         for place, departure in enumerate(waiting):
-            if departure.parcel in (LAYER, SUM) and not self._book.has_copies(layer):
+            if departure.parcel in (LAYER, SUM):
                 if self._residency.needs_save(layer):
                     self._residency.save_first(layer)
                     self._waiting.setdefault(layer, {})[departure.version] = [*waiting[place:]]
@@ -110,13 +110,13 @@ class Transfers:
         self._early: set[tuple[LayerId, Version]] = set()
         """Buffers that came before the step was admitted here."""
 
-    def admit(self, progress: Progress) -> tuple[list[Command], Iterator[Work]]:
+    def admit(self, progress: Progress, is_trained: bool) -> tuple[list[Command], Iterator[Work]]:
         """A subnet is under way; with the last pass of a step it is known what its passes move.
 
         Returns the pushes that can go now, and the forwards of which a block became clear.
         """
         moves = self._whereabouts.admit(self._stage, progress.subnet, progress.partition)
-        self._gates.admit(progress, len(moves.sums))
+        self._gates.admit(progress, moves, is_trained)
         self._writes.expect(moves.sums)
         apart = [
             self._clearance.passed(each.layer.stream, each.version, each.layer.block)

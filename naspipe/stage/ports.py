@@ -10,6 +10,7 @@ from typing import Protocol
 from naspipe.core.commands import Command
 from naspipe.core.events import ContributionArrived
 from naspipe.core.ids import LayerId, Version
+from naspipe.schedule.whereabouts import Moves
 from naspipe.stage.work import Progress
 
 
@@ -25,13 +26,12 @@ class WriteGate(Protocol):
         """The name of what stages contribute to."""
         ...
 
-    def admit(self, progress: Progress, num_sums: int) -> None:
+    def admit(self, progress: Progress, moves: Moves) -> None:
         """A pass is under way, also one that has no blocks on this stage.
 
         Args:
             progress: of the pass.
-            num_sums: with the last pass of a step: how many layers of this stage get gradients
-                from another group.
+            moves: with the last pass of a step: what goes to other stages, and comes from them.
         """
         ...
 

@@ -74,7 +74,9 @@ class Writes:
         key = (layer, self._book.newest(layer))
         if key not in self._owed or not self._book.may_replace(layer):
             return joined
-        if not self._owed[key][0].is_released:
+        progress, _ = self._owed[key]
+        ends_step = self._book.ends_step(layer, Version(progress.subnet.sequence_id))
+        if ends_step and not progress.is_released:
             return joined
         self._due[layer] = self._owed.pop(key)
         return joined + self._begin(layer)
@@ -114,6 +116,7 @@ class Writes:
             InvariantError: when it was not under way.
         """
         layer = event.layer
+        needs_layer = self._needs_layer(layer, event.sequence_id)
         ticket = progress.tickets.get(layer.block)
         if ticket is None or ticket.layer != layer or layer.block not in progress.writing:
             raise InvariantError(
@@ -121,13 +124,16 @@ class Writes:
             )
         progress.writing.remove(layer.block)
         self._num_under_way -= 1
-        self._residency.release(layer, AccessKind.WRITE)
+        if needs_layer:
+            self._residency.release(layer, AccessKind.WRITE)
         return ticket
 
     def _begin(self, layer: LayerId) -> list[Command]:
-        if not self._residency.acquire((layer,)):
+        progress, block = self._due[layer]
+        needs_layer = self._needs_layer(layer, progress.subnet.sequence_id)
+        if needs_layer and not self._residency.acquire((layer,)):
             return []
-        progress, block = self._due.pop(layer)
+        del self._due[layer]
         ticket = progress.tickets[block]
         self._num_under_way += 1
         progress.writing.add(block)
@@ -135,3 +141,7 @@ class Writes:
         sequence_id = progress.subnet.sequence_id
         ends_step = self._book.ends_step(layer, Version(sequence_id))
         return [WriteLayer(layer, sequence_id, ticket.base, keeps_base, ends_step)]
+
+    def _needs_layer(self, layer: LayerId, sequence_id: int) -> bool:
+        """Whether a WRITE changes or copies the layer; others only add gradients up."""
+        return self._book.has_copies(layer) or self._book.ends_step(layer, Version(sequence_id))

@@ -1,4 +1,4 @@
-"""From drawn subnets to the passes of steps: micro-batches, and the sandwich rule."""
+"""From drawn subnets to the passes of steps: micro-batches, several subnets, the sandwich rule."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ Choices = tuple[int, ...]
 
 def num_draws(steps: Steps, num_steps: int) -> int:
     """How many subnets a sampler draws for so many steps."""
+    if steps.draws_each:
+        return num_steps * steps.passes
     return num_steps * (steps.passes - 2) if steps.distills else num_steps
 
 
@@ -22,8 +24,8 @@ def in_passes(
 ) -> list[Choices]:
     """The subnet of every pass, in sequence order.
 
-    Micro-batches: each drawn subnet stays for its step. Sandwich rule: the largest, the smallest,
-    then the drawn ones (Yu and Huang 2019).
+    Micro-batches: each drawn subnet stays for its step. Several subnets: as drawn. Sandwich rule:
+    the largest, the smallest, then the drawn ones (Yu and Huang 2019).
 
     Args:
         drawn: see :func:`num_draws`.
@@ -34,6 +36,8 @@ def in_passes(
     Raises:
         ConfigError: for the sandwich rule where one decision reaches several blocks.
     """
+    if steps.draws_each:
+        return list(drawn)
     if not steps.distills:
         return [choices for choices in drawn for _ in range(steps.passes)]
     largest, smallest = extremes(space, size)

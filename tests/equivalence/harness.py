@@ -37,10 +37,13 @@ def plain_loop(space, data, loss, run, *, seed, optimizer, lr, options=None, bf1
     """The oracle, trained on the stream that a run recorded; ``recipe`` is more of its fields."""
     recipe.pop("feedback_delay", None)  # how the stream came about
     recipe.pop("label_smoothing", None)  # in the loss
-    kind, _, number = recipe.pop("passes", "one").partition(":")
+    kind, number, average = (*recipe.pop("passes", "one").split(":"), "", "")[:3]
     oracle = oracle_of(space, seed, optimizer, lr, options, bf16, **recipe)
-    count = {"one": 1, "accumulate": int(number or 1), "sandwich": int(number or 1) + 2}[kind]
-    how = {"averages_loss": kind == "accumulate"}
+    count = int(number or 1) + 2 * (kind == "sandwich")
+    how = {
+        "averages_loss": kind == "accumulate" or average == "passes",
+        "averages_users": average == "users",
+    }
     if kind == "sandwich":
         how["distill"] = lambda out, taught: functional.cross_entropy(out, taught.softmax(1))
     chains = [space.chain(choices) for choices in read_stream(run.directory.stream)]

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from torch import nn
 
 import naspipe as npp
+from naspipe.runtime.blocks.pass_state import GradientSum
+from naspipe.runtime.blocks.updates import StageUpdates
+from naspipe.runtime.layers.stored_layer import StoredLayer
 from tests.equivalence import spaces
-from tests.equivalence.harness import check, restless
+from tests.equivalence.harness import assert_same_bits, check, plain_loop, restless
+from tests.faults.helpers import Calm, Ends, fail, interrupt, kill
 
 LOSS = nn.CrossEntropyLoss()
+MOMENTUM = {"momentum": 0.9}
 ALL = {"clip_global_norm": 1.0, "ema": 0.9}
 
 
@@ -20,6 +26,8 @@ ALL = {"clip_global_norm": 1.0, "ema": 0.9}
         (2, (1, 2), 4, ALL, {"recompute": True}),
         (3, (1,), 4, {}, {"window": 32}),
         (4, (1,), 4, ALL, {"window": 8}),
+        (2, (1, 2), 3, ALL, {"memory_budget": "0.001x"}),  # the least that works
+        (2, (2,), 4, {}, {"memory_budget": "2x", "recompute": True, "window": 16}),
     ],
 )
 def test_bits_of_the_plain_loop(tmp_path, monkeypatch, groups, stages, passes, more, execution):
@@ -27,7 +35,7 @@ def test_bits_of_the_plain_loop(tmp_path, monkeypatch, groups, stages, passes, m
     restless(monkeypatch)
     check(
         tmp_path, spaces.mixed(), spaces.vectors, LOSS, stages=stages, steps=8, lr=0.02,
-        options={"momentum": 0.9}, recipe={"passes": f"accumulate:{passes}", **more},
+        options=MOMENTUM, recipe={"passes": f"accumulate:{passes}", **more},
         execution={"groups": groups, **execution},
     )  # fmt: skip
 
@@ -38,3 +46,158 @@ def test_adam_and_shared_layers_of_every_rule(tmp_path, head):
         tmp_path, spaces.mixed(npp.Lag(2), head), spaces.vectors, LOSS, stages=(2,), steps=8,
         optimizer="Adam", lr=0.01, recipe={"passes": "accumulate:3"}, execution={"groups": 2},
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("average", ["", ":passes", ":users"])
+@pytest.mark.parametrize("groups", [1, 2, 3])
+def test_steps_of_several_subnets(tmp_path, groups, average):
+    """Subnets of a step share some layers and not others, within groups and between them."""
+    check(
+        tmp_path, spaces.mixed(), spaces.vectors, LOSS, stages=(1, 2), steps=8, lr=0.02,
+        options=MOMENTUM, recipe={"passes": f"subnets:3{average}", **(ALL if average else {})},
+        execution={"groups": groups},
+    )  # fmt: skip
+
+
+def linear(width=32):
+    stem = npp.Shared("stem", lambda: nn.Linear(16, width), rule=npp.Lag(1))
+    blocks = [npp.Block([lambda: nn.Linear(width, width)]) for _ in range(3)]
+    head = npp.Shared("head", lambda: nn.Linear(width, 10))
+    return npp.Space("linear", [stem, *blocks, head])
+
+
+@pytest.mark.parametrize("groups", [2, 3])
+def test_a_step_sends_parameters_once_up_and_once_down_for_each_further_group(tmp_path, groups):
+    steps, space = 6, linear()
+    run = npp.train(
+        space, spaces.vectors, LOSS, steps=steps, seed=1, run_dir=tmp_path / "run",
+        recipe={"passes": "accumulate:3"}, execution={"groups": groups},
+    )  # fmt: skip
+    modules = [block.candidates[0]() for block in space.blocks]
+    nbytes = sum(4 * each.numel() for module in modules for each in module.parameters())
+    stages = run.manifest["measured"]["stages"]
+    header = len(modules) * (groups - 1) * 200
+    for what, count in (("summed_bytes", steps), ("copied_bytes", steps - 1)):
+        found = sum(stage[what] for stage in stages) - count * (groups - 1) * nbytes
+        assert 0 < found <= count * header, f"{what}: sent again, or not sent at all"
+
+
+@pytest.mark.parametrize("how", [fail, kill, interrupt])
+def test_it_goes_on_with_other_groups(tmp_path, how):
+    def train(data, groups, stages, **kw):
+        return npp.train(
+            spaces.mixed(), data, LOSS, steps=10, seed=1, lr=0.05, stages=stages,
+            recipe={"passes": "accumulate:4", **ALL}, run_dir=tmp_path / "run",
+            execution={"checkpoint_every": 2, "window": 8, "groups": groups}, **kw,
+        )  # fmt: skip
+
+    at = [13, 22, 31]  # of a pass in another group each
+    with pytest.raises(npp.NaspipeError):
+        train(Ends(spaces.vectors, at[0], how, tmp_path / "first"), 4, 1)
+    with pytest.raises(npp.NaspipeError):
+        train(Ends(spaces.vectors, at[1], how, tmp_path / "second"), 2, 2, resume=True)
+    with pytest.raises(npp.NaspipeError):
+        train(Ends(spaces.vectors, at[2], how, tmp_path / "third"), 1, 2, resume=True)
+    run = train(Calm(spaces.vectors), 3, 1, resume=True)
+    assert run.manifest["life"]["first"][0] > 0
+    oracle = plain_loop(
+        run.space, spaces.vectors, LOSS, run, seed=1, optimizer="SGD", lr=0.05,
+        passes="accumulate:4", **ALL,
+    )  # fmt: skip
+    assert_same_bits(run, oracle)
+
+
+def test_streams_side_by_side(tmp_path):
+    def workload(seed):
+        return npp.workload(
+            spaces.mixed(), spaces.vectors, LOSS, seed=seed, steps=5,
+            recipe={"passes": "accumulate:4"},
+        )  # fmt: skip
+
+    runs = npp.train_together(
+        [workload(1), workload(2)], npp.Execution(groups=2, stages=2), tmp_path / "both"
+    )
+    for run, seed in zip(runs, (1, 2), strict=True):
+        oracle = plain_loop(
+            run.space, spaces.vectors, LOSS, run, seed=seed, optimizer="SGD", lr=0.05,
+            passes="accumulate:4",
+        )  # fmt: skip
+        assert_same_bits(run, oracle)
+
+
+def partial(updates, command, join=StageUpdates.join):
+    """The gradients of two groups are added up apart."""
+    came = updates._sums[command.layer, command.version].gradients
+    last = updates._passes[command.layer.stream, command.version + 1].parameter_gradients
+    for name, value in came.items():
+        if command.layer in last and name in last[command.layer]:
+            last[command.layer][name].add_(value)
+    updates._sums[command.layer, command.version] = GradientSum({}, 0)
+    join(updates, command)
+
+
+def dropped(updates, layer, version, given, take=StageUpdates.take_sum):
+    take(updates, layer, version, given._replace(gradients=dict([*given.gradients.items()][1:])))
+
+
+def doubled(updates, layer, version, given, take=StageUpdates.take_sum):
+    twice = {name: 2 * value for name, value in given.gradients.items()}
+    take(updates, layer, version, given._replace(gradients=twice))
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "broken"),
+    [
+        (StageUpdates, "join", partial),
+        (StageUpdates, "take_sum", dropped),
+        (StageUpdates, "take_sum", doubled),
+        (StoredLayer, "take_buffers", lambda layer, state: None),
+    ],
+    ids=["partial sums", "dropped", "doubled", "own buffers"],
+)
+def test_a_broken_rule_is_seen(tmp_path, monkeypatch, owner, name, broken):
+    monkeypatch.setattr(owner, name, broken)
+    with pytest.raises(AssertionError, match="differ"):
+        check(
+            tmp_path, spaces.mixed(), spaces.vectors, LOSS, stages=(1,), steps=8, lr=0.02,
+            options=MOMENTUM, recipe={"passes": "accumulate:4"}, execution={"groups": 2},
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"recipe": {"passes": "accumulate:2"}}, "groups=3: expected a pass of every step"),
+        ({}, "groups=3: expected a pass of every step for each group, found steps of 1"),
+        ({"recipe": {"passes": "sandwich:2"}}, "groups=3: expected passes=accumulate:N"),
+        ({"policy": "bsp"}, "groups=3: expected the policy csp or sequential, found bsp"),
+        ({"policy": "asp"}, "groups=3: expected the policy csp or sequential, found asp"),
+        (
+            {"recipe": {"passes": "accumulate:3"}, "loss": nn.CrossEntropyLoss(reduction="sum")},
+            "groups=3: expected a loss that is a mean over its batch",
+        ),
+        (
+            {"recipe": {"passes": "accumulate:3"}, "data": lambda *which: one_item(*which)},
+            "groups=3: expected passes of two items or more",
+        ),
+    ],
+)
+def test_bad_input_is_one_line_and_nothing_is_written(tmp_path, changes, text):
+    how = {"loss": LOSS, "data": spaces.vectors, **changes}
+    data, loss = how.pop("data"), how.pop("loss")
+    with pytest.raises(npp.ConfigError, match=text) as caught:
+        npp.train(
+            spaces.mixed(), data, loss, steps=2, run_dir=tmp_path / "run",
+            execution={"groups": 3}, **how,
+        )  # fmt: skip
+    assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
+
+
+def one_item(seed, sequence_id):
+    return {name: tensor[:1] for name, tensor in spaces.vectors(seed, sequence_id).items()}
+
+
+def test_batches_differ():
+    """What the tests above compare would be worth little otherwise."""
+    first, second = (spaces.vectors(1, y)["input"] for y in (0, 1))
+    assert not torch.equal(first, second)

@@ -5,15 +5,20 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from naspipe.core.errors import InvariantError
 from naspipe.core.ids import LayerId
-from naspipe.core.rules import Exact
+from naspipe.core.partition import Partition
+from naspipe.core.rules import Exact, Lag
 from naspipe.core.steps import Steps
 from naspipe.core.subnet import Subnet
 from naspipe.core.wiring import PLAIN
 from naspipe.schedule.invariants import violations
+from naspipe.schedule.versions import VersionBook
 from naspipe.sim.costs import RandomCosts
 from naspipe.sim.driver import simulate
 from naspipe.stage.builder import build_admission, build_controller, new_history
+from naspipe.stage.clearance import Clearance
+from naspipe.stage.writes import Writes
 from tests.strategies import moving_pipelines
 
 
@@ -77,3 +82,48 @@ def test_gradients_are_added_in_the_order_of_passes(pipeline, seed):
     rules, subnets, partitions, steps, buffered = pipeline
     accesses = run(rules, subnets, partitions, steps, seed, buffered)
     assert all(order == sorted(order) for order in orders(accesses, rules).values())
+
+
+CONFLICT = (
+    [Lag(1), *[Exact()] * 4],
+    [Subnet(0, y, (0, y // 4 % 2, y // 4 % 3, 0, y // 4 % 2)) for y in range(24)],
+    [Partition((0, 2, 5)).in_group(Steps(4).group(y, 2), 2) for y in range(24)],
+    Steps(4),
+)
+
+
+def broken():
+    """What the log shows, over some timings; a run that comes to a halt counts as well."""
+    found = set()
+    for seed in range(10):
+        try:
+            accesses = run(*CONFLICT, seed)
+        except InvariantError as error:
+            found.add(str(error))
+        else:
+            found.update(violations(accesses, CONFLICT[0], CONFLICT[1], steps=CONFLICT[3]))
+    return " ".join(found)
+
+
+def test_the_rules_hold_here():
+    assert broken() == ""
+
+
+def test_a_read_that_passes_the_reduction_is_seen(monkeypatch):
+    monkeypatch.setattr(VersionBook, "is_clear", lambda book, ticket: True)
+    assert "was written" in broken()
+
+
+def test_gradients_that_are_added_as_they_arrive_are_seen(monkeypatch):
+    def owe(writes, progress, block):
+        ticket = progress.tickets[block]
+        writes._due[ticket.layer] = (progress, block)
+        return writes._begin(ticket.layer)
+
+    monkeypatch.setattr(Writes, "owe", owe)
+    assert "was to follow" in broken()
+
+
+def test_forwards_that_pass_another_groups_buffers_are_seen(monkeypatch):
+    monkeypatch.setattr(Clearance, "_before", lambda *_: set())
+    assert "an earlier pass of its step" in broken()

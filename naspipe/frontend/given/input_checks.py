@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
@@ -15,11 +15,14 @@ from naspipe.core.ids import FIRST_STREAM, LayerId
 from naspipe.core.rules import Exact
 from naspipe.core.space import Shared, Space
 from naspipe.core.user_code import users_code
+from naspipe.planning.cost import first_of_kind
 from naspipe.runtime.blocks.compute import field_of
 from naspipe.runtime.devices.determinism import deterministic_torch
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.layers.stored_layer import StoredLayer
+from naspipe.runtime.measuring.layer_sizes import sketch
+from naspipe.schedule.groups import check_groups
 
 
 def check_device(device: str, count: int) -> None:
@@ -89,6 +92,42 @@ def check_batch(workload: Workload) -> None:
         for field in space.fields(block):
             field_of(batch, field, 0)
     field_of(batch, "target", 0)
+
+
+def check_grouping(workload: Workload, groups: int) -> None:
+    """Passes must mean the same on their own: their losses are averaged, and so is what they norm.
+
+    Raises:
+        ConfigError: for groups that the steps have no passes for, for a loss that sums over its
+            batch, and for batches of one item under batch normalisation.
+    """
+    definition = workload.definition
+    check_groups(groups, definition.policy, definition.recipe.steps)
+    if groups == 1:
+        return
+    if getattr(workload.loss, "reduction", "mean") == "sum":
+        raise ConfigError(
+            f"groups={groups}: expected a loss that is a mean over its batch, as the passes of a "
+            f"step are averaged, found reduction='sum'; use reduction='mean'"
+        )
+    with users_code(f"data: expected a batch from data({definition.seed}, 0), found"):
+        batch = workload.data(definition.seed, 0)
+    items = len(field_of(batch, "target", 0))
+    normed = _first_with_batch_norm(workload.space) if items == 1 else None
+    if normed:
+        raise ConfigError(
+            f"groups={groups}: expected passes of two items or more, as {normed} normalises over "
+            f"them, found batches of one; use larger batches, or fewer passes of a step"
+        )
+
+
+def _first_with_batch_norm(space: Space) -> str | None:
+    for position in sorted(set(first_of_kind(space))):
+        for candidate in range(len(space.blocks[position].candidates)):
+            modules = sketch(space, position, candidate).modules()
+            if any(isinstance(each, _BatchNorm) for each in modules):
+                return space.label(position, candidate)
+    return None
 
 
 def check_layers(workload: Workload) -> None:

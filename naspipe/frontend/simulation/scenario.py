@@ -51,6 +51,8 @@ class Scenario:
     """How large a layer is, by block of the chain and candidate; for the sandwich rule."""
     steps: Steps = ONE_PASS
     """How passes form steps."""
+    buffered: Callable[[], frozenset[tuple[int, int]]] = frozenset
+    """Block and candidate of the layers with buffers."""
 
     def pipeline(
         self,
@@ -61,15 +63,18 @@ class Scenario:
         streams: int = 1,
         policy: str = "csp",
         bulk: int = 1,
+        groups: int = 1,
     ) -> Pipeline:
         """Streams of this space with the seeds ``seed``, ``seed`` + 1, ...
+
+        With several groups it is looked up which layers have buffers.
 
         Raises:
             ConfigError: for a sampler that does not exist or holds fewer subnets.
         """
         if steps < 1 or streams < 1:
             raise ConfigError(f"expected 1 or more steps and streams, found {steps} and {streams}")
-        chain = Chain.of(self.space)
+        chain = Chain.of(self.space, self.buffered() if groups > 1 else None)
         return Pipeline(
             streams=tuple(
                 Stream(
@@ -127,7 +132,15 @@ def profiled_scenario(workload: Workload, execution: Execution) -> Scenario:
         costs_from="profiled",
         parameters=parameter_counts(workload.space),
         steps=workload.definition.recipe.steps,
+        buffered=lambda: _buffered(workload.space),
     )
+
+
+def _buffered(space: Space) -> frozenset[tuple[int, int]]:
+    """Needs torch, so only where it is asked for."""
+    from naspipe.runtime.measuring.layer_sizes import buffered_layers
+
+    return buffered_layers(space)
 
 
 def table5_scenario(
@@ -161,4 +174,5 @@ def table5_scenario(
         costs_from="table5",
         parameters=lambda *layer: sizes.of(*layer).parameter_bytes,
         steps=steps,
+        buffered=lambda: _buffered(space),
     )

@@ -11,7 +11,7 @@ from naspipe.core.errors import ConfigError, InvariantError
 from naspipe.core.ids import FIRST_STREAM, SequenceId, StageId, StreamId
 from naspipe.core.space import Shared
 from naspipe.core.subnet import Subnet
-from naspipe.frontend.given.input_checks import check_batch, check_layers
+from naspipe.frontend.given.input_checks import check_batch, check_grouping, check_layers
 from naspipe.frontend.given.pass_streams import draw_passes
 from naspipe.frontend.given.strategy_source import StrategySource, sample_stream
 from naspipe.runtime.jobs.job import StreamJob, TrainingJob
@@ -47,6 +47,7 @@ def check_stream(number: StreamId, workload: Workload, execution: Execution) -> 
         )
     if workload.make_strategy:
         _check_causal(definition)
+    check_grouping(workload, execution.pipeline.groups)
     subnets = draw_stream(number, workload)
     check_batch(workload)
     check_layers(workload)

@@ -17,7 +17,7 @@ from naspipe.runtime.processes.rendezvous import Worker, WorkerCard, exchange_ca
 
 
 def execution_of(worker: Worker, execution: Execution, asked_stages: int | None) -> Execution:
-    """How a run under torchrun is carried out: a stage for every worker, over tcp.
+    """How a run under torchrun is carried out: a stage of a group for every worker, over tcp.
 
     Args:
         worker: this one.
@@ -27,10 +27,18 @@ def execution_of(worker: Worker, execution: Execution, asked_stages: int | None)
     Raises:
         ConfigError: for what torchrun decides, or cannot be had over several hosts.
     """
-    if asked_stages not in (None, worker.world_size):
+    groups = execution.pipeline.groups
+    stages, left = divmod(worker.world_size, groups)
+    if left or not stages:
+        raise ConfigError(
+            f"--groups {groups}: expected as many of torchrun's workers in each group, found "
+            f"{worker.world_size} workers; start a multiple of {groups}, or choose other groups"
+        )
+    if asked_stages not in (None, stages):
         raise ConfigError(
             f"--stages {asked_stages}: expected one stage for each of torchrun's workers, found "
-            f"{worker.world_size} workers; leave it out, or start {asked_stages} of them"
+            f"{worker.world_size} workers for {groups} groups; leave it out, or start "
+            f"{asked_stages * groups} of them"
         )
     if execution.watch.max_restarts:
         raise ConfigError(
@@ -42,7 +50,7 @@ def execution_of(worker: Worker, execution: Execution, asked_stages: int | None)
             f"data_path={execution.wire.data_path}: expected zmq under torchrun; use --set "
             f"data_path=zmq"
         )
-    return execution.changed(stages=worker.world_size, transport="tcp")
+    return execution.changed(stages=stages, transport="tcp")
 
 
 def train_as_worker(training: Training, worker: Worker, *, has_place: bool) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -47,18 +48,31 @@ class PassState:
             yield from segment.kept
 
 
+class GradientSum(NamedTuple):
+    """Of some passes of a step."""
+
+    gradients: Gradients
+    num_passes: int
+
+
 @dataclass(slots=True)
 class StepState:
     """What the passes of one step have in common on this stage."""
 
     gradients: dict[LayerId, Gradients] = field(default_factory=dict)
     """The sums so far, over passes in their order."""
+    counts: Counter[LayerId] = field(default_factory=Counter)
+    """Passes whose gradients they hold."""
     contributions: dict[str, dict[StageId, Mapping[str, Any]]] = field(default_factory=dict)
     """By exchange, what each stage has told."""
     num_retired: int = 0
 
-    def add(self, layer: LayerId, gradients: Gradients) -> None:
-        """Add a pass's gradients behind those of earlier passes, as autograd would."""
+    def add(self, layer: LayerId, gradients: Gradients, count: int = 1) -> None:
+        """Add a pass's gradients behind those of earlier passes, as autograd would.
+
+        Or those of ``count`` passes, added up in another group.
+        """
+        self.counts[layer] += count
         total = self.gradients.setdefault(layer, gradients)
         if total is gradients:
             return
@@ -67,6 +81,12 @@ class StepState:
                 total[name].add_(gradient)
             else:
                 total[name] = gradient
+
+    def average(self, layer: LayerId) -> None:
+        """Divide a layer's sum by how many passes it is of, once."""
+        count, self.counts[layer] = self.counts[layer], 1
+        for gradient in self.gradients[layer].values() if count > 1 else ():
+            gradient.div_(count)
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """All on the device."""
@@ -93,11 +113,22 @@ class StepStates:
         return self._states.setdefault(self._key(stream, sequence_id), StepState())
 
     def retire(self, stream: StreamId, sequence_id: SequenceId) -> None:
-        """A pass is done on this stage; with the last of its step, all is forgotten."""
-        state = self.of(stream, sequence_id)
-        state.num_retired += 1
-        if state.num_retired == self._steps[stream].passes:
-            del self._states[self._key(stream, sequence_id)]
+        """A pass is done on this stage; with the last of its step, all but sums is forgotten."""
+        self.of(stream, sequence_id).num_retired += 1
+        self._end(stream, sequence_id)
+
+    def give_sum(self, layer: LayerId, sequence_id: SequenceId) -> GradientSum:
+        """The gradients of a layer up to a pass, which leave this stage."""
+        state = self.of(layer.stream, sequence_id)
+        given = GradientSum(state.gradients.pop(layer, {}), state.counts.pop(layer, 0))
+        self._end(layer.stream, sequence_id)
+        return given
+
+    def _end(self, stream: StreamId, sequence_id: SequenceId) -> None:
+        key = self._key(stream, sequence_id)
+        state = self._states[key]
+        if state.num_retired == self._steps[stream].passes and not state.gradients:
+            del self._states[key]
 
     def _key(self, stream: StreamId, sequence_id: SequenceId) -> tuple[StreamId, SequenceId]:
         return stream, self._steps[stream].first(sequence_id)

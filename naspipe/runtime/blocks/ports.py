@@ -16,10 +16,11 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from naspipe.core.commands import JoinSum, WriteLayer
+from naspipe.core.commands import Contribute, JoinSum, WriteLayer
 from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
 from naspipe.core.task import Task
 from naspipe.core.wiring import InputName
+from naspipe.runtime.blocks.pass_state import GradientSum
 from naspipe.runtime.blocks.segment import Gradient
 from naspipe.runtime.devices.out_of_memory import DeviceFullError
 from naspipe.runtime.layers.bound_layer import Gradients
@@ -80,11 +81,11 @@ class Updates(Protocol):
         """Apply a WRITE."""
         ...
 
-    def give_sum(self, layer: LayerId, version: Version) -> Gradients:
+    def give_sum(self, layer: LayerId, version: Version) -> GradientSum:
         """The gradients of a step's passes up to one, for the stage of the next pass."""
         ...
 
-    def take_sum(self, layer: LayerId, version: Version, gradients: Gradients) -> None:
+    def take_sum(self, layer: LayerId, version: Version, given: GradientSum) -> None:
         """Keep the gradients of other stages' passes."""
         ...
 
@@ -92,7 +93,7 @@ class Updates(Protocol):
         """Let this stage's gradients of a step follow those that came."""
         ...
 
-    def contribution(self, exchange: str, stream: StreamId, first: SequenceId) -> Mapping[str, Any]:
+    def contribution(self, command: Contribute) -> Mapping[str, Any]:
         """What this stage contributes to an exchange of a step, all of whose gradients it has."""
         ...
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from naspipe.core.commands import JoinSum, WriteLayer
+from naspipe.core.commands import Contribute, JoinSum, WriteLayer
 from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
 from naspipe.core.recipe import learning_rate
 from naspipe.runtime.blocks.exchanges import EXCHANGES
-from naspipe.runtime.blocks.pass_state import PassState, StepStates
+from naspipe.runtime.blocks.pass_state import GradientSum, PassState, StepStates
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.layers.bound_layer import Gradients
 from naspipe.runtime.layers.layer_store import LayerStore
@@ -48,7 +48,7 @@ class StageUpdates:
         recipes = [workload.definition.recipe for workload in workloads]
         own = [NORMS] if any(recipe.steps.is_gated for recipe in recipes) else []
         self._exchanges = {name: EXCHANGES[name](recipes) for name in (*own, *exchanges)}
-        self._sums: dict[tuple[LayerId, Version], Gradients] = {}
+        self._sums: dict[tuple[LayerId, Version], GradientSum] = {}
         """Of other stages' passes, up to one of them; until this stage's follow."""
 
     def write(self, command: WriteLayer) -> None:
@@ -60,6 +60,8 @@ class StageUpdates:
             stored.advance(sequence_id, command.base, command.keeps_base)
             return
         step = self._together.of(layer.stream, sequence_id)
+        if self._workloads[layer.stream].recipe.steps.average == "users":
+            step.average(layer)
         gradients = step.gradients.pop(layer)
         for name, exchange in self._exchanges.items():
             told = step.contributions[name]
@@ -70,34 +72,42 @@ class StageUpdates:
         stored.write(gradients, sequence_id, command.base, command.keeps_base, lr)
         self._placement.synchronize()
 
-    def give_sum(self, layer: LayerId, version: Version) -> Gradients:
+    def give_sum(self, layer: LayerId, version: Version) -> GradientSum:
         """The gradients of a step's passes up to one, for the stage of the next pass."""
-        step = self._together.of(layer.stream, SequenceId(version))
-        return step.gradients.pop(layer, {})
+        return self._together.give_sum(layer, SequenceId(version))
 
-    def take_sum(self, layer: LayerId, version: Version, gradients: Gradients) -> None:
+    def take_sum(self, layer: LayerId, version: Version, given: GradientSum) -> None:
         """Keep the gradients of other stages' passes."""
-        self._sums[layer, version] = gradients
+        self._sums[layer, version] = given
 
     def join(self, command: JoinSum) -> None:
         """Let this stage's gradients of a step follow those that came."""
         layer, last = command.layer, SequenceId(command.version)
-        gradients = self._sums.pop((layer, command.version))
-        self._together.of(layer.stream, last).add(layer, gradients)
+        given = self._sums.pop((layer, command.version))
+        self._together.of(layer.stream, last).add(layer, given.gradients, given.num_passes)
         stored = self._stores[layer.stream][layer]
         stored.advance(last, command.base, command.keeps_base)
 
-    def contribution(self, exchange: str, stream: StreamId, first: SequenceId) -> Mapping[str, Any]:
+    def contribution(self, command: Contribute) -> Mapping[str, Any]:
         """What this stage contributes to an exchange of a step, all of whose gradients it has."""
+        stream, first = command.stream, command.sequence_id
         steps = self._workloads[stream].definition.recipe.steps
         for number in range(first, steps.end(first)):
             sequence_id = SequenceId(number)
             state = self._passes.get((stream, sequence_id))
             for layer in list(state.parameter_gradients) if state else ():
                 self._gather(layer, sequence_id)
-        gradients = self._together.of(stream, first).gradients
-        ordered = {layer: self._ordered(layer, own) for layer, own in gradients.items()}
-        return self._exchanges[exchange].contribution(stream, ordered)
+        step = self._together.of(stream, first)
+        gradients = step.gradients
+        if steps.average == "users":
+            for layer in gradients.keys() - set(command.lent):
+                step.average(layer)
+        ordered = {
+            layer: self._ordered(layer, own)
+            for layer, own in gradients.items()
+            if layer not in command.lent
+        }
+        return self._exchanges[command.exchange].contribution(stream, ordered)
 
     def take(
         self,

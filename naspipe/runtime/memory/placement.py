@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Self
 
@@ -119,6 +119,7 @@ class SwappedPlacement(Placement):
         limits: the budget, and the least one; for the report of a shortage.
         host_limit_bytes: the most host memory that layers may take; None for no limit.
         wakeup: set when a copy is over.
+        permanent_blocks: blocks of the chain whose layers stay on the device.
     """
 
     def __init__(
@@ -128,6 +129,7 @@ class SwappedPlacement(Placement):
         limits: LayerUse,
         host_limit_bytes: int | None,
         wakeup: Wakeup,
+        permanent_blocks: Collection[int] = (),
     ) -> None:
         super().__init__(device.torch_device)
         self._device = device
@@ -135,6 +137,7 @@ class SwappedPlacement(Placement):
         self._sizes = [StateSizes(recipe) for recipe in recipes]
         self._arena = HostArena(device.torch_device.type != "cpu", host_limit_bytes)
         self._swapper = Swapper(device, wakeup.set)
+        self._permanent = frozenset(permanent_blocks)
         self._memories: dict[LayerId, LayerMemory] = {}
         self._stack = ExitStack()
 
@@ -160,10 +163,16 @@ class SwappedPlacement(Placement):
 
     def leave(self, layer: LayerId, is_sent: Callable[[], bool]) -> None:
         """See :class:`Placement`."""
-        self._arena.give_back(self._memories[layer].leave(), is_sent)
+        if layer.block not in self._permanent:
+            self._arena.give_back(self._memories[layer].leave(), is_sent)
 
     def expect(self, layer: LayerId) -> None:
-        """See :class:`Placement`. Raises InvariantError when a stale copy is on the device."""
+        """See :class:`Placement`. Raises InvariantError when a stale copy is on the device.
+
+        What comes for a permanent layer is put in its place there.
+        """
+        if layer.block in self._permanent:
+            return
         if self._swapper.holds(layer):
             raise InvariantError(
                 f"layer {layer}: its newest version came from another stage, but an older one is "

@@ -34,7 +34,7 @@ class Contributions:
     def hand_out(self, command: Contribute) -> list[ContributionArrived]:
         """All gradients of a step are here: tell the others, and this stage if it waits too."""
         name, stream, first = command.exchange, command.stream, command.sequence_id
-        values = self._updates.contribution(name, stream, first)
+        values = self._updates.contribution(command)
         message = ContributionMessage(name, stream, first, self._stage, values)
         arrived = []
         for stage in command.receivers:

@@ -12,6 +12,7 @@ from naspipe.core.errors import InvariantError
 from naspipe.core.events import VersionArrived
 from naspipe.core.ids import LayerId
 from naspipe.core.parcels import BUFFERS, COPY, LAYER, STATE, SUM
+from naspipe.runtime.blocks.pass_state import GradientSum
 from naspipe.runtime.blocks.ports import Updates
 from naspipe.runtime.jobs.ports import Positions
 from naspipe.runtime.layers.layer_store import LayerStore
@@ -25,6 +26,10 @@ _PARTS = {
     BUFFERS: (),
 }
 """What goes as a copy, beside the buffers."""
+
+
+_COUNT = " passes"
+"""Beside the gradients of a sum, under a name that no parameter has."""
 
 
 class LayerExchange:
@@ -75,14 +80,17 @@ class LayerExchange:
             self._placement.leave(layer, sending.is_over)
             self._stores[layer.stream].leave(layer)
         elif parcel == SUM:
+            self._placement.leave(layer, lambda: True)
             self._stores[layer.stream].give_up(layer)
 
     def take(self, message: VersionMessage) -> VersionArrived:
         """Take what another stage sent."""
         layer, version, state, parcel = message
         if parcel == SUM:
-            received = {name: self._placement.receive(each.value()) for name, each in state}
-            self._summing(layer).take_sum(layer, version, received)
+            given = {name: each.value() for name, each in state}
+            count = int(given.pop(_COUNT))
+            gradients = {name: self._placement.receive(each) for name, each in given.items()}
+            self._summing(layer).take_sum(layer, version, GradientSum(gradients, count))
         elif parcel == BUFFERS:
             self._stores[layer.stream].come_back(layer).take_buffers(state)
         else:
@@ -95,7 +103,8 @@ class LayerExchange:
     def _contents(self, command: PushVersion) -> Sequence[tuple[str, Any]]:
         layer, version, parcel = command.layer, command.version, command.parcel
         if parcel == SUM:
-            return list(self._summing(layer).give_sum(layer, version).items())
+            given = self._summing(layer).give_sum(layer, version)
+            return [(_COUNT, given.num_passes), *given.gradients.items()]
         stored = self._stores[layer.stream][layer]
         if parcel == LAYER:
             state = stored.hand_over()

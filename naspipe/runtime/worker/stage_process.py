@@ -240,4 +240,5 @@ def open_placement(job: PipelineJob, worker: WorkerId, wakeup: Wakeup) -> Placem
     )
     limits = LayerUse(0, job.memory.budgets[stage], job.memory.needs[stage].least_bytes)
     host_bytes = parse_bytes(execution.memory.host) or None
-    return SwappedPlacement(device, job.recipes, limits, host_bytes, wakeup)
+    permanent = job.memory.permanent_blocks
+    return SwappedPlacement(device, job.recipes, limits, host_bytes, wakeup, permanent)

@@ -1,0 +1,42 @@
+"""A plain network as a space: one candidate in every block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from copy import deepcopy
+from functools import partial
+
+from torch import nn
+
+from naspipe.core.errors import ConfigError
+from naspipe.core.space import Block, Space
+
+
+def chain(modules: Iterable[nn.Module], *, name: str = "network") -> Space:
+    """A ``torch.nn.Sequential``, or modules in their order, as a space with one subnet.
+
+    It trains as any space does: on stages and groups, with any budget, with the bits of the plain
+    loop. The layers start as copies of the modules, with the weights that these have now.
+
+    Args:
+        modules: each takes what the one before returns: a tensor, or a tuple of tensors. The
+            first takes the batch field ``input``; the last one's output goes to the loss.
+        name: of the space.
+
+    Raises:
+        ConfigError: for anything but modules, or for none.
+    """
+    if isinstance(modules, nn.Module) and not isinstance(modules, nn.Sequential | nn.ModuleList):
+        raise ConfigError(
+            f"chain: expected a Sequential or a list of modules, found a {type(modules).__name__}; "
+            f"give its parts in their order"
+        )
+    parts = list(modules)
+    if not parts:
+        raise ConfigError("chain: expected one module or more, found none")
+    for position, part in enumerate(parts):
+        if not isinstance(part, nn.Module):
+            raise ConfigError(
+                f"chain: expected modules, found a {type(part).__name__} at position {position}"
+            )
+    return Space(name, [Block([partial(deepcopy, part)]) for part in parts])

@@ -1,0 +1,168 @@
+"""Simulated groups on 8 devices, uniform sampling: devices' worth of work, and causal bounds.
+
+A step has 8 passes of one subnet, dealt to N groups of k stages. Handing a layer's sum or its copy
+on takes R / 2 of the layer's forward and backward of the whole step. Writes artifacts/groups/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from rich.box import SIMPLE_HEAD  # noqa: E402
+from rich.console import Console  # noqa: E402
+from rich.table import Table  # noqa: E402
+
+from naspipe.core.access import AccessKind  # noqa: E402
+from naspipe.core.config import Execution  # noqa: E402
+from naspipe.core.ids import LayerId  # noqa: E402
+from naspipe.core.parcels import LAYER, Parcel  # noqa: E402
+from naspipe.core.steps import Steps, parse_passes  # noqa: E402
+from naspipe.core.task import Task  # noqa: E402
+from naspipe.frontend.simulation.scenario import Scenario, table5_scenario  # noqa: E402
+from naspipe.planning.causal_bound import causal_bound  # noqa: E402
+from naspipe.planning.cost import CostTable, LayerCost  # noqa: E402
+from naspipe.sim.simulation import simulate_run  # noqa: E402
+
+PASSES = 8
+SHAPES = ((1, 8), (2, 4), (4, 2), (8, 1))
+"""Groups and stages."""
+SPACES = ("nlp.c1", "nlp.c3", "cv.c3")
+REDUCTIONS = (0.0, 0.05, 0.2)
+DRAWN = (1, 2, 4, 8)
+"""Subnets of a step."""
+EQUAL = LayerCost(1_000_000, 2_000_000, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupCosts:
+    """Costs of passes that are a part of a step, and of what goes between groups."""
+
+    table: CostTable
+    """Of a whole step on one device."""
+    passes: int
+    reduction: float
+
+    def access_ns(self, layer: LayerId, kind: AccessKind, sequence_id: int = -1) -> int:
+        """See :class:`naspipe.sim.ports.Costs`."""
+        cost = self.table.of(layer.block, layer.candidate)
+        parts = {AccessKind.FORWARD: cost.forward_ns, AccessKind.BACKWARD: cost.backward_ns}
+        return parts.get(kind, 0) // self.passes
+
+    def between_ns(self) -> int:
+        """See :class:`naspipe.sim.ports.Costs`."""
+        return 0
+
+    def message_ns(self, receiver: Task) -> int:
+        """See :class:`naspipe.sim.ports.Costs`."""
+        return 0
+
+    def push_ns(self, layer: LayerId, parcel: Parcel = LAYER) -> int:
+        """See :class:`naspipe.sim.ports.Costs`."""
+        cost = self.table.of(layer.block, layer.candidate)
+        return int(self.reduction / 2 * (cost.forward_ns + cost.backward_ns))
+
+    def copy_ns(self, layer: LayerId) -> int:
+        """See :class:`naspipe.sim.ports.Costs`."""
+        return 0
+
+
+def scenario_of(name: str, costs: str, steps: Steps) -> Scenario:
+    """A space without its shared layers; statistics of norms are left out, too."""
+    found = table5_scenario(name, with_shared=False, recompute=False, steps=steps)
+    if costs == "equal":
+        counts = found.space.candidate_counts
+        table = CostTable({(b, c): EQUAL for b, count in enumerate(counts) for c in range(count)})
+        found = replace(found, costs=table)
+    return replace(found, buffered=frozenset)
+
+
+def worth(
+    scenario: Scenario, groups: int, stages: int, reduction: float, num_steps: int, seed: int
+) -> float:
+    """Devices' worth of work: that of one device over the simulated time."""
+    execution = Execution(groups=groups, stages=stages, order="paper", window=64 * PASSES)
+    pipeline = scenario.pipeline("uniform", seed, num_steps, groups=groups)
+    plan = scenario.plan(pipeline, execution)
+    timing = GroupCosts(scenario.costs, scenario.steps.passes, reduction)
+    run = simulate_run(pipeline, plan, execution, timing)
+    (stream,) = pipeline.streams
+    work = sum(
+        timing.access_ns(subnet.layer(block), kind)
+        for subnet in stream.subnets
+        for block in range(len(subnet.chain))
+        for kind in (AccessKind.FORWARD, AccessKind.BACKWARD)
+    )
+    return work / run.makespan_ns
+
+
+def bound(name: str, drawn: int, num_steps: int, seed: int) -> float:
+    """Of steps of several subnets, equal costs, on any number of devices."""
+    scenario = scenario_of(name, "equal", parse_passes(f"subnets:{drawn}"))
+    (stream,) = scenario.pipeline("uniform", seed, num_steps).streams
+    found = causal_bound(stream.subnets, stream.chain.rules, scenario.costs, scenario.steps)
+    return found.steady_parallelism
+
+
+def measured(values: Sequence[float]) -> dict[str, float]:
+    """Mean and spread."""
+    return {"mean": statistics.mean(values), "least": min(values), "most": max(values)}
+
+
+def main() -> None:
+    """Simulate, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=80)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--spaces", nargs="+", default=SPACES)
+    parser.add_argument("--costs", choices=("equal", "table5"), default="table5")
+    parser.add_argument("--output", type=Path, default=ROOT / "artifacts/groups/simulated.json")
+    arguments = parser.parse_args()
+    result: dict[str, Any] = {key: getattr(arguments, key) for key in ("steps", "seeds", "costs")}
+    result |= {"worth": [], "bounds": []}
+    console = Console()
+    table = Table(
+        "space", "reduction", *(f"{n}x{k}" for n, k in SHAPES), "2x4 / 1x8", "4x2 / 1x8",
+        box=SIMPLE_HEAD, title="devices' worth of 8 devices",
+    )  # fmt: skip
+    for name in arguments.spaces:
+        scenario = scenario_of(name, arguments.costs, Steps(PASSES))
+        for reduction in REDUCTIONS:
+            row = {
+                f"{groups}x{stages}": measured(
+                    [
+                        worth(scenario, groups, stages, reduction, arguments.steps, seed)
+                        for seed in range(arguments.seeds)
+                    ]
+                )
+                for groups, stages in SHAPES
+            }
+            result["worth"].append({"space": name, "reduction": reduction, "shapes": row})
+            means = [each["mean"] for each in row.values()]
+            gains = [f"{mean / means[0]:.2f}" for mean in means[1:3]]
+            table.add_row(name, f"{reduction:g}", *(f"{mean:.2f}" for mean in means), *gains)
+    console.print(table)
+    table = Table("space", *(f"P = {p}" for p in DRAWN), box=SIMPLE_HEAD, title="causal bounds")
+    for name in arguments.spaces:
+        found = {
+            p: measured([bound(name, p, 1000 // p, seed) for seed in range(arguments.seeds)])
+            for p in DRAWN
+        }
+        result["bounds"].append({"space": name, "subnets": found})
+        table.add_row(name, *(f"{each['mean']:.2f}" for each in found.values()))
+    console.print(table)
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    arguments.output.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""A plain network trains like a space: on stages and groups, with a stranger's loop's bits."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import nn
+
+import naspipe as npp
+from tests.equivalence import spaces
+from tests.oracle import bits
+
+
+def network():
+    torch.manual_seed(3)
+    inner = [part for _ in range(3) for part in (nn.Linear(32, 32), nn.BatchNorm1d(32), nn.ReLU())]
+    return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), *inner, nn.Linear(32, 10))
+
+
+def plain(net, steps, passes):
+    """Nothing of naspipe's: one optimizer, one loop."""
+    net, loss = deepcopy(net).train(), nn.CrossEntropyLoss()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    for step in range(steps):
+        optimizer.zero_grad()
+        for number in range(passes):
+            batch = spaces.vectors(1, step * passes + number)
+            (loss(net(batch["input"]), batch["target"]) / passes).backward()
+        optimizer.step()
+    return net
+
+
+@pytest.mark.parametrize(("stages", "groups"), [(1, 1), (2, 1), (1, 2), (2, 2)])
+def test_bits_of_a_strangers_loop(tmp_path, stages, groups):
+    net = network()
+    run = npp.train(
+        npp.chain(net), spaces.vectors, nn.CrossEntropyLoss(), steps=10, seed=1, lr=0.05,
+        optimizer_options={"momentum": 0.9}, stages=stages, run_dir=tmp_path / "run",
+        recipe={"passes": "accumulate:4"}, execution={"groups": groups},
+    )  # fmt: skip
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    expected = plain(net, 10, 4)
+    torch.set_num_threads(threads)
+    for position, part in enumerate(expected):
+        found = run.layer(position, 0).state_dict()
+        for name, value in part.state_dict().items():
+            assert bits(found[name]) == bits(value), f"{position}.{name}"
+
+
+def test_the_modules_stay_as_they_are(tmp_path):
+    net = network()
+    before = deepcopy(net.state_dict())
+    npp.train(
+        npp.chain(net), spaces.vectors, nn.CrossEntropyLoss(), steps=2, run_dir=tmp_path / "run"
+    )
+    assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("modules", "text"),
+    [
+        ([], "chain: expected one module or more, found none"),
+        ([nn.Linear(2, 2), torch.relu], "found a builtin_function_or_method at position 1"),
+        (nn.Linear(2, 2), "expected a Sequential or a list of modules, found a Linear"),
+    ],
+)
+def test_what_is_no_chain(modules, text):
+    with pytest.raises(npp.ConfigError, match=text):
+        npp.chain(modules)
