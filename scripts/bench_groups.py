@@ -1,12 +1,14 @@
 """Simulated groups on 8 devices, uniform sampling: devices' worth of work, and causal bounds.
 
-A step has 8 passes of one subnet, dealt to N groups of k stages. Handing a layer's sum or its copy
-on takes R / 2 of the layer's forward and backward of the whole step. Writes artifacts/groups/.
+A step is one subnet: a pass for each of N groups of k stages, or 8 passes for all of them. Handing
+a layer's sum or its copy on takes R / 2 of the layer's forward and backward of the whole step.
+Writes artifacts/groups/.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
@@ -33,7 +35,8 @@ from naspipe.planning.causal_bound import causal_bound  # noqa: E402
 from naspipe.planning.cost import CostTable, LayerCost  # noqa: E402
 from naspipe.sim.simulation import simulate_run  # noqa: E402
 
-PASSES = 8
+PASSES = (1, 8)
+"""At least, for each step; every group has one."""
 SHAPES = ((1, 8), (2, 4), (4, 2), (8, 1))
 """Groups and stages."""
 SPACES = ("nlp.c1", "nlp.c3", "cv.c3")
@@ -90,7 +93,9 @@ def worth(
     scenario: Scenario, groups: int, stages: int, reduction: float, num_steps: int, seed: int
 ) -> float:
     """Devices' worth of work: that of one device over the simulated time."""
-    execution = Execution(groups=groups, stages=stages, order="paper", window=64 * PASSES)
+    execution = Execution(
+        groups=groups, stages=stages, order="paper", window=64 * scenario.steps.passes
+    )
     pipeline = scenario.pipeline("uniform", seed, num_steps, groups=groups)
     plan = scenario.plan(pipeline, execution)
     timing = GroupCosts(scenario.costs, scenario.steps.passes, reduction)
@@ -131,25 +136,24 @@ def main() -> None:
     result |= {"worth": [], "bounds": []}
     console = Console()
     table = Table(
-        "space", "reduction", *(f"{n}x{k}" for n, k in SHAPES), "2x4 / 1x8", "4x2 / 1x8",
+        "space", "passes", "reduction", *(f"{n}x{k}" for n, k in SHAPES), "2x4 / 1x8", "4x2 / 1x8",
         box=SIMPLE_HEAD, title="devices' worth of 8 devices",
     )  # fmt: skip
-    for name in arguments.spaces:
-        scenario = scenario_of(name, arguments.costs, Steps(PASSES))
-        for reduction in REDUCTIONS:
-            row = {
-                f"{groups}x{stages}": measured(
-                    [
-                        worth(scenario, groups, stages, reduction, arguments.steps, seed)
-                        for seed in range(arguments.seeds)
-                    ]
-                )
-                for groups, stages in SHAPES
-            }
-            result["worth"].append({"space": name, "reduction": reduction, "shapes": row})
-            means = [each["mean"] for each in row.values()]
-            gains = [f"{mean / means[0]:.2f}" for mean in means[1:3]]
-            table.add_row(name, f"{reduction:g}", *(f"{mean:.2f}" for mean in means), *gains)
+    for name, least, reduction in itertools.product(arguments.spaces, PASSES, REDUCTIONS):
+        row = {}
+        for groups, stages in SHAPES:
+            scenario = scenario_of(name, arguments.costs, Steps(max(least, groups)))
+            found = [
+                worth(scenario, groups, stages, reduction, arguments.steps, seed)
+                for seed in range(arguments.seeds)
+            ]
+            row[f"{groups}x{stages}"] = measured(found)
+        figures = {"space": name, "least_passes": least, "reduction": reduction, "shapes": row}
+        result["worth"].append(figures)
+        means = [each["mean"] for each in row.values()]
+        gains = [f"{mean / means[0]:.2f}" for mean in means[1:3]]
+        passes = "one a group" if least == 1 else str(least)
+        table.add_row(name, passes, f"{reduction:g}", *(f"{m:.2f}" for m in means), *gains)
     console.print(table)
     table = Table("space", *(f"P = {p}" for p in DRAWN), box=SIMPLE_HEAD, title="causal bounds")
     for name in arguments.spaces:
