@@ -169,7 +169,9 @@ class Bench:
 def read_arguments() -> argparse.Namespace:
     """What to run."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--all", action="store_true", help="the whole product, not every pair")
+    how_many = parser.add_mutually_exclusive_group()
+    how_many.add_argument("--quick", action="store_true", help="every pair: what is done anyway")
+    how_many.add_argument("--all", action="store_true", help="the whole product, not every pair")
     parser.add_argument("--spaces", nargs="+", choices=BATCHES, default=[*BATCHES])
     parser.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=[*OPTIMIZERS])
     parser.add_argument("--stages", nargs="+", type=int, default=[1, 2, 4])

@@ -115,9 +115,10 @@ def test_what_arrives_replaces_an_older_copy():
     assert told.plan(0, token=1) == "load 0"
 
 
-def test_a_layer_in_use_and_a_permanent_one_cannot_leave():
+def test_a_layer_in_use_cannot_leave_and_a_permanent_one_stays():
     told = Told(30, [10, 10], permanent={1}).put(0, 1)
     assert told.acquire(0) == 1
-    for number in (0, 1):
-        with pytest.raises(InvariantError, match="to be evicted"):
-            told.manager.forget(layer(number))
+    with pytest.raises(InvariantError, match="to be evicted"):
+        told.manager.forget(layer(0))
+    assert told.manager.forget(layer(1)) == told.manager.arrive(layer(1)) == ()
+    assert told.manager.is_resident(layer(1)) and not told.manager.needs_save(layer(1))
