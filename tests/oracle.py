@@ -30,8 +30,9 @@ class PlainLoop:
 
     def __init__(
         self, factories, fields, rules, seed, optimizer, lr, options=None, bf16=False, device="cpu",
-        clip_layer_norm=0.0, ema=0.0, clip_global_norm=0.0, nonfinite="stop",
+        clip_layer_norm=0.0, ema=0.0, clip_global_norm=0.0, nonfinite="stop", norms="ordered",
     ):  # fmt: skip
+        self.defers, self.statistics = norms == "deferred", []
         self.clip_global_norm = clip_global_norm
         self.clip_layer_norm, self.ema, self.averages = clip_layer_norm, ema, {}
         self.nonfinite = nonfinite
@@ -98,13 +99,48 @@ class PlainLoop:
             torch.manual_seed(keyed_seed(f"{self.seed}/{step}/{block}/{number}"))
             with autocast:
                 aliases = [t.view_as(t) for t in state]
+                kept = self.begin_statistics(module) if self.defers else ()
                 out = module(*aliases, *(batch[name] for name in self.fields[block]))
+                self.statistics += self.end_statistics(module, kept)
                 state = out if isinstance(out, tuple) else (out,)
                 if block == len(modules) - 1:
                     loss = loss_fn(*state, batch["target"])
         return [t.detach() for t in state], loss
 
+    @staticmethod
+    def begin_statistics(module):
+        """Let each norm leave its batch's own statistics, by adding all of them to nothing."""
+        kept = []
+        for norm in module.modules():
+            if isinstance(norm, torch.nn.modules.batchnorm._BatchNorm):
+                kept.append((norm, norm.running_mean, norm.running_var, norm.momentum))
+                norm.running_mean, norm.running_var = map(torch.zeros_like, kept[-1][1:3])
+                norm.momentum = 1.0
+        return kept
+
+    @staticmethod
+    def end_statistics(module, kept):
+        found = []
+        for norm, mean, var, momentum in kept:
+            place = [*module.modules()].index(norm)
+            found.append((module, place, norm.running_mean, norm.running_var))
+            norm.running_mean, norm.running_var, norm.momentum = mean, var, momentum
+            norm.num_batches_tracked -= 1
+        return found
+
+    @torch.no_grad()
+    def fold_statistics(self, used):
+        """One pass after the other, into the newest version."""
+        newest = {id(module): self.layers[pair] for pair, module in used.items()}
+        for module, place, mean, var in self.statistics:
+            norm = [*newest[id(module)].modules()][place]
+            norm.num_batches_tracked += 1
+            norm.running_mean.mul_(1 - norm.momentum).add_(mean, alpha=norm.momentum)
+            norm.running_var.mul_(1 - norm.momentum).add_(var, alpha=norm.momentum)
+        self.statistics.clear()
+
     def write(self, step, used):
+        self.fold_statistics(used)
         for pair, module in used.items():
             newest = self.layers[pair]
             if module is not newest:

@@ -88,8 +88,11 @@ class Definition:
         return self.steps * self.recipe.steps.passes
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for the manifest."""
-        return asdict(self)
+        """Plain values for the manifest; what came later is named where it is not the default."""
+        values = asdict(self)
+        if self.recipe.norms == "ordered":
+            del values["recipe"]["norms"]
+        return values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -95,6 +95,14 @@ class Recipe:
         "ones on one batch, the others learning the largest one's output.",
         example="sandwich:2",
     )
+    norms: str = setting(
+        "ordered",
+        "when batch normalisation's running statistics follow: ordered (in each forward, so that "
+        "passes go through such a layer one by one) or deferred (folded in the order of passes "
+        "where the step ends; such a layer may then lag, too).",
+        one_of("ordered", "deferred"),
+        example="deferred",
+    )
     ema: float = setting(
         0.0,
         "decay of the moving average of each parameter, taken after each of its own steps; 0 for "

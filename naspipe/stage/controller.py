@@ -119,7 +119,9 @@ class StageController:
             case WriteFinished():
                 self._on_write(event, commands)
             case InputArrived():
-                self._on_input(event)
+                if event.name == CHAIN:
+                    self._predictor.arrive(event.task, event.upcoming)
+                self._arrive(event.task, event.name)
             case SubnetAdmitted():
                 self._on_admitted(event, commands)
             case VersionArrived():
@@ -127,7 +129,9 @@ class StageController:
                 commands += led_to
                 self._wake(clear)
             case ContributionArrived():
-                self._on_contribution(event, commands)
+                for progress in self._gates.arrive(event):
+                    commands += self._writes.release(progress)
+                    self._settle(progress, commands)
             case LayerLoaded():
                 self._residency.on_loaded(event.layer)
             case LayerSaved():
@@ -152,6 +156,11 @@ class StageController:
     def is_idle_work(self) -> bool:
         """Whether :class:`StageIdle` would lead to something."""
         return self._cuts.is_idle_work
+
+    @property
+    def owes_layers(self) -> bool:
+        """Whether another stage is to get something of a layer that is not saved yet."""
+        return self._transfers.are_pending
 
     @property
     def unfinished(self) -> list[str]:
@@ -200,11 +209,6 @@ class StageController:
         commands += pushes
         self._wake(clear)
         self._settle(progress, commands)
-
-    def _on_input(self, event: InputArrived) -> None:
-        if event.name == CHAIN:
-            self._predictor.arrive(event.task, event.upcoming)
-        self._arrive(event.task, event.name)
 
     def _arrive(self, task: Task, name: InputName) -> None:
         progress = self._progress(task.stream, task.sequence_id)
@@ -269,11 +273,6 @@ class StageController:
         who = (layer, event.sequence_id, AccessKind.WRITE, version, self._stage)
         commands.append(RecordAccess(Access(*who, event.start_ns, event.time_ns, 0, event.digest)))
         self._settle(progress, commands)
-
-    def _on_contribution(self, event: ContributionArrived, commands: list[Command]) -> None:
-        for progress in self._gates.arrive(event):
-            commands += self._writes.release(progress)
-            self._settle(progress, commands)
 
     def _wake(self, clear: Iterable[Work]) -> None:
         """Queue what is ready of these tasks."""

@@ -39,6 +39,11 @@ class Departures:
         self._waiting: dict[LayerId, dict[Version, list[Departure]]] = {}
         self._buffers: dict[tuple[LayerId, Version], Departure] = {}
 
+    @property
+    def are_pending(self) -> bool:
+        """Whether something has not left yet."""
+        return bool(self._waiting)
+
     def admit(self, departures: Iterable[Departure]) -> list[Command]:
         """Note what users need on other stages; returns the pushes that can go now."""
         commands: list[Command] = []
@@ -138,6 +143,11 @@ class Transfers:
         self._book.arrive(layer, version)
         commands = [*self._residency.arrive(layer), *self._writes.follow(layer)]
         return commands, self._clearance.written(layer, version)
+
+    @property
+    def are_pending(self) -> bool:
+        """Whether something has to leave this stage."""
+        return self._departures.are_pending
 
     def ready(self, layer: LayerId) -> list[Command]:
         """The newest version of a layer was written or saved; returns the pushes that can go."""

@@ -59,6 +59,34 @@ def test_steps_of_several_subnets(tmp_path, groups, average):
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("groups", "stages", "more", "execution"),
+    [
+        (1, (1, 2), {}, {"recompute": True}),
+        (2, (1, 2), ALL, {"memory_budget": "0.001x"}),
+        (3, (1,), {}, {}),
+        (2, (2,), {"passes": "subnets:4:users"}, {"window": 16}),
+    ],
+)
+def test_deferred_statistics_also_of_a_layer_that_lags(
+    tmp_path, monkeypatch, groups, stages, more, execution
+):
+    restless(monkeypatch)
+    stem = npp.Shared("stem", normed_stem, rule=npp.Lag(3))
+    space = npp.Space("deferred", [stem, *spaces.mixed().blocks[1:]])
+    (*_, run) = check(
+        tmp_path, space, spaces.vectors, LOSS, stages=stages, steps=8, lr=0.02, options=MOMENTUM,
+        recipe={"passes": "accumulate:4", "norms": "deferred", **more},
+        execution={"groups": groups, **execution},
+    )  # fmt: skip
+    norm = run.shared("stem").state_dict()
+    assert int(norm["1.num_batches_tracked"]) == 8 * 4 and float(norm["1.running_mean"].std()) > 0
+
+
+def normed_stem():
+    return nn.Sequential(nn.Linear(16, 24), nn.BatchNorm1d(24, momentum=0.2))
+
+
 def linear(width=32):
     stem = npp.Shared("stem", lambda: nn.Linear(16, width), rule=npp.Lag(1))
     blocks = [npp.Block([lambda: nn.Linear(width, width)]) for _ in range(3)]
@@ -132,7 +160,7 @@ def partial(updates, command, join=StageUpdates.join):
     for name, value in came.items():
         if command.layer in last and name in last[command.layer]:
             last[command.layer][name].add_(value)
-    updates._sums[command.layer, command.version] = GradientSum({}, 0)
+    updates._sums[command.layer, command.version] = GradientSum({}, 0, [])
     join(updates, command)
 
 
@@ -191,6 +219,29 @@ def test_bad_input_is_one_line_and_nothing_is_written(tmp_path, changes, text):
             execution={"groups": 3}, **how,
         )  # fmt: skip
     assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
+
+
+def test_a_norm_that_cannot_be_deferred(tmp_path):
+    odd = npp.Block([lambda: nn.InstanceNorm1d(24, track_running_stats=True)])
+    space = npp.Space("odd", [npp.Shared("stem", lambda: nn.Linear(16, 24)), odd])
+    with pytest.raises(npp.ConfigError, match=r"norms=deferred: expected BatchNorm1d, 2d or 3d"):
+        npp.train(
+            space, spaces.vectors, LOSS, steps=2, run_dir=tmp_path / "run",
+            recipe={"norms": "deferred"},
+        )  # fmt: skip
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_definition_names_what_came_later_only_where_it_differs(tmp_path):
+    """So a run that was recorded before can be gone on with, and compared."""
+    found = []
+    for norms in ("ordered", "deferred"):
+        run = npp.train(
+            spaces.mixed(), spaces.vectors, LOSS, steps=1, run_dir=tmp_path / norms,
+            recipe={"norms": norms},
+        )  # fmt: skip
+        found.append(run.manifest["definition"]["recipe"].get("norms"))
+    assert found == [None, "deferred"]
 
 
 def one_item(seed, sequence_id):

@@ -19,6 +19,7 @@ from naspipe.sim.driver import simulate
 from naspipe.stage.builder import build_admission, build_controller, new_history
 from naspipe.stage.clearance import Clearance
 from naspipe.stage.writes import Writes
+from tests.sim.test_residency import run as budgeted
 from tests.strategies import moving_pipelines
 
 
@@ -64,6 +65,19 @@ def grouped(draw):
 def test_every_step_reads_what_was_there_before_it(pipeline, seed, window):
     rules, subnets, partitions, steps, buffered = pipeline
     accesses = run(rules, subnets, partitions, steps, seed, buffered, window)
+    assert list(violations(accesses, rules, subnets, steps=steps, buffered=buffered)) == []
+
+
+@settings(max_examples=200)
+@given(grouped(), st.integers(0, 2**32), st.integers(0, 30), st.booleans())
+def test_any_budget(pipeline, seed, extra, stays):
+    """No reachable state deadlocks, also where the last block's layers stay on the device."""
+    rules, subnets, partitions, steps, buffered = pipeline
+    permanent = {len(rules) - 1} if stays else ()
+    accesses, _ = budgeted(
+        rules, subnets, partitions, RandomCosts(seed), extra, steps=steps, buffered=buffered,
+        permanent=permanent,
+    )  # fmt: skip
     assert list(violations(accesses, rules, subnets, steps=steps, buffered=buffered)) == []
 
 

@@ -12,14 +12,14 @@ from naspipe.core.access import AccessKind
 from naspipe.core.errors import InvariantError
 from naspipe.core.partition import Partition
 from naspipe.core.rules import Exact, Lag
+from naspipe.core.steps import ONE_PASS
 from naspipe.core.subnet import Subnet
 from naspipe.residency.ledger import Ledger
 from naspipe.residency.manager import ResidencyManager
 from naspipe.schedule.invariants import violations
 from naspipe.sim.costs import BlockCosts, RandomCosts
 from naspipe.sim.driver import simulate
-from naspipe.stage.admission import AdmissionWindow
-from naspipe.stage.builder import build_controller
+from naspipe.stage.builder import build_admission, build_controller
 from naspipe.trace.reading.metrics import summarize
 from tests.strategies import moving_pipelines
 
@@ -36,9 +36,12 @@ class Sizes:
         return Size(1 + (block * 7 + candidate * 5) % 9, (block + candidate) % 3 == 0)
 
 
-def run(rules, subnets, partitions, costs, extra, *, window=6, prefetches=True, order="paper"):
+def run(
+    rules, subnets, partitions, costs, extra, *, window=6, prefetches=True, order="paper",
+    steps=ONE_PASS, permanent=(), **how,
+):  # fmt: skip
     """Simulate with the least budget of each stage plus ``extra`` bytes."""
-    permanent = {b for b, rule in enumerate(rules) if isinstance(rule, Lag)}
+    permanent = {b for b, rule in enumerate(rules) if isinstance(rule, Lag)} | {*permanent}
     managers = []
     for stage in range(partitions[0].num_stages):
         used = {
@@ -53,12 +56,15 @@ def run(rules, subnets, partitions, costs, extra, *, window=6, prefetches=True, 
             ResidencyManager(fixed + largest + extra, Sizes(), permanent, prefetches=prefetches)
         )
     controllers = [
-        build_controller(stage, [rules], residency=manager, starts_partly_clear=True, order=order)
+        build_controller(
+            stage, [rules], residency=manager, starts_partly_clear=True, order=order, steps=steps,
+            **how,
+        )
         for stage, manager in enumerate(managers)
-    ]
+    ]  # fmt: skip
     stages = simulate(
         lambda _, y: (subnets[y], partitions[y], None), controllers, costs,
-        lambda: [AdmissionWindow(window, len(subnets))],
+        lambda: [build_admission("csp", len(subnets), window=window, passes=steps.passes)],
     )  # fmt: skip
     return [access for accesses in stages for access in accesses], managers
 

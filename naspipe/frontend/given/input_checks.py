@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import FIRST_STREAM, LayerId
-from naspipe.core.rules import Exact
+from naspipe.core.rules import Exact, Lag
 from naspipe.core.space import Shared, Space
 from naspipe.core.user_code import users_code
 from naspipe.planning.cost import first_of_kind
@@ -20,6 +20,7 @@ from naspipe.runtime.blocks.compute import field_of
 from naspipe.runtime.devices.determinism import deterministic_torch
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.layers.layer_store import LayerStore
+from naspipe.runtime.layers.norm_statistics import unknown_norm
 from naspipe.runtime.layers.stored_layer import StoredLayer
 from naspipe.runtime.measuring.layer_sizes import sketch
 from naspipe.schedule.groups import check_groups
@@ -139,11 +140,14 @@ def check_layers(workload: Workload) -> None:
             the space's proof fails.
     """
     space, definition = workload.space, workload.definition
+    defers_norms = definition.recipe.norms == "deferred"
+    if defers_norms:
+        _check_norms(space)
     store = LayerStore(space, definition.seed, definition.recipe)
     with deterministic_torch(definition.recipe.threads):
         for position, block in enumerate(space.blocks):
             if isinstance(block, Shared):
-                _check_statistics(_made(store, space, position), block)
+                _check_statistics(_made(store, space, position), block, defers_norms)
         for position in _first_of_kinds(space):
             _made(LayerStore(space, definition.seed, definition.recipe), space, position)
     check_proof(workload)
@@ -177,17 +181,32 @@ def _first_of_kinds(space: Space) -> Iterator[int]:
         yield position
 
 
-def _check_statistics(layer: StoredLayer, block: Shared) -> None:
-    """Only a layer that is read as it was last written may keep running statistics."""
-    if isinstance(block.rule, Exact):
+def _check_statistics(layer: StoredLayer, block: Shared, defers_norms: bool) -> None:
+    """Only a layer that is read as it was last written may keep running statistics.
+
+    Unless they are deferred: then nobody reads them while the step goes on.
+    """
+    if isinstance(block.rule, Exact) or (defers_norms and isinstance(block.rule, Lag)):
         return
     for module in layer.module.modules():
         if _keeps_statistics(module):
             raise ConfigError(
                 f"layer {block.name}: its {type(module).__name__} keeps running statistics, which "
-                f"rule {block.rule} does not allow; use the rule exact, or "
+                f"rule {block.rule} does not allow; use the rule exact, --set norms=deferred, or "
                 f"track_running_stats=False"
             )
+
+
+def _check_norms(space: Space) -> None:
+    """Raises ConfigError for a norm that cannot be deferred."""
+    for position in sorted(set(first_of_kind(space))):
+        for candidate in range(len(space.blocks[position].candidates)):
+            if found := unknown_norm(sketch(space, position, candidate)):
+                raise ConfigError(
+                    f"norms=deferred: expected BatchNorm1d, 2d or 3d, found {found} in layer "
+                    f"{space.label(position, candidate)}, whose statistics follow other rules; "
+                    f"use norms=ordered"
+                )
 
 
 def _keeps_statistics(module: nn.Module) -> bool:

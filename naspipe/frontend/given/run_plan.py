@@ -59,7 +59,7 @@ def make_plan(
     pipeline = Pipeline(
         streams=tuple(
             Stream(
-                Chain.of(workload.space, buffered_layers(workload.space) if is_grouped else None),
+                Chain.of(workload.space, _buffered(workload) if is_grouped else None),
                 tuple(drawn),
                 table,
                 is_sample=workload.make_strategy is not None,
@@ -76,6 +76,10 @@ def make_plan(
         return plan
     timing = measured_timing(pipeline, execution, plan.memory)
     return choose_order(plan, pipeline, execution, timing)
+
+
+def _buffered(workload: Workload) -> frozenset[tuple[int, int]]:
+    return buffered_layers(workload.space, workload.recipe.norms == "deferred")
 
 
 def _sizes(workloads: Sequence[Workload], execution: Execution) -> DeviceSizes | None:

@@ -188,6 +188,8 @@ class StageCompute:
         outputs = segment.forward()
         state.segments[block] = segment
         state.layers[block] = layer
+        if segment.statistics:
+            state.statistics[layer] = segment.statistics
         state.inputs = ending.take_outputs() if ending else outputs
         self._keep_tapped(state, place, state.inputs)
         if ending is None:
@@ -220,6 +222,7 @@ class StageCompute:
             seed=block_seed(definition.seed, step, block, number),
             precision=definition.recipe.precision,
             device_type=self.placement.torch_device.type,
+            defers_norms=definition.recipe.norms == "deferred",
             fields=tuple(self._field(state, task, name) for name in space.fields(block)),
             finish=ending,
         )

@@ -14,6 +14,7 @@ from naspipe.core.steps import Steps
 from naspipe.core.wiring import InputName
 from naspipe.runtime.blocks.segment import Gradient, Segment, Tensors
 from naspipe.runtime.layers.bound_layer import Gradients
+from naspipe.runtime.layers.norm_statistics import Statistics
 
 
 @dataclass(slots=True)
@@ -30,6 +31,8 @@ class PassState:
     gradients: dict[int, tuple[Gradient, ...]] = field(default_factory=dict)
     """By section, what goes back along the chain."""
     parameter_gradients: dict[LayerId, Gradients] = field(default_factory=dict)
+    statistics: dict[LayerId, Statistics] = field(default_factory=dict)
+    """Of batch normalisation, where it is deferred."""
     batch: Mapping[str, torch.Tensor] | None = None
     fields: dict[str, torch.Tensor] = field(default_factory=dict)
     """Of the batch, on the device."""
@@ -42,8 +45,8 @@ class PassState:
         for back in self.gradients.values():
             yield from (gradient for gradient in back if gradient is not None)
         yield from self.fields.values()
-        for gradients in self.parameter_gradients.values():
-            yield from gradients.values()
+        for named in (*self.parameter_gradients.values(), *self.statistics.values()):
+            yield from named.values()
         for segment in self.segments.values():
             yield from segment.kept
 
@@ -53,6 +56,8 @@ class GradientSum(NamedTuple):
 
     gradients: Gradients
     num_passes: int
+    statistics: list[Statistics]
+    """Of batch normalisation, a pass each."""
 
 
 @dataclass(slots=True)
@@ -61,6 +66,8 @@ class StepState:
 
     gradients: dict[LayerId, Gradients] = field(default_factory=dict)
     """The sums so far, over passes in their order."""
+    statistics: dict[LayerId, list[Statistics]] = field(default_factory=dict)
+    """Of batch normalisation, a pass each, in their order."""
     counts: Counter[LayerId] = field(default_factory=Counter)
     """Passes whose gradients they hold."""
     contributions: dict[str, dict[StageId, Mapping[str, Any]]] = field(default_factory=dict)
@@ -81,6 +88,15 @@ class StepState:
                 total[name].add_(gradient)
             else:
                 total[name] = gradient
+
+    def gather(self, layer: LayerId, state: PassState) -> None:
+        """Take over what a pass on this stage has left of a layer, once."""
+        gradients = state.parameter_gradients.pop(layer, None)
+        if gradients is None:
+            return
+        self.add(layer, gradients)
+        if (statistics := state.statistics.pop(layer, None)) is not None:
+            self.statistics.setdefault(layer, []).append(statistics)
 
     def average(self, layer: LayerId) -> None:
         """Divide a layer's sum by how many passes it is of, once."""
@@ -120,7 +136,11 @@ class StepStates:
     def give_sum(self, layer: LayerId, sequence_id: SequenceId) -> GradientSum:
         """The gradients of a layer up to a pass, which leave this stage."""
         state = self.of(layer.stream, sequence_id)
-        given = GradientSum(state.gradients.pop(layer, {}), state.counts.pop(layer, 0))
+        given = GradientSum(
+            state.gradients.pop(layer, {}),
+            state.counts.pop(layer, 0),
+            state.statistics.pop(layer, []),
+        )
         self._end(layer.stream, sequence_id)
         return given
 

@@ -20,6 +20,7 @@ from naspipe.core.rules import Exact, Rule
 from naspipe.runtime.devices.determinism import seed_draws
 from naspipe.runtime.devices.tensor_bytes import tensor_bytes
 from naspipe.runtime.layers.bound_layer import BoundLayer
+from naspipe.runtime.layers.norm_statistics import Statistics, collected
 
 Tensors = tuple[torch.Tensor, ...]
 Gradient = torch.Tensor | None
@@ -37,6 +38,8 @@ class SegmentSpec:
     seed: int
     precision: str
     device_type: str = "cpu"
+    defers_norms: bool = False
+    """Batch statistics are left to the step's end; see ``Segment.statistics``."""
     fields: Tensors = ()
     finish: Callable[[Tensors], Tensors] | None = None
 
@@ -65,6 +68,8 @@ class Segment:
         self._inputs = inputs
         self._outputs: Tensors | None = None
         self._buffers: dict[tuple[nn.Module, str], torch.Tensor] = {}
+        self.statistics: Statistics = {}
+        """Of the forward, where they are deferred."""
         self._keeps_graph = keeps_graph
         self._may_recompute = may_lose_graph or not keeps_graph
 
@@ -78,7 +83,7 @@ class Segment:
         """
         before = self._buffer_copies()
         try:
-            outputs = self._compute()
+            outputs = self._compute(self.statistics)
         except torch.OutOfMemoryError:
             for (owner, name), copy in before.items():
                 owner._buffers[name] = copy  # as if it had never begun
@@ -162,18 +167,18 @@ class Segment:
         for (owner, name), copy in self._buffers.items():
             owner._buffers[name] = copy
         try:
-            return self._compute()
+            return self._compute({})
         finally:
             for (owner, name), buffer in after.items():
                 owner._buffers[name] = buffer
 
-    def _compute(self) -> Tensors:
+    def _compute(self, statistics: Statistics) -> Tensors:
         versions = [leaf._version for leaf in self._inputs]
         seed_draws(self._spec.seed)
         with torch.enable_grad(), autocast(self._spec.precision, self._spec.device_type):
             aliases = [leaf.view_as(leaf) for leaf in self._inputs]
             try:
-                outputs = as_tuple(self._layer.call(*aliases, *self._spec.fields), self._spec)
+                outputs = self._call(aliases, statistics)
             except RuntimeError as error:
                 if "a view of a leaf Variable" in str(error) and "in-place" in str(error):
                     raise self._edited() from error
@@ -181,6 +186,14 @@ class Segment:
             if [leaf._version for leaf in self._inputs] != versions:
                 raise self._edited()
             return self._spec.finish(outputs) if self._spec.finish else outputs
+
+    def _call(self, inputs: Sequence[torch.Tensor], statistics: Statistics) -> Tensors:
+        if not self._spec.defers_norms:
+            return as_tuple(self._layer.call(*inputs, *self._spec.fields), self._spec)
+        with collected(self._layer.module) as found:
+            outputs = as_tuple(self._layer.call(*inputs, *self._spec.fields), self._spec)
+        statistics.update(found)
+        return outputs
 
     def _edited(self) -> BlockInputEditedError:
         return BlockInputEditedError(

@@ -13,6 +13,7 @@ from naspipe.runtime.blocks.pass_state import GradientSum, PassState, StepStates
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.layers.bound_layer import Gradients
 from naspipe.runtime.layers.layer_store import LayerStore
+from naspipe.runtime.layers.norm_statistics import fold
 from naspipe.runtime.memory.placement import Placement
 from naspipe.stage.gates import NORMS
 
@@ -70,6 +71,8 @@ class StageUpdates:
         number = definition.recipe.steps.step(sequence_id)
         lr = learning_rate(definition.recipe, number, definition.steps)
         stored.write(gradients, sequence_id, command.base, command.keeps_base, lr)
+        for statistics in step.statistics.pop(layer, ()):
+            fold(stored.module, statistics)
         self._placement.synchronize()
 
     def give_sum(self, layer: LayerId, version: Version) -> GradientSum:
@@ -84,7 +87,10 @@ class StageUpdates:
         """Let this stage's gradients of a step follow those that came."""
         layer, last = command.layer, SequenceId(command.version)
         given = self._sums.pop((layer, command.version))
-        self._together.of(layer.stream, last).add(layer, given.gradients, given.num_passes)
+        step = self._together.of(layer.stream, last)
+        step.add(layer, given.gradients, given.num_passes)
+        if given.statistics:
+            step.statistics[layer] = given.statistics
         stored = self._stores[layer.stream][layer]
         stored.advance(last, command.base, command.keeps_base)
 
@@ -127,6 +133,4 @@ class StageUpdates:
     def _gather(self, layer: LayerId, sequence_id: SequenceId) -> None:
         """Add a pass's gradients to its step's, unless that was done for an exchange."""
         state = self._passes[layer.stream, sequence_id]
-        gradients = state.parameter_gradients.pop(layer, None)
-        if gradients is not None:
-            self._together.of(layer.stream, sequence_id).add(layer, gradients)
+        self._together.of(layer.stream, sequence_id).gather(layer, state)

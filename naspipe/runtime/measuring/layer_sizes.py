@@ -16,6 +16,7 @@ from naspipe.planning.size import LayerSize, SizeTable
 from naspipe.runtime.devices.host_arena import round_up
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.layers.layer_layout import StateSizes, lay_out
+from naspipe.runtime.layers.norm_statistics import other_buffers
 from naspipe.runtime.layers.stored_layer import StoredLayer
 
 
@@ -41,17 +42,19 @@ def measure_sizes(workload: Workload) -> SizeTable:
     return SizeTable(twins, rows)
 
 
-def buffered_layers(space: Space) -> frozenset[tuple[int, int]]:
+def buffered_layers(space: Space, defers_norms: bool = False) -> frozenset[tuple[int, int]]:
     """Block and candidate of the layers with buffers: their forwards may leave something there.
 
-    Draws nothing from torch's generator.
+    Those of batch normalisation are left alone by forwards where they are deferred. Draws nothing
+    from torch's generator.
 
     Raises:
         ConfigError: when a factory makes no module.
     """
+    has_buffers = other_buffers if defers_norms else _any_buffers
     twins = first_of_kind(space)
     known = {
-        (twin, candidate): any(True for _ in sketch(space, twin, candidate).buffers())
+        (twin, candidate): has_buffers(sketch(space, twin, candidate))
         for twin in sorted(set(twins))
         for candidate in range(len(space.blocks[twin].candidates))
     }
@@ -61,6 +64,10 @@ def buffered_layers(space: Space) -> frozenset[tuple[int, int]]:
         for candidate in range(len(space.blocks[block].candidates))
         if known[twin, candidate]
     )
+
+
+def _any_buffers(module: nn.Module) -> bool:
+    return any(True for _ in module.buffers())
 
 
 def sketch(space: Space, block: int, candidate: int) -> nn.Module:

@@ -282,6 +282,7 @@ class _Bench:
             seed=0,
             precision=self._workload.definition.recipe.precision,
             device_type=self._device.type,
+            defers_norms=self._workload.definition.recipe.norms == "deferred",
             fields=tuple(field_of(batch, name, 0) for name in space.fields(block)),
             finish=(lambda outputs: (loss(*outputs, batch["target"]),)) if is_last else None,
         )

@@ -136,7 +136,7 @@ class StageDriver:
             self._tell(event)
         for intake in self._intakes:
             self._admit(intake.open())
-        while not all(intake.is_finished for intake in self._intakes):
+        while self._controller.owes_layers or not all(each.is_finished for each in self._intakes):
             if self._run:
                 self._step()
                 self._look()

@@ -16,6 +16,7 @@ from naspipe.runtime.blocks.pass_state import GradientSum
 from naspipe.runtime.blocks.ports import Updates
 from naspipe.runtime.jobs.ports import Positions
 from naspipe.runtime.layers.layer_store import LayerStore
+from naspipe.runtime.layers.norm_statistics import Statistics
 from naspipe.runtime.memory.placement import Placement
 from naspipe.runtime.wire.messages import VersionMessage
 from naspipe.runtime.wire.ports import Transport
@@ -29,7 +30,8 @@ _PARTS = {
 
 
 _COUNT = " passes"
-"""Beside the gradients of a sum, under a name that no parameter has."""
+_STATISTICS = " statistics "
+"""Beside the gradients of a sum, under names that no parameter has."""
 
 
 class LayerExchange:
@@ -87,10 +89,7 @@ class LayerExchange:
         """Take what another stage sent."""
         layer, version, state, parcel = message
         if parcel == SUM:
-            given = {name: each.value() for name, each in state}
-            count = int(given.pop(_COUNT))
-            gradients = {name: self._placement.receive(each) for name, each in given.items()}
-            self._summing(layer).take_sum(layer, version, GradientSum(gradients, count))
+            self._summing(layer).take_sum(layer, version, self._read_sum(state))
         elif parcel == BUFFERS:
             self._stores[layer.stream].come_back(layer).take_buffers(state)
         else:
@@ -103,8 +102,7 @@ class LayerExchange:
     def _contents(self, command: PushVersion) -> Sequence[tuple[str, Any]]:
         layer, version, parcel = command.layer, command.version, command.parcel
         if parcel == SUM:
-            given = self._summing(layer).give_sum(layer, version)
-            return [(_COUNT, given.num_passes), *given.gradients.items()]
+            return _write_sum(self._summing(layer).give_sum(layer, version))
         stored = self._stores[layer.stream][layer]
         if parcel == LAYER:
             state = stored.hand_over()
@@ -117,3 +115,26 @@ class LayerExchange:
         if self._updates is None:
             raise InvariantError(f"layer {layer}: this stage trains nothing and adds nothing up")
         return self._updates
+
+    def _read_sum(self, state: Sequence[tuple[str, Any]]) -> GradientSum:
+        values = {name: each.value() for name, each in state}
+        count = int(values.pop(_COUNT))
+        statistics: dict[int, Statistics] = {}
+        gradients = {}
+        for name, value in values.items():
+            tensor = self._placement.receive(value)
+            if name.startswith(_STATISTICS):
+                number, buffer = name.removeprefix(_STATISTICS).split(" ", 1)
+                statistics.setdefault(int(number), {})[buffer] = tensor
+            else:
+                gradients[name] = tensor
+        return GradientSum(gradients, count, [statistics[each] for each in sorted(statistics)])
+
+
+def _write_sum(given: GradientSum) -> list[tuple[str, Any]]:
+    statistics = [
+        (f"{_STATISTICS}{number} {buffer}", tensor)
+        for number, each in enumerate(given.statistics)
+        for buffer, tensor in each.items()
+    ]
+    return [(_COUNT, given.num_passes), *given.gradients.items(), *statistics]
