@@ -9,9 +9,10 @@ from naspipe.core.rules import Rule
 from naspipe.core.space import Space
 from search_spaces.common import SCALES, Defaults, require, shared_rules, unknown
 from search_spaces.cv import spec as _cv
+from search_spaces.networks import spec as _networks
 from search_spaces.nlp import spec as _nlp
 
-__all__ = ["SCALES", "Defaults", "build", "candidate_names", "defaults", "names"]
+__all__ = ["SCALES", "Defaults", "build", "candidate_names", "defaults", "names", "networks"]
 
 _SPECS: dict[str, ModuleType] = {
     name: module for module in (_nlp, _cv) for name in module.CANDIDATES.variants
@@ -19,8 +20,13 @@ _SPECS: dict[str, ModuleType] = {
 
 
 def names() -> tuple[str, ...]:
-    """Every space's name, largest of its family first."""
+    """The name of every space with something to choose, largest of its family first."""
     return tuple(_SPECS)
+
+
+def networks() -> tuple[str, ...]:
+    """The name of every plain network."""
+    return _networks.NAMES
 
 
 def build(
@@ -32,7 +38,7 @@ def build(
     """The space ``name`` at ``scale`` for data that describes itself by ``info``.
 
     Args:
-        name: one of :func:`names`.
+        name: one of :func:`names` or :func:`networks`.
         scale: one of :data:`SCALES`.
         info: ``vocabulary`` and ``padding`` for text; ``channels``, ``height``, ``width`` and
             ``classes`` for images.
@@ -60,15 +66,17 @@ def candidate_names(name: str) -> tuple[str, ...]:
     """What each candidate of a block of ``name`` is, in words; the same for all its blocks.
 
     Raises:
-        ConfigError: for a name that does not exist.
+        ConfigError: for a name that does not exist, or that of a plain network.
     """
-    listed: tuple[str, ...] = _spec(name, SCALES[0]).CANDIDATES.names(name)
+    if name not in _SPECS:
+        raise unknown("search space", name, names())
+    listed: tuple[str, ...] = _SPECS[name].CANDIDATES.names(name)
     return listed
 
 
 def _spec(name: str, scale: str) -> ModuleType:
-    if name not in _SPECS:
-        raise unknown("search space", name, names())
+    if name not in _SPECS and name not in networks():
+        raise unknown("search space", name, (*names(), *networks()))
     if scale not in SCALES:
         raise unknown("scale", scale, SCALES)
-    return _SPECS[name]
+    return _SPECS.get(name, _networks)

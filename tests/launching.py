@@ -44,6 +44,7 @@ LAUNCHING = (
     "scripts/test_gpu_check.py",
     "scripts/test_peers.py",
     "search/test_evaluation.py",
+    "search_spaces/test_networks.py::test_bits_of_the_plain_loop",
     "trace/test_purity.py",
     "capabilities/test_empty_stage.py::test_the_bits_are_those_of_the_plain_loop",
     "capabilities/test_exchange.py::test_the_bits_are_those_of_the_plain_loop",

@@ -28,7 +28,7 @@ def run_source(arguments: argparse.Namespace, manifest: Mapping[str, Any]) -> Ru
 
     definition, source = manifest["definition"], manifest.get("source") or {}
     space = arguments.space or source.get("space") or definition["space"]
-    is_named = space in search_spaces.names()
+    is_named = space in (*search_spaces.names(), *search_spaces.networks())
     if ":" not in space and not is_named:
         raise ConfigError(
             f"run {arguments.run} trained {space}, a space of your own: expected --space "

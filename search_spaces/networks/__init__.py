@@ -1,0 +1,1 @@
+"""Plain networks as spaces of one candidate per block."""
