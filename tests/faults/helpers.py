@@ -63,13 +63,14 @@ def interrupt():
 
 
 def train(path, data, *, space=None, steps=24, stages=1, resume=False, optimizer="SGD",
-          options=None, lr=0.02, seed=1, execution=None, observer=None):  # fmt: skip
+          options=None, lr=0.02, seed=1, execution=None, observer=None, recipe=None):  # fmt: skip
     if options is None and optimizer == "SGD":
         options = MOMENTUM
     return naspipe.train(
         space or spaces.mixed(), data, LOSS, steps=steps, seed=seed, optimizer=optimizer,
         optimizer_options=options, lr=lr, stages=stages, run_dir=path, resume=resume,
         execution={"checkpoint_every": 5, "window": 4, **(execution or {})}, observer=observer,
+        recipe=recipe,
     )  # fmt: skip
 
 

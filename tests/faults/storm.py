@@ -20,6 +20,7 @@ from naspipe.runtime.blocks.updates import StageUpdates
 from naspipe.runtime.checkpoints.checkpointer import Checkpointer
 from naspipe.runtime.checkpoints.restored import Restored
 from naspipe.runtime.layers import layer_store
+from naspipe.runtime.layers.stored_layer import StoredLayer
 from naspipe.runtime.processes.publishing import Publisher
 from naspipe.runtime.wire.messages import InputMessage
 from naspipe.runtime.wire.reports import SilentObserver
@@ -43,6 +44,14 @@ POINTS = (
     "recovery",
 )
 """Where a process is killed; ``recovery`` is a second kill, when the resume restores a layer."""
+
+GROUP_POINTS = ("send", "sum", "join", "write", "copy", "capture")
+"""Of runs on groups: also where sums and copies leave, and where sums are added to."""
+
+GROUPS = (4, 2, 1, 3)
+"""Of one life after the other, from any of them on."""
+
+PASSES = 4
 
 MODES = {
     "plain": {},
@@ -71,12 +80,14 @@ class Case:
     """Which call of the point it is."""
     restarts: bool = False
     """Whether the launcher goes on by itself, instead of a new one that resumes."""
+    groups: tuple[int, ...] = ()
+    """Of each life; none for steps of one pass."""
 
     def __str__(self) -> str:
         how = "restarts by itself" if self.restarts else "is resumed"
-        return (
-            f"{self.victim} at {self.point} {self.call}, {self.stages} stages, {self.mode}, {how}"
-        )
+        groups = f"groups {'-'.join(map(str, self.groups))} of " if self.groups else ""
+        where = f"{groups}{self.stages} stages"
+        return f"{self.victim} at {self.point} {self.call}, {where}, {self.mode}, {how}"
 
 
 def draw_case(seed: int) -> Case:
@@ -88,6 +99,22 @@ def draw_case(seed: int) -> Case:
     victim, mode = draw.choice(victims), draw.choice(list(MODES))
     call = draw.randint(1, CALLS.get(point, 20))
     return Case(point, victim, stages, mode, call, victim != "launcher" and draw.random() < 0.5)
+
+
+def draw_group_case(seed: int) -> Case:
+    """The same for a run on groups; each further life has others."""
+    draw = random.Random(seed)
+    point, stages = GROUP_POINTS[seed % len(GROUP_POINTS)], draw.choice((1, 2))
+    stages = 2 if point == "send" else stages  # a group of one stage has nobody to send to
+    first = draw.choice([n for n in range(len(GROUPS)) if GROUPS[n] > 1])
+    groups = (*GROUPS[first:], *GROUPS[:first])
+    # The last group adds up for nobody, and has no copies; the others write nothing but sums.
+    last = stages * (groups[0] - 1)
+    senders, owners = range(last), range(last, last + stages)
+    which = {"sum": senders, "join": owners, "copy": owners, "capture": owners}
+    victim = f"stage {draw.choice(which.get(point, range(last + stages)))}"
+    restarts, call = draw.random() < 0.3, draw.randint(1, CALLS.get(point, 20))
+    return Case(point, victim, stages, draw.choice(list(MODES)), call, restarts, groups)
 
 
 class Killer:
@@ -154,6 +181,12 @@ def inject(case: Case, killer: Killer) -> None:
             checkpoints.write_checkpoint_manifest = write_and_kill
         case "recovery":
             before(Restored, "restore", killer)
+        case "sum":
+            before(StageUpdates, "give_sum", killer)
+        case "join":
+            before(StageUpdates, "join", killer)
+        case "copy":
+            before(StoredLayer, "copied", killer)
 
 
 def restless(subnets, is_shared, costs, num_stages):
@@ -180,8 +213,9 @@ class Recorder(SilentObserver):
         self._is_new |= "going on" in text
 
 
-def live(case: Case, path: Path, marker: Path, resume: bool, steps: int) -> None:
+def live(case: Case, path: Path, marker: Path, number: int, steps: int) -> None:
     """One life of the run, in a process of its own; ends with status 0 when it is complete."""
+    resume = (path / "manifest.json").exists()
     if "mirrored" in case.mode:
         PLACEMENTS["balanced"] = restless
         layer_store.KEPT_AWAY = 2
@@ -192,12 +226,15 @@ def live(case: Case, path: Path, marker: Path, resume: bool, steps: int) -> None
         before(StageUpdates, "write", first, lambda _: bool(there.cuts))
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     execution = {"checkpoint_every": 4, **MODES[case.mode]}
+    if case.groups:
+        execution |= {"groups": case.groups[number % len(case.groups)], "window": 4 * PASSES}
     if case.restarts:
         execution["max_restarts"] = RESTARTS
     try:
         train(
             path, Calm(spaces.vectors), steps=steps, stages=case.stages, resume=resume,
             execution=execution, observer=Recorder(marker.with_suffix(".losses")),
+            recipe=recipe_of(case),
         )  # fmt: skip
     except naspipe.NaspipeError:
         os._exit(1)
@@ -210,8 +247,7 @@ def run_case(case: Case, scratch: Path, steps: int = 24) -> dict:
     ends = []
     while not ends or ends[-1] != 0:
         assert len(ends) < 4, f"{case}: ended with {ends}"
-        resume = (path / "manifest.json").exists()
-        process = _FORK.Process(target=live, args=(case, path, marker, resume, steps))
+        process = _FORK.Process(target=live, args=(case, path, marker, len(ends), steps))
         process.start()
         process.join(LIFE_SECONDS)
         if process.exitcode is None:
@@ -220,10 +256,15 @@ def run_case(case: Case, scratch: Path, steps: int = 24) -> dict:
             raise AssertionError(f"{case}: a life did not end")
         ends.append(process.exitcode)
         process.close()
-    return {"case": str(case), "ends": ends, **found(marker, steps, time.time())}
+    num_losses = steps * (PASSES if case.groups else 1)
+    return {"case": str(case), "ends": ends, **found(marker, num_losses, time.time())}
 
 
-def found(marker: Path, steps: int, end: float) -> dict:
+def recipe_of(case: Case) -> dict | None:
+    return {"passes": f"accumulate:{PASSES}", "clip_global_norm": 1.0} if case.groups else None
+
+
+def found(marker: Path, num_losses: int, end: float) -> dict:
     """What the kills cost: steps that were done again, seconds from each kill to the next loss."""
     kills = [each.stat().st_mtime for each in (marker.with_suffix(".first"), marker)
              if each.exists()]  # fmt: skip
@@ -232,11 +273,13 @@ def found(marker: Path, steps: int, end: float) -> dict:
     recoveries = [min([t for t in firsts if t > kill], default=end) - kill for kill in kills]
     return {
         "hit": marker.exists(),
-        "repeated_steps": len(losses) - steps,
+        "repeated_steps": len(losses) - num_losses,
         "recovery_seconds": [round(each, 2) for each in recoveries],
     }
 
 
-def reference(scratch: Path, steps: int = 24) -> Path:
-    """The undisturbed run."""
-    return train(scratch / "whole", Calm(spaces.vectors), steps=steps).directory.path
+def reference(scratch: Path, steps: int = 24, case: Case | None = None) -> Path:
+    """The undisturbed run; of a case, that of its recipe."""
+    recipe = recipe_of(case) if case else None
+    run = train(scratch / "whole", Calm(spaces.vectors), steps=steps, recipe=recipe)
+    return run.directory.path

@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from naspipe.trace.reading.compare import compare_runs
-from tests.faults.storm import POINTS, Case, draw_case, reference, run_case
+from tests.faults.storm import (
+    GROUP_POINTS,
+    POINTS,
+    Case,
+    draw_case,
+    draw_group_case,
+    reference,
+    run_case,
+)
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +47,28 @@ def test_a_killed_run_ends_with_the_same_bits(tmp_path, whole, monkeypatch, case
     assert comparison.is_identical, f"{case}: {comparison}"
 
 
+GROUP_CASES = [
+    Case("sum", "stage 0", 2, "swapped and mirrored", 12, groups=(2, 3)),
+    Case("join", "stage 2", 1, "recompute", 9, restarts=True, groups=(3,)),
+    Case("copy", "stage 3", 1, "plain", 15, groups=(4, 1)),
+    Case("capture", "stage 5", 2, "swapped", 5, groups=(3, 4)),
+]
+
+
+@pytest.fixture(scope="module")
+def whole_of_passes(tmp_path_factory):
+    return reference(tmp_path_factory.mktemp("passes"), case=GROUP_CASES[0])
+
+
+@pytest.mark.parametrize("case", GROUP_CASES, ids=str)
+def test_a_killed_run_on_groups_ends_with_the_same_bits(tmp_path, whole_of_passes, case):
+    done = run_case(case, tmp_path)
+    assert done["hit"] and done["ends"][-1] == 0
+    (comparison,) = compare_runs([whole_of_passes, tmp_path / "run"])
+    assert comparison.is_identical, f"{case}: {comparison}"
+
+
 def test_seeds_name_every_point():
     assert {draw_case(seed).point for seed in range(20)} == set(POINTS)
     assert draw_case(7) == draw_case(7)
+    assert {draw_group_case(seed).point for seed in range(20)} == set(GROUP_POINTS)

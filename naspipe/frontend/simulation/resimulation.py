@@ -79,7 +79,7 @@ def simulated_again(recorded: RecordedRun, costs: Costs, table: CostTable) -> Si
         steps=_steps(definition.get("recipe", {})),
     )
     planned = tuple(map(Planned, subnets, partitions))
-    plan = Plan((StreamPlan(planned),), "paper", execution.pipeline.window)
+    plan = Plan((StreamPlan(planned),), execution.pipeline.order, execution.pipeline.window)
     if execution.pipeline.order == "critical-path":
         plan = by_critical_path(plan, pipeline)
     return simulate_run(pipeline, plan, execution, costs)

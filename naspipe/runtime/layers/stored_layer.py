@@ -47,6 +47,8 @@ class StoredLayer:
         trained = [p for p in self.parameters.values() if p.requires_grad]
         self.optimizer = make_optimizer(recipe, trained) if trained else None
         self._copies: dict[Version, dict[str, torch.Tensor]] = {}
+        self._buffers: list[tuple[str, Received]] = []
+        """What another stage's forwards left, for the next one here."""
 
     def bind(self, version: Version) -> BoundLayer:
         """The layer at one version.
@@ -54,6 +56,7 @@ class StoredLayer:
         Raises:
             InvariantError: when that version is not here.
         """
+        self._follow_buffers()
         if self._keeps_versions:
             copy = self._copy(version)
 
@@ -151,16 +154,25 @@ class StoredLayer:
         ]
 
     def take_buffers(self, state: Iterable[tuple[str, Received]]) -> None:
-        """Go on where the forwards of another stage left the buffers.
+        """Let the next forward here go on where the forwards of another stage left the buffers.
+
+        Not sooner: until then the layer is as its newest version is, for checkpoints, and may be
+        on its way between host and device.
 
         Raises:
             TransportError: when they are not this layer's.
         """
-        here = {f"buffer/{name}": buffer for name, buffer in self.module.named_buffers()}
-        for name, received in state:
-            if name not in here:
-                raise TransportError(f"layer {self.label}: it has no buffer {name}")
-            received.copy_to(here[name])
+        here = {f"buffer/{name}" for name, _ in self.module.named_buffers()}
+        self._buffers = list(state)
+        if wrong := [name for name, _ in self._buffers if name not in here]:
+            raise TransportError(f"layer {self.label}: it has no buffer {wrong[0]}")
+
+    def _follow_buffers(self) -> None:
+        if self._buffers:
+            here = {f"buffer/{name}": buffer for name, buffer in self.module.named_buffers()}
+            for name, received in self._buffers:
+                received.copy_to(here[name])
+            self._buffers = []
 
     def take_over(self, version: Version, state: Iterable[tuple[str, Received]]) -> None:
         """Become what another stage handed over.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
@@ -23,6 +24,35 @@ def reads_and_writes(accesses: Iterable[Access]) -> dict[LayerId, list[Access]]:
         if access.kind is not AccessKind.BACKWARD:
             layers[access.layer].append(access)
     return {layer: sorted(layers[layer], key=time_key) for layer in sorted(layers)}
+
+
+def by_steps(reads_and_writes_of_layer: Sequence[Access], passes: int) -> list[Access]:
+    """One exact layer's READs and WRITEs, as if the WRITEs of a step were one, behind its READs.
+
+    The passes of a step read one version side by side, and only the last WRITE of a step makes
+    one. So their order within a step says nothing; it depends on groups. Which WRITEs of steps a
+    READ comes behind stays as it was.
+
+    Args:
+        reads_and_writes_of_layer: in order of start time.
+        passes: of a step.
+    """
+    if passes == 1:
+        return list(reads_and_writes_of_layer)
+    last: dict[int, Access] = {}
+    for access in reads_and_writes_of_layer:
+        if access.kind is AccessKind.WRITE:
+            step = access.sequence_id // passes
+            last[step] = max(last.get(step, access), access, key=lambda each: each.sequence_id)
+    ends = sorted(access.end_ns for access in last.values())
+
+    def place(access: Access) -> tuple[int, bool, int]:
+        if access.kind is AccessKind.WRITE:
+            end_ns = last[access.sequence_id // passes].end_ns
+            return bisect_left(ends, end_ns), True, access.sequence_id
+        return bisect_right(ends, access.start_ns), False, access.sequence_id
+
+    return sorted(reads_and_writes_of_layer, key=place)
 
 
 def layer_order(reads_and_writes_of_layer: Sequence[Access]) -> list[Use]:

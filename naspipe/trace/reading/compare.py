@@ -43,8 +43,14 @@ class RecordedRun:
 
     @property
     def num_stages(self) -> int:
-        """How many stages the run had."""
-        return int(self.manifest.get("execution", {}).get("stages", 1))
+        """How many stages the run had, in all its groups."""
+        execution = self.manifest.get("execution", {})
+        return int(execution.get("stages", 1)) * int(execution.get("groups", 1))
+
+    @property
+    def passes_per_step(self) -> int:
+        """Sequence IDs of each step."""
+        return int(self.manifest.get("passes_per_step", 1))
 
     @cached_property
     def losses(self) -> list[Loss]:
@@ -122,7 +128,8 @@ def compare_to(reference: RecordedRun, run: RecordedRun) -> Comparison:
         paths = " and ".join(map(str, unlogged))
         warnings.append(f"no access log in {paths}: the order of accesses was not compared")
     else:
-        differences += access_differences(reference.accesses, run.accesses, labels)
+        accesses = (reference.accesses, run.accesses)
+        differences += access_differences(*accesses, labels, reference.passes_per_step)
     ordered = tuple(sorted(differences, key=lambda difference: difference.key))
     return Comparison(run.path, "", tuple(warnings), ordered)
 

@@ -13,7 +13,7 @@ from naspipe.core.access import Access, AccessKind
 from naspipe.core.ids import INITIAL, SequenceId
 from naspipe.core.rules import Exact
 from naspipe.trace.access.labels import SpaceLabels
-from naspipe.trace.access.order import layer_order, reads_and_writes
+from naspipe.trace.access.order import by_steps, layer_order, reads_and_writes
 from naspipe.trace.results.losses_file import Loss
 from naspipe.trace.snapshots.shards import ITEM_BYTES, RawTensor
 from naspipe.trace.snapshots.snapshot import Checkpoint
@@ -75,9 +75,12 @@ def loss_differences(
 
 
 def access_differences(
-    expected: Sequence[Access], found: Sequence[Access], labels: SpaceLabels
+    expected: Sequence[Access], found: Sequence[Access], labels: SpaceLabels, passes: int = 1
 ) -> Iterator[Difference]:
-    """Per layer the first difference of each kind: versions read, orders, written bytes."""
+    """Per layer the first difference of each kind: versions read, orders, written bytes.
+
+    Of steps of several ``passes`` the order is that of steps.
+    """
     left, right = reads_and_writes(expected), reads_and_writes(found)
     for layer in sorted(left.keys() | right.keys()):
         one, other = left.get(layer, []), right.get(layer, [])
@@ -88,7 +91,9 @@ def access_differences(
                 "order of WRITEs",
                 *(layer_order([a for a in side if _is_write(a)]) for side in (one, other)),
             ),
-            _first_order("access order", layer_order(one), layer_order(other))
+            _first_order(
+                "access order", *(layer_order(by_steps(side, passes)) for side in (one, other))
+            )
             if is_exact
             else None,
             _first_written_bytes(one, other),

@@ -8,10 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from naspipe.core.access import AccessKind
+from naspipe.core.access import Access, AccessKind
 from naspipe.core.errors import LogError
 from naspipe.core.ids import LayerId, StreamId
-from naspipe.trace.access.order import access_order, access_orders, format_order, parse_order
+from naspipe.trace.access.order import (
+    access_order,
+    access_orders,
+    by_steps,
+    format_order,
+    layer_order,
+    parse_order,
+)
 from tests.trace.fake_run import CHAINS, access, sequential_accesses
 
 steps = st.lists(st.tuples(st.integers(0, 10**6), st.sampled_from("FB")))
@@ -63,3 +70,33 @@ def test_records_may_come_in_any_order(seed: int, chains: list[tuple[int, ...]])
     records = sequential_accesses(chains)
     shuffled = random.Random(seed).sample(records, len(records))
     assert access_orders(shuffled) == access_orders(records)
+
+
+def of_step(first_ns, reads, writes):
+    """Accesses of one layer, one after the other from a time on."""
+    kinds = [(y, AccessKind.FORWARD) for y in reads] + [(y, AccessKind.WRITE) for y in writes]
+    return [
+        Access(LayerId(0, 0, 0), y, kind, 0, 0, first_ns + place, first_ns + place + 1)
+        for place, (y, kind) in enumerate(kinds)
+    ]
+
+
+def order_of(accesses, passes):
+    by_time = sorted(accesses, key=lambda access: access.start_ns)
+    return format_order(layer_order(by_steps(by_time, passes)))
+
+
+def test_the_order_of_steps_is_that_of_one_group_whoever_computed_the_passes():
+    one = of_step(0, [0, 1, 2], [0, 1, 2]) + of_step(10, [3, 4, 5], [3, 4, 5])
+    expected = "0F-1F-2F-0B-1B-2B-3F-4F-5F-3B-4B-5B"
+    assert order_of(one, 3) == format_order(layer_order(one)) == expected
+    groups = of_step(0, [0, 1], [0, 1]) + of_step(4, [2], [2])
+    groups += of_step(10, [5, 3], []) + of_step(12, [4], [3, 4, 5])
+    assert order_of(groups, 3) == expected
+
+
+def test_a_read_before_the_write_of_the_step_before_is_seen():
+    early = of_step(0, [0, 1], [0]) + of_step(3, [2], [1]) + of_step(10, [3], [2, 3])
+    assert order_of(early, 2) == "0F-1F-2F-0B-1B-3F-2B-3B"
+    late = of_step(0, [0], [0, 1]) + of_step(3, [1, 2, 3], [2, 3])
+    assert order_of(late, 2) == "0F-0B-1B-1F-2F-3F-2B-3B"
