@@ -10,6 +10,7 @@ from naspipe.core.config import PARTITIONS
 from naspipe.core.errors import ConfigError
 from naspipe.core.partition import Partition
 from naspipe.core.subnet import Subnet
+from naspipe.planning.ampa import AmpaPlacement
 from naspipe.planning.balance import balanced_partition
 from naspipe.planning.cost import CostTable
 
@@ -37,7 +38,7 @@ class Partitioner:
     no single subnet evenly, but a stage that got too much of one gets less of the next.
 
     Args:
-        kind: one of :data:`naspipe.core.config.PARTITIONS`.
+        kind: ``balanced`` or ``static``.
         subnets: whose mean costs are balanced, at least one: the stream, or what stands for it.
         is_shared: for each block of the chain, whether every subnet uses its only layer.
         costs: of every layer.
@@ -57,8 +58,8 @@ class Partitioner:
         num_stages: int,
         slack: float = NEAR,
     ) -> None:
-        if kind not in PARTITIONS:
-            raise ConfigError(f"partition {kind!r:.80}: expected {' or '.join(PARTITIONS)}")
+        if kind not in ("balanced", "static"):
+            raise ConfigError(f"partition {kind!r:.80}: expected balanced or static")
         static = balanced_partition(costs.stream_means_ns(subnets), num_stages)
         self._static = static
         self._is_one = kind == "static" or num_stages == 1
@@ -92,7 +93,11 @@ Placement = Callable[[Sequence[Subnet], Sequence[bool], CostTable, int], Cutter]
 """Makes what cuts the subnets of one stream: asked for each, in sequence order. It is given the
 stream (or what stands for it), whether each block is shared, costs, and the number of stages."""
 
-PLACEMENTS: dict[str, Placement] = {kind: partial(Partitioner, kind) for kind in PARTITIONS}
+PLACEMENTS: dict[str, Placement] = {
+    "balanced": partial(Partitioner, "balanced"),
+    "static": partial(Partitioner, "static"),
+    "ampa": AmpaPlacement,
+}
 """Which stage runs which blocks, by the names of the setting ``partition``."""
 
 

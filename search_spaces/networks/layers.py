@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from search_spaces.networks.spec import EXPANSION, Bottleneck, Conv
+from search_spaces.networks.parts import EXPANSION, Bottleneck, Conv
 
 
 def conv(spec: Conv) -> nn.Module:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from naspipe.core.rules import Rule
 from naspipe.core.space import Block, Shared
 from search_spaces.common import Defaults
+from search_spaces.networks.parts import EXPANSION, Bottleneck, Conv
 
 WIDTHS = {"tiny": 8, "small": 32, "paper": 64}
 """Channels of the first convolution."""
@@ -36,27 +37,6 @@ SHARED_RULES: dict[str, Rule] = {}
 
 _LARGE = 64
 """Pixels from which on ResNet's stem is that of ImageNet: 7x7, a stride and a pool."""
-
-
-class Conv(NamedTuple):
-    """A 3x3 convolution of VGG's, with its activation."""
-
-    inputs: int
-    outputs: int
-    pools: bool
-    """Halve height and width behind it."""
-
-
-class Bottleneck(NamedTuple):
-    """Of ResNet's: 1x1, 3x3 and 1x1 convolutions, each with batch normalisation."""
-
-    inputs: int
-    width: int
-    stride: int
-
-
-EXPANSION = 4
-"""Channels that leave a bottleneck, over its width."""
 
 
 def chain(

@@ -16,7 +16,7 @@ from naspipe.core.settings.allowed import (
 )
 from naspipe.core.settings.declare import Flag, check, setting
 
-PARTITIONS = ["balanced", "static"]
+PARTITIONS = ["balanced", "static", "ampa"]
 """The names of placements; :func:`naspipe.planning.partitions.register_placement` adds to them."""
 ORDERS = ["paper", "critical-path", "auto"]
 """The names of dispatch orders; :func:`naspipe.stage.builder.register_order` adds to them."""
@@ -53,8 +53,9 @@ class PipelineSettings:
     )
     partition: str = setting(
         "balanced",
-        "balanced (each subnet its own; layers are mirrored) or static (one for all). With "
-        "balanced, layers follow their users over the stages.",
+        "balanced (each subnet its own; layers are mirrored), static (one for all) or ampa (one "
+        "for all by GroPipe's algorithm, for comparison). With balanced, layers follow their users "
+        "over the stages.",
         named_in(PARTITIONS),
         flag=Flag(),
         example="static",
