@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import naspipe as npp
-from naspipe.runtime.blocks.pass_state import GradientSum
 from naspipe.runtime.blocks.updates import StageUpdates
 from naspipe.runtime.layers.stored_layer import StoredLayer
 from tests.equivalence import spaces
@@ -154,13 +153,15 @@ def test_streams_side_by_side(tmp_path):
 
 
 def partial(updates, command, join=StageUpdates.join):
-    """The gradients of two groups are added up apart."""
-    came = updates._sums[command.layer, command.version].gradients
-    last = updates._passes[command.layer.stream, command.version + 1].parameter_gradients
-    for name, value in came.items():
-        if command.layer in last and name in last[command.layer]:
-            last[command.layer][name].add_(value)
-    updates._sums[command.layer, command.version] = GradientSum({}, 0, [])
+    """The sum joins the last of four passes: two groups add up apart."""
+    layer, stream = command.layer, command.layer.stream
+    state = updates._passes.get((stream, command.version + 2))
+    own = state.parameter_gradients.get(layer) if state else None
+    came = updates._sums[layer, command.version]
+    if own:
+        for name in own.keys() & came.gradients.keys():
+            own[name].add_(came.gradients[name])
+        updates._sums[layer, command.version] = came._replace(gradients={})
     join(updates, command)
 
 

@@ -11,30 +11,14 @@ from naspipe.core.partition import Partition
 from naspipe.core.rules import Exact, Lag
 from naspipe.core.steps import Steps
 from naspipe.core.subnet import Subnet
-from naspipe.core.wiring import PLAIN
 from naspipe.schedule.invariants import violations
 from naspipe.schedule.versions import VersionBook
 from naspipe.sim.costs import RandomCosts
-from naspipe.sim.driver import simulate
-from naspipe.stage.builder import build_admission, build_controller, new_history
 from naspipe.stage.clearance import Clearance
 from naspipe.stage.writes import Writes
 from tests.sim.test_residency import run as budgeted
+from tests.sim.test_steps import run
 from tests.strategies import moving_pipelines
-
-
-def run(rules, subnets, partitions, steps, seed, buffered=None, window=6):
-    how = {"steps": steps, "buffered": buffered}
-    history = new_history([rules], PLAIN, **how)
-    controllers = [
-        build_controller(stage, [rules], history=history, **how)
-        for stage in range(partitions[0].num_stages)
-    ]
-    stages = simulate(
-        lambda _, y: (subnets[y], partitions[y], None), controllers, RandomCosts(seed),
-        lambda: [build_admission("csp", len(subnets), window=window, passes=steps.passes)],
-    )  # fmt: skip
-    return [access for accesses in stages for access in accesses]
 
 
 @st.composite
@@ -64,7 +48,7 @@ def grouped(draw):
 @given(grouped(), st.integers(0, 2**32), st.integers(1, 9))
 def test_every_step_reads_what_was_there_before_it(pipeline, seed, window):
     rules, subnets, partitions, steps, buffered = pipeline
-    accesses = run(rules, subnets, partitions, steps, seed, buffered, window)
+    accesses = run(rules, subnets, partitions, steps, seed, window, buffered=buffered)
     assert list(violations(accesses, rules, subnets, steps=steps, buffered=buffered)) == []
 
 
@@ -94,7 +78,7 @@ def orders(accesses, rules):
 @given(grouped(), st.integers(0, 2**32))
 def test_gradients_are_added_in_the_order_of_passes(pipeline, seed):
     rules, subnets, partitions, steps, buffered = pipeline
-    accesses = run(rules, subnets, partitions, steps, seed, buffered)
+    accesses = run(rules, subnets, partitions, steps, seed, buffered=buffered)
     assert all(order == sorted(order) for order in orders(accesses, rules).values())
 
 

@@ -23,9 +23,9 @@ from naspipe.stage.inputs import Inputs
 from tests.strategies import moving_pipelines
 
 
-def run(rules, subnets, partitions, steps, seed, window=6, partly=True):
+def run(rules, subnets, partitions, steps, seed, window=6, partly=True, buffered=None):
     controllers = [
-        build_controller(stage, [rules], starts_partly_clear=partly, steps=steps)
+        build_controller(stage, [rules], starts_partly_clear=partly, steps=steps, buffered=buffered)
         for stage in range(partitions[0].num_stages)
     ]
     stages = simulate(

@@ -132,15 +132,15 @@ def profiled_scenario(workload: Workload, execution: Execution) -> Scenario:
         costs_from="profiled",
         parameters=parameter_counts(workload.space),
         steps=workload.definition.recipe.steps,
-        buffered=lambda: _buffered(workload.space),
+        buffered=lambda: _buffered(workload.space, workload.recipe.norms == "deferred"),
     )
 
 
-def _buffered(space: Space) -> frozenset[tuple[int, int]]:
+def _buffered(space: Space, defers_norms: bool = False) -> frozenset[tuple[int, int]]:
     """Needs torch, so only where it is asked for."""
     from naspipe.runtime.measuring.layer_sizes import buffered_layers
 
-    return buffered_layers(space)
+    return buffered_layers(space, defers_norms)
 
 
 def table5_scenario(

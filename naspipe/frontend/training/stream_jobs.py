@@ -47,9 +47,9 @@ def check_stream(number: StreamId, workload: Workload, execution: Execution) -> 
         )
     if workload.make_strategy:
         _check_causal(definition)
-    check_grouping(workload, execution.pipeline.groups)
     subnets = draw_stream(number, workload)
     check_batch(workload)
+    check_grouping(workload, execution.pipeline.groups)
     check_layers(workload)
     return subnets
 
