@@ -119,6 +119,7 @@ class SimulatedStage:
     def receive_contribution(self, command: Contribute, sender: StageId) -> None:
         """A stage contributed to an exchange."""
         name, stream, first = command.exchange, command.stream, command.sequence_id
+        self._admit(stream, self._admissions[stream].reach(first))
         self._tell(ContributionArrived(self._clock.now_ns, name, stream, first, sender))
 
     def _contribute(self, command: Contribute) -> None:

@@ -9,6 +9,8 @@ from torch import nn
 import naspipe as npp
 from naspipe.runtime.blocks.updates import StageUpdates
 from naspipe.runtime.layers.stored_layer import StoredLayer
+from naspipe.runtime.wire.messages import ContributionMessage
+from naspipe.runtime.worker.driver import StageDriver
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, check, plain_loop, restless
 from tests.faults.helpers import Calm, Ends, fail, interrupt, kill
@@ -36,6 +38,27 @@ def test_bits_of_the_plain_loop(tmp_path, monkeypatch, groups, stages, passes, m
         tmp_path, spaces.mixed(), spaces.vectors, LOSS, stages=stages, steps=8, lr=0.02,
         options=MOMENTUM, recipe={"passes": f"accumulate:{passes}", **more},
         execution={"groups": groups, **execution},
+    )  # fmt: skip
+
+
+def test_a_contribution_is_late(tmp_path, monkeypatch):
+    """Worker 2 learns from worker 0 that step 0 is over when the others are at step 2."""
+    accept, late = StageDriver._accept, []
+
+    def accept_later(driver, message):
+        is_share = driver._stage == 2 and isinstance(message, ContributionMessage)
+        if is_share and (message.sender, message.sequence_id) == (0, 0):
+            late.append(message)
+            return
+        accept(driver, message)
+        if late and is_share and message.sequence_id == 8:
+            accept(driver, late.pop())
+
+    monkeypatch.setattr(StageDriver, "_accept", accept_later)
+    check(
+        tmp_path, spaces.mixed(), spaces.vectors, LOSS, stages=(1,), steps=4, lr=0.02,
+        recipe={"passes": "accumulate:4", "clip_global_norm": 1.0},
+        execution={"groups": 4, "window": 8},
     )  # fmt: skip
 
 

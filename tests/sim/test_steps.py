@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from naspipe.core.errors import ConfigError, InvariantError
+from naspipe.core.parcels import LAYER
 from naspipe.core.partition import Partition
 from naspipe.core.rules import Exact, Lag
 from naspipe.core.steps import Steps
@@ -23,13 +24,26 @@ from naspipe.stage.inputs import Inputs
 from tests.strategies import moving_pipelines
 
 
+class Bursts(RandomCosts):
+    """Some messages take many times as long as others: a connection that is made again."""
+
+    def message_ns(self, receiver):
+        return self._factor() * super().message_ns(receiver)
+
+    def push_ns(self, layer, parcel=LAYER):
+        return self._factor() * super().push_ns(layer, parcel)
+
+    def _factor(self):
+        return 50 if self._random.random() < 0.1 else 1
+
+
 def run(rules, subnets, partitions, steps, seed, window=6, partly=True, buffered=None):
     controllers = [
         build_controller(stage, [rules], starts_partly_clear=partly, steps=steps, buffered=buffered)
         for stage in range(partitions[0].num_stages)
     ]
     stages = simulate(
-        lambda _, y: (subnets[y], partitions[y], None), controllers, RandomCosts(seed),
+        lambda _, y: (subnets[y], partitions[y], None), controllers, Bursts(seed),
         lambda: [build_admission("csp", len(subnets), window=window, passes=steps.passes)],
     )  # fmt: skip
     return [access for accesses in stages for access in accesses]

@@ -92,7 +92,7 @@ class StageDriver:
         self._layers = effects.layer_exchange()
         self._options = options
         self._intakes = tuple(intakes)
-        self._early: list[InputMessage] = []  # for subnets that this stage was not told of yet
+        self._early: list[Message] = []  # for subnets that this stage was not told of yet
         self._unadmitted: deque[Planned] = deque()
         self._is_held = False
         self._run: deque[tuple[Task, LayerId, Version]] = deque()
@@ -122,8 +122,7 @@ class StageDriver:
 
         Raises:
             TransportError: when nothing arrived for the time-out.
-            DeviceFullError: when the device's memory is too small, also after all was freed that
-                can be.
+            DeviceFullError: when the device's memory is too small, whatever was freed.
             Exception: whatever a layer, the loss or the data raises.
         """
         try:
@@ -190,18 +189,20 @@ class StageDriver:
                 self._idle_work.go_on()
             elif left <= 0:
                 raise TransportError(
-                    f"stage {self._stage}: nothing arrived for "
-                    f"{self._options.timeout_seconds:g} s; "
-                    f"oldest work: {'; '.join(self._controller.unfinished[:3])}"
+                    f"stage {self._stage}: nothing arrived for {self._options.timeout_seconds:g} s;"
+                    f" oldest work: {'; '.join(self._controller.unfinished[:3])}"
                 )
         self._look()
 
     def _accept(self, message: Message) -> None:
         match message:
-            case InputMessage(task) if not self._intakes[task.stream].knows(task.sequence_id):
-                self._early.append(message)
+            case InputMessage((stream, y, *_)) | ContributionMessage(_, stream, y):
+                if not self._intakes[stream].knows(y):
+                    self._early.append(message)
+                    return
+                self._admit(self._intakes[stream].reach(y))
+        match message:
             case InputMessage(task, upcoming, tensors, name):
-                self._admit(self._intakes[task.stream].reach(task.sequence_id))
                 self._compute.accept(task, tensors, name)
                 self._tell(InputArrived(time.monotonic_ns(), task, upcoming, name))
             case VersionMessage():
