@@ -1,6 +1,6 @@
 """Two groups over one on real workers, in alternation; writes artifacts/groups/real.json.
 
-The same steps, of 4 passes each, by one worker, by two groups of one stage, and by two stages.
+The same steps by one worker, by two groups of one stage, and by two stages.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import statistics
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
@@ -27,24 +27,47 @@ from naspipe.runtime.devices.environment import describe_environment  # noqa: E4
 from naspipe.trace.access.log import read_run_accesses  # noqa: E402
 from scripts.comparing.speed import steps_per_second  # noqa: E402
 
-SPACES = {"nlp.c3": 24, "vgg16": 60, "resnet50": 24}
-"""Steps of each; ResNet's statistics are deferred, as otherwise its passes go one by one."""
-WAYS = {"1x1": (1, 1), "2x1": (2, 1), "1x2": (1, 2)}
+WAYS = ("1x1", "2x1", "1x2")
 """Groups and stages."""
-PASSES = 4
 
 
-def measure(space: str, way: str, steps: int, place: Path) -> float:
+class Case(NamedTuple):
+    """What is trained."""
+
+    space: str
+    steps: int
+    passes: str = "accumulate:4"
+    norms: str = "ordered"
+    """ResNet's statistics are deferred, as otherwise its passes go one by one."""
+    sampler: str = "uniform"
+    ways: tuple[str, ...] = ("1x1", "2x1", "1x2")
+    batch_size: int | None = None
+
+
+CASES = {
+    "nlp.c3": Case("nlp.c3", 24),
+    "vgg16": Case("vgg16", 60, "accumulate:8"),
+    "resnet50": Case("resnet50", 12, "accumulate:8", "deferred"),
+    "stem": Case(
+        "scripts.stem_supernet:space", 160, "one", "deferred", "spaced:3", ("1x1", "1x2"), 64
+    ),
+}
+"""By name; of ``stem`` see scripts/stem_supernet.py."""
+
+
+def measure(case: Case, way: str, place: Path) -> float:
     """Passes per second behind the warm-up."""
-    named = find_workload(space, "tiny", None, None)
-    norms = "deferred" if space.startswith("resnet") else "ordered"
+    data = "fashion-mnist" if case.batch_size else None
+    sizes = {"batch_size": case.batch_size} if case.batch_size else None
+    named = find_workload(case.space, "tiny", data, None, sizes)
     recipe = naspipe.core.config.Recipe(
         optimizer=named.recipe.optimizer, optimizer_options=named.recipe.optimizer_options,
-        lr=named.recipe.lr, passes=f"accumulate:{PASSES}", norms=norms,
+        lr=named.recipe.lr, passes=case.passes, norms=case.norms,
     )  # fmt: skip
-    workload = named.redefined(recipe=recipe, steps=steps, seed=1)
-    groups, stages = WAYS[way]
-    execution = naspipe.Execution(groups=groups, stages=stages, window=8 * PASSES)
+    workload = named.redefined(recipe=recipe, steps=case.steps, seed=1, sampler=case.sampler)
+    groups, stages = map(int, way.split("x"))
+    window = 8 * workload.recipe.steps.passes
+    execution = naspipe.Execution(groups=groups, stages=stages, window=window)
     (run,) = train_together([workload], execution, place)
     return steps_per_second(read_run_accesses(run.directory.path))
 
@@ -53,28 +76,30 @@ def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--spaces", nargs="+", choices=SPACES, default=list(SPACES))
+    parser.add_argument("--spaces", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--output", type=Path, default=ROOT / "artifacts/groups/real.json")
     arguments = parser.parse_args()
     console, rows = Console(highlight=False), []
     for space in arguments.spaces:
-        found: dict[str, list[float]] = {way: [] for way in WAYS}
+        case = CASES[space]
+        found: dict[str, list[float]] = {way: [] for way in case.ways}
         for pair in range(arguments.pairs):
-            for way in sorted(WAYS, reverse=bool(pair % 2)):
+            for way in sorted(case.ways, reverse=bool(pair % 2)):
                 with tempfile.TemporaryDirectory() as scratch:
-                    speed = measure(space, way, SPACES[space], Path(scratch) / "run")
+                    speed = measure(case, way, Path(scratch) / "run")
                 found[way].append(speed)
                 console.print(f"{space} {way}: {speed:.2f} passes/s")
         ratios = {
             way: [mine / one for mine, one in zip(found[way], found["1x1"], strict=True)]
-            for way in WAYS
+            for way in case.ways
         }
         rows.append({"space": space, "passes_per_second": found, "over_1x1": ratios})
-    table = Table("space", *WAYS, "2x1 over 1x1", "1x2 over 1x1", box=SIMPLE_HEAD)
+    table = Table("space", *WAYS, *(f"{way} over 1x1" for way in WAYS[1:]), box=SIMPLE_HEAD)
     for row in rows:
-        speeds = [f"{statistics.median(each):.2f}" for each in row["passes_per_second"].values()]
-        over = [_spread(row["over_1x1"][way]) for way in ("2x1", "1x2")]
-        table.add_row(row["space"], *speeds, *over)
+        speeds = {way: f"{statistics.median(v):.2f}" for way, v in row["passes_per_second"].items()}
+        over = {way: _spread(ratios) for way, ratios in row["over_1x1"].items()}
+        cells = [speeds.get(way, "") for way in WAYS] + [over.get(way, "") for way in WAYS[1:]]
+        table.add_row(row["space"], *cells)
     console.print(table)
     result: dict[str, Any] = {"environment": describe_environment(), "rows": rows}
     arguments.output.parent.mkdir(parents=True, exist_ok=True)

@@ -13,16 +13,16 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from scripts.paper.common import Headline, Result, keep, show  # noqa: E402
 from scripts.paper.summary import write_summary  # noqa: E402
-from scripts.peers import one_shot, ours, two_ranks  # noqa: E402
+from scripts.peers import one_shot  # noqa: E402
+from scripts.peers.contenders import NETWORKS, PEERS, SPACES  # noqa: E402
 from scripts.peers.watched import Watched, run_watched  # noqa: E402
 from scripts.peers.work import Work  # noqa: E402
 
@@ -33,46 +33,6 @@ SKIPPED = 3
 """Exit status of a peer that cannot run here; its last line says why."""
 
 
-class Peer(NamedTuple):
-    """One competitor."""
-
-    run: Callable[[Work], dict[str, Any]]
-    samplers: tuple[str, ...]
-    result: str
-    """How its result stands to that of the one-at-a-time loop."""
-    spaces: tuple[str, ...] = ("nlp.c3", "cv.c3")
-
-
-_ALL, _FIXED = ("uniform", "spaced:8"), ("fixed",)
-_SAME = "the same bits"
-PEERS = {
-    "plain loop, 1 thread": Peer(lambda w: ours.plain(w, 1), (*_ALL, *_FIXED), "defines the bits"),
-    "plain loop, 2 threads": Peer(
-        lambda w: ours.plain(w, 2), _ALL, "sums in two threads add up in another order"
-    ),
-    "naspipe, 1 stage": Peer(lambda w: ours.piped(w, 1), _ALL, _SAME),
-    "naspipe, 2 stages": Peer(lambda w: ours.piped(w, 2), (*_ALL, *_FIXED), _SAME),
-    "naspipe bsp, 2 stages, bulk 4": Peer(
-        lambda w: ours.piped(w, 2, "bsp", 4), _FIXED,
-        "four subnets read the weights from before them",
-    ),
-    "DDP, 2 processes": Peer(
-        lambda w: two_ranks.run_ranks("ddp", w), _ALL,
-        "two subnets read the same weights, and their gradients are averaged into one step: half "
-        "the steps, and halved gradients where only one of them uses a layer; shared layers "
-        "without lag",
-    ),
-    "NNI RandomOneShot": Peer(
-        one_shot.random_one_shot, ("uniform",),
-        "draws subnets of its own, which cannot be seeded; shared layers without lag",
-    ),
-    "torch ScheduleGPipe, 2 stages": Peer(
-        lambda w: two_ranks.run_ranks("gpipe", w, cut=_cut(w)), _FIXED,
-        "one subnet in 4 micro-batches: their gradients are added in another order, and batch "
-        "normalisation sees a quarter of the batch",
-        ("cv.c3",),
-    ),
-}  # fmt: skip
 DIFFERS = (
     "tiny spaces on this machine's processors; the paper compares whole systems on GPUs. "
     "Samplers: 'fixed' trains one subnet again and again, for the pipelines: under CSP such a "
@@ -84,35 +44,12 @@ DIFFERS = (
 )
 
 
-def _cut(work: Work) -> int:
-    """Where ScheduleGPipe's stages part: naspipe's balanced partition of the same subnet."""
-    from naspipe.core.config import Execution
-    from naspipe.frontend.given.run_plan import measured_costs
-    from naspipe.planning.balance import balanced_partition
-
-    named = work.named()
-    chain = named.space.chain(work.stream(named)[0])
-    (costs,) = measured_costs([_workload(named)], Execution(stages=2))
-    weights = [float(costs.of(block, candidate).total_ns) for block, candidate in enumerate(chain)]
-    return balanced_partition(weights, 2).bounds[1]
-
-
-def _workload(named: Any) -> Any:
-    import naspipe
-
-    recipe = named.recipe
-    return naspipe.workload(
-        named.space, named.data, named.loss, steps=1, optimizer=recipe.optimizer, lr=recipe.lr,
-        optimizer_options=recipe.optimizer_options,
-    )  # fmt: skip
-
-
 def parse() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--spaces", nargs="+", default=["nlp.c3", "cv.c3"])
+    parser.add_argument("--spaces", nargs="+", default=[*SPACES, *NETWORKS])
     parser.add_argument("--peers", nargs="+", default=list(PEERS), choices=list(PEERS),
                         metavar="PEER", help=", ".join(PEERS))  # fmt: skip
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after so long")
@@ -215,7 +152,8 @@ def result_of(arguments: argparse.Namespace, found: Found) -> Result:
             rows.append({**row, "note": runs[0]["skipped"]})
             continue
         speeds = [run["steps_per_second"] for run in runs]
-        plain = found.get((space, sampler, "plain loop, 1 thread"), [])
+        base = "plain loop, accumulating" if space in NETWORKS else "plain loop, 1 thread"
+        plain = found.get((space, sampler, base), [])
         ratios = [s / run["steps_per_second"] for s, run in zip(speeds, plain, strict=False)]
         rows.append({
             **row, "median": statistics.median(speeds), "least": min(speeds), "most": max(speeds),

@@ -31,7 +31,9 @@ class PlainLoop:
     def __init__(
         self, factories, fields, rules, seed, optimizer, lr, options=None, bf16=False, device="cpu",
         clip_layer_norm=0.0, ema=0.0, clip_global_norm=0.0, nonfinite="stop", norms="ordered",
+        reduction="fold",
     ):  # fmt: skip
+        self.reduction = reduction
         self.defers, self.statistics = norms == "deferred", []
         self.clip_global_norm = clip_global_norm
         self.clip_layer_norm, self.ema, self.averages = clip_layer_norm, ema, {}
@@ -59,15 +61,18 @@ class PlainLoop:
         self.take(y, [(choices, batch)], loss_fn)
 
     def take(
-        self, step, passes, loss_fn, *, averages_loss=False, averages_users=False, distill=None
-    ):
+        self, step, passes, loss_fn, *, averages_loss=False, averages_users=False, distill=None,
+        weighs_items=False,
+    ):  # fmt: skip
         """One optimizer step for several passes, each of them (choices, batch).
 
         Micro-batches divide each loss by their number. With ``averages_users`` each layer's sum of
         gradients is divided by how many passes used it. With ``distill`` the passes behind the
-        first one learn its output. Lag counts steps.
+        first one learn its output. With ``weighs_items`` each loss counts by its batch's targets.
+        Lag counts steps.
         """
-        used, users, taught = {}, {}, []
+        used, users, taught, leaves = {}, {}, [], []
+        items = [self.items(batch["target"], loss_fn) for _, batch in passes if weighs_items]
 
         def learn(output, target):
             return distill(output, taught[0])
@@ -84,12 +89,43 @@ class PlainLoop:
             state, loss = self.forward(step, number, modules, batch, end)
             taught = taught or state
             if self.nonfinite != "skip" or loss.isfinite():
-                (loss / len(passes) if averages_loss else loss).backward()
+                if weighs_items:
+                    loss_part = loss * (items[number] / sum(items))
+                else:
+                    loss_part = loss / len(passes) if averages_loss else loss
+                loss_part.backward()
+            if self.reduction == "tree":
+                leaves.append(self.leaf(modules))
             self.losses.append(loss.detach().cpu().clone())
+        for p, gradient in self.halves(leaves).items() if leaves else ():
+            p.grad = gradient
         for pair, count in users.items() if averages_users else ():
             for p in (p for p in used[pair].parameters() if p.grad is not None and count > 1):
                 p.grad.div_(count)
         self.write(step, used)
+
+    @staticmethod
+    def items(target, loss_fn):
+        """Targets that a loss counts."""
+        return sum(1 for value in target.flatten().tolist() if value != loss_fn.ignore_index)
+
+    @staticmethod
+    def leaf(modules):
+        """The gradients of one pass, taken out of the parameters."""
+        parameters = [p for module in modules for p in module.parameters() if p.grad is not None]
+        found = {p: p.grad for p in parameters}
+        for p in parameters:
+            p.grad = None
+        return found
+
+    def halves(self, leaves):
+        """Gradients of passes, added up as a balanced tree; who has none is left out."""
+        if len(leaves) == 1:
+            return leaves[0]
+        half = len(leaves) // 2
+        left, right = self.halves(leaves[:half]), self.halves(leaves[half:])
+        both = {p: left[p] + right[p] for p in left.keys() & right.keys()}
+        return {**left, **right, **both}
 
     def forward(self, step, number, modules, batch, loss_fn):
         state, kind = (), self.device.type

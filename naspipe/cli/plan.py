@@ -8,11 +8,12 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from naspipe.cli.flags import add_flags, flags
 from naspipe.cli.simulate import add_scenario_arguments, open_scenario
-from naspipe.core.config import Definition
+from naspipe.core.config import Definition, Settings, apply_settings
 
 if TYPE_CHECKING:
     from naspipe.core.config import Execution
@@ -24,8 +25,10 @@ _EXAMPLE = """\
 examples:
   naspipe plan nlp.c1 --devices 8 --costs table5
   naspipe plan nlp.c3 --devices 4 --samplers uniform,fair,spaced:8 --budget none,3x
+  naspipe plan nlp.c1 --devices 8 --costs table5 --passes one,accumulate:4,subnets:4
   naspipe plan cv.c1 --devices 8 --costs table5 --no-shared --json
 
+stages: of each group, where steps have passes that groups can share: 2 x 4 is two groups of four
 bound: the least bubble that any schedule can have; above: how far this one is from it
 memory: the most that one stage's layers occupy (with a budget) and its passes keep
 """
@@ -34,11 +37,24 @@ _WIDTH = 120
 """Columns of the table in a file or a pipe."""
 
 
+class Shape(NamedTuple):
+    """How many groups of how many stages."""
+
+    groups: int
+    stages: int
+
+    def __str__(self) -> str:
+        return f"{self.groups} x {self.stages}" if self.groups > 1 else f"{self.stages}"
+
+
 class Row(NamedTuple):
     """One simulated choice."""
 
     sampler: str
+    passes: str
     streams: int
+    shape: Shape
+    partition: str
     budget: str
     outcome: Outcome
     limits: list[Bottleneck]
@@ -51,6 +67,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--devices", type=int, default=8, metavar="N", help="at most (default 8)")
     add_flags(parser, flags(Definition, "steps"), {"steps": 200})
     parser.add_argument("--samplers", default="", metavar="NAMES", help="with commas between")
+    parser.add_argument(
+        "--passes", default="", metavar="KINDS", help="of steps, as one,accumulate:4,subnets:4"
+    )
+    parser.add_argument(
+        "--partitions", default="", metavar="NAMES", help="as balanced,static; one row for each"
+    )
     parser.add_argument("--streams", default="1", metavar="COUNTS", help="with commas between")
     parser.add_argument(
         "--budget", default="none", metavar="BUDGETS", help="as none,3x,512MiB: one row for each"
@@ -69,21 +91,18 @@ def run(arguments: argparse.Namespace) -> int:
     samplers = _listed("--samplers", arguments.samplers or _samplers(arguments.devices))
     # Sizes are looked at where any of the rows has a budget.
     scenario, execution = open_scenario(arguments, memory_budget=max(budgets))
+    asked = arguments.passes or apply_settings(Settings(), arguments.set).recipe.passes
+    kinds = {words: scenario.stepping(words) for words in _listed("--passes", asked)}
+    partitions = _listed("--partitions", arguments.partitions or execution.pipeline.partition)
     rows = sorted(
         (
-            _row(
-                arguments,
-                scenario,
-                execution.changed(stages=stages, memory_budget=budget),
-                sampler,
-                count,
-            )
+            _row(arguments, kinds[words], execution.changed(**how), (sampler, words, count))
             for sampler in samplers
+            for words in kinds
             for count in streams
-            for stages in stage_counts(min(arguments.devices, len(scenario.space)))
-            for budget in budgets
+            for how in _ways(arguments.devices, kinds[words], partitions, budgets)
         ),
-        key=lambda row: (-row.outcome.passes_per_second, row.outcome.stages, *row[:3]),
+        key=lambda row: (-row.outcome.passes_per_second, row.outcome.stages, *row[:-2]),
     )
     if arguments.json:
         print(json.dumps([_as_json(row) for row in rows], indent=1))
@@ -92,9 +111,29 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def stage_counts(most: int) -> list[int]:
-    """1, 2, 4, ... and the most."""
-    return sorted({most, *(1 << power for power in range(most.bit_length()))})
+def shapes(devices: int, num_blocks: int, passes: int) -> list[Shape]:
+    """Groups and stages on 1, 2, 4, ... devices and on all; each group has a pass of every step."""
+    counts = sorted({devices, *(1 << power for power in range(devices.bit_length()))})
+    return [
+        Shape(groups, min(count // groups, num_blocks))
+        for count in counts
+        for groups in range(1, min(count, passes) + 1)
+        if count % groups == 0 and (groups == 1 or count // groups <= num_blocks)
+    ]
+
+
+def _ways(
+    devices: int, scenario: Scenario, partitions: Sequence[str], budgets: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    """Settings of the execution."""
+    passes = 1 if scenario.steps.distills else scenario.steps.passes
+    for groups, stages in dict.fromkeys(shapes(devices, len(scenario.space), passes)):
+        for partition in partitions if stages > 1 else partitions[:1]:
+            for budget in budgets:
+                yield {
+                    "groups": groups, "stages": stages, "partition": partition,
+                    "memory_budget": budget,
+                }  # fmt: skip
 
 
 def _samplers(devices: int) -> str:
@@ -122,23 +161,36 @@ def _row(
     arguments: argparse.Namespace,
     scenario: Scenario,
     execution: Execution,
-    sampler: str,
-    streams: int,
+    stream: tuple[str, str, int],
 ) -> Row:
+    """One simulation; ``stream`` is a sampler, what a step is made of, and how many streams."""
     from naspipe.sim.bottlenecks import bottlenecks
     from naspipe.sim.outcome import bound_of, outcome_of
 
-    pipeline = scenario.pipeline(sampler, arguments.seed, arguments.steps, streams=streams)
+    (sampler, passes, streams), way = stream, execution.pipeline
+    pipeline = scenario.pipeline(
+        sampler,
+        arguments.seed,
+        max(1, arguments.steps // scenario.steps.passes),
+        streams=streams,
+        groups=way.groups,
+    )
     simulated = scenario.run(pipeline, execution)
     bound = bound_of(pipeline)
     outcome = outcome_of(simulated, pipeline, bound)
-    reasons = bottlenecks(pipeline, scenario.space.labels, bound, simulated.plan, outcome)
-    return Row(sampler, streams, execution.memory.budget or "none", outcome, reasons)
+    labels, budget = scenario.space.labels, execution.memory.budget or "none"
+    reasons = bottlenecks(pipeline, labels, bound, simulated.plan, outcome, way.groups)
+    shape = Shape(way.groups, way.stages)
+    return Row(sampler, passes, streams, shape, way.partition, budget, outcome, reasons)
 
 
 def _as_json(row: Row) -> dict[str, object]:
     return {
         "sampler": row.sampler,
+        "passes": row.passes,
+        "groups": row.shape.groups,
+        "stages_per_group": row.shape.stages,
+        "partition": row.partition,
         "streams": row.streams,
         "budget": row.budget,
         **row.outcome.as_dict(),
@@ -147,10 +199,12 @@ def _as_json(row: Row) -> dict[str, object]:
 
 
 _NAMES = (
-    "sampler", "stages", "streams", "budget", "order", "subnets/s", "bubble", "bound", "above",
-    "hits", "layers\nMiB", "passes\nMiB",
+    "sampler", "passes", "streams", "stages", "cuts", "budget", "order", "subnets/s", "bubble",
+    "bound", "above", "hits", "layers\nMiB", "passes\nMiB",
 )  # fmt: skip
 """Of columns; those without anything known are left out."""
+_CHOSEN = ("passes", "streams", "cuts", "budget", "hits")
+"""Columns that are left out where all rows are alike."""
 
 
 def _print(rows: list[Row]) -> None:
@@ -160,9 +214,9 @@ def _print(rows: list[Row]) -> None:
     from rich.text import Text
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("sampler", overflow="fold")
+    table.add_column("sampler", no_wrap=True)
     columns = {name: list(cells) for name, *cells in zip(_NAMES, *map(_cells, rows), strict=True)}
-    known = {name: cells for name, cells in columns.items() if any(cells)}
+    known = {name: cells for name, cells in columns.items() if _is_told(name, cells)}
     for name in list(known)[1:]:
         table.add_column(name, justify="right", no_wrap=True)
     for cells in zip(*known.values(), strict=True):
@@ -171,20 +225,27 @@ def _print(rows: list[Row]) -> None:
     if not console.is_terminal:
         console.width = _WIDTH
     console.print(table)
-    for kind in dict.fromkeys(row[:2] for row in rows):
-        widest = max((r for r in rows if r[:2] == kind), key=lambda row: row.outcome.stages)
+    for kind in dict.fromkeys(row[:3] for row in rows):
+        widest = max((r for r in rows if r[:3] == kind), key=lambda row: row.outcome.stages)
         streams = f", {widest.streams} streams," if widest.streams > 1 else ""
-        head = f"{widest.sampler}{streams} on {widest.outcome.stages} stages is limited by"
+        passes = f" {widest.passes}" if widest.passes != "one" else ""
+        head = f"{widest.sampler}{passes}{streams} on {widest.shape} stages is limited by"
         lines = [f"  {limit.text}" for limit in widest.limits] or ["  nothing that was looked for"]
         console.print(Text("\n".join([head, *lines])))
+
+
+def _is_told(name: str, cells: list[str]) -> bool:
+    return any(cells) and (name not in _CHOSEN or len(set(cells)) > 1)
 
 
 def _cells(row: Row) -> tuple[str, ...]:
     outcome = row.outcome
     return (
         row.sampler,
-        str(outcome.stages),
+        "" if row.passes == "one" else row.passes,
         str(row.streams),
+        str(row.shape),
+        row.partition,
         row.budget,
         outcome.order,
         f"{outcome.passes_per_second:.3f}",

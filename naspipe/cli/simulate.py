@@ -138,7 +138,7 @@ def open_scenario(arguments: argparse.Namespace, **execution: Any) -> tuple[Scen
         space = scenario.table5_scenario(
             arguments.space,
             with_shared=not arguments.no_shared,
-            steps=settings.recipe.steps,
+            recipe=settings.recipe,
         )
         return space, settings.execution.changed(recompute=True)
     from naspipe.frontend.given.workloads import find_measurable

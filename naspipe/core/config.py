@@ -35,6 +35,10 @@ DATA_SIZES = {
 }
 
 
+_LATER = {"norms": "ordered", "reduction": "fold", "weight": "passes"}
+"""Settings that came later than the first manifests, and what those had."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Definition:
     """Everything that the bits of a run depend on, beside the software and the hardware.
@@ -90,8 +94,9 @@ class Definition:
     def as_dict(self) -> dict[str, Any]:
         """Plain values for the manifest; what came later is named where it is not the default."""
         values = asdict(self)
-        if self.recipe.norms == "ordered":
-            del values["recipe"]["norms"]
+        for name, usual in _LATER.items():
+            if values["recipe"][name] == usual:
+                del values["recipe"][name]
         return values
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from naspipe.core.settings.allowed import at_least, between, norm, one_of, share
 from naspipe.core.settings.checks import expect, is_finite
 from naspipe.core.settings.declare import check, setting
-from naspipe.core.steps import Steps, parse_passes
+from naspipe.core.steps import ROUND, Steps, parse_passes
 
 SCHEDULES = ("constant", "linear", "cosine", "inverse_sqrt")
 MAX_THREADS = 256
@@ -88,12 +88,28 @@ class Recipe:
     )
     passes: str = setting(
         "one",
-        "what a step is made of: one, accumulate:N, subnets:N or sandwich:R. One subnet on one "
-        "batch; N batches one after the other on one subnet; N subnets, each on its own batch, "
+        "what a step is made of: one, accumulate:N, subnets:N, fair or sandwich:R. One subnet on "
+        "one batch; N batches one after the other on one subnet; N subnets, each on its own batch, "
         "whose gradients are added up (subnets:N:passes and subnets:N:users divide the sum by N, "
-        "or by how many of them use the layer); or the largest subnet, the smallest and R random "
-        "ones on one batch, the others learning the largest one's output.",
+        "or by how many of them use the layer); as many subnets as a block has candidates, on one "
+        "batch, whose gradients are added up (FairNAS, with sampler fair; fair:N for N subnets); "
+        "or the largest subnet, the smallest and R random ones on one batch, the others learning "
+        "the largest one's output.",
         example="sandwich:2",
+    )
+    reduction: str = setting(
+        "fold",
+        "how the gradients of a step's passes are added up: fold (each behind the ones before) or "
+        "tree (halves of halves; passes must then be a power of two).",
+        one_of("fold", "tree"),
+        example="tree",
+    )
+    weight: str = setting(
+        "passes",
+        "what the loss of each pass counts in a step's average: passes (all alike) or items (by "
+        "how many targets its batch has; those that the loss ignores are left out).",
+        one_of("passes", "items"),
+        example="items",
     )
     norms: str = setting(
         "ordered",
@@ -114,13 +130,30 @@ class Recipe:
     @property
     def steps(self) -> Steps:
         """How the passes of its streams form steps."""
-        return replace(parse_passes(self.passes), is_gated=self.clip_global_norm > 0)
+        is_gated, by_items = self.clip_global_norm > 0, self.weight == "items"
+        steps = replace(parse_passes(self.passes), is_gated=is_gated, weighs_items=by_items)
+        return steps if steps.passes == 1 else replace(steps, reduction=self.reduction)
+
+    def settled(self, candidate_counts: Sequence[int]) -> Recipe:
+        """The recipe for a space whose choice blocks have so many candidates."""
+        if self.passes != ROUND:
+            return self
+        return replace(self, passes=f"{ROUND}:{max(candidate_counts, default=1)}")
 
     def __post_init__(self) -> None:
         check(self)
         for option, value in self.optimizer_options.items():
             expect(is_finite(value), f"optimizer.{option}", "finite numbers", value)
-        parse_passes(self.passes)
+        steps = parse_passes(f"{ROUND}:1" if self.passes == ROUND else self.passes)
+        is_power = steps.passes.bit_count() == 1
+        expect(
+            self.reduction == "fold" or is_power, "reduction=tree",
+            "passes that are a power of two", self.passes,
+        )  # fmt: skip
+        expect(
+            self.weight == "passes" or steps.is_average, "weight=items",
+            "passes=accumulate:N or subnets:N:passes, which are averaged", self.passes,
+        )  # fmt: skip
 
 
 def learning_rate(recipe: Recipe, step: int, steps: int) -> float:

@@ -135,6 +135,11 @@ class Space:
         return tuple(len(self.blocks[index].candidates) for index in self._choice_positions)
 
     @property
+    def drawn_counts(self) -> tuple[int, ...]:
+        """Number of options of each thing that samplers draw: of decisions, or of choice blocks."""
+        return self.candidate_counts if self.decisions is None else tuple(self.decisions.counts)
+
+    @property
     def labels(self) -> tuple[str, ...]:
         """One label per block of the chain: the choice block's number or the shared name."""
         return self._labels

@@ -16,7 +16,12 @@ from naspipe.core.ids import SequenceId
 
 MOST_PASSES = 1000
 
-_TEXT = re.compile(r"(?:(accumulate|sandwich)|(subnets)):([0-9]{1,4})(?(2)(?::(passes|users))?)")
+ROUND = "fair"
+"""Steps of as many subnets as a choice block has candidates, which only a space can say."""
+
+_TEXT = re.compile(
+    r"(?:(accumulate|sandwich|fair)|(subnets)):([0-9]{1,4})(?(2)(?::(passes|users))?)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +34,15 @@ class Steps:
     """The first pass of each step teaches the others: they learn its output (sandwich rule)."""
     draws_each: bool = False
     """Each pass has a subnet of its own; otherwise the sampler draws one for the step."""
+    shares_batch: bool = False
+    """All passes of a step take the same batch."""
     average: str = "passes"
     """What a sum of gradients is divided by: the number of ``passes`` of the step, or of those
     that used the layer (``users``), or nothing (``none``)."""
+    reduction: str = "fold"
+    """How the gradients of passes are added up; see :mod:`naspipe.runtime.blocks.sums`."""
+    weighs_items: bool = False
+    """In an average over passes each one counts by the items of its batch."""
     is_gated: bool = False
     """No WRITE of a step begins before all of the step's gradients are there, on every stage."""
 
@@ -56,13 +67,13 @@ class Steps:
         return self.pass_of(sequence_id) * num_groups // self.passes
 
     def batch(self, sequence_id: int) -> int:
-        """Which batch of the data a pass takes: all passes of a sandwich the same."""
-        return self.step(sequence_id) if self.distills else sequence_id
+        """Which batch of the data a pass takes: those of a sandwich or a fair round the same."""
+        return self.step(sequence_id) if self.shares_batch else sequence_id
 
     @property
-    def loss_parts(self) -> int:
-        """What each pass's loss is divided by before its backward."""
-        return self.passes if self.average == "passes" and not self.distills else 1
+    def is_average(self) -> bool:
+        """Whether a step's loss is the average of its passes' losses."""
+        return self.average == "passes" and not self.distills
 
 
 ONE_PASS = Steps()
@@ -70,7 +81,8 @@ ONE_PASS = Steps()
 
 
 def parse_passes(text: str) -> Steps:
-    """Read ``one``, ``accumulate:N``, ``subnets:N``, ``subnets:N:AVERAGE`` or ``sandwich:R``.
+    """Read ``one``, ``accumulate:N``, ``subnets:N``, ``subnets:N:AVERAGE``, ``fair:N`` or
+    ``sandwich:R``.
 
     Raises:
         ConfigError: for any other text.
@@ -83,10 +95,12 @@ def parse_passes(text: str) -> Steps:
             return {
                 "accumulate": Steps(number),
                 "subnets": Steps(number, draws_each=True, average=average),
-                "sandwich": Steps(number + 2, distills=True),
+                "fair": Steps(number, draws_each=True, shares_batch=True, average="none"),
+                "sandwich": Steps(number + 2, distills=True, shares_batch=True),
             }[kind]
     raise ConfigError(
         f"passes: expected one, accumulate:N with N micro-batches, subnets:N with N subnets (or "
-        f"subnets:N:passes, subnets:N:users for averages), or sandwich:R with R random subnets "
-        f"beside the largest and the smallest (1 to {MOST_PASSES}), found {text!r:.80}"
+        f"subnets:N:passes, subnets:N:users for averages), fair or fair:N with N subnets on one "
+        f"batch, or sandwich:R with R random subnets beside the largest and the smallest (1 to "
+        f"{MOST_PASSES}), found {text!r:.80}"
     )

@@ -168,9 +168,11 @@ class StreamChain:
         return rule.subnets + 1 if isinstance(rule, Lag) else 1
 
 
-def chain_lengths(subnets: Iterable[Subnet], rules: Sequence[Rule], costs: CostTable) -> list[int]:
+def chain_lengths(
+    subnets: Iterable[Subnet], rules: Sequence[Rule], costs: CostTable, steps: Steps = ONE_PASS
+) -> list[int]:
     """The longest chain of the first 1, 2, 3, ... subnets of one stream; nanoseconds."""
-    chain = StreamChain(rules, costs)
+    chain = StreamChain(rules, costs, steps)
     lengths: list[int] = []
     for subnet in subnets:
         chain.extend(subnet)

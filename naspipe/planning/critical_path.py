@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from naspipe.core.events import Priorities
 from naspipe.core.ids import LayerId
 from naspipe.core.rules import Exact, Lag, Rule
+from naspipe.core.steps import ONE_PASS, Steps
 from naspipe.core.subnet import Subnet
 from naspipe.planning.causal_bound import chain_lengths
 from naspipe.planning.cost import CostTable, LayerCost
@@ -43,6 +44,7 @@ def rolling_priorities(
     costs: CostTable,
     known: int,
     usual: Sequence[float] = (),
+    steps: Steps = ONE_PASS,
 ) -> list[Priorities]:
     """As :func:`critical_path_priorities`, when only the next subnets are known at each.
 
@@ -54,14 +56,16 @@ def rolling_priorities(
             look at fewer from all but their first, so 2 * ROUND or more are advisable.
         usual: for each subnet, the longest chain up to its end in the mean of all streams that
             share the stages; a stream whose chain grows faster has more left to do, and goes first.
+        steps: how passes form steps; a round is of whole ones.
     """
-    lengths = chain_lengths(subnets, rules, costs)
+    lengths = chain_lengths(subnets, rules, costs, steps)
     result: list[Priorities] = []
     lag = 0.0
-    stride = max(1, min(ROUND, known))
+    stride = max(1, min(ROUND, known) // steps.passes) * steps.passes
+    known = max(known, stride)
     for first in range(0, len(subnets), stride):
         horizon = min(first + known, len(subnets))
-        levels = critical_path_priorities(subnets[first:horizon], rules, costs)
+        levels = critical_path_priorities(subnets[first:horizon], rules, costs, steps)
         end = lengths[horizon - 1]
         if usual:
             now = end - usual[min(horizon, len(usual)) - 1]
@@ -91,20 +95,32 @@ def coarsened(priorities: Sequence[Priorities], grain_ns: int) -> list[Prioritie
 
 
 def critical_path_priorities(
-    subnets: Sequence[Subnet], rules: Sequence[Rule], costs: CostTable
+    subnets: Sequence[Subnet],
+    rules: Sequence[Rule],
+    costs: CostTable,
+    steps: Steps = ONE_PASS,
 ) -> list[Priorities]:
-    """The priorities of every subnet of a stream, in nanoseconds; O(subnets * blocks)."""
+    """The priorities of every subnet of a stream, in nanoseconds; O(subnets * blocks).
+
+    The passes of a step wait for WRITEs of earlier steps alone, and their own end the step. The
+    stream begins with a step.
+    """
     blocks = range(len(rules))
     waiting: dict[LayerId, tuple[int, ...]] = {}
+    together: dict[LayerId, int] = {}
     result: list[Priorities] = []
-    for subnet in reversed(subnets):
-        layers = [subnet.layer(block) for block in blocks]
+    for number in reversed(range(len(subnets))):
+        layers = [subnets[number].layer(block) for block in blocks]
         chain = [costs.of(layer.block, layer.candidate) for layer in layers]
         after_write = [_next_reader(rules[layer.block], waiting.get(layer, ())) for layer in layers]
         priorities = _levels(chain, after_write)
         result.append(priorities)
         for layer, level in zip(layers, priorities.forward, strict=True):
-            waiting[layer] = (level, *waiting.get(layer, ())[: _reach(rules[layer.block])])
+            together[layer] = max(level, together.get(layer, 0))
+        if steps.pass_of(number) == 0:
+            for layer, level in together.items():
+                waiting[layer] = (level, *waiting.get(layer, ())[: _reach(rules[layer.block])])
+            together.clear()
     return result[::-1]
 
 
@@ -123,14 +139,14 @@ def _levels(chain: Sequence[LayerCost], after_write: Sequence[int]) -> Prioritie
 
 
 def _next_reader(rule: Rule, later: tuple[int, ...]) -> int:
-    """The forward level of the first later user that reads this WRITE, 0 when there is none.
+    """The forward level of the first later step that reads this WRITE, 0 when there is none.
 
-    ``later`` holds the levels of later users, the next one first.
+    ``later`` holds the levels of later steps with the layer, the next one first.
     """
     place = _reach(rule)
     return later[place] if isinstance(rule, Exact | Lag) and place < len(later) else 0
 
 
 def _reach(rule: Rule) -> int:
-    """How many users lie between a WRITE and the reader that waits for it."""
+    """How many steps lie between a WRITE and the reader that waits for it."""
     return rule.subnets if isinstance(rule, Lag) else 0

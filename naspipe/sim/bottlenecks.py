@@ -26,7 +26,12 @@ class Bottleneck:
 
 
 def bottlenecks(
-    pipeline: Pipeline, labels: Sequence[str], bound: CausalBound, plan: Plan, outcome: Outcome
+    pipeline: Pipeline,
+    labels: Sequence[str],
+    bound: CausalBound,
+    plan: Plan,
+    outcome: Outcome,
+    groups: int = 1,
 ) -> list[Bottleneck]:
     """What keeps the stages of one simulated run from being busy, the strictest first.
 
@@ -36,6 +41,7 @@ def bottlenecks(
         bound: of the pipeline.
         plan: under which it was run.
         outcome: of that run.
+        groups: that the stages form.
     """
     stream, count = pipeline.streams[0], len(pipeline.streams)
     if stream.costs is None:
@@ -44,11 +50,13 @@ def bottlenecks(
         _mean_ns(stream.costs, stream.subnets, block) for block in range(len(stream.chain.rules))
     ]
     work_ns = sum(means)
-    found = [_causal(bound), _largest_block(means, labels, work_ns)]
-    found += _shared(stream.chain, labels, means, work_ns, count)
-    if outcome.stages > 1:
-        found.append(_imbalance(stream.subnets, plan, stream.costs, outcome))
+    passes = pipeline.steps.passes
+    found = [_causal(bound), _largest_block(means, labels, work_ns, groups)]
+    found += _shared(stream.chain, labels, means, work_ns, count * passes)
+    if outcome.stages > groups:
+        found.append(_imbalance(stream.subnets, plan, stream.costs, outcome, groups))
     found += _window(outcome, count)
+    found += _uneven(passes, groups, outcome)
     if outcome.stall_ratio > _NOTABLE:
         found.append(
             Bottleneck(
@@ -76,9 +84,11 @@ def _causal(bound: CausalBound) -> Bottleneck:
     )
 
 
-def _largest_block(means: Sequence[float], labels: Sequence[str], work_ns: float) -> Bottleneck:
+def _largest_block(
+    means: Sequence[float], labels: Sequence[str], work_ns: float, groups: int
+) -> Bottleneck:
     largest_ns, label = max(zip(means, labels, strict=True))
-    busy = work_ns / largest_ns if largest_ns else float("inf")
+    busy = groups * work_ns / largest_ns if largest_ns else float("inf")
     return Bottleneck(
         busy,
         f"largest block: {label} takes {largest_ns / work_ns:.1%} of a subnet and cannot be cut, "
@@ -87,30 +97,33 @@ def _largest_block(means: Sequence[float], labels: Sequence[str], work_ns: float
 
 
 def _shared(
-    chain: Chain, labels: Sequence[str], means: Sequence[float], work_ns: float, streams: int
+    chain: Chain, labels: Sequence[str], means: Sequence[float], work_ns: float, together: int
 ) -> list[Bottleneck]:
-    """From an exact shared layer to the end of the chain and back, subnets go one by one."""
+    """From an exact shared layer to the end of the chain and back, steps go one by one.
+
+    ``together`` is how many passes read the same version, over all streams.
+    """
     found = []
     for block, (rule, is_shared) in enumerate(zip(chain.rules, chain.is_shared, strict=True)):
         serial_ns = sum(means[block:])
         if not is_shared or not serial_ns:
             continue
         if isinstance(rule, Exact):
-            busy = streams * work_ns / serial_ns
+            busy = together * work_ns / serial_ns
             found.append(
                 Bottleneck(
                     busy,
-                    f"exact layer {labels[block]}: every subnet reads what the one before wrote, "
-                    f"so {serial_ns / work_ns:.1%} of each subnet is sequential: at most "
+                    f"exact layer {labels[block]}: every step reads what the one before wrote, "
+                    f"so {serial_ns / work_ns:.1%} of each step is sequential: at most "
                     f"{busy:.1f} stages; lag(K) or frozen would lift that",
                 )
             )
         elif isinstance(rule, Lag):
-            busy = streams * (rule.subnets + 1) * work_ns / serial_ns
+            busy = together * (rule.subnets + 1) * work_ns / serial_ns
             found.append(
                 Bottleneck(
                     busy,
-                    f"{rule} of {labels[block]}: at most {rule.subnets + 1} subnets are under "
+                    f"{rule} of {labels[block]}: at most {rule.subnets + 1} steps are under "
                     f"way, which keeps at most {busy:.1f} stages busy",
                 )
             )
@@ -118,15 +131,30 @@ def _shared(
 
 
 def _imbalance(
-    subnets: Sequence[Subnet], plan: Plan, costs: CostTable, outcome: Outcome
+    subnets: Sequence[Subnet], plan: Plan, costs: CostTable, outcome: Outcome, groups: int
 ) -> Bottleneck:
     ratios = peak_to_mean(subnets, plan.streams[0].partitions[: len(subnets)], costs)
-    mean = sum(ratios) / len(ratios)
+    mean = sum(ratios) / len(ratios) / groups  # the stages of the other groups are empty
     return Bottleneck(
         outcome.stages / mean,
         f"imbalance: a subnet's dearest stage takes {mean:.2f} times the mean one, because a "
         f"stage is a whole number of blocks",
     )
+
+
+def _uneven(passes: int, groups: int, outcome: Outcome) -> list[Bottleneck]:
+    """A step takes as long as the group with the most passes of it."""
+    most = -(-passes // groups)
+    busy = outcome.stages * passes / (most * groups)
+    if passes % groups == 0:
+        return []
+    return [
+        Bottleneck(
+            busy,
+            f"groups: {passes} passes of a step on {groups} groups leave some with {most} and some "
+            f"with {passes // groups}; a multiple of {groups} would help",
+        )
+    ]
 
 
 def _window(outcome: Outcome, streams: int) -> list[Bottleneck]:

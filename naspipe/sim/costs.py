@@ -56,17 +56,23 @@ class BlockCosts:
         return self.swap_ns.get((layer.block, layer.candidate), 0)
 
 
+LINK_NS_PER_BYTE = 0.4
+"""Of a layer on its way to another process: 0.4 ms per MB was measured over ipc."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableCosts:
     """Measured costs, with a fixed time for each message."""
 
     table: CostTable
     link_ns: int = 500_000
-    """Encoding, sending and receiving one boundary; 0.4 ms per MB was measured over ipc."""
+    """Encoding, sending and receiving one boundary."""
     state_bytes: Callable[[LayerId], int] = lambda layer: 0
     """What a copy between host and device moves."""
     bytes_per_ns: float = 12.0
     """Bandwidth of such copies: PCIe 3.0 x16."""
+    pushed_bytes: Callable[[LayerId], int] = lambda layer: 0
+    """What a layer's parameters take on their way to another stage; its gradients are as large."""
     copy_latency_ns: int = 0
     pause_ns: int = 0
     """Between two accesses of a stage that has work: the stage's own administration."""
@@ -92,7 +98,7 @@ class TableCosts:
 
     def push_ns(self, layer: LayerId, parcel: Parcel = LAYER) -> int:
         """See :class:`Costs`."""
-        return self.link_ns
+        return self.link_ns + int(self.pushed_bytes(layer) * LINK_NS_PER_BYTE)
 
     def copy_ns(self, layer: LayerId) -> int:
         """See :class:`Costs`."""

@@ -188,18 +188,20 @@ def by_critical_path(plan: Plan, pipeline: Pipeline, known: int | None = None) -
     """
     is_alone = len(pipeline.streams) == 1
     grain = GRAIN if is_alone else STREAMS_GRAIN
-    usual = [] if is_alone or known is None else _mean_lengths(pipeline.streams)
+    usual = [] if is_alone or known is None else _mean_lengths(pipeline)
     streams = []
     for each, stream in zip(plan.streams, pipeline.streams, strict=True):
-        ranked = zip(each.planned, _priorities(stream, grain, known, usual), strict=True)
-        streams.append(
-            replace(each, planned=tuple(one._replace(priorities=p) for one, p in ranked))
-        )
+        priorities = _priorities(stream, pipeline.steps, grain, known, usual)
+        ranked = [
+            p._replace(priorities=own) for p, own in zip(each.planned, priorities, strict=True)
+        ]
+        streams.append(replace(each, planned=tuple(ranked)))
     return replace(plan, order="critical-path", streams=tuple(streams))
 
 
-def _mean_lengths(streams: Sequence[Stream]) -> list[float]:
-    lengths = (chain_lengths(each.subnets, each.chain.rules, _costs(each)) for each in streams)
+def _mean_lengths(pipeline: Pipeline) -> list[float]:
+    chains = ((each.subnets, each.chain.rules, _costs(each)) for each in pipeline.streams)
+    lengths = (chain_lengths(*each, pipeline.steps) for each in chains)
     return [sum(each) / len(each) for each in zip(*lengths, strict=False)]
 
 
@@ -210,13 +212,13 @@ def _costs(stream: Stream) -> CostTable:
 
 
 def _priorities(
-    stream: Stream, grain: float, known: int | None, usual: Sequence[float]
+    stream: Stream, steps: Steps, grain: float, known: int | None, usual: Sequence[float]
 ) -> list[Priorities]:
     subnets, rules, costs = stream.subnets, stream.chain.rules, _costs(stream)
     if known is None:
-        levels = critical_path_priorities(subnets, rules, costs)
+        levels = critical_path_priorities(subnets, rules, costs, steps)
     else:
-        levels = rolling_priorities(subnets, rules, costs, known, usual)
+        levels = rolling_priorities(subnets, rules, costs, known, usual, steps)
     places = (place for subnet in subnets for place in enumerate(subnet.chain))
     work_ns = sum(costs.of(*place).total_ns for place in places)
     return coarsened(levels, max(1, int(grain * work_ns / len(subnets))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -132,8 +133,16 @@ def measured_timing(
     )
 
 
-def table_timing(costs: CostTable, execution: Execution, memory: MemoryPlan | None) -> TableCosts:
-    """Measured costs, with copies at the emulated device's bandwidth and latency."""
+def table_timing(
+    costs: CostTable,
+    execution: Execution,
+    memory: MemoryPlan | None,
+    parameters: Callable[[int, int], int] = lambda block, candidate: 0,
+) -> TableCosts:
+    """Measured costs, with copies at the emulated device's bandwidth and latency.
+
+    ``parameters`` says how many a layer has, by block and candidate: what moves between stages.
+    """
 
     def state_bytes(layer: LayerId) -> int:
         return memory.sizes.of(layer.block, layer.candidate).state_bytes if memory else 0
@@ -141,6 +150,7 @@ def table_timing(costs: CostTable, execution: Execution, memory: MemoryPlan | No
     return TableCosts(
         table=costs,
         state_bytes=state_bytes,
+        pushed_bytes=lambda layer: 4 * parameters(layer.block, layer.candidate),
         bytes_per_ns=execution.hardware.bandwidth / 1e9,
         copy_latency_ns=int(execution.hardware.latency * 1e9),
     )

@@ -82,7 +82,8 @@ def draw_subnets(text: str, space: Space, seed: int, count: int) -> list[Subnet]
     decisions = space.decisions
     if decisions is None or text.startswith("file:"):
         return draw_stream(text, space.candidate_counts, seed, count)
-    return [decisions.choices(drawn) for drawn in draw_stream(text, decisions.counts, seed, count)]
+    drawn = draw_stream(text, space.drawn_counts, seed, count)
+    return [decisions.choices(each) for each in drawn]
 
 
 _BlockRule = Callable[[RandomState, int], Iterator[int]]

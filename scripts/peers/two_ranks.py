@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,10 @@ def _environment() -> dict[str, str]:
 
 
 def data_parallel(rank: int, work: Work, options: dict[str, Any]) -> dict[str, Any]:
-    """DistributedDataParallel over the whole supernet; each rank its own subnet and batch."""
+    """DistributedDataParallel over the whole supernet; each rank its own passes of every step.
+
+    Without several passes a rank has a step of its own: two subnets are averaged into one step.
+    """
     named = work.named()
     stream = work.stream(named)
     supernet = Supernet(named)
@@ -82,12 +86,16 @@ def data_parallel(rank: int, work: Work, options: dict[str, Any]) -> dict[str, A
     mine: list[Tensor] = []
     dist.barrier()
     start = time.perf_counter()
-    for number in range(rank, work.steps - work.steps % RANKS, RANKS):
-        loss = model(named.space.chain(stream[number]), named.data(SEED, number))
-        loss.backward()
+    each = max(1, work.passes // RANKS)
+    for first in range(rank * each, work.steps - work.steps % (RANKS * each), RANKS * each):
+        for number in range(first, first + each):
+            is_last = number == first + each - 1
+            with nullcontext() if is_last else model.no_sync():
+                loss = model(named.space.chain(stream[number]), named.data(SEED, number))
+                (loss / each).backward()
+            mine.append(loss.detach())
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        mine.append(loss.detach())
     dist.barrier()
     seconds = time.perf_counter() - start
     return figures(len(mine) * RANKS, seconds, [float(loss) for loss in mine])
@@ -107,23 +115,28 @@ class Part(nn.Module):
         return x.contiguous()
 
 
-def gpipe(rank: int, work: Work, options: dict[str, Any]) -> dict[str, Any]:
-    """PyTorch's ScheduleGPipe over two stages, on one fixed subnet."""
-    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+def pipeline(rank: int, work: Work, options: dict[str, Any]) -> dict[str, Any]:
+    """One of PyTorch's schedules over two stages, on one fixed subnet.
+
+    A step of several passes is their batches in one, cut into as many micro-batches again.
+    """
+    from torch.distributed import pipelining
 
     named = work.named()
     chain = named.space.chain(work.stream(named)[0])
     bounds = (0, options["cut"], len(chain))
     part = Part(named, chain, range(bounds[rank], bounds[rank + 1]))
-    stage = PipelineStage(part, rank, RANKS, torch.device("cpu"))
-    schedule = ScheduleGPipe(stage, n_microbatches=MICRO_BATCHES, loss_fn=named.loss)
+    stage = pipelining.PipelineStage(part, rank, RANKS, torch.device("cpu"))
+    make = getattr(pipelining, options["schedule"])
+    count = MICRO_BATCHES if work.passes == 1 else work.passes
+    schedule = make(stage, n_microbatches=count, loss_fn=named.loss)
     optimizer = optimizer_of(named, part.parameters())
     losses: list[float] = []
     start = 0.0
-    for number in range(work.steps):
+    for number, batches in enumerate(work.batches(named)):
         if number == 1:  # in the first step the stages tell one another their shapes
             start = time.perf_counter()
-        batch = named.data(SEED, number)
+        batch = {name: torch.cat([each[name] for each in batches]) for name in batches[0]}
         if rank == 0:
             schedule.step(batch["input"])
         else:
@@ -133,7 +146,8 @@ def gpipe(rank: int, work: Work, options: dict[str, Any]) -> dict[str, Any]:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     dist.barrier()
-    return figures(work.steps - 1, time.perf_counter() - start, losses or [0.0])
+    seconds = time.perf_counter() - start
+    return figures(work.steps - work.passes, seconds, losses or [0.0])
 
 
 def main() -> None:
@@ -142,12 +156,12 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     told = json.loads(text)
-    work = Work(**{name: told.pop(name) for name in ("space", "sampler", "steps")})
+    work = Work(**{name: told.pop(name) for name in ("space", "sampler", "steps", "passes")})
     dist.init_process_group(
         "gloo", store=dist.FileStore(store, RANKS), rank=int(rank), world_size=RANKS
     )
     try:
-        peer = {"ddp": data_parallel, "gpipe": gpipe}[kind]
+        peer = {"ddp": data_parallel, "pipeline": pipeline}[kind]
         print(json.dumps(peer(int(rank), work, told)))
     finally:
         dist.destroy_process_group()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,9 @@ class Work:
     sampler: str
     """``fixed`` trains the first uniform subnet again and again."""
     steps: int
+    """Passes, of one subnet and one batch each."""
+    passes: int = 1
+    """That end in one optimizer step."""
 
     def named(self) -> Workload:
         """The space with its data, loss and recipe, at the scale tiny."""
@@ -39,6 +42,12 @@ class Work:
         if self.sampler == "fixed":
             return [draw_stream("uniform", counts, SEED, 1)[0]] * self.steps
         return draw_stream(self.sampler, counts, SEED, self.steps)
+
+    def batches(self, named: Workload) -> Iterator[list[dict[str, Tensor]]]:
+        """Those of each step."""
+        for first in range(0, self.steps - self.passes + 1, self.passes):
+            numbers = range(first, first + self.passes)
+            yield [dict(named.data(SEED, number)) for number in numbers]
 
 
 def written_stream(work: Work, named: Workload, directory: Path) -> str:

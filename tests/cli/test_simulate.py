@@ -107,6 +107,30 @@ def test_a_plan_lists_the_best_first_and_says_why(capsys: pytest.CaptureFixture[
     assert "causal order: the longest chain" in out
 
 
+def test_a_plan_over_groups_passes_and_cuts(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of four devices: every way to deal them to groups that have a pass each."""
+    words = ("plan", *TABLE5, "--devices", "4", "--steps", "48", "--order", "paper", "--no-shared")
+    kinds = ("--samplers", "uniform", "--passes", "one,subnets:2,accumulate:4")
+    found = json.loads(run(capsys, *words, *kinds, "--partitions", "balanced,static", "--json"))
+    shapes = {
+        passes: {
+            (row["groups"], row["stages_per_group"]) for row in found if row["passes"] == passes
+        }
+        for passes in ("one", "subnets:2", "accumulate:4")
+    }
+    assert shapes["one"] == {(1, 1), (1, 2), (1, 4)}
+    assert shapes["subnets:2"] == shapes["one"] | {(2, 1), (2, 2)}
+    assert shapes["accumulate:4"] == shapes["subnets:2"] | {(4, 1)}
+    assert {row["partition"] for row in found if row["stages_per_group"] == 2} == {
+        "balanced",
+        "static",
+    }
+    best = max(found, key=lambda row: row["steps_per_second"])
+    assert (best["groups"], best["stages_per_group"]) == (4, 1), "uniform subnets conflict"
+    out = run(capsys, *words, *kinds)
+    assert "uniform subnets:2 on" in out and "2 x 2" in out and "causal order" in out
+
+
 @pytest.mark.parametrize(
     ("words", "pieces"),
     [
@@ -128,6 +152,8 @@ def test_a_plan_lists_the_best_first_and_says_why(capsys: pytest.CaptureFixture[
         (("simulate", *TABLE5, "--memory-budget", "lots"), ("memory_budget", "lots")),
         (("simulate", *TABLE5, "--run-dir", MODULE + ".py"), ("found a file",)),
         (("plan", *TABLE5, "--devices", "0"), ("--devices 0", "1 to 256")),
+        (("plan", *TABLE5, "--passes", "some"), ("passes: expected one", "'some'")),
+        (("plan", *TABLE5, "--partitions", "odd"), ("partition", "'odd'", "balanced")),
         (("plan", *TABLE5, "--streams", "1,x"), ("--streams 'x'",)),
         (("plan", *TABLE5, "--samplers", "uniform,,fair"), ("--samplers", "commas")),
         (("plan", *TABLE5, "--budget", "3x,much"), ("memory_budget", "much")),

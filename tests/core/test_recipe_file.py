@@ -15,6 +15,7 @@ from naspipe.core.rules import Lag
 
 OTHERS = {
     "sandwich:2": "accumulate:2",
+    "fair": "accumulate:2",
     "uniform": "fair",
     "SGD": "Adam",
     "Adam": "SGD",

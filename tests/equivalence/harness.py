@@ -37,12 +37,14 @@ def plain_loop(space, data, loss, run, *, seed, optimizer, lr, options=None, bf1
     """The oracle, trained on the stream that a run recorded; ``recipe`` is more of its fields."""
     recipe.pop("feedback_delay", None)  # how the stream came about
     recipe.pop("label_smoothing", None)  # in the loss
+    recipe_weight = recipe.pop("weight", "passes")
     kind, number, average = (*recipe.pop("passes", "one").split(":"), "", "")[:3]
     oracle = oracle_of(space, seed, optimizer, lr, options, bf16, **recipe)
     count = int(number or 1) + 2 * (kind == "sandwich")
     how = {
         "averages_loss": kind == "accumulate" or average == "passes",
         "averages_users": average == "users",
+        "weighs_items": recipe_weight == "items",
     }
     if kind == "sandwich":
         how["distill"] = lambda out, taught: functional.cross_entropy(out, taught.softmax(1))
@@ -50,7 +52,7 @@ def plain_loop(space, data, loss, run, *, seed, optimizer, lr, options=None, bf1
     with plain_torch():
         for step in range(len(chains) // count):
             numbers = range(step * count, (step + 1) * count)
-            batches = [data(seed, step if kind == "sandwich" else y) for y in numbers]
+            batches = [data(seed, step if kind in ("sandwich", "fair") else y) for y in numbers]
             passes = [(chains[y], batch) for y, batch in zip(numbers, batches, strict=True)]
             oracle.take(step, passes, loss, **how)
     return oracle

@@ -70,17 +70,6 @@ def test_adam_and_shared_layers_of_every_rule(tmp_path, head):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("average", ["", ":passes", ":users"])
-@pytest.mark.parametrize("groups", [1, 2, 3])
-def test_steps_of_several_subnets(tmp_path, groups, average):
-    """Subnets of a step share some layers and not others, within groups and between them."""
-    check(
-        tmp_path, spaces.mixed(), spaces.vectors, LOSS, stages=(1, 2), steps=8, lr=0.02,
-        options=MOMENTUM, recipe={"passes": f"subnets:3{average}", **(ALL if average else {})},
-        execution={"groups": groups},
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("groups", "stages", "more", "execution"),
     [
@@ -182,19 +171,23 @@ def partial(updates, command, join=StageUpdates.join):
     own = state.parameter_gradients.get(layer) if state else None
     came = updates._sums[layer, command.version]
     if own:
-        for name in own.keys() & came.gradients.keys():
-            own[name].add_(came.gradients[name])
-        updates._sums[layer, command.version] = came._replace(gradients={})
+        ((_, gradients),) = came.parts.items()
+        for name in own.keys() & gradients.keys():
+            own[name].add_(gradients[name])
+        updates._sums[layer, command.version] = came._replace(parts={})
     join(updates, command)
 
 
 def dropped(updates, layer, version, given, take=StageUpdates.take_sum):
-    take(updates, layer, version, given._replace(gradients=dict([*given.gradients.items()][1:])))
+    fewer = {part: dict([*own.items()][1:]) for part, own in given.parts.items()}
+    take(updates, layer, version, given._replace(parts=fewer))
 
 
 def doubled(updates, layer, version, given, take=StageUpdates.take_sum):
-    twice = {name: 2 * value for name, value in given.gradients.items()}
-    take(updates, layer, version, given._replace(gradients=twice))
+    twice = {
+        part: {name: 2 * value for name, value in own.items()} for part, own in given.parts.items()
+    }
+    take(updates, layer, version, given._replace(parts=twice))
 
 
 @pytest.mark.parametrize(
@@ -222,6 +215,14 @@ def test_a_broken_rule_is_seen(tmp_path, monkeypatch, owner, name, broken):
         ({"recipe": {"passes": "accumulate:2"}}, "groups=3: expected a pass of every step"),
         ({}, "groups=3: expected a pass of every step for each group, found steps of 1"),
         ({"recipe": {"passes": "sandwich:2"}}, "groups=3: expected passes=accumulate:N"),
+        (
+            {"recipe": {"passes": "accumulate:3", "reduction": "tree"}},
+            "reduction=tree: expected passes that are a power of two, found 'accumulate:3'",
+        ),
+        (
+            {"recipe": {"passes": "subnets:3", "weight": "items"}},
+            "weight=items: expected passes=accumulate:N or subnets:N:passes",
+        ),
         ({"policy": "bsp"}, "groups=3: expected the policy csp or sequential, found bsp"),
         ({"policy": "asp"}, "groups=3: expected the policy csp or sequential, found asp"),
         (

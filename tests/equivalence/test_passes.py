@@ -13,7 +13,7 @@ import naspipe as npp
 from naspipe.core.config import Recipe
 from naspipe.core.steps import Steps, parse_passes
 from naspipe.core.task import TaskKind
-from naspipe.runtime.blocks.pass_state import StepState
+from naspipe.runtime.blocks.sums import Fold
 from naspipe.schedule.dispatch_order import PaperOrder
 from naspipe.stage.builder import build_controller
 from naspipe.stage.clearance import Clearance
@@ -160,19 +160,15 @@ def test_what_a_gated_controller_was_told_can_be_replayed(tmp_path):
     assert_replays(run, 2, Steps(2, is_gated=True))
 
 
-COLLECTED = {}
-
-
-def last_first(step, layer, gradients):
+def last_first(fold, number, gradients):
     """A sum that begins with the pass that came last."""
-    key = id(step), layer
-    if layer not in step.gradients:
-        COLLECTED[key] = []
-    COLLECTED[key].insert(0, {name: gradient.clone() for name, gradient in gradients.items()})
-    total = step.gradients[layer] = {}
-    for each in COLLECTED[key]:
+    own = {name: gradient.clone() for name, gradient in gradients.items()}
+    fold.collected = [own, *getattr(fold, "collected", ())]
+    fold._sum = {}
+    for each in fold.collected:
         for name, gradient in each.items():
-            total[name] = total[name] + gradient if name in total else gradient
+            known = fold._sum.get(name)
+            fold._sum[name] = gradient if known is None else known + gradient
 
 
 def no_teacher(clearance, ticket, sequence_id, is_last):
@@ -199,7 +195,7 @@ def test_students_wait_for_their_teacher_in_any_order(tmp_path, monkeypatch, is_
 
 @pytest.mark.parametrize(
     ("owner", "name", "broken"),
-    [(StepState, "add", last_first), (Steps, "batch", lambda steps, y: y)],
+    [(Fold, "add", last_first), (Steps, "batch", lambda steps, y: y)],
     ids=["another order of sums", "other batches"],
 )
 def test_a_broken_rule_is_seen(tmp_path, monkeypatch, owner, name, broken):

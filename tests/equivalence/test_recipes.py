@@ -32,14 +32,14 @@ RATES = {
 
 
 @pytest.mark.parametrize(
-    ("name", "sampler", "optimizer", "options", "smoothing"),
+    ("name", "sampler", "optimizer", "options", "smoothing", "passes"),
     [
-        ("spos", "uniform", "SGD", SGD, 0.1),
-        ("fairnas", "fair", "SGD", SGD, 0.0),
-        ("evolved-transformer", "uniform", "Adam", ADAM, 0.1),
+        ("spos", "uniform", "SGD", SGD, 0.1, "one"),
+        ("fairnas", "fair", "SGD", SGD, 0.0, "fair:4"),  # its blocks have four candidates
+        ("evolved-transformer", "uniform", "Adam", ADAM, 0.1, "one"),
     ],
 )
-def test_a_recipe_is_its_plain_loop(tmp_path, name, sampler, optimizer, options, smoothing):
+def test_a_recipe_is_its_plain_loop(tmp_path, name, sampler, optimizer, options, smoothing, passes):
     text = (FOLDER / f"{name}.toml").read_text()
     mine = tmp_path / "mine.toml"
     mine.write_text(text.replace("warmup_steps = 4000", f"warmup_steps = {WARM_UP}"))
@@ -50,12 +50,13 @@ def test_a_recipe_is_its_plain_loop(tmp_path, name, sampler, optimizer, options,
             space, vectors, loss, steps=STEPS, seed=1, stages=stages,
             recipe=name if mine.read_text() == text else mine, run_dir=tmp_path / str(stages),
         )  # fmt: skip
-        drawn = draw_stream(sampler, space.candidate_counts, 1, STEPS)
+        count = STEPS * int(passes.partition(":")[2] or 1)
+        drawn = draw_stream(sampler, space.candidate_counts, 1, count)
         assert read_stream(run.directory.stream) == drawn
         smooth = nn.CrossEntropyLoss(label_smoothing=smoothing)
         plain = plain or plain_loop(
             space, vectors, smooth, run, seed=1, optimizer=optimizer, lr=RATES[name],
-            options=options,
+            options=options, passes=passes,
         )  # fmt: skip
         assert_same_bits(run, plain)
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from naspipe.core.events import Priorities
 from naspipe.core.rules import Exact, Frozen, Lag
+from naspipe.core.steps import Steps
 from naspipe.core.subnet import Subnet
 from naspipe.core.task import Task, TaskKind
 from naspipe.planning.causal_bound import chain_lengths
@@ -33,21 +34,21 @@ def table(rules):
     )  # fmt: skip
 
 
-def longest_paths(subnets, rules, costs):
+def longest_paths(subnets, rules, costs, passes=1):
     """Every path of the graph, followed step by step."""
     last = len(rules) - 1
 
-    def reader(y, block):
-        later = [z.sequence_id for z in subnets if z.sequence_id > y
-                 and z.chain[block] == subnets[y].chain[block]]  # fmt: skip
+    def readers(y, block):
+        users = [z.sequence_id for z in subnets if z.chain[block] == subnets[y].chain[block]]
+        later = sorted({z // passes for z in users if z // passes > y // passes})
         match rules[block]:
             case Exact():
                 place = 0
             case Lag(lag):
                 place = lag
             case Frozen():
-                return None
-        return later[place] if place < len(later) else None
+                return []
+        return [z for z in users if later[place : place + 1] == [z // passes]]
 
     @cache
     def level(kind, y, block):
@@ -55,20 +56,21 @@ def longest_paths(subnets, rules, costs):
         if kind == "F":
             follower = level("F", y, block + 1) if block < last else level("B", y, last)
             return cost.forward_ns + follower
-        z = reader(y, block)
-        after_write = cost.write_ns + (level("F", z, block) if z is not None else 0)
+        waiting = max((level("F", z, block) for z in readers(y, block)), default=0)
+        after_write = cost.write_ns + waiting
         return cost.backward_ns + max(level("B", y, block - 1) if block else 0, after_write)
 
     return level
 
 
 @settings(max_examples=100)
-@given(pipelines())
-def test_priorities_are_longest_paths(pipeline):
+@given(pipelines(), st.integers(1, 4))
+def test_priorities_are_longest_paths(pipeline, passes):
     rules, subnets, _ = pipeline
-    costs = table(rules)
-    level = longest_paths(subnets, rules, costs)
-    for y, priorities in enumerate(critical_path_priorities(subnets, rules, costs)):
+    subnets = subnets[: max(1, len(subnets) // passes) * passes]
+    costs, steps = table(rules), Steps(passes, draws_each=True)
+    level = longest_paths(subnets, rules, costs, passes)
+    for y, priorities in enumerate(critical_path_priorities(subnets, rules, costs, steps)):
         for block in range(len(rules)):
             assert priorities.forward[block] == level("F", y, block)
             assert priorities.backward[block] == level("B", y, block)

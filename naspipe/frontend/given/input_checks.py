@@ -16,9 +16,8 @@ from naspipe.core.rules import Exact, Lag
 from naspipe.core.space import Shared, Space
 from naspipe.core.user_code import users_code
 from naspipe.planning.cost import first_of_kind
-from naspipe.runtime.blocks.compute import field_of
 from naspipe.runtime.devices.determinism import deterministic_torch
-from naspipe.runtime.jobs.workload import Workload
+from naspipe.runtime.jobs.workload import Workload, field_of
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.layers.norm_statistics import unknown_norm
 from naspipe.runtime.layers.stored_layer import StoredLayer

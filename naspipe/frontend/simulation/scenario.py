@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import search_spaces
-from naspipe.core.config import Execution
+from naspipe.core.config import Execution, Recipe
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import SequenceId, StreamId
 from naspipe.core.space import Space
@@ -53,6 +53,15 @@ class Scenario:
     """How passes form steps."""
     buffered: Callable[[], frozenset[tuple[int, int]]] = frozenset
     """Block and candidate of the layers with buffers."""
+
+    def stepping(self, passes: str) -> Scenario:
+        """The same with other steps.
+
+        Raises:
+            ConfigError: for a text that :func:`naspipe.core.steps.parse_passes` does not know.
+        """
+        recipe = Recipe(passes=passes).settled(self.space.drawn_counts)
+        return replace(self, steps=recipe.steps)
 
     def pipeline(
         self,
@@ -124,13 +133,14 @@ def profiled_scenario(workload: Workload, execution: Execution) -> Scenario:
     from naspipe.frontend.given.run_plan import measured_costs, measured_sizes
 
     (costs,) = measured_costs([workload], execution)
+    parameters = parameter_counts(workload.space)
     return Scenario(
         space=workload.space,
         costs=costs,
-        timing=lambda how, memory: table_timing(costs, how, memory),
+        timing=lambda how, memory: table_timing(costs, how, memory, parameters),
         sizes=measured_sizes(workload, execution),
         costs_from="profiled",
-        parameters=parameter_counts(workload.space),
+        parameters=parameters,
         steps=workload.definition.recipe.steps,
         buffered=lambda: _buffered(workload.space, workload.recipe.norms == "deferred"),
     )
@@ -144,7 +154,7 @@ def _buffered(space: Space, defers_norms: bool = False) -> frozenset[tuple[int, 
 
 
 def table5_scenario(
-    name: str, *, with_shared: bool = True, recompute: bool = True, steps: Steps = ONE_PASS
+    name: str, *, with_shared: bool = True, recompute: bool = True, recipe: Recipe | None = None
 ) -> Scenario:
     """A space of naspipe's with the published costs of its layers; needs neither torch nor data.
 
@@ -152,7 +162,7 @@ def table5_scenario(
         name: one of :func:`search_spaces.names`.
         with_shared: keep the embeddings, the stem and the head; the paper freezes them.
         recompute: count each forward twice, as the paper does.
-        steps: how passes form steps.
+        recipe: says how passes form steps.
 
     Raises:
         ConfigError: for a space that the table knows nothing of.
@@ -173,6 +183,6 @@ def table5_scenario(
         sizes=DeviceSizes(sizes, space.rules),
         costs_from="table5",
         parameters=lambda *layer: sizes.of(*layer).parameter_bytes,
-        steps=steps,
+        steps=(recipe or Recipe()).settled(space.drawn_counts).steps,
         buffered=lambda: _buffered(space),
     )

@@ -12,10 +12,9 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.space import Space
 from naspipe.core.user_code import users_code
 from naspipe.frontend.given.held_out import at_most, held_out_of
-from naspipe.runtime.blocks.compute import field_of
 from naspipe.runtime.jobs.evaluation_recipe import EvaluationRecipe
 from naspipe.runtime.jobs.job import ValidationPlan
-from naspipe.runtime.jobs.workload import Workload
+from naspipe.runtime.jobs.workload import Workload, field_of
 from naspipe.search.random_search import RandomSearch
 from naspipe.streams.from_file import read_stream
 

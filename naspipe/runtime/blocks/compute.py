@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
-from naspipe.core.errors import ConfigError
 from naspipe.core.ids import LayerId, SequenceId, StreamId, Version
 from naspipe.core.task import Task, TaskKind
 from naspipe.core.wiring import CHAIN, FIELD, PLAIN, InputName, TapRole, Wiring
+from naspipe.runtime.blocks.averaging import Averaging
 from naspipe.runtime.blocks.forward_only import forward_only
 from naspipe.runtime.blocks.nonfinite import first_gradient
 from naspipe.runtime.blocks.objectives import Ending, objectives_of
@@ -22,7 +21,7 @@ from naspipe.runtime.checkpoints.restored import Restored
 from naspipe.runtime.devices.determinism import block_seed
 from naspipe.runtime.devices.out_of_memory import DeviceFullError, explain_shortage
 from naspipe.runtime.jobs.ports import Objective
-from naspipe.runtime.jobs.workload import Workload
+from naspipe.runtime.jobs.workload import Workload, field_of
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.layers.stored_layer import StoredLayer
 from naspipe.runtime.memory.placement import Placement
@@ -56,6 +55,7 @@ class StageCompute:
         """The layers of each stream."""
         self._steps = tuple(workload.definition.recipe.steps for workload in workloads)
         self._together = StepStates(self._steps)
+        self._averaging = tuple(map(Averaging, workloads))
         self._passes: Passes = {}
         self.updates = StageUpdates(
             workloads, self._passes, self._together, self.stores, placement, wiring.exchanges
@@ -202,11 +202,11 @@ class StageCompute:
         self, state: PassState, task: Task, block: int, loss: torch.Tensor
     ) -> BlockResult:
         """The gradient of a loss, which the backward of its section begins with."""
-        steps, section = self._steps[task.stream], self._sections[task.stream][block]
+        section = self._sections[task.stream][block]
         nonfinite = self._workloads[task.stream].definition.recipe.nonfinite
         gradient = first_gradient(loss, nonfinite, task.sequence_id)
-        if gradient is not None and steps.loss_parts > 1:
-            gradient = gradient / steps.loss_parts
+        if gradient is not None:
+            gradient = self._averaging[task.stream].part(gradient, task.sequence_id)
         state.gradients[section] = (gradient,)
         return BlockResult(loss, section)
 
@@ -271,18 +271,3 @@ class StageCompute:
         if state is None:
             state = self._passes[key] = PassState()
         return state
-
-
-def field_of(batch: Mapping[str, Any], name: str, sequence_id: int) -> torch.Tensor:
-    """A batch's field.
-
-    Raises:
-        ConfigError: when the batch has no such tensor.
-    """
-    value = batch.get(name)
-    if not isinstance(value, torch.Tensor):
-        raise ConfigError(
-            f"batch {sequence_id}: expected a tensor called {name!r}, found "
-            f"{', '.join(sorted(batch)) or 'an empty batch'}"
-        )
-    return value

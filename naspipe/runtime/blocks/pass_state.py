@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId
 from naspipe.core.steps import Steps
 from naspipe.core.wiring import InputName
+from naspipe.runtime.blocks.ports import PassSum
 from naspipe.runtime.blocks.segment import Gradient, Segment, Tensors
+from naspipe.runtime.blocks.sums import REDUCTIONS, GradientSum
 from naspipe.runtime.layers.bound_layer import Gradients
 from naspipe.runtime.layers.norm_statistics import Statistics
 
@@ -51,21 +53,13 @@ class PassState:
             yield from segment.kept
 
 
-class GradientSum(NamedTuple):
-    """Of some passes of a step."""
-
-    gradients: Gradients
-    num_passes: int
-    statistics: list[Statistics]
-    """Of batch normalisation, a pass each."""
-
-
 @dataclass(slots=True)
 class StepState:
     """What the passes of one step have in common on this stage."""
 
-    gradients: dict[LayerId, Gradients] = field(default_factory=dict)
-    """The sums so far, over passes in their order."""
+    steps: Steps
+    sums: dict[LayerId, PassSum] = field(default_factory=dict)
+    """Of gradients so far, over passes in their order."""
     statistics: dict[LayerId, list[Statistics]] = field(default_factory=dict)
     """Of batch normalisation, a pass each, in their order."""
     counts: Counter[LayerId] = field(default_factory=Counter)
@@ -74,40 +68,43 @@ class StepState:
     """By exchange, what each stage has told."""
     num_retired: int = 0
 
-    def add(self, layer: LayerId, gradients: Gradients, count: int = 1) -> None:
-        """Add a pass's gradients behind those of earlier passes, as autograd would.
+    def sum(self, layer: LayerId) -> PassSum:
+        """That of a layer's gradients."""
+        if layer not in self.sums:
+            self.sums[layer] = REDUCTIONS[self.steps.reduction](self.steps.passes)
+        return self.sums[layer]
 
-        Or those of ``count`` passes, added up in another group.
-        """
-        self.counts[layer] += count
-        total = self.gradients.setdefault(layer, gradients)
-        if total is gradients:
-            return
-        for name, gradient in gradients.items():
-            if name in total:
-                total[name].add_(gradient)
-            else:
-                total[name] = gradient
+    def join(self, layer: LayerId, given: GradientSum) -> None:
+        """Let this stage's passes follow those of another group."""
+        self.counts[layer] += given.num_passes
+        self.sum(layer).join(given.parts)
+        if given.statistics:
+            self.statistics[layer] = given.statistics
 
-    def gather(self, layer: LayerId, state: PassState) -> None:
+    def gather(self, layer: LayerId, sequence_id: SequenceId, state: PassState) -> None:
         """Take over what a pass on this stage has left of a layer, once."""
         gradients = state.parameter_gradients.pop(layer, None)
         if gradients is None:
             return
-        self.add(layer, gradients)
+        self.counts[layer] += 1
+        self.sum(layer).add(self.steps.pass_of(sequence_id), gradients)
         if (statistics := state.statistics.pop(layer, None)) is not None:
             self.statistics.setdefault(layer, []).append(statistics)
 
-    def average(self, layer: LayerId) -> None:
-        """Divide a layer's sum by how many passes it is of, once."""
-        count, self.counts[layer] = self.counts[layer], 1
-        for gradient in self.gradients[layer].values() if count > 1 else ():
-            gradient.div_(count)
+    def total(self, layer: LayerId) -> Gradients:
+        """The gradients of all passes that used a layer, averaged over them where that is asked."""
+        total = self.sums[layer].total()
+        if self.steps.average == "users":
+            count, self.counts[layer] = self.counts[layer], 1
+            for gradient in total.values() if count > 1 else ():
+                gradient.div_(count)
+        return total
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """All on the device."""
-        for gradients in self.gradients.values():
-            yield from gradients.values()
+        for each in self.sums.values():
+            for gradients in each.parts.values():
+                yield from gradients.values()
 
 
 class StepStates:
@@ -126,7 +123,10 @@ class StepStates:
 
     def of(self, stream: StreamId, sequence_id: SequenceId) -> StepState:
         """That of a pass's step."""
-        return self._states.setdefault(self._key(stream, sequence_id), StepState())
+        key = self._key(stream, sequence_id)
+        if key not in self._states:
+            self._states[key] = StepState(self._steps[stream])
+        return self._states[key]
 
     def retire(self, stream: StreamId, sequence_id: SequenceId) -> None:
         """A pass is done on this stage; with the last of its step, all but sums is forgotten."""
@@ -137,17 +137,18 @@ class StepStates:
         """The gradients of a layer up to a pass, which leave this stage."""
         state = self.of(layer.stream, sequence_id)
         given = GradientSum(
-            state.gradients.pop(layer, {}),
+            state.sum(layer).parts,
             state.counts.pop(layer, 0),
             state.statistics.pop(layer, []),
         )
+        del state.sums[layer]
         self._end(layer.stream, sequence_id)
         return given
 
     def _end(self, stream: StreamId, sequence_id: SequenceId) -> None:
         key = self._key(stream, sequence_id)
         state = self._states[key]
-        if state.num_retired == self._steps[stream].passes and not state.gradients:
+        if state.num_retired == self._steps[stream].passes and not state.sums:
             del self._states[key]
 
     def _key(self, stream: StreamId, sequence_id: SequenceId) -> tuple[StreamId, SequenceId]:

@@ -4,6 +4,8 @@
 :class:`BlockCompute`      :class:`~naspipe.runtime.blocks.compute.StageCompute` (training),
                            :class:`~naspipe.runtime.evaluating.evaluation.EvaluationCompute`
 :class:`Updates`           :class:`~naspipe.runtime.blocks.updates.StageUpdates` (training only)
+:class:`PassSum`           :class:`~naspipe.runtime.blocks.sums.Fold`,
+                           :class:`~naspipe.runtime.blocks.sums.Tree`
 :class:`Exchange`          :class:`~naspipe.runtime.blocks.exchanges.NormExchange`; others by
                            :data:`~naspipe.runtime.blocks.exchanges.EXCHANGES`
 ========================= ==========================================================================
@@ -20,8 +22,8 @@ from naspipe.core.commands import Contribute, JoinSum, WriteLayer
 from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
 from naspipe.core.task import Task
 from naspipe.core.wiring import InputName
-from naspipe.runtime.blocks.pass_state import GradientSum
 from naspipe.runtime.blocks.segment import Gradient
+from naspipe.runtime.blocks.sums import GradientSum, Part
 from naspipe.runtime.devices.out_of_memory import DeviceFullError
 from naspipe.runtime.layers.bound_layer import Gradients
 
@@ -106,6 +108,27 @@ class Updates(Protocol):
         values: Mapping[str, Any],
     ) -> None:
         """Keep what a stage contributes until the step's WRITEs."""
+        ...
+
+
+class PassSum(Protocol):
+    """The gradients of one layer over the passes of one step, as far as they are here."""
+
+    def add(self, number: int, gradients: Gradients) -> None:
+        """Those of one pass, by its number in the step; numbers rise. They are taken over."""
+        ...
+
+    def join(self, parts: Mapping[Part, Gradients]) -> None:
+        """What another group has added up, of earlier passes. They are taken over."""
+        ...
+
+    @property
+    def parts(self) -> dict[Part, Gradients]:
+        """All that is here, as another group joins it."""
+        ...
+
+    def total(self) -> Gradients:
+        """The sum, when nothing more comes; what is left is this one part."""
         ...
 
 

@@ -9,7 +9,8 @@ from naspipe.core.commands import Contribute, JoinSum, WriteLayer
 from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
 from naspipe.core.recipe import learning_rate
 from naspipe.runtime.blocks.exchanges import EXCHANGES
-from naspipe.runtime.blocks.pass_state import GradientSum, PassState, StepStates
+from naspipe.runtime.blocks.pass_state import PassState, StepStates
+from naspipe.runtime.blocks.sums import GradientSum
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.layers.bound_layer import Gradients
 from naspipe.runtime.layers.layer_store import LayerStore
@@ -47,7 +48,8 @@ class StageUpdates:
         self._stores = tuple(stores)
         self._placement = placement
         recipes = [workload.definition.recipe for workload in workloads]
-        own = [NORMS] if any(recipe.steps.is_gated for recipe in recipes) else []
+        self._steps = [recipe.steps for recipe in recipes]
+        own = [NORMS] if any(steps.is_gated for steps in self._steps) else []
         self._exchanges = {name: EXCHANGES[name](recipes) for name in (*own, *exchanges)}
         self._sums: dict[tuple[LayerId, Version], GradientSum] = {}
         """Of other stages' passes, up to one of them; until this stage's follow."""
@@ -61,14 +63,13 @@ class StageUpdates:
             stored.advance(sequence_id, command.base, command.keeps_base)
             return
         step = self._together.of(layer.stream, sequence_id)
-        if self._workloads[layer.stream].recipe.steps.average == "users":
-            step.average(layer)
-        gradients = step.gradients.pop(layer)
+        gradients = step.total(layer)
+        del step.sums[layer]
         for name, exchange in self._exchanges.items():
             told = step.contributions[name]
             exchange.apply(layer, gradients, {stage: told[stage] for stage in sorted(told)})
         definition = self._workloads[layer.stream].definition
-        number = definition.recipe.steps.step(sequence_id)
+        number = self._steps[layer.stream].step(sequence_id)
         lr = learning_rate(definition.recipe, number, definition.steps)
         stored.write(gradients, sequence_id, command.base, command.keeps_base, lr)
         for statistics in step.statistics.pop(layer, ()):
@@ -87,32 +88,22 @@ class StageUpdates:
         """Let this stage's gradients of a step follow those that came."""
         layer, last = command.layer, SequenceId(command.version)
         given = self._sums.pop((layer, command.version))
-        step = self._together.of(layer.stream, last)
-        step.add(layer, given.gradients, given.num_passes)
-        if given.statistics:
-            step.statistics[layer] = given.statistics
+        self._together.of(layer.stream, last).join(layer, given)
         stored = self._stores[layer.stream][layer]
         stored.advance(last, command.base, command.keeps_base)
 
     def contribution(self, command: Contribute) -> Mapping[str, Any]:
         """What this stage contributes to an exchange of a step, all of whose gradients it has."""
         stream, first = command.stream, command.sequence_id
-        steps = self._workloads[stream].definition.recipe.steps
+        steps = self._steps[stream]
         for number in range(first, steps.end(first)):
             sequence_id = SequenceId(number)
             state = self._passes.get((stream, sequence_id))
             for layer in list(state.parameter_gradients) if state else ():
                 self._gather(layer, sequence_id)
         step = self._together.of(stream, first)
-        gradients = step.gradients
-        if steps.average == "users":
-            for layer in gradients.keys() - set(command.lent):
-                step.average(layer)
-        ordered = {
-            layer: self._ordered(layer, own)
-            for layer, own in gradients.items()
-            if layer not in command.lent
-        }
+        own = [layer for layer in step.sums if layer not in command.lent]
+        ordered = {layer: self._ordered(layer, step.total(layer)) for layer in own}
         return self._exchanges[command.exchange].contribution(stream, ordered)
 
     def take(
@@ -133,4 +124,4 @@ class StageUpdates:
     def _gather(self, layer: LayerId, sequence_id: SequenceId) -> None:
         """Add a pass's gradients to its step's, unless that was done for an exchange."""
         state = self._passes[layer.stream, sequence_id]
-        self._together.of(layer.stream, sequence_id).gather(layer, state)
+        self._together.of(layer.stream, sequence_id).gather(layer, sequence_id, state)

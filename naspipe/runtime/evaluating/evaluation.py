@@ -17,7 +17,6 @@ from naspipe.core.ids import FIRST_STREAM, LayerId, SequenceId, StreamId, Versio
 from naspipe.core.space import Space
 from naspipe.core.task import Task
 from naspipe.core.wiring import InputName
-from naspipe.runtime.blocks.compute import field_of
 from naspipe.runtime.blocks.ports import BlockResult
 from naspipe.runtime.blocks.segment import Gradient, Tensors
 from naspipe.runtime.checkpoints.restored import Restored
@@ -31,6 +30,7 @@ from naspipe.runtime.evaluating.calibration import (
 )
 from naspipe.runtime.jobs.evaluation_recipe import EvaluationRecipe
 from naspipe.runtime.jobs.losses import Loss
+from naspipe.runtime.jobs.workload import field_of
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.layers.stored_layer import StoredLayer
 from naspipe.runtime.memory.placement import Placement

@@ -87,6 +87,8 @@ class Workload:
                 that cannot be.
         """
         space = self.space.with_rules(rules) if rules else self.space
+        if "recipe" in changes:
+            changes["recipe"] = changes["recipe"].settled(space.drawn_counts)
         definition = replace(self.definition, rules=_texts(space), **changes)
         return replace(self, space=space, definition=definition)
 
@@ -164,7 +166,7 @@ def define(
         space=space.name,
         data=dict(getattr(data, "record", None) or {"name": _name_of(data)}),
         loss=_name_of(loss),
-        recipe=recipe,
+        recipe=recipe.settled(space.drawn_counts),
         rules=_texts(space),
         **identity,
     )
@@ -178,3 +180,18 @@ def _name_of(thing: object) -> str:
     """A readable name of a callable, free of addresses."""
     named = thing if hasattr(thing, "__qualname__") else type(thing)
     return f"{getattr(named, '__module__', '')}.{getattr(named, '__qualname__', '')}"
+
+
+def field_of(batch: Mapping[str, Any], name: str, sequence_id: int) -> torch.Tensor:
+    """A batch's field.
+
+    Raises:
+        ConfigError: when the batch has no such tensor.
+    """
+    value = batch.get(name)
+    if not isinstance(value, torch.Tensor):
+        raise ConfigError(
+            f"batch {sequence_id}: expected a tensor called {name!r}, found "
+            f"{', '.join(sorted(batch)) or 'an empty batch'}"
+        )
+    return value

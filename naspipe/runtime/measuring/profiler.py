@@ -13,11 +13,10 @@ import torch
 
 from naspipe.core.ids import FIRST_STREAM, LayerId, SequenceId
 from naspipe.planning.cost import CostTable, LayerCost, first_of_kind
-from naspipe.runtime.blocks.compute import field_of
 from naspipe.runtime.blocks.segment import Segment, SegmentSpec, Tensors
 from naspipe.runtime.devices.clock import HostClock, open_clock
 from naspipe.runtime.devices.ports import Clock
-from naspipe.runtime.jobs.workload import Workload
+from naspipe.runtime.jobs.workload import Workload, field_of
 from naspipe.runtime.layers.bound_layer import BoundLayer
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.layers.stored_layer import StoredLayer

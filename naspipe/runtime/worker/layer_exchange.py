@@ -12,9 +12,10 @@ from naspipe.core.errors import InvariantError
 from naspipe.core.events import VersionArrived
 from naspipe.core.ids import LayerId
 from naspipe.core.parcels import BUFFERS, COPY, LAYER, STATE, SUM
-from naspipe.runtime.blocks.pass_state import GradientSum
 from naspipe.runtime.blocks.ports import Updates
+from naspipe.runtime.blocks.sums import GradientSum, Part
 from naspipe.runtime.jobs.ports import Positions
+from naspipe.runtime.layers.bound_layer import Gradients
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.layers.norm_statistics import Statistics
 from naspipe.runtime.memory.placement import Placement
@@ -29,9 +30,8 @@ _PARTS = {
 """What goes as a copy, beside the buffers."""
 
 
-_COUNT = " passes"
-_STATISTICS = " statistics "
-"""Beside the gradients of a sum, under names that no parameter has."""
+_COUNT, _SUM, _STATISTICS = "passes", "sum", "statistics"
+"""What is in a sum: how many passes, gradients by part and name, statistics by pass and name."""
 
 
 class LayerExchange:
@@ -120,21 +120,26 @@ class LayerExchange:
         values = {name: each.value() for name, each in state}
         count = int(values.pop(_COUNT))
         statistics: dict[int, Statistics] = {}
-        gradients = {}
-        for name, value in values.items():
+        parts: dict[Part, Gradients] = {}
+        for text, value in values.items():
             tensor = self._placement.receive(value)
-            if name.startswith(_STATISTICS):
-                number, buffer = name.removeprefix(_STATISTICS).split(" ", 1)
-                statistics.setdefault(int(number), {})[buffer] = tensor
+            what, first, number, name = text.split(" ", 3)
+            if what == _STATISTICS:
+                statistics.setdefault(int(first), {})[name] = tensor
             else:
-                gradients[name] = tensor
-        return GradientSum(gradients, count, [statistics[each] for each in sorted(statistics)])
+                parts.setdefault((int(first), int(number)), {})[name] = tensor
+        return GradientSum(parts, count, [statistics[each] for each in sorted(statistics)])
 
 
 def _write_sum(given: GradientSum) -> list[tuple[str, Any]]:
+    gradients = [
+        (f"{_SUM} {first} {count} {name}", tensor)
+        for (first, count), part in given.parts.items()
+        for name, tensor in part.items()
+    ]
     statistics = [
-        (f"{_STATISTICS}{number} {buffer}", tensor)
+        (f"{_STATISTICS} {number} 1 {buffer}", tensor)
         for number, each in enumerate(given.statistics)
         for buffer, tensor in each.items()
     ]
-    return [(_COUNT, given.num_passes), *given.gradients.items(), *statistics]
+    return [(_COUNT, given.num_passes), *gradients, *statistics]
