@@ -186,16 +186,14 @@ def by_critical_path(plan: Plan, pipeline: Pipeline, known: int | None = None) -
         pipeline: streams with costs.
         known: how many of the next subnets a subnet's priorities may look at; None for all.
     """
-    is_alone = len(pipeline.streams) == 1
-    grain = GRAIN if is_alone else STREAMS_GRAIN
-    usual = [] if is_alone or known is None else _mean_lengths(pipeline)
+    grain = GRAIN if len(pipeline.streams) == 1 else STREAMS_GRAIN
+    usual = [] if known is None or grain == GRAIN else _mean_lengths(pipeline)
     streams = []
     for each, stream in zip(plan.streams, pipeline.streams, strict=True):
         priorities = _priorities(stream, pipeline.steps, grain, known, usual)
-        ranked = [
-            p._replace(priorities=own) for p, own in zip(each.planned, priorities, strict=True)
-        ]
-        streams.append(replace(each, planned=tuple(ranked)))
+        pairs = zip(each.planned, priorities, strict=True)
+        ranked = tuple(planned._replace(priorities=own) for planned, own in pairs)
+        streams.append(replace(each, planned=ranked))
     return replace(plan, order="critical-path", streams=tuple(streams))
 
 
