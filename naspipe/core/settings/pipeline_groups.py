@@ -161,6 +161,20 @@ class WireSettings:
         one_of("zmq", "nccl"),
         example="nccl",
     )
+    link_bandwidth: float = setting(
+        0.0,
+        "an emulated link from each worker to each other one, to see what a slower network would "
+        "cost: messages arrive as late as over it. 0 for none. On one machine only.",
+        at_least(0),
+        unit="bytes per second",
+        example="1e9",
+    )
+    link_latency: float = setting(
+        0.0,
+        "what a message takes over the emulated link beside its bytes.",
+        between(0, 60, "seconds"),
+        example="0.001",
+    )
     port: int = setting(
         29600,
         "first port of the tcp transport. One for each stage and one for the launcher; under "

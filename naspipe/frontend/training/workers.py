@@ -50,6 +50,11 @@ def execution_of(worker: Worker, execution: Execution, asked_stages: int | None)
             f"data_path={execution.wire.data_path}: expected zmq under torchrun; use --set "
             f"data_path=zmq"
         )
+    if execution.wire.link_bandwidth or execution.wire.link_latency:
+        raise ConfigError(
+            "link_bandwidth, link_latency: expected none under torchrun, as hosts have no common "
+            "clock; emulate a link with --stages and --groups on one machine"
+        )
     return execution.changed(stages=stages, transport="tcp")
 
 

@@ -191,6 +191,14 @@ class ZmqTransport:
 
     def receive_any(self, timeout_seconds: float) -> Message | Announcement | None:
         """The same; announcements of inputs that take another way too."""
+        frames = self._next(timeout_seconds)
+        if frames is None:
+            return None
+        header, *rest = frames
+        return read_message(header.buffer, [frame.buffer for frame in rest], self._staging)
+
+    def _next(self, timeout_seconds: float) -> Sequence[zmq.Frame] | None:
+        """The frames of the next message, if one comes in time."""
         # Asked for after every block: looking at the socket's state is cheaper than a poll.
         is_here = bool(int(self._inbox.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
         if not is_here and timeout_seconds:
@@ -198,7 +206,4 @@ class ZmqTransport:
             is_here = self._inbox in ready
             if self._wakeup.fileno() in ready:
                 self._wakeup.clear()
-        if not is_here:
-            return None
-        header, *frames = self._inbox.recv_multipart(copy=False)
-        return read_message(header.buffer, [frame.buffer for frame in frames], self._staging)
+        return self._inbox.recv_multipart(copy=False) if is_here else None

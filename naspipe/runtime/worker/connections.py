@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from naspipe.core.config import Execution
@@ -10,6 +12,7 @@ from naspipe.runtime.devices.cuda_device import start_cuda
 from naspipe.runtime.devices.staging import Staging
 from naspipe.runtime.jobs.ports import PipelineJob
 from naspipe.runtime.memory.placement import device_name
+from naspipe.runtime.wire.emulated_link import Link, LinkedTransport
 from naspipe.runtime.wire.endpoints import Endpoints
 from naspipe.runtime.wire.ports import Transport
 from naspipe.runtime.wire.transport import ZmqTransport
@@ -36,7 +39,9 @@ def connect(job: PipelineJob, worker: WorkerId, endpoints: Endpoints, wakeup: Wa
     """
     execution, count = job.execution, job.positions.num_workers
     device = torch.device(start_device(execution, worker))
-    sockets = ZmqTransport(worker, endpoints, wakeup, Staging(device))
+    link = Link(execution.wire.link_bandwidth, execution.wire.link_latency)
+    make = partial(LinkedTransport, link) if link.is_emulated else ZmqTransport
+    sockets = make(worker, endpoints, wakeup, Staging(device))
     if execution.wire.data_path == "zmq" or count == 1:
         return sockets
     from naspipe.runtime.wire.nccl_path import NcclTransport, Pairs
