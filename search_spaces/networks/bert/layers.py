@@ -25,7 +25,7 @@ def _linear(inputs: int, outputs: int) -> nn.Linear:
     return layer
 
 
-class Embedding(nn.Module):
+class WordEmbedding(nn.Module):
     """A vector for each word and one for each position, normed; sentences are padded behind."""
 
     def __init__(self, vocabulary: int, width: int, padding: int) -> None:

@@ -62,9 +62,9 @@ def defaults(scale: str) -> Defaults:
 
 
 def _embedding(vocabulary: int, width: int, padding: int) -> Any:
-    from search_spaces.networks.bert.layers import Embedding
+    from search_spaces.networks.bert.layers import WordEmbedding
 
-    return Embedding(vocabulary, width, padding)
+    return WordEmbedding(vocabulary, width, padding)
 
 
 def _encoder(width: int, heads: int) -> Any:
