@@ -9,13 +9,17 @@ from naspipe.core.rules import Rule
 from naspipe.core.space import Space
 from search_spaces.common import SCALES, Defaults, require, shared_rules, unknown
 from search_spaces.cv import spec as _cv
-from search_spaces.networks import spec as _networks
+from search_spaces.networks import spec as _image_networks
+from search_spaces.networks.bert import spec as _bert
 from search_spaces.nlp import spec as _nlp
 
 __all__ = ["SCALES", "Defaults", "build", "candidate_names", "defaults", "names", "networks"]
 
 _SPECS: dict[str, ModuleType] = {
     name: module for module in (_nlp, _cv) for name in module.CANDIDATES.variants
+}
+_NETWORKS: dict[str, ModuleType] = {
+    name: module for module in (_image_networks, _bert) for name in module.NAMES
 }
 
 
@@ -26,7 +30,7 @@ def names() -> tuple[str, ...]:
 
 def networks() -> tuple[str, ...]:
     """The name of every plain network."""
-    return _networks.NAMES
+    return tuple(_NETWORKS)
 
 
 def build(
@@ -75,8 +79,9 @@ def candidate_names(name: str) -> tuple[str, ...]:
 
 
 def _spec(name: str, scale: str) -> ModuleType:
-    if name not in _SPECS and name not in networks():
-        raise unknown("search space", name, (*names(), *networks()))
+    known = {**_SPECS, **_NETWORKS}
+    if name not in known:
+        raise unknown("search space", name, tuple(known))
     if scale not in SCALES:
         raise unknown("scale", scale, SCALES)
-    return _SPECS.get(name, _networks)
+    return known[name]

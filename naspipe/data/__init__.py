@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from naspipe.data.images import ImageData
+from naspipe.data.masked_words import MaskedWords
 from naspipe.data.registry import entries, is_prepared, open_data, prepare
 from naspipe.data.translation import TranslationData
 
-__all__ = ["ImageData", "TranslationData", "entries", "is_prepared", "open_data", "prepare"]
+__all__ = [
+    "ImageData", "MaskedWords", "TranslationData", "entries", "is_prepared", "open_data", "prepare",
+]  # fmt: skip

@@ -11,6 +11,8 @@ from naspipe.core.errors import ConfigError
 from naspipe.data import digits, fashion_mnist, image_folder, libreoffice_help
 from naspipe.data.cache import Description, default_root, open_prepared, publish
 from naspipe.data.images import ImageData
+from naspipe.data.masked_words import PREFIX as _MASKED
+from naspipe.data.masked_words import MaskedWords
 from naspipe.data.ports import PreparationProgress
 from naspipe.data.progress import SilentProgress
 from naspipe.data.translation import TranslationData
@@ -34,7 +36,9 @@ class Entry:
 
     @property
     def kind(self) -> str:
-        """``translation`` or ``image``: what a space may need."""
+        """``translation``, ``masked words`` or ``image``: what a space may need."""
+        if self.name.startswith(_MASKED):
+            return "masked words"
         is_text = self.build is libreoffice_help.build or self.name == "fairseq:DIR"
         return "translation" if is_text else "image"
 
@@ -63,12 +67,15 @@ _ENTRIES = {
         Entry("digits", "1,797 grey 8x8 images of digits, 10 classes, from scikit-learn"),
         Entry("fairseq:DIR", "a translation data set that fairseq-preprocess wrote to DIR"),
         Entry("image-folder:DIR", "images as DIR/train/CLASS/NAME.jpg (or .png), needs Pillow"),
+        Entry(f"{_MASKED}NAME", "sentences of NAME, prepared translation data, with words masked"),
     )
 }
 
+_PREFIXED = {name.partition(":")[0]: entry for name, entry in _ENTRIES.items() if ":" in name}
+
 
 def entries() -> list[Entry]:
-    """Return every data set there is; of ``PREFIX:DIR`` ones the user gives the directory."""
+    """Return every data set there is; of ``PREFIX:DIR`` ones the user gives what follows."""
     return list(_ENTRIES.values())
 
 
@@ -95,33 +102,44 @@ def open_data(
     split: str = "train",
     required_multiple: int = 1,
     image_size: int = 224,
-) -> TranslationData | ImageData:
+) -> TranslationData | MaskedWords | ImageData:
     """Open one split of a data set; what had to be prepared is verified file by file.
 
-    ``max_tokens`` (per batch) is for translation data, ``batch_size`` (images) for images,
+    ``max_tokens`` (per batch) is for text, ``batch_size`` (images) for images,
     ``image_size`` (pixels) for image folders.
     """
-    entry, directory = _find(name)
+    entry, rest = _find(name)
     if split not in SPLITS:
         raise ConfigError(f"split: expected one of {', '.join(SPLITS)}, found {split!r}")
-    is_translation = entry.kind == "translation"
-    wrong = ("batch_size", batch_size) if is_translation else ("max_tokens", max_tokens)
+    is_text = entry.kind != "image"
+    wrong = ("batch_size", batch_size) if is_text else ("max_tokens", max_tokens)
     if wrong[1] is not None:
-        right = "max_tokens" if is_translation else "batch_size"
+        right = "max_tokens" if is_text else "batch_size"
         raise ConfigError(f"data set '{name}' takes {right}, not {wrong[0]}")
+    if is_text:
+        tokens = DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens
+        sentences = _open_sentences(
+            name.removeprefix(_MASKED), root, tokens, split, required_multiple
+        )
+        return MaskedWords(sentences, split) if name.startswith(_MASKED) else sentences
     images = DEFAULT_BATCH_SIZE if batch_size is None else batch_size
-    tokens = DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens
     if entry.name == "digits":
         return digits.open_images(images, split)
     if entry.name == "image-folder:DIR":
-        return image_folder.open_images(directory, images, split, image_size)
+        return image_folder.open_images(Path(rest).expanduser(), images, split, image_size)
+    place, full = open_prepared(root or default_root(), name, entry.recipe)
+    return fashion_mnist.open_images(place, images, split, _manifest_record(full))
+
+
+def _open_sentences(
+    name: str, root: Path | None, max_tokens: int, split: str, required_multiple: int
+) -> TranslationData:
+    entry, rest = _find(name)
     if entry.name == "fairseq:DIR":
-        return TranslationData(directory, tokens, split, required_multiple)
+        return TranslationData(Path(rest).expanduser(), max_tokens, split, required_multiple)
     place, full = open_prepared(root or default_root(), name, entry.recipe)
     record = _manifest_record(full)
-    if is_translation:
-        return TranslationData(place, tokens, split, required_multiple, record=record)
-    return fashion_mnist.open_images(place, images, split, record)
+    return TranslationData(place, max_tokens, split, required_multiple, record=record)
 
 
 def prepare(
@@ -135,9 +153,9 @@ def prepare(
     """Prepare ``name`` unless that is done already, verify it and return its directory.
 
     ``source`` replaces the download (see `naspipe.data.debian.unpacked`). Returns None for a data
-    set that needs no preparation.
+    set that needs no preparation. Masked words need that of their sentences.
     """
-    entry, _ = _find(name)
+    name, entry = _needed(name)
     if entry.build is None:
         if source is not None or force:
             raise ConfigError(
@@ -153,22 +171,40 @@ def prepare(
 
 def is_prepared(name: str, root: Path | None = None) -> bool:
     """Tell whether ``name`` can be opened without preparing it first; files are not verified."""
-    entry, _ = _find(name)
+    name, entry = _needed(name)
     return entry.build is None or ((root or default_root()) / name).is_dir()
 
 
 def read_record(name: str, root: Path | None = None) -> dict[str, Any]:
     """Return the record of a prepared data set, its files verified."""
-    entry, _ = _find(name)
+    name, entry = _needed(name)
     return open_prepared(root or default_root(), name, entry.recipe)[1]
 
 
-def _find(name: str) -> tuple[Entry, Path]:
-    prefix, separator, place = name.partition(":")
-    entry = _ENTRIES.get(f"{prefix}:DIR" if separator and place else name)
+def has_known_prefix(name: str) -> bool:
+    """Tell whether a name with a colon is that of a data set, as in ``fairseq:DIR``."""
+    return name.partition(":")[0] in _PREFIXED
+
+
+def _find(name: str) -> tuple[Entry, str]:
+    """The data set of that name, and what follows its prefix."""
+    prefix, _, rest = name.partition(":")
+    entry = _PREFIXED.get(prefix) if rest else _ENTRIES.get(name)
     if entry is None:
         raise ConfigError(f"unknown data set {name!r}: expected one of {', '.join(_ENTRIES)}")
-    return entry, Path(place).expanduser()
+    if name.startswith(_MASKED) and _find(rest)[0].kind != "translation":
+        raise ConfigError(
+            f"data set {name!r}: expected {_MASKED} before one of "
+            f"{', '.join(names_of_kind('translation'))}"
+        )
+    return entry, rest
+
+
+def _needed(name: str) -> tuple[str, Entry]:
+    """Name and entry of what has to be prepared for a data set."""
+    if _find(name)[0].name.startswith(_MASKED):
+        name = name.removeprefix(_MASKED)
+    return name, _find(name)[0]
 
 
 def _manifest_record(full: dict[str, Any]) -> dict[str, Any]:

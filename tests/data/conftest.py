@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from naspipe.data import prepare
+from naspipe.data.dictionary import write_dictionary
+from naspipe.data.fairseq_format import write_mmap
 from naspipe.data.sentence_pairs import split_of
 
 HELP = {"libreoffice-help-en-us": "en-US", "libreoffice-help-de": "de"}
@@ -39,6 +42,18 @@ def page_names() -> list[str]:
     names = [f"guide/page{number}.html" for number in range(200)]
     held_out = [name for name in names if split_of(name) != "train"]
     return sorted(held_out + [name for name in names if split_of(name) == "train"][:12])
+
+
+def write_sentences(directory: Path) -> Path:
+    """Forty sentence pairs as fairseq would lay them out, of another language pair."""
+    rng = np.random.RandomState(0)
+    for split, number in (("train", 40), ("valid", 7)):
+        for language in ("fr", "it"):
+            rows = [[*rng.randint(4, 20, rng.randint(1, 9)), 2] for _ in range(number)]
+            write_mmap(directory / f"{split}.fr-it.{language}", rows, 20)
+    for language in ("fr", "it"):
+        write_dictionary(directory / f"dict.{language}.txt", [(f"w{n}", 1) for n in range(16)])
+    return directory
 
 
 @pytest.fixture

@@ -15,18 +15,12 @@ from naspipe.data.dictionary import write_dictionary
 from naspipe.data.fairseq_format import write_mmap
 from naspipe.data.translation import TranslationData
 
+from .conftest import write_sentences
+
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """Forty sentence pairs as fairseq would lay them out, of another language pair."""
-    rng = np.random.RandomState(0)
-    for split, number in (("train", 40), ("valid", 7)):
-        for language in ("fr", "it"):
-            rows = [[*rng.randint(4, 20, rng.randint(1, 9)), 2] for _ in range(number)]
-            write_mmap(tmp_path / f"{split}.fr-it.{language}", rows, 20)
-    for language in ("fr", "it"):
-        write_dictionary(tmp_path / f"dict.{language}.txt", [(f"w{n}", 1) for n in range(16)])
-    return tmp_path
+    return write_sentences(tmp_path)
 
 
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:

@@ -9,7 +9,11 @@ import torch
 from torch import nn
 
 import naspipe as npp
+import search_spaces
+from naspipe.data import open_data
+from tests.data.conftest import write_sentences
 from tests.equivalence import spaces
+from tests.equivalence.harness import check
 from tests.oracle import bits
 
 
@@ -48,6 +52,17 @@ def test_bits_of_a_strangers_loop(tmp_path, stages, groups):
         found = run.layer(position, 0).state_dict()
         for name, value in part.state_dict().items():
             assert bits(found[name]) == bits(value), f"{position}.{name}"
+
+
+def test_bits_of_a_bert_that_guesses_masked_words(tmp_path):
+    data = open_data(f"masked:fairseq:{write_sentences(tmp_path)}", max_tokens=40)
+    space = search_spaces.build("bert-base", "tiny", data.info)
+    loss = search_spaces.defaults("bert-base", "tiny").loss()
+    for groups, stages in ((1, (1,)), (2, (1, 2))):
+        check(
+            tmp_path, space, data, loss, stages=stages, steps=2, optimizer="AdamW", lr=1e-3,
+            recipe={"passes": "accumulate:4"}, execution={"groups": groups},
+        )  # fmt: skip
 
 
 def test_the_modules_stay_as_they_are(tmp_path):

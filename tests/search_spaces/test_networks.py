@@ -13,6 +13,10 @@ from tests.equivalence.harness import check
 IMAGENET = {"channels": 3, "height": 224, "width": 224, "classes": 1000}
 FASHION = {"channels": 1, "height": 28, "width": 28, "classes": 10}
 SMALL = {"channels": 1, "height": 8, "width": 8, "classes": 10}
+BERT = {"vocabulary": 30_522, "padding": 1}
+"""The published vocabulary."""
+
+OF_IMAGES = [name for name in search_spaces.networks() if name != "bert-base"]
 
 
 @pytest.mark.parametrize(
@@ -33,7 +37,16 @@ def test_their_sizes_are_those_that_were_published(name, blocks, parameters):
     assert sum(p.numel() for module in modules for p in module.parameters()) == parameters
 
 
-@pytest.mark.parametrize("name", search_spaces.networks())
+def test_bert_has_its_published_size_but_for_what_the_specification_names():
+    """BertForMaskedLM of transformers has 109,514,298: segments, and a decoder that is tied."""
+    space = search_spaces.build("bert-base", "paper", BERT)
+    modules = [sketch(space, block, 0) for block in range(len(space))]
+    assert len(space) == 14
+    found = sum(p.numel() for module in modules for p in module.parameters())
+    assert found == 109_514_298 - 2 * 768 + 768 * 30_522
+
+
+@pytest.mark.parametrize("name", OF_IMAGES)
 def test_tiny_ones_take_small_images(name):
     for info in (FASHION, SMALL):
         space = search_spaces.build(name, "tiny", info)
@@ -47,6 +60,23 @@ def test_most_parameters_of_a_tiny_vgg_are_in_its_linear_layers():
     space = search_spaces.build("vgg16", "tiny", FASHION)
     counts = [sum(p.numel() for p in block.candidates[0]().parameters()) for block in space.blocks]
     assert 0.84 < sum(counts[-3:]) / sum(counts) < 0.91
+
+
+def test_a_tiny_bert_sees_no_padding():
+    """More padding behind a sentence changes none of its scores."""
+    torch.manual_seed(1)
+    space = search_spaces.build("bert-base", "tiny", {"vocabulary": 50, "padding": 1})
+    modules = [block.candidates[0]().eval() for block in space.blocks]
+    words = torch.randint(4, 50, (2, 7))
+    scores = []
+    for padding in (0, 5):
+        passed = (torch.nn.functional.pad(words, (0, padding), value=1),)
+        for module in modules:
+            out = module(*passed)
+            passed = out if isinstance(out, tuple) else (out,)
+        scores.append(passed[0][:, :7])
+    assert scores[0].shape == (2, 7, 50)
+    torch.testing.assert_close(scores[1], scores[0], rtol=1e-4, atol=1e-5)
 
 
 def batches(seed, sequence_id):

@@ -13,7 +13,7 @@ from naspipe.core.config import Execution, Recipe, Settings, apply_settings
 from naspipe.core.errors import ConfigError
 from naspipe.core.space import Space
 from naspipe.core.user_code import import_attribute
-from naspipe.data.registry import find_entry, names_of_kind, open_data
+from naspipe.data.registry import find_entry, has_known_prefix, names_of_kind, open_data
 from naspipe.frontend.given.input_checks import check_batch, check_layers
 from naspipe.runtime.jobs.workload import Batches, Workload
 from naspipe.runtime.layers.optimizers import check_optimizer
@@ -42,7 +42,7 @@ def find_workload(
     defaults = search_spaces.defaults(name, scale)
     data_name = data_name or defaults.data
     if not is_own_data(data_name):
-        _check_kind(name, data_name, "image" if defaults.max_tokens is None else "translation")
+        _check_kind(name, data_name, find_entry(defaults.data).kind)
     usual = {"max_tokens": defaults.max_tokens, "batch_size": defaults.batch_size}
     data = find_data(data_name, data_root, {**usual, **(sizes or {})})
     space = search_spaces.build(name, scale, getattr(data, "info", {}))
@@ -144,7 +144,7 @@ def find_data(
 
 def is_own_data(data_name: str) -> bool:
     """Whether the name is a ``module:function`` of the user's, and not a data set's."""
-    return ":" in data_name and not data_name.startswith(("fairseq:", "image-folder:"))
+    return ":" in data_name and not has_known_prefix(data_name)
 
 
 def _check_kind(space: str, data_name: str, kind: str) -> None:

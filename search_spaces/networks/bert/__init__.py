@@ -1,0 +1,1 @@
+"""BERT as a space of one candidate per block."""

@@ -1,0 +1,85 @@
+"""BERT-base: what its blocks are.
+
+An embedding, 12 encoders and a head that guesses masked words, as Devlin et al. 2019 have them.
+Three things differ. There is no next-sentence task, and so neither segments nor a pooler. The
+head's decoder has a weight of its own, as a parameter that two layers share is refused. And the
+optimizer decays every parameter, biases and norms too. A scale changes widths, never blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from naspipe.core.rules import Rule
+from naspipe.core.space import Block, Shared
+from search_spaces.common import Defaults
+
+NAMES = ("bert-base",)
+
+ENCODERS = 12
+
+WIDTHS = {"tiny": 64, "small": 256, "paper": 768}
+
+HEADS = {"tiny": 4, "small": 8, "paper": 12}
+"""Of each encoder's attention."""
+
+PADDING = 1
+"""The token that fills sentences up, in the data sets that come with naspipe."""
+
+INFO = ("vocabulary", "padding")
+"""What the data has to state."""
+
+SHARED_RULES: dict[str, Rule] = {}
+
+
+def chain(
+    name: str, scale: str, info: Mapping[str, int], rule: Mapping[str, Rule]
+) -> list[Block | Shared]:
+    """The blocks of a network; there is nothing to choose."""
+    width, vocabulary = WIDTHS[scale], info["vocabulary"]
+    encoder = partial(_encoder, width, HEADS[scale])
+    return [
+        Block([partial(_embedding, vocabulary, width, info["padding"])]),
+        *(Block([encoder], kind="encoder") for _ in range(ENCODERS)),
+        Block([partial(_head, width, vocabulary)]),
+    ]
+
+
+def defaults(scale: str) -> Defaults:
+    """What a run uses unless its user says otherwise."""
+    return Defaults(
+        data="masked:en-de-2k" if scale == "tiny" else "masked:en-de-8k",
+        max_tokens={"tiny": 600, "small": 4096, "paper": 12288}[scale],
+        optimizer="AdamW",
+        lr={"tiny": 1e-3, "small": 3e-4, "paper": 1e-4}[scale],
+        loss=_loss,
+    )
+
+
+# Factories import torch's modules only when they make one.
+
+
+def _embedding(vocabulary: int, width: int, padding: int) -> Any:
+    from search_spaces.networks.bert.layers import WordEmbedding
+
+    return WordEmbedding(vocabulary, width, padding)
+
+
+def _encoder(width: int, heads: int) -> Any:
+    from search_spaces.networks.bert.layers import Encoder
+
+    return Encoder(width, heads)
+
+
+def _head(width: int, vocabulary: int) -> Any:
+    from search_spaces.networks.bert.layers import Head
+
+    return Head(width, vocabulary)
+
+
+def _loss() -> Any:
+    from search_spaces.nlp.shared_layers import TokenLoss
+
+    return TokenLoss(PADDING)
