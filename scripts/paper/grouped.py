@@ -37,8 +37,9 @@ as batch normalisation, is not counted."""
 FIXED_NS = 800_000
 """What a pass costs on each stage for every block of the network, half of it in the forward.
 
-For every block, not only the stage's own: as if the launches of all stages went through one host
-process, which GroPipe's threads do. Chosen so that the best number of micro-batches is GroPipe's.
+For every block, not only the stage's own: as if one host process launched for all stages in
+turn. A guess: chosen, form and size, for the best number of micro-batches and for 4x2 over 2x4 to
+be about GroPipe's.
 """
 LINK = 12e9
 """Bytes per second: PCIe 3.0 x16, which the paper's devices have; not fitted."""
