@@ -236,6 +236,7 @@ def simulate_into(
     controllers: Sequence[StageController],
     costs: Costs,
     admissions: Callable[[], Sequence[Admission]],
+    clock: VirtualClock | None = None,
 ) -> None:
     """Run every stream to its end, telling every access as it ends.
 
@@ -245,11 +246,12 @@ def simulate_into(
         controllers: of each stage.
         costs: what everything takes.
         admissions: called once per stage: which subnets of each stream may be under way.
+        clock: a new one, for costs that depend on the time, as those of a busy link.
 
     Raises:
         InvariantError: when the schedule stops before every subnet is finished.
     """
-    clock = VirtualClock()
+    clock = clock or VirtualClock()
     stages = [
         SimulatedStage(controller, clock, costs, admissions(), admitted, record)
         for controller in controllers

@@ -17,6 +17,7 @@ from naspipe.sim.driver import Admitted, simulate_into
 from naspipe.sim.pipeline import Pipeline, Plan, by_critical_path
 from naspipe.sim.ports import Costs
 from naspipe.sim.table_metrics import summarize_table
+from naspipe.sim.virtual_clock import VirtualClock
 from naspipe.stage.builder import build_admission, build_controller, new_history
 from naspipe.stage.residency import residency_of
 from naspipe.trace.reading.metrics import Summary
@@ -47,7 +48,11 @@ class SimulatedRun:
 
 
 def simulate_run(
-    pipeline: Pipeline, plan: Plan, execution: Execution, timing: Costs
+    pipeline: Pipeline,
+    plan: Plan,
+    execution: Execution,
+    timing: Costs,
+    clock: VirtualClock | None = None,
 ) -> SimulatedRun:
     """Run a pipeline under a plan to its end; pure, and the same at every call.
 
@@ -56,6 +61,7 @@ def simulate_run(
         plan: see :func:`naspipe.sim.pipeline.plan_pipeline`; may be that of longer streams.
         execution: stages, prefetching and whether forwards start partly clear.
         timing: what everything takes.
+        clock: a new one, where ``timing`` has to look at it.
 
     Raises:
         InvariantError: when the schedule stops before its end: a bug.
@@ -97,7 +103,7 @@ def simulate_run(
         ]
 
     table = AccessTable()
-    simulate_into(table.append, admitted, controllers, timing, admissions)
+    simulate_into(table.append, admitted, controllers, timing, admissions, clock)
     peaks = tuple(manager.peak_bytes for manager in managers if manager is not None)
     return SimulatedRun(plan, table, execution.workers, peaks)
 

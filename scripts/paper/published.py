@@ -1,4 +1,8 @@
-"""What the paper reports: NASPipe (ASPLOS'22), Tables 2 to 5 and the text around its figures."""
+"""What the papers report.
+
+NASPipe (ASPLOS'22): Tables 2 to 5 and the text around its figures. GroPipe (IEEE Trans. Computers
+2025): Tables VI and VII and the text around Figure 14; their names begin with GROPIPE.
+"""
 
 from __future__ import annotations
 
@@ -83,3 +87,35 @@ Use per busy GPU is 0.80 at batch 192, 0.145 at 32 and 0.083 at 16, so a step of
 one of 16 takes 0.80 of the time of a step of 192: shares of 0.90 and 0.78, of which this is the
 mean.
 """
+
+
+class GropipeCell(NamedTuple):
+    """Images per second of one network on N groups of k GPUs (GroPipe, Tables VI and VII)."""
+
+    plain: int
+    """With one micro-batch a group."""
+    best: int
+    passes: int
+    """Micro-batches of a group at the best."""
+
+
+GROPIPE_SHAPES = ((2, 2), (2, 3), (2, 4), (3, 2), (4, 2))
+"""Groups and stages."""
+
+_GROPIPE_ROWS = {
+    "resnet50": ((161, 249, 12), (156, 293, 12), (157, 314, 6), (230, 345, 12), (291, 426, 12)),
+    "resnet101": ((100, 152, 8), (98, 187, 10), (95, 197, 8), (141, 209, 12), (175, 257, 10)),
+    "resnet152": ((70, 106, 8), (69, 135, 12), (67, 143, 8), (99, 147, 10), (123, 180, 10)),
+    "vgg16": ((96, 142, 8), (97, 170, 12), (101, 189, 8), (139, 202, 8), (176, 252, 8)),
+    "vgg19": ((87, 128, 8), (87, 154, 8), (88, 170, 8), (121, 175, 8), (157, 220, 8)),
+}
+
+GROPIPE = {
+    (network, shape): GropipeCell(*cell)
+    for network, row in _GROPIPE_ROWS.items()
+    for shape, cell in zip(GROPIPE_SHAPES, row, strict=True)
+}
+"""By network, and groups and stages: 8 Tesla T4 of one host, global batch 256."""
+
+GROPIPE_COMMUNICATION = "at most 1.76 (VGG-16, 4 groups x 2 stages), more with more stages"
+"""Gain of GroPipe's communication over a base line that it does not name (Figure 14)."""

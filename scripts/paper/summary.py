@@ -38,6 +38,7 @@ _OTHERS = {
         "kills and recoveries, fuzzing, resumes, several hosts, what checkpoints cost",
     ),
     "gpu": ("scripts/gpu_check.sh", "bits and swapping on a GPU"),
+    "groups": ("scripts/bench_groups.py", "groups of stages on 8 devices, simulated"),
     "loss_curve": ("scripts/loss_curve.py", "loss over 300 steps of nlp.c3"),
     "memory": ("scripts/check_memory.py --all", "bits under memory budgets"),
     "memory_model": ("scripts/bench_memory_model.py", "batches that a device's memory admits"),
