@@ -8,21 +8,24 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from naspipe.core.access import Access, AccessKind
-from naspipe.report.needs import Held, Needs
+from naspipe.report.needs import Needs
+from naspipe.report.reasons import Reason
+from naspipe.report.reductions import Held
 
 
 class Blocked(NamedTuple):
     """From ``start_ns`` to ``end_ns`` the forward ``record`` had its input, and ``write`` to come.
 
-    The WRITE may have been made on another stage, whose version then had still to travel. Where it
-    ``is_held`` it had its gradient, but not yet the norm of all gradients of its step.
+    The WRITE may have been made on another stage, whose version then had still to travel. Where
+    the ``reason`` is not causal order, the WRITE had its gradients and was held back, or it was
+    over and a copy of the layer on its way.
     """
 
     start_ns: int
     end_ns: int
     record: Access
     write: Access
-    is_held: bool = False
+    reason: Reason = Reason.CAUSAL
 
 
 def blocked_stretches(records: Iterable[Access], needs: Needs, begin_ns: int) -> list[Blocked]:
@@ -52,19 +55,22 @@ def _all(records: Iterable[Access], needs: Needs, begin_ns: int) -> Iterator[Blo
         # A version of another stage arrives some time after its WRITE, when the forward begins.
         clear_ns = write.end_ns if write.stage == record.stage else record.start_ns
         if input_ns < write.end_ns and input_ns < clear_ns:
-            yield from _pieces(Blocked(input_ns, clear_ns, record, write), needs.held(write))
+            apart = needs.holds(write)
+            if needs.reductions.is_copy(record):
+                apart.append(Held(write.end_ns, clear_ns, Reason.COPY, write))
+            yield from _pieces(Blocked(input_ns, clear_ns, record, write), apart)
 
 
-def _pieces(blocked: Blocked, held: Held | None) -> Iterator[Blocked]:
-    """Cut out the part in which the WRITE was held."""
+def _pieces(blocked: Blocked, apart: Iterable[Held]) -> Iterator[Blocked]:
+    """Cut out the parts that have a reason of their own."""
     start_ns, end_ns = blocked.start_ns, blocked.end_ns
-    if held is not None:
+    for held in apart:
         from_ns = min(max(start_ns, held.start_ns), end_ns)
-        until_ns = min(max(from_ns, held.last.end_ns), end_ns)
+        until_ns = min(max(from_ns, held.end_ns), end_ns)
         if start_ns < from_ns:
-            yield blocked._replace(end_ns=from_ns)
+            yield blocked._replace(start_ns=start_ns, end_ns=from_ns)
         if from_ns < until_ns:
-            yield blocked._replace(start_ns=from_ns, end_ns=until_ns, is_held=True)
+            yield blocked._replace(start_ns=from_ns, end_ns=until_ns, reason=held.reason)
         start_ns = until_ns
     if start_ns < end_ns:
         yield blocked._replace(start_ns=start_ns)

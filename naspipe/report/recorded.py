@@ -10,7 +10,7 @@ from naspipe.core.access import Access
 from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError, LogError
 from naspipe.core.settings.declare import declared
-from naspipe.core.steps import parse_passes
+from naspipe.core.steps import recorded_steps
 from naspipe.report.needs import Schedule
 from naspipe.schedule.traits import TRAITS, PolicyTraits
 from naspipe.trace.access.labels import SpaceLabels
@@ -32,8 +32,14 @@ class Recorded(NamedTuple):
 
     @property
     def num_stages(self) -> int:
-        """As the manifest says, and at least as many as left records."""
-        return max([_whole(self, "stages"), *(access.stage + 1 for access in self.accesses)])
+        """Of all groups, as the manifest says, and at least as many as left records."""
+        told = _whole(self, "stages") * self.num_groups
+        return max([told, *(access.stage + 1 for access in self.accesses)])
+
+    @property
+    def num_groups(self) -> int:
+        """Copies of the pipeline, as the manifest says."""
+        return _whole(self, "groups")
 
     @property
     def schedule(self) -> Schedule:
@@ -47,17 +53,8 @@ class Recorded(NamedTuple):
             bulk=size if traits.has_bulks else 0,
             waits_for_versions=traits.waits_for_versions,
             is_partly_clear=bool(section(self.manifest, "execution").get("partly_clear", True)),
-            gated_passes=_gated_passes(section(definition, "recipe")),
+            steps=recorded_steps(section(definition, "recipe")),
         )
-
-
-def _gated_passes(recipe: Mapping[str, Any]) -> int:
-    """Passes of a step whose WRITEs wait for the norm of them all; 0 without such clipping."""
-    return (
-        parse_passes(str(recipe.get("passes", "one"))).passes
-        if recipe.get("clip_global_norm")
-        else 0
-    )
 
 
 def section(manifest: Mapping[str, Any], name: str) -> Mapping[str, Any]:
