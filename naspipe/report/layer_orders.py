@@ -18,7 +18,7 @@ from naspipe.trace.access.order import format_order, layer_order, reads_and_writ
 class LayerOrder(NamedTuple):
     """One layer; ``causal_ns`` sums the waits of stages for one of its WRITEs.
 
-    ``reduction_ns`` sums those for sums of its gradients, and for its copies in other groups.
+    ``reduction_ns`` sums those for what groups send one another: its gradients, copies, buffers.
     """
 
     layer: LayerId

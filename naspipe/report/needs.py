@@ -30,6 +30,8 @@ class Schedule(NamedTuple):
     """Whether a forward began before all of its stage's blocks were clear."""
     steps: Steps = ONE_PASS
     """How subnets form steps, and whether a step's WRITEs wait for one another."""
+    ordered: frozenset[LayerId] = frozenset()
+    """Layers through which the passes of a step go one after the other, as they have buffers."""
 
     def finished_before(self, sequence_id: int) -> int:
         """Subnets below this number had to be done on a stage before one was let in there."""
@@ -49,6 +51,7 @@ class Needs:
         self._by_place: dict[_Place, Access] = {}
         self._writes: dict[LayerId, dict[int, Access]] = defaultdict(dict)
         self._forwards: dict[tuple[int, int, int], list[Access]] = defaultdict(list)
+        self._in_step: dict[tuple[LayerId, int], dict[int, Access]] = defaultdict(dict)
         self.reductions = Reductions(accesses, schedule.steps)
         finished: dict[tuple[int, int], dict[int, Access]] = defaultdict(dict)
         for access in accesses:
@@ -60,6 +63,8 @@ class Needs:
                 self._by_place[stream, subnet, access.kind, block] = access
             if access.kind is F:
                 self._forwards[stream, subnet, stage].append(access)
+                if access.layer in schedule.ordered:
+                    self._in_step[access.layer, schedule.steps.step(subnet)][subnet] = access
             last = finished[stream, stage].get(subnet)
             if last is None or access.end_ns > last.end_ns:
                 finished[stream, stage][subnet] = access
@@ -97,6 +102,14 @@ class Needs:
             place = bisect_left(versions, access.version)
             return self._writes[access.layer][versions[place - 1]] if place else None
         return None
+
+    def passed(self, access: Access) -> Access | None:
+        """The forward of an earlier pass on another stage, whose buffers a forward goes on with."""
+        step = self._schedule.steps.step(access.sequence_id)
+        passes = self._in_step.get((access.layer, step), {}) if access.kind is F else {}
+        before = max((each for each in passes if each < access.sequence_id), default=None)
+        found = passes[before] if before is not None else None
+        return found if found is not None and found.stage != access.stage else None
 
     def holds(self, access: Access) -> list[Held]:
         """What held a WRITE back whose own gradients were there, in order."""

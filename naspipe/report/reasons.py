@@ -18,6 +18,8 @@ class Reason(Enum):
     """The gradients of another group's passes: a WRITE that had its own waited for their sum."""
     COPY = "copy"
     """A layer that another group wrote: the WRITE was over, and the copy on its way back."""
+    BUFFERS = "buffers"
+    """What another group's forward leaves for the next pass: running statistics of norms."""
     NORM = "norm"
     """The global norm: a WRITE that had its gradient waited for all gradients of its step."""
     WINDOW = "window"

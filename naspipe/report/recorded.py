@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 from naspipe.core.access import Access
 from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError, LogError
+from naspipe.core.ids import LayerId
 from naspipe.core.settings.declare import declared
 from naspipe.core.steps import recorded_steps
 from naspipe.report.needs import Schedule
+from naspipe.report.ordered_layers import ordered_layers
 from naspipe.schedule.traits import TRAITS, PolicyTraits
 from naspipe.trace.access.labels import SpaceLabels
 from naspipe.trace.reading.compare import RecordedRun
@@ -29,6 +31,8 @@ class Recorded(NamedTuple):
     losses: list[Loss]
     remarks: list[str]
     validations: Sequence[Validation] = ()
+    ordered: frozenset[LayerId] = frozenset()
+    """See :class:`naspipe.report.needs.Schedule`."""
 
     @property
     def num_stages(self) -> int:
@@ -54,6 +58,7 @@ class Recorded(NamedTuple):
             waits_for_versions=traits.waits_for_versions,
             is_partly_clear=bool(section(self.manifest, "execution").get("partly_clear", True)),
             steps=recorded_steps(section(definition, "recipe")),
+            ordered=self.ordered,
         )
 
 
@@ -82,7 +87,11 @@ def read_run(path: Path) -> Recorded:
         raise ConfigError(
             f"cannot report on {path}: {error}; restore the file or leave this run out"
         ) from error
-    recorded = Recorded(path, run.manifest, run.labels, accesses, losses, remarks, validations)
+    recipe = section(section(run.manifest, "definition"), "recipe")
+    ordered = ordered_layers(run.directory, run.labels, recipe)
+    recorded = Recorded(
+        path, run.manifest, run.labels, accesses, losses, remarks, validations, ordered
+    )
     _check(recorded)
     return recorded
 

@@ -11,7 +11,7 @@ from naspipe.report.reasons import Reason
 from naspipe.report.reductions import Handover
 from naspipe.report.waits import Wait
 
-REDUCING = (Reason.REDUCTION, Reason.COPY)
+REDUCING = {Reason.REDUCTION: "sums", Reason.COPY: "copies", Reason.BUFFERS: "buffers"}
 """What stages wait for because passes of one step are computed in several groups."""
 
 
@@ -59,8 +59,8 @@ def reduction_routes(handovers: Iterable[Handover]) -> list[dict[str, int]]:
 def reduction_numbers(
     handovers: Sequence[Handover], waits: Iterable[Wait], stages_ns: int
 ) -> dict[str, float]:
-    """How many sums, and the share of all stages' time that nothing ran for want of one or of a
-    copy; empty where there were none."""
+    """How many sums, and the share of all stages' time that nothing ran for want of one, of a copy
+    or of buffers; empty where there were none."""
     if not handovers:
         return {}
     waited = sum(wait.end_ns - wait.start_ns for wait in waits if wait.reason in REDUCING)
@@ -72,10 +72,12 @@ def reduction_line(tables: Mapping[str, Any]) -> str:
     numbers = tables["numbers"]
     if not numbers.get("num_sums"):
         return ""
-    totals = {reason: sum(tables["wait_totals_ns"][reason.value]) for reason in REDUCING}
     stages_ns = max(1, tables["num_stages"] * tables["end_ns"])
-    sums, copies = (totals[reason] / stages_ns for reason in REDUCING)
+    waited = (
+        f"{sum(tables['wait_totals_ns'][reason.value]) / stages_ns:.1%} for {what}"
+        for reason, what in REDUCING.items()
+    )
     return (
         f"{tables['name']}: {numbers['num_sums']} sums of gradients went from group to group; "
-        f"stages waited {sums:.1%} of their time for sums, {copies:.1%} for copies"
+        f"stages waited {', '.join(waited)}"
     )

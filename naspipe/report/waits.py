@@ -27,7 +27,8 @@ class Wait(NamedTuple):
     """One stretch in which a stage did nothing; times as in the log.
 
     ``next`` is the record that ended the gap. ``cause`` is what was waited for: where a forward was
-    ``blocked``, the WRITE that it needed; else the record on another stage that ``next`` needed.
+    ``blocked``, the WRITE or the other forward that it needed; else the record on another stage
+    that ``next`` needed.
     """
 
     stage: StageId
@@ -120,7 +121,7 @@ class _Stage:
                 start_ns = each.start_ns
             until_ns = min(each.end_ns, end_ns)
             yield Wait(
-                self._stage, start_ns, until_ns, each.reason, access, each.write, each.record
+                self._stage, start_ns, until_ns, each.reason, access, each.needed, each.record
             )
             start_ns = until_ns
         if end_ns > start_ns:
@@ -140,8 +141,9 @@ class _Stage:
                 version, access
             )
             found.append(_Awaited(version, Reason.REDUCTION if is_sum else Reason.INPUT))
-        if (sender := self._needs.sender(access)) is not None:
-            found.append(_Awaited(sender, Reason.INPUT))
+        for other in (self._needs.sender(access), self._needs.passed(access)):
+            if other is not None:
+                found.append(_Awaited(other, Reason.INPUT))
         late = [
             each
             for each in found

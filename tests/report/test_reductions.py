@@ -126,3 +126,18 @@ def test_three_groups_hand_on_twice() -> None:
     records = [access(0, 0, y, W, 10 * y, version=y, stage=y // 2) for y in range(6)]
     handovers = Reductions(records[::-1], Steps(6)).handovers
     assert [(each.given.stage, each.joined.stage) for each in handovers] == [(0, 1), (1, 2)]
+
+
+def test_a_forward_that_waits_for_another_groups_buffers() -> None:
+    """Pass 1 has its input at 10 on stage 1; pass 0 is through the layer on stage 0 at 40."""
+    records = [
+        access(0, 0, 1, F, 0, stage=1),
+        access(1, 0, 0, F, 30),
+        access(1, 0, 1, F, 45, stage=1),
+    ]
+    ordered = Schedule(16, steps=Steps(2), ordered=frozenset({records[1].layer}))
+    waits = explain_waits(records, 2, ordered)
+    assert Wait(1, 10, 45, Reason.BUFFERS, records[2], records[1], records[2]) in waits
+    assert (1, Reason.OTHER, 10, 45) in explained(records, Schedule(16, steps=Steps(2)))
+    of_two_steps = Schedule(16, ordered=frozenset({records[1].layer}))
+    assert (1, Reason.OTHER, 10, 45) in explained(records, of_two_steps)

@@ -12,7 +12,7 @@ from torch import nn
 import naspipe as npp
 from naspipe.cli.main import main
 from naspipe.core.events import VersionArrived
-from naspipe.core.parcels import COPY, SUM
+from naspipe.core.parcels import BUFFERS, COPY, SUM
 from naspipe.report.reasons import Reason
 from naspipe.report.recorded import Recorded, read_run
 from naspipe.report.reductions import Reductions
@@ -24,17 +24,19 @@ from tests.equivalence import spaces
 from tests.equivalence.test_groups import linear
 from tests.report.browser import Browser, find_chromium
 
+GROUPED = {"groups": 2, "record_events": True}
+
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     """Two groups of two stages, four passes a step; it recorded what came when."""
     path = tmp_path_factory.mktemp("runs") / "grouped"
-    return train(path, stages=2, execution={"groups": 2, "record_events": True})
+    return train(path, stages=2, execution=GROUPED)
 
 
-def train(path: Path, **how: Any) -> Recorded:
+def train(path: Path, space: npp.Space | None = None, **how: Any) -> Recorded:
     npp.train(
-        linear(), spaces.vectors, nn.CrossEntropyLoss(), steps=8, seed=3, run_dir=path,
+        space or linear(), spaces.vectors, nn.CrossEntropyLoss(), steps=8, seed=3, run_dir=path,
         recipe={"passes": "accumulate:4"}, **how,
     )  # fmt: skip
     return read_run(path)
@@ -73,6 +75,20 @@ def test_every_wait_for_a_copy_ends_with_one_that_came(real: Recorded) -> None:
         assert wait.cause.end_ns <= arrived <= reader.start_ns
 
 
+def test_every_wait_for_buffers_ends_with_some_that_came(tmp_path: Path) -> None:
+    """Of a space with batch normalisation; which layers have some, its checkpoint says."""
+    run = train(tmp_path / "normed", spaces.mixed(), execution=GROUPED)
+    came = arrivals(run, BUFFERS)
+    assert {layer for _, layer, _ in came} <= run.ordered
+    waits = explain_waits(run.accesses, run.num_stages, run.schedule)
+    found = [each for each in waits if each.reason is Reason.BUFFERS]
+    assert came and found
+    for wait in found:
+        assert wait.blocked is not None and wait.cause is not None
+        arrived = came[wait.blocked.stage, wait.blocked.layer, wait.cause.sequence_id]
+        assert wait.cause.end_ns <= arrived <= wait.blocked.start_ns
+
+
 def test_the_tables_hold_every_sum_and_every_wait(real: Recorded) -> None:
     tables = run_tables(real, "grouped")
     json.dumps(tables, allow_nan=False)
@@ -81,7 +97,7 @@ def test_the_tables_hold_every_sum_and_every_wait(real: Recorded) -> None:
     assert sum(route["sums"] for route in tables["routes"]) == 40
     assert set(sums["sender"]) == {0, 1} and set(sums["stage"]) == {2, 3}
     assert min(sums["start"]) > 0 and min(sums["length"]) >= 0
-    waited = sum(totals["reduction"]) + sum(totals["copy"])
+    waited = sum(totals["reduction"] + totals["copy"])
     assert waited > 0
     assert tables["numbers"]["reduction_ratio"] == waited / (4 * tables["end_ns"])
     assert sum(layer["reduction_ns"] for layer in tables["layers"]) == waited

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from naspipe.core.access import Access, AccessKind
 from naspipe.core.errors import ConfigError
+from naspipe.core.ids import LayerId, StreamId
 from naspipe.core.steps import Steps
 from naspipe.report.layer_orders import layer_orders
 from naspipe.report.needs import Schedule
@@ -215,9 +216,15 @@ def test_the_policy_decides_what_records_wait_for(
 
 
 def test_passes_and_clipping_decide_what_writes_wait_for(tmp_path: Path) -> None:
+    """And layers with buffers are those of the checkpoint, unless their statistics are deferred."""
     recipe = {"passes": "accumulate:4", "clip_global_norm": 1.0}
     path = FakeRun(definition={"recipe": recipe}).write(tmp_path / "run")
-    assert read_run(path).schedule == Schedule(16, steps=Steps(4, is_gated=True))
+    steps, ordered = Steps(4, is_gated=True), frozenset({LayerId(StreamId(0), 2, 1)})
+    assert read_run(path).schedule == Schedule(16, steps=steps, ordered=ordered)
+    deferred = FakeRun(definition={"recipe": {**recipe, "norms": "deferred"}})
+    assert read_run(deferred.write(tmp_path / "two")).schedule == Schedule(16, steps=steps)
+    (path / "checkpoints" / "final" / "stage-0.safetensors").unlink()
+    assert read_run(path).schedule == Schedule(16, steps=steps)
 
 
 def test_stages_of_all_groups_are_counted(tmp_path: Path) -> None:

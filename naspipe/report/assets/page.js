@@ -44,7 +44,7 @@ const MEASURES = [
   ["hit_rate", "cache hit rate", percent],
   ["stall_ratio", "stalled for loads", percent],
   ["num_sums", "sums between groups", String],
-  ["reduction_ratio", "waited for sums and copies", percent],
+  ["reduction_ratio", "waited for other groups' sums and copies", percent],
   ["final_loss", "loss, last tenth", (value) => value.toPrecision(5)],
   ["validation_loss", "validation loss, last", (value) => value.toPrecision(5)],
   ["validation_perplexity", "validation perplexity, last", (value) => value.toPrecision(4)],
@@ -116,7 +116,7 @@ function drawLayers(run) {
   const blame = (row) => run.layers[row].causal_ns + run.layers[row].reduction_ns;
   order.sort((one, other) => blame(other) - blame(one) || one - other);
   const blamed = order.slice(0, 8).filter((row) => blame(row) > 0);
-  const reduced = run.sums.start.length ? ["for its sums and copies"] : [];
+  const reduced = run.sums.start.length ? ["for its sums, copies and buffers"] : [];
   const head = ["layer", "rule", "stages waited for its WRITEs", "times", ...reduced, "READs", "WRITEs"];
   const lines = fillTable("blamed", blamed.length ? head : null, blamed.map((row) => {
     const { label, rule, causal_ns: ns, causal_waits: times, reads, writes } = run.layers[row];

@@ -12,6 +12,7 @@ const REASONS = {
   causal: ["#EE6677", "causal wait", "a forward was here, but an earlier subnet had still to write a layer that it reads: point at the strip for both"],
   reduction: ["#7A5BD6", "reduction", "a WRITE had its own gradients, but waited for the sum of those of another group's passes"],
   copy: ["#44AA99", "copy", "a forward was here, and another group had written its layer: the copy was on its way back"],
+  buffers: ["#DDAA88", "buffers", "a forward was here, but an earlier pass in another group had to go through the layer first (batch normalisation, norms=ordered)"],
   norm: ["#228833", "global norm", "a WRITE had its gradient, but waited for the norm of all gradients of its step (clip_global_norm)"],
   load: ["#66CCEE", "load", "a layer was on its way from host memory to the device"],
   window: ["#AA3377", "window", "as many subnets were under way as may be; an earlier one had to finish here"],
