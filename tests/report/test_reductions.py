@@ -8,7 +8,7 @@ from naspipe.core.access import Access, AccessKind
 from naspipe.core.steps import Steps
 from naspipe.report.needs import Schedule
 from naspipe.report.reasons import Reason
-from naspipe.report.reductions import Reductions
+from naspipe.report.reductions import Held, Reductions
 from naspipe.report.waits import Wait, explain_waits
 from tests.trace.fake_run import access
 
@@ -120,6 +120,19 @@ def test_behind_the_norm_a_sum_is_known_to_have_left_only() -> None:
         (1, Reason.CAUSAL, 45, 60),
     ]
     assert (1, Reason.NORM, 10, 60) in explained(records[:-1], schedule)
+
+
+def test_the_norm_waits_for_sums_of_other_layers() -> None:
+    """The WRITE of pass 2 is not gated, so it tells when its sum came; that of pass 3 waits on."""
+    *records, last = step()
+    last = last._replace(start_ns=100, end_ns=105)
+    given = access(1, 0, 1, W, 80, version=1)
+    records += [last, given, access(1, 0, 2, W, 92, version=2, stage=1)]
+    reductions = Reductions(records, Steps(4, is_gated=True))
+    assert reductions.holds(last) == [
+        Held(30, 60, Reason.REDUCTION, records[5]),
+        Held(60, 90, Reason.NORM, given),
+    ]
 
 
 def test_three_groups_hand_on_twice() -> None:
