@@ -34,6 +34,7 @@ LAUNCHING = (
     "nni/test_strategies.py",
     "nni/test_training.py",
     "report/test_page_in_browser.py",
+    "report/test_reductions_of_runs.py",
     "runtime/*test_emulated_link.py",
     "runtime/*test_failures.py",
     "runtime/*test_idle_work.py",

@@ -1,7 +1,8 @@
 """Write one HTML page that shows what runs did: timeline, waits, losses, access order, balance.
 
 The page needs no network and no server: open it in any browser. A trace of each run's timeline
-for https://ui.perfetto.dev is left beside its logs, as trace.json.
+for https://ui.perfetto.dev is left beside its logs, as trace.json. Of a run on groups the page
+shows when each sum of gradients went from group to group, and a line says what stages waited.
 """
 
 from __future__ import annotations
@@ -39,10 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the page and the traces; prints their paths."""
+    """Write the page and the traces; prints their paths, and a line on sums between groups."""
     from naspipe.report.chrome_trace import write_chrome_trace
     from naspipe.report.page import write_page
     from naspipe.report.recorded import read_run
+    from naspipe.report.reduction_tables import reduction_line
     from naspipe.report.run_tables import run_tables
     from naspipe.report.summary import agreement
 
@@ -61,6 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
         for each in recorded if not arguments.no_trace else ():
             write_chrome_trace(each.path / "trace.json", each)
             print(each.path / "trace.json")
+        for line in filter(None, map(reduction_line, tables)):
+            print(line)
     except OSError as error:
         raise ConfigError(
             f"cannot write {error.filename or output}: {error.strerror}; choose another place "

@@ -9,7 +9,9 @@ that uses a layer steps it. The passes have one subnet, or each its own.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import SequenceId
@@ -104,3 +106,13 @@ def parse_passes(text: str) -> Steps:
         f"batch, or sandwich:R with R random subnets beside the largest and the smallest (1 to "
         f"{MOST_PASSES}), found {text!r:.80}"
     )
+
+
+def recorded_steps(recipe: Mapping[str, Any]) -> Steps:
+    """The steps of a run, from the recipe that its manifest holds.
+
+    Raises:
+        ConfigError: for passes that no recipe can have.
+    """
+    is_gated = bool(recipe.get("clip_global_norm"))
+    return replace(parse_passes(str(recipe.get("passes", "one"))), is_gated=is_gated)

@@ -8,21 +8,25 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from naspipe.core.access import Access, AccessKind
-from naspipe.report.needs import Held, Needs
+from naspipe.report.needs import Needs
+from naspipe.report.reasons import Reason
+from naspipe.report.reductions import Held
 
 
 class Blocked(NamedTuple):
-    """From ``start_ns`` to ``end_ns`` the forward ``record`` had its input, and ``write`` to come.
+    """From ``start_ns`` to ``end_ns`` the forward ``record`` had its input, ``needed`` to come.
 
-    The WRITE may have been made on another stage, whose version then had still to travel. Where it
-    ``is_held`` it had its gradient, but not yet the norm of all gradients of its step.
+    That is most often a WRITE. It may have been made on another stage, whose version then had
+    still to travel. Where the ``reason`` is not causal order, the WRITE had its gradients and was
+    held back, or it was over and a copy of the layer on its way; or the forward of another pass
+    had to come first.
     """
 
     start_ns: int
     end_ns: int
     record: Access
-    write: Access
-    is_held: bool = False
+    needed: Access
+    reason: Reason = Reason.CAUSAL
 
 
 def blocked_stretches(records: Iterable[Access], needs: Needs, begin_ns: int) -> list[Blocked]:
@@ -39,32 +43,47 @@ def blocked_stretches(records: Iterable[Access], needs: Needs, begin_ns: int) ->
 def _all(records: Iterable[Access], needs: Needs, begin_ns: int) -> Iterator[Blocked]:
     for record in records:
         write = needs.version(record) if record.kind is AccessKind.FORWARD else None
-        if write is None:
+        passed = needs.passed(record)
+        if write is None and passed is None:
             continue
-        if record.layer.block == 0:
-            before = needs.admission(record)
-            input_ns = begin_ns if before is None else before.end_ns
-        else:
-            before = needs.before(record)
-            if before is None:
-                continue  # not in the log
-            input_ns = before.end_ns
-        # A version of another stage arrives some time after its WRITE, when the forward begins.
-        clear_ns = write.end_ns if write.stage == record.stage else record.start_ns
-        if input_ns < write.end_ns and input_ns < clear_ns:
-            yield from _pieces(Blocked(input_ns, clear_ns, record, write), needs.held(write))
+        input_ns = _input_ns(record, needs, begin_ns)
+        if input_ns is None:
+            continue  # not in the log
+        if write is not None:
+            yield from _until_written(input_ns, record, write, needs)
+        if passed is not None and input_ns < passed.end_ns:
+            yield Blocked(input_ns, record.start_ns, record, passed, Reason.BUFFERS)
 
 
-def _pieces(blocked: Blocked, held: Held | None) -> Iterator[Blocked]:
-    """Cut out the part in which the WRITE was held."""
+def _input_ns(record: Access, needs: Needs, begin_ns: int) -> int | None:
+    """When a forward had its input, or was let in; None where the log does not say."""
+    if record.layer.block == 0:
+        admission = needs.admission(record)
+        return begin_ns if admission is None else admission.end_ns
+    before = needs.before(record)
+    return None if before is None else before.end_ns
+
+
+def _until_written(input_ns: int, record: Access, write: Access, needs: Needs) -> Iterator[Blocked]:
+    # A version of another stage arrives some time after its WRITE, when the forward begins.
+    clear_ns = write.end_ns if write.stage == record.stage else record.start_ns
+    if input_ns < write.end_ns and input_ns < clear_ns:
+        apart = needs.holds(write)
+        if needs.reductions.is_copy(record):
+            apart.append(Held(write.end_ns, clear_ns, Reason.COPY, write))
+        yield from _pieces(Blocked(input_ns, clear_ns, record, write), apart)
+
+
+def _pieces(blocked: Blocked, apart: Iterable[Held]) -> Iterator[Blocked]:
+    """Cut out the parts that have a reason of their own."""
     start_ns, end_ns = blocked.start_ns, blocked.end_ns
-    if held is not None:
+    for held in apart:
         from_ns = min(max(start_ns, held.start_ns), end_ns)
-        until_ns = min(max(from_ns, held.last.end_ns), end_ns)
+        until_ns = min(max(from_ns, held.end_ns), end_ns)
         if start_ns < from_ns:
-            yield blocked._replace(end_ns=from_ns)
+            yield blocked._replace(start_ns=start_ns, end_ns=from_ns)
         if from_ns < until_ns:
-            yield blocked._replace(start_ns=from_ns, end_ns=until_ns, is_held=True)
+            yield blocked._replace(start_ns=from_ns, end_ns=until_ns, reason=held.reason)
         start_ns = until_ns
     if start_ns < end_ns:
         yield blocked._replace(start_ns=start_ns)

@@ -1,9 +1,9 @@
 """A run's timeline in the trace event format, which Perfetto and chrome://tracing open.
 
 Per stage one track of records and one of waits, an arrow for every message between stages,
-and counters. Times are microseconds since the run's first record, exact to the nanosecond
-("Trace Event Format", google/trace-viewer, sections on complete, flow, counter and metadata
-events).
+and counters. The sums that come from other groups are stretches of their own, with an arrow each.
+Times are microseconds since the run's first record, exact to the nanosecond ("Trace Event
+Format", google/trace-viewer, sections on complete, async, flow, counter and metadata events).
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from typing import Any
 
 from naspipe.core.access import Access, AccessKind
 from naspipe.report.needs import Needs
+from naspipe.report.reasons import Reason
 from naspipe.report.recorded import Recorded
+from naspipe.report.reductions import Handover
 from naspipe.report.time_bins import BUSY, time_bins
-from naspipe.report.waits import Reason, Wait, explain_waits
+from naspipe.report.waits import Wait, explain_waits
 from naspipe.trace.access.labels import SpaceLabels
 from naspipe.trace.access.log import time_key
 from naspipe.trace.storage.whole_files import atomic_file
@@ -53,7 +55,9 @@ def trace_events(run: Recorded) -> Iterator[_Event]:
     for wait in waits:
         if wait.reason is not Reason.OTHER:
             yield _wait(wait, run.labels, start_ns)
-    yield from _messages(accesses, Needs(accesses, run.schedule), start_ns)
+    needs = Needs(accesses, run.schedule)
+    yield from _messages(accesses, needs, start_ns)
+    yield from _sums(needs.reductions.handovers, run.labels, start_ns)
     yield from _counters(run, accesses, waits, start_ns)
 
 
@@ -118,11 +122,38 @@ def _messages(accesses: Sequence[Access], needs: Needs, start_ns: int) -> Iterat
             continue
         number += 1
         what = "activations" if access.kind is AccessKind.FORWARD else "gradients"
-        middle_ns = (sender.start_ns + sender.end_ns) // 2 - start_ns
-        common = {"cat": "message", "id": number}
-        yield _event("s", what, _track(sender.stage), ts=middle_ns / 1000, **common)
-        end_us = (access.start_ns - start_ns) / 1000
-        yield _event("f", what, _track(access.stage), ts=end_us, bp="e", **common)
+        yield from _arrow(what, "message", number, sender, access, start_ns)
+
+
+def _arrow(
+    what: str, category: str, number: int, sender: Access, access: Access, start_ns: int
+) -> Iterator[_Event]:
+    common = {"cat": category, "id": number}
+    middle_ns = (sender.start_ns + sender.end_ns) // 2 - start_ns
+    yield _event("s", what, _track(sender.stage), ts=middle_ns / 1000, **common)
+    end_us = (access.start_ns - start_ns) / 1000
+    yield _event("f", what, _track(access.stage), ts=end_us, bp="e", **common)
+
+
+def _sums(handovers: Sequence[Handover], labels: SpaceLabels, start_ns: int) -> Iterator[_Event]:
+    """For each sum an arrow, and a stretch from when it could leave until it was joined.
+
+    Stretches of one stage overlap, so they are async events; those of one name share a track.
+    """
+    for number, each in enumerate(handovers, 1):
+        given, joined = each.given, each.joined
+        yield from _arrow("sum", "reduction", number, given, joined, start_ns)
+        args = {
+            "layer": labels.label(joined.layer),
+            "from": f"{_name(given, labels)} on stage {given.stage}",
+            "to": _name(joined, labels),
+            "waited_us": each.waited_ns / 1000,
+        }
+        name, track = f"sums for stage {joined.stage}", _track(joined.stage)
+        common = {"cat": "sum", "id": number}
+        left_us, end_us = ((ns - start_ns) / 1000 for ns in (given.end_ns, joined.start_ns))
+        yield _event("b", name, track, ts=left_us, args=args, **common)
+        yield _event("e", name, track, ts=end_us, **common)
 
 
 def _counters(

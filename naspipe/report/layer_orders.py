@@ -8,13 +8,18 @@ from typing import NamedTuple
 
 from naspipe.core.access import Access, AccessKind
 from naspipe.core.ids import LayerId
-from naspipe.report.waits import Reason, Wait
+from naspipe.report.reasons import Reason
+from naspipe.report.reduction_tables import REDUCING
+from naspipe.report.waits import Wait
 from naspipe.trace.access.labels import SpaceLabels
 from naspipe.trace.access.order import format_order, layer_order, reads_and_writes
 
 
 class LayerOrder(NamedTuple):
-    """One layer; ``causal_ns`` sums the waits of stages for one of its WRITEs."""
+    """One layer; ``causal_ns`` sums the waits of stages for one of its WRITEs.
+
+    ``reduction_ns`` sums those for what groups send one another: its gradients, copies, buffers.
+    """
 
     layer: LayerId
     label: str
@@ -24,6 +29,7 @@ class LayerOrder(NamedTuple):
     order: str
     causal_ns: int
     causal_waits: int
+    reduction_ns: int
 
 
 def layer_orders(
@@ -31,9 +37,12 @@ def layer_orders(
 ) -> list[LayerOrder]:
     """Every layer that was used, in chain order."""
     waited: dict[LayerId, list[int]] = defaultdict(list)
+    reduced: dict[LayerId, int] = defaultdict(int)
     for wait in waits:
         if wait.reason is Reason.CAUSAL and wait.cause is not None:
             waited[wait.cause.layer].append(wait.end_ns - wait.start_ns)
+        if wait.reason in REDUCING and wait.cause is not None:
+            reduced[wait.cause.layer] += wait.end_ns - wait.start_ns
     rows = []
     for layer, records in reads_and_writes(accesses).items():
         writes = sum(access.kind is AccessKind.WRITE for access in records)
@@ -47,6 +56,7 @@ def layer_orders(
                 order=format_order(layer_order(records)),
                 causal_ns=sum(waited[layer]),
                 causal_waits=len(waited[layer]),
+                reduction_ns=reduced[layer],
             )
         )
     return rows

@@ -6,13 +6,14 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from naspipe.core.access import Access, AccessKind
 from naspipe.core.ids import INITIAL, LayerId
+from naspipe.core.steps import ONE_PASS, Steps
+from naspipe.report.reductions import Held, Reductions
 
 F, B, W = AccessKind.FORWARD, AccessKind.BACKWARD, AccessKind.WRITE
-_Key = TypeVar("_Key")
 _Place = tuple[int, int, AccessKind, int]
 
 
@@ -27,9 +28,10 @@ class Schedule(NamedTuple):
     """Whether a forward waited for the WRITE whose version it read, or took what was there."""
     is_partly_clear: bool = True
     """Whether a forward began before all of its stage's blocks were clear."""
-    gated_passes: int = 0
-    """Subnets of a step whose WRITEs all wait for its last gradient (clipping by the global norm);
-    0 where a WRITE waits for its own."""
+    steps: Steps = ONE_PASS
+    """How subnets form steps, and whether a step's WRITEs wait for one another."""
+    ordered: frozenset[LayerId] = frozenset()
+    """Layers through which the passes of a step go one after the other, as they have buffers."""
 
     def finished_before(self, sequence_id: int) -> int:
         """Subnets below this number had to be done on a stage before one was let in there."""
@@ -38,23 +40,19 @@ class Schedule(NamedTuple):
         return sequence_id - self.window + 1
 
 
-class Held(NamedTuple):
-    """A WRITE that had its gradient at ``start_ns`` and waited for ``last``, its step's last."""
-
-    start_ns: int
-    last: Access
-
-
 class Needs:
-    """Looks up, for any record of one log, what it needed. The log may be in any order."""
+    """Looks up, for any record of one log, what it needed. The log may be in any order.
+
+    ``reductions`` knows of the sums between groups.
+    """
 
     def __init__(self, accesses: Sequence[Access], schedule: Schedule) -> None:
         self._schedule = schedule
         self._by_place: dict[_Place, Access] = {}
         self._writes: dict[LayerId, dict[int, Access]] = defaultdict(dict)
         self._forwards: dict[tuple[int, int, int], list[Access]] = defaultdict(list)
-        self._gradients: dict[tuple[LayerId, int], Access] = {}
-        self._gates: dict[tuple[int, int], Access] = {}
+        self._in_step: dict[tuple[LayerId, int], dict[int, Access]] = defaultdict(dict)
+        self.reductions = Reductions(accesses, schedule.steps)
         finished: dict[tuple[int, int], dict[int, Access]] = defaultdict(dict)
         for access in accesses:
             stream, block, _ = access.layer
@@ -65,10 +63,8 @@ class Needs:
                 self._by_place[stream, subnet, access.kind, block] = access
             if access.kind is F:
                 self._forwards[stream, subnet, stage].append(access)
-            if access.kind is B and schedule.gated_passes:
-                step = subnet // schedule.gated_passes
-                _keep_later(self._gradients, (access.layer, step), access)
-                _keep_later(self._gates, (stream, step), access)
+                if access.layer in schedule.ordered:
+                    self._in_step[access.layer, schedule.steps.step(subnet)][subnet] = access
             last = finished[stream, stage].get(subnet)
             if last is None or access.end_ns > last.end_ns:
                 finished[stream, stage][subnet] = access
@@ -107,16 +103,17 @@ class Needs:
             return self._writes[access.layer][versions[place - 1]] if place else None
         return None
 
-    def held(self, write: Access) -> Held | None:
-        """What held a WRITE back whose own gradient was there; None for one that nothing held."""
-        if not self._schedule.gated_passes or write.kind is not W:
-            return None
-        step = write.sequence_id // self._schedule.gated_passes
-        gradient = self._gradients.get((write.layer, step))
-        last = self._gates.get((write.layer.stream, step))
-        if gradient is None or last is None or last.end_ns <= gradient.end_ns:
-            return None
-        return Held(gradient.end_ns, last)
+    def passed(self, access: Access) -> Access | None:
+        """The forward of an earlier pass on another stage, whose buffers a forward goes on with."""
+        step = self._schedule.steps.step(access.sequence_id)
+        passes = self._in_step.get((access.layer, step), {}) if access.kind is F else {}
+        before = max((each for each in passes if each < access.sequence_id), default=None)
+        found = passes[before] if before is not None else None
+        return found if found is not None and found.stage != access.stage else None
+
+    def holds(self, access: Access) -> list[Held]:
+        """What held a WRITE back whose own gradients were there, in order."""
+        return self.reductions.holds(access) if access.kind is W else []
 
     def admission(self, access: Access) -> Access | None:
         """For a forward of the chain's first block: whose end on this stage let the subnet in."""
@@ -137,11 +134,6 @@ def _running_last(last: dict[int, Access]) -> tuple[list[int], list[Access]]:
     subnets = sorted(last)
     ordered = [last[subnet] for subnet in subnets]
     return subnets, list(accumulate(ordered, _later))
-
-
-def _keep_later(found: dict[_Key, Access], key: _Key, access: Access) -> None:
-    if key not in found or access.end_ns > found[key].end_ns:
-        found[key] = access
 
 
 def _later(one: Access, other: Access) -> Access:

@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 from naspipe.core.access import Access
 from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError, LogError
+from naspipe.core.ids import LayerId
 from naspipe.core.settings.declare import declared
-from naspipe.core.steps import parse_passes
+from naspipe.core.steps import recorded_steps
 from naspipe.report.needs import Schedule
+from naspipe.report.ordered_layers import ordered_layers
 from naspipe.schedule.traits import TRAITS, PolicyTraits
 from naspipe.trace.access.labels import SpaceLabels
 from naspipe.trace.reading.compare import RecordedRun
@@ -29,11 +31,19 @@ class Recorded(NamedTuple):
     losses: list[Loss]
     remarks: list[str]
     validations: Sequence[Validation] = ()
+    ordered: frozenset[LayerId] = frozenset()
+    """See :class:`naspipe.report.needs.Schedule`."""
 
     @property
     def num_stages(self) -> int:
-        """As the manifest says, and at least as many as left records."""
-        return max([_whole(self, "stages"), *(access.stage + 1 for access in self.accesses)])
+        """Of all groups, as the manifest says, and at least as many as left records."""
+        told = _whole(self, "stages") * self.num_groups
+        return max([told, *(access.stage + 1 for access in self.accesses)])
+
+    @property
+    def num_groups(self) -> int:
+        """Copies of the pipeline, as the manifest says."""
+        return _whole(self, "groups")
 
     @property
     def schedule(self) -> Schedule:
@@ -47,17 +57,9 @@ class Recorded(NamedTuple):
             bulk=size if traits.has_bulks else 0,
             waits_for_versions=traits.waits_for_versions,
             is_partly_clear=bool(section(self.manifest, "execution").get("partly_clear", True)),
-            gated_passes=_gated_passes(section(definition, "recipe")),
+            steps=recorded_steps(section(definition, "recipe")),
+            ordered=self.ordered,
         )
-
-
-def _gated_passes(recipe: Mapping[str, Any]) -> int:
-    """Passes of a step whose WRITEs wait for the norm of them all; 0 without such clipping."""
-    return (
-        parse_passes(str(recipe.get("passes", "one"))).passes
-        if recipe.get("clip_global_norm")
-        else 0
-    )
 
 
 def section(manifest: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -85,7 +87,11 @@ def read_run(path: Path) -> Recorded:
         raise ConfigError(
             f"cannot report on {path}: {error}; restore the file or leave this run out"
         ) from error
-    recorded = Recorded(path, run.manifest, run.labels, accesses, losses, remarks, validations)
+    recipe = section(section(run.manifest, "definition"), "recipe")
+    ordered = ordered_layers(run.directory, run.labels, recipe)
+    recorded = Recorded(
+        path, run.manifest, run.labels, accesses, losses, remarks, validations, ordered
+    )
     _check(recorded)
     return recorded
 

@@ -12,12 +12,19 @@ from typing import Any
 from naspipe.core.access import Access
 from naspipe.core.ids import LayerId
 from naspipe.report.layer_orders import layer_orders
+from naspipe.report.reasons import Reason
 from naspipe.report.recorded import Recorded
+from naspipe.report.reduction_tables import (
+    reduction_columns,
+    reduction_numbers,
+    reduction_routes,
+)
+from naspipe.report.reductions import Reductions
 from naspipe.report.search_tables import search_tables
 from naspipe.report.stage_balance import stage_balance
 from naspipe.report.summary import facts, numbers
 from naspipe.report.time_bins import time_bins
-from naspipe.report.waits import Reason, Wait, explain_waits
+from naspipe.report.waits import Wait, explain_waits
 from naspipe.trace.access.log import time_key
 from naspipe.trace.reading.metrics import warm_up_end_ns
 
@@ -31,23 +38,28 @@ def run_tables(run: Recorded, name: str) -> dict[str, Any]:
     waits = explain_waits(accesses, run.num_stages, run.schedule)
     bins = time_bins(accesses, waits, run.num_stages)
     layers = layer_orders(accesses, waits, run.labels)
+    sums = Reductions(accesses, run.schedule.steps).handovers
     places = {row.layer: place for place, row in enumerate(layers)}
     start_ns = min((access.start_ns for access in accesses), default=0)
+    end_ns = max((access.end_ns for access in accesses), default=0) - start_ns
     warm_up = warm_up_end_ns(accesses)
+    measured = {**numbers(run), **reduction_numbers(sums, waits, run.num_stages * end_ns)}
     return {
         "name": name,
         "remarks": run.remarks,
         "num_stages": run.num_stages,
         "facts": facts(run),
-        "numbers": {key: _finite(value) for key, value in numbers(run).items()},
+        "numbers": {key: _finite(value) for key, value in measured.items()},
         "warm_up_ns": 0 if warm_up is None else warm_up - start_ns,
-        "end_ns": max((access.end_ns for access in accesses), default=0) - start_ns,
+        "end_ns": end_ns,
         "layers": [{**row._asdict(), "layer": list(row.layer)} for row in layers],
         "spans": _span_columns(accesses, places, start_ns),
         "waits": _wait_columns(waits, places, start_ns),
+        "sums": reduction_columns(sums, places, start_ns),
+        "routes": reduction_routes(sums),
         "wait_totals_ns": _totals(waits, run.num_stages),
         "bins": bins._replace(edges_ns=[edge - start_ns for edge in bins.edges_ns])._asdict(),
-        "balance": stage_balance(accesses, run.num_stages)._asdict(),
+        "balance": stage_balance(accesses, run.num_stages, run.num_groups)._asdict(),
         "losses": {
             "subnet": [loss.sequence_id for loss in run.losses],
             "stream": [loss.stream for loss in run.losses],

@@ -14,7 +14,7 @@ class StageBalance(NamedTuple):
 
     ``busy_ns[letter][stage]`` sums the run's forwards (``F``), backwards (``B``), WRITEs (``W``).
     For each subnet of ``subnets``: ``peak_to_mean`` is the busiest stage's time over the mean
-    of all stages (1 is perfect balance, the number of stages is the worst), and
+    of all stages of its group (1 is perfect balance, their number is the worst), and
     ``first_blocks[stage]`` the first block of the chain that the stage ran, -1 for none.
     """
 
@@ -24,8 +24,15 @@ class StageBalance(NamedTuple):
     first_blocks: list[list[int]]
 
 
-def stage_balance(accesses: Sequence[Access], num_stages: int) -> StageBalance:
-    """Measure the balance of a run; empty columns for an empty log."""
+def stage_balance(accesses: Sequence[Access], num_stages: int, num_groups: int = 1) -> StageBalance:
+    """Measure the balance of a run; empty columns for an empty log.
+
+    Args:
+        accesses: its log.
+        num_stages: of all groups.
+        num_groups: each subnet goes through the stages of one of them.
+    """
+    of_each = num_stages // num_groups
     busy = {kind.value: [0] * num_stages for kind in AccessKind}
     by_subnet: dict[tuple[int, int], list[int]] = defaultdict(lambda: [0] * num_stages)
     first: dict[tuple[int, int], list[int]] = defaultdict(lambda: [-1] * num_stages)
@@ -41,11 +48,11 @@ def stage_balance(accesses: Sequence[Access], num_stages: int) -> StageBalance:
     return StageBalance(
         busy,
         [number for _, number in subnets],
-        [_peak_to_mean(by_subnet[key]) for key in subnets],
+        [_peak_to_mean(by_subnet[key], of_each) for key in subnets],
         [[first[key][stage] for key in subnets] for stage in range(num_stages)],
     )
 
 
-def _peak_to_mean(times_ns: Sequence[int]) -> float:
+def _peak_to_mean(times_ns: Sequence[int], num_stages: int) -> float:
     total = sum(times_ns)
-    return max(times_ns) * len(times_ns) / total if total else 1.0
+    return max(times_ns) * num_stages / total if total else 1.0

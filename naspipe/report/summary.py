@@ -12,6 +12,7 @@ from naspipe.trace.reading.metrics import causal_bound, summarize
 _DEFINITION = ("space", "scale", "sampler", "policy", "steps", "seed")
 _EXECUTION = (
     "stages",
+    "groups",
     "order",
     "partition",
     "window",
@@ -20,7 +21,7 @@ _EXECUTION = (
     "memory_budget",
     "prefetch",
 )
-_RECIPE = ("optimizer", "lr", "schedule", "precision")
+_RECIPE = ("optimizer", "lr", "schedule", "precision", "passes")
 
 
 def facts(run: Recorded) -> dict[str, str]:
@@ -70,9 +71,9 @@ def agreement(reference: Recorded, run: Recorded) -> str:
         return f"differs: {first}"
     if not (reference.accesses and run.accesses):
         return "same losses"
-    ordered = sorted(
-        access_differences(reference.accesses, run.accesses, run.labels), key=lambda d: d.key
-    )
+    passes = run.schedule.steps.passes
+    found = access_differences(reference.accesses, run.accesses, run.labels, passes)
+    ordered = sorted(found, key=lambda difference: difference.key)
     return f"differs: {ordered[0]}" if ordered else "same losses, same access order"
 
 

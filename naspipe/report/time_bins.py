@@ -8,7 +8,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from naspipe.core.access import Access, AccessKind
-from naspipe.report.waits import Reason, Wait
+from naspipe.report.reasons import Reason
+from naspipe.report.waits import Wait
 
 BUSY = "busy"
 NUM_BINS = 120

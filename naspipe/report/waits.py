@@ -13,43 +13,22 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from enum import Enum
 from typing import NamedTuple
 
 from naspipe.core.access import Access, AccessKind
 from naspipe.core.ids import StageId
-from naspipe.report.blocked import Blocked, blocked_stretches
+from naspipe.report.blocked import blocked_stretches
 from naspipe.report.needs import Needs, Schedule
+from naspipe.report.reasons import Reason
 from naspipe.trace.access.log import time_key
-
-
-class Reason(Enum):
-    """What a stage waited for."""
-
-    FILL = "fill"
-    """The stage's first input: the pipeline was filling."""
-    INPUT = "input"
-    """Activations, gradients or a layer of another stage, the message's time included."""
-    CAUSAL = "causal"
-    """An earlier subnet's WRITE of a layer that a forward reads whose input was there."""
-    NORM = "norm"
-    """The global norm: a WRITE that had its gradient waited for all gradients of its step."""
-    WINDOW = "window"
-    """An earlier subnet to finish here, so that another may be under way."""
-    LOAD = "load"
-    """A layer on its way from host memory to the device."""
-    OTHER = "other"
-    """Nothing that a log knows: dispatch, messages, making of layers, a busy machine."""
-    DRAIN = "drain"
-    """Nothing is left to do here while other stages finish."""
 
 
 class Wait(NamedTuple):
     """One stretch in which a stage did nothing; times as in the log.
 
-    ``next`` is the record that ended the gap. ``cause`` is what was waited for: for a causal wait
-    the WRITE, which ``blocked`` needed, and so where the norm held that WRITE back; else the record
-    on another stage that ``next`` needed.
+    ``next`` is the record that ended the gap. ``cause`` is what was waited for: where a forward was
+    ``blocked``, the WRITE or the other forward that it needed; else the record on another stage
+    that ``next`` needed.
     """
 
     stage: StageId
@@ -83,6 +62,13 @@ def explain_waits(accesses: Sequence[Access], num_stages: int, schedule: Schedul
     return waits
 
 
+class _Awaited(NamedTuple):
+    """A record on another stage, and what waiting for it is called."""
+
+    cause: Access
+    reason: Reason
+
+
 class _Stage:
     """One stage's records, and what could not run on it when."""
 
@@ -114,16 +100,16 @@ class _Stage:
     def _gap(self, start_ns: int, access: Access) -> Iterator[Wait]:
         end_ns = access.start_ns
         load_ns = max(start_ns, end_ns - access.stalled_ns)
-        cause = self._awaited(access, start_ns)
-        if cause is not None:
-            yield from self._without_work(start_ns, load_ns, access, cause)
+        awaited = self._awaited(access, start_ns)
+        if awaited is not None:
+            yield from self._without_work(start_ns, load_ns, access, awaited)
         elif load_ns > start_ns:  # it could have begun, so what else was blocked is no reason
             yield Wait(self._stage, start_ns, load_ns, Reason.OTHER, access)
         if end_ns > load_ns:
             yield Wait(self._stage, load_ns, end_ns, Reason.LOAD, access)
 
     def _without_work(
-        self, start_ns: int, end_ns: int, access: Access, cause: Access
+        self, start_ns: int, end_ns: int, access: Access, awaited: _Awaited
     ) -> Iterator[Wait]:
         """Cut where a forward was there that only lacked a version."""
         for place in range(bisect_right(self._blocked_ends, start_ns), len(self._blocked)):
@@ -131,36 +117,39 @@ class _Stage:
             if each.start_ns >= end_ns:
                 break
             if each.start_ns > start_ns:
-                yield self._idle(start_ns, each.start_ns, access, cause)
+                yield self._idle(start_ns, each.start_ns, access, awaited)
                 start_ns = each.start_ns
             until_ns = min(each.end_ns, end_ns)
-            yield self._causal(start_ns, until_ns, access, each)
+            yield Wait(
+                self._stage, start_ns, until_ns, each.reason, access, each.needed, each.record
+            )
             start_ns = until_ns
         if end_ns > start_ns:
-            yield self._idle(start_ns, end_ns, access, cause)
+            yield self._idle(start_ns, end_ns, access, awaited)
 
-    def _causal(self, start_ns: int, end_ns: int, access: Access, each: Blocked) -> Wait:
-        reason = Reason.NORM if each.is_held else Reason.CAUSAL
-        return Wait(self._stage, start_ns, end_ns, reason, access, each.write, each.record)
+    def _idle(self, start_ns: int, end_ns: int, access: Access, awaited: _Awaited) -> Wait:
+        reason = awaited.reason
+        if reason is Reason.INPUT and self._is_window_full(end_ns):
+            reason = Reason.WINDOW
+        return Wait(self._stage, start_ns, end_ns, reason, access, awaited.cause)
 
-    def _idle(self, start_ns: int, end_ns: int, access: Access, cause: Access) -> Wait:
-        if access.kind is AccessKind.WRITE and cause.kind is AccessKind.BACKWARD:
-            reason = Reason.NORM
-        else:
-            reason = Reason.WINDOW if self._is_window_full(end_ns) else Reason.INPUT
-        return Wait(self._stage, start_ns, end_ns, reason, access, cause)
-
-    def _awaited(self, access: Access, start_ns: int) -> Access | None:
+    def _awaited(self, access: Access, start_ns: int) -> _Awaited | None:
         """What ``access`` got from another stage that was not done when the gap began."""
-        held = self._needs.held(access)
-        found = [self._needs.sender(access), self._needs.version(access)]
-        found.append(held.last if held is not None else None)
+        found = [_Awaited(held.cause, held.reason) for held in self._needs.holds(access)]
+        if (version := self._needs.version(access)) is not None:
+            is_sum = access.kind is AccessKind.WRITE and self._needs.reductions.is_sum(
+                version, access
+            )
+            found.append(_Awaited(version, Reason.REDUCTION if is_sum else Reason.INPUT))
+        for other in (self._needs.sender(access), self._needs.passed(access)):
+            if other is not None:
+                found.append(_Awaited(other, Reason.INPUT))
         late = [
-            cause
-            for cause in found
-            if cause is not None and cause.stage != self._stage and cause.end_ns > start_ns
+            each
+            for each in found
+            if each.cause.stage != self._stage and each.cause.end_ns > start_ns
         ]
-        return max(late, key=lambda cause: cause.end_ns, default=None)
+        return max(late, key=lambda each: each.cause.end_ns, default=None)
 
     def _is_window_full(self, time_ns: int) -> bool:
         """Whether the next subnet that was let in here had still to wait for an earlier one."""

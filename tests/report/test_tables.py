@@ -12,14 +12,17 @@ from hypothesis import strategies as st
 
 from naspipe.core.access import Access, AccessKind
 from naspipe.core.errors import ConfigError
+from naspipe.core.ids import LayerId, StreamId
+from naspipe.core.steps import Steps
 from naspipe.report.layer_orders import layer_orders
 from naspipe.report.needs import Schedule
+from naspipe.report.reasons import Reason
 from naspipe.report.recorded import read_run
 from naspipe.report.run_tables import run_tables
 from naspipe.report.stage_balance import stage_balance
 from naspipe.report.summary import agreement, facts, numbers
 from naspipe.report.time_bins import BUSY, time_bins
-from naspipe.report.waits import Reason, Wait, explain_waits
+from naspipe.report.waits import Wait, explain_waits
 from naspipe.trace.access.labels import SpaceLabels
 from naspipe.trace.access.order import access_orders
 from naspipe.trace.reading.metrics import summarize
@@ -92,6 +95,17 @@ def test_the_balance_of_stages() -> None:
     assert balance.busy_ns == {"F": [40, 10], "B": [0, 20], "W": [10, 0]}
     assert balance.peak_to_mean == [1.0, 2.0]
     assert balance.first_blocks == [[0, 0], [1, -1]]
+
+
+def test_a_pass_is_balanced_within_its_group() -> None:
+    """Two groups of two stages; each pass leaves the stages of the other one alone."""
+    records = [
+        access(0, 0, 0, F, 0, length_ns=30),
+        access(1, 0, 0, F, 30, stage=1),
+        access(0, 0, 1, F, 0, stage=2),
+        access(1, 0, 1, F, 10, stage=3),
+    ]
+    assert stage_balance(records, 4, 2).peak_to_mean == [1.5, 1.0]
 
 
 def test_orders_are_those_of_the_log_and_count_their_waits() -> None:
@@ -175,7 +189,7 @@ def test_a_run_without_any_record_has_tables(tmp_path: Path) -> None:
     assert tables["end_ns"] == 0 and tables["layers"] == [] and tables["numbers"] == {}
 
 
-@pytest.mark.parametrize("name", ["stages", "window"])
+@pytest.mark.parametrize("name", ["stages", "groups", "window"])
 def test_a_manifest_with_an_impossible_execution_is_refused(tmp_path: Path, name: str) -> None:
     path = FakeRun().write(tmp_path / "run")
     manifest = json.loads((path / "manifest.json").read_text())
@@ -199,6 +213,27 @@ def test_the_policy_decides_what_records_wait_for(
 ) -> None:
     path = FakeRun(definition={"policy": policy}, stages=2).write(tmp_path / "run")
     assert read_run(path).schedule == expected
+
+
+def test_passes_and_clipping_decide_what_writes_wait_for(tmp_path: Path) -> None:
+    """And layers with buffers are those of the checkpoint, unless their statistics are deferred."""
+    recipe = {"passes": "accumulate:4", "clip_global_norm": 1.0}
+    path = FakeRun(definition={"recipe": recipe}).write(tmp_path / "run")
+    steps, ordered = Steps(4, is_gated=True), frozenset({LayerId(StreamId(0), 2, 1)})
+    assert read_run(path).schedule == Schedule(16, steps=steps, ordered=ordered)
+    deferred = FakeRun(definition={"recipe": {**recipe, "norms": "deferred"}})
+    assert read_run(deferred.write(tmp_path / "two")).schedule == Schedule(16, steps=steps)
+    (path / "checkpoints" / "final" / "stage-0.safetensors").unlink()
+    assert read_run(path).schedule == Schedule(16, steps=steps)
+
+
+def test_stages_of_all_groups_are_counted(tmp_path: Path) -> None:
+    path = FakeRun(stages=2).write(tmp_path / "run")
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["execution"]["groups"] = 3
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    run = read_run(path)
+    assert run.num_stages == 6 and "Nothing was recorded by stage 1, 2, 3, 4, 5." in run.remarks
 
 
 def test_streams_that_share_a_pipeline_are_remarked(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from naspipe.core.ids import SequenceId, StreamId
 from naspipe.core.partition import Partition, make_partition
 from naspipe.core.planned import Planned
 from naspipe.core.settings.declare import declared
-from naspipe.core.steps import Steps, parse_passes
+from naspipe.core.steps import recorded_steps
 from naspipe.core.subnet import Subnet
 from naspipe.planning.cost import CostTable
 from naspipe.sim.fidelity import Fidelity, LoggedCosts, compare_to_real, logged_costs
@@ -76,18 +75,13 @@ def simulated_again(recorded: RecordedRun, costs: Costs, table: CostTable) -> Si
         streams=(Stream(chain, tuple(subnets), table),),
         policy=definition.get("policy", "csp"),
         bulk=definition.get("bulk") or execution.pipeline.stages,
-        steps=_steps(definition.get("recipe", {})),
+        steps=recorded_steps(definition.get("recipe", {})),
     )
     planned = tuple(map(Planned, subnets, partitions))
     plan = Plan((StreamPlan(planned),), execution.pipeline.order, execution.pipeline.window)
     if execution.pipeline.order == "critical-path":
         plan = by_critical_path(plan, pipeline)
     return simulate_run(pipeline, plan, execution, costs)
-
-
-def _steps(recipe: Mapping[str, Any]) -> Steps:
-    is_gated = bool(recipe.get("clip_global_norm"))
-    return replace(parse_passes(recipe.get("passes", "one")), is_gated=is_gated)
 
 
 def _execution(values: Mapping[str, Any], path: Path) -> Execution:

@@ -43,6 +43,8 @@ const MEASURES = [
   ["causal_bound", "causal bound of the bubble", percent],
   ["hit_rate", "cache hit rate", percent],
   ["stall_ratio", "stalled for loads", percent],
+  ["num_sums", "sums between groups", String],
+  ["reduction_ratio", "waited for other groups' sums and copies", percent],
   ["final_loss", "loss, last tenth", (value) => value.toPrecision(5)],
   ["validation_loss", "validation loss, last", (value) => value.toPrecision(5)],
   ["validation_perplexity", "validation perplexity, last", (value) => value.toPrecision(4)],
@@ -111,13 +113,15 @@ function drawLayers(run) {
   const select = byId("layer");
   select.replaceChildren(...run.layers.map((layer, row) => element("option", layer.label, { value: String(row) })));
   const order = run.layers.map((_, row) => row);
-  order.sort((one, other) => run.layers[other].causal_ns - run.layers[one].causal_ns || one - other);
-  const blamed = order.slice(0, 8).filter((row) => run.layers[row].causal_ns > 0);
-  const lines = fillTable("blamed", blamed.length ? ["layer", "rule", "stages waited for its WRITEs", "times", "READs", "WRITEs"] : null,
-    blamed.map((row) => {
-      const { label, rule, causal_ns: ns, causal_waits: times, reads, writes } = run.layers[row];
-      return [label, rule, duration(ns), times, reads, writes];
-    }));
+  const blame = (row) => run.layers[row].causal_ns + run.layers[row].reduction_ns;
+  order.sort((one, other) => blame(other) - blame(one) || one - other);
+  const blamed = order.slice(0, 8).filter((row) => blame(row) > 0);
+  const reduced = run.sums.start.length ? ["for its sums, copies and buffers"] : [];
+  const head = ["layer", "rule", "stages waited for its WRITEs", "times", ...reduced, "READs", "WRITEs"];
+  const lines = fillTable("blamed", blamed.length ? head : null, blamed.map((row) => {
+    const { label, rule, causal_ns: ns, causal_waits: times, reads, writes } = run.layers[row];
+    return [label, rule, duration(ns), times, ...reduced.map(() => duration(run.layers[row].reduction_ns)), reads, writes];
+  }));
   lines.forEach((line, place) => {
     line.className = "click";
     line.addEventListener("click", () => showLayer(blamed[place]));
@@ -151,7 +155,7 @@ async function drawTimeline(from, to) {
   naspipe.window = [start, start + length];
   const plot = byId("timeline");
   const { traces, isExact, records } = timelineTraces(run, start, start + length, Math.max(300, plot.clientWidth - 90));
-  const shape = layout(110 + 84 * run.num_stages, {
+  const shape = layout(110 + (run.sums.start.length ? 120 : 84) * run.num_stages, {
     xaxis: { ...title("time since the first record (s)"), range: [start / SECOND, (start + length) / SECOND] },
     yaxis: stageAxis(run), barmode: "overlay", hovermode: "closest", dragmode: "zoom", showlegend: true,
   });
@@ -191,7 +195,7 @@ function showSubnet(subnet) {
 async function showRun(run) {
   Object.assign(naspipe, { run, isReady: false });
   const { facts } = run;
-  byId("subtitle").textContent = ["steps", "sampler", "seed", "stages", "order", "partition", "device", "memory budget"]
+  byId("subtitle").textContent = ["steps", "sampler", "seed", "passes", "stages", "groups", "order", "partition", "device", "memory budget"]
     .filter((name) => facts[name]).map((name) => `${name} ${facts[name]}`).join(" · ");
   byId("remarks").replaceChildren(...run.remarks.map((remark) => element("p", remark)));
   byId("hits-hint").textContent = facts["memory budget"]
@@ -206,6 +210,7 @@ async function showRun(run) {
   }));
   drawTiles(run);
   drawWaits(run);
+  drawRoutes(run);
   await drawTimeline(0, run.end_ns);
   await drawCharts(run);
   naspipe.isReady = true;

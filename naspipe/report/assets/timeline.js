@@ -10,6 +10,9 @@ const DARK_TEXT_ON = new Set(["#E69F00", "#CC79A7", "#56B4E9", "#D8C200"]);
 const REASONS = {
   input: ["#8f99a8", "no input", "nothing to run here until activations or gradients of another stage came"],
   causal: ["#EE6677", "causal wait", "a forward was here, but an earlier subnet had still to write a layer that it reads: point at the strip for both"],
+  reduction: ["#7A5BD6", "reduction", "a WRITE had its own gradients, but waited for the sum of those of another group's passes"],
+  copy: ["#44AA99", "copy", "a forward was here, and another group had written its layer: the copy was on its way back"],
+  buffers: ["#DDAA88", "buffers", "a forward was here, but an earlier pass in another group had to go through the layer first (batch normalisation, norms=ordered)"],
   norm: ["#228833", "global norm", "a WRITE had its gradient, but waited for the norm of all gradients of its step (clip_global_norm)"],
   load: ["#66CCEE", "load", "a layer was on its way from host memory to the device"],
   window: ["#AA3377", "window", "as many subnets were under way as may be; an earlier one had to finish here"],
@@ -17,6 +20,9 @@ const REASONS = {
   fill: ["#cfd5de", "fill", "the pipeline was filling"],
   drain: ["#b9c0cb", "drain", "nothing was left to do here while other stages finished"],
 };
+// A run with sums between groups has one more lane a stage.
+const LANES_WITH_SUMS = { F: [-0.46, 0.28], B: [-0.18, 0.28], W: [-0.18, 0.28], wait: [0.13, 0.09], sums: [0.25, 0.2] };
+const lanes = (run) => (run.sums.start.length ? LANES_WITH_SUMS : LANES);
 const MAX_BARS = 3000;
 const SECOND = 1e9;
 
@@ -147,12 +153,13 @@ function timelineTraces(run, from, to, pixels) {
   const pixel = (to - from) / pixels;
   const rows = visible(run.spans, from, to);
   const waits = visible(run.waits, from, to);
-  const isExact = rows.length + waits.length <= MAX_BARS;
+  const sums = visible(run.sums, from, to);
+  const isExact = rows.length + waits.length + sums.length <= MAX_BARS;
   const bars = isExact ? exactBars(run, rows) : mergedBars(run, rows, pixel);
   const traces = ["F", "B", "W"].map((lane) => {
     const own = bars.filter((bar) => bar.lane === lane);
     const name = isExact ? KIND_NAMES[lane] : { F: "forward", B: "backward and WRITE", W: "WRITE" }[lane];
-    const trace = barTrace(own, LANES[lane], name);
+    const trace = barTrace(own, lanes(run)[lane], name);
     trace.marker.color = own.map((bar) => (lane === "W" ? darker : String)(subnetColour(bar.subnet)));
     const fits = (bar) => bar.length > (8 + 7 * String(bar.subnet).length) * pixel;
     trace.insidetextfont = { size: 11, color: own.map((bar) => (DARK_TEXT_ON.has(subnetColour(bar.subnet)) ? "#1d2330" : "#ffffff")) };
@@ -162,10 +169,11 @@ function timelineTraces(run, from, to, pixels) {
   const waited = waitBars(run, waits, pixel, isExact);
   for (const [reason, [colour, name]] of Object.entries(REASONS)) {
     const own = waited.filter((bar) => bar.reason === reason);
-    const trace = barTrace(own, LANES.wait, name);
+    const trace = barTrace(own, lanes(run).wait, name);
     trace.marker.color = colour;
     if (own.length) traces.push({ ...trace, showlegend: true, legendgroup: reason });
   }
+  if (sums.length) traces.push(...sumTraces(run, sums, pixel, isExact));
   return { traces, isExact, records: rows.length };
 }
 
@@ -173,7 +181,7 @@ function barTrace(bars, [offset, width], name) {
   return {
     type: "bar", orientation: "h", name, showlegend: false,
     base: bars.map((bar) => bar.start / SECOND), x: bars.map((bar) => bar.length / SECOND),
-    y: bars.map((bar) => bar.stage), offset, width,
+    y: bars.map((bar) => bar.stage), offset, width, // of all bars, or a list with one for each
     customdata: bars.map((bar) => bar.row), hovertext: bars.map((bar) => bar.text), hoverinfo: "text",
     textposition: "inside", insidetextanchor: "middle", textangle: 0,
     marker: { line: { width: 0 } },

@@ -137,6 +137,22 @@ def read_shard(directory: Path, entry: Mapping[str, Any]) -> dict[str, RawTensor
         raise LogError(f"{path}: expected a shard, found {error.strerror}") from error
 
 
+def shard_names(directory: Path, entry: Mapping[str, Any]) -> list[str]:
+    """The names of a shard's tensors, of which nothing is read.
+
+    Raises:
+        LogError: when the file is damaged or missing.
+        KeyError, TypeError, ValueError: when the entry is not one.
+    """
+    path = directory / Path(str(entry["file"])).name
+    try:
+        with path.open("rb") as file:
+            header, _ = _read_header(file, int(entry["bytes"]), entry["header_blake2b"], path)
+            return list(header)
+    except OSError as error:
+        raise LogError(f"{path}: expected a shard, found {error.strerror}") from error
+
+
 def _read_header(
     file: BinaryIO, length: int, expected: str, path: Path
 ) -> tuple[dict[str, Any], int]:

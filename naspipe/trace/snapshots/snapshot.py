@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from naspipe.core.errors import ConfigError, LogError
 from naspipe.core.json_text import parse_json
-from naspipe.trace.snapshots.shards import RawTensor, read_shard
+from naspipe.trace.snapshots.shards import RawTensor, read_shard, shard_names
 from naspipe.trace.storage.whole_files import write_json
 
 MANIFEST_NAME = "manifest.json"
@@ -83,6 +83,22 @@ def read_checkpoint(directory: Path) -> Checkpoint:
         raise LogError(f"{directory / MANIFEST_NAME} is damaged: {error!r}") from error
     losses = (length_of_losses, crc_of_losses)
     return Checkpoint(subnets, tensors, versions, scalars, history, strides, losses)
+
+
+def tensor_names(directory: Path) -> frozenset[str]:
+    """The names of a checkpoint's tensors, of which nothing is read.
+
+    Raises:
+        ConfigError: when the directory holds no finished checkpoint.
+        LogError: when a file of it is damaged.
+    """
+    manifest = _read_manifest(directory)
+    try:
+        return frozenset(
+            name for entry in manifest["shards"] for name in shard_names(directory, entry)
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise LogError(f"{directory / MANIFEST_NAME} is damaged: {error!r}") from error
 
 
 def _read_manifest(directory: Path) -> dict[str, Any]:

@@ -1,0 +1,138 @@
+"""How the WRITEs of a step became one: sums of gradients between groups, and the global norm.
+
+    stage 0, first group     B0 W0  B1 W1 ─── sum ──┐
+    stage 1, second group    B2 .. B3 ............. W2 W3
+
+Every pass of a step has a WRITE in the log; the last one takes the optimizer step, the others only
+add gradients up. Where the next one of a layer is on another stage, the sum went there between
+the two. So a log says when it could leave, and when it was there at the latest.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from naspipe.core.access import Access, AccessKind
+from naspipe.core.ids import LayerId, StageId
+from naspipe.core.steps import Steps
+from naspipe.report.reasons import Reason
+
+_StepOfLayer = tuple[LayerId, int]
+_StepOfStream = tuple[int, int]
+
+
+class Held(NamedTuple):
+    """From ``start_ns`` to ``end_ns`` a WRITE had its own gradients, and waited for ``cause``."""
+
+    start_ns: int
+    end_ns: int
+    reason: Reason
+    cause: Access
+
+
+class Handover(NamedTuple):
+    """The sum of a layer's gradients goes from one stage to another.
+
+    It leaves with the end of the WRITE ``given``, at the earliest. ``joined``, the WRITE of the
+    next pass, follows it. From ``own_ns`` on the receiver had what it needs of its own gradients.
+    Behind ``came_ns`` its WRITE did not wait for the sum.
+    """
+
+    given: Access
+    joined: Access
+    own_ns: int
+    came_ns: int
+
+    @property
+    def waited_ns(self) -> int:
+        """How long the receiver had its own gradients, and not the sum; with the message's time.
+
+        0 for a sum that had left before: whether the receiver waited, no log can tell.
+        """
+        return self.came_ns - self.own_ns if self.given.end_ns > self.own_ns else 0
+
+
+class Reductions:
+    """Looks up what the WRITEs of a log waited for beside their own gradients.
+
+    Args:
+        accesses: of one log, in any order.
+        steps: how its passes form steps.
+    """
+
+    def __init__(self, accesses: Iterable[Access], steps: Steps) -> None:
+        self._steps = steps
+        self._writes: dict[_StepOfLayer, list[Access]] = defaultdict(list)
+        self._gradients: dict[tuple[LayerId, int, StageId], list[int]] = defaultdict(list)
+        """When each of a stage's own gradients of a layer was there, by the step."""
+        self._lasts: dict[_StepOfStream, Access] = {}
+        """What the norm of a step waited for."""
+        for access in accesses:
+            layer, step = access.layer, steps.step(access.sequence_id)
+            if access.kind is AccessKind.WRITE:
+                self._writes[layer, step].append(access)
+            elif access.kind is AccessKind.BACKWARD:
+                self._gradients[layer, step, access.stage].append(access.end_ns)
+                self._norm_waits_for(access)
+        for writes in self._writes.values():
+            writes.sort(key=lambda write: write.sequence_id)
+        self._handovers: dict[tuple[LayerId, int, StageId], Handover] = {}
+        for (layer, step), writes in self._writes.items():
+            for given, joined in pairwise(writes):
+                if given.stage != joined.stage:
+                    made = self._handover(given, joined)
+                    self._handovers[layer, step, joined.stage] = made
+                    self._norm_waits_for(given)
+
+    @property
+    def handovers(self) -> Sequence[Handover]:
+        """Every sum that went from one stage to another, in the order in which they left."""
+        return sorted(self._handovers.values(), key=lambda each: each.given.end_ns)
+
+    def is_sum(self, given: Access, write: Access) -> bool:
+        """Whether a WRITE follows the sum that another stage's WRITE left."""
+        step = self._steps.step(write.sequence_id)
+        return given.stage != write.stage and self._steps.step(given.sequence_id) == step
+
+    def holds(self, write: Access) -> list[Held]:
+        """What held a WRITE back whose stage had its own gradients; in order, without overlaps."""
+        layer, step = write.layer, self._steps.step(write.sequence_id)
+        held: list[Held] = []
+        own_ns = max(self._gradients.get((layer, step, write.stage), ()), default=write.start_ns)
+        handover = self._handovers.get((layer, step, write.stage))
+        if handover is not None and handover.waited_ns and own_ns < handover.came_ns:
+            held.append(Held(own_ns, handover.came_ns, Reason.REDUCTION, handover.given))
+            own_ns = handover.came_ns
+        if self._is_gated(write):
+            last = self._lasts[layer.stream, step]
+            if own_ns < last.end_ns:
+                held.append(Held(own_ns, last.end_ns, Reason.NORM, last))
+        return held
+
+    def is_copy(self, reader: Access) -> bool:
+        """Whether a forward reads a copy: another stage has the layer and writes it that step."""
+        writes = self._writes.get((reader.layer, self._steps.step(reader.sequence_id)))
+        return writes is not None and writes[-1].stage != reader.stage
+
+    def _handover(self, given: Access, joined: Access) -> Handover:
+        """Behind a gate the log does not say when the sum came, only that it had left.
+
+        Where a layer's old versions are kept, a sum may be joined between the receiver's passes.
+        """
+        key = (joined.layer, self._steps.step(joined.sequence_id), joined.stage)
+        own = [end_ns for end_ns in self._gradients.get(key, ()) if end_ns <= joined.start_ns]
+        came_ns = given.end_ns if self._is_gated(joined) else joined.start_ns
+        return Handover(given, joined, max(own, default=joined.start_ns), came_ns)
+
+    def _is_gated(self, write: Access) -> bool:
+        """Whether a WRITE waited for the norm: those that end their step do."""
+        writes = self._writes[write.layer, self._steps.step(write.sequence_id)]
+        return self._steps.is_gated and write.sequence_id == writes[-1].sequence_id
+
+    def _norm_waits_for(self, access: Access) -> None:
+        key = (access.layer.stream, self._steps.step(access.sequence_id))
+        if key not in self._lasts or access.end_ns > self._lasts[key].end_ns:
+            self._lasts[key] = access
