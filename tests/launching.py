@@ -36,6 +36,7 @@ LAUNCHING = (
     "report/test_page_in_browser.py",
     "report/test_reductions_of_runs.py",
     "runtime/*test_emulated_link.py",
+    "runtime/*test_shared_rings.py::test_another_process_sees_it",
     "runtime/*test_failures.py",
     "runtime/*test_idle_work.py",
     "runtime/*test_launcher_death.py",

@@ -145,13 +145,23 @@ class StoredLayer:
         """
         return list(self.tensors())
 
-    def copied(self, *kinds: str) -> list[tuple[str, Any]]:
-        """Copies of the tensors and values whose names begin so, in memory of their own."""
+    def copied(self, *kinds: str, lends: bool = False) -> list[tuple[str, Any]]:
+        """The tensors and values whose names begin so, for stages that only read them.
+
+        Args:
+            kinds: how names begin.
+            lends: share the memory of all but the buffers, which the next forward here may change.
+                The next WRITE waits for the gradients of whoever is sent this.
+        """
         return [
-            (name, value.clone() if isinstance(value, torch.Tensor) else value)
+            (name, value.clone() if self._must_copy(name, value, lends) else value)
             for name, value in self.tensors()
             if name.startswith(kinds)
         ]
+
+    @staticmethod
+    def _must_copy(name: str, value: Any, lends: bool) -> bool:
+        return isinstance(value, torch.Tensor) and not (lends and not name.startswith("buffer/"))
 
     def take_buffers(self, state: Iterable[tuple[str, Received]]) -> None:
         """Let the next forward here go on where the forwards of another stage left the buffers.

@@ -51,6 +51,11 @@ class Placement:
         """Whether a pass may have to do without what autograd saved."""
         return self.torch_device.type != "cpu"
 
+    @property
+    def shares_memory(self) -> bool:
+        """Whether a layer's memory is given to other layers while it is not needed here."""
+        return False
+
     def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
         """A leaf with the same values, strides and ``requires_grad`` on the device."""
         if tensor.device == self.torch_device:
@@ -140,6 +145,11 @@ class SwappedPlacement(Placement):
         self._permanent = frozenset(permanent_blocks)
         self._memories: dict[LayerId, LayerMemory] = {}
         self._stack = ExitStack()
+
+    @property
+    def shares_memory(self) -> bool:
+        """See :class:`Placement`."""
+        return True
 
     def __enter__(self) -> Self:
         self._stack.enter_context(self._swapper)

@@ -10,6 +10,7 @@ import heapq
 import struct
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -79,7 +80,7 @@ class LinkedTransport(ZmqTransport):
     """
 
     def __init__(self, link: Link, worker: WorkerId, endpoints: Endpoints, *more: Any) -> None:
-        super().__init__(worker, endpoints, *more)
+        super().__init__(worker, replace(endpoints, rings=None), *more)
         self._arrivals = Arrivals(link)
 
     def _send(self, worker: WorkerId, frames: Sequence[Any]) -> None:

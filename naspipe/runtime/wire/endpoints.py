@@ -12,6 +12,7 @@ import zmq
 
 from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
+from naspipe.runtime.wire.shared_rings import Rings
 
 SOCKETS_PREFIX = "naspipe-"
 """Of the private directory that holds a run's sockets."""
@@ -32,6 +33,8 @@ class Endpoints:
     """Public and secret key of this process."""
     directory: Path = Path()
     """Private to the run on this machine."""
+    rings: Rings | None = None
+    """Memory that the workers share, where all are forked from one process."""
 
 
 def check_endpoints(execution: Execution) -> None:
@@ -67,7 +70,8 @@ def ipc_endpoints(directory: Path, num_stages: int) -> Endpoints:
             f"most {_MAX_IPC_PATH} characters): set TMPDIR to a shorter one, or --set transport=tcp"
         )
     stages = tuple(f"ipc://{directory}/stage-{stage}" for stage in range(num_stages))
-    return Endpoints(stages, f"ipc://{directory}/launcher", directory=directory)
+    launcher = f"ipc://{directory}/launcher"
+    return Endpoints(stages, launcher, directory=directory, rings=Rings(num_stages))
 
 
 def tcp_endpoints(port: int, num_stages: int, directory: Path = Path()) -> Endpoints:

@@ -49,6 +49,10 @@ class ReceivedTensor(NamedTuple):
     entry: Any
     frame: Any
 
+    def kept(self) -> ReceivedTensor:
+        """The same in memory of its own; a frame is good until the next message only."""
+        return self if self.frame is None else self._replace(frame=bytes(self.frame))
+
     def copy_to(self, target: torch.Tensor) -> None:
         """See :class:`naspipe.runtime.layers.ports.Received`."""
         decode_into(self.entry, self.frame, target)

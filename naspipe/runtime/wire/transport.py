@@ -17,6 +17,7 @@ import zmq
 
 from naspipe.core.errors import TransportError
 from naspipe.core.ids import WorkerId
+from naspipe.core.parcels import LAYER
 from naspipe.runtime.devices.staging import HOST, Staging
 from naspipe.runtime.wire.authenticator import DOMAIN, Authenticator
 from naspipe.runtime.wire.endpoints import Endpoints
@@ -32,6 +33,7 @@ from naspipe.runtime.wire.messages import (
     stage_frames,
 )
 from naspipe.runtime.wire.ports import Sending
+from naspipe.runtime.wire.shared_rings import SharedFrames
 from naspipe.runtime.wire.wakeup import Wakeup
 
 MAX_FRAME_BYTES = 1 << 30
@@ -142,6 +144,7 @@ class ZmqTransport:
         self._poller.register(self._inbox, zmq.POLLIN)
         self._poller.register(wakeup.fileno(), zmq.POLLIN)
         self._outboxes: dict[WorkerId, zmq.Socket[Any]] = {}
+        self._shared = SharedFrames(worker, endpoints.rings) if endpoints.rings else None
 
     def __enter__(self) -> Self:
         return self
@@ -153,7 +156,9 @@ class ZmqTransport:
         """See :class:`Transport`."""
         frames = stage_frames(message, self._staging)
         nbytes = sum(map(_nbytes, frames))
-        if not isinstance(message, VersionMessage):
+        if self._shared is not None:
+            frames = self._shared.pack(worker, frames)
+        if not (isinstance(message, VersionMessage) and message.parcel == LAYER):
             self._send(worker, frames)
             return Sending(nbytes, lambda: False)
         tracked = [zmq.Frame(frame, track=True) for frame in frames]
@@ -191,11 +196,13 @@ class ZmqTransport:
 
     def receive_any(self, timeout_seconds: float) -> Message | Announcement | None:
         """The same; announcements of inputs that take another way too."""
-        frames = self._next(timeout_seconds)
-        if frames is None:
+        found = self._next(timeout_seconds)
+        if found is None:
             return None
-        header, *rest = frames
-        return read_message(header.buffer, [frame.buffer for frame in rest], self._staging)
+        frames: Sequence[Any] = [frame.buffer for frame in found]
+        if self._shared is not None:
+            frames = self._shared.unpack(frames)
+        return read_message(frames[0], frames[1:], self._staging)
 
     def _next(self, timeout_seconds: float) -> Sequence[zmq.Frame] | None:
         """The frames of the next message, if one comes in time."""

@@ -91,7 +91,8 @@ class LayerExchange:
         if parcel == SUM:
             self._summing(layer).take_sum(layer, version, self._read_sum(state))
         elif parcel == BUFFERS:
-            self._stores[layer.stream].come_back(layer).take_buffers(state)
+            kept = [(name, received.kept()) for name, received in state]
+            self._stores[layer.stream].come_back(layer).take_buffers(kept)
         else:
             stored = self._stores[layer.stream].come_back(layer)
             self._placement.expect(layer)
@@ -109,7 +110,8 @@ class LayerExchange:
             if command.skips_buffers:
                 state = [pair for pair in state if not pair[0].startswith("buffer/")]
             return state
-        return stored.copied(*_PARTS[parcel], *(() if command.skips_buffers else ("buffer/",)))
+        kinds = _PARTS[parcel] if command.skips_buffers else (*_PARTS[parcel], "buffer/")
+        return stored.copied(*kinds, lends=not self._placement.shares_memory)
 
     def _summing(self, layer: LayerId) -> Updates:
         if self._updates is None:

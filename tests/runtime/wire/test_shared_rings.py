@@ -1,0 +1,108 @@
+"""Large tensors through shared memory: every byte, in any sizes, and sockets where it is full."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from naspipe.core.ids import LayerId
+from naspipe.core.parcels import COPY, LAYER
+from naspipe.runtime.wire import shared_rings
+from naspipe.runtime.wire.endpoints import ipc_endpoints
+from naspipe.runtime.wire.messages import VersionMessage
+from naspipe.runtime.wire.shared_rings import LEAST_BYTES, Ring, Rings, SharedFrames
+from naspipe.runtime.wire.transport import ZmqTransport
+from naspipe.runtime.wire.wakeup import Wakeup
+from tests.oracle import bits
+
+SMALL = 4096 + 1024
+
+
+def ends(size=SMALL):
+    memory = memoryview(bytearray(size))
+    return Ring(memory), Ring(memory)
+
+
+@settings(max_examples=300)
+@given(st.lists(st.tuples(st.integers(1, 700), st.integers(0, 4)), max_size=60))
+def test_what_lies_there_is_what_was_put(steps):
+    """Messages of any sizes; the receiver gives them back in order, some time later."""
+    sender, receiver = ends()
+    under_way, number = [], 0
+    for nbytes, num_taken in steps:
+        data = bytes([number % 251]) * nbytes
+        position = sender.put(data)
+        if position is not None:
+            under_way.append((position, data))
+            number += 1
+        assert all(receiver.get(p, len(d)) == d for p, d in under_way), "overwritten"
+        for _ in range(min(num_taken, len(under_way))):
+            place, taken = under_way.pop(0)
+            receiver.give_back(place, len(taken))
+        if not under_way:
+            assert sender.put(b"x" * 1024) is not None, "an empty ring takes what fits it"
+            receiver.give_back(sender._head - 1024, 1024)
+
+
+def test_a_full_ring_takes_nothing_more():
+    sender, receiver = ends()
+    assert sender.put(bytes(600)) == 0
+    assert sender.put(bytes(600)) is None
+    assert sender.put(bytes(2000)) is None, "more than its size"
+    receiver.give_back(0, 600)
+    assert sender.put(bytes(600)) == 1024, "at its beginning again"
+
+
+def test_every_pair_has_a_way_of_its_own():
+    rings = Rings(3)
+    ways = [(a, b) for a in range(3) for b in range(3) if a != b]
+    for number, way in enumerate(ways):
+        rings.between(*way).put(bytes([number]) * 10)
+    for number, way in enumerate(ways):
+        assert rings.between(*way).get(0, 10) == bytes([number]) * 10
+
+
+def test_another_process_sees_it():
+    rings = Rings(2)
+    child = os.fork()
+    if child == 0:
+        position = rings.between(1, 0).put(b"from the child")
+        os._exit(0 if position == 0 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert rings.between(1, 0).get(0, 14) == b"from the child"
+
+
+def message(parcel, *sizes):
+    state = [(f"param/{n}", torch.randn(size)) for n, size in enumerate(sizes)]
+    return VersionMessage(LayerId(0, 1, 2), 3, state, parcel)
+
+
+def test_messages_arrive_whole_also_when_the_ring_is_full(tmp_path, monkeypatch):
+    monkeypatch.setattr(shared_rings, "_MOST_BYTES", 6 * LEAST_BYTES)
+    endpoints, large = ipc_endpoints(tmp_path, 2), LEAST_BYTES // 4
+    with ExitStack() as stack:
+        one, other = (
+            stack.enter_context(ZmqTransport(n, endpoints, stack.enter_context(Wakeup())))
+            for n in range(2)
+        )
+        sent = [message(COPY, large, 10, 2 * large), message(LAYER, 3 * large, 5)] * 4
+        sendings = [one.send(1, each) for each in sent]
+        for each in sent:
+            got = other.receive(5.0)
+            assert got.parcel == each.parcel
+            for (name, tensor), (found, received) in zip(each.state, got.state, strict=True):
+                assert name == found and bits(received.value()) == bits(tensor)
+        assert all(sending.nbytes > 3 * LEAST_BYTES for sending in sendings), "as without a ring"
+        while not sendings[1].is_over():
+            pass
+
+
+def test_small_frames_take_the_socket():
+    shared = SharedFrames(0, Rings(2))
+    frames = [b"header", b"x" * (LEAST_BYTES - 1)]
+    assert shared.pack(1, frames) == frames
+    assert len(shared.pack(1, [b"header", b"x" * LEAST_BYTES])) == 3
