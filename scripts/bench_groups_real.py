@@ -1,6 +1,7 @@
 """Two groups over one on real workers, in alternation; writes artifacts/groups/real.json.
 
-The same steps by one worker, by two groups of one stage, and by two stages.
+The same steps by one worker, by two groups of one stage, and by two stages. Beside them two runs of
+one worker at once that have nothing to do with each other: the most that this machine can give.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -27,8 +29,8 @@ from naspipe.runtime.devices.environment import describe_environment  # noqa: E4
 from naspipe.trace.access.log import read_run_accesses  # noqa: E402
 from scripts.comparing.speed import steps_per_second  # noqa: E402
 
-WAYS = ("1x1", "2x1", "1x2")
-"""Groups and stages."""
+WAYS = ("1x1", "2x1", "1x2", "apart")
+"""Groups and stages; or two runs of 1x1 at once."""
 
 
 class Case(NamedTuple):
@@ -40,7 +42,7 @@ class Case(NamedTuple):
     norms: str = "ordered"
     """ResNet's statistics are deferred, as otherwise its passes go one by one."""
     sampler: str = "uniform"
-    ways: tuple[str, ...] = ("1x1", "2x1", "1x2")
+    ways: tuple[str, ...] = WAYS
     batch_size: int | None = None
 
 
@@ -49,10 +51,23 @@ CASES = {
     "vgg16": Case("vgg16", 60, "accumulate:8"),
     "resnet50": Case("resnet50", 12, "accumulate:8", "deferred"),
     "stem": Case(
-        "scripts.stem_supernet:space", 160, "one", "deferred", "spaced:3", ("1x1", "1x2"), 64
+        "scripts.stem_supernet:space",
+        160,
+        "one",
+        "deferred",
+        "spaced:3",
+        ("1x1", "1x2", "apart"),
+        64,
     ),
 }
 """By name; of ``stem`` see scripts/stem_supernet.py."""
+
+
+def apart(name: str) -> float:
+    """Passes per second of two runs at once, together."""
+    command = [sys.executable, __file__, "--one", name]
+    runs = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    return sum(float(run.communicate()[0]) for run in runs)
 
 
 def measure(case: Case, way: str, place: Path) -> float:
@@ -78,7 +93,12 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--spaces", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--output", type=Path, default=ROOT / "artifacts/groups/real.json")
+    parser.add_argument("--one", choices=CASES, help="measure one run of one worker and print it")
     arguments = parser.parse_args()
+    if arguments.one:
+        with tempfile.TemporaryDirectory() as scratch:
+            print(measure(CASES[arguments.one], "1x1", Path(scratch) / "run"))
+        return
     console, rows = Console(highlight=False), []
     for space in arguments.spaces:
         case = CASES[space]
@@ -86,7 +106,8 @@ def main() -> None:
         for pair in range(arguments.pairs):
             for way in sorted(case.ways, reverse=bool(pair % 2)):
                 with tempfile.TemporaryDirectory() as scratch:
-                    speed = measure(case, way, Path(scratch) / "run")
+                    place = Path(scratch) / "run"
+                    speed = apart(space) if way == "apart" else measure(case, way, place)
                 found[way].append(speed)
                 console.print(f"{space} {way}: {speed:.2f} passes/s")
         ratios = {
