@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from naspipe.export.exporter import export_subnet as export_subnet
     from naspipe.frontend.given.plain_chain import chain as chain
     from naspipe.frontend.given.run import Run as Run
+    from naspipe.frontend.given.teachers import Teacher as Teacher
     from naspipe.frontend.search.api import search_subnets as search_subnets
     from naspipe.frontend.training.api import train as train
     from naspipe.frontend.training.api import train_together as train_together
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Block", "ConfigError", "Exact", "Execution", "Frozen", "Lag", "NaspipeError", "Run", "Shared",
-    "Space", "StageFailedError", "chain", "export_subnet", "from_nni", "search_subnets", "train",
-    "train_together", "workload",
+    "Space", "StageFailedError", "Teacher", "chain", "export_subnet", "from_nni", "losses",
+    "search_subnets", "train", "train_together", "workload",
 ]  # fmt: skip
 __version__ = "0.1.0"
 
@@ -32,6 +33,7 @@ _NEED_TORCH = {
     "train_together": "naspipe.frontend.training.api",
     "workload": "naspipe.frontend.training.api",
     "Run": "naspipe.frontend.given.run",
+    "Teacher": "naspipe.frontend.given.teachers",
     "chain": "naspipe.frontend.given.plain_chain",
     "search_subnets": "naspipe.frontend.search.api",
     "export_subnet": "naspipe.export.exporter",
@@ -41,6 +43,8 @@ _NEED_TORCH = {
 
 def __getattr__(name: str) -> Any:
     """Load what needs torch only when it is asked for."""
+    if name == "losses":
+        return import_module("naspipe.losses")
     if name in _NEED_TORCH:
         return getattr(import_module(_NEED_TORCH[name]), name)
     raise AttributeError(f"module naspipe has no attribute {name!r}")

@@ -9,6 +9,7 @@ LAUNCHING = (
     "cli/test_progress.py",
     "cli/test_resume.py",
     "cli/test_search.py",
+    "cli/test_teacher.py",
     "cli/test_validation.py",
     "equivalence/",
     "export/test_calibrated.py",

@@ -13,11 +13,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from naspipe.cli.flags import given
+from naspipe.cli.teacher import join_teacher
 from naspipe.cli.train_arguments import DEFAULTS
 from naspipe.cli.train_arguments import add_arguments as add_arguments
 
 if TYPE_CHECKING:
     from naspipe.cli.streams import StreamOptions
+    from naspipe.cli.teacher import Joined
     from naspipe.core.config import Execution, Settings
     from naspipe.core.recipe_file import RecipeFile
     from naspipe.frontend.training.training import Training
@@ -34,13 +36,14 @@ def run(arguments: argparse.Namespace) -> int:
     worker = Worker.find()
     try:
         execution, workloads, sources = _defined(arguments)
+        joined = join_teacher(arguments, workloads, sources)
         if worker is not None:
             execution = execution_of(worker, execution, arguments.stages)
     except ConfigError as error:
         if worker is not None:
             refuse(worker, str(error))
         raise
-    with _training(arguments, execution, workloads, sources, worker) as training:
+    with _training(arguments, execution, joined, worker) as training:
         if worker is not None:
             has_place = bool(arguments.resume or arguments.run_dir)
             train_as_worker(training, worker, has_place=has_place)
@@ -56,8 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _training(
     arguments: argparse.Namespace,
     execution: Execution,
-    workloads: list[Workload],
-    sources: list[dict[str, Any]],
+    joined: Joined,
     worker: Worker | None,
 ) -> Iterator[Training]:
     """The training, whose progress is shown while it goes on; by one of several workers."""
@@ -65,6 +67,7 @@ def _training(
     from naspipe.frontend.training.api import default_run_directory
     from naspipe.frontend.training.training import Training
 
+    workloads = [workload for workload in joined.workloads if workload.is_trained]
     names = list(dict.fromkeys(workload.space.name for workload in workloads))
     path = arguments.resume or arguments.run_dir
     path = path or default_run_directory("-".join(names).replace(":", "-"))
@@ -76,12 +79,14 @@ def _training(
     unit = "passes" if has_passes else "steps"
     with TrainingProgress(title, num_passes, is_quiet, arguments.log_every, unit) as progress:
         yield Training(
-            workloads=workloads,
+            workloads=joined.workloads,
             execution=execution,
             path=path,
             observer=progress,
             resumes=arguments.resume is not None,
-            sources=sources,
+            sources=joined.sources,
+            taps=joined.taps,
+            places=joined.places,
         )
 
 

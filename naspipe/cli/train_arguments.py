@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from naspipe.cli import teacher
 from naspipe.cli.flags import add_flags, flags
 from naspipe.cli.ports import Options
 from naspipe.cli.settings_lists import key_list
@@ -19,6 +20,7 @@ examples:
   naspipe train cv.c3 --set lr=0.01 --set optimizer.momentum=0.8 --set rule.stem=frozen
   naspipe train nlp.c1 --checkpoint-every 100 --run-dir runs/one; naspipe train --resume runs/one
   naspipe train cv.c3 --steps 1000 --validate-every 200 --tensorboard
+  naspipe train cv.c3 --teacher runs/large --teacher-subnet best --stages 2
   naspipe train mymodule:space --data mymodule:batches --stages 2
   torchrun --nnodes 2 --nproc-per-node 1 ... -m naspipe train nlp.c1 --run-dir /shared/one
 
@@ -68,6 +70,7 @@ def _add_definition(parser: Options) -> None:
     parser.add_argument(
         "--recipe", metavar="NAME|FILE", help="how to train: a recipe of naspipe's or a TOML file"
     )
+    teacher.add_arguments(parser)
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="any setting, listed below"
     )

@@ -83,6 +83,11 @@ class Definition:
         flag=Flag("N"),
     )
 
+    weights: str = ""
+    """Digest of the weights that layers begin with, where they are given and not drawn."""
+    teacher: str = ""
+    """Digest of the weights of the teacher whose output is learned, where there is one."""
+
     def __post_init__(self) -> None:
         check(self)
 
@@ -97,6 +102,9 @@ class Definition:
         for name, usual in _LATER.items():
             if values["recipe"][name] == usual:
                 del values["recipe"][name]
+        for name in ("weights", "teacher"):
+            if not values[name]:
+                del values[name]
         return values
 
 

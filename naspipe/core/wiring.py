@@ -110,6 +110,14 @@ class Wiring:
         """That of one stream."""
         return self.streams[stream] if stream < len(self.streams) else _PLAIN_STREAM
 
+    def joined(self, num_streams: int) -> list[set[int]]:
+        """Streams that taps join, each in one set: they are cut and go on at the same pass."""
+        found = [{number} for number in range(num_streams)]
+        for tap in self.taps:
+            ends = [each for each in found if each & {tap.source[0], tap.sink[0]}]
+            found = [each for each in found if each not in ends] + [set().union(*ends)]
+        return found
+
     def completed(self, lengths: Sequence[int], steps: Steps) -> Wiring:
         """With the taps that a step's kind implies: a sandwich's first pass teaches the others.
 

@@ -15,6 +15,7 @@ from naspipe.core.space import Space
 from naspipe.core.wiring import Tap
 from naspipe.frontend.given.run import Run
 from naspipe.frontend.given.strategies import find_strategy_maker
+from naspipe.frontend.given.teachers import Teacher
 from naspipe.frontend.training.training import Training
 from naspipe.runtime.jobs.losses import Loss
 from naspipe.runtime.jobs.workload import Batches, Workload
@@ -42,6 +43,7 @@ def train(
     execution: Mapping[str, Any] | None = None,
     observer: LaunchObserver | None = None,
     held_out: Batches | None = None,
+    teacher: Teacher | None = None,
 ) -> Run:
     """Train a supernet; the bits are those of a plain one-at-a-time loop on any number of stages.
 
@@ -68,6 +70,9 @@ def train(
         execution: further settings of :class:`naspipe.core.config.Execution`: ``validate_every``.
         observer: told of losses and stage use as the run goes.
         held_out: ``held_out(seed, number)`` to validate by; ``data.validation`` by default.
+        teacher: a frozen network whose output every pass learns: ``loss`` then has a method
+            ``distill(output, taught, target)``, as those of :mod:`naspipe.losses` have. What is
+            recorded of it is in the folder ``teacher`` of the run directory.
 
     Raises:
         ConfigError: for input that cannot be used; nothing is written then.
@@ -81,7 +86,13 @@ def train(
         optimizer_options=optimizer_options, sampler=sampler, seed=seed, policy=policy, bulk=bulk,
         recipe=recipe, held_out=held_out,
     )  # fmt: skip
-    return train_together([what], how, run_dir, observer, resume=resume)[0]
+    if teacher is None:
+        return train_together([what], how, run_dir, observer, resume=resume)[0]
+    taught = teacher.beside(what)
+    return train_together(
+        taught.workloads, how, run_dir, observer, resume=resume, taps=taught.taps,
+        places=("", "teacher"),
+    )[0]  # fmt: skip
 
 
 def workload(
@@ -149,12 +160,14 @@ def train_together(
     resume: bool = False,
     taps: Sequence[Tap] = (),
     exchanges: Sequence[str] = (),
+    places: Sequence[str] = (),
 ) -> list[Run]:
     """Train several runs side by side on one pipeline: each fills the others' bubbles.
 
     The result of each is bit for bit that of its solo run; their directories are
     ``run_dir/stream-0``, ``stream-1``, ... (NASPipe's hybrid traverse). With ``taps``, blocks of
-    one take outputs of another; ``exchanges`` are what WRITEs wait for, by name.
+    one take outputs of another; ``exchanges`` are what WRITEs wait for, by name. ``places`` are
+    other folders below ``run_dir``, the empty text for itself.
 
     Raises:
         ConfigError: for input that cannot be used; nothing is written then.
@@ -171,6 +184,7 @@ def train_together(
         resumes=resume,
         taps=taps,
         exchanges=exchanges,
+        places=places,
     )
     training.run()
     return [

@@ -60,7 +60,7 @@ def assigned_job(training: Training, hosts: Hosts, assignment: Mapping[str, Any]
     training = replace(training, path=path)
     subnets = [draw_stream(StreamId(n), each) for n, each in enumerate(training.workloads)]
     costs = tuple(map(_table, assignment["costs"]))
-    plan = make_plan(training.workloads, training.execution, subnets, costs)
+    plan = make_plan(training.workloads, training.execution, subnets, costs, training.wiring)
     job = training.job(plan, costs)
     if (found := plan_digest(job)) != assignment["plan"]:
         raise ConfigError(
@@ -153,6 +153,8 @@ def started_by(path: Path) -> set[str]:
 def _restored(number: StreamId, stream: StreamJob, first: int, stages: int) -> StreamJob:
     if not first:
         return stream
+    if not stream.workload.is_trained:
+        return replace(stream, begins=first)
     folder = stream.directory.checkpoints.path
     restored = Restored(stream.workload.space, number, read_checkpoint(folder / cut_name(first)))
     return replace(stream, restored=restored, kept=restored.layers(stages))

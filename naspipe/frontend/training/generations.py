@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -83,6 +83,7 @@ class Generations:
             self._resumed(StreamId(number), stream)
             for number, stream in enumerate(self.job.streams)
         )
+        streams = _alike(streams, self.job.wiring.joined(len(streams)))
         self.job = replace(self.job, streams=streams, generation=self.generation)
         self.generation += 1
         for stream, manifest in zip(self.job.streams, self.manifests, strict=True):
@@ -91,6 +92,8 @@ class Generations:
     def _resumed(self, number: StreamId, stream: StreamJob) -> StreamJob:
         folder = stream.directory.checkpoints
         folder.sweep()
+        if not stream.workload.is_trained:
+            return replace(stream, restored=None, kept=())
         latest = folder.latest()
         for problem in latest.passed_over:
             self.observer.on_note(f"a checkpoint was passed over: {problem}")
@@ -110,6 +113,19 @@ class Generations:
                 stream.directory.write_manifest({**manifest, **failure})
             except OSError as another:
                 error.add_note(f"and the manifest cannot be written: {another}")
+
+
+def _alike(
+    streams: tuple[StreamJob, ...], joined: Iterable[Collection[int]]
+) -> tuple[StreamJob, ...]:
+    """Streams that are not trained begin where those do that they hand their outputs to."""
+    found = list(streams)
+    for together in joined:
+        firsts = [found[number].first for number in together if found[number].workload.is_trained]
+        for number in together:
+            if not found[number].workload.is_trained:
+                found[number] = replace(found[number], begins=min(firsts, default=0))
+    return tuple(found)
 
 
 def _first_line(error: BaseException) -> str:

@@ -59,12 +59,16 @@ class Training:
     """What blocks of one stream hand to blocks of another."""
     exchanges: Sequence[str] = ()
     """What WRITEs wait for, beside what the recipes ask for."""
+    places: Sequence[str] = ()
+    """Of each stream, its folder below ``path``, where it is not the usual one."""
     others: OtherHosts | None = None
     """The other hosts, where there are any; this is rank 0 then."""
 
     @property
     def directories(self) -> list[RunDirectory]:
         """The run directory of each stream."""
+        if self.places:
+            return [RunDirectory(self.path / place) for place in self.places]
         return stream_directories(self.path, len(self.workloads))
 
     @property

@@ -33,11 +33,10 @@ class CheckpointStream(NamedTuple):
     store: LayerStore
     restored: Restored | None
     log: Log
-
-    @property
-    def first(self) -> int:
-        """The first subnet that is trained in this life of the run."""
-        return self.restored.first if self.restored else 0
+    first: int = 0
+    """The first subnet in this life of the run."""
+    is_trained: bool = True
+    """Otherwise nothing changes, and no checkpoint is taken on the way."""
 
 
 class _Job(NamedTuple):
@@ -115,7 +114,8 @@ class Checkpointer:
 
     def is_new(self, stream: StreamId, cut: int) -> bool:
         """Whether a checkpoint there would hold more than the one that the stream began with."""
-        return cut > self._streams[stream].first
+        own = self._streams[stream]
+        return own.is_trained and cut > own.first
 
     @property
     def patience(self) -> int:

@@ -46,13 +46,15 @@ class StreamJob:
     """The checkpoint that the stream goes on from."""
     kept: tuple[KeptLayer, ...] = ()
     """Its layers."""
+    begins: int = 0
+    """The first subnet of a stream without checkpoints, whose layers are as they were made."""
     validation: ValidationPlan | None = None
     """How the supernet is validated on the way, where it is."""
 
     @property
     def first(self) -> int:
         """The first subnet to train."""
-        return self.restored.first if self.restored else 0
+        return self.restored.first if self.restored else self.begins
 
     @property
     def num_passes(self) -> int:

@@ -6,6 +6,7 @@ pickled. The launcher computes nothing with torch itself before it forks.
 
 from __future__ import annotations
 
+import os
 import signal
 import tempfile
 import traceback
@@ -65,7 +66,7 @@ def launch(
     execution, num_stages = job.execution, job.execution.workers
     folders = [stream.directory.checkpoints for stream in job.streams]
     mailboxes = Mailboxes()
-    stop = Stop(num_stages, mailboxes.send)
+    stop = Stop(num_stages, mailboxes.send, job.wiring.joined(len(job.streams)))
     with ExitStack() as stack:
         wakeup = stack.enter_context(Wakeup())
         losses = [
@@ -125,9 +126,12 @@ def _ask(stop: Stop, wakeup: Wakeup, signal_number: int) -> None:
 
 def _interruption(job: TrainingJob, stop: Stop, publisher: Publisher) -> RunInterruptedError:
     """What to say of a run that was asked to end and has done so."""
-    cuts = [publisher.newest.get(number, each.first) for number, each in enumerate(job.streams)]
-    path, *others = job.claimed
-    where = path.parent if others else path
+    cuts = [
+        publisher.newest.get(number, each.first)
+        for number, each in enumerate(job.streams)
+        if each.workload.is_trained
+    ]
+    where = os.path.commonpath(job.claimed)
     return RunInterruptedError(
         stop.signal_number,
         f"interrupted by {signal.Signals(stop.signal_number).name}, with a checkpoint at subnet "

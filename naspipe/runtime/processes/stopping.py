@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
@@ -22,9 +22,16 @@ class Stop:
     Args:
         num_stages: whose answers to wait for.
         send: hands a message to a stage.
+        joined: streams that need one another's passes, so that they are cut at the same one.
     """
 
-    def __init__(self, num_stages: int, send: Callable[[int, ControlMessage], None]) -> None:
+    def __init__(
+        self,
+        num_stages: int,
+        send: Callable[[int, ControlMessage], None],
+        joined: Iterable[Collection[int]] = (),
+    ) -> None:
+        self._joined = tuple(joined)
         self._num_stages = num_stages
         self._send = send
         self._is_sent = False
@@ -40,8 +47,12 @@ class Stop:
         """A stage admits nothing more of its own accord."""
         self._admitted[stage] = admitted
         if self._is_sent and len(self._admitted) == self._num_stages:
-            cuts = tuple(map(max, zip(*self._admitted.values(), strict=True)))
-            self._tell(ControlMessage(STOP, cuts))
+            cuts = list(map(max, zip(*self._admitted.values(), strict=True)))
+            for streams in self._joined:
+                last = max(cuts[stream] for stream in streams)
+                for stream in streams:
+                    cuts[stream] = last
+            self._tell(ControlMessage(STOP, tuple(cuts)))
 
     def advance(self) -> None:
         """Begin, when it was asked for since the last call."""

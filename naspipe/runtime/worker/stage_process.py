@@ -110,7 +110,13 @@ class StageRun:
         job = self._job
         streams = [
             CheckpointStream(
-                stream.workload.space, stream.directory.checkpoints, store, stream.restored, log
+                stream.workload.space,
+                stream.directory.checkpoints,
+                store,
+                stream.restored,
+                log,
+                stream.first,
+                stream.workload.is_trained,
             )
             for stream, store, log in zip(job.streams, compute.stores, logs, strict=True)
         ]
@@ -188,7 +194,7 @@ class StageRun:
         return [
             StreamResumed(now_ns, StreamId(number), SequenceId(stream.first), stream.kept)
             for number, stream in enumerate(self._job.streams)
-            if stream.restored
+            if stream.first
         ]
 
     def _save(

@@ -1,0 +1,127 @@
+"""A frozen teacher: a network that is only run forward, and whose output the student learns."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import partial
+
+from torch import nn
+
+from naspipe.core.errors import ConfigError
+from naspipe.core.ids import StreamId
+from naspipe.core.space import Block, Shared, Space
+from naspipe.core.wiring import Tap, TapRole
+from naspipe.frontend.given.plain_chain import chain
+from naspipe.frontend.given.run import Run
+from naspipe.runtime.devices.tensor_bytes import tensor_bytes
+from naspipe.runtime.jobs.losses import distilling
+from naspipe.runtime.jobs.workload import Workload
+
+WINDOW = 16
+"""Passes that a teacher may be ahead, unless its user says otherwise."""
+
+
+class Teacher:
+    """A network with its weights, in evaluation mode; nothing of it is trained.
+
+    It is cut into blocks and runs on the student's stages, where they wait. It sees the student's
+    batches. Its last block's output goes to the ``distill`` of the student's loss.
+
+    Args:
+        network: modules in their order, as :func:`naspipe.chain` takes them, with the weights that
+            they have now; or a run whose space has one subnet, or of which ``choices`` name one.
+        choices: of a run's supernet, one per choice block.
+        ema: of a run, the moving averages of its weights.
+        window: passes that it may be ahead.
+
+    Raises:
+        ConfigError: for anything else, or a layer that the run never trained.
+    """
+
+    def __init__(
+        self,
+        network: Run | Iterable[nn.Module],
+        choices: Sequence[int] | None = None,
+        *,
+        ema: bool = False,
+        window: int = WINDOW,
+    ) -> None:
+        if isinstance(network, Run):
+            self.space = _of_run(network, choices, ema)
+        elif choices is not None or ema:
+            raise ConfigError("teacher: expected choices and ema of a run only, found modules")
+        else:
+            self.space = chain(network, name="teacher")
+        if window < 1:
+            raise ConfigError(f"teacher: expected a window of 1 pass or more, found {window}")
+        self.window = window
+        self.digest = _digest(self.space)
+
+    def beside(self, student: Workload) -> Taught:
+        """The student and this teacher, as streams that train together.
+
+        Raises:
+            ConfigError: when the student's loss takes no teacher, or its steps have one already.
+        """
+        distilling(student.loss)
+        if student.recipe.steps.distills:
+            raise ConfigError(
+                f"teacher: expected passes other than {student.recipe.passes}, whose first pass "
+                f"is a teacher already"
+            )
+        own = replace(student.definition, teacher=self.digest)
+        definition = replace(
+            student.definition, space=self.space.name, sampler="uniform", rules={}, teacher="",
+            weights=self.digest,
+        )  # fmt: skip
+        teacher = replace(
+            student, space=self.space, definition=definition, make_strategy=None, held_out=None,
+            is_trained=False, rank=1, window=self.window, objectives={}, field_sources={},
+        )  # fmt: skip
+        ends = [
+            (StreamId(n), len(space) - 1) for n, space in enumerate((student.space, self.space))
+        ]
+        tap = Tap(source=ends[1], sink=ends[0], role=TapRole.LESSON)
+        return Taught((replace(student, definition=own), teacher), (tap,))
+
+
+@dataclass(frozen=True, slots=True)
+class Taught:
+    """A student, its teacher, and what goes from one to the other."""
+
+    workloads: tuple[Workload, Workload]
+    taps: tuple[Tap, ...]
+
+
+def _of_run(run: Run, choices: Sequence[int] | None, ema: bool) -> Space:
+    """One subnet of a run, with its weights."""
+    space = run.space
+    if choices is None:
+        if any(count > 1 for count in space.candidate_counts):
+            raise ConfigError(
+                f"teacher: expected choices of one subnet of {space.name}, one per choice block, "
+                f"found none"
+            )
+        choices = [0] * len(space.candidate_counts)
+    subnet, blocks, number = space.chain(tuple(choices)), [], 0
+    for position, block in enumerate(space.blocks):
+        if isinstance(block, Shared):
+            module = run.shared(space.labels[position], ema=ema)
+        else:
+            module = run.layer(number, subnet[position], ema=ema)
+            number += 1
+        blocks.append(Block([partial(deepcopy, module)], fields=space.fields(position)))
+    return Space(f"{space.name}:{'.'.join(map(str, choices)) or 'all'}", blocks)
+
+
+def _digest(space: Space) -> str:
+    """Of every parameter and buffer, by block and name."""
+    found = hashlib.blake2b(digest_size=16)
+    for position, block in enumerate(space.blocks):
+        for name, value in block.candidates[0]().state_dict().items():
+            found.update(f"{position}/{name}/{value.dtype}/{tuple(value.shape)}\0".encode())
+            found.update(tensor_bytes(value.detach().cpu()).numpy().data)
+    return found.hexdigest()

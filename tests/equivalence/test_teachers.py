@@ -1,0 +1,161 @@
+"""A student of a frozen teacher: the bits of a plain loop, on any stages, groups and windows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import naspipe as npp
+from naspipe.core.errors import RunInterruptedError
+from naspipe.runtime.blocks.objectives import EndObjective
+from naspipe.streams.from_file import read_stream
+from tests.equivalence import spaces
+from tests.equivalence.harness import assert_same_bits, oracle_of, plain_torch, restless
+from tests.faults.helpers import Calm, Ends, interrupt, kill
+
+SEED, LR = 1, 0.02
+LOSS = npp.losses.SoftTarget(temperature=2.0, weight=0.5)
+
+
+def network():
+    """Dropout and batch normalisation would show if it were not in evaluation mode."""
+    torch.manual_seed(5)
+    parts = [nn.Linear(16, 32), nn.BatchNorm1d(32), nn.Dropout(0.5), nn.ReLU(), nn.Linear(32, 10)]
+    for _ in range(3):  # statistics of its own
+        parts[1](torch.randn(20, 32))
+    return nn.Sequential(*parts)
+
+
+def plain_loop(run, passes=1, **recipe):
+    """Both networks in one process: the teacher without a graph, then the student."""
+    teacher = network().eval()
+    loop = oracle_of(run.space, SEED, "SGD", LR, {"momentum": 0.9}, **recipe)
+    chains = [run.space.chain(choices) for choices in read_stream(run.directory.stream)]
+    with plain_torch():
+        for step in range(len(chains) // passes):
+            numbers = range(step * passes, (step + 1) * passes)
+            batches = [spaces.vectors(SEED, y) for y in numbers]
+            with torch.no_grad():
+                lessons = [teacher(batch["input"]) for batch in batches]
+            taught = iter(lessons)
+
+            def loss(output, target, taught=taught):
+                return LOSS.distill(output, next(taught), target)
+
+            pairs = [(chains[y], batch) for y, batch in zip(numbers, batches, strict=True)]
+            loop.take(step, pairs, loss, averages_loss=True)
+    return loop
+
+
+def train(path, stages, passes="one", execution=None, data=spaces.vectors, steps=12, **more):
+    return npp.train(
+        spaces.mixed(), data, LOSS, steps=steps, seed=SEED, lr=LR,
+        optimizer_options={"momentum": 0.9}, stages=stages, run_dir=path,
+        recipe={"passes": passes, **more.pop("recipe", {})}, execution=execution,
+        teacher=more.pop("teacher", None) or npp.Teacher(network(), window=more.pop("window", 6)),
+        **more,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("stages", "window", "execution"),
+    [
+        (1, 6, {}),
+        (2, 1, {"recompute": True}),
+        (2, 100, {"window": 2}),
+        (4, 6, {"checkpoint_every": 5}),
+    ],
+)
+def test_bits_of_the_plain_loop(tmp_path, stages, window, execution):
+    run = train(tmp_path / "run", stages, execution=execution, window=window)
+    assert_same_bits(run, plain_loop(run))
+    assert not npp.Run(run.space, tmp_path / "run/teacher").losses
+
+
+@pytest.mark.parametrize(("groups", "stages"), [(1, 2), (2, 1), (2, 2)])
+def test_passes_and_groups(tmp_path, monkeypatch, groups, stages):
+    restless(monkeypatch)
+    more = {"clip_global_norm": 1.0, "ema": 0.9}
+    run = train(tmp_path / "run", stages, "accumulate:4", {"groups": groups}, recipe=more)
+    assert_same_bits(run, plain_loop(run, 4, **more))
+
+
+def test_a_run_as_a_teacher(tmp_path):
+    """One subnet of a trained supernet teaches another supernet."""
+    first = npp.train(
+        spaces.mixed(), spaces.vectors, nn.CrossEntropyLoss(), steps=6, seed=3,
+        run_dir=tmp_path / "first",
+    )  # fmt: skip
+    choices = read_stream(first.directory.stream)[-1]
+    modules = [first.shared("stem"), *(first.layer(n, c) for n, c in enumerate(choices))]
+    parts = nn.Sequential(*modules, first.shared("head"))
+    runs = [
+        train(tmp_path / name, 2, teacher=npp.Teacher(*network))
+        for name, network in (("run", (first, choices)), ("modules", (parts,)))
+    ]
+    assert runs[0].losses == runs[1].losses
+    digests = [run.manifest["definition"]["teacher"] for run in runs]
+    assert digests[0] == digests[1] != npp.Teacher(network()).digest
+
+
+def test_it_is_interrupted_and_goes_on_on_other_stages(tmp_path):
+    data = Ends(spaces.vectors, 7, interrupt, tmp_path / "marker")
+    with pytest.raises(RunInterruptedError):
+        train(tmp_path / "run", 2, data=data, steps=40, window=4, execution={"window": 4})
+    run = train(tmp_path / "run", 3, data=Calm(spaces.vectors), steps=40, resume=True)
+    assert 0 < run.manifest["life"]["first"][0] == run.manifest["life"]["first"][1] < 40
+    assert_same_bits(run, plain_loop(run))
+
+
+def test_a_stage_is_killed_while_the_teacher_is_ahead(tmp_path):
+    data = Ends(spaces.vectors, 9, kill, tmp_path / "marker")
+    execution = {"window": 2, "checkpoint_every": 3, "max_restarts": 1}
+    run = train(tmp_path / "run", 2, data=data, steps=20, window=9, execution=execution)
+    assert run.manifest["life"]["generation"] == 1
+    assert_same_bits(run, plain_loop(run))
+
+
+def test_a_broken_rule_is_seen(tmp_path, monkeypatch):
+    """A student that learns another pass's lesson."""
+    kept = []
+
+    def stale(objective, outputs, lessons, fields, call=EndObjective.__call__):
+        kept.append(lessons)
+        return call(objective, outputs, kept[max(0, len(kept) - 2)], fields)
+
+    monkeypatch.setattr(EndObjective, "__call__", stale)
+    run = train(tmp_path / "run", 1)
+    with pytest.raises(AssertionError, match="differs"):
+        assert_same_bits(run, plain_loop(run))
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: npp.Teacher(network(), window=0), "window of 1 pass or more, found 0"),
+        (lambda: npp.Teacher(network(), [0]), "expected choices and ema of a run only"),
+        (lambda: npp.Teacher([3]), "expected modules, found a int"),
+        (lambda: npp.Teacher([]), "expected one module or more"),
+    ],
+)
+def test_no_teacher(make, text):
+    with pytest.raises(npp.ConfigError, match=text):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ({"passes": "sandwich:2"}, "expected passes other than sandwich:2"),
+        ({"loss": nn.MSELoss()}, "distill"),
+    ],
+)
+def test_bad_input_is_one_line_and_nothing_is_written(tmp_path, more, text):
+    loss = more.pop("loss", LOSS)
+    with pytest.raises(npp.ConfigError, match=text) as caught:
+        npp.train(
+            spaces.mixed(), spaces.vectors, loss, steps=2, run_dir=tmp_path / "run",
+            teacher=npp.Teacher(network()), recipe=more,
+        )  # fmt: skip
+    assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
