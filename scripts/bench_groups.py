@@ -111,31 +111,35 @@ def worth(
 
 
 class Freed(NamedTuple):
-    """Steps of several subnets on one group, equal costs."""
+    """Steps of several subnets, equal costs."""
 
     bound: float
     """Devices' worth of the causal bound, on any number of devices."""
     simulated: float
-    """On a stage for each block."""
+    """With a group for each pass, and a stage for each block."""
     bubble_above: float
-    """On 8 stages, beyond the bubble that the bound leaves."""
+    """Of one group on 8 stages, beyond the bubble that the bound leaves."""
 
 
 def freed(name: str, passes: str, sampler: str, num_passes: int, seed: int) -> Freed:
     """Whether the simulator comes as far as the bound allows."""
     scenario = scenario_of(name, "equal", passes)
-    pipeline = scenario.pipeline(sampler, seed, num_passes // scenario.steps.passes)
+    count, most = scenario.steps.passes, len(scenario.space)
+    pipeline = scenario.pipeline(sampler, seed, num_passes // count)
     (stream,) = pipeline.streams
     found = causal_bound(stream.subnets, stream.chain.rules, scenario.costs, scenario.steps)
-    bubbles = {}
-    for stages in (DEVICES, len(scenario.space)):
-        execution = Execution(stages=stages, window=64 * scenario.steps.passes)
-        plan = scenario.plan(pipeline, execution)
+
+    def bubble(groups: int, stages: int) -> float:
+        shared = scenario.pipeline(sampler, seed, num_passes // count, groups=groups)
+        execution = Execution(groups=groups, stages=stages, window=64 * count)
+        plan = scenario.plan(shared, execution)
         timing = GroupCosts(scenario.costs, 1, 0)
-        bubbles[stages] = simulate_run(pipeline, plan, execution, timing).summary.bubble_ratio
-    most = len(scenario.space)
-    above = bubbles[DEVICES] - found.steady_bubble(DEVICES)
-    return Freed(found.steady_parallelism, most * (1 - bubbles[most]), above)
+        return simulate_run(shared, plan, execution, timing).summary.bubble_ratio
+
+    groups = count if count <= max(DRAWN) else 1
+    above = bubble(1, DEVICES) - found.steady_bubble(DEVICES)
+    worth = groups * most * (1 - bubble(groups, most))
+    return Freed(found.steady_parallelism, worth, above)
 
 
 def measured(values: Sequence[float]) -> dict[str, float]:
@@ -143,18 +147,9 @@ def measured(values: Sequence[float]) -> dict[str, float]:
     return {"mean": statistics.mean(values), "least": min(values), "most": max(values)}
 
 
-def main() -> None:
-    """Simulate, print and write."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=80)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--spaces", nargs="+", default=SPACES)
-    parser.add_argument("--costs", choices=("equal", "table5"), default="table5")
-    parser.add_argument("--output", type=Path, default=ROOT / "artifacts/groups/simulated.json")
-    arguments = parser.parse_args()
-    result: dict[str, Any] = {key: getattr(arguments, key) for key in ("steps", "seeds", "costs")}
-    result |= {"worth": [], "bounds": []}
-    console = Console()
+def all_worths(arguments: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
+    """Every space, number of passes and cost of a reduction, on every shape."""
+    rows = []
     table = Table(
         "space", "passes", "reduction", *(f"{n}x{k}" for n, k in SHAPES), "2x4 / 1x8", "4x2 / 1x8",
         box=SIMPLE_HEAD, title="devices' worth of 8 devices",
@@ -168,25 +163,52 @@ def main() -> None:
                 for seed in range(arguments.seeds)
             ]
             row[f"{groups}x{stages}"] = measured(found)
-        figures = {"space": name, "least_passes": least, "reduction": reduction, "shapes": row}
-        result["worth"].append(figures)
+        rows.append({"space": name, "least_passes": least, "reduction": reduction, "shapes": row})
         means = [each["mean"] for each in row.values()]
         gains = [f"{mean / means[0]:.2f}" for mean in means[1:3]]
         passes = "one a group" if least == 1 else str(least)
         table.add_row(name, passes, f"{reduction:g}", *(f"{m:.2f}" for m in means), *gains)
     console.print(table)
+    return rows
+
+
+def all_bounds(arguments: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
+    """Every space and kind of step of several subnets."""
+    rows = []
     table = Table(
-        "space", "passes", "sampler", "bound", "on a stage for each block",
-        f"bubble above on {DEVICES}", box=SIMPLE_HEAD, title="steps of several subnets, one group",
+        "space", "passes", "sampler", "bound", "a device for all", f"bubble above on {DEVICES}",
+        box=SIMPLE_HEAD, title="steps of several subnets, equal costs",
     )  # fmt: skip
     kinds = [(f"subnets:{p}", "uniform") for p in DRAWN] + [("fair", "fair")]
     for name, (passes, sampler) in itertools.product(arguments.spaces, kinds):
         each = [freed(name, passes, sampler, 1000, seed) for seed in range(arguments.seeds)]
         columns = {key: measured(values) for key, *values in zip(Freed._fields, *each, strict=True)}
-        result["bounds"].append({"space": name, "passes": passes, "sampler": sampler, **columns})
+        rows.append({"space": name, "passes": passes, "sampler": sampler, **columns})
         means = [f"{column['mean']:.2f}" for column in columns.values()]
         table.add_row(name, passes, sampler, *means)
     console.print(table)
+    return rows
+
+
+PARTS = {"worth": all_worths, "bounds": all_bounds}
+
+
+def main() -> None:
+    """Simulate, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=80)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--spaces", nargs="+", default=SPACES)
+    parser.add_argument("--costs", choices=("equal", "table5"), default="table5")
+    parser.add_argument("--output", type=Path, default=ROOT / "artifacts/groups/simulated.json")
+    parser.add_argument("--only", choices=PARTS, help="keep the other part as it is")
+    arguments = parser.parse_args()
+    result: dict[str, Any] = {key: getattr(arguments, key) for key in ("steps", "seeds", "costs")}
+    if arguments.only:
+        result = json.loads(arguments.output.read_text())
+    console = Console()
+    for name in [arguments.only] if arguments.only else PARTS:
+        result[name] = PARTS[name](arguments, console)
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     arguments.output.write_text(json.dumps(result, indent=1) + "\n")
 

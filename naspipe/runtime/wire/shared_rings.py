@@ -44,10 +44,13 @@ class Ring:
 
     def put(self, data: memoryview | bytes) -> int | None:
         """Copy bytes in; returns their position, None where there is no room."""
+        length = _up(len(data), _GRAIN)
+        if length > self._size:
+            return None
         given = max(self._given[0], self._start)
         if given == self._head:  # empty: begin anew, in memory that was used just now
             self._start = given = self._head = _up(self._head, self._size)
-        position, length = self._head, _up(len(data), _GRAIN)
+        position = self._head
         if position % self._size + length > self._size:
             position = _up(position, self._size)
         if position + length - given > self._size:

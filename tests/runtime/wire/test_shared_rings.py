@@ -57,6 +57,10 @@ def test_a_full_ring_takes_nothing_more():
     assert sender.put(bytes(600)) == 1024, "at its beginning again"
 
 
+def test_so_many_workers_that_no_room_is_left():
+    assert Rings(600).between(0, 599).put(bytes(10)) is None
+
+
 def test_every_pair_has_a_way_of_its_own():
     rings = Rings(3)
     ways = [(a, b) for a in range(3) for b in range(3) if a != b]
