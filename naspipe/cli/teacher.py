@@ -13,9 +13,6 @@ if TYPE_CHECKING:
     from naspipe.frontend.given.teachers import Teacher
     from naspipe.runtime.jobs.workload import Workload
 
-PLACES = ("", "teacher")
-"""Of what is recorded, below the run directory."""
-
 
 class Joined(NamedTuple):
     """Streams and what is between them."""
@@ -63,7 +60,7 @@ def join_teacher(
     teacher = find_teacher(Path(asked["run"]), asked["subnet"], arguments.data_dir)
     taught = teacher.beside(workloads[0])
     named = {**sources[0], "teacher": asked}
-    return Joined(taught.workloads, [named, named], taught.taps, PLACES)
+    return Joined(taught.workloads, [named, named], taught.taps, taught.places)
 
 
 def find_teacher(path: Path, subnet: str, data_dir: Path | None) -> Teacher:

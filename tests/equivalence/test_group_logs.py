@@ -1,4 +1,4 @@
-"""What earlier lives on groups leave in the log, when the last life has one group."""
+"""What runs on groups leave: logs of earlier lives, validations, weights for a search."""
 
 from __future__ import annotations
 
@@ -41,3 +41,38 @@ def test_layers_without_buffers_were_passed_in_any_order(tmp_path, groups):
         passes="accumulate:4",
     )  # fmt: skip
     assert_same_bits(run, oracle)
+
+
+def test_validation_on_the_way_and_search_afterwards(tmp_path):
+    """The same scores, whoever trained."""
+    runs = [
+        npp.train(
+            spaces.mixed(),
+            spaces.vectors,
+            LOSS,
+            steps=6,
+            seed=1,
+            stages=2,
+            lr=0.02,
+            run_dir=tmp_path / str(groups),
+            recipe={"passes": "accumulate:2"},
+            execution={"groups": groups, "validate_every": 2, "validate_batches": 2},
+            held_out=spaces.vectors,
+        )
+        for groups in (1, 2)
+    ]
+    assert runs[0].validations == runs[1].validations and len(runs[0].validations) == 3
+    found = [
+        npp.search_subnets(
+            run,
+            spaces.vectors,
+            LOSS,
+            held_out=spaces.vectors,
+            strategy="random",
+            budget=4,
+            validate=2,
+        )
+        for run in runs
+    ]
+    scores = [[each.scores.loss for each in search.candidates] for search in found]
+    assert scores[0] == scores[1] and len(scores[0]) == 4

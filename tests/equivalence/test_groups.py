@@ -41,41 +41,6 @@ def test_bits_of_the_plain_loop(tmp_path, monkeypatch, groups, stages, passes, m
     )  # fmt: skip
 
 
-def test_validation_on_the_way_and_search_afterwards(tmp_path):
-    """The same scores, whoever trained."""
-    runs = [
-        npp.train(
-            spaces.mixed(),
-            spaces.vectors,
-            LOSS,
-            steps=6,
-            seed=1,
-            stages=2,
-            lr=0.02,
-            run_dir=tmp_path / str(groups),
-            recipe={"passes": "accumulate:2"},
-            execution={"groups": groups, "validate_every": 2, "validate_batches": 2},
-            held_out=spaces.vectors,
-        )
-        for groups in (1, 2)
-    ]
-    assert runs[0].validations == runs[1].validations and len(runs[0].validations) == 3
-    found = [
-        npp.search_subnets(
-            run,
-            spaces.vectors,
-            LOSS,
-            held_out=spaces.vectors,
-            strategy="random",
-            budget=4,
-            validate=2,
-        )
-        for run in runs
-    ]
-    scores = [[each.scores.loss for each in search.candidates] for search in found]
-    assert scores[0] == scores[1] and len(scores[0]) == 4
-
-
 def test_a_contribution_is_late(tmp_path, monkeypatch):
     """Worker 2 learns from worker 0 that step 0 is over when the others are at step 2."""
     accept, late = StageDriver._accept, []

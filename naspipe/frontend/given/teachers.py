@@ -85,15 +85,17 @@ class Teacher:
             (StreamId(n), len(space) - 1) for n, space in enumerate((student.space, self.space))
         ]
         tap = Tap(source=ends[1], sink=ends[0], role=TapRole.LESSON)
-        return Taught((replace(student, definition=own), teacher), (tap,))
+        return Taught((replace(student, definition=own), teacher), (tap,), ("", "teacher"))
 
 
 @dataclass(frozen=True, slots=True)
 class Taught:
-    """A student, its teacher, and what goes from one to the other."""
+    """Streams that train together, a student first, and what goes from one to the other."""
 
-    workloads: tuple[Workload, Workload]
-    taps: tuple[Tap, ...]
+    workloads: tuple[Workload, ...]
+    taps: tuple[Tap, ...] = ()
+    places: tuple[str, ...] = ()
+    """Of what is recorded of each, below the run directory."""
 
 
 def _of_run(run: Run, choices: Sequence[int] | None, ema: bool) -> Space:

@@ -15,7 +15,7 @@ from naspipe.core.space import Space
 from naspipe.core.wiring import Tap
 from naspipe.frontend.given.run import Run
 from naspipe.frontend.given.strategies import find_strategy_maker
-from naspipe.frontend.given.teachers import Teacher
+from naspipe.frontend.given.teachers import Taught, Teacher
 from naspipe.frontend.training.training import Training
 from naspipe.runtime.jobs.losses import Loss
 from naspipe.runtime.jobs.workload import Batches, Workload
@@ -49,8 +49,7 @@ def train(
 
     Args:
         space: the blocks and their candidates.
-        data: ``data(seed, sequence_id)`` returns named tensors, batch dimension first; a pure
-            function, called in any stage.
+        data: pure; ``data(seed, sequence_id)`` returns named tensors, batch dimension first.
         loss: called with the last block's output and the batch field ``target``.
         steps: optimizer steps, of one subnet each unless the recipe's ``passes`` say otherwise.
         optimizer: a ``torch.optim`` class by name (SGD); ``lr`` (0.05) and ``optimizer_options``
@@ -60,8 +59,7 @@ def train(
             :func:`naspipe.frontend.given.strategies.find_strategy_maker`.
         seed: of the stream, the parameters and every random draw.
         stages: stage processes; 1 trains in this process.
-        policy: ``csp``, or one of the baselines ``bsp``, ``asp`` and ``sequential``, of which
-            only the last has the bits of the plain loop.
+        policy: ``csp``, or a baseline: ``sequential`` with the plain loop's bits, ``bsp``, ``asp``.
         bulk: of ``bsp``: subnets trained at the same versions; 0 for as many as stages.
         run_dir: a directory that does not exist yet; ``runs/NAME-TIME`` by default.
         resume: go on with the run of this definition in ``run_dir``; the execution may be another.
@@ -70,9 +68,7 @@ def train(
         execution: further settings of :class:`naspipe.core.config.Execution`: ``validate_every``.
         observer: told of losses and stage use as the run goes.
         held_out: ``held_out(seed, number)`` to validate by; ``data.validation`` by default.
-        teacher: a frozen network whose output every pass learns: ``loss`` then has a method
-            ``distill(output, taught, target)``, as those of :mod:`naspipe.losses` have. What is
-            recorded of it is in the folder ``teacher`` of the run directory.
+        teacher: whose output is learned, by ``loss.distill``: see :mod:`naspipe.losses`.
 
     Raises:
         ConfigError: for input that cannot be used; nothing is written then.
@@ -86,13 +82,7 @@ def train(
         optimizer_options=optimizer_options, sampler=sampler, seed=seed, policy=policy, bulk=bulk,
         recipe=recipe, held_out=held_out,
     )  # fmt: skip
-    if teacher is None:
-        return train_together([what], how, run_dir, observer, resume=resume)[0]
-    taught = teacher.beside(what)
-    return train_together(
-        taught.workloads, how, run_dir, observer, resume=resume, taps=taught.taps,
-        places=("", "teacher"),
-    )[0]  # fmt: skip
+    return train_together([what], how, run_dir, observer, resume=resume, teacher=teacher)[0]
 
 
 def workload(
@@ -160,14 +150,15 @@ def train_together(
     resume: bool = False,
     taps: Sequence[Tap] = (),
     exchanges: Sequence[str] = (),
-    places: Sequence[str] = (),
+    teacher: Teacher | None = None,
 ) -> list[Run]:
     """Train several runs side by side on one pipeline: each fills the others' bubbles.
 
     The result of each is bit for bit that of its solo run; their directories are
     ``run_dir/stream-0``, ``stream-1``, ... (NASPipe's hybrid traverse). With ``taps``, blocks of
-    one take outputs of another; ``exchanges`` are what WRITEs wait for, by name. ``places`` are
-    other folders below ``run_dir``, the empty text for itself.
+    one take outputs of another; ``exchanges`` are what WRITEs wait for, by name. With a ``teacher``
+    of the only workload, its run is in ``run_dir``, and what is recorded of the teacher in
+    ``run_dir/teacher``.
 
     Raises:
         ConfigError: for input that cannot be used; nothing is written then.
@@ -175,6 +166,10 @@ def train_together(
     """
     if resume and run_dir is None:
         raise ConfigError("resume: expected the run_dir of the run to go on with")
+    if teacher is not None and len(workloads) > 1:
+        raise ConfigError(f"teacher: expected one workload to teach, found {len(workloads)}")
+    joined = teacher.beside(workloads[0]) if teacher else Taught(tuple(workloads), tuple(taps))
+    workloads = joined.workloads
     path = Path(run_dir) if run_dir is not None else None
     training = Training(
         workloads=[replace(each, recompute=execution.pipeline.recompute) for each in workloads],
@@ -182,9 +177,9 @@ def train_together(
         path=path or default_run_directory(workloads[0].space.name),
         observer=observer or SilentObserver(),
         resumes=resume,
-        taps=taps,
+        taps=joined.taps,
         exchanges=exchanges,
-        places=places,
+        places=joined.places,
     )
     training.run()
     return [

@@ -33,10 +33,13 @@ class CheckpointStream(NamedTuple):
     store: LayerStore
     restored: Restored | None
     log: Log
-    first: int = 0
-    """The first subnet in this life of the run."""
     is_trained: bool = True
     """Otherwise nothing changes, and no checkpoint is taken on the way."""
+
+    @property
+    def first(self) -> int:
+        """The first subnet that is trained in this life of the run."""
+        return self.restored.first if self.restored else 0
 
 
 class _Job(NamedTuple):

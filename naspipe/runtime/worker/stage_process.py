@@ -115,7 +115,6 @@ class StageRun:
                 store,
                 stream.restored,
                 log,
-                stream.first,
                 stream.workload.is_trained,
             )
             for stream, store, log in zip(job.streams, compute.stores, logs, strict=True)
