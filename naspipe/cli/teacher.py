@@ -55,10 +55,8 @@ def join_teacher(
         raise ConfigError("--teacher-subnet: expected --teacher RUN with it, found none")
     if asked is None:
         return Joined(workloads, sources)
-    if len(workloads) > 1:
-        raise ConfigError("--teacher: expected one stream to teach, found several")
     teacher = find_teacher(Path(asked["run"]), asked["subnet"], arguments.data_dir)
-    taught = teacher.beside(workloads[0])
+    taught = teacher.beside(workloads)
     named = {**sources[0], "teacher": asked}
     return Joined(taught.workloads, [named, named], taught.taps, taught.places)
 

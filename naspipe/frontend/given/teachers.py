@@ -60,12 +60,16 @@ class Teacher:
         self.window = window
         self.digest = _digest(self.space)
 
-    def beside(self, student: Workload) -> Taught:
-        """The student and this teacher, as streams that train together.
+    def beside(self, students: Sequence[Workload]) -> Taught:
+        """The only student and this teacher, as streams that train together.
 
         Raises:
-            ConfigError: when the student's loss takes no teacher, or its steps have one already.
+            ConfigError: for several students, or one whose loss takes no teacher, or whose steps
+                have one already.
         """
+        student, *others = students
+        if others:
+            raise ConfigError(f"teacher: expected one stream to teach, found {len(students)}")
         distilling(student.loss)
         if student.recipe.steps.distills:
             raise ConfigError(

@@ -166,9 +166,7 @@ def train_together(
     """
     if resume and run_dir is None:
         raise ConfigError("resume: expected the run_dir of the run to go on with")
-    if teacher is not None and len(workloads) > 1:
-        raise ConfigError(f"teacher: expected one workload to teach, found {len(workloads)}")
-    joined = teacher.beside(workloads[0]) if teacher else Taught(tuple(workloads), tuple(taps))
+    joined = teacher.beside(workloads) if teacher else Taught(tuple(workloads), tuple(taps))
     workloads = joined.workloads
     path = Path(run_dir) if run_dir is not None else None
     training = Training(

@@ -51,8 +51,8 @@ def distilling(loss: Loss) -> Loss:
     if type(loss) is torch.nn.CrossEntropyLoss:
         return _soft_cross_entropy
     raise ConfigError(
-        f"passes=sandwich: expected torch.nn.CrossEntropyLoss, the loss of a named space, or one "
-        f"with a method distill(output, taught_output, target), found "
+        f"passes=sandwich, or a teacher: expected torch.nn.CrossEntropyLoss, the loss of a named "
+        f"space, or one with a method distill(output, taught_output, target), found "
         f"{getattr(loss, '__qualname__', type(loss).__qualname__)}"
     )
 
