@@ -12,9 +12,11 @@ from naspipe.core.space import Block, Shared, Space
 
 if TYPE_CHECKING:
     from naspipe.export.exporter import export_subnet as export_subnet
+    from naspipe.frontend.given.momentum import Momentum as Momentum
     from naspipe.frontend.given.plain_chain import chain as chain
     from naspipe.frontend.given.run import Run as Run
     from naspipe.frontend.given.teachers import Teacher as Teacher
+    from naspipe.frontend.given.views import Views as Views
     from naspipe.frontend.search.api import search_subnets as search_subnets
     from naspipe.frontend.training.api import train as train
     from naspipe.frontend.training.api import train_together as train_together
@@ -22,9 +24,9 @@ if TYPE_CHECKING:
     from naspipe.nni.adapter import from_nni as from_nni
 
 __all__ = [
-    "Block", "ConfigError", "Exact", "Execution", "Frozen", "Lag", "NaspipeError", "Run", "Shared",
-    "Space", "StageFailedError", "Teacher", "chain", "export_subnet", "from_nni", "losses",
-    "search_subnets", "train", "train_together", "workload",
+    "Block", "ConfigError", "Exact", "Execution", "Frozen", "Lag", "Momentum", "NaspipeError",
+    "Run", "Shared", "Space", "StageFailedError", "Teacher", "Views", "chain", "export_subnet",
+    "from_nni", "losses", "search_subnets", "train", "train_together", "workload",
 ]  # fmt: skip
 __version__ = "0.1.0"
 
@@ -34,6 +36,8 @@ _NEED_TORCH = {
     "workload": "naspipe.frontend.training.api",
     "Run": "naspipe.frontend.given.run",
     "Teacher": "naspipe.frontend.given.teachers",
+    "Momentum": "naspipe.frontend.given.momentum",
+    "Views": "naspipe.frontend.given.views",
     "chain": "naspipe.frontend.given.plain_chain",
     "search_subnets": "naspipe.frontend.search.api",
     "export_subnet": "naspipe.export.exporter",

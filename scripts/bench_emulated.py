@@ -40,8 +40,9 @@ from naspipe.runtime.measuring.layer_sizes import measure_sizes  # noqa: E402
 from naspipe.runtime.measuring.profile_cache import ProfileCache  # noqa: E402
 from naspipe.runtime.processes.launcher import profile_apart  # noqa: E402
 from naspipe.runtime.wire.reports import SilentObserver  # noqa: E402
+from naspipe.sim.chains import Chain, Stream  # noqa: E402
 from naspipe.sim.fidelity import LoggedCosts, logged_costs  # noqa: E402
-from naspipe.sim.pipeline import Chain, Pipeline, Stream  # noqa: E402
+from naspipe.sim.pipeline import Pipeline  # noqa: E402
 from naspipe.sim.ports import Costs  # noqa: E402
 from naspipe.sim.simulation import measured_timing, simulate_run  # noqa: E402
 from naspipe.streams.samplers import draw_stream  # noqa: E402

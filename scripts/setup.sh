@@ -5,13 +5,15 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 find_python() {
-    local name
+    local name found
     for name in python3 python3.13 python3.12 python3.11; do
-        if command -v "$name" >/dev/null &&
-            "$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
-            command -v "$name"
-            return
-        fi
+        for found in $(type -ap "$name"); do
+            case $found in "$PWD"/.venv/*) continue ;; esac # it is about to be made anew
+            if "$found" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+                echo "$found"
+                return
+            fi
+        done
     done
     echo "naspipe: expected Python 3.11 or newer on PATH, found none; install it first" >&2
     return 2

@@ -130,7 +130,7 @@ class WatchedManager(ResidencyManager):
     """A residency manager whose ledger is looked at after every entry in it."""
 
     def __init__(self, budget_bytes: int, sizes: Any, drawings: Drawings) -> None:
-        super().__init__(budget_bytes, sizes, permanent_blocks=(0,))
+        super().__init__(budget_bytes, sizes, permanent=((0, 0),))
         self._drawings = drawings
         ledger = self._ledger
         causes = {
@@ -168,7 +168,7 @@ def layer_state(ledger: Ledger, layer: LayerId) -> str:
 class Sizes:
     """One byte a layer; every other candidate's forward changes its buffers."""
 
-    def of(self, block: int, candidate: int, /) -> LayerSize:
+    def of(self, block: int, candidate: int, stream: int = 0, /) -> LayerSize:
         """See :class:`naspipe.residency.ports.Sizes`."""
         return LayerSize(1, 1, bool(candidate % 2))
 

@@ -87,6 +87,8 @@ class Definition:
     """Digest of the weights that layers begin with, where they are given and not drawn."""
     teacher: str = ""
     """Digest of the weights of the teacher whose output is learned, where there is one."""
+    momentum: Mapping[str, Any] = field(default_factory=dict)
+    """How a teacher's layers follow the student's, where they do."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -102,7 +104,7 @@ class Definition:
         for name, usual in _LATER.items():
             if values["recipe"][name] == usual:
                 del values["recipe"][name]
-        for name in ("weights", "teacher"):
+        for name in ("weights", "teacher", "momentum"):
             if not values[name]:
                 del values[name]
         return values

@@ -42,11 +42,50 @@ class Lag:
         return f"lag({self.subnets})"
 
 
-Rule = Exact | Frozen | Lag
+@dataclass(frozen=True, slots=True)
+class Follows:
+    """Version v is made of version v - 1 and of version v of another stream's layer, the source.
+
+    Nobody else writes it. A pass of step y reads the version of step y - 1 - ``steps``: with 0 the
+    one that holds everything before it, with 1 the asymmetric update of TSPipe (ICML'22, section
+    4.2). Layers of the same candidate belong together.
+    """
+
+    stream: int
+    """Of the source."""
+    block: int
+    """Of the source, a position in its chain."""
+    steps: int
+
+    def __post_init__(self) -> None:
+        if self.steps < 0:
+            raise ConfigError(f"{self}: expected 0 or more steps of lag")
+
+    def __str__(self) -> str:
+        return f"follows({self.stream}.{self.block},{self.steps})"
+
+
+Rule = Exact | Frozen | Lag | Follows
+
+
+def steps_behind(rule: Rule) -> int | None:
+    """How old the versions are that readers of a layer ask for, in steps.
+
+    None where only the newest is ever read, so that no older ones are kept.
+    """
+    match rule:
+        case Lag(steps) | Follows(_, _, steps):
+            return steps
+    return None
+
+
+def untrained(rule: Rule) -> Rule:
+    """A layer's rule in a stream that is not trained."""
+    return rule if isinstance(rule, Follows) else Frozen()
 
 
 def parse_rule(text: str) -> Rule:
-    """Read a rule's text form: ``exact``, ``frozen`` or ``lag(K)``.
+    """Read the text form of a rule that a user can give: ``exact``, ``frozen`` or ``lag(K)``.
 
     Raises:
         ConfigError: for any other text.

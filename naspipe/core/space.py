@@ -13,10 +13,13 @@ from typing import Any
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import FIRST_STREAM, LayerId, StreamId
 from naspipe.core.ports import Decisions, Proof
-from naspipe.core.rules import Exact, Rule
+from naspipe.core.rules import Exact, Lag, Rule
 
 Factory = Callable[[], Any]
 """Makes one candidate: a ``torch.nn.Module`` with freshly initialised parameters."""
+
+
+_EXACT = Exact()
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,25 +30,30 @@ class Block:
         candidates: one factory per candidate.
         kind: blocks of one kind have the same candidates, so their costs are measured once.
         fields: batch fields handed to the candidate after the tensors of the block before.
+        rule: how READs follow WRITEs; ``Exact()`` but for the layers of teachers.
     """
 
     candidates: tuple[Factory, ...]
     kind: str | None = None
     fields: tuple[str, ...] = ()
+    rule: Rule = field(default_factory=Exact)
 
     def __init__(
-        self, candidates: Iterable[Factory], *, kind: str | None = None, fields: Sequence[str] = ()
+        self,
+        candidates: Iterable[Factory],
+        *,
+        kind: str | None = None,
+        fields: Sequence[str] = (),
+        rule: Rule = _EXACT,
     ) -> None:
         object.__setattr__(self, "candidates", tuple(candidates))
         object.__setattr__(self, "kind", kind)
         object.__setattr__(self, "fields", tuple(fields))
+        object.__setattr__(self, "rule", rule)
         if not self.candidates:
             raise ConfigError("a block needs at least one candidate, found none")
-
-    @property
-    def rule(self) -> Rule:
-        """Choice blocks are always exact."""
-        return Exact()
+        if isinstance(rule, Lag):
+            raise ConfigError(f"a choice block: expected the rule exact, found {rule}")
 
 
 @dataclass(frozen=True, slots=True)

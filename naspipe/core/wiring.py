@@ -53,12 +53,15 @@ class Tap:
     sink: tuple[StreamId, int]
     role: TapRole
     passes: tuple[tuple[int, int], ...] | None = None
+    number: int | None = None
+    """Tells taps from one block to another apart, where there are several."""
 
     @property
     def name(self) -> InputName:
         """What the sink's task calls it."""
         stream, block = self.source
-        return InputName(f"{self.role.value}:{stream}.{block}>{self.sink[1]}")
+        which = f"{stream}.{block}" if self.number is None else f"{stream}.{block}#{self.number}"
+        return InputName(f"{self.role.value}:{which}>{self.sink[1]}")
 
     def sinks(self, source_pass: int) -> list[int]:
         """The passes of the sink that take a pass of the source."""

@@ -1,12 +1,22 @@
-"""Losses for students of a teacher; a user's own is a class with the same two methods.
+"""Losses for students of a teacher; a user's own is a class with the same methods.
+
+A loss is called with outputs and its ``fields`` of the batch (``target`` if it names none) where
+there is no teacher. ``distill(output, taught, *fields)`` learns what a teacher puts out, pass by
+pass. ``joined(outputs, lessons)`` is one loss over all passes of a step.
 
 ========================= ==========================================================================
 :class:`SoftTarget`        the label, and the teacher's softened scores (Hinton et al. 2015)
+:class:`DistilBert`        soft scores, masked words, hidden states (Sanh et al. 2019)
+:class:`BYOL`              agreement of two views (Grill et al. 2020)
+:class:`Contrastive`       each sample among all of a step: InfoNCE as in MoCo-v3 (Chen et al. 2021)
 ========================= ==========================================================================
 """
 
 from __future__ import annotations
 
+from naspipe.losses.byol import BYOL as BYOL
+from naspipe.losses.contrastive import Contrastive as Contrastive
+from naspipe.losses.distil_bert import DistilBert as DistilBert
 from naspipe.losses.soft_target import SoftTarget as SoftTarget
 
-__all__ = ["SoftTarget"]
+__all__ = ["BYOL", "Contrastive", "DistilBert", "SoftTarget"]

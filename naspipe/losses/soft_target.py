@@ -29,6 +29,8 @@ class SoftTarget:
     ) -> None:
         self._loss = loss or nn.CrossEntropyLoss()
         self._temperature, self._weight = temperature, weight
+        self.record = {"temperature": temperature, "weight": weight}
+        """What of it is part of a run's definition."""
 
     def __call__(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """Without a teacher: where the student is validated."""

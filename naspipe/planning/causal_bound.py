@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from naspipe.core.ids import LayerId
-from naspipe.core.rules import Frozen, Lag, Rule
+from naspipe.core.rules import Frozen, Rule, steps_behind
 from naspipe.core.steps import ONE_PASS, Steps
 from naspipe.core.subnet import Subnet
 from naspipe.planning.cost import CostTable
@@ -164,8 +164,7 @@ class StreamChain:
 
     def _reach(self, layer: LayerId) -> int:
         """How many users back the WRITE lies that a READ waits for; 1 is the previous user."""
-        rule = self.rules[layer.block]
-        return rule.subnets + 1 if isinstance(rule, Lag) else 1
+        return 1 + (steps_behind(self.rules[layer.block]) or 0)
 
 
 def chain_lengths(

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from naspipe.core.events import Priorities
 from naspipe.core.ids import LayerId
-from naspipe.core.rules import Exact, Lag, Rule
+from naspipe.core.rules import Frozen, Rule, steps_behind
 from naspipe.core.steps import ONE_PASS, Steps
 from naspipe.core.subnet import Subnet
 from naspipe.planning.causal_bound import chain_lengths
@@ -144,9 +144,9 @@ def _next_reader(rule: Rule, later: tuple[int, ...]) -> int:
     ``later`` holds the levels of later steps with the layer, the next one first.
     """
     place = _reach(rule)
-    return later[place] if isinstance(rule, Exact | Lag) and place < len(later) else 0
+    return 0 if isinstance(rule, Frozen) or place >= len(later) else later[place]
 
 
 def _reach(rule: Rule) -> int:
     """How many steps lie between a WRITE and the reader that waits for it."""
-    return rule.subnets if isinstance(rule, Lag) else 0
+    return steps_behind(rule) or 0

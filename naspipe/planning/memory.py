@@ -9,7 +9,7 @@ from naspipe.core.config import parse_bytes, parse_subnets
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import LayerId, StageId, StreamId
 from naspipe.core.partition import Partition
-from naspipe.core.rules import Lag, Rule
+from naspipe.core.rules import Rule, steps_behind
 from naspipe.core.subnet import Subnet
 from naspipe.planning.size import LayerSize, SizeTable
 
@@ -21,14 +21,36 @@ class DeviceSizes:
     table: SizeTable
     rules: tuple[Rule, ...]
 
-    def of(self, block: int, candidate: int) -> LayerSize:
-        """A layer's size on the device."""
+    def of(self, block: int, candidate: int, stream: int = 0) -> LayerSize:
+        """A layer's size on the device, in any stream of the space."""
         size = self.table.of(block, candidate)
-        rule = self.rules[block]
-        if not isinstance(rule, Lag):
+        behind = steps_behind(self.rules[block])
+        if behind is None:
             return size
-        copies = (rule.subnets + 1) * size.parameter_bytes
+        copies = (behind + 1) * size.parameter_bytes
         return size._replace(state_bytes=size.state_bytes + copies)
+
+    def on_host(self, block: int, candidate: int, stream: int = 0) -> int:
+        """A layer's bytes in host memory, where there are no copies."""
+        return self.table.of(block, candidate).state_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSizes:
+    """Of streams of several spaces."""
+
+    streams: tuple[DeviceSizes, ...]
+
+    def of(self, block: int, candidate: int, stream: int = 0) -> LayerSize:
+        """A layer's size on the device."""
+        return self.streams[stream].of(block, candidate)
+
+    def on_host(self, block: int, candidate: int, stream: int = 0) -> int:
+        """A layer's bytes in host memory, where there are no copies."""
+        return self.streams[stream].on_host(block, candidate)
+
+
+Sizes = DeviceSizes | StreamSizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,23 +78,24 @@ class MemoryPlan:
 
     budgets: tuple[int, ...]
     needs: tuple[StageNeed, ...]
-    sizes: DeviceSizes
-    permanent_blocks: frozenset[int]
-    """Blocks of the chain whose layers are never evicted."""
+    sizes: Sizes
+    permanent: frozenset[tuple[int, int]]
+    """Streams and blocks whose layers are never evicted."""
 
 
 def plan_memory(
     budget: str,
     subnets: Sequence[Subnet],
     partitions: Sequence[Partition],
-    sizes: DeviceSizes,
-    is_shared: Sequence[bool],
+    sizes: Sizes,
+    is_shared: Sequence[Sequence[bool]],
     is_sample: bool = False,
 ) -> MemoryPlan:
     """Turn a budget as users write it into bytes for each stage.
 
     ``subnets`` may be those of several streams, one after the other. Where they are a sample,
     which uses every layer, each stage can hold the largest layer of all: any may come to it.
+    ``is_shared`` says of each stream, of each block, whether every subnet uses its only layer.
 
     ``3x`` is the stage's shared layers and three times what a subnet has there on average, but
     never less than the stage can run with; ``512MiB`` is the same for every stage.
@@ -91,7 +114,12 @@ def plan_memory(
         else parse_bytes(budget)
         for need in needs
     )
-    permanent = frozenset(block for block, shared in enumerate(is_shared) if shared)
+    permanent = frozenset(
+        (stream, block)
+        for stream, blocks in enumerate(is_shared)
+        for block, shared in enumerate(blocks)
+        if shared
+    )
     return MemoryPlan(budgets, needs, sizes, permanent)
 
 
@@ -119,8 +147,8 @@ def _stage_need(
     stage: StageId,
     subnets: Sequence[Subnet],
     partitions: Sequence[Partition],
-    sizes: DeviceSizes,
-    is_shared: Sequence[bool],
+    sizes: Sizes,
+    is_shared: Sequence[Sequence[bool]],
 ) -> StageNeed:
     permanent: dict[tuple[StreamId, int], int] = {}
     on_host: dict[LayerId, int] = {}
@@ -129,9 +157,10 @@ def _stage_need(
         count += bool(partition.blocks(stage))
         for block in partition.blocks(stage):
             candidate = subnet.chain[block]
-            size_bytes = sizes.of(block, candidate).state_bytes
-            on_host[subnet.layer(block)] = sizes.table.of(block, candidate).state_bytes
-            if is_shared[block]:
+            layer = subnet.layer(block)
+            size_bytes = sizes.of(block, candidate, subnet.stream).state_bytes
+            on_host[layer] = sizes.on_host(block, candidate, subnet.stream)
+            if is_shared[subnet.stream][block]:
                 permanent[subnet.stream, block] = size_bytes
             else:
                 largest = max(largest, size_bytes)

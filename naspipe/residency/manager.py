@@ -34,7 +34,7 @@ class ResidencyManager:
     Args:
         budget_bytes: a hard limit; see :func:`naspipe.residency.check.check_budget`.
         sizes: what each layer takes.
-        permanent_blocks: blocks of the chain whose layers stay once loaded (shared layers).
+        permanent: streams and blocks whose layers stay once loaded (shared layers).
         prefetches: load ahead of need; without, only what the stage waits for is loaded, and
             the least recently used layers are evicted.
         max_loads: loads that may be under way at a time.
@@ -44,17 +44,17 @@ class ResidencyManager:
         self,
         budget_bytes: int,
         sizes: Sizes,
-        permanent_blocks: Collection[int] = (),
+        permanent: Collection[tuple[int, int]] = (),
         *,
         prefetches: bool = True,
         max_loads: int = 2,
     ) -> None:
         if max_loads < 1:
             raise ConfigError(f"max_loads: expected 1 or more loads at a time, found {max_loads}")
-        self._permanent = permanent = frozenset(permanent_blocks)
+        self._permanent = frozenset(permanent)
 
         def size_of(layer: LayerId) -> int:
-            return sizes.of(layer.block, layer.candidate).state_bytes
+            return sizes.of(layer.block, layer.candidate, layer.stream).state_bytes
 
         self._sizes = sizes
         self._prefetches = prefetches
@@ -64,7 +64,7 @@ class ResidencyManager:
         self._evicted: list[EvictLayer] = []
         """Evictions that the ledger knows of and that are not commanded yet."""
         self._first_to_save: set[LayerId] = set()
-        self._ledger = Ledger(budget_bytes, size_of, lambda layer: layer.block in permanent)
+        self._ledger = Ledger(budget_bytes, size_of, lambda layer: layer[:2] in self._permanent)
         self._prefetcher = Prefetcher(
             self._ledger, size_of, self._away, max_loads, REACH if prefetches else 1
         )
@@ -102,9 +102,8 @@ class ResidencyManager:
         A WRITE makes it dirty. So do both passes of a layer whose forward writes: a recompute
         changes the buffers and puts them back, and a save under way may have seen them between.
         """
-        wrote = (
-            kind is AccessKind.WRITE or self._sizes.of(layer.block, layer.candidate).writes_forward
-        )
+        stream, block, candidate = layer
+        wrote = kind is AccessKind.WRITE or self._sizes.of(block, candidate, stream).writes_forward
         self._ledger.unpin(layer, wrote)
 
     def needs_save(self, layer: LayerId) -> bool:
@@ -112,7 +111,7 @@ class ResidencyManager:
 
         A permanent one never leaves it.
         """
-        return layer.block not in self._permanent and self._ledger.needs_save(layer)
+        return layer[:2] not in self._permanent and self._ledger.needs_save(layer)
 
     def save_first(self, layer: LayerId) -> None:
         """Save this layer before other dirty ones, because another stage waits for it."""
@@ -142,7 +141,7 @@ class ResidencyManager:
         Raises:
             InvariantError: when the layer is in use, dirty or being saved.
         """
-        if layer.block in self._permanent:
+        if layer[:2] in self._permanent:
             return ()
         self._away.add(layer)
         return self._discard(layer)
@@ -155,7 +154,7 @@ class ResidencyManager:
         Raises:
             InvariantError: when the layer is in use, dirty or being saved.
         """
-        if layer.block in self._permanent:
+        if layer[:2] in self._permanent:
             return ()
         self._away.discard(layer)
         return self._discard(layer)

@@ -1,12 +1,14 @@
 """What residency has to know of layers.
 
 Implementations: :class:`Size` is :class:`naspipe.planning.size.LayerSize`; :class:`Sizes` is
-:class:`naspipe.planning.size.SizeTable` or :class:`naspipe.planning.memory.DeviceSizes`.
+:class:`naspipe.planning.memory.DeviceSizes` or :class:`naspipe.planning.memory.StreamSizes`.
 """
 
 from __future__ import annotations
 
 from typing import Protocol
+
+from naspipe.core.ids import FIRST_STREAM, StreamId
 
 
 class Size(Protocol):
@@ -26,6 +28,6 @@ class Size(Protocol):
 class Sizes(Protocol):
     """The size of every layer: exact, and the same for the whole run."""
 
-    def of(self, block: int, candidate: int, /) -> Size:
-        """The size of one candidate of a block of the chain."""
+    def of(self, block: int, candidate: int, stream: StreamId = FIRST_STREAM, /) -> Size:
+        """The size of one candidate of a block of a stream's chain."""
         ...

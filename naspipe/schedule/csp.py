@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from naspipe.core.ids import SequenceId, Version
-from naspipe.core.rules import Exact, Frozen, Lag, Rule
+from naspipe.core.rules import Exact, Follows, Frozen, Lag, Rule, steps_behind
 from naspipe.core.steps import ONE_PASS, Steps
 
 
@@ -23,8 +23,8 @@ class CausalPolicy:
         self.steps = steps
 
     def version_to_read(self, rule: Rule, users: Sequence[Version], reader: SequenceId) -> Version:
-        """Exact: that of the last step that used it. Lag(K): of the last one that is K + 1 or more
-        steps older than the reader's."""
+        """Exact: that of the last step that used it. Where readers are K steps behind: of the last
+        one that is K + 1 or more steps older than the reader's."""
         match rule:
             case Exact():
                 first = self.steps.first(reader)
@@ -33,8 +33,8 @@ class CausalPolicy:
                 return users[max(0, bisect_left(users, first) - 1)]
             case Frozen():
                 return users[0]
-            case Lag(subnets):
-                bound = self.steps.first(reader) - subnets * self.steps.passes
+            case Lag(steps) | Follows(_, _, steps):
+                bound = self.steps.first(reader) - steps * self.steps.passes
                 return users[max(0, bisect_left(users, bound) - 1)]
 
     def is_writer(self, rule: Rule) -> bool:
@@ -43,4 +43,4 @@ class CausalPolicy:
 
     def keeps_versions(self, rule: Rule) -> bool:
         """Readers of a lagging layer are still under way when it is written."""
-        return isinstance(rule, Lag)
+        return steps_behind(rule) is not None

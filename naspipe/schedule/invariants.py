@@ -12,10 +12,13 @@ from itertools import groupby, pairwise
 
 from naspipe.core.access import Access, AccessKind
 from naspipe.core.ids import INITIAL, LayerId
-from naspipe.core.rules import Exact, Frozen, Lag, Rule
+from naspipe.core.rules import Exact, Follows, Frozen, Rule, steps_behind, untrained
 from naspipe.core.steps import ONE_PASS, Steps
 from naspipe.core.subnet import Subnet
 from naspipe.schedule.traits import traits_of
+
+_LATE = 1 << 62
+"""Later than any time, in nanoseconds."""
 
 _LETTERS = (AccessKind.FORWARD, AccessKind.BACKWARD, AccessKind.WRITE)
 
@@ -42,7 +45,7 @@ def violations(
     Of a stream that is not trained there are forwards only.
     """
     if not is_trained:
-        yield from _not_forward(accesses, subnets)
+        yield from _not_forward(accesses, rules, subnets, steps)
         return
     users: dict[LayerId, list[int]] = defaultdict(list)
     for subnet in subnets:
@@ -68,21 +71,78 @@ def violations(
         yield from _written_early(trained, steps)
 
 
-def _not_forward(accesses: Iterable[Access], subnets: Sequence[Subnet]) -> Iterator[str]:
-    """Accesses that are no READ of a first version, and READs that are missing."""
-    missing = {
-        (LayerId(subnet.stream, block, candidate), subnet.sequence_id)
-        for subnet in subnets
-        for block, candidate in enumerate(subnet.chain)
+def _not_forward(
+    accesses: Iterable[Access], rules: Sequence[Rule], subnets: Sequence[Subnet], steps: Steps
+) -> Iterator[str]:
+    """READs of another version than the stream says, WRITEs of what follows nothing, and gaps."""
+    expected: dict[tuple[LayerId, int, AccessKind], int] = {}
+    users: dict[LayerId, list[int]] = defaultdict(list)
+    for subnet in subnets:
+        number = subnet.sequence_id
+        for block, rule in enumerate(rules):
+            layer, lag = subnet.layer(block), steps_behind(untrained(rule))
+            last = steps.step(number) - 1 - (lag or 0)
+            earlier = (user for user in reversed(users[layer]) if steps.step(user) <= last)
+            reads = INITIAL if lag is None else next(earlier, INITIAL)
+            expected[layer, number, AccessKind.FORWARD] = reads
+            if lag is not None:
+                users[layer].append(number)
+                expected[layer, number, AccessKind.WRITE] = number
+    written: dict[tuple[LayerId, int], int] = {}
+    for access in sorted(accesses, key=lambda each: each.end_ns):
+        key = (access.layer, access.sequence_id, access.kind)
+        version = expected.pop(key, None)
+        if version is None:
+            yield f"{access}: not expected of a stream that is not trained, or recorded twice"
+        elif access.version != version:
+            yield f"{access}: expected version {version}"
+        elif access.kind is AccessKind.WRITE:
+            written[access.layer, version] = access.end_ns
+        elif version != INITIAL and written.get((access.layer, version), _LATE) > access.start_ns:
+            yield f"{access}: began before version {version} was written"
+    for layer, sequence_id, kind in sorted(expected):
+        yield f"{layer}/{sequence_id} {kind.name.lower()}: missing"
+
+
+def led(
+    source: Iterable[Access], follower: Iterable[Access], rules: Sequence[Rule], steps: Steps
+) -> Iterator[str]:
+    """Ways in which layers did not follow their sources: WRITEs of both alternate, source first.
+
+    Args:
+        source: the log of the stream that is followed, as in its own files.
+        follower: that of the one that follows.
+        rules: of the follower's chain.
+        steps: how passes form steps, in both.
+    """
+    sources, followers = _step_writes(source, steps), _step_writes(follower, steps)
+    for layer, writes in sorted(followers.items()):
+        rule = rules[layer.block]
+        if not isinstance(rule, Follows):
+            continue
+        led_by = sources.get(LayerId(layer.stream, rule.block, layer.candidate), [])
+        if [each.sequence_id for each in led_by] != [each.sequence_id for each in writes]:
+            yield f"layer {layer}: expected the WRITEs of its source, found others"
+            continue
+        for own, write in zip(led_by, writes, strict=True):
+            if own.end_ns > write.start_ns:
+                yield f"{write}: expected behind {own} of its source"
+        for write, later in zip(writes, led_by[1:], strict=False):
+            if later.start_ns < write.end_ns:
+                yield f"{write}: expected before {later} of its source"
+
+
+def _step_writes(accesses: Iterable[Access], steps: Steps) -> dict[LayerId, list[Access]]:
+    """Of each layer, the WRITEs that ended a step, in their order."""
+    last = {
+        (access.layer, steps.step(access.sequence_id)): access
+        for access in sorted(accesses, key=lambda each: each.sequence_id)
+        if access.kind is AccessKind.WRITE
     }
-    for access in accesses:
-        if access.kind is not AccessKind.FORWARD or access.version != INITIAL:
-            yield f"{access}: expected forwards of untrained layers only"
-        elif (access.layer, access.sequence_id) not in missing:
-            yield f"{access}: recorded twice, or not of this stream"
-        missing.discard((access.layer, access.sequence_id))
-    for layer, sequence_id in sorted(missing):
-        yield f"{layer}/{sequence_id}F: missing"
+    found: dict[LayerId, list[Access]] = defaultdict(list)
+    for (layer, _), access in last.items():
+        found[layer].append(access)
+    return found
 
 
 def _untaught(accesses: Iterable[Access], last: int, steps: Steps) -> Iterator[str]:
@@ -201,7 +261,6 @@ class _Layer:
         if self._traits.has_bulks:
             first_of_bulk = reader - reader % self._bulk
             return max((user for user in earlier if user < first_of_bulk), default=INITIAL)
-        lag = self._rule.subnets if isinstance(self._rule, Lag) else 0
-        step = self._steps.step(reader) - 1 - lag
+        step = self._steps.step(reader) - 1 - (steps_behind(self._rule) or 0)
         allowed = (user for user in earlier if self._steps.step(user) <= step)
         return max(allowed, default=INITIAL)

@@ -64,7 +64,8 @@ class VersionBook:
     def __init__(
         self, rules: Sequence[Sequence[Rule]], policy: SyncPolicy, uses: Uses | None = None
     ) -> None:
-        self._rules = tuple(map(tuple, rules))
+        self.rules = tuple(map(tuple, rules))
+        """Of each stream, of each block of its chain."""
         self._policy = policy
         self._uses = uses if uses is not None else Uses()
         self._layers: dict[LayerId, _Layer] = {}
@@ -92,7 +93,7 @@ class VersionBook:
                 f"subnet {subnet.stream}.{subnet.sequence_id} admitted out of order: "
                 f"expected sequence ID {expected}"
             )
-        rules = self._rules[subnet.stream]
+        rules = self.rules[subnet.stream]
         if self._policy.binds_late:
             self._next[subnet.stream] = expected + 1
             return {
@@ -242,7 +243,7 @@ class VersionBook:
     def _ticket(self, subnet: Subnet, block: int) -> Ticket:
         layer = subnet.layer(block)
         state = self._state(layer)
-        rule = self._rules[subnet.stream][block]
+        rule = self.rules[subnet.stream][block]
         reads = self._policy.version_to_read(rule, state.users, subnet.sequence_id)
         state.readers[reads] = state.readers.get(reads, 0) + 1
         return Ticket(layer, reads, state.users[-1], self._policy.is_writer(rule))
@@ -282,7 +283,7 @@ class VersionBook:
 
     def rule(self, layer: LayerId) -> Rule:
         """How a layer's READs follow its WRITEs."""
-        return self._rules[layer.stream][layer.block]
+        return self.rules[layer.stream][layer.block]
 
     def _drop(self, layer: LayerId, state: _Layer) -> list[Version]:
         if len(state.existing) == 1:

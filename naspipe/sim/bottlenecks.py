@@ -10,8 +10,9 @@ from naspipe.core.subnet import Subnet
 from naspipe.planning.causal_bound import CausalBound
 from naspipe.planning.cost import CostTable
 from naspipe.planning.partitions import peak_to_mean
+from naspipe.sim.chains import Chain
 from naspipe.sim.outcome import Outcome
-from naspipe.sim.pipeline import Chain, Pipeline, Plan
+from naspipe.sim.pipeline import Pipeline, Plan
 
 _NOTABLE = 0.01
 """Losses below this are not worth a line."""

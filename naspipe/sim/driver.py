@@ -90,6 +90,7 @@ class SimulatedStage:
         self._record = record
         self._writes: deque[WriteLayer] = deque()
         self._run: deque[tuple[int, int]] = deque()
+        self._unadmitted: deque[tuple[StreamId, int]] = deque()
         self._task: Task | None = None
         self._is_busy = False
         self._lane_in, self._lane_out = _CopyLane(clock), _CopyLane(clock)
@@ -131,8 +132,10 @@ class SimulatedStage:
             self._clock.after(delay_ns, receive)
 
     def _admit(self, stream: StreamId, sequence_ids: range) -> None:
-        for sequence_id in sequence_ids:
-            self._tell(SubnetAdmitted(self._clock.now_ns, *self._admitted(stream, sequence_id)))
+        self._unadmitted.extend((stream, sequence_id) for sequence_id in sequence_ids)
+        while self._unadmitted:
+            admitted = self._admitted(*self._unadmitted.popleft())
+            self._tell(SubnetAdmitted(self._clock.now_ns, *admitted))
 
     def _tell(self, event: Event) -> None:
         for command in self.controller.handle(event):
@@ -178,7 +181,8 @@ class SimulatedStage:
                 self._record(access)
             case RetireSubnet(stream, sequence_id):
                 more = self._admissions[stream].retire(sequence_id)
-                self._clock.after(0, lambda: self._admit(stream, more))
+                self._unadmitted.extend((stream, each) for each in more)
+                self._clock.after(0, lambda: self._admit(stream, range(0)))
 
     def _advance(self) -> None:
         if self._is_busy:

@@ -13,10 +13,8 @@ from naspipe.core.config import Execution, parse_bytes
 from naspipe.core.errors import ConfigError
 from naspipe.core.events import Priorities
 from naspipe.core.ids import LayerId, StageId, StreamId
-from naspipe.core.partition import Partition, make_partition
+from naspipe.core.partition import Partition
 from naspipe.core.planned import Planned
-from naspipe.core.rules import Rule
-from naspipe.core.space import Shared, Space
 from naspipe.core.steps import ONE_PASS, Steps
 from naspipe.core.subnet import Subnet
 from naspipe.core.wiring import PLAIN, Wiring
@@ -29,45 +27,13 @@ from naspipe.planning.critical_path import (
     critical_path_priorities,
     rolling_priorities,
 )
-from naspipe.planning.memory import DeviceSizes, MemoryPlan, check_host_memory, plan_memory
-from naspipe.planning.partitions import PLACEMENTS, Cutter
+from naspipe.planning.memory import MemoryPlan, Sizes, check_host_memory, plan_memory
+from naspipe.planning.partitions import Cutter
 from naspipe.residency.check import check_budget
 from naspipe.schedule.groups import check_groups, grouped_cuts
 from naspipe.schedule.traits import traits_of
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chain:
-    """What of a space a schedule depends on."""
-
-    rules: tuple[Rule, ...]
-    """Of each block of the chain."""
-    is_shared: tuple[bool, ...]
-    """For each block, whether every subnet uses its only layer."""
-    buffered: frozenset[tuple[int, int]] | None = None
-    """Block and candidate of the layers whose forwards leave something; None for all."""
-
-    @classmethod
-    def of(cls, space: Space, buffered: frozenset[tuple[int, int]] | None = None) -> Chain:
-        """The chain of a space."""
-        return cls(
-            rules=space.rules,
-            is_shared=tuple(isinstance(block, Shared) for block in space.blocks),
-            buffered=buffered,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Stream:
-    """One run of a pipeline, as far as its schedule depends on it."""
-
-    chain: Chain
-    subnets: tuple[Subnet, ...]
-    """In sequence order; at least one."""
-    costs: CostTable | None
-    """Of every layer; None for one stage without a limit of activations."""
-    is_sample: bool = False
-    """Whether the subnets only stand for others, which are not known yet."""
+from naspipe.sim.chains import Stream
+from naspipe.sim.cutting import make_cutters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,9 +91,7 @@ class Plan:
     """Layers whose forwards leave something for the next one; None for all."""
 
 
-def plan_pipeline(
-    pipeline: Pipeline, execution: Execution, sizes: DeviceSizes | None = None
-) -> Plan:
+def plan_pipeline(pipeline: Pipeline, execution: Execution, sizes: Sizes | None = None) -> Plan:
     """Balance the stages, give them memory, limit what is under way, and rank the accesses.
 
     One stage runs its subnets one after the other in any order. The policies bsp and asp keep
@@ -144,7 +108,7 @@ def plan_pipeline(
     """
     if not pipeline.is_causal:
         execution = execution.changed(partition="static", order="paper")
-    cutters = [_partitioner(stream, execution) for stream in pipeline.streams]
+    cutters = make_cutters(pipeline.streams, execution)
     groups, steps = execution.pipeline.groups, pipeline.steps
     check_groups(groups, pipeline.policy, steps)
     made = zip(pipeline.streams, cutters, strict=True)
@@ -222,21 +186,11 @@ def _priorities(
     return coarsened(levels, max(1, int(grain * work_ns / len(subnets))))
 
 
-def _partitioner(stream: Stream, execution: Execution) -> Cutter:
-    """Cuts every subnet of one stream."""
-    if execution.pipeline.stages == 1 or stream.costs is None:
-        whole = make_partition((0, len(stream.chain.rules)))
-        return lambda subnet: whole
-    is_shared = stream.chain.is_shared
-    place = PLACEMENTS[execution.pipeline.partition]
-    return place(stream.subnets, is_shared, stream.costs, execution.pipeline.stages)
-
-
 def _memory(
     pipeline: Pipeline,
     cuts: Sequence[tuple[Partition, ...]],
     execution: Execution,
-    sizes: DeviceSizes | None,
+    sizes: Sizes | None,
 ) -> MemoryPlan | None:
     """The budget of each stage, checked; None where there is no limit."""
     budget = execution.memory.budget
@@ -247,12 +201,6 @@ def _memory(
             f"memory_budget: expected the policy csp, bsp or sequential, found {pipeline.policy}, "
             f"which stashes older weights on the device for as long as their subnet is under way"
         )
-    chain, *others = (stream.chain for stream in pipeline.streams)
-    if any(other != chain for other in others):
-        raise ConfigError(
-            "memory_budget: expected streams of one space, found several; leave it out, or give "
-            "each space a pipeline of its own"
-        )
     if sizes is None:
         raise ConfigError(
             f"memory_budget {budget!r:.80}: expected layers of known sizes, found none; leave it "
@@ -261,7 +209,8 @@ def _memory(
     subnets = [subnet for stream in pipeline.streams for subnet in stream.subnets]
     partitions = [partition for cut in cuts for partition in cut]
     is_sample = any(stream.is_sample for stream in pipeline.streams)
-    memory = plan_memory(budget, subnets, partitions, sizes, chain.is_shared, is_sample)
+    is_shared = [stream.chain.is_shared for stream in pipeline.streams]
+    memory = plan_memory(budget, subnets, partitions, sizes, is_shared, is_sample)
     for budget_bytes, need in zip(memory.budgets, memory.needs, strict=True):
         check_budget(budget_bytes, need.permanent_bytes, need.largest_bytes)
     check_host_memory(execution.memory.host, memory.needs)

@@ -8,8 +8,8 @@ from typing import Any
 from naspipe.core.config import Execution
 from naspipe.core.ids import FIRST_STREAM
 from naspipe.core.space import Shared, Space
+from naspipe.sim.chains import Stream
 from naspipe.sim.outcome import Outcome
-from naspipe.sim.pipeline import Stream
 from naspipe.sim.simulation import SimulatedRun
 from naspipe.streams.from_file import write_stream
 from naspipe.trace.access.labels import describe_space

@@ -151,7 +151,9 @@ def table_timing(
     """
 
     def state_bytes(layer: LayerId) -> int:
-        return memory.sizes.of(layer.block, layer.candidate).state_bytes if memory else 0
+        if memory is None:
+            return 0
+        return memory.sizes.of(layer.block, layer.candidate, layer.stream).state_bytes
 
     return TableCosts(
         table=costs,

@@ -9,7 +9,7 @@ from typing import Any
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import LayerId, StageId
 from naspipe.core.ports import Admission, DispatchOrder, Residency, SyncPolicy
-from naspipe.core.rules import Frozen, Rule
+from naspipe.core.rules import Rule, untrained
 from naspipe.core.settings.pipeline_groups import ORDERS as ORDER_NAMES
 from naspipe.core.steps import ONE_PASS, Steps
 from naspipe.core.wiring import PLAIN, Wiring
@@ -19,6 +19,7 @@ from naspipe.schedule.bsp import BulkPolicy
 from naspipe.schedule.csp import CausalPolicy
 from naspipe.schedule.dispatch_order import (
     CriticalPathOrder,
+    ForwardsFirstOrder,
     PaperOrder,
     RankedOrder,
     StreamsCriticalPathOrder,
@@ -40,6 +41,7 @@ POLICIES: dict[str, Callable[[int, Steps], SyncPolicy]] = {
 
 ORDERS: dict[str, Callable[[int], DispatchOrder]] = {
     "paper": lambda streams: PaperOrder(),
+    "gpipe": lambda streams: ForwardsFirstOrder(),
     "critical-path": lambda streams: (
         CriticalPathOrder() if streams == 1 else StreamsCriticalPathOrder()
     ),
@@ -141,7 +143,9 @@ def new_history(
     steps: Steps = ONE_PASS,
     buffered: Collection[LayerId] | None = None,
 ) -> History:
-    """What stages share of streams of these rules; nothing changes one that is not trained.
+    """What stages share of streams of these rules.
+
+    Of a stream that is not trained, nothing changes but layers that follow others.
 
     Args:
         rules: of each stream, the rule of each block of its chain.
@@ -151,7 +155,7 @@ def new_history(
         buffered: layers whose forwards leave something for the next one; None for all.
     """
     own = [
-        chain if wiring.of(stream).is_trained else [Frozen()] * len(chain)
+        [rule if wiring.of(stream).is_trained else untrained(rule) for rule in chain]
         for stream, chain in enumerate(rules)
     ]
     if buffered is None:

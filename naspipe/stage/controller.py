@@ -269,7 +269,7 @@ class StageController:
         self._wake(self._clearance.written(layer, version))
         self._cuts.wrote(layer, version)
         commands += self._transfers.ready(layer)
-        commands += self._writes.follow(layer)
+        commands += self._writes.wrote(layer, version)
         who = (layer, event.sequence_id, AccessKind.WRITE, version, self._stage)
         commands.append(RecordAccess(Access(*who, event.start_ns, event.time_ns, 0, event.digest)))
         self._settle(progress, commands)

@@ -17,6 +17,6 @@ def residency_of(
     return ResidencyManager(
         memory.budgets[stage],
         memory.sizes,
-        memory.permanent_blocks,
+        memory.permanent,
         prefetches=execution.memory.prefetch,
     )

@@ -11,6 +11,7 @@ from naspipe.core.errors import InvariantError
 from naspipe.core.events import WriteFinished
 from naspipe.core.ids import LayerId, Version
 from naspipe.core.ports import Residency
+from naspipe.schedule.followers import Followers
 from naspipe.schedule.versions import Ticket, VersionBook
 from naspipe.schedule.whereabouts import ExpectedSum
 from naspipe.stage.gates import Gates
@@ -30,6 +31,7 @@ class Writes:
 
     def __init__(self, book: VersionBook, residency: Residency, gates: Gates) -> None:
         self._book = book
+        self._followers = Followers(book.rules, book.newest)
         self._residency = residency
         self._gates = gates
         self._bases: dict[tuple[LayerId, Version], Version] = {}
@@ -75,11 +77,21 @@ class Writes:
         if key not in self._owed or not self._book.may_replace(layer):
             return joined
         progress, _ = self._owed[key]
-        ends_step = self._book.ends_step(layer, Version(progress.subnet.sequence_id))
-        if ends_step and not progress.is_released:
+        version = Version(progress.subnet.sequence_id)
+        if self._book.ends_step(layer, version) and not (
+            progress.is_released and self._followers.may_end_step(layer, version)
+        ):
             return joined
         self._due[layer] = self._owed.pop(key)
         return joined + self._begin(layer)
+
+    def wrote(self, layer: LayerId, version: Version) -> list[Command]:
+        """A layer was written; returns the WRITEs that can begin now, of it and of its kin."""
+        commands = self.follow(layer)
+        has_ended = self._book.ends_step(layer, version)
+        for each in self._followers.wrote(layer, version) if has_ended else ():
+            commands += self.follow(each)
+        return commands
 
     def _join(self, layer: LayerId) -> list[Command]:
         """Let the oldest sum be followed by this stage's own gradients, when it is time."""

@@ -24,7 +24,8 @@ from naspipe.core.subnet import Subnet
 from naspipe.core.task import Task, TaskKind
 from naspipe.frontend.simulation.scenario import DATA_INFO
 from naspipe.planning.cost import CostTable, LayerCost
-from naspipe.sim.pipeline import Chain, Pipeline, Plan, Stream, plan_pipeline
+from naspipe.sim.chains import Chain, Stream
+from naspipe.sim.pipeline import Pipeline, Plan, plan_pipeline
 from naspipe.sim.simulation import simulate_run
 from naspipe.sim.virtual_clock import VirtualClock
 

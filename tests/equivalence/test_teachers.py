@@ -65,6 +65,7 @@ def train(path, stages, passes="one", execution=None, data=spaces.vectors, steps
         (2, 1, {"recompute": True}),
         (2, 100, {"window": 2}),
         (4, 6, {"checkpoint_every": 5}),
+        (2, 6, {"memory_budget": "1x"}),
     ],
 )
 def test_bits_of_the_plain_loop(tmp_path, stages, window, execution):

@@ -32,7 +32,7 @@ class Sizes:
 
     table: dict[tuple[int, int], Size]
 
-    def of(self, block, candidate):
+    def of(self, block, candidate, stream=0):
         size = self.table[block, candidate]
         return Size(size) if isinstance(size, int) else size
 
@@ -54,7 +54,7 @@ class Case:
         return ResidencyManager(
             self.budget,
             self.sizes,
-            self.permanent,
+            {(0, block) for block in self.permanent},
             prefetches=self.prefetches,
             max_loads=self.max_loads,
         )

@@ -28,7 +28,9 @@ class Told:
     def __init__(self, budget, sizes, permanent=(), **options):
         rows = [size if isinstance(size, Size) else Size(size) for size in sizes]
         table = Sizes({(number, 0): size for number, size in enumerate(rows)})
-        self.manager = ResidencyManager(budget, table, permanent, **options)
+        self.manager = ResidencyManager(
+            budget, table, {(0, block) for block in permanent}, **options
+        )
 
     def plan(self, *forecast, demanded=False, token=None):
         return shown(self.manager.plan(layers(*forecast), demanded, token))

@@ -35,7 +35,7 @@ def run(name, order, budget, prefetches=True):
     cut = Partitioner("balanced", subnets, is_shared, costs.table, STAGES)
     partitions = list(map(cut, subnets))
     priorities = critical_path_priorities(subnets, space.rules, costs.table)
-    memory = plan_memory(budget, subnets, partitions, sizes, is_shared)
+    memory = plan_memory(budget, subnets, partitions, sizes, [is_shared])
     controllers = [
         build_controller(
             stage,

@@ -32,7 +32,7 @@ class Size(NamedTuple):
 class Sizes:
     """A few bytes each; every third layer writes in its forward."""
 
-    def of(self, block, candidate):
+    def of(self, block, candidate, stream=0):
         return Size(1 + (block * 7 + candidate * 5) % 9, (block + candidate) % 3 == 0)
 
 
@@ -53,7 +53,12 @@ def run(
         fixed = sum(size for layer, size in sizes.items() if layer.block in permanent)
         largest = max((s for layer, s in sizes.items() if layer.block not in permanent), default=0)
         managers.append(
-            ResidencyManager(fixed + largest + extra, Sizes(), permanent, prefetches=prefetches)
+            ResidencyManager(
+                fixed + largest + extra,
+                Sizes(),
+                {(0, block) for block in permanent},
+                prefetches=prefetches,
+            )
         )
     controllers = [
         build_controller(

@@ -17,8 +17,9 @@ from naspipe.planning.size import LayerSize, SizeTable
 from naspipe.schedule.dispatch_order import CriticalPathOrder
 from naspipe.schedule.invariants import violations
 from naspipe.sim.bottlenecks import bottlenecks
+from naspipe.sim.chains import Chain, Stream
 from naspipe.sim.outcome import bound_of, outcome_of
-from naspipe.sim.pipeline import Chain, Pipeline, Stream, by_critical_path, plan_pipeline
+from naspipe.sim.pipeline import Pipeline, by_critical_path, plan_pipeline
 from naspipe.sim.simulation import choose_order, measured_timing, simulate_run
 from naspipe.stage.builder import ORDERS
 from naspipe.streams.samplers import draw_stream

@@ -51,7 +51,7 @@ class LayerBytes(NamedTuple):
 class Sizes:
     """Some layers ten times as large as others."""
 
-    def of(self, block, candidate):
+    def of(self, block, candidate, stream=0):
         return LayerBytes(1000 * (1 + (block + candidate) % 10))
 
 

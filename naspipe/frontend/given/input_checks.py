@@ -12,11 +12,12 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import FIRST_STREAM, LayerId
-from naspipe.core.rules import Exact, Lag
+from naspipe.core.rules import Exact, Follows, steps_behind
 from naspipe.core.space import Shared, Space
 from naspipe.core.user_code import users_code
 from naspipe.planning.cost import first_of_kind
 from naspipe.runtime.devices.determinism import deterministic_torch
+from naspipe.runtime.jobs.losses import loss_fields
 from naspipe.runtime.jobs.workload import Workload, field_of
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.layers.norm_statistics import unknown_norm
@@ -91,7 +92,8 @@ def check_batch(workload: Workload) -> None:
     for block in range(len(space)):
         for field in space.fields(block):
             field_of(batch, field, 0)
-    field_of(batch, "target", 0)
+    for field in loss_fields(workload.loss) if workload.is_trained else ():
+        field_of(batch, field, 0)
 
 
 def check_grouping(workload: Workload, groups: int) -> None:
@@ -112,7 +114,7 @@ def check_grouping(workload: Workload, groups: int) -> None:
         )
     with users_code(f"data: expected a batch from data({definition.seed}, 0), found"):
         batch = workload.data(definition.seed, 0)
-    items = len(field_of(batch, "target", 0))
+    items = min(len(value) for value in batch.values() if isinstance(value, torch.Tensor))
     normed = _first_with_batch_norm(workload.space) if items == 1 else None
     if normed:
         raise ConfigError(
@@ -185,7 +187,9 @@ def _check_statistics(layer: StoredLayer, block: Shared, defers_norms: bool) -> 
 
     Unless they are deferred: then nobody reads them while the step goes on.
     """
-    if isinstance(block.rule, Exact) or (defers_norms and isinstance(block.rule, Lag)):
+    if isinstance(block.rule, Exact | Follows) or (
+        defers_norms and steps_behind(block.rule) is not None
+    ):
         return
     for module in layer.module.modules():
         if _keeps_statistics(module):

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from naspipe.core.config import Execution, first_gpu
-from naspipe.core.errors import ConfigError
 from naspipe.core.subnet import Subnet
 from naspipe.core.wiring import Wiring
 from naspipe.planning.cost import CostTable
-from naspipe.planning.memory import DeviceSizes
+from naspipe.planning.memory import DeviceSizes, StreamSizes
 from naspipe.runtime.devices.gpus import find_gpus
 from naspipe.runtime.jobs.workload import Workload, common, wiring_of
 from naspipe.runtime.measuring.layer_sizes import buffered_layers, measure_sizes
 from naspipe.runtime.measuring.profile_cache import cached_profile
 from naspipe.runtime.processes.launcher import profile_apart
-from naspipe.sim.pipeline import Chain, Pipeline, Plan, Stream, has_choice, plan_pipeline
+from naspipe.sim.chains import Chain, Stream
+from naspipe.sim.pipeline import Pipeline, Plan, has_choice, plan_pipeline
 from naspipe.sim.simulation import choose_order, measured_timing
 
 
@@ -82,17 +82,19 @@ def _buffered(workload: Workload) -> frozenset[tuple[int, int]]:
     return buffered_layers(workload.space, workload.recipe.norms == "deferred")
 
 
-def _sizes(workloads: Sequence[Workload], execution: Execution) -> DeviceSizes | None:
-    """Of the layers of all streams: the same space, with optimizers of the same state."""
-    first, *others = workloads
-    state = (first.recipe.optimizer, first.recipe.optimizer_options, first.recipe.ema > 0)
-    for other in others if execution.memory.budget else ():
-        if (other.recipe.optimizer, other.recipe.optimizer_options, other.recipe.ema > 0) != state:
-            raise ConfigError(
-                "memory_budget: expected streams with one optimizer, found several; leave it out, "
-                "or give each a pipeline of its own"
-            )
-    return measured_sizes(first, execution)
+def _sizes(workloads: Sequence[Workload], execution: Execution) -> StreamSizes | None:
+    """Of the layers of all streams; None where there is no budget to plan."""
+    if not execution.memory.budget:
+        return None
+    known: dict[object, DeviceSizes] = {}
+    streams = []
+    for workload in workloads:
+        recipe = workload.recipe
+        key = id(workload.space), recipe.optimizer, str(recipe.optimizer_options), recipe.ema > 0
+        if key not in known:
+            known[key] = DeviceSizes(measure_sizes(workload), workload.space.rules)
+        streams.append(known[key])
+    return StreamSizes(tuple(streams))
 
 
 def measured_costs(workloads: Sequence[Workload], execution: Execution) -> tuple[CostTable, ...]:

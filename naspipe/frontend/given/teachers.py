@@ -5,19 +5,20 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from torch import nn
 
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import StreamId
+from naspipe.core.rules import Frozen
 from naspipe.core.space import Block, Shared, Space
 from naspipe.core.wiring import Tap, TapRole
 from naspipe.frontend.given.plain_chain import chain
 from naspipe.frontend.given.run import Run
+from naspipe.frontend.given.taught import Taught, only_student
 from naspipe.runtime.devices.tensor_bytes import tensor_bytes
-from naspipe.runtime.jobs.losses import distilling
 from naspipe.runtime.jobs.workload import Workload
 
 WINDOW = 16
@@ -54,11 +55,11 @@ class Teacher:
         elif choices is not None or ema:
             raise ConfigError("teacher: expected choices and ema of a run only, found modules")
         else:
-            self.space = chain(network, name="teacher")
+            self.space = _frozen(chain(network, name="teacher"))
         if window < 1:
             raise ConfigError(f"teacher: expected a window of 1 pass or more, found {window}")
         self.window = window
-        self.digest = _digest(self.space)
+        self.digest = weights_digest(self.space)
 
     def beside(self, students: Sequence[Workload]) -> Taught:
         """The only student and this teacher, as streams that train together.
@@ -67,15 +68,7 @@ class Teacher:
             ConfigError: for several students, or one whose loss takes no teacher, or whose steps
                 have one already.
         """
-        student, *others = students
-        if others:
-            raise ConfigError(f"teacher: expected one stream to teach, found {len(students)}")
-        distilling(student.loss)
-        if student.recipe.steps.distills:
-            raise ConfigError(
-                f"teacher: expected passes other than {student.recipe.passes}, whose first pass "
-                f"is a teacher already"
-            )
+        student = only_student(students)
         own = replace(student.definition, teacher=self.digest)
         definition = replace(
             student.definition, space=self.space.name, sampler="uniform", rules={}, teacher="",
@@ -90,16 +83,6 @@ class Teacher:
         ]
         tap = Tap(source=ends[1], sink=ends[0], role=TapRole.LESSON)
         return Taught((replace(student, definition=own), teacher), (tap,), ("", "teacher"))
-
-
-@dataclass(frozen=True, slots=True)
-class Taught:
-    """Streams that train together, a student first, and what goes from one to the other."""
-
-    workloads: tuple[Workload, ...]
-    taps: tuple[Tap, ...] = ()
-    places: tuple[str, ...] = ()
-    """Of what is recorded of each, below the run directory."""
 
 
 def _of_run(run: Run, choices: Sequence[int] | None, ema: bool) -> Space:
@@ -120,10 +103,14 @@ def _of_run(run: Run, choices: Sequence[int] | None, ema: bool) -> Space:
             module = run.layer(number, subnet[position], ema=ema)
             number += 1
         blocks.append(Block([partial(deepcopy, module)], fields=space.fields(position)))
-    return Space(f"{space.name}:{'.'.join(map(str, choices)) or 'all'}", blocks)
+    return _frozen(Space(f"{space.name}:{'.'.join(map(str, choices)) or 'all'}", blocks))
 
 
-def _digest(space: Space) -> str:
+def _frozen(space: Space) -> Space:
+    return Space(space.name, [replace(block, rule=Frozen()) for block in space.blocks])
+
+
+def weights_digest(space: Space) -> str:
     """Of every parameter and buffer, by block and name."""
     found = hashlib.blake2b(digest_size=16)
     for position, block in enumerate(space.blocks):

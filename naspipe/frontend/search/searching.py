@@ -37,7 +37,8 @@ from naspipe.runtime.wire.endpoints import check_endpoints
 from naspipe.search.definition import SearchDefinition
 from naspipe.search.scores import merit
 from naspipe.search.search_directory import Search, SearchDirectory, default_name, search_path
-from naspipe.sim.pipeline import Chain, Pipeline, Stream, plan_pipeline
+from naspipe.sim.chains import Chain, Stream
+from naspipe.sim.pipeline import Pipeline, plan_pipeline
 from naspipe.trace.snapshots.snapshot import Checkpoint
 
 

@@ -16,8 +16,9 @@ from naspipe.core.settings.declare import declared
 from naspipe.core.steps import recorded_steps
 from naspipe.core.subnet import Subnet
 from naspipe.planning.cost import CostTable
+from naspipe.sim.chains import Chain, Stream
 from naspipe.sim.fidelity import Fidelity, LoggedCosts, compare_to_real, logged_costs
-from naspipe.sim.pipeline import Chain, Pipeline, Plan, Stream, StreamPlan, by_critical_path
+from naspipe.sim.pipeline import Pipeline, Plan, StreamPlan, by_critical_path
 from naspipe.sim.ports import Costs
 from naspipe.sim.simulation import SimulatedRun, simulate_run
 from naspipe.streams.from_file import read_stream

@@ -15,7 +15,8 @@ from naspipe.core.steps import ONE_PASS, Steps
 from naspipe.core.subnet import Subnet
 from naspipe.planning.cost import CostTable
 from naspipe.planning.memory import DeviceSizes, MemoryPlan
-from naspipe.sim.pipeline import Chain, Pipeline, Plan, Stream, has_choice, plan_pipeline
+from naspipe.sim.chains import Chain, Stream
+from naspipe.sim.pipeline import Pipeline, Plan, has_choice, plan_pipeline
 from naspipe.sim.ports import Costs
 from naspipe.sim.simulation import SimulatedRun, choose_order, simulate_run, table_timing
 from naspipe.streams.passes import in_passes, num_draws

@@ -13,9 +13,10 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.recipe_file import NO_RECIPE, RecipeFile, read_recipe
 from naspipe.core.space import Space
 from naspipe.core.wiring import Tap
+from naspipe.frontend.given.joined import join
+from naspipe.frontend.given.ports import MakesTeacher
 from naspipe.frontend.given.run import Run
 from naspipe.frontend.given.strategies import find_strategy_maker
-from naspipe.frontend.given.teachers import Taught, Teacher
 from naspipe.frontend.training.training import Training
 from naspipe.runtime.jobs.losses import Loss
 from naspipe.runtime.jobs.workload import Batches, Workload
@@ -43,7 +44,7 @@ def train(
     execution: Mapping[str, Any] | None = None,
     observer: LaunchObserver | None = None,
     held_out: Batches | None = None,
-    teacher: Teacher | None = None,
+    teacher: MakesTeacher | None = None,
 ) -> Run:
     """Train a supernet; the bits are those of a plain one-at-a-time loop on any number of stages.
 
@@ -68,7 +69,7 @@ def train(
         execution: further settings of :class:`naspipe.core.config.Execution`: ``validate_every``.
         observer: told of losses and stage use as the run goes.
         held_out: ``held_out(seed, number)`` to validate by; ``data.validation`` by default.
-        teacher: whose output is learned, by ``loss.distill``: see :mod:`naspipe.losses`.
+        teacher: :class:`naspipe.Teacher` or :class:`naspipe.Momentum`, whose output is learned.
 
     Raises:
         ConfigError: for input that cannot be used; nothing is written then.
@@ -150,7 +151,7 @@ def train_together(
     resume: bool = False,
     taps: Sequence[Tap] = (),
     exchanges: Sequence[str] = (),
-    teacher: Teacher | None = None,
+    teacher: MakesTeacher | None = None,
 ) -> list[Run]:
     """Train several runs side by side on one pipeline: each fills the others' bubbles.
 
@@ -166,7 +167,7 @@ def train_together(
     """
     if resume and run_dir is None:
         raise ConfigError("resume: expected the run_dir of the run to go on with")
-    joined = teacher.beside(workloads) if teacher else Taught(tuple(workloads), tuple(taps))
+    joined = join(workloads, taps, teacher)
     workloads = joined.workloads
     path = Path(run_dir) if run_dir is not None else None
     training = Training(

@@ -153,7 +153,7 @@ def started_by(path: Path) -> set[str]:
 def _restored(number: StreamId, stream: StreamJob, first: int, stages: int) -> StreamJob:
     if not first:
         return stream
-    if not stream.workload.is_trained:
+    if not stream.workload.is_written:
         return replace(stream, begins=first)
     folder = stream.directory.checkpoints.path
     restored = Restored(stream.workload.space, number, read_checkpoint(folder / cut_name(first)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -79,30 +79,46 @@ class Generations:
 
     def _begin(self) -> None:
         """Put the job behind the newest whole checkpoint of each stream."""
-        streams = tuple(
-            self._resumed(StreamId(number), stream)
-            for number, stream in enumerate(self.job.streams)
-        )
-        streams = _alike(streams, self.job.wiring.joined(len(streams)))
+        streams = self._resumed()
+        for stream in streams:
+            if stream.restored is not None:
+                place = stream.directory.path
+                self.observer.on_note(f"{place}: going on at subnet {stream.first}")
         self.job = replace(self.job, streams=streams, generation=self.generation)
         self.generation += 1
         for stream, manifest in zip(self.job.streams, self.manifests, strict=True):
             stream.directory.write_manifest({**manifest, "life": self.life})
 
-    def _resumed(self, number: StreamId, stream: StreamJob) -> StreamJob:
+    def _resumed(self) -> tuple[StreamJob, ...]:
+        """Every stream behind its newest whole checkpoint; joined ones behind the same cut."""
+        streams = self.job.streams
+        found = [self._behind(StreamId(n), each) for n, each in enumerate(streams)]
+        for together in self.job.wiring.joined(len(streams)):
+            written = [number for number in together if streams[number].workload.is_written]
+            first = min((found[number].first for number in written), default=0)
+            while any(found[number].first > first for number in written):
+                for number in written:
+                    found[number] = self._behind(StreamId(number), streams[number], first)
+                first = min(found[number].first for number in written)
+            for number in together - set(written):
+                found[number] = replace(found[number], begins=first)
+        return tuple(found)
+
+    def _behind(self, number: StreamId, stream: StreamJob, up_to: int | None = None) -> StreamJob:
+        """A stream behind its newest whole checkpoint, or the newest up to a cut."""
         folder = stream.directory.checkpoints
         folder.sweep()
-        if not stream.workload.is_trained:
+        if not stream.workload.is_written or up_to == 0:
             return replace(stream, restored=None, kept=())
-        latest = folder.latest()
+        latest = folder.latest(up_to)
         for problem in latest.passed_over:
             self.observer.on_note(f"a checkpoint was passed over: {problem}")
         if latest.checkpoint is None:
             return replace(stream, restored=None, kept=())
-        check_losses(stream.directory.losses, latest.checkpoint.losses)
+        if stream.workload.is_trained:
+            check_losses(stream.directory.losses, latest.checkpoint.losses)
         restored = Restored(stream.workload.space, number, latest.checkpoint)
         kept = restored.layers(self.job.execution.workers)
-        self.observer.on_note(f"{stream.directory.path}: going on at subnet {restored.first}")
         return replace(stream, restored=restored, kept=kept)
 
     def _note(self, status: str, error: BaseException) -> None:
@@ -113,19 +129,6 @@ class Generations:
                 stream.directory.write_manifest({**manifest, **failure})
             except OSError as another:
                 error.add_note(f"and the manifest cannot be written: {another}")
-
-
-def _alike(
-    streams: tuple[StreamJob, ...], joined: Iterable[Collection[int]]
-) -> tuple[StreamJob, ...]:
-    """Streams that are not trained begin where those do that they hand their outputs to."""
-    found = list(streams)
-    for together in joined:
-        firsts = [found[number].first for number in together if found[number].workload.is_trained]
-        for number in together:
-            if not found[number].workload.is_trained:
-                found[number] = replace(found[number], begins=min(firsts, default=0))
-    return tuple(found)
 
 
 def _first_line(error: BaseException) -> str:

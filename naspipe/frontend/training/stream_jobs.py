@@ -9,6 +9,7 @@ from naspipe.core.access import Access
 from naspipe.core.config import Definition, Execution
 from naspipe.core.errors import ConfigError, InvariantError
 from naspipe.core.ids import FIRST_STREAM, LayerId, SequenceId, StageId, StreamId
+from naspipe.core.rules import Follows
 from naspipe.core.space import Shared
 from naspipe.core.steps import Steps
 from naspipe.core.subnet import Subnet
@@ -19,7 +20,7 @@ from naspipe.runtime.jobs.job import StreamJob, TrainingJob
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.layers.optimizers import check_optimizer
 from naspipe.runtime.measuring.layer_sizes import buffered_layers
-from naspipe.schedule.invariants import violations
+from naspipe.schedule.invariants import led, violations
 from naspipe.schedule.traits import causal_policies, traits_of
 from naspipe.sim.pipeline import StreamPlan
 from naspipe.stage.builder import build_controller
@@ -110,18 +111,18 @@ def choices_of(workload: Workload, subnets: Sequence[Subnet]) -> list[tuple[int,
     return [tuple(compress(subnet.chain, is_choice)) for subnet in subnets]
 
 
-def check_order(number: StreamId, accesses: Sequence[Access], job: TrainingJob) -> None:
+def check_order(number: StreamId, logs: Sequence[Sequence[Access]], job: TrainingJob) -> None:
     """A finished stream's log must be what its policy allows.
 
     Args:
         number: of the stream.
-        accesses: its log.
+        logs: of every stream.
         job: what was trained.
 
     Raises:
         InvariantError: when it is not: a bug, never bad luck.
     """
-    stream = job.streams[number]
+    stream, accesses = job.streams[number], logs[number]
     rules, policy = stream.workload.space.rules, stream.workload.definition.policy
     alone = [each.subnet._replace(stream=FIRST_STREAM) for each in stream.so_far]
     steps = stream.workload.definition.recipe.steps
@@ -141,7 +142,9 @@ def check_order(number: StreamId, accesses: Sequence[Access], job: TrainingJob) 
         stream.workload.is_trained,
         buffered,
     )
-    if broken := list(found):
+    leaders = {rule.stream for rule in rules if isinstance(rule, Follows)}
+    unled = (line for each in leaders for line in led(logs[each], accesses, rules, steps))
+    if broken := [*found, *unled]:
         raise InvariantError(f"{len(broken)} rules of the policy {policy} broken: {broken[0]}")
 
 

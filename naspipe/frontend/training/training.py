@@ -35,7 +35,7 @@ from naspipe.schedule.traits import PolicyTraits, causal_policies, traits_of
 from naspipe.sim.pipeline import Plan
 from naspipe.streams.from_file import write_stream
 from naspipe.trace.access.labels import describe_space
-from naspipe.trace.access.log import read_run_accesses, time_key
+from naspipe.trace.access.log import read_joint_accesses, time_key
 from naspipe.trace.reading.metrics import bubble_ratio, hit_rate, stall_ratio
 from naspipe.trace.results.run_directory import RunDirectory, stream_directories
 
@@ -132,9 +132,9 @@ class Training:
         stages = lives.run()
         seconds = (time.monotonic_ns() - start_ns) / 1e9
         job = lives.job
-        accesses = [read_run_accesses(stream.directory.path) for stream in job.streams]
-        for number, found in enumerate(accesses):
-            check_order(StreamId(number), found, job)
+        accesses = read_joint_accesses([stream.directory.path for stream in job.streams])
+        for number in range(len(accesses)):
+            check_order(StreamId(number), accesses, job)
         measured = {**self._measure(seconds, accesses), "stages": stages}
         for stream, manifest in zip(job.streams, lives.manifests, strict=True):
             passes = (stream.num_passes - stream.first) / seconds

@@ -12,7 +12,7 @@ from naspipe.core.wiring import CHAIN, FIELD, PLAIN, InputName, TapRole, Wiring
 from naspipe.runtime.blocks.averaging import Averaging
 from naspipe.runtime.blocks.forward_only import forward_only
 from naspipe.runtime.blocks.nonfinite import first_gradient
-from naspipe.runtime.blocks.objectives import Ending, objectives_of
+from naspipe.runtime.blocks.objectives import Ending, JoinedObjective, objectives_of
 from naspipe.runtime.blocks.pass_state import PassState, StepStates
 from naspipe.runtime.blocks.ports import BlockResult
 from naspipe.runtime.blocks.segment import Gradient, Segment, SegmentSpec, Tensors
@@ -179,7 +179,11 @@ class StageCompute:
         ending = self._ending(state, task, place, objective) if objective else None
         spec = self._spec(state, task, layer, ending)
         if not workload.is_trained:
-            state.inputs = forward_only(spec, bound, inputs)
+            trains = workload.runs_in_training_mode
+            state.inputs, statistics = forward_only(spec, bound, inputs, trains)
+            if workload.follows is not None:
+                state.parameter_gradients[layer] = {}
+                state.statistics[layer] = statistics
             self._keep_tapped(state, place, state.inputs)
             return None
         # The last block's backward follows its forward at once, so its graph is kept.
@@ -205,7 +209,8 @@ class StageCompute:
         section = self._sections[task.stream][block]
         nonfinite = self._workloads[task.stream].definition.recipe.nonfinite
         gradient = first_gradient(loss, nonfinite, task.sequence_id)
-        if gradient is not None:
+        is_joined = isinstance(self._objectives[task.stream][block], JoinedObjective)
+        if gradient is not None and not is_joined:
             gradient = self._averaging[task.stream].part(gradient, task.sequence_id)
         state.gradients[section] = (gradient,)
         return BlockResult(loss, section)
@@ -219,7 +224,7 @@ class StageCompute:
         return SegmentSpec(
             label=self.label(layer),
             rule=space.blocks[block].rule,
-            seed=block_seed(definition.seed, step, block, number),
+            seed=block_seed(definition.seed, step, block, number, not workload.is_trained),
             precision=definition.recipe.precision,
             device_type=self.placement.torch_device.type,
             defers_norms=definition.recipe.norms == "deferred",
@@ -228,6 +233,9 @@ class StageCompute:
         )
 
     def _ending(self, state: PassState, task: Task, place: _Place, objective: Objective) -> Ending:
+        if isinstance(objective, JoinedObjective):
+            number = self._steps[task.stream].pass_of(task.sequence_id)
+            objective = objective.of_pass(number)
         lessons = self._tapped_for(state, place, TapRole.LESSON)
         fields = tuple(self._field(state, task, name) for name in objective.fields)
         return Ending(objective, lessons, fields)
@@ -263,6 +271,7 @@ class StageCompute:
             build_policy(definition.policy).keeps_versions,
             restored.restore if restored else None,
             self.placement.forget,
+            workload.runs_in_training_mode,
         )
 
     def _pass(self, task: Task) -> PassState:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from naspipe.core.recipe import Recipe
 from naspipe.runtime.blocks.segment import Tensors
-from naspipe.runtime.jobs.losses import Loss, distilling, smoothed
+from naspipe.runtime.jobs.losses import Loss, distilling, is_joined, loss_fields, smoothed
 from naspipe.runtime.jobs.ports import Objective
 from naspipe.runtime.jobs.workload import Workload
 
@@ -25,9 +27,8 @@ class EndObjective:
         ConfigError: when the loss cannot be used so.
     """
 
-    fields = ("target",)
-
     def __init__(self, loss: Loss, recipe: Recipe, is_taught: bool) -> None:
+        self.fields = loss_fields(loss)
         self._loss = smoothed(loss, recipe.label_smoothing)
         self._distilled = distilling(loss) if is_taught else None
 
@@ -38,11 +39,43 @@ class EndObjective:
         return self._loss(*outputs, *fields)
 
 
+@dataclass(frozen=True, slots=True)
+class JoinedObjective:
+    """One loss over the outputs of all passes of a step, as one of its passes needs it.
+
+    The lessons are the outputs of all other passes, and then those of the teacher. Only the pass's
+    own output has a graph. So each pass gets its part of the gradient of one and the same loss.
+    """
+
+    loss: Any
+    """Has ``joined(outputs, lessons)``."""
+    passes: int
+    number: int = 0
+    """Of the pass, in its step."""
+    fields: tuple[str, ...] = ()
+
+    def of_pass(self, number: int) -> JoinedObjective:
+        """The objective of another pass."""
+        return JoinedObjective(self.loss, self.passes, number)
+
+    def __call__(self, outputs: Tensors, lessons: Tensors, fields: Tensors) -> torch.Tensor:
+        """See :class:`naspipe.runtime.jobs.ports.Objective`."""
+        others = self.passes - 1
+        own = [*lessons[: self.number], *outputs, *lessons[self.number : others]]
+        loss: torch.Tensor = self.loss.joined(own, list(lessons[others:]))
+        return loss
+
+
 def objectives_of(workload: Workload, is_taught: bool) -> Mapping[int, Objective]:
     """By block, where losses of a stream arise."""
     if not workload.is_trained:
         return {}
-    end = EndObjective(workload.loss, workload.definition.recipe, is_taught)
+    recipe = workload.definition.recipe
+    end: Objective
+    if is_joined(workload.loss):
+        end = JoinedObjective(workload.loss, recipe.steps.passes)
+    else:
+        end = EndObjective(workload.loss, recipe, is_taught)
     return {**workload.objectives, len(workload.space) - 1: end}
 
 

@@ -6,17 +6,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from naspipe.core.commands import Contribute, JoinSum, WriteLayer
+from naspipe.core.errors import InvariantError
 from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
 from naspipe.core.recipe import learning_rate
+from naspipe.core.rules import Follows
 from naspipe.runtime.blocks.exchanges import EXCHANGES
 from naspipe.runtime.blocks.pass_state import PassState, StepStates
 from naspipe.runtime.blocks.sums import GradientSum
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.layers.bound_layer import Gradients
+from naspipe.runtime.layers.following import follow
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.layers.norm_statistics import fold
+from naspipe.runtime.layers.stored_layer import StoredLayer
 from naspipe.runtime.memory.placement import Placement
 from naspipe.stage.gates import NORMS
+from naspipe.teaching.momentum_update import MomentumUpdate
 
 Passes = dict[tuple[StreamId, SequenceId], PassState]
 
@@ -62,19 +67,48 @@ class StageUpdates:
         if not command.ends_step:
             stored.advance(sequence_id, command.base, command.keeps_base)
             return
+        workload = self._workloads[layer.stream]
         step = self._together.of(layer.stream, sequence_id)
         gradients = step.total(layer)
         del step.sums[layer]
+        if workload.follows is None:
+            self._step(command, stored, gradients, step.contributions)
+        else:
+            self._follow(command, stored, workload.follows)
+        for statistics in step.statistics.pop(layer, ()):
+            if workload.follows is None or workload.follows.buffers == "own":
+                fold(stored.module, statistics)
+        self._placement.synchronize()
+
+    def _step(
+        self,
+        command: WriteLayer,
+        stored: StoredLayer,
+        gradients: Gradients,
+        contributions: Mapping[str, Mapping[StageId, Mapping[str, Any]]],
+    ) -> None:
+        """One step of the layer's optimizer."""
+        layer, sequence_id = command.layer, command.sequence_id
         for name, exchange in self._exchanges.items():
-            told = step.contributions[name]
+            told = contributions[name]
             exchange.apply(layer, gradients, {stage: told[stage] for stage in sorted(told)})
         definition = self._workloads[layer.stream].definition
         number = self._steps[layer.stream].step(sequence_id)
         lr = learning_rate(definition.recipe, number, definition.steps)
         stored.write(gradients, sequence_id, command.base, command.keeps_base, lr)
-        for statistics in step.statistics.pop(layer, ()):
-            fold(stored.module, statistics)
-        self._placement.synchronize()
+
+    def _follow(self, command: WriteLayer, stored: StoredLayer, update: MomentumUpdate) -> None:
+        """One step towards the layer's source, which has made its own."""
+        layer, sequence_id = command.layer, command.sequence_id
+        workload = self._workloads[layer.stream]
+        rule = workload.space.rules[layer.block]
+        if not isinstance(rule, Follows):
+            raise InvariantError(f"layer {layer} follows no other, its rule is {rule}")
+        source = LayerId(StreamId(rule.stream), rule.block, layer.candidate)
+        number = self._steps[layer.stream].step(sequence_id)
+        tau = update.rate(number, workload.definition.steps)
+        stored.advance(sequence_id, command.base, command.keeps_base)
+        follow(stored, self._stores[rule.stream][source], update, tau)
 
     def give_sum(self, layer: LayerId, version: Version) -> GradientSum:
         """The gradients of a step's passes up to one, for the stage of the next pass."""

@@ -33,7 +33,7 @@ class CheckpointStream(NamedTuple):
     store: LayerStore
     restored: Restored | None
     log: Log
-    is_trained: bool = True
+    is_written: bool = True
     """Otherwise nothing changes, and no checkpoint is taken on the way."""
 
     @property
@@ -118,7 +118,7 @@ class Checkpointer:
     def is_new(self, stream: StreamId, cut: int) -> bool:
         """Whether a checkpoint there would hold more than the one that the stream began with."""
         own = self._streams[stream]
-        return own.is_trained and cut > own.first
+        return own.is_written and cut > own.first
 
     @property
     def patience(self) -> int:

@@ -172,7 +172,7 @@ def _restore(stored: StoredLayer, state: _State) -> None:
                 _set_optimizer_state(stored, rest, value)
             case "version":
                 older, _, parameter = rest.partition("/")
-                like = torch.empty_like(stored.parameters[parameter].detach())
+                like = torch.empty_like(_read(stored, parameter))
                 copies[Version(int(older))][parameter] = _copy(value, like)
             case _:
                 raise KeyError(name)
@@ -181,6 +181,12 @@ def _restore(stored: StoredLayer, state: _State) -> None:
     for version in state.versions[:-1]:
         copies[version]  # a layer without parameters has versions, too
     stored.restore(state.versions[-1], copies)
+
+
+def _read(stored: StoredLayer, name: str) -> torch.Tensor:
+    """A parameter, or a buffer of a layer whose readers have their own."""
+    parameter = stored.parameters.get(name)
+    return parameter.detach() if parameter is not None else stored.module.get_buffer(name)
 
 
 def _tensor(raw: RawTensor, strides: Sequence[int] | None) -> torch.Tensor:

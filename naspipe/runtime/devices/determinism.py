@@ -14,13 +14,16 @@ CUBLAS_WORKSPACE = ":4096:8"
 """With which cuBLAS leaves the same bits in every call; the same size in every run."""
 
 
-def block_seed(seed: int, step: int, block: int, pass_number: int = 0) -> int:
+def block_seed(
+    seed: int, step: int, block: int, pass_number: int = 0, is_teacher: bool = False
+) -> int:
     """The seed of every random draw of one block in one pass; a public rule.
 
     ``block`` counts the blocks of the chain, shared layers included; ``step`` is the
-    number of the step, and ``pass_number`` the pass's within it.
+    number of the step, and ``pass_number`` the pass's within it. A teacher's are its own.
     """
-    return _hash(f"{seed}/{step}/{block}/{pass_number}")
+    role = "/teacher" if is_teacher else ""
+    return _hash(f"{seed}/{step}/{block}/{pass_number}{role}")
 
 
 def layer_seed(seed: int, block: int, candidate: int) -> int:

@@ -134,6 +134,12 @@ class TrainingJob:
         return self.common.steps
 
     @property
+    def going_on_together(self) -> list[set[int]]:
+        """Streams that a life of the run has to begin at the same cut, of those with any."""
+        written = {n for n, workload in enumerate(self.workloads) if workload.is_written}
+        return [each & written for each in self.wiring.joined(len(self.streams))]
+
+    @property
     def is_causal(self) -> bool:
         """Whether a cut through the stream means anything: checkpoints are taken then only."""
         return traits_of(self.policy).is_causal

@@ -14,6 +14,29 @@ Loss = Callable[..., torch.Tensor]
 """Called with the last block's outputs and the batch field ``target``."""
 
 
+def loss_fields(loss: Loss) -> tuple[str, ...]:
+    """The batch fields that a loss is called with: its ``fields``, ``target`` if it has none."""
+    return tuple(getattr(loss, "fields", ("target",)))
+
+
+def is_joined(loss: Loss) -> bool:
+    """Whether it is one loss over the outputs of all passes of a step."""
+    return callable(getattr(loss, "joined", None))
+
+
+def untaught(loss: Loss, passes: int) -> Loss:
+    """The loss without a teacher, of steps of so many passes.
+
+    Of one that has no such form, that of an output that teaches itself.
+    """
+    if is_joined(loss):
+        joined: Any = loss
+        return lambda output, *_: joined.joined([output] * passes, [output.detach()] * passes)
+    if callable(loss):
+        return loss
+    return lambda output, *fields: distilling(loss)(output, output.detach(), *fields)
+
+
 def smoothed(loss: Loss, label_smoothing: float) -> Loss:
     """The same loss with another amount of label smoothing; 0 leaves it as it is.
 
@@ -38,8 +61,9 @@ def smoothed(loss: Loss, label_smoothing: float) -> Loss:
 def distilling(loss: Loss) -> Loss:
     """The loss of a subnet that learns another one's output: (output, taught output, target).
 
-    A loss says its own as a method ``distill``. That of ``torch.nn.CrossEntropyLoss`` is the mean
-    cross entropy against the softmax of the taught output.
+    A loss says its own as a method ``distill``, which takes its ``fields`` in place of the target.
+    That of ``torch.nn.CrossEntropyLoss`` is the mean cross entropy against the softmax of the
+    taught output.
 
     Raises:
         ConfigError: when it has none.
@@ -52,7 +76,8 @@ def distilling(loss: Loss) -> Loss:
         return _soft_cross_entropy
     raise ConfigError(
         f"passes=sandwich, or a teacher: expected torch.nn.CrossEntropyLoss, the loss of a named "
-        f"space, or one with a method distill(output, taught_output, target), found "
+        f"space, or one with a method distill(output, taught_output, target) or "
+        f"joined(outputs, lessons), found "
         f"{getattr(loss, '__qualname__', type(loss).__qualname__)}"
     )
 

@@ -14,9 +14,10 @@ from naspipe.core.rules import Rule
 from naspipe.core.space import Space
 from naspipe.core.steps import Steps, parse_passes
 from naspipe.core.wiring import StreamWiring, Tap, Wiring
-from naspipe.runtime.jobs.losses import Loss, smoothed
+from naspipe.runtime.jobs.losses import Loss, loss_fields, smoothed, untaught
 from naspipe.runtime.jobs.ports import Objective, OpenSource
 from naspipe.streams.ports import ExplorationStrategy
+from naspipe.teaching.momentum_update import MomentumUpdate
 
 Batches = Callable[[int, int], Mapping[str, torch.Tensor]]
 """The whole data protocol: (seed, sequence ID) -> named tensors, batch dimension first."""
@@ -35,6 +36,8 @@ class Workload:
     """Makes the strategy that proposes the stream, where one does; anew for each life of a run."""
     held_out: Batches | None = None
     """Batches that nothing is trained on, where the run is validated on the way."""
+    follows: MomentumUpdate | None = None
+    """How layers follow those of another stream, where their rules say so."""
     is_trained: bool = True
     """Otherwise the stream is only run forward, for others that tap it: its layers are frozen, in
     evaluation mode, and nothing is recorded for autograd."""
@@ -46,6 +49,16 @@ class Workload:
     """Losses that arise in blocks of the chain before its last."""
     field_sources: Mapping[str, OpenSource] = field(default_factory=dict)
     """Batch fields that come later than the others, by name."""
+
+    @property
+    def is_written(self) -> bool:
+        """Whether anything of it changes, so that it has checkpoints."""
+        return self.is_trained or self.follows is not None
+
+    @property
+    def runs_in_training_mode(self) -> bool:
+        """Whether its modules do."""
+        return self.is_trained or (self.follows is not None and self.follows.mode == "train")
 
     @property
     def wiring(self) -> StreamWiring:
@@ -64,7 +77,7 @@ class Workload:
         objective = self.objectives.get(block)
         own = objective.fields if objective else ()
         if block == len(self.space) - 1 and self.is_trained:
-            own = ("target",)
+            own = loss_fields(self.loss)
         return (*self.space.fields(block), *own)
 
     @classmethod
@@ -104,7 +117,8 @@ class Workload:
         Raises:
             ConfigError: when it cannot be changed so.
         """
-        return smoothed(self.loss, self.definition.recipe.label_smoothing)
+        recipe = self.definition.recipe
+        return untaught(smoothed(self.loss, recipe.label_smoothing), recipe.steps.passes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +179,7 @@ def define(
     return Definition(
         space=space.name,
         data=dict(getattr(data, "record", None) or {"name": _name_of(data)}),
-        loss=_name_of(loss),
+        loss=_described(loss),
         recipe=recipe.settled(space.drawn_counts),
         rules=_texts(space),
         **identity,
@@ -174,6 +188,13 @@ def define(
 
 def _texts(space: Space) -> dict[str, str]:
     return {name: str(rule) for name, rule in space.shared_rules.items()}
+
+
+def _described(loss: Loss) -> str:
+    """The name of a loss, with the values that it says of itself as ``record``."""
+    values = dict(getattr(loss, "record", None) or {})
+    said = ", ".join(f"{name}={value}" for name, value in values.items())
+    return f"{_name_of(loss)}({said})" if values else _name_of(loss)
 
 
 def _name_of(thing: object) -> str:

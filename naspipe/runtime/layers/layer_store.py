@@ -35,6 +35,7 @@ class LayerStore:
         restore: brings a layer that was just made to where a checkpoint left it.
         keeps_versions: of the synchronisation policy; causal by default.
         on_dropped: told of each layer that left and that is not kept any longer.
+        trains: whether modules are in training mode.
     """
 
     def __init__(
@@ -46,7 +47,9 @@ class LayerStore:
         keeps_versions: Callable[[Rule], bool] = _CAUSAL.keeps_versions,
         restore: Callable[[LayerId, StoredLayer], None] | None = None,
         on_dropped: Callable[[LayerId], None] | None = None,
+        trains: bool = True,
     ) -> None:
+        self._trains = trains
         self._keeps_versions = keeps_versions
         self._on_made = on_made
         self._restore = restore
@@ -129,7 +132,7 @@ class LayerStore:
                 f"layer {label}: expected its factory to return a torch.nn.Module, "
                 f"found {type(module).__name__}"
             )
-        module.train()
+        module.train(self._trains)
         for parameter in module.parameters():
             owner = self._owners.setdefault(id(parameter), label)
             if owner != label:

@@ -13,7 +13,7 @@ from torch.func import functional_call
 from naspipe.core.config import Recipe
 from naspipe.core.errors import InvariantError, TransportError
 from naspipe.core.ids import INITIAL, SequenceId, Version
-from naspipe.core.rules import Frozen, Rule
+from naspipe.core.rules import Follows, Frozen, Rule
 from naspipe.runtime.devices.tensor_bytes import tensor_bytes
 from naspipe.runtime.layers.bound_layer import BoundLayer, Gradients
 from naspipe.runtime.layers.layer_layout import is_moved
@@ -42,8 +42,9 @@ class StoredLayer:
         self.version = INITIAL
         self._keeps_versions = keeps_versions
         self.parameters = dict(module.named_parameters())
-        if isinstance(rule, Frozen):
+        if isinstance(rule, Frozen | Follows):
             module.requires_grad_(False)
+        self._reads_buffers = isinstance(rule, Follows) and not module.training
         trained = [p for p in self.parameters.values() if p.requires_grad]
         self.optimizer = make_optimizer(recipe, trained) if trained else None
         self._copies: dict[Version, dict[str, torch.Tensor]] = {}
@@ -105,7 +106,7 @@ class StoredLayer:
         self.version = Version(version)
 
     def copies(self, versions: Iterable[Version]) -> Iterator[tuple[Version, str, torch.Tensor]]:
-        """The parameters of older versions that are kept: version, name and value.
+        """What is kept of older versions to be read: version, name of the parameter, and value.
 
         Raises:
             InvariantError: when one of the versions is not here.
@@ -119,7 +120,8 @@ class StoredLayer:
         self.version = version
         for older, parameters in copies.items():
             for name, value in parameters.items():
-                value.requires_grad_(self.parameters[name].requires_grad)
+                own = self.parameters.get(name)
+                value.requires_grad_(own is not None and own.requires_grad)
             self._copies[older] = dict(parameters)
 
     def drop(self, version: Version) -> None:
@@ -235,5 +237,8 @@ class StoredLayer:
                 name: parameter.detach().clone().requires_grad_(parameter.requires_grad)
                 for name, parameter in self.parameters.items()
             }
+            if self._reads_buffers:
+                buffers = self.module.named_buffers()
+                copy |= {name: buffer.clone() for name, buffer in buffers}
             self._copies[version] = copy
         return copy

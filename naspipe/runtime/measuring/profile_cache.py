@@ -109,6 +109,7 @@ def fingerprint(workload: Workload, device: str = "cpu") -> str:
         [recipe.optimizer, sorted(recipe.optimizer_options.items()), *_beside(recipe)],
         [recipe.precision, recipe.threads, workload.recompute],
         definition.loss,
+        *_role(workload),
         sorted((name, *_form(batch[name])) for name in batch if torch.is_tensor(batch[name])),
         [
             (twin, str(block.rule), block.fields)
@@ -117,6 +118,13 @@ def fingerprint(workload: Workload, device: str = "cpu") -> str:
         [_kind(space, twin) for twin in sorted(set(twins))],
     ]
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+
+
+def _role(workload: Workload) -> list[object]:
+    """What of a stream is computed, where that is not all."""
+    if workload.is_trained:
+        return []
+    return ["forward", workload.runs_in_training_mode, workload.follows is not None]
 
 
 def _beside(recipe: Recipe) -> list[str]:

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
-from itertools import chain, zip_longest
-from statistics import median
+from dataclasses import replace
+from itertools import zip_longest
 
 import torch
 
-from naspipe.core.ids import FIRST_STREAM, LayerId, SequenceId
-from naspipe.planning.cost import CostTable, LayerCost, first_of_kind
-from naspipe.runtime.blocks.segment import Segment, SegmentSpec, Tensors
-from naspipe.runtime.devices.clock import HostClock, open_clock
-from naspipe.runtime.devices.ports import Clock
+from naspipe.core.ids import FIRST_STREAM, LayerId
+from naspipe.planning.cost import CostTable, first_of_kind
+from naspipe.runtime.blocks.segment import SegmentSpec, Tensors
+from naspipe.runtime.devices.clock import open_clock
+from naspipe.runtime.jobs.losses import loss_fields
 from naspipe.runtime.jobs.workload import Workload, field_of
-from naspipe.runtime.layers.bound_layer import BoundLayer
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.layers.stored_layer import StoredLayer
+from naspipe.runtime.measuring.probes import ForwardProbe, Probe, TrainedProbe
 from naspipe.streams.samplers import draw_subnets
 
 FIRST_CANDIDATES = 16
@@ -97,57 +95,7 @@ def measuring_order(count: int) -> list[int]:
     return list(order)
 
 
-@dataclass(slots=True)
-class _Probe:
-    """One candidate to measure: forward, backward and WRITE of every round, in nanoseconds."""
-
-    spec: SegmentSpec
-    stored: StoredLayer
-    inputs: Tensors
-    keeps_graph: bool
-    make_ns: int
-    activation_bytes: int = 0
-    samples: list[list[int]] = field(default_factory=list)
-    clock: Clock = field(default_factory=HostClock)
-
-    def warm(self) -> Tensors:
-        """The first round, left out of the costs: sees what is kept; returns the outputs."""
-        kept = _Kept(self.inputs, self.stored)
-        segment = self._segment()
-        with kept.watch():
-            outputs = segment.forward()
-        self.activation_bytes = kept.nbytes(self.keeps_graph)
-        segment.backward(tuple(torch.ones_like(output) for output in outputs))
-        self._write(segment)
-        return outputs
-
-    def run(self) -> None:
-        """Measure one round."""
-        segment, clock = self._segment(), self.clock
-        marks = [clock.mark()]
-        outputs = segment.forward()
-        marks.append(clock.mark())
-        segment.backward(tuple(torch.ones_like(output) for output in outputs))
-        marks.append(clock.mark())
-        self._write(segment)
-        marks.append(clock.mark())
-        self.samples.append(clock.between_ns(marks))
-
-    def cost(self) -> LayerCost:
-        """Medians over the rounds."""
-        forward, backward, write = (int(median(row)) for row in zip(*self.samples, strict=True))
-        return LayerCost(forward, backward, write, self.make_ns, self.activation_bytes)
-
-    def _segment(self) -> Segment:
-        bound: BoundLayer = self.stored.bind(self.stored.version)
-        return Segment(self.spec, bound, self.inputs, self.keeps_graph)
-
-    def _write(self, segment: Segment) -> None:
-        version = SequenceId(self.stored.version + 1)
-        self.stored.write(segment.take_gradients(), version, self.stored.version, False, 0.0)
-
-
-_Probes = dict[tuple[int, int], _Probe]
+_Probes = dict[tuple[int, int], Probe]
 """By the first block of a kind, and candidate."""
 
 
@@ -163,43 +111,6 @@ def _rounds(probes: _Probes) -> int:
     return min(len(probe.samples) for probe in probes.values())
 
 
-class _Kept:
-    """The memory that one forward leaves for its backward; each storage counts once."""
-
-    def __init__(self, inputs: Tensors, stored: StoredLayer) -> None:
-        state = chain(stored.module.parameters(), stored.module.buffers())
-        self._state = {tensor.untyped_storage().data_ptr() for tensor in state}
-        self._inputs = {
-            storage.data_ptr(): storage.nbytes()
-            for storage in (tensor.untyped_storage() for tensor in inputs)
-        }
-        self._saved: dict[int, torch.UntypedStorage] = {}
-
-    def watch(self) -> AbstractContextManager[None]:
-        """See what autograd saves inside."""
-        watched: AbstractContextManager[None] = torch.autograd.graph.saved_tensors_hooks(
-            self._see, lambda tensor: tensor
-        )
-        return watched
-
-    def nbytes(self, keeps_graph: bool) -> int:
-        """Bytes of the inputs and, where the graph is kept, of what was saved."""
-        saved = (storage.nbytes() for storage in self._saved.values()) if keeps_graph else ()
-        return sum(self._inputs.values()) + sum(saved)
-
-    def _see(self, tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        address = storage.data_ptr()
-        if address not in self._inputs and not self._is_state(tensor, address):
-            self._saved[address] = storage  # held, so that the address is not given out again
-        return tensor
-
-    def _is_state(self, tensor: torch.Tensor, address: int) -> bool:
-        """Whether it is the layer's own; a lagging layer's forward reads copies: leaves."""
-        root = tensor._base if tensor._base is not None else tensor
-        return address in self._state or (root.is_leaf and root.requires_grad)
-
-
 class _Bench:
     """Makes probes: the first candidates of every kind of block, then others."""
 
@@ -208,7 +119,10 @@ class _Bench:
         self._workload = workload
         self._device = device
         self._clock = open_clock(device)
-        self._store = LayerStore(workload.space, definition.seed, definition.recipe, self._adopt)
+        self._store = LayerStore(
+            workload.space, definition.seed, definition.recipe, self._adopt,
+            trains=workload.runs_in_training_mode,
+        )  # fmt: skip
         self._batch = {
             name: value.to(device) if isinstance(value, torch.Tensor) else value
             for name, value in workload.data(definition.seed, 0).items()
@@ -259,7 +173,7 @@ class _Bench:
             probe.warm()
         return probes
 
-    def _probe(self, block: int, candidate: int) -> _Probe:
+    def _probe(self, block: int, candidate: int) -> Probe:
         before = self._clock.mark()
         stored = self._store.make(LayerId(FIRST_STREAM, block, candidate))
         (make_ns,) = self._clock.between_ns([before, self._clock.mark()])
@@ -267,14 +181,16 @@ class _Bench:
         keeps_graph = is_last or not self._workload.recompute
         spec = self._spec(block, candidate, is_last)
         inputs, clock = self._inputs[block], self._clock
-        return _Probe(spec, stored, inputs, keeps_graph, make_ns, clock=clock)
+        if self._workload.is_trained:
+            return TrainedProbe(spec, stored, inputs, make_ns, clock, keeps_graph)
+        return ForwardProbe(spec, stored, inputs, make_ns, clock, self._workload.follows)
 
     def _adopt(self, _: LayerId, stored: StoredLayer) -> None:
         if self._device.type != "cpu":
             stored.module.to(self._device)
 
     def _spec(self, block: int, candidate: int, is_last: bool) -> SegmentSpec:
-        space, batch, loss = self._workload.space, self._batch, self._workload.objective
+        space, batch = self._workload.space, self._batch
         return SegmentSpec(
             label=space.label(block, candidate),
             rule=space.blocks[block].rule,
@@ -283,5 +199,9 @@ class _Bench:
             device_type=self._device.type,
             defers_norms=self._workload.definition.recipe.norms == "deferred",
             fields=tuple(field_of(batch, name, 0) for name in space.fields(block)),
-            finish=(lambda outputs: (loss(*outputs, batch["target"]),)) if is_last else None,
+            finish=self._end if is_last and self._workload.is_trained else None,
         )
+
+    def _end(self, outputs: Tensors) -> Tensors:
+        given = (field_of(self._batch, name, 0) for name in loss_fields(self._workload.loss))
+        return (self._workload.objective(*outputs, *given),)

@@ -124,7 +124,7 @@ class SwappedPlacement(Placement):
         limits: the budget, and the least one; for the report of a shortage.
         host_limit_bytes: the most host memory that layers may take; None for no limit.
         wakeup: set when a copy is over.
-        permanent_blocks: blocks of the chain whose layers stay on the device.
+        permanent: streams and blocks whose layers stay on the device.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class SwappedPlacement(Placement):
         limits: LayerUse,
         host_limit_bytes: int | None,
         wakeup: Wakeup,
-        permanent_blocks: Collection[int] = (),
+        permanent: Collection[tuple[int, int]] = (),
     ) -> None:
         super().__init__(device.torch_device)
         self._device = device
@@ -142,7 +142,7 @@ class SwappedPlacement(Placement):
         self._sizes = [StateSizes(recipe) for recipe in recipes]
         self._arena = HostArena(device.torch_device.type != "cpu", host_limit_bytes)
         self._swapper = Swapper(device, wakeup.set)
-        self._permanent = frozenset(permanent_blocks)
+        self._permanent = frozenset(permanent)
         self._memories: dict[LayerId, LayerMemory] = {}
         self._stack = ExitStack()
 
@@ -173,7 +173,7 @@ class SwappedPlacement(Placement):
 
     def leave(self, layer: LayerId, is_sent: Callable[[], bool]) -> None:
         """See :class:`Placement`."""
-        if layer.block not in self._permanent:
+        if layer[:2] not in self._permanent:
             self._arena.give_back(self._memories[layer].leave(), is_sent)
 
     def expect(self, layer: LayerId) -> None:
@@ -181,7 +181,7 @@ class SwappedPlacement(Placement):
 
         What comes for a permanent layer is put in its place there.
         """
-        if layer.block in self._permanent:
+        if layer[:2] in self._permanent:
             return
         if self._swapper.holds(layer):
             raise InvariantError(

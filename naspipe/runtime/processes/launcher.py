@@ -77,8 +77,9 @@ def launch(
         ]
         validating = stack.enter_context(ValidationLauncher(job, observer))
         publisher = Publisher(
-            num_stages, job.generation, folders, losses, execution.checkpoints.keep, validating
-        )
+            num_stages, job.generation, folders, losses, execution.checkpoints.keep, validating,
+            job.going_on_together,
+        )  # fmt: skip
         growing = stack.enter_context(GrowingStreams(job, mailboxes.send))
         collect = validating.collect
         collector = Collector(num_stages, losses, observer, publisher, stop, growing, collect)

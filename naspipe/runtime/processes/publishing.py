@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from naspipe.core.errors import StorageError, reason
@@ -24,6 +24,7 @@ class Publisher:
         losses: of each stream; what belongs to a checkpoint is put on disk with it.
         keep: how many checkpoints of a stream are kept.
         reader: told of each; those that it still needs are kept, too.
+        joined: streams that can only go on at the same cut: the newest that all have is kept.
     """
 
     def __init__(
@@ -34,7 +35,9 @@ class Publisher:
         losses: Sequence[SectionLosses],
         keep: int,
         reader: CheckpointReader,
+        joined: Iterable[Collection[int]] = (),
     ) -> None:
+        self._joined = tuple(joined)
         self._num_stages = num_stages
         self._generation = generation
         self._folders = tuple(folders)
@@ -65,13 +68,21 @@ class Publisher:
             manifest["losses"] = list(self._losses[stream].sync(cut))
             self._folders[stream].publish(cut_name(cut), self._generation, manifest)
             self._reader.published(stream, cut)
-            self._folders[stream].prune(self._keep, self._reader.needed(stream))
+            self._prune(stream)
         except OSError as error:
             raise StorageError(
                 f"checkpoint at subnet {cut}: it cannot be published: {reason(error)}; the "
                 f"checkpoints before it are still good"
             ) from error
         self.newest[stream] = cut
+
+    def _prune(self, stream: int) -> None:
+        together = next((each for each in self._joined if stream in each), (stream,))
+        cuts = (set(self._folders[number].cuts) for number in together)
+        shared = sorted(set.intersection(*cuts))[-1:] if len(together) > 1 else []
+        for number in together:
+            spared = {*self._reader.needed(number), *shared}
+            self._folders[number].prune(self._keep, spared)
 
 
 def merge_parts(subnets: int, parts: Iterable[dict[str, Any]]) -> dict[str, Any]:

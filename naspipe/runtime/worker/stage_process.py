@@ -115,7 +115,7 @@ class StageRun:
                 store,
                 stream.restored,
                 log,
-                stream.workload.is_trained,
+                stream.workload.is_written,
             )
             for stream, store, log in zip(job.streams, compute.stores, logs, strict=True)
         ]
@@ -223,9 +223,9 @@ class StageRun:
 
     def _unchanged_elsewhere(self, stream: StreamJob, planned: Sequence[Planned]) -> set[LayerId]:
         """Layers that nothing writes, and that the stage of their first user saves."""
-        rules, is_trained = stream.workload.space.rules, stream.workload.is_trained
+        rules, is_written = stream.workload.space.rules, stream.workload.is_written
         blocks = [
-            block for block, rule in enumerate(rules) if isinstance(rule, Frozen) or not is_trained
+            block for block, rule in enumerate(rules) if isinstance(rule, Frozen) or not is_written
         ]
         homes: dict[LayerId, StageId] = {}
         for each in planned[stream.first :] if blocks else ():
@@ -245,5 +245,5 @@ def open_placement(job: PipelineJob, worker: WorkerId, wakeup: Wakeup) -> Placem
     )
     limits = LayerUse(0, job.memory.budgets[stage], job.memory.needs[stage].least_bytes)
     host_bytes = parse_bytes(execution.memory.host) or None
-    permanent = job.memory.permanent_blocks
+    permanent = job.memory.permanent
     return SwappedPlacement(device, job.recipes, limits, host_bytes, wakeup, permanent)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -90,11 +90,19 @@ def read_run_accesses(run_directory: Path) -> list[Access]:
     last; the generations are laid end to end, so that times rise across a resume. Ties of
     start time go by end time, kind, stream, sequence ID and block.
     """
-    by_generation: dict[int, list[Access]] = defaultdict(list)
-    for path in sorted((Path(run_directory) / "access").glob("stage-*.msgpack")):
-        for generation, access in _read(path):
-            by_generation[generation].append(access)
-    return _laid_end_to_end(_without_redone(by_generation))
+    return read_joint_accesses([run_directory])[0]
+
+
+def read_joint_accesses(run_directories: Sequence[Path]) -> list[list[Access]]:
+    """The same of several runs that shared a pipeline, on one clock."""
+    found = []
+    for directory in run_directories:
+        by_generation: dict[int, list[Access]] = defaultdict(list)
+        for path in sorted((Path(directory) / "access").glob("stage-*.msgpack")):
+            for generation, access in _read(path):
+                by_generation[generation].append(access)
+        found.append(_without_redone(by_generation))
+    return _laid_end_to_end(found)
 
 
 def time_key(access: Access) -> tuple[int, ...]:
@@ -120,9 +128,9 @@ def _read(path: Path) -> Iterator[Recorded]:
             raise LogError(f"{path}, record {number}: {error}") from error
 
 
-def _without_redone(by_generation: dict[int, list[Access]]) -> list[list[Access]]:
+def _without_redone(by_generation: dict[int, list[Access]]) -> dict[int, list[Access]]:
     """Drop what a later generation did again: all subnets from its first one onwards."""
-    kept: list[list[Access]] = []
+    kept: dict[int, list[Access]] = {}
     redone_from: dict[StreamId, int] = {}
     for generation in sorted(by_generation, reverse=True):
         accesses = by_generation[generation]
@@ -133,9 +141,9 @@ def _without_redone(by_generation: dict[int, list[Access]]) -> list[list[Access]
                 for access in accesses
                 if access.sequence_id < limits.get(access.layer.stream, access.sequence_id + 1)
             ]
-        kept.append(accesses)
+        kept[generation] = accesses
         redone_from = _first_subnets(accesses, redone_from)
-    return kept[::-1]
+    return kept
 
 
 def _first_subnets(accesses: Iterable[Access], known: dict[StreamId, int]) -> dict[StreamId, int]:
@@ -147,16 +155,21 @@ def _first_subnets(accesses: Iterable[Access], known: dict[StreamId, int]) -> di
     return first
 
 
-def _laid_end_to_end(generations: list[list[Access]]) -> list[Access]:
-    result: list[Access] = []
+def _laid_end_to_end(runs: Sequence[dict[int, list[Access]]]) -> list[list[Access]]:
+    """The generations of each run, one after another, at the same time in all runs."""
+    results: list[list[Access]] = [[] for _ in runs]
     end = None
-    for accesses in filter(None, generations):
-        shift = 0 if end is None else end - min(access.start_ns for access in accesses)
-        if shift:
-            accesses = [
+    for generation in sorted({each for run in runs for each in run}):
+        parts = [run.get(generation, []) for run in runs]
+        if not any(parts):
+            continue
+        start = min(access.start_ns for part in parts for access in part)
+        shift = 0 if end is None else end - start
+        for result, part in zip(results, parts, strict=True):
+            moved = (
                 access._replace(start_ns=access.start_ns + shift, end_ns=access.end_ns + shift)
-                for access in accesses
-            ]
-        result.extend(sorted(accesses, key=time_key))
-        end = max(access.end_ns for access in accesses)
-    return result
+                for access in part
+            )
+            result.extend(sorted(moved if shift else part, key=time_key))
+        end = max(access.end_ns for part in parts for access in part) + shift
+    return results

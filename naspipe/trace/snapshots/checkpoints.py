@@ -70,14 +70,19 @@ class CheckpointFolder:
         for path in self.path.glob(".*.gen-*"):
             shutil.rmtree(path, ignore_errors=True)
 
-    def latest(self) -> Latest:
+    def latest(self, up_to: int | None = None) -> Latest:
         """Read the newest whole checkpoint of a cut; damaged ones are passed over, and named.
+
+        Args:
+            up_to: the newest cut that is asked for; None for any.
 
         Raises:
             LogError: when there are checkpoints, but none that is whole.
         """
         passed_over: list[str] = []
         for cut, path in self._cuts():
+            if up_to is not None and cut > up_to:
+                continue
             try:
                 checkpoint = read_checkpoint(path)
                 if checkpoint.subnets != cut:

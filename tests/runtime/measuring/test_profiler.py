@@ -17,6 +17,7 @@ from naspipe.core.rules import Exact, Frozen, Lag
 from naspipe.core.space import Block, Shared, Space
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.measuring import profiler
+from naspipe.runtime.measuring.probes import TrainedProbe
 from naspipe.runtime.measuring.profiler import (
     MAX_ROUNDS,
     MIN_ROUNDS,
@@ -122,7 +123,8 @@ def test_the_measuring_order(count: int) -> None:
 
 
 def test_medians_leave_slow_moments_out() -> None:
-    probe = profiler._Probe(None, None, (), True, 7, 8)  # type: ignore[arg-type]
+    probe = TrainedProbe(None, None, (), 7, None, True)  # type: ignore[arg-type]
+    probe.activation_bytes = 8
     probe.samples = [[10, 1000, 3], [11, 20, 4], [999, 21, 5]]
     assert probe.cost() == (11, 21, 4, 7, 8)
 

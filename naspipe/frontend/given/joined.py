@@ -1,0 +1,74 @@
+"""One loss over all passes of a step: every pass's output goes to the end of every other one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch import nn
+
+from naspipe.core.errors import ConfigError
+from naspipe.core.ids import StreamId
+from naspipe.core.space import Shared, Space
+from naspipe.core.wiring import Tap, TapRole
+from naspipe.frontend.given.ports import MakesTeacher
+from naspipe.frontend.given.taught import END, Taught
+from naspipe.runtime.jobs.losses import is_joined
+from naspipe.runtime.jobs.workload import Workload
+
+
+def with_end(student: Workload) -> Workload:
+    """A workload whose passes meet in a block behind the last one, where its loss asks for that.
+
+    Raises:
+        ConfigError: for passes that each have a subnet or a part in the average of their own.
+    """
+    if not is_joined(student.loss):
+        return student
+    steps = student.recipe.steps
+    if steps.distills or steps.draws_each or steps.weighs_items:
+        raise ConfigError(
+            f"a joined loss: expected passes=one or accumulate:N, whose outputs belong together, "
+            f"found {student.recipe.passes}, weight={student.recipe.weight}"
+        )
+    space = student.space
+    blocks = [*space.blocks, Shared(END, nn.Identity)]
+    longer = Space(space.name, blocks, space.decisions, space.proof)
+    return replace(student, space=longer).redefined()
+
+
+def _exchanged(stream: StreamId, student: Workload) -> list[Tap]:
+    """Every pass's output to the end of every other pass of its step."""
+    passes, end = range(student.recipe.steps.passes), len(student.space) - 1
+    return [
+        Tap(
+            source=(stream, end - 1), sink=(stream, end), role=TapRole.LESSON, number=one,
+            passes=tuple((one, other) for other in passes if other != one),
+        )
+        for one in passes if len(passes) > 1
+    ]  # fmt: skip
+
+
+def join(
+    workloads: Sequence[Workload], taps: Sequence[Tap] = (), teacher: MakesTeacher | None = None
+) -> Taught:
+    """Streams that train together, with their teacher and the taps that their losses ask for.
+
+    Raises:
+        ConfigError: for a teacher or a loss that does not fit them.
+    """
+    workloads = [with_end(each) for each in workloads]
+    found = teacher.beside(workloads) if teacher else Taught(tuple(workloads), tuple(taps))
+    ends: list[Tap] = []
+    for number, workload in enumerate(found.workloads):
+        if workload.is_trained and is_joined(workload.loss):
+            ends += _exchanged(StreamId(number), workload)
+    for tap in found.taps:
+        sink = found.workloads[tap.sink[0]]
+        if teacher and is_joined(sink.loss):
+            passes = range(sink.recipe.steps.passes)
+            pairs = [(one, tuple((one, other) for other in passes)) for one in passes]
+            ends += [replace(tap, number=one, passes=pair) for one, pair in pairs]
+        else:
+            ends.append(tap)
+    return replace(found, taps=tuple(ends))

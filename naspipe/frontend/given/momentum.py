@@ -1,0 +1,189 @@
+"""A momentum teacher: a network that follows the student, and whose output the student learns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from torch import nn
+
+from naspipe.core.errors import ConfigError
+from naspipe.core.ids import FIRST_STREAM, LayerId, StreamId
+from naspipe.core.rules import Follows, Frozen
+from naspipe.core.space import Block, Shared, Space
+from naspipe.core.wiring import Tap, TapRole
+from naspipe.frontend.given.plain_chain import chain
+from naspipe.frontend.given.taught import END, Taught, only_student
+from naspipe.frontend.given.teachers import weights_digest
+from naspipe.frontend.given.views import crossed, views_of
+from naspipe.runtime.jobs.workload import Workload
+from naspipe.runtime.layers.following import check_pair
+from naspipe.runtime.layers.layer_store import LayerStore
+from naspipe.runtime.measuring.layer_sizes import buffered_layers
+from naspipe.schedule.traits import causal_policies, traits_of
+from naspipe.teaching.momentum_update import MomentumUpdate
+
+_STUDENT, _TEACHER = StreamId(0), StreamId(1)
+
+
+class Momentum:
+    """A teacher that moves towards the student behind each of its steps (BYOL, MoCo-v3).
+
+    It begins as a copy of the student. ``without`` names the student's last blocks that it has
+    not, such as a predictor. With ``lag=K`` the student's step y learns from the teacher as it was
+    K steps before: 0 is the ordinary loop; 1 is TSPipe's asymmetric update (ICML'22, section 4.2),
+    where the teacher's forwards need not wait for the student's last step.
+
+    Data with several views of each sample (:class:`naspipe.Views`) are crossed: each view's output
+    goes to the loss of the other ones.
+
+    Args:
+        tau: how much of the teacher stays in each step, from 0 to 1.
+        end: tau of the last step, reached by a half cosine; None for ``tau`` always.
+        lag: K, in steps.
+        without: labels of the last blocks of the student that have no teacher.
+        mode: ``train``, in which norms use the batch's statistics, or ``eval``.
+        buffers: ``own``, ``copied`` or ``averaged``: see
+            :class:`naspipe.teaching.momentum_update.MomentumUpdate`.
+        network: modules to begin with, one for each block, in place of copies of the student's.
+
+    Raises:
+        ConfigError: for a value that cannot be.
+    """
+
+    def __init__(
+        self,
+        tau: float,
+        end: float | None = None,
+        *,
+        lag: int = 1,
+        without: Sequence[str] = (),
+        mode: str = "train",
+        buffers: str = "own",
+        network: Iterable[nn.Module] | None = None,
+    ) -> None:
+        if lag < 0:
+            raise ConfigError(f"momentum: expected a lag of 0 steps or more, found {lag}")
+        self.update = MomentumUpdate(tau=tau, end=end, mode=mode, buffers=buffers)
+        self._lag = lag
+        self._without = tuple(without)
+        self._network = None if network is None else chain(network, name="teacher")
+
+    def beside(self, students: Sequence[Workload]) -> Taught:
+        """The only student and this teacher, as streams that train together.
+
+        Raises:
+            ConfigError: for several students, or one that has no teacher like this.
+        """
+        student = only_student(students)
+        self._check(student)
+        space = self._space(student)
+        weights = weights_digest(self._network) if self._network else ""
+        said = {
+            **self.update.as_dict(), "lag": self._lag, "without": list(self._without),
+            "weights": weights,
+        }  # fmt: skip
+        own = replace(student.definition, momentum=said)
+        rules = {name: str(rule) for name, rule in space.shared_rules.items()}
+        definition = replace(own, space=space.name, rules=rules)
+        window = (self._lag + 2) * student.recipe.steps.passes
+        rank = 1 if self._lag else -1  # the student then waits for it at once
+        teacher = replace(
+            student, space=space, definition=definition, make_strategy=None, held_out=None,
+            is_trained=False, follows=self.update, rank=rank, window=window, objectives={},
+            field_sources={},
+        )  # fmt: skip
+        student = replace(student, definition=own)
+        tap = Tap(
+            source=(_TEACHER, len(space) - 1),
+            sink=(_STUDENT, len(student.space) - 1),
+            role=TapRole.LESSON,
+            passes=crossed(views_of(student), student.recipe.steps.passes),
+        )
+        return Taught((student, teacher), (tap,), ("", "teacher"))
+
+    def _check(self, student: Workload) -> None:
+        definition = student.definition
+        if not traits_of(definition.policy).is_causal:
+            raise ConfigError(
+                f"momentum: expected the policy {causal_policies()}, found {definition.policy}, "
+                f"whose steps have no order that a teacher could follow"
+            )
+        if student.make_strategy is not None:
+            raise ConfigError(
+                f"momentum: expected a sampler that is known from the beginning, found "
+                f"{definition.sampler}"
+            )
+
+    def _space(self, student: Workload) -> Space:
+        """The student's blocks without the last ones, each following its own."""
+        space = student.space
+        count = len(space) - (space.labels[-1] == END)
+        count, last = count - len(self._without), space.labels[count - len(self._without) : count]
+        if set(last) != set(self._without) or count < 1:
+            raise ConfigError(
+                f"momentum: expected the last blocks of {space.name}, in any order, as those "
+                f"without a teacher, such as {space.labels[-1]!r}, found "
+                f"{', '.join(self._without)}"
+            )
+        if any(isinstance(block, Block) for block in space.blocks[count:]) and any(
+            many > 1 for many in space.candidate_counts
+        ):
+            raise ConfigError(
+                f"momentum: expected choice blocks to have a teacher, found {last[0]!r} without"
+            )
+        given: Sequence[Block | Shared] = space.blocks[:count]
+        if self._network is not None:
+            given = self._alike(student, given)
+        blocks = []
+        for position, block in enumerate(given):
+            if isinstance(space.blocks[position].rule, Frozen):
+                raise ConfigError(
+                    f"momentum: expected a student's layer that is trained, found "
+                    f"{space.labels[position]!r}, which is frozen"
+                )
+            blocks.append(replace(block, rule=Follows(_STUDENT, position, self._lag)))
+        found = Space(space.name, blocks, space.decisions)
+        self._check_norms(student, found)
+        return found
+
+    def _alike(
+        self, student: Workload, blocks: Sequence[Block | Shared]
+    ) -> Sequence[Block | Shared]:
+        """The modules that the user gave, in the places of the student's layers."""
+        given = self._network.blocks if self._network else ()
+        if len(given) != len(blocks):
+            raise ConfigError(
+                f"momentum: expected a network of {len(blocks)} modules, one for each block that "
+                f"has a teacher, found {len(given)}"
+            )
+        made = []
+        for block, other in zip(blocks, given, strict=True):
+            if len(block.candidates) > 1:
+                raise ConfigError("momentum: expected no network of a supernet's, found one")
+            factory = other.candidates[0]
+            made.append(
+                replace(block, factory=factory)
+                if isinstance(block, Shared)
+                else replace(block, candidates=(factory,))
+            )
+        stores = [
+            LayerStore(Space(student.space.name, each), 0, student.recipe)
+            for each in (made, blocks)
+        ]
+        for position in range(len(made)):
+            layer = LayerId(FIRST_STREAM, position, 0)
+            check_pair(stores[0][layer], stores[1][layer])
+        return made
+
+    def _check_norms(self, student: Workload, space: Space) -> None:
+        """Statistics may change at WRITEs only: readers of older versions are under way."""
+        if student.recipe.norms == "deferred" or (
+            self.update.mode == "eval" and self.update.buffers == "own"
+        ):
+            return
+        for layer in sorted(buffered_layers(space, defers_norms=False)):
+            raise ConfigError(
+                f"momentum: expected norms=deferred, as layer {space.label(*layer)} keeps running "
+                f"statistics, found norms={student.recipe.norms}"
+            )

@@ -1,0 +1,56 @@
+"""Contrast: every sample's query finds its own key among those of all samples of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.nn import functional
+
+
+class Contrastive:
+    """MoCo-v3's loss (Chen et al. 2021, section 3): InfoNCE over all samples of a step, both ways.
+
+    For queries q of one view and keys k of the other, rows of unit length::
+
+        2 * T * cross_entropy(q @ k.T / T, arange(len(q)))
+
+    The sum over pairs of views. The negatives of a sample are the other samples of the step, from
+    whatever pass: it is one loss over the outputs of all passes.
+
+    Args:
+        temperature: T.
+        views: of each sample, as :class:`naspipe.Views` has them.
+    """
+
+    fields = ()
+
+    def __init__(self, *, temperature: float = 0.2, views: int = 2) -> None:
+        self._temperature = temperature
+        self._views = views
+        self.record = {"temperature": temperature, "views": views}
+        """What of it is part of a run's definition."""
+
+    def joined(
+        self, outputs: Sequence[torch.Tensor], lessons: Sequence[torch.Tensor]
+    ) -> torch.Tensor:
+        """The loss of the queries and keys of all passes, in their order.
+
+        Args:
+            outputs: of the student, of shape (batch, features) each.
+            lessons: of the teacher, as many.
+        """
+        queries, keys = self._by_view(outputs), self._by_view(lessons)
+        t, losses = self._temperature, []
+        for number, query in enumerate(queries):
+            for other, key in enumerate(keys):
+                if other != number or self._views == 1:
+                    labels = torch.arange(len(query), device=query.device)
+                    logits = query @ key.T / t
+                    losses.append(2.0 * t * functional.cross_entropy(logits, labels))
+        return torch.stack(losses).sum()
+
+    def _by_view(self, passes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        count = len(passes) // self._views
+        views = [torch.cat(list(passes[v * count : (v + 1) * count])) for v in range(self._views)]
+        return [functional.normalize(view, dim=-1) for view in views]

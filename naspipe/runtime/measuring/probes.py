@@ -1,0 +1,150 @@
+"""Candidates of blocks that the profile measures, each on the inputs that it would be given."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from itertools import chain
+from statistics import median
+
+import torch
+
+from naspipe.core.ids import SequenceId
+from naspipe.planning.cost import LayerCost
+from naspipe.runtime.blocks.forward_only import forward_only
+from naspipe.runtime.blocks.segment import Segment, SegmentSpec, Tensors
+from naspipe.runtime.devices.ports import Clock
+from naspipe.runtime.layers.bound_layer import BoundLayer
+from naspipe.runtime.layers.following import follow
+from naspipe.runtime.layers.stored_layer import StoredLayer
+from naspipe.teaching.momentum_update import MomentumUpdate
+
+
+@dataclass(slots=True)
+class Probe(ABC):
+    """One candidate: forward, backward and WRITE of every round, in nanoseconds."""
+
+    spec: SegmentSpec
+    stored: StoredLayer
+    inputs: Tensors
+    make_ns: int
+    clock: Clock
+    activation_bytes: int = field(default=0, init=False)
+    samples: list[Sequence[int]] = field(default_factory=list, init=False)
+
+    @abstractmethod
+    def warm(self) -> Tensors:
+        """The first round, left out of the costs; returns the outputs."""
+
+    @abstractmethod
+    def run(self) -> None:
+        """Measure one round."""
+
+    def cost(self) -> LayerCost:
+        """Medians over the rounds."""
+        forward, backward, write = (int(median(row)) for row in zip(*self.samples, strict=True))
+        return LayerCost(forward, backward, write, self.make_ns, self.activation_bytes)
+
+
+@dataclass(slots=True)
+class TrainedProbe(Probe):
+    """Of a stream that is trained."""
+
+    keeps_graph: bool
+
+    def warm(self) -> Tensors:
+        """The first round, left out of the costs: sees what is kept; returns the outputs."""
+        kept = _Kept(self.inputs, self.stored)
+        segment = self._segment()
+        with kept.watch():
+            outputs = segment.forward()
+        self.activation_bytes = kept.nbytes(self.keeps_graph)
+        segment.backward(tuple(torch.ones_like(output) for output in outputs))
+        self._write(segment)
+        return outputs
+
+    def run(self) -> None:
+        """Measure one round."""
+        segment, clock = self._segment(), self.clock
+        marks = [clock.mark()]
+        outputs = segment.forward()
+        marks.append(clock.mark())
+        segment.backward(tuple(torch.ones_like(output) for output in outputs))
+        marks.append(clock.mark())
+        self._write(segment)
+        marks.append(clock.mark())
+        self.samples.append(clock.between_ns(marks))
+
+    def _segment(self) -> Segment:
+        bound: BoundLayer = self.stored.bind(self.stored.version)
+        return Segment(self.spec, bound, self.inputs, self.keeps_graph)
+
+    def _write(self, segment: Segment) -> None:
+        version = SequenceId(self.stored.version + 1)
+        self.stored.write(segment.take_gradients(), version, self.stored.version, False, 0.0)
+
+
+@dataclass(slots=True)
+class ForwardProbe(Probe):
+    """Of a stream that has forwards only; its layers may follow others."""
+
+    update: MomentumUpdate | None
+
+    def warm(self) -> Tensors:
+        """See :class:`Probe`; the inputs are all that a pass keeps."""
+        storages = (tensor.untyped_storage() for tensor in self.inputs)
+        self.activation_bytes = sum({s.data_ptr(): s.nbytes() for s in storages}.values())
+        return self._forward()
+
+    def run(self) -> None:
+        """See :class:`Probe`."""
+        marks = [self.clock.mark()]
+        self._forward()
+        marks += [self.clock.mark()] * 2
+        if self.update is not None:
+            follow(self.stored, self.stored, self.update, 1.0)
+        marks.append(self.clock.mark())
+        self.samples.append(self.clock.between_ns(marks))
+
+    def _forward(self) -> Tensors:
+        bound = self.stored.bind(self.stored.version)
+        return forward_only(self.spec, bound, self.inputs, self.stored.module.training)[0]
+
+
+class _Kept:
+    """The memory that one forward leaves for its backward; each storage counts once."""
+
+    def __init__(self, inputs: Tensors, stored: StoredLayer) -> None:
+        state = chain(stored.module.parameters(), stored.module.buffers())
+        self._state = {tensor.untyped_storage().data_ptr() for tensor in state}
+        self._inputs = {
+            storage.data_ptr(): storage.nbytes()
+            for storage in (tensor.untyped_storage() for tensor in inputs)
+        }
+        self._saved: dict[int, torch.UntypedStorage] = {}
+
+    def watch(self) -> AbstractContextManager[None]:
+        """See what autograd saves inside."""
+        watched: AbstractContextManager[None] = torch.autograd.graph.saved_tensors_hooks(
+            self._see, lambda tensor: tensor
+        )
+        return watched
+
+    def nbytes(self, keeps_graph: bool) -> int:
+        """Bytes of the inputs and, where the graph is kept, of what was saved."""
+        saved = (storage.nbytes() for storage in self._saved.values()) if keeps_graph else ()
+        return sum(self._inputs.values()) + sum(saved)
+
+    def _see(self, tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        address = storage.data_ptr()
+        if address not in self._inputs and not self._is_state(tensor, address):
+            self._saved[address] = storage  # held, so that the address is not given out again
+        return tensor
+
+    def _is_state(self, tensor: torch.Tensor, address: int) -> bool:
+        """Whether it is the layer's own; a lagging layer's forward reads copies: leaves."""
+        root = tensor._base if tensor._base is not None else tensor
+        return address in self._state or (root.is_leaf and root.requires_grad)

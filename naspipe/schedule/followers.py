@@ -1,0 +1,70 @@
+"""Layers that follow others: when the WRITE of a source, and when that of a follower, may come.
+
+Version v of a follower is made of version v of its source, which is then stepped in place. So the
+follower's WRITE v comes behind the source's WRITE v, and before the source's next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from naspipe.core.ids import INITIAL, LayerId, StreamId, Version
+from naspipe.core.rules import Follows, Rule
+
+_Place = tuple[StreamId, int]
+"""A block of a stream."""
+
+
+class Followers:
+    """The sources and followers among the layers of one stage.
+
+    Args:
+        rules: of each stream, the rule of each block of its chain.
+        newest: the newest version of a layer on this stage.
+    """
+
+    def __init__(
+        self, rules: Sequence[Sequence[Rule]], newest: Callable[[LayerId], Version]
+    ) -> None:
+        self._newest = newest
+        self._sources: dict[_Place, _Place] = {}
+        self._followers: dict[_Place, list[_Place]] = {}
+        self._written: dict[LayerId, Version] = {}
+        """Of sources: the last step that was written here."""
+        for place, rule in _places(rules):
+            if isinstance(rule, Follows):
+                source = (StreamId(rule.stream), rule.block)
+                self._sources[place] = source
+                self._followers.setdefault(source, []).append(place)
+
+    def may_end_step(self, layer: LayerId, version: Version) -> bool:
+        """Whether nothing of this kind is in the way of the WRITE that ends a step."""
+        if not self._sources:
+            return True
+        place = (layer.stream, layer.block)
+        if place in self._sources:
+            source = LayerId(*self._sources[place], layer.candidate)
+            return self._written.get(source) == version
+        needed = self._written.get(layer, INITIAL)
+        return all(self._newest(each) >= needed for each in self._of(layer))
+
+    def wrote(self, layer: LayerId, version: Version) -> list[LayerId]:
+        """A step was written; returns the layers whose WRITEs may have waited for that."""
+        if not self._sources:
+            return []
+        place = (layer.stream, layer.block)
+        if place in self._sources:
+            return [LayerId(*self._sources[place], layer.candidate)]
+        if place in self._followers:
+            self._written[layer] = version
+        return self._of(layer)
+
+    def _of(self, layer: LayerId) -> list[LayerId]:
+        places = self._followers.get((layer.stream, layer.block), ())
+        return [LayerId(*place, layer.candidate) for place in places]
+
+
+def _places(rules: Sequence[Sequence[Rule]]) -> Iterable[tuple[_Place, Rule]]:
+    for stream, chain in enumerate(rules):
+        for block, rule in enumerate(chain):
+            yield (StreamId(stream), block), rule

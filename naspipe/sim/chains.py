@@ -1,0 +1,44 @@
+"""What of a run a schedule depends on: the chain of its space, its subnets and their costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from naspipe.core.rules import Rule
+from naspipe.core.space import Shared, Space
+from naspipe.core.subnet import Subnet
+from naspipe.planning.cost import CostTable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """What of a space a schedule depends on."""
+
+    rules: tuple[Rule, ...]
+    """Of each block of the chain."""
+    is_shared: tuple[bool, ...]
+    """For each block, whether every subnet uses its only layer."""
+    buffered: frozenset[tuple[int, int]] | None = None
+    """Block and candidate of the layers whose forwards leave something; None for all."""
+
+    @classmethod
+    def of(cls, space: Space, buffered: frozenset[tuple[int, int]] | None = None) -> Chain:
+        """The chain of a space."""
+        return cls(
+            rules=space.rules,
+            is_shared=tuple(isinstance(block, Shared) for block in space.blocks),
+            buffered=buffered,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """One run of a pipeline, as far as its schedule depends on it."""
+
+    chain: Chain
+    subnets: tuple[Subnet, ...]
+    """In sequence order; at least one."""
+    costs: CostTable | None
+    """Of every layer; None for one stage without a limit of activations."""
+    is_sample: bool = False
+    """Whether the subnets only stand for others, which are not known yet."""

@@ -1,0 +1,81 @@
+"""What cuts the subnets of each stream into stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from naspipe.core.config import Execution
+from naspipe.core.partition import Partition, make_partition
+from naspipe.core.rules import Follows
+from naspipe.core.subnet import Subnet
+from naspipe.planning.cost import CostTable, LayerCost
+from naspipe.planning.partitions import PLACEMENTS, Cutter
+from naspipe.sim.chains import Stream
+
+
+def make_cutters(streams: Sequence[Stream], execution: Execution) -> list[Cutter]:
+    """Of each stream.
+
+    One that follows another is cut where that is: layers and their sources are on one stage. Both
+    then have one cut for all subnets, balanced for their costs together.
+    """
+    leaders = {
+        number: rule.stream
+        for number, stream in enumerate(streams)
+        for rule in stream.chain.rules
+        if isinstance(rule, Follows)
+    }
+    cutters = [
+        _cutter(_together(number, streams, leaders), execution, number in leaders.values())
+        for number in range(len(streams))
+    ]
+    return [
+        _clipped(cutters[leaders[number]], len(stream.chain.rules))
+        if number in leaders
+        else cutters[number]
+        for number, stream in enumerate(streams)
+    ]
+
+
+def _cutter(stream: Stream, execution: Execution, is_followed: bool) -> Cutter:
+    if execution.pipeline.stages == 1 or stream.costs is None:
+        whole = make_partition((0, len(stream.chain.rules)))
+        return lambda subnet: whole
+    place = PLACEMENTS["static" if is_followed else execution.pipeline.partition]
+    return place(stream.subnets, stream.chain.is_shared, stream.costs, execution.pipeline.stages)
+
+
+def _together(number: int, streams: Sequence[Stream], leaders: Mapping[int, int]) -> Stream:
+    """A stream whose layers cost what those that follow them cost, too."""
+    stream = streams[number]
+    for other, leader in leaders.items():
+        follower = streams[other].costs
+        if leader == number and stream.costs is not None and follower is not None:
+            costs = CostTable(
+                {
+                    (block, candidate): _sum(cost, follower, block, candidate)
+                    for (block, candidate), cost in stream.costs.costs.items()
+                }
+            )
+            stream = Stream(stream.chain, stream.subnets, costs, stream.is_sample)
+    return stream
+
+
+def _sum(cost: LayerCost, follower: CostTable, block: int, candidate: int) -> LayerCost:
+    if all(block != other for other, _ in follower.costs):
+        return cost
+    other = follower.of(block, candidate)
+    return LayerCost(*(mine + its for mine, its in zip(cost, other, strict=True)))
+
+
+def _clipped(cutter: Cutter, num_blocks: int) -> Callable[[Subnet], Partition]:
+    """The same cuts of a shorter chain; a stage behind its end has nothing."""
+    made: dict[Partition, Partition] = {}
+
+    def cut(subnet: Subnet) -> Partition:
+        whole = cutter(subnet)
+        if whole not in made:
+            made[whole] = make_partition(tuple(min(each, num_blocks) for each in whole.bounds))
+        return made[whole]
+
+    return cut

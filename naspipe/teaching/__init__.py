@@ -1,0 +1,1 @@
+"""What teachers decide: how one follows its student."""

@@ -1,0 +1,119 @@
+"""Teachers on the virtual clock: what they read, when they follow, how full they make it."""
+
+from __future__ import annotations
+
+import pytest
+
+from naspipe.core.ids import LayerId
+from naspipe.core.partition import Partition
+from naspipe.core.rules import Exact, Follows
+from naspipe.core.steps import Steps
+from naspipe.core.subnet import Subnet
+from naspipe.core.wiring import StreamWiring, Tap, TapRole, Wiring
+from naspipe.schedule.csp import CausalPolicy
+from naspipe.schedule.followers import Followers
+from naspipe.schedule.invariants import led, violations
+from naspipe.sim.costs import RandomCosts
+from naspipe.sim.driver import simulate
+from naspipe.stage.builder import build_admission, build_controller, new_history
+from scripts.teachers_simulated import Setting, utilisation
+
+BLOCKS, STEPS = 4, 8
+
+
+def broken(seed, lag, stages=2, groups=1, passes=2, candidates=1):
+    """What the logs of a student and its momentum teacher show, under random times."""
+    steps = Steps(passes, draws_each=candidates > 1)
+    rules = [[Exact()] * (BLOCKS + 1), [Follows(0, block, lag) for block in range(BLOCKS)]]
+    tap = Tap((1, BLOCKS - 1), (0, BLOCKS), TapRole.LESSON, ((0, 1), (1, 0)))
+    wiring = Wiring(streams=(StreamWiring(), StreamWiring(is_trained=False, rank=1)), taps=(tap,))
+    workers = stages * groups
+    history = new_history(rules, wiring, steps=steps)
+    controllers = [
+        build_controller(stage, rules, history=history, wiring=wiring, steps=steps)
+        for stage in range(workers)
+    ]
+
+    def subnet(stream, number):
+        length = BLOCKS + 1 - stream
+        chain = tuple((number // passes * 7 + block) % candidates for block in range(BLOCKS))
+        return Subnet(stream, number, (*chain, 0)[:length])
+
+    def admitted(stream, number):
+        length = BLOCKS + 1 - stream
+        bounds = (0, *(BLOCKS * s // stages for s in range(1, stages)), length)
+        cut = Partition(bounds).in_group(steps.group(number, groups), groups)
+        return subnet(stream, number), cut, None, stream == 0
+
+    def admissions():
+        windows = (2 * passes, (lag + 2) * passes)
+        count = STEPS * passes
+        return [build_admission("csp", count, window=w, passes=passes) for w in windows]
+
+    stages = simulate(admitted, controllers, RandomCosts(seed), admissions)
+    logs = [[a for own in stages for a in own if a.layer.stream == n] for n in range(2)]
+    own = [[subnet(n, y) for y in range(STEPS * passes)] for n in range(2)]
+    found = list(violations(logs[0], rules[0], own[0], steps=steps, buffered=()))
+    found += violations(logs[1], rules[1], own[1], steps=steps, is_trained=False)
+    alone = [[a._replace(layer=a.layer._replace(stream=0)) for a in log] for log in logs]
+    return found + list(led(*alone, rules[1], steps))
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("candidates", [1, 3])
+@pytest.mark.parametrize("lag", [0, 1, 2])
+def test_versions_are_those_of_the_definition(lag, candidates, groups):
+    for seed in range(12):
+        assert broken(seed, lag, groups=groups, candidates=candidates) == []
+
+
+@pytest.mark.parametrize("rule", ["follows at once", "reads the newest"])
+def test_a_broken_rule_is_seen(monkeypatch, rule):
+    if rule == "reads the newest":
+        read = CausalPolicy.version_to_read
+
+        def newest(self, rule, users, reader):
+            return users[-1] if isinstance(rule, Follows) else read(self, rule, users, reader)
+
+        monkeypatch.setattr(CausalPolicy, "version_to_read", newest)
+        monkeypatch.setattr("naspipe.stage.clearance.VersionBook.is_clear", lambda *_: True)
+    else:
+        monkeypatch.setattr(Followers, "may_end_step", lambda *_: True)
+    assert any(broken(seed, 1) for seed in range(12))
+
+
+def test_a_source_waits_for_its_follower():
+    """Its next WRITE would change the version that the follower is made of."""
+    newest = {LayerId(0, 0, 0): 3, LayerId(1, 0, 0): -1}
+    followers = Followers([[Exact()], [Follows(0, 0, 1)]], newest.__getitem__)
+    source, follower = newest
+    assert not followers.may_end_step(follower, 3)
+    assert followers.wrote(source, 3) == [follower]
+    assert followers.may_end_step(follower, 3) and not followers.may_end_step(source, 7)
+    newest[follower] = 3
+    assert followers.wrote(follower, 3) == [source]
+    assert followers.may_end_step(source, 7)
+
+
+@pytest.mark.parametrize("lag", [0, 1, 2, None])
+@pytest.mark.parametrize(
+    ("stages", "batches", "views", "ratio"),
+    [(2, 2, 1, 1.0), (2, 2, 2, 0.5), (4, 6, 1, 1.0), (4, 3, 2, 1.0), (4, 3, 1, 1.0)],
+)
+def test_how_full_a_teacher_makes_it(stages, batches, views, ratio, lag):
+    setting = Setting(stages=stages, batches=batches, views=views, ratio=ratio, lag=lag)
+    assert utilisation(setting) == pytest.approx(setting.formula, abs=0.025)
+
+
+@pytest.mark.parametrize("lag", [1, None])
+@pytest.mark.parametrize(("views", "ratio"), [(1, 2.0), (2, 1.0)])
+def test_enough_forwards_fill_it(views, ratio, lag):
+    setting = Setting(stages=4, batches=6, views=views, ratio=ratio, lag=lag)
+    assert setting.is_filled
+    assert utilisation(setting) >= 0.97
+
+
+def test_one_step_old_pays():
+    """Two views, equal networks, four stages: the paper's case."""
+    exact, older = (utilisation(Setting(stages=4, batches=3, views=2, lag=lag)) for lag in (0, 1))
+    assert older / exact >= 1.20
