@@ -11,12 +11,12 @@ from naspipe.core.rules import Exact, Frozen, Lag
 from naspipe.core.space import Block, Shared, Space
 
 if TYPE_CHECKING:
+    from naspipe.data.views import Views as Views
     from naspipe.export.exporter import export_subnet as export_subnet
     from naspipe.frontend.given.momentum import Momentum as Momentum
     from naspipe.frontend.given.plain_chain import chain as chain
     from naspipe.frontend.given.run import Run as Run
     from naspipe.frontend.given.teachers import Teacher as Teacher
-    from naspipe.frontend.given.views import Views as Views
     from naspipe.frontend.search.api import search_subnets as search_subnets
     from naspipe.frontend.training.api import train as train
     from naspipe.frontend.training.api import train_together as train_together
@@ -37,7 +37,7 @@ _NEED_TORCH = {
     "Run": "naspipe.frontend.given.run",
     "Teacher": "naspipe.frontend.given.teachers",
     "Momentum": "naspipe.frontend.given.momentum",
-    "Views": "naspipe.frontend.given.views",
+    "Views": "naspipe.data.views",
     "chain": "naspipe.frontend.given.plain_chain",
     "search_subnets": "naspipe.frontend.search.api",
     "export_subnet": "naspipe.export.exporter",

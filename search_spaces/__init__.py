@@ -11,6 +11,8 @@ from search_spaces.common import SCALES, Defaults, require, shared_rules, unknow
 from search_spaces.cv import spec as _cv
 from search_spaces.networks import spec as _image_networks
 from search_spaces.networks.bert import spec as _bert
+from search_spaces.networks.taught import spec as _taught
+from search_spaces.networks.views import spec as _views
 from search_spaces.nlp import spec as _nlp
 
 __all__ = ["SCALES", "Defaults", "build", "candidate_names", "defaults", "names", "networks"]
@@ -19,7 +21,7 @@ _SPECS: dict[str, ModuleType] = {
     name: module for module in (_nlp, _cv) for name in module.CANDIDATES.variants
 }
 _NETWORKS: dict[str, ModuleType] = {
-    name: module for module in (_image_networks, _bert) for name in module.NAMES
+    name: module for module in (_image_networks, _bert, _taught, _views) for name in module.NAMES
 }
 
 
@@ -62,7 +64,7 @@ def defaults(name: str, scale: str) -> Defaults:
     Raises:
         ConfigError: for a name or scale that does not exist.
     """
-    chosen: Defaults = _spec(name, scale).defaults(scale)
+    chosen: Defaults = _spec(name, scale).defaults(name, scale)
     return chosen
 
 

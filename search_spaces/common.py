@@ -37,6 +37,8 @@ class Defaults:
     """Padded tokens per batch and side, for text."""
     batch_size: int | None = None
     """Samples per batch, for images."""
+    further: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    """Other settings of the recipe."""
 
 
 @dataclass(frozen=True, slots=True)

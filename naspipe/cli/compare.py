@@ -34,8 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the table and what differs; returns the exit status."""
-    return compare_groups([[arguments.reference, *arguments.others]])
+    """Print the table and what differs, teachers included; returns the exit status."""
+    runs = [arguments.reference, *arguments.others]
+    teachers = [str(Path(each) / "teacher") for each in runs]
+    has_teachers = all(Path(each).is_dir() for each in teachers)
+    return compare_groups([runs, teachers] if has_teachers else [runs])
 
 
 def compare_groups(groups: Sequence[Sequence[str]]) -> int:

@@ -104,7 +104,7 @@ def _workload(
     """The run's space, and its data and loss where they are known."""
     from naspipe.cli.run_source import run_source
     from naspipe.core.rules import parse_rule
-    from naspipe.frontend.given.workloads import find_space, find_workload
+    from naspipe.frontend.given.workloads import as_trained, find_space, find_workload
 
     rules = manifest["definition"]["rules"]
     parsed = {shared: parse_rule(rule) for shared, rule in rules.items()}
@@ -112,7 +112,8 @@ def _workload(
     if data is None:
         return find_space(space).with_rules(parsed), None, None
     named = find_workload(space, scale, data, arguments.data_dir, sizes)
-    return named.space.with_rules(parsed), named.data, named.loss
+    named = as_trained(named, manifest)
+    return named.space, named.data, named.loss
 
 
 def _as_searched(arguments: argparse.Namespace) -> tuple[int, bool]:

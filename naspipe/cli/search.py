@@ -195,17 +195,16 @@ def _searching(
     arguments: argparse.Namespace, definition: SearchDefinition, observer: Any
 ) -> Searching:
     from naspipe.cli.run_source import run_source
-    from naspipe.core.rules import parse_rule
     from naspipe.frontend.given.held_out import at_most, check_size, find_held_out
     from naspipe.frontend.given.run import Run
-    from naspipe.frontend.given.workloads import find_workload
+    from naspipe.frontend.given.workloads import as_trained, find_workload
     from naspipe.frontend.search.searching import Searching
     from naspipe.trace.results.run_directory import RunDirectory
 
     manifest = RunDirectory(arguments.run).read_manifest()
     space, scale, data, sizes = run_source(arguments, manifest)
     named = find_workload(space, scale, data, arguments.data_dir, sizes)
-    rules = {name: parse_rule(rule) for name, rule in manifest["definition"]["rules"].items()}
+    named = as_trained(named, manifest)
     held_out = find_held_out(
         space,
         scale,
@@ -219,7 +218,7 @@ def _searching(
         definition = replace(definition, validation=at_most(held_out, definition.validation))
     check_size(held_out, definition.validation)
     return Searching(
-        run=Run(named.space.with_rules(rules), arguments.run),
+        run=Run(named.space, arguments.run),
         data=named.data,
         held_out=held_out,
         loss=named.loss,

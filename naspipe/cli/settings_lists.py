@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Mapping
 
-from naspipe.core.config import DATA_SIZES, Definition, Execution, Recipe
+from naspipe.core.config import DATA_SIZES, MOMENTUM, Definition, Execution, Recipe
 from naspipe.core.settings.declare import Setting, declared, groups
 
 _HELP_WIDTH = 100
@@ -53,6 +53,8 @@ def page(execution: type = Execution) -> str:
             parts += ["\n## The recipe: how every step is taken\n\n", *_entries(settings), _OTHERS]
         elif title == "data":
             parts += ["\n## Sizes of batches\n\n", *_entries(settings)]
+        elif title == "momentum":
+            parts += ["\n## A teacher that follows the student\n\n", *_entries(settings)]
             parts.append("\n## The execution: how a run is carried out, which changes no bit\n")
         else:
             parts += [f"\n### {title.capitalize()}\n\n", *_entries(settings)]
@@ -62,6 +64,7 @@ def page(execution: type = Execution) -> str:
 def _sections(execution: type) -> Iterator[tuple[str, Mapping[str, Setting]]]:
     yield "recipe", declared(Recipe)
     yield "data", DATA_SIZES
+    yield "momentum", MOMENTUM
     known = declared(execution)
     for name, title in groups(execution).items():
         yield title, {key: each for key, each in known.items() if each.group == name}

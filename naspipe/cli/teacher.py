@@ -1,4 +1,4 @@
-"""``--teacher``: a subnet of a finished run teaches the one that is trained."""
+"""``--teacher`` and ``--momentum``: who teaches the stream that is trained."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from naspipe.cli.ports import Options
+    from naspipe.core.config import Settings
     from naspipe.core.wiring import Tap
+    from naspipe.frontend.given.momentum import Momentum
+    from naspipe.frontend.given.ports import MakesTeacher
     from naspipe.frontend.given.teachers import Teacher
     from naspipe.runtime.jobs.workload import Workload
 
@@ -33,6 +36,30 @@ def add_arguments(parser: Options) -> None:
         metavar="CHOICES",
         help="of its supernet: best, first, last, a step, or choices as in 0,1,3 (default: last)",
     )
+    parser.add_argument(
+        "--momentum",
+        metavar="TAU[:END]",
+        help="a teacher that follows the student: how much of it stays in each step",
+    )
+
+
+def with_momentum(settings: Settings, text: str | None) -> Settings:
+    """Settings with what ``--momentum`` says.
+
+    Raises:
+        ConfigError: for a text that is no number or two.
+    """
+    from naspipe.core.config import apply_settings
+    from naspipe.core.errors import ConfigError
+
+    if text is None:
+        return settings
+    tau, colon, end = text.partition(":")
+    said = [f"momentum.tau={tau}", *([f"momentum.end={end}"] if colon else [])]
+    try:
+        return apply_settings(settings, said)
+    except ConfigError as error:
+        raise ConfigError(f"--momentum {text:.40}: {error}") from None
 
 
 def join_teacher(
@@ -44,21 +71,48 @@ def join_teacher(
         ConfigError: for a teacher that cannot be used.
     """
     from naspipe.core.errors import ConfigError
+    from naspipe.frontend.given.joined import join
 
     asked = sources[0].get("teacher") if arguments.resume else None
+    if arguments.resume and (arguments.teacher or arguments.momentum):
+        option = "--teacher" if arguments.teacher else "--momentum"
+        raise ConfigError(f"{option}: expected nothing beside --resume, which takes it from "
+                          f"{arguments.resume}; leave it out")  # fmt: skip
     if arguments.teacher is not None:
-        if arguments.resume:
-            raise ConfigError(f"--teacher: expected nothing beside --resume, which takes it from "
-                              f"{arguments.resume}; leave it out")  # fmt: skip
         asked = {"run": str(arguments.teacher), "subnet": arguments.teacher_subnet or "last"}
     elif arguments.teacher_subnet is not None:
         raise ConfigError("--teacher-subnet: expected --teacher RUN with it, found none")
-    if asked is None:
-        return Joined(workloads, sources)
-    teacher = find_teacher(Path(asked["run"]), asked["subnet"], arguments.data_dir)
-    taught = teacher.beside(workloads)
-    named = {**sources[0], "teacher": asked}
-    return Joined(taught.workloads, [named, named], taught.taps, taught.places)
+    momentum = sources[0].get("momentum") or {}
+    if asked is not None and momentum:
+        raise ConfigError("--teacher: expected no momentum teacher beside it, found one; choose")
+    teacher: MakesTeacher | None = None
+    if asked is not None:
+        teacher = find_teacher(Path(asked["run"]), asked["subnet"], arguments.data_dir)
+    elif momentum:
+        teacher = momentum_of(momentum)
+    taught = join(workloads, teacher=teacher)
+    named = list(sources)
+    if teacher is not None:
+        named = [{**sources[0], **({"teacher": asked} if asked else {})}] * 2
+    return Joined(taught.workloads, named, taught.taps, taught.places)
+
+
+def momentum_of(said: dict[str, Any]) -> Momentum:
+    """The teacher that settings ask for.
+
+    Raises:
+        ConfigError: where they do not say how much of it stays.
+    """
+    from naspipe.core.errors import ConfigError
+    from naspipe.frontend.given.momentum import Momentum
+
+    if "tau" not in said:
+        raise ConfigError(
+            f"momentum.{next(iter(said))}: expected --momentum TAU with it, as in --momentum 0.99"
+        )
+    without = said.get("without")
+    blocks = None if without is None else tuple(filter(None, without.split(",")))
+    return Momentum(**{**said, "without": blocks})
 
 
 def find_teacher(path: Path, subnet: str, data_dir: Path | None) -> Teacher:
@@ -71,12 +125,13 @@ def find_teacher(path: Path, subnet: str, data_dir: Path | None) -> Teacher:
     from naspipe.export.assembly import check_space, find_choices
     from naspipe.frontend.given.run import Run
     from naspipe.frontend.given.teachers import Teacher
-    from naspipe.frontend.given.workloads import find_workload
+    from naspipe.frontend.given.workloads import as_trained, find_workload
     from naspipe.trace.results.run_directory import RunDirectory
 
     nothing = argparse.Namespace(space=None, data=None, run=path)
-    source = run_source(nothing, RunDirectory(path).read_manifest())
-    space = find_workload(source.space, source.scale, source.data, data_dir, source.sizes).space
-    run = Run(space, path)
+    manifest = RunDirectory(path).read_manifest()
+    source = run_source(nothing, manifest)
+    named = find_workload(source.space, source.scale, source.data, data_dir, source.sizes)
+    run = Run(as_trained(named, manifest).space, path)
     check_space(run)
     return Teacher(run, find_choices(run, subnet))

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from naspipe.cli.flags import given
-from naspipe.cli.teacher import join_teacher
+from naspipe.cli.teacher import join_teacher, with_momentum
 from naspipe.cli.train_arguments import DEFAULTS
 from naspipe.cli.train_arguments import add_arguments as add_arguments
 
@@ -124,7 +124,7 @@ def _settings(settings: Settings, recipe: RecipeFile, arguments: argparse.Namesp
     found = recipe.applied_to(settings)
     execution = found.execution.changed(**given(Execution, arguments))
     found = replace(found, execution=execution)
-    return apply_settings(found, arguments.set)
+    return with_momentum(apply_settings(found, arguments.set), arguments.momentum)
 
 
 def _workloads(
@@ -157,6 +157,7 @@ def _workloads(
         source = {
             "space": stream.space, "scale": stream.scale, "data": stream.data, "sizes": sizes,
             "recipe": arguments.recipe, "validation": arguments.validation,
+            **({"momentum": dict(settings.momentum)} if settings.momentum else {}),
         }  # fmt: skip
         defined = named.redefined(
             seed=stream.seed,

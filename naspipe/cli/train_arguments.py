@@ -21,17 +21,20 @@ examples:
   naspipe train nlp.c1 --checkpoint-every 100 --run-dir runs/one; naspipe train --resume runs/one
   naspipe train cv.c3 --steps 1000 --validate-every 200 --tensorboard
   naspipe train cv.c3 --teacher runs/large --teacher-subnet best --stages 2
+  naspipe train byol --momentum 0.99:1 --steps 1000 --stages 2
   naspipe train mymodule:space --data mymodule:batches --stages 2
   torchrun --nnodes 2 --nproc-per-node 1 ... -m naspipe train nlp.c1 --run-dir /shared/one
 
 spaces: nlp.c0 nlp.c1 nlp.c2 nlp.c3 cv.c1 cv.c2 cv.c3, or MODULE:ATTRIBUTE of your own
-plain networks: vgg16 vgg19 resnet50 resnet101 resnet152 bert-base
+plain networks: vgg16 vgg19 resnet50 resnet101 resnet152 bert-base distil-bert vit cnn byol
+  moco-v3
 samplers: uniform, fair, spaced:W, file:PATH (one JSON list of choices a line)
 streams: --streams 2 trains seeds K and K + 1 side by side, each as it would be alone; a file has
   one line per stream, as in {"space": "nlp.c3", "seed": 1, "steps": 50}; what a line leaves out
   is taken from the command
-recipes: spos, fairnas, greedynas, sandwich, evolved-transformer (naspipe/recipes/), or a TOML file
-  of yours; what it says goes before the space's defaults, --sampler and --set go before it
+recipes: spos, fairnas, greedynas, sandwich, evolved-transformer, byol, moco-v3, soft-target,
+  distil-bert (naspipe/recipes/), or a TOML file of yours; what it says goes before the space's
+  defaults, --sampler and --set go before it
 """
 
 DEFAULTS: dict[str, Any] = {

@@ -9,8 +9,8 @@ from typing import Any
 from naspipe.core.errors import ConfigError
 from naspipe.core.json_text import parse_json
 from naspipe.core.recipe import Recipe as Recipe
-from naspipe.core.rules import Rule, parse_rule
-from naspipe.core.settings.allowed import at_least, one_of
+from naspipe.core.rules import Follows, Rule, parse_rule
+from naspipe.core.settings.allowed import at_least, between, one_of
 from naspipe.core.settings.declare import (
     Flag,
     Setting,
@@ -31,8 +31,28 @@ DATA_SIZES = {
     for key, text in (
         ("data.max_tokens", "tokens of a batch of text."),
         ("data.batch_size", "samples of a batch of images."),
+        ("data.batches", "micro-batches of a step, of data that show several views."),
     )
 }
+
+MOMENTUM = {
+    key: Setting(key=key, help=text, allowed=allowed, kind=kind, example=example)
+    for key, kind, allowed, text, example in (
+        ("momentum.tau", float, (between(0, 1),), "how much of a momentum teacher stays in each "
+         "step; `--momentum TAU` sets it, too.", "0.99"),
+        ("momentum.end", float, (between(0, 1),), "that of the last step, reached by a half "
+         "cosine; `--momentum TAU:END`.", "1"),
+        ("momentum.lag", int, (at_least(0),), "steps by which the teacher is older than the "
+         "student (1); 0 is the ordinary loop.", "0"),
+        ("momentum.mode", str, (one_of("train", "eval"),), "of the teacher's modules (train).",
+         "eval"),
+        ("momentum.buffers", str, (one_of("own", "copied", "averaged"),), "what becomes of the "
+         "teacher's batch statistics (own).", "copied"),
+        ("momentum.without", str, (), "the student's last blocks that have no teacher, with commas "
+         "between them (predictor, if it has one).", "predictor"),
+    )
+}  # fmt: skip
+"""Of a teacher that follows the student; see :class:`naspipe.Momentum`."""
 
 
 _LATER = {"norms": "ordered", "reduction": "fold", "weight": "passes"}
@@ -118,14 +138,16 @@ class Settings:
     execution: Execution = field(default_factory=Execution)
     rules: Mapping[str, Rule] = field(default_factory=dict)
     data: Mapping[str, int] = field(default_factory=dict)
-    """``max_tokens`` of a batch of text, ``batch_size`` of images."""
+    """``max_tokens`` of a batch of text, ``batch_size`` of images, ``batches`` of a step."""
+    momentum: Mapping[str, Any] = field(default_factory=dict)
+    """Of a teacher that follows the student, where there is one."""
 
 
 def apply_settings(settings: Settings, assignments: Iterable[str]) -> Settings:
     """Apply ``key=value`` texts in order.
 
     Keys are those of :class:`Recipe`'s and :class:`Execution`'s settings, ``optimizer.OPTION``,
-    ``rule.SHARED_LAYER``, ``data.max_tokens`` and ``data.batch_size``. Another optimizer starts
+    ``rule.SHARED_LAYER``, ``data.SIZE`` and ``momentum.SETTING``. Another optimizer starts
     without the options of the one before.
 
     Raises:
@@ -155,11 +177,18 @@ def _assign(settings: Settings, key: str, value: str) -> Settings:
             rule = parse_rule(value)
         except ConfigError as error:
             raise ConfigError(f"--set {key}: {error}") from None
+        if isinstance(rule, Follows):
+            raise ConfigError(f"--set {key}: expected exact, frozen or lag(K), found {value}")
         return replace(settings, rules={**settings.rules, key.removeprefix("rule."): rule})
     if key in DATA_SIZES:
         size = _read(DATA_SIZES[key], value)
         DATA_SIZES[key].check(size)
         return replace(settings, data={**settings.data, key.removeprefix("data."): size})
+    if key in MOMENTUM:
+        value_of = _read(MOMENTUM[key], value)
+        MOMENTUM[key].check(value_of)
+        momentum = {**settings.momentum, key.removeprefix("momentum."): value_of}
+        return replace(settings, momentum=momentum)
     recipe, execution = settings.recipe, settings.execution
     of_recipe, of_execution = declared(type(recipe)), declared(type(execution))
     if key in of_recipe:
@@ -167,7 +196,9 @@ def _assign(settings: Settings, key: str, value: str) -> Settings:
     if key in of_execution:
         changed = execution.changed(**{key: _read(of_execution[key], value)})
         return replace(settings, execution=changed)
-    known = [*of_recipe, *of_execution, *DATA_SIZES, "optimizer.OPTION", "rule.LAYER"]
+    known = [
+        *of_recipe, *of_execution, *DATA_SIZES, *MOMENTUM, "optimizer.OPTION", "rule.LAYER"
+    ]  # fmt: skip
     raise ConfigError(f"--set {unknown_key(key, known)}")
 
 

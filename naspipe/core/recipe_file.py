@@ -26,13 +26,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from naspipe.core.config import DATA_SIZES, Execution, Recipe, Settings, apply_settings
+from naspipe.core.config import (
+    DATA_SIZES,
+    MOMENTUM,
+    Execution,
+    Recipe,
+    Settings,
+    apply_settings,
+)
 from naspipe.core.errors import ConfigError
 from naspipe.core.settings.declare import declared
 
 FOLDER = Path(__file__).parents[1] / "recipes"
 
 _MOST_BYTES = 1 << 20
+
+_TABLES = ("optimizer", "rule", "data", "momentum")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,21 +129,20 @@ def _parsed(tree: Mapping[str, Any], where: str) -> RecipeFile:
 def _flat(tree: Mapping[str, Any], where: str) -> Iterator[tuple[str, Any]]:
     """The values of a file by the keys of ``--set``."""
     for key, value in tree.items():
-        if isinstance(value, Mapping) and key in ("optimizer", "rule", "data"):
+        if isinstance(value, Mapping) and key in _TABLES:
             for option, inner in value.items():
                 is_name = (key, option) == ("optimizer", "name")
                 yield (key if is_name else f"{key}.{option}"), inner
         elif isinstance(value, Mapping):
-            raise ConfigError(
-                f"{where}: unknown table [{key}]; expected [optimizer], [rule] or [data]"
-            )
+            raise ConfigError(f"{where}: unknown table [{key}]; expected [{'], ['.join(_TABLES)}]")
         else:
             yield key, value
 
 
 def _check(key: str, value: Any, where: str) -> None:
     """The kind of a value, which a text on the command line does not have."""
-    known = {**declared(Recipe), **declared(Execution), **DATA_SIZES}.get(key)
+    others = {**DATA_SIZES, **MOMENTUM}
+    known = {**declared(Recipe), **declared(Execution), **others}.get(key)
     if key in declared(Execution) and known and not known.is_of_recipes:
         raise ConfigError(
             f"{where}: {key} says how a run is carried out, which is no part of a recipe; give it "

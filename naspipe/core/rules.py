@@ -85,7 +85,9 @@ def untrained(rule: Rule) -> Rule:
 
 
 def parse_rule(text: str) -> Rule:
-    """Read the text form of a rule that a user can give: ``exact``, ``frozen`` or ``lag(K)``.
+    """Read a rule's text form: ``exact``, ``frozen``, ``lag(K)`` or ``follows(STREAM.BLOCK,K)``.
+
+    The last is for layers of teachers; nobody gives it by hand.
 
     Raises:
         ConfigError: for any other text.
@@ -96,4 +98,6 @@ def parse_rule(text: str) -> Rule:
         return Frozen()
     if match := re.fullmatch(r"lag\(([0-9]{1,99})\)", text):
         return Lag(int(match.group(1)))
+    if match := re.fullmatch(r"follows\(([0-9]{1,9})\.([0-9]{1,9}),([0-9]{1,9})\)", text):
+        return Follows(*map(int, match.groups()))
     raise ConfigError(f"unknown rule {text!r:.80}: expected exact, frozen or lag(K), as in lag(8)")

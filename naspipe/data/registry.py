@@ -16,10 +16,16 @@ from naspipe.data.masked_words import MaskedWords
 from naspipe.data.ports import PreparationProgress
 from naspipe.data.progress import SilentProgress
 from naspipe.data.translation import TranslationData
+from naspipe.data.views import Augment, Views
 
 SPLITS = ("train", "valid", "test")
 DEFAULT_MAX_TOKENS = 4096
 DEFAULT_BATCH_SIZE = 64
+
+VIEWS = "views:"
+"""What the names of data begin with that show two views of each image; those of images follow."""
+
+DEFAULT_BATCHES = 4
 
 Builder = Callable[[Path, str, Path | None, PreparationProgress], Description]
 
@@ -36,9 +42,11 @@ class Entry:
 
     @property
     def kind(self) -> str:
-        """``translation``, ``masked words`` or ``image``: what a space may need."""
+        """``translation``, ``masked words``, ``image`` or ``image views``: what spaces need."""
         if self.name.startswith(_MASKED):
             return "masked words"
+        if self.name.startswith(VIEWS):
+            return "image views"
         is_text = self.build is libreoffice_help.build or self.name == "fairseq:DIR"
         return "translation" if is_text else "image"
 
@@ -68,6 +76,7 @@ _ENTRIES = {
         Entry("fairseq:DIR", "a translation data set that fairseq-preprocess wrote to DIR"),
         Entry("image-folder:DIR", "images as DIR/train/CLASS/NAME.jpg (or .png), needs Pillow"),
         Entry(f"{_MASKED}NAME", "sentences of NAME, prepared translation data, with words masked"),
+        Entry(f"{VIEWS}NAME", "images of NAME, each step two views of every one"),
     )
 }
 
@@ -102,12 +111,24 @@ def open_data(
     split: str = "train",
     required_multiple: int = 1,
     image_size: int = 224,
-) -> TranslationData | MaskedWords | ImageData:
+    batches: int | None = None,
+) -> TranslationData | MaskedWords | ImageData | Views:
     """Open one split of a data set; what had to be prepared is verified file by file.
 
     ``max_tokens`` (per batch) is for text, ``batch_size`` (images) for images,
-    ``image_size`` (pixels) for image folders.
+    ``image_size`` (pixels) for image folders, ``batches`` (of a step) for views. Views are for
+    training: the other splits show the images as they are.
     """
+    if name.startswith(VIEWS) and _find(name):
+        inner = open_data(
+            name.removeprefix(VIEWS), root=root, max_tokens=max_tokens, batch_size=batch_size,
+            split=split, image_size=image_size,
+        )  # fmt: skip
+        if split != "train":
+            return inner
+        shown = Views(inner, Augment(), views=2, batches=batches or DEFAULT_BATCHES)
+        shown.record["name"] = VIEWS + shown.record["name"]
+        return shown
     entry, rest = _find(name)
     if split not in SPLITS:
         raise ConfigError(f"split: expected one of {', '.join(SPLITS)}, found {split!r}")
@@ -197,13 +218,17 @@ def _find(name: str) -> tuple[Entry, str]:
             f"data set {name!r}: expected {_MASKED} before one of "
             f"{', '.join(names_of_kind('translation'))}"
         )
+    if name.startswith(VIEWS) and _find(rest)[0].kind != "image":
+        raise ConfigError(
+            f"data set {name!r}: expected {VIEWS} before one of {', '.join(names_of_kind('image'))}"
+        )
     return entry, rest
 
 
 def _needed(name: str) -> tuple[str, Entry]:
     """Name and entry of what has to be prepared for a data set."""
-    if _find(name)[0].name.startswith(_MASKED):
-        name = name.removeprefix(_MASKED)
+    if _find(name)[0].name.startswith((_MASKED, VIEWS)):
+        name = name.partition(":")[2]
     return name, _find(name)[0]
 
 

@@ -24,6 +24,7 @@ class Contrastive:
     """
 
     fields = ()
+    needs_teacher = True
 
     def __init__(self, *, temperature: float = 0.2, views: int = 2) -> None:
         self._temperature = temperature

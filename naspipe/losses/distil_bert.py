@@ -25,6 +25,9 @@ class DistilBert:
         ignore_index: of targets that were not masked.
     """
 
+    wants_hidden = True
+    """What goes into the teacher's last block is taught, too."""
+
     def __init__(
         self,
         *,

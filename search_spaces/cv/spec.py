@@ -40,7 +40,7 @@ def chain(
     ]
 
 
-def defaults(scale: str) -> Defaults:
+def defaults(name: str, scale: str) -> Defaults:
     """What a run uses unless its user says otherwise."""
     return Defaults(
         data="fashion-mnist",

@@ -47,7 +47,7 @@ def chain(
     return [Block([part]) for part in parts(name, scale, info)]
 
 
-def defaults(scale: str) -> Defaults:
+def defaults(name: str, scale: str) -> Defaults:
     """What a run uses unless its user says otherwise."""
     return Defaults(
         data="fashion-mnist",

@@ -60,7 +60,7 @@ def chain(
     ]
 
 
-def defaults(scale: str) -> Defaults:
+def defaults(name: str, scale: str) -> Defaults:
     """What a run uses unless its user says otherwise."""
     return Defaults(
         data={"tiny": "en-de-2k", "small": "en-de-8k", "paper": "en-de-8k"}[scale],

@@ -154,7 +154,8 @@ def test_a_schedule_of_another_name() -> None:
 @pytest.mark.parametrize(
     ("key", "hint"),
     [
-        ("momentun", ""),
+        ("momentun", " (did you mean momentum.end?)"),
+        ("bias", ""),
         ("windw", " (did you mean window?)"),
         ("warmup_step", " (did you mean warmup_steps?)"),
         ("optimizer_options", " (did you mean optimizer?)"),

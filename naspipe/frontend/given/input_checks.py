@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,9 +15,10 @@ from naspipe.core.ids import FIRST_STREAM, LayerId
 from naspipe.core.rules import Exact, Follows, steps_behind
 from naspipe.core.space import Shared, Space
 from naspipe.core.user_code import users_code
+from naspipe.core.wiring import Tap, TapRole
 from naspipe.planning.cost import first_of_kind
 from naspipe.runtime.devices.determinism import deterministic_torch
-from naspipe.runtime.jobs.losses import loss_fields
+from naspipe.runtime.jobs.losses import loss_fields, needs_teacher
 from naspipe.runtime.jobs.workload import Workload, field_of
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.layers.norm_statistics import unknown_norm
@@ -94,6 +95,22 @@ def check_batch(workload: Workload) -> None:
             field_of(batch, field, 0)
     for field in loss_fields(workload.loss) if workload.is_trained else ():
         field_of(batch, field, 0)
+
+
+def check_taught(workloads: Sequence[Workload], taps: Sequence[Tap]) -> None:
+    """A loss that only compares with a teacher's output must be given one.
+
+    Raises:
+        ConfigError: when it is not.
+    """
+    lessons = (tap for tap in taps if tap.role is TapRole.LESSON)
+    taught = {tap.sink[0] for tap in lessons if tap.source[0] != tap.sink[0]}
+    for number, workload in enumerate(workloads):
+        if workload.is_trained and needs_teacher(workload.loss) and number not in taught:
+            raise ConfigError(
+                f"loss {type(workload.loss).__name__}: expected a teacher, whose output it "
+                f"compares with, found none; use --momentum TAU, or --teacher RUN"
+            )
 
 
 def check_grouping(workload: Workload, groups: int) -> None:

@@ -32,9 +32,14 @@ def with_end(student: Workload) -> Workload:
             f"found {student.recipe.passes}, weight={student.recipe.weight}"
         )
     space = student.space
-    blocks = [*space.blocks, Shared(END, nn.Identity)]
+    blocks = [*space.blocks, joined_end()]
     longer = Space(space.name, blocks, space.decisions, space.proof)
     return replace(student, space=longer).redefined()
+
+
+def joined_end() -> Shared:
+    """The block in which the outputs of all passes meet."""
+    return Shared(END, nn.Identity)
 
 
 def _exchanged(stream: StreamId, student: Workload) -> list[Tap]:

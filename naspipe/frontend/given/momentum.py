@@ -12,16 +12,20 @@ from naspipe.core.ids import FIRST_STREAM, LayerId, StreamId
 from naspipe.core.rules import Follows, Frozen
 from naspipe.core.space import Block, Shared, Space
 from naspipe.core.wiring import Tap, TapRole
+from naspipe.data.views import Views
 from naspipe.frontend.given.plain_chain import chain
 from naspipe.frontend.given.taught import END, Taught, only_student
 from naspipe.frontend.given.teachers import weights_digest
-from naspipe.frontend.given.views import crossed, views_of
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.layers.following import check_pair
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.measuring.layer_sizes import buffered_layers
 from naspipe.schedule.traits import causal_policies, traits_of
+from naspipe.teaching.crossing import crossed
 from naspipe.teaching.momentum_update import MomentumUpdate
+
+PREDICTOR = "predictor"
+"""The block without a teacher, unless others are named."""
 
 _STUDENT, _TEACHER = StreamId(0), StreamId(1)
 
@@ -41,7 +45,8 @@ class Momentum:
         tau: how much of the teacher stays in each step, from 0 to 1.
         end: tau of the last step, reached by a half cosine; None for ``tau`` always.
         lag: K, in steps.
-        without: labels of the last blocks of the student that have no teacher.
+        without: labels of the last blocks of the student that have no teacher; by default the last
+            one, if it is called ``predictor``.
         mode: ``train``, in which norms use the batch's statistics, or ``eval``.
         buffers: ``own``, ``copied`` or ``averaged``: see
             :class:`naspipe.teaching.momentum_update.MomentumUpdate`.
@@ -57,7 +62,7 @@ class Momentum:
         end: float | None = None,
         *,
         lag: int = 1,
-        without: Sequence[str] = (),
+        without: Sequence[str] | None = None,
         mode: str = "train",
         buffers: str = "own",
         network: Iterable[nn.Module] | None = None,
@@ -66,7 +71,7 @@ class Momentum:
             raise ConfigError(f"momentum: expected a lag of 0 steps or more, found {lag}")
         self.update = MomentumUpdate(tau=tau, end=end, mode=mode, buffers=buffers)
         self._lag = lag
-        self._without = tuple(without)
+        self._without = None if without is None else tuple(without)
         self._network = None if network is None else chain(network, name="teacher")
 
     def beside(self, students: Sequence[Workload]) -> Taught:
@@ -80,8 +85,8 @@ class Momentum:
         space = self._space(student)
         weights = weights_digest(self._network) if self._network else ""
         said = {
-            **self.update.as_dict(), "lag": self._lag, "without": list(self._without),
-            "weights": weights,
+            **self.update.as_dict(), "lag": self._lag, "weights": weights,
+            "without": list(self._left_out(student.space)),
         }  # fmt: skip
         own = replace(student.definition, momentum=said)
         rules = {name: str(rule) for name, rule in space.shared_rules.items()}
@@ -115,16 +120,22 @@ class Momentum:
                 f"{definition.sampler}"
             )
 
+    def _left_out(self, space: Space) -> tuple[str, ...]:
+        """Labels of the blocks without a teacher."""
+        if self._without is not None:
+            return self._without
+        last = space.labels[-2 if space.labels[-1] == END else -1 :][:1]
+        return last if last == (PREDICTOR,) else ()
+
     def _space(self, student: Workload) -> Space:
         """The student's blocks without the last ones, each following its own."""
-        space = student.space
+        space, without = student.space, self._left_out(student.space)
         count = len(space) - (space.labels[-1] == END)
-        count, last = count - len(self._without), space.labels[count - len(self._without) : count]
-        if set(last) != set(self._without) or count < 1:
+        count, last = count - len(without), space.labels[count - len(without) : count]
+        if set(last) != set(without) or count < 1:
             raise ConfigError(
-                f"momentum: expected the last blocks of {space.name}, in any order, as those "
-                f"without a teacher, such as {space.labels[-1]!r}, found "
-                f"{', '.join(self._without)}"
+                f"momentum: expected the last blocks of {space.name}, such as {last[-1]!r}, as "
+                f"those without a teacher, found {', '.join(without)}"
             )
         if any(isinstance(block, Block) for block in space.blocks[count:]) and any(
             many > 1 for many in space.candidate_counts
@@ -137,12 +148,9 @@ class Momentum:
             given = self._alike(student, given)
         blocks = []
         for position, block in enumerate(given):
-            if isinstance(space.blocks[position].rule, Frozen):
-                raise ConfigError(
-                    f"momentum: expected a student's layer that is trained, found "
-                    f"{space.labels[position]!r}, which is frozen"
-                )
-            blocks.append(replace(block, rule=Follows(_STUDENT, position, self._lag)))
+            is_fixed = isinstance(space.blocks[position].rule, Frozen)
+            rule = Frozen() if is_fixed else Follows(_STUDENT, position, self._lag)
+            blocks.append(replace(block, rule=rule))
         found = Space(space.name, blocks, space.decisions)
         self._check_norms(student, found)
         return found
@@ -187,3 +195,20 @@ class Momentum:
                 f"momentum: expected norms=deferred, as layer {space.label(*layer)} keeps running "
                 f"statistics, found norms={student.recipe.norms}"
             )
+
+
+def views_of(workload: Workload) -> int:
+    """How many views of each sample a step of a workload sees.
+
+    Raises:
+        ConfigError: when its steps have other passes than the data have views of batches.
+    """
+    data, passes = workload.data, workload.recipe.steps.passes
+    if not isinstance(data, Views):
+        return 1
+    if data.views * data.batches != passes:
+        raise ConfigError(
+            f"views: expected passes=accumulate:{data.views * data.batches}, for {data.views} "
+            f"views of {data.batches} micro-batches, found {workload.recipe.passes}"
+        )
+    return data.views

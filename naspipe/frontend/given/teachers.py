@@ -8,6 +8,7 @@ from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 
+import torch
 from torch import nn
 
 from naspipe.core.errors import ConfigError
@@ -19,6 +20,7 @@ from naspipe.frontend.given.plain_chain import chain
 from naspipe.frontend.given.run import Run
 from naspipe.frontend.given.taught import Taught, only_student
 from naspipe.runtime.devices.tensor_bytes import tensor_bytes
+from naspipe.runtime.jobs.losses import wants_hidden
 from naspipe.runtime.jobs.workload import Workload
 
 WINDOW = 16
@@ -69,18 +71,17 @@ class Teacher:
                 have one already.
         """
         student = only_student(students)
+        space = _with_hidden(self.space) if wants_hidden(student.loss) else self.space
         own = replace(student.definition, teacher=self.digest)
         definition = replace(
-            student.definition, space=self.space.name, sampler="uniform", rules={}, teacher="",
+            student.definition, space=space.name, sampler="uniform", rules={}, teacher="",
             weights=self.digest,
         )  # fmt: skip
         teacher = replace(
-            student, space=self.space, definition=definition, make_strategy=None, held_out=None,
+            student, space=space, definition=definition, make_strategy=None, held_out=None,
             is_trained=False, rank=1, window=self.window, objectives={}, field_sources={},
         )  # fmt: skip
-        ends = [
-            (StreamId(n), len(space) - 1) for n, space in enumerate((student.space, self.space))
-        ]
+        ends = [(StreamId(n), len(space) - 1) for n, space in enumerate((student.space, space))]
         tap = Tap(source=ends[1], sink=ends[0], role=TapRole.LESSON)
         return Taught((replace(student, definition=own), teacher), (tap,), ("", "teacher"))
 
@@ -108,6 +109,25 @@ def _of_run(run: Run, choices: Sequence[int] | None, ema: bool) -> Space:
 
 def _frozen(space: Space) -> Space:
     return Space(space.name, [replace(block, rule=Frozen()) for block in space.blocks])
+
+
+class _WithHidden(nn.Module):
+    """A last block that returns its first input behind its outputs."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        outputs = self.block(*inputs)
+        return (*(outputs if isinstance(outputs, tuple) else (outputs,)), inputs[0])
+
+
+def _with_hidden(space: Space) -> Space:
+    *blocks, last = space.blocks
+    (factory,) = last.candidates
+    wrapped = Block([lambda: _WithHidden(factory())], fields=last.fields, rule=Frozen())
+    return Space(space.name, [*blocks, wrapped])
 
 
 def weights_digest(space: Space) -> str:

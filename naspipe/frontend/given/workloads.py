@@ -11,10 +11,13 @@ from typing import Any
 import search_spaces
 from naspipe.core.config import Execution, Recipe, Settings, apply_settings
 from naspipe.core.errors import ConfigError
+from naspipe.core.rules import parse_rule
 from naspipe.core.space import Space
 from naspipe.core.user_code import import_attribute
 from naspipe.data.registry import find_entry, has_known_prefix, names_of_kind, open_data
 from naspipe.frontend.given.input_checks import check_batch, check_layers
+from naspipe.frontend.given.joined import joined_end
+from naspipe.frontend.given.taught import END
 from naspipe.runtime.jobs.workload import Batches, Workload
 from naspipe.runtime.layers.optimizers import check_optimizer
 
@@ -51,8 +54,26 @@ def find_workload(
         lr=defaults.lr,
         optimizer_options=dict(defaults.optimizer_options),
         schedule=defaults.schedule,
+        **defaults.further,
     )
     return Workload.of(space, data, defaults.loss(), recipe=recipe, scale=scale, steps=1)
+
+
+def as_trained(workload: Workload, manifest: Mapping[str, Any]) -> Workload:
+    """A workload with the space that a run of it trained, by the run's manifest.
+
+    A joined loss adds a block behind the last one; a teacher may lack the student's last blocks,
+    and has rules of its own.
+    """
+    space, labels = workload.space, list(manifest["space"]["labels"])
+    blocks = list(space.blocks)
+    if labels == [*space.labels, END]:
+        blocks.append(joined_end())
+    elif labels == list(space.labels[: len(labels)]):
+        blocks = blocks[: len(labels)]
+    found = Space(space.name, blocks, space.decisions, space.proof)
+    rules = {name: parse_rule(text) for name, text in manifest["definition"]["rules"].items()}
+    return replace(workload, space=found.with_rules(rules))
 
 
 def find_measurable(
@@ -138,6 +159,7 @@ def find_data(
         root=root,
         max_tokens=sizes.get("max_tokens"),
         batch_size=sizes.get("batch_size"),
+        batches=sizes.get("batches"),
         split=split,
     )
 

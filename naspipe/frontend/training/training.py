@@ -15,7 +15,12 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.ids import StreamId
 from naspipe.core.subnet import Subnet
 from naspipe.core.wiring import Tap, Wiring
-from naspipe.frontend.given.input_checks import check_data_path, check_device, check_proof
+from naspipe.frontend.given.input_checks import (
+    check_data_path,
+    check_device,
+    check_proof,
+    check_taught,
+)
 from naspipe.frontend.given.run_plan import make_plan, planning_costs
 from naspipe.frontend.training.generations import Generations, check_resumable
 from naspipe.frontend.training.recording import Recording
@@ -200,6 +205,7 @@ class Training:
         check_data_path(self.execution, len(self._gpus))
         if self.execution.records.tensorboard:
             check_tensorboard()
+        check_taught(self.workloads, self.taps)
         subnets = [
             check_stream(StreamId(number), workload, self.execution)
             for number, workload in enumerate(self.workloads)

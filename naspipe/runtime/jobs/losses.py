@@ -24,6 +24,16 @@ def is_joined(loss: Loss) -> bool:
     return callable(getattr(loss, "joined", None))
 
 
+def needs_teacher(loss: Loss) -> bool:
+    """Whether it has no form without one."""
+    return bool(getattr(loss, "needs_teacher", not callable(loss) and not is_joined(loss)))
+
+
+def wants_hidden(loss: Loss) -> bool:
+    """Whether it learns what went into a teacher's last block, behind what came out."""
+    return bool(getattr(loss, "wants_hidden", False))
+
+
 def untaught(loss: Loss, passes: int) -> Loss:
     """The loss without a teacher, of steps of so many passes.
 

@@ -113,3 +113,11 @@ class Head(nn.Module):
         """Return (batch, token, vocabulary); the mask ends here."""
         out: Tensor = self.decoder(self.norm(F.gelu(self.dense(x))))
         return out
+
+
+class HeadWithHidden(Head):
+    """The head of a network that learns hidden states from a teacher, too."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """Return (batch, token, vocabulary), and (batch, token, width) as it came."""
+        return super().forward(x, mask), x

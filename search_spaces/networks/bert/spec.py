@@ -1,9 +1,12 @@
-"""BERT-base: what its blocks are.
+"""BERT-base and DistilBERT: what their blocks are.
 
 An embedding, 12 encoders and a head that guesses masked words, as Devlin et al. 2019 have them.
 Three things differ. There is no next-sentence task, and so neither segments nor a pooler. The
 head's decoder has a weight of its own, as a parameter that two layers share is refused. And the
 optimizer decays every parameter, biases and norms too. A scale changes widths, never blocks.
+
+DistilBERT has half of the encoders (Sanh et al. 2019, section 3). Its head returns its input, too,
+for the loss of hidden states.
 """
 
 from __future__ import annotations
@@ -16,9 +19,9 @@ from naspipe.core.rules import Rule
 from naspipe.core.space import Block, Shared
 from search_spaces.common import Defaults
 
-NAMES = ("bert-base",)
+NAMES = ("bert-base", "distil-bert")
 
-ENCODERS = 12
+ENCODERS = {"bert-base": 12, "distil-bert": 6}
 
 WIDTHS = {"tiny": 64, "small": 256, "paper": 768}
 
@@ -42,19 +45,19 @@ def chain(
     encoder = partial(_encoder, width, HEADS[scale])
     return [
         Block([partial(_embedding, vocabulary, width, info["padding"])]),
-        *(Block([encoder], kind="encoder") for _ in range(ENCODERS)),
-        Block([partial(_head, width, vocabulary)]),
+        *(Block([encoder], kind="encoder") for _ in range(ENCODERS[name])),
+        Block([partial(_head if name == "bert-base" else _head_with_hidden, width, vocabulary)]),
     ]
 
 
-def defaults(scale: str) -> Defaults:
+def defaults(name: str, scale: str) -> Defaults:
     """What a run uses unless its user says otherwise."""
     return Defaults(
         data="masked:en-de-2k" if scale == "tiny" else "masked:en-de-8k",
         max_tokens={"tiny": 600, "small": 4096, "paper": 12288}[scale],
         optimizer="AdamW",
         lr={"tiny": 1e-3, "small": 3e-4, "paper": 1e-4}[scale],
-        loss=_loss,
+        loss=_loss if name == "bert-base" else _three_terms,
     )
 
 
@@ -77,6 +80,18 @@ def _head(width: int, vocabulary: int) -> Any:
     from search_spaces.networks.bert.layers import Head
 
     return Head(width, vocabulary)
+
+
+def _head_with_hidden(width: int, vocabulary: int) -> Any:
+    from search_spaces.networks.bert.layers import HeadWithHidden
+
+    return HeadWithHidden(width, vocabulary)
+
+
+def _three_terms() -> Any:
+    from naspipe.losses import DistilBert
+
+    return DistilBert(ignore_index=PADDING)
 
 
 def _loss() -> Any:
