@@ -80,6 +80,7 @@ def _workload(
     from naspipe.core.rules import parse_rule
     from naspipe.frontend.given.held_out import held_out_for
     from naspipe.frontend.given.strategies import find_strategy_maker
+    from naspipe.frontend.given.taught import END
     from naspipe.frontend.given.workloads import find_workload
 
     definition, source = manifest.get("definition"), manifest.get("source")
@@ -92,7 +93,8 @@ def _workload(
         scale, data = source["scale"], source["data"]
         sizes = source.get("sizes")
         named = find_workload(source["space"], scale, data, arguments.data_dir, sizes)
-        rules = {name: parse_rule(text) for name, text in definition["rules"].items()}
+        said = definition["rules"].items()
+        rules = {name: parse_rule(text) for name, text in said if name != END}
         recipe = _recipe(definition, path)
         identity = {
             key: definition[key] for key in ("seed", "steps", "sampler", "policy", "bulk", "scale")

@@ -59,7 +59,8 @@ def with_momentum(settings: Settings, text: str | None) -> Settings:
     try:
         return apply_settings(settings, said)
     except ConfigError as error:
-        raise ConfigError(f"--momentum {text:.40}: {error}") from None
+        said_of = str(error).removeprefix("--set ")
+        raise ConfigError(f"--momentum {text:.40}: {said_of}") from None
 
 
 def join_teacher(

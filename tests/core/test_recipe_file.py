@@ -123,7 +123,10 @@ def test_every_kind_of_value(tmp_path):
         ("learning_rate = 1", "learning_rate: unknown key; expected one of optimizer, lr,"),
         ("warmup_step = 1", "unknown key (did you mean warmup_steps?); expected one of"),
         ("window = 3", "window says how a run is carried out, which is no part of a recipe; give"),
-        ("[optimiser]\nlr = 1", "unknown table [optimiser]; expected [optimizer], [rule], [data], [momentum]"),
+        (
+            "[optimiser]\nlr = 1",
+            "unknown table [optimiser]; expected [optimizer], [rule], [data], [momentum]",
+        ),
         ("[optimizer]\nname = 3", "optimizer: expected a text, found 3"),
         ("[optimizer]\nt0 = 2026-11-21", "optimizer.t0: expected a plain value, found datetime."),
         ("[optimizer]\nx = inf", "optimizer.x: expected finite numbers, found inf"),

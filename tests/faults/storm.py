@@ -213,6 +213,14 @@ class Recorder(SilentObserver):
         self._is_new |= "going on" in text
 
 
+def has_cut(there: checkpoints.CheckpointFolder, sequence_id: int) -> bool:
+    """Whether there is a checkpoint to go on from; on a slow disk the run waits for its first."""
+    deadline = time.monotonic() + 10
+    while sequence_id >= 12 and not there.cuts and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return bool(there.cuts)
+
+
 def live(case: Case, path: Path, marker: Path, number: int, steps: int) -> None:
     """One life of the run, in a process of its own; ends with status 0 when it is complete."""
     resume = (path / "manifest.json").exists()
@@ -223,7 +231,7 @@ def live(case: Case, path: Path, marker: Path, number: int, steps: int) -> None:
     if case.point == "recovery":  # which is a second kill: the first one makes it necessary
         first = Killer(replace(case, call=1), marker.with_suffix(".first"))
         there = checkpoints.CheckpointFolder(path / "checkpoints")
-        before(StageUpdates, "write", first, lambda _: bool(there.cuts))
+        before(StageUpdates, "write", first, lambda write: has_cut(there, write.sequence_id))
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     execution = {"checkpoint_every": 4, **MODES[case.mode]}
     if case.groups:

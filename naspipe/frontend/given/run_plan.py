@@ -32,6 +32,33 @@ def planning_costs(
     return (None,) * len(workloads)
 
 
+def make_pipeline(
+    workloads: Sequence[Workload],
+    execution: Execution,
+    subnets: Sequence[Sequence[Subnet]],
+    costs: Sequence[CostTable | None],
+    wiring: Wiring | None = None,
+) -> Pipeline:
+    """What is to be run, as far as schedules depend on it; arguments as of :func:`make_plan`."""
+    shared = common(workloads)
+    is_grouped = execution.pipeline.groups > 1
+    return Pipeline(
+        streams=tuple(
+            Stream(
+                Chain.of(workload.space, _buffered(workload) if is_grouped else None),
+                tuple(drawn),
+                table,
+                is_sample=workload.make_strategy is not None,
+            )
+            for workload, drawn, table in zip(workloads, subnets, costs, strict=True)
+        ),
+        policy=shared.policy,
+        bulk=shared.bulk or execution.pipeline.stages,
+        steps=shared.steps,
+        wiring=wiring or wiring_of(workloads),
+    )
+
+
 def make_plan(
     workloads: Sequence[Workload],
     execution: Execution,
@@ -54,23 +81,7 @@ def make_plan(
     """
     if costs is None:
         costs = planning_costs(workloads, execution)
-    shared = common(workloads)
-    is_grouped = execution.pipeline.groups > 1
-    pipeline = Pipeline(
-        streams=tuple(
-            Stream(
-                Chain.of(workload.space, _buffered(workload) if is_grouped else None),
-                tuple(drawn),
-                table,
-                is_sample=workload.make_strategy is not None,
-            )
-            for workload, drawn, table in zip(workloads, subnets, costs, strict=True)
-        ),
-        policy=shared.policy,
-        bulk=shared.bulk or execution.pipeline.stages,
-        steps=shared.steps,
-        wiring=wiring or wiring_of(workloads),
-    )
+    pipeline = make_pipeline(workloads, execution, subnets, costs, wiring)
     plan = plan_pipeline(pipeline, execution, _sizes(workloads, execution))
     if execution.pipeline.order != "auto" or not has_choice(pipeline, execution):
         return plan

@@ -1,0 +1,169 @@
+"""Students with teachers on real workers, in alternation; writes artifacts/teachers/real.json.
+
+BYOL with a teacher of this step and of the step before, and a convolutional network that a vision
+transformer teaches, ahead or within its step. Beside each the bubble that the simulator expects of
+the costs that were measured here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from rich.box import SIMPLE_HEAD  # noqa: E402
+from rich.console import Console  # noqa: E402
+from rich.table import Table  # noqa: E402
+
+import naspipe  # noqa: E402
+from naspipe.core.access import Access, AccessKind  # noqa: E402
+from naspipe.core.config import Settings  # noqa: E402
+from naspipe.core.recipe_file import read_recipe  # noqa: E402
+from naspipe.frontend.given.joined import join  # noqa: E402
+from naspipe.frontend.given.ports import MakesTeacher  # noqa: E402
+from naspipe.frontend.given.run_plan import make_pipeline, make_plan, planning_costs  # noqa: E402
+from naspipe.frontend.given.taught import Taught  # noqa: E402
+from naspipe.frontend.given.workloads import find_workload  # noqa: E402
+from naspipe.frontend.training.api import train_together  # noqa: E402
+from naspipe.frontend.training.stream_jobs import draw_stream  # noqa: E402
+from naspipe.runtime.devices.environment import describe_environment  # noqa: E402
+from naspipe.runtime.jobs.workload import Workload  # noqa: E402
+from naspipe.sim.simulation import measured_timing, simulate_run  # noqa: E402
+from naspipe.trace.access.log import read_joint_accesses  # noqa: E402
+from naspipe.trace.reading.metrics import bubble_ratio  # noqa: E402
+from scripts.comparing.speed import steps_per_second  # noqa: E402
+
+
+class Way(NamedTuple):
+    """One way to train one student."""
+
+    space: str
+    recipe: str
+    teacher: Callable[[Workload], MakesTeacher]
+    stages: int
+
+
+def _transformer(student: Workload, window: int) -> naspipe.Teacher:
+    """The transformer as it begins: what it costs does not depend on its weights."""
+    space = find_workload("vit", "tiny", None, None, {"batch_size": 16}).space
+    modules = [block.candidates[0]() for block in space.blocks]
+    return naspipe.Teacher(modules, window=window)
+
+
+WAYS = {
+    "byol, K = 0": Way("byol", "byol", lambda _: naspipe.Momentum(0.99, 1.0, lag=0), 2),
+    "byol, K = 1": Way("byol", "byol", lambda _: naspipe.Momentum(0.99, 1.0, lag=1), 2),
+    "byol, one process": Way("byol", "byol", lambda _: naspipe.Momentum(0.99, 1.0, lag=1), 1),
+    "soft target, within": Way("cnn", "soft-target", lambda s: _transformer(s, 4), 2),
+    "soft target, ahead": Way("cnn", "soft-target", lambda s: _transformer(s, 16), 2),
+    "soft target, one process": Way("cnn", "soft-target", lambda s: _transformer(s, 16), 1),
+}
+
+
+def workload_of(way: Way, steps: int) -> Workload:
+    """The student, defined."""
+    file = read_recipe(way.recipe)
+    sizes = file.applied_to(Settings()).data
+    named = find_workload(way.space, "tiny", None, None, dict(sizes))
+    recipe = file.applied_to(Settings(recipe=named.recipe)).recipe
+    return named.redefined(recipe=recipe, steps=steps, seed=1)
+
+
+def expected_bubble(taught: Taught, execution: naspipe.Execution) -> float:
+    """The simulator's, from costs that are measured here."""
+    costs = planning_costs(taught.workloads, execution)
+    from naspipe.core.ids import StreamId
+
+    subnets = [draw_stream(StreamId(n), each) for n, each in enumerate(taught.workloads)]
+    wiring = naspipe.runtime.jobs.workload.wiring_of(taught.workloads, taught.taps)
+    plan = make_plan(taught.workloads, execution, subnets, costs, wiring)
+    pipeline = make_pipeline(taught.workloads, execution, subnets, costs, wiring)
+    timing = measured_timing(pipeline, execution, plan.memory)
+    run = simulate_run(pipeline, plan, execution, timing)
+    return bubble_ratio(list(run.accesses), execution.workers)
+
+
+def waiting(logs: list[list[Access]], blocks: list[int]) -> int:
+    """The most outputs of the teacher that there were at a time before the student took them."""
+    made, taken = (
+        sorted(
+            end.end_ns if stream else end.start_ns
+            for end in log
+            if end.kind is AccessKind.FORWARD and end.layer.block == blocks[stream] - 1
+        )
+        for stream, log in ((1, logs[1]), (0, logs[0]))
+    )
+    marks = sorted([(time, 1) for time in made] + [(time, -1) for time in taken])
+    most = now = 0
+    for _, change in marks:
+        now += change
+        most = max(most, now)
+    return most
+
+
+def measure(name: str, steps: int) -> dict[str, float]:
+    """One run."""
+    way = WAYS[name]
+    student = workload_of(way, steps)
+    teacher = way.teacher(student)
+    execution = naspipe.Execution(stages=way.stages, window=2 * student.recipe.steps.passes)
+    taught = join([student], teacher=teacher)
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / "run"
+        train_together([student], execution, path, teacher=teacher)
+        logs = read_joint_accesses([path, path / "teacher"])
+    together = [
+        access._replace(layer=access.layer._replace(stream=number))
+        for number, log in enumerate(logs)
+        for access in log
+    ]
+    found = {
+        "passes_per_second": steps_per_second(logs[0]),
+        "bubble": bubble_ratio(sorted(together, key=lambda each: each.start_ns), way.stages),
+        "teacher_outputs": waiting(logs, [len(each.space) for each in taught.workloads]),
+    }
+    if way.stages > 1:
+        found["simulated_bubble"] = expected_bubble(taught, execution)
+    return found
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--only", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--output", type=Path, default=ROOT / "artifacts/teachers/real.json")
+    arguments = parser.parse_args()
+    console = Console(highlight=False)
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in arguments.only}
+    for pair in range(arguments.pairs):
+        for name in sorted(arguments.only, reverse=bool(pair % 2)):
+            found[name].append(measure(name, arguments.steps))
+            console.print(f"{name}: {found[name][-1]}")
+    table = Table("run", "passes/s", "bubble", "simulated", "teacher outputs", box=SIMPLE_HEAD)
+    for name, rows in found.items():
+        cells = [_spread([row[key] for row in rows]) for key in ("passes_per_second", "bubble")]
+        simulated = [row["simulated_bubble"] for row in rows if "simulated_bubble" in row]
+        most = max(row["teacher_outputs"] for row in rows)
+        table.add_row(name, *cells, _spread(simulated) if simulated else "", str(most))
+    console.print(table)
+    result: dict[str, Any] = {"environment": describe_environment(), "rows": found}
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    arguments.output.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def _spread(values: list[float]) -> str:
+    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+
+
+if __name__ == "__main__":
+    main()
