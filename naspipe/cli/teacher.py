@@ -29,7 +29,10 @@ class Joined(NamedTuple):
 def add_arguments(parser: Options) -> None:
     """Declare the arguments."""
     parser.add_argument(
-        "--teacher", type=Path, metavar="RUN", help="a finished run, whose output is learned"
+        "--teacher",
+        type=Path,
+        metavar="RUN|DIR",
+        help="a finished run, or an exported subnet, whose output is learned",
     )
     parser.add_argument(
         "--teacher-subnet",
@@ -117,7 +120,7 @@ def momentum_of(said: dict[str, Any]) -> Momentum:
 
 
 def find_teacher(path: Path, subnet: str, data_dir: Path | None) -> Teacher:
-    """A subnet of a run that was started from the command line.
+    """A subnet of a run that was started from the command line, or one that was exported.
 
     Raises:
         ConfigError: for a run or a subnet that is not there.
@@ -129,6 +132,10 @@ def find_teacher(path: Path, subnet: str, data_dir: Path | None) -> Teacher:
     from naspipe.frontend.given.workloads import as_trained, find_workload
     from naspipe.trace.results.run_directory import RunDirectory
 
+    if (path / "model.json").is_file():
+        from naspipe.export.pytorch_form import load_pytorch
+
+        return Teacher(load_pytorch(path))
     nothing = argparse.Namespace(space=None, data=None, run=path)
     manifest = RunDirectory(path).read_manifest()
     source = run_source(nothing, manifest)

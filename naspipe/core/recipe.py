@@ -21,7 +21,7 @@ class Recipe:
     """How every step is taken. Part of a run's definition."""
 
     optimizer: str = setting(
-        "SGD", "name of a torch.optim class that works per layer.", example="Adam"
+        "SGD", "name of a torch.optim class that works per layer, or LARS.", example="Adam"
     )
     lr: float = setting(0.05, "peak learning rate.", at_least(0), example="1e-3")
     optimizer_options: Mapping[str, Any] = field(default_factory=dict)

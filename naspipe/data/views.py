@@ -60,7 +60,8 @@ class Views:
             raise ConfigError(
                 f"views: expected one view and one batch or more, found {views} and {batches}"
             )
-        self._data = data
+        self.plain = data
+        """What is transformed."""
         self._transform = transform
         self.views = views
         self.batches = batches
@@ -77,7 +78,7 @@ class Views:
         step, place = divmod(number, self.views * self.batches)
         view, micro = divmod(place, self.batches)
         sample = step * self.batches + micro
-        batch = self._data(seed, sample)
+        batch = self.plain(seed, sample)
         text = f"{seed}/view/{sample}/{view}"
         digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
         draws = torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)

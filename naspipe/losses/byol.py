@@ -16,6 +16,8 @@ class BYOL:
     """
 
     fields = ()
+    same_shapes = True
+    """The teacher's output has the shape of the student's."""
 
     def distill(self, output: torch.Tensor, taught: torch.Tensor) -> torch.Tensor:
         """The loss of predictions and of the teacher's projections, of shape (batch, features)."""

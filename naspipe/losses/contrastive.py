@@ -25,6 +25,7 @@ class Contrastive:
 
     fields = ()
     needs_teacher = True
+    same_shapes = True
 
     def __init__(self, *, temperature: float = 0.2, views: int = 2) -> None:
         self._temperature = temperature

@@ -25,6 +25,7 @@ class DistilBert:
         ignore_index: of targets that were not masked.
     """
 
+    same_shapes = True
     wants_hidden = True
     """What goes into the teacher's last block is taught, too."""
 

@@ -24,6 +24,9 @@ class SoftTarget:
         weight: of the divergence.
     """
 
+    same_shapes = True
+    """The teacher has the student's classes."""
+
     def __init__(
         self, loss: Loss | None = None, *, temperature: float = 4.0, weight: float = 0.1
     ) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 import naspipe as npp
 from naspipe.core.errors import RunInterruptedError
+from naspipe.export.pytorch_form import load_pytorch
 from naspipe.runtime.blocks.objectives import EndObjective
 from naspipe.streams.from_file import read_stream
 from tests.equivalence import spaces
@@ -150,13 +154,44 @@ def test_no_teacher(make, text):
     [
         ({"passes": "sandwich:2"}, "expected passes other than sandwich:2"),
         ({"loss": nn.MSELoss()}, "distill"),
+        ({"teacher": npp.Teacher([nn.Linear(16, 7)])}, "of shape .*, 10.*found .*, 7"),
     ],
 )
 def test_bad_input_is_one_line_and_nothing_is_written(tmp_path, more, text):
-    loss = more.pop("loss", LOSS)
+    loss, teacher = more.pop("loss", LOSS), more.pop("teacher", npp.Teacher(network()))
     with pytest.raises(npp.ConfigError, match=text) as caught:
         npp.train(
             spaces.mixed(), spaces.vectors, loss, steps=2, run_dir=tmp_path / "run",
-            teacher=npp.Teacher(network()), recipe=more,
+            teacher=teacher, recipe=more,
         )  # fmt: skip
     assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
+
+
+def test_weights_of_a_file_and_of_an_export(tmp_path):
+    """Three ways to the same teacher."""
+    save_file(network().state_dict(), tmp_path / "weights.safetensors")
+    torch.manual_seed(6)
+    other = nn.Sequential(*(deepcopy(part) for part in network()))
+    for parameter in other.parameters():
+        parameter.data.zero_()
+    filled = npp.Teacher(other, weights=tmp_path / "weights.safetensors")
+    assert filled.digest == npp.Teacher(network()).digest
+    run = npp.train(
+        npp.chain(network()), spaces.vectors, nn.CrossEntropyLoss(), steps=2, run_dir=tmp_path / "r"
+    )
+    npp.export_subnet(run, (0,) * 5, tmp_path / "out")
+    exported = npp.Teacher(load_pytorch(tmp_path / "out"))
+    assert exported.digest == npp.Teacher(run).digest
+    assert exported.space.fields(0) == ("input",)
+
+
+def test_weights_that_cannot_be_used(tmp_path):
+    (tmp_path / "torn").write_bytes(b"x")
+    save_file({"0.weight": torch.zeros(3)}, tmp_path / "wrong")
+    for path in ("torn", "wrong", "nowhere"):
+        with pytest.raises(npp.ConfigError, match="expected the weights of its modules"):
+            npp.Teacher(network(), weights=tmp_path / path)
+    bad = network()
+    bad[0].weight.data[0, 0] = torch.nan
+    with pytest.raises(npp.ConfigError, match="expected finite weights, found others in weight"):
+        npp.Teacher(bad)

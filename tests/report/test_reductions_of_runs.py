@@ -26,12 +26,15 @@ from tests.report.browser import Browser, find_chromium
 
 GROUPED = {"groups": 2, "record_events": True}
 
+SLOW = {**GROUPED, "link_latency": 0.003}
+"""What other stages send comes late, so that there are waits for it."""
+
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     """Two groups of two stages, four passes a step; it recorded what came when."""
     path = tmp_path_factory.mktemp("runs") / "grouped"
-    return train(path, stages=2, execution=GROUPED)
+    return train(path, stages=2, execution=SLOW)
 
 
 def train(path: Path, space: npp.Space | None = None, **how: Any) -> Recorded:
@@ -77,7 +80,7 @@ def test_every_wait_for_a_copy_ends_with_one_that_came(real: Recorded) -> None:
 
 def test_every_wait_for_buffers_ends_with_some_that_came(tmp_path: Path) -> None:
     """Of a space with batch normalisation; which layers have some, its checkpoint says."""
-    run = train(tmp_path / "normed", spaces.mixed(), execution=GROUPED)
+    run = train(tmp_path / "normed", spaces.mixed(), execution=SLOW)
     came = arrivals(run, BUFFERS)
     assert {layer for _, layer, _ in came} <= run.ordered
     waits = explain_waits(run.accesses, run.num_stages, run.schedule)

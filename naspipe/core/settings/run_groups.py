@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from naspipe.core.settings.allowed import above, at_least, like
+from naspipe.core.settings.allowed import above, at_least, like, one_of
 from naspipe.core.settings.declare import Flag, check, setting
 
 MAX_TIMEOUT_SECONDS = 86_400.0
@@ -109,6 +109,29 @@ class ValidationSettings:
         "judge by the moving averages of the weights.",
         key="validate_ema",
         example="true",
+    )
+    probe: str = setting(
+        "none",
+        "judge features in place of the loss: none, knn (the vote of the 20 nearest) or ridge (a "
+        "linear probe in closed form). For networks that learn without labels.",
+        one_of("none", "knn", "ridge"),
+        key="validate_probe",
+        example="knn",
+    )
+    features: str = setting(
+        "",
+        "label of the block whose output the features are; by default that before the block called "
+        "projector, or else before the last. Pixels and tokens are averaged.",
+        key="validate_features",
+        example="stem",
+    )
+    probe_batches: int = setting(
+        32,
+        "training batches, as they are and not as views, that a probe learns from.",
+        at_least(1),
+        key="validate_probe_batches",
+        unit="batches",
+        example="8",
     )
 
     def __post_init__(self) -> None:

@@ -11,6 +11,7 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.ids import StreamId
 from naspipe.core.space import Shared, Space
 from naspipe.core.wiring import Tap, TapRole
+from naspipe.frontend.given.lesson_shapes import check_lessons
 from naspipe.frontend.given.ports import MakesTeacher
 from naspipe.frontend.given.taught import END, Taught
 from naspipe.runtime.jobs.losses import is_joined
@@ -76,4 +77,7 @@ def join(
             ends += [replace(tap, number=one, passes=pair) for one, pair in pairs]
         else:
             ends.append(tap)
-    return replace(found, taps=tuple(ends))
+    found = replace(found, taps=tuple(ends))
+    if teacher:
+        check_lessons(found)
+    return found

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from naspipe.core.errors import ConfigError
 from naspipe.core.wiring import Tap
+from naspipe.planning.cost import CostTable
 from naspipe.runtime.jobs.losses import distilling, is_joined
 from naspipe.runtime.jobs.workload import Workload
 
@@ -23,6 +24,34 @@ class Taught:
     taps: tuple[Tap, ...] = ()
     places: tuple[str, ...] = ()
     """Of what is recorded of each, below the run directory."""
+
+
+def how_full(
+    workloads: Sequence[Workload], costs: Sequence[CostTable | None], stages: int
+) -> str | None:
+    """A line that says whether a teacher's forwards can fill the pipeline; None without any.
+
+    They can if they take as long as the student's pipeline takes to fill and drain.
+    """
+    student, *teachers = zip(workloads, costs, strict=True)
+    if stages == 1 or not teachers or any(each.is_trained for each, _ in teachers):
+        return None
+    own, of_teacher = (_forward_ns(*each) for each in (student, teachers[0]))
+    if not own or not of_teacher:
+        return None
+    passes = student[0].recipe.steps.passes
+    ratio, needed = of_teacher / own, 3 * (stages - 1)
+    fills = "enough" if ratio * passes >= needed else "not enough"
+    return (
+        f"the teacher's forward takes {ratio:.2f} of the student's: with {passes} passes a step "
+        f"{fills} to fill {stages} stages ({ratio:.2f} x {passes} against {needed})"
+    )
+
+
+def _forward_ns(workload: Workload, costs: CostTable | None) -> int:
+    """Of a subnet with the first candidates."""
+    blocks = range(len(workload.space))
+    return sum(costs.of(block, 0).forward_ns for block in blocks) if costs else 0
 
 
 def only_student(students: Sequence[Workload]) -> Workload:

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -35,33 +37,44 @@ class Teacher:
 
     Args:
         network: modules in their order, as :func:`naspipe.chain` takes them, with the weights that
-            they have now; or a run whose space has one subnet, or of which ``choices`` name one.
+            they have now; a subnet that was exported, as its ``load()`` returns it; or a run whose
+            space has one subnet, or of which ``choices`` name one.
         choices: of a run's supernet, one per choice block.
         ema: of a run, the moving averages of its weights.
         window: passes that it may be ahead.
+        weights: a safetensors file for modules, with the names of ``Sequential(*modules)``.
 
     Raises:
-        ConfigError: for anything else, or a layer that the run never trained.
+        ConfigError: for anything else, a layer that the run never trained, or weights that are not
+            finite.
     """
 
     def __init__(
         self,
-        network: Run | Iterable[nn.Module],
+        network: Run | nn.Module | Iterable[nn.Module],
         choices: Sequence[int] | None = None,
         *,
         ema: bool = False,
         window: int = WINDOW,
+        weights: str | Path | None = None,
     ) -> None:
         if isinstance(network, Run):
+            if weights is not None:
+                raise ConfigError("teacher: expected a file of weights for modules, found a run")
             self.space = _of_run(network, choices, ema)
         elif choices is not None or ema:
             raise ConfigError("teacher: expected choices and ema of a run only, found modules")
+        elif hasattr(network, "layer_inputs"):
+            self.space = _of_export(network)
         else:
+            if weights is not None:
+                network = _filled(network, Path(weights))
             self.space = _frozen(chain(network, name="teacher"))
         if window < 1:
             raise ConfigError(f"teacher: expected a window of 1 pass or more, found {window}")
         self.window = window
         self.digest = weights_digest(self.space)
+        _check_finite(self.space)
 
     def beside(self, students: Sequence[Workload]) -> Taught:
         """The only student and this teacher, as streams that train together.
@@ -105,6 +118,38 @@ def _of_run(run: Run, choices: Sequence[int] | None, ema: bool) -> Space:
             number += 1
         blocks.append(Block([partial(deepcopy, module)], fields=space.fields(position)))
     return _frozen(Space(f"{space.name}:{'.'.join(map(str, choices)) or 'all'}", blocks))
+
+
+def _of_export(subnet: Any) -> Space:
+    """An exported subnet: its layers, each with the fields that it takes."""
+    layers = zip(subnet.children(), subnet.layer_inputs, strict=True)
+    blocks = [Block([partial(deepcopy, layer)], fields=names) for layer, names in layers]
+    return _frozen(Space("teacher", blocks))
+
+
+def _filled(modules: Iterable[nn.Module], path: Path) -> nn.Sequential:
+    """Copies of modules with the weights of a file."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    found = deepcopy(nn.Sequential(*modules))
+    try:
+        found.load_state_dict(load_file(path))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        problem = " ".join(str(error).split())
+        raise ConfigError(
+            f"teacher: expected the weights of its modules in {path}, found {problem:.200}"
+        ) from error
+    return found
+
+
+def _check_finite(space: Space) -> None:
+    for position, block in enumerate(space.blocks):
+        for name, value in block.candidates[0]().state_dict().items():
+            if value.is_floating_point() and not value.isfinite().all():
+                raise ConfigError(
+                    f"teacher: expected finite weights, found others in {name} of block {position}"
+                )
 
 
 def _frozen(space: Space) -> Space:

@@ -22,6 +22,7 @@ from naspipe.frontend.given.input_checks import (
     check_taught,
 )
 from naspipe.frontend.given.run_plan import make_plan, planning_costs
+from naspipe.frontend.given.taught import how_full
 from naspipe.frontend.training.generations import Generations, check_resumable
 from naspipe.frontend.training.recording import Recording
 from naspipe.frontend.training.stream_jobs import check_order, check_stream, choices_of, stream_job
@@ -112,6 +113,8 @@ class Training:
                     return
             costs = planning_costs(self.workloads, self.execution)
             plan = make_plan(self.workloads, self.execution, subnets, costs, self.wiring)
+            if said := how_full(self.workloads, costs, self.execution.pipeline.stages):
+                self.observer.on_note(said)
             job = self.job(plan, costs)
             manifests = [self._manifest(*each, plan) for each in enumerate(job.streams)]
             if not self.resumes:

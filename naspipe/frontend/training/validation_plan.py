@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
-from naspipe.core.space import Space
+from naspipe.core.space import Block, Space
 from naspipe.core.user_code import users_code
+from naspipe.data.views import Views
 from naspipe.frontend.given.held_out import at_most, held_out_of
-from naspipe.runtime.jobs.evaluation_recipe import EvaluationRecipe
+from naspipe.runtime.jobs.evaluation_recipe import EvaluationRecipe, FeatureProbe
 from naspipe.runtime.jobs.job import ValidationPlan
+from naspipe.runtime.jobs.losses import is_joined, needs_teacher
 from naspipe.runtime.jobs.workload import Workload, field_of
 from naspipe.search.random_search import RandomSearch
 from naspipe.streams.from_file import read_stream
+
+PROJECTOR = "projector"
+"""The block before which features are taken, unless another is named."""
 
 
 def plan_validation(workload: Workload, execution: Execution) -> ValidationPlan | None:
@@ -26,7 +32,7 @@ def plan_validation(workload: Workload, execution: Execution) -> ValidationPlan 
         ConfigError: when there are no held-out batches, or a file of subnets does not fit the
             space.
     """
-    if not execution.validation.every_steps:
+    if not execution.validation.every_steps or not workload.is_trained:
         return None
     held_out = workload.held_out or held_out_of(workload.data)
     recipe = workload.definition.recipe
@@ -35,17 +41,52 @@ def plan_validation(workload: Workload, execution: Execution) -> ValidationPlan 
             "validate_ema: expected a recipe that keeps moving averages, found one without; "
             "train with --set ema=0.999"
         )
+    probe, judged = _probe(workload, execution)
     evaluation = EvaluationRecipe(
-        workload=workload,
+        workload=judged,
         held_out=held_out,
         calibration=execution.validation.calibration_batches,
         validation=at_most(held_out, execution.validation.batches),
         ema=execution.validation.ema,
+        probe=probe,
     )
     seed = workload.definition.seed
     return ValidationPlan(
-        evaluation=evaluation, choices=_choices(execution.validation.subnets, workload.space, seed)
+        evaluation=evaluation, choices=_choices(execution.validation.subnets, judged.space, seed)
     )
+
+
+def _probe(workload: Workload, execution: Execution) -> tuple[FeatureProbe | None, Workload]:
+    """How features are judged, and the network as far as it makes them.
+
+    Raises:
+        ConfigError: when the space has no such block, or nothing but losses with a teacher.
+    """
+    settings, space = execution.validation, workload.space
+    if settings.probe == "none":
+        if needs_teacher(workload.loss) or is_joined(workload.loss):
+            raise ConfigError(
+                f"validate_every: expected --set validate_probe=knn or ridge with the loss "
+                f"{type(workload.loss).__name__}, which has no form without a teacher, found none"
+            )
+        return None, workload
+    labels = space.labels
+    if settings.features and settings.features not in labels:
+        raise ConfigError(
+            f"validate_features={settings.features:.80}: expected a block of {space.name}, such as "
+            f"{labels[0]!r}, found none of that label"
+        )
+    before = labels.index(PROJECTOR) if PROJECTOR in labels else len(labels) - 1
+    end = labels.index(settings.features) + 1 if settings.features else max(1, before)
+    if any(isinstance(block, Block) and len(block.candidates) > 1 for block in space.blocks[end:]):
+        raise ConfigError(
+            f"validate_probe: expected a choice for every choice block, found {space.name} cut "
+            f"behind {labels[end - 1]!r}; name a later block as validate_features"
+        )
+    cut = Space(space.name, space.blocks[:end])
+    data = workload.data.plain if isinstance(workload.data, Views) else workload.data
+    probe = FeatureProbe(settings.probe, data, at_most(data, settings.probe_batches))
+    return probe, replace(workload, space=cut, data=data)
 
 
 def _choices(text: str, space: Space, seed: int) -> tuple[tuple[int, ...], ...]:

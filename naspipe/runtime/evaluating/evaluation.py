@@ -28,7 +28,8 @@ from naspipe.runtime.evaluating.calibration import (
     settle,
     statistics_of,
 )
-from naspipe.runtime.jobs.evaluation_recipe import EvaluationRecipe
+from naspipe.runtime.evaluating.feature_probe import probe_sums
+from naspipe.runtime.jobs.evaluation_recipe import EvaluationRecipe, FeatureProbe
 from naspipe.runtime.jobs.losses import Loss
 from naspipe.runtime.jobs.workload import field_of
 from naspipe.runtime.layers.layer_store import LayerStore
@@ -58,6 +59,8 @@ class Evaluation:
     validation: int
     ema: bool = False
     """Take the moving averages of the weights."""
+    probe: FeatureProbe | None = None
+    """Its batches are the first of those to judge by."""
     calibrated: int
     """Blocks of the chain, from the first, through which batches to calibrate with have to go."""
 
@@ -72,11 +75,15 @@ def evaluation_of(recipe: EvaluationRecipe, checkpoint: Checkpoint) -> Evaluatio
     workload, seed = recipe.workload, recipe.workload.definition.seed
     calibrated = blocks_to_calibrate(workload.space) if recipe.calibration else 0
     calibration = recipe.calibration if calibrated else 0
+    probe = recipe.probe
 
     def batch(number: int) -> Mapping[str, torch.Tensor]:
         if number < calibration:
             return workload.data(seed, number)
-        return recipe.held_out(seed, number - calibration)
+        number -= calibration
+        if probe is not None and number < probe.batches:
+            return probe.data(seed, number)
+        return recipe.held_out(seed, number - (probe.batches if probe else 0))
 
     return Evaluation(
         space=workload.space,
@@ -86,7 +93,8 @@ def evaluation_of(recipe: EvaluationRecipe, checkpoint: Checkpoint) -> Evaluatio
         seed=seed,
         batch=batch,
         calibration=calibration,
-        validation=recipe.validation,
+        validation=recipe.validation + (probe.batches if probe else 0),
+        probe=probe,
         calibrated=calibrated,
         ema=recipe.ema,
     )
@@ -186,6 +194,10 @@ class EvaluationCompute:
 
     def _sums(self, outputs: Sequence[Tensors], numbers: Sequence[int]) -> torch.Tensor:
         """Of all validation batches, in their order."""
+        probe = self._evaluation.probe
+        if probe is not None:
+            targets = [self._field(number, "target") for number in numbers]
+            return probe_sums(probe.kind, outputs, targets, probe.batches)
         with torch.no_grad(), self._autocast():
             rows = [
                 batch_sums(self._evaluation.loss, output, self._field(number, "target"))

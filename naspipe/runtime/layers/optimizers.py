@@ -5,18 +5,23 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
 from naspipe.core.config import Recipe
 from naspipe.core.errors import ConfigError, reason
 from naspipe.runtime.layers.around_step import add_hooks
+from naspipe.runtime.layers.lars import LARS
 
 PER_LAYER = (
     "SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam",
-    "ASGD", "Rprop", "Adafactor",
+    "ASGD", "Rprop", "Adafactor", "LARS",
 )  # fmt: skip
 """Elementwise or per-parameter: one optimizer per layer leaves the bits of one over all."""
+
+OWN: dict[str, type[torch.optim.Optimizer]] = {"LARS": LARS}
+"""Those that torch does not have."""
 
 REFUSED = {
     "LBFGS": "it needs a closure and one state over all parameters",
@@ -87,9 +92,14 @@ def _check_options(recipe: Recipe) -> None:
 
 def _options(name: str) -> dict[str, inspect.Parameter]:
     """What a user may set of an optimizer, by name."""
-    known = inspect.signature(getattr(torch.optim, name)).parameters
+    known = inspect.signature(_find(name)).parameters
     hidden = ("params", "lr", *MEANINGLESS)
     return {option: known[option] for option in known if option not in hidden}
+
+
+def _find(name: str) -> Any:
+    """An optimizer's class."""
+    return OWN.get(name) or getattr(torch.optim, name)
 
 
 def _take_steps(recipe: Recipe) -> None:
@@ -113,7 +123,7 @@ def make_optimizer(
         key: tuple(value) if isinstance(value, list) else value
         for key, value in recipe.optimizer_options.items()
     }
-    make = getattr(torch.optim, recipe.optimizer)
+    make = _find(recipe.optimizer)
     optimizer: torch.optim.Optimizer = make(list(parameters), lr=recipe.lr, **options)
     add_hooks(optimizer, recipe)
     return optimizer

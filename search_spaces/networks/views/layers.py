@@ -33,6 +33,12 @@ class Basic(nn.Module):
         return torch.relu(self.shortcut(images) + self.branch(images))
 
 
+def halving_stem(channels: int, width: int) -> nn.Module:
+    """A 3x3 convolution with its norm and activation, on every other pixel."""
+    first = nn.Conv2d(channels, width, 3, 2, padding=1, bias=False)
+    return nn.Sequential(first, nn.BatchNorm2d(width), nn.ReLU())
+
+
 class Patches(nn.Module):
     """A vector for each patch of an image, with one for its place added."""
 

@@ -18,7 +18,7 @@ from search_spaces.common import Defaults
 NAMES = ("byol", "moco-v3")
 
 STAGES = (3, 3, 2)
-"""BYOL's residual blocks, between which the image is halved."""
+"""BYOL's residual blocks. Between them the image is halved, and by the first convolution, too."""
 
 ENCODERS = 6
 """MoCo-v3's transformer blocks."""
@@ -100,9 +100,9 @@ def _residuals(width: int) -> Iterator[Callable[[], Any]]:
 
 
 def _stem(channels: int, width: int) -> Any:
-    from search_spaces.networks.layers import stem
+    from search_spaces.networks.views.layers import halving_stem
 
-    return stem(channels, width, is_large=False)
+    return halving_stem(channels, width)
 
 
 def _residual(inputs: int, outputs: int, stride: int) -> Any:
