@@ -21,12 +21,14 @@ if TYPE_CHECKING:
     from naspipe.frontend.training.api import train as train
     from naspipe.frontend.training.api import train_together as train_together
     from naspipe.frontend.training.api import workload as workload
+    from naspipe.frontend.training.distillation import distill_blockwise as distill_blockwise
     from naspipe.nni.adapter import from_nni as from_nni
 
 __all__ = [
     "Block", "ConfigError", "Exact", "Execution", "Frozen", "Lag", "Momentum", "NaspipeError",
-    "Run", "Shared", "Space", "StageFailedError", "Teacher", "Views", "chain", "export_subnet",
-    "from_nni", "losses", "search_subnets", "train", "train_together", "workload",
+    "Run", "Shared", "Space", "StageFailedError", "Teacher", "Views", "chain",
+    "distill_blockwise", "export_subnet", "from_nni", "losses", "search_subnets", "train",
+    "train_together", "workload",
 ]  # fmt: skip
 __version__ = "0.1.0"
 
@@ -34,6 +36,7 @@ _NEED_TORCH = {
     "train": "naspipe.frontend.training.api",
     "train_together": "naspipe.frontend.training.api",
     "workload": "naspipe.frontend.training.api",
+    "distill_blockwise": "naspipe.frontend.training.distillation",
     "Run": "naspipe.frontend.given.run",
     "Teacher": "naspipe.frontend.given.teachers",
     "Momentum": "naspipe.frontend.given.momentum",

@@ -1,9 +1,9 @@
-"""What teachers are worth on Fashion-MNIST, by three seeds; writes artifacts/teachers/accuracy.json.
+"""What teachers are worth on Fashion-MNIST; writes artifacts/teachers/accuracy.json.
 
-BYOL with a teacher of this step, of the step before, and with the student one step old, too (the
-symmetric ablation of TSPipe): a linear probe of its features. A convolutional network with a vision
-transformer as its teacher, and alone. A supernet with an exported network as its teacher, and
-alone: how 20 of its subnets do, and in what order.
+By three seeds. BYOL with a teacher of this step, of the step before, and with the student one step
+old, too (the symmetric ablation of TSPipe): a linear probe of its features. A convolutional network
+with a vision transformer as its teacher, and alone. A supernet with that teacher, and alone: how 20
+of its subnets do, and in what order.
 """
 
 from __future__ import annotations

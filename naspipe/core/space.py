@@ -97,6 +97,8 @@ class Space:
         decisions: what samplers draw, where one decision reaches several blocks; without, every
             choice block is a decision of its own.
         proof: what a run asks before it starts, where the layers stand for something else.
+        takes_input: the first block names ``("input",)`` unless it says otherwise; without, a tap
+            brings it what it is called with.
     """
 
     def __init__(
@@ -105,8 +107,11 @@ class Space:
         blocks: Iterable[Block | Shared],
         decisions: Decisions | None = None,
         proof: Proof | None = None,
+        *,
+        takes_input: bool = True,
     ) -> None:
         self.name = name
+        self.takes_input = takes_input
         self.decisions = decisions
         self.proof = proof
         self.blocks: tuple[Block | Shared, ...] = tuple(blocks)
@@ -179,12 +184,13 @@ class Space:
             ),
             self.decisions,
             self.proof,
+            takes_input=self.takes_input,
         )
 
     def fields(self, block: int) -> tuple[str, ...]:
         """Batch fields that the module of this block of the chain is given."""
         named = self.blocks[block].fields
-        return named if named or block else ("input",)
+        return named if named or block or not self.takes_input else ("input",)
 
     def chain(self, choices: Sequence[int]) -> tuple[int, ...]:
         """Turn one choice per choice block into one candidate per block of the chain.

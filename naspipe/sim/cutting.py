@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from naspipe.core.config import Execution
+from naspipe.core.ids import StageId
 from naspipe.core.partition import Partition, make_partition
 from naspipe.core.rules import Follows
 from naspipe.core.subnet import Subnet
@@ -29,16 +31,56 @@ def make_cutters(streams: Sequence[Stream], execution: Execution) -> list[Cutter
         _cutter(_together(number, streams, leaders), execution, number in leaders.values())
         for number in range(len(streams))
     ]
-    return [
+    cutters = [
         _clipped(cutters[leaders[number]], len(stream.chain.rules))
         if number in leaders
         else cutters[number]
         for number, stream in enumerate(streams)
     ]
+    if execution.pipeline.stages > 1 and any(stream.is_whole for stream in streams):
+        return _placed_whole(streams, cutters, execution.pipeline.stages)
+    return cutters
+
+
+def _placed_whole(
+    streams: Sequence[Stream], cutters: Sequence[Cutter], num_stages: int
+) -> list[Cutter]:
+    """Streams that are not cut, each on the stage that has least to do, the dearest stream first.
+
+    The others' cuts are kept: what they give each stage counts.
+    """
+    loads = [0.0] * num_stages
+    dear: list[tuple[float, int]] = []
+    found = list(cutters)
+    for number, stream in enumerate(streams):
+        costs = _mean_costs(stream)
+        if stream.is_whole:
+            dear.append((-sum(costs), number))
+            continue
+        cut = cutters[number](stream.subnets[0])
+        for stage in range(num_stages):
+            loads[stage] += sum(costs[block] for block in cut.blocks(StageId(stage)))
+    for minus_cost, number in sorted(dear):
+        stage = loads.index(min(loads))
+        loads[stage] -= minus_cost
+        length = len(streams[number].chain.rules)
+        bounds = (0,) * (stage + 1) + (length,) * (num_stages - stage)
+        found[number] = _always(make_partition(bounds))
+    return found
+
+
+def _mean_costs(stream: Stream) -> list[float]:
+    if stream.costs is None:
+        return [1.0] * len(stream.chain.rules)
+    return stream.costs.stream_means_ns(stream.subnets)
+
+
+def _always(partition: Partition) -> Cutter:
+    return lambda subnet: partition
 
 
 def _cutter(stream: Stream, execution: Execution, is_followed: bool) -> Cutter:
-    if execution.pipeline.stages == 1 or stream.costs is None:
+    if execution.pipeline.stages == 1 or stream.costs is None or stream.is_whole:
         whole = make_partition((0, len(stream.chain.rules)))
         return lambda subnet: whole
     place = PLACEMENTS["static" if is_followed else execution.pipeline.partition]
@@ -57,7 +99,7 @@ def _together(number: int, streams: Sequence[Stream], leaders: Mapping[int, int]
                     for (block, candidate), cost in stream.costs.costs.items()
                 }
             )
-            stream = Stream(stream.chain, stream.subnets, costs, stream.is_sample)
+            stream = replace(stream, costs=costs)
     return stream
 
 

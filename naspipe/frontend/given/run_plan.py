@@ -48,6 +48,7 @@ def make_pipeline(
                 Chain.of(workload.space, _buffered(workload) if is_grouped else None),
                 tuple(drawn),
                 table,
+                is_whole=workload.is_whole,
                 is_sample=workload.make_strategy is not None,
             )
             for workload, drawn, table in zip(workloads, subnets, costs, strict=True)

@@ -77,7 +77,7 @@ def train(
         RunInterruptedError: after SIGINT or SIGTERM, behind a checkpoint to resume from.
         StorageError: when a file cannot be written.
     """
-    how = _file(recipe)[1].execution.changed(stages=stages, **(execution or {}))
+    how = recipe_execution(recipe, stages=stages, **(execution or {}))
     what = workload(
         space, data, loss, steps=steps, optimizer=optimizer, lr=lr,
         optimizer_options=optimizer_options, sampler=sampler, seed=seed, policy=policy, bulk=bulk,
@@ -185,6 +185,11 @@ def train_together(
         Run(workload.space, directory.path)
         for workload, directory in zip(workloads, training.directories, strict=True)
     ]
+
+
+def recipe_execution(recipe: str | Path | Mapping[str, Any] | None, **settings: Any) -> Execution:
+    """How a run is carried out, by its recipe and further settings."""
+    return _file(recipe)[1].execution.changed(**settings)
 
 
 def default_run_directory(name: str) -> Path:

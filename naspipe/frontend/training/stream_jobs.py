@@ -43,7 +43,7 @@ def check_stream(number: StreamId, workload: Workload, execution: Execution) -> 
         order=order if order != "auto" else "paper",
         steps=definition.recipe.steps,
     )
-    if execution.pipeline.stages > len(space):
+    if execution.pipeline.stages > len(space) and not workload.is_whole:
         raise ConfigError(
             f"{execution.pipeline.stages} stages for {len(space)} blocks: expected at most one "
             f"stage per block; choose --stages {len(space)} or less"

@@ -41,6 +41,10 @@ class Workload:
     is_trained: bool = True
     """Otherwise the stream is only run forward, for others that tap it: its layers are frozen, in
     evaluation mode, and nothing is recorded for autograd."""
+    tapped: Callable[[Mapping[str, torch.Tensor]], tuple[torch.Tensor, ...]] | None = None
+    """What a tap brings to the first block, made from a batch, for whoever measures layers."""
+    is_whole: bool = False
+    """Whether all of its blocks are on one stage, which the planner chooses."""
     rank: int = 0
     """Streams of a lower rank go first."""
     window: int | None = None

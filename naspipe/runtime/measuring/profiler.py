@@ -127,6 +127,9 @@ class _Bench:
             name: value.to(device) if isinstance(value, torch.Tensor) else value
             for name, value in workload.data(definition.seed, 0).items()
         }
+        tapped = workload.tapped(self._batch) if workload.tapped else ()
+        self._first = tuple(tensor.to(device) for tensor in tapped)
+        """What the first block is called with, beside fields of the batch."""
         self._inputs: dict[int, Tensors] = {}
         self._waiting: list[tuple[int, int]] = []
 
@@ -137,7 +140,7 @@ class _Bench:
         blocks = self._workload.space.blocks
         probes: _Probes = {}
         waiting: list[Sequence[tuple[int, int]]] = []
-        inputs: Tensors = ()
+        inputs = self._first
         for block in sorted(set(first_of_kind(self._workload.space))):
             self._inputs[block] = inputs
             order = [(block, number) for number in measuring_order(len(blocks[block].candidates))]
@@ -155,7 +158,7 @@ class _Bench:
         space, seed = self._workload.space, self._workload.definition.seed
         probes: _Probes = {}
         for choices in draw_subnets("fair", space, seed, FIRST_CANDIDATES):
-            inputs: Tensors = ()
+            inputs = self._first
             for key in enumerate(space.chain(choices)):
                 self._inputs[key[0]] = inputs
                 if key not in probes:

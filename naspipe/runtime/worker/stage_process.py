@@ -184,6 +184,8 @@ class StageRun:
                     passes=self._job.steps.passes,
                 ),
                 stream.planned,
+                stream.workload.is_whole
+                and not any(each.partition.blocks(self._stage) for each in stream.planned[:1]),
             )
             for stream in self._job.streams
         ]

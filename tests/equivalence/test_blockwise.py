@@ -1,0 +1,148 @@
+"""Blockwise distillation: every student block's bits are those of a plain loop."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import naspipe as npp
+from naspipe.core.errors import RunInterruptedError
+from naspipe.streams.from_file import read_stream
+from naspipe.trace.access.log import read_run_accesses
+from tests.equivalence import spaces
+from tests.equivalence.harness import assert_same_bits, plain_torch
+from tests.equivalence.test_timing_and_mutations import inject_delays
+from tests.faults.helpers import Calm, Ends, interrupt
+from tests.oracle import PlainLoop
+
+SEED, LR, STEPS = 4, 0.05, 10
+
+
+def teachers():
+    torch.manual_seed(5)
+    return [
+        nn.Sequential(nn.Linear(16, 24), nn.BatchNorm1d(24), nn.ReLU()),
+        nn.Sequential(nn.Linear(24, 24), nn.Dropout(0.5), nn.Tanh()),
+        nn.Sequential(nn.Linear(24, 10)),
+    ]
+
+
+def students():
+    def wide(a, b, hidden):
+        return nn.Sequential(
+            nn.Linear(a, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, b)
+        )
+
+    def choice(a, b):
+        return npp.Block([lambda h=h: wide(a, b, h) for h in (8, 12, 16)])
+
+    return [
+        npp.Space("first", [choice(16, 20), choice(20, 24)]),
+        npp.Space("second", [choice(24, 24)]),
+        npp.Space("third", [npp.Shared("only", lambda: nn.Linear(24, 10))]),
+    ]
+
+
+def distill(path, stages, *, data=spaces.vectors, steps=STEPS, **more):
+    return npp.distill_blockwise(
+        teachers(), students(), data, steps=steps, stages=stages, seed=SEED, lr=LR, run_dir=path,
+        optimizer_options={"momentum": 0.9}, **more,
+    )  # fmt: skip
+
+
+def plain_loops(runs, *, block_after_block=False, steps=STEPS):
+    """The teacher through a batch, then one step of each block; or one block to its end."""
+    blocks = [each.eval() for each in teachers()]
+    loops, streams = [], []
+    for number, run in enumerate(runs):
+        factories = [block.candidates for block in run.space.blocks]
+        fields = [["input"], *[[]] * (len(factories) - 1)]
+        loops.append(PlainLoop(factories, fields, {}, SEED + number, "SGD", LR, {"momentum": 0.9}))
+        chains = [run.space.chain(each) for each in read_stream(run.directory.stream)]
+        streams.append(chains)
+
+    def step(number, y):
+        batch = spaces.vectors(SEED, y)
+        with torch.no_grad():
+            x = batch["input"]
+            for block in blocks[:number]:
+                x = block(x)
+            taught = blocks[number](x)
+        last = number == len(blocks) - 1
+
+        def loss(output, _):
+            if last:
+                return functional.cross_entropy(output, taught.softmax(1))
+            return functional.mse_loss(output, taught)
+
+        loops[number].step(y, streams[number][y], {**batch, "input": x}, loss)
+
+    with plain_torch():
+        places = [(y, n) for y in range(steps) for n in range(len(blocks))]
+        for y, n in sorted(places, key=lambda place: place[::-1] if block_after_block else place):
+            step(n, y)
+    return loops
+
+
+def check(found, **how):
+    for run, loop in zip(found.blocks, plain_loops(found.blocks, **how), strict=True):
+        assert_same_bits(run, loop)
+
+
+@pytest.mark.parametrize(
+    ("stages", "execution"),
+    [(1, {}), (2, {"recompute": True}), (2, {"window": 2}), (3, {"checkpoint_every": 3})],
+)
+def test_bits_of_the_plain_loop(tmp_path, stages, execution):
+    found = distill(tmp_path / "run", stages, execution=execution)
+    check(found)
+    check(found, block_after_block=True)
+
+
+def test_delays(tmp_path, monkeypatch):
+    inject_delays(monkeypatch, 2)
+    check(distill(tmp_path / "run", 2))
+
+
+def test_the_teacher_reads_each_batch_once(tmp_path):
+    distill(tmp_path / "run", 2)
+    reads = read_run_accesses(tmp_path / "run/teacher")
+    assert len(reads) == len({(a.layer, a.sequence_id) for a in reads}) == 3 * STEPS
+    assert {access.kind.name for access in reads} == {"FORWARD"}
+
+
+def test_it_is_interrupted_and_goes_on_on_other_stages(tmp_path):
+    data = Ends(spaces.vectors, 9, interrupt, tmp_path / "marker")
+    with pytest.raises(RunInterruptedError):
+        distill(tmp_path / "run", 2, data=data, steps=80, execution={"window": 3})
+    found = distill(tmp_path / "run", 3, data=Calm(spaces.vectors), steps=80, resume=True)
+    check(found, steps=80)
+
+
+def test_the_blocks_become_one_network(tmp_path):
+    found = distill(tmp_path / "run", 1)
+    network = found.network([[0, 1], [2], []])
+    x = spaces.vectors(SEED, 0)["input"]
+    state = x
+    for run, choices in zip(found.blocks, ([0, 1], [2], []), strict=True):
+        parts = [run.layer(n, c) for n, c in enumerate(choices)] or [run.shared("only")]
+        for part in parts:
+            state = part.eval()(state)
+    assert torch.equal(network(x), state) and state.shape == (len(x), 10)
+
+
+def test_bad_input_is_one_line_and_nothing_is_written(tmp_path):
+    for teacher, student, text in (
+        (teachers(), students()[:2], "a student for each block of the teacher, found 2 for 3"),
+        ([], [], "found 0 for 0"),
+        (teachers(), [*students()[:2], nn.Linear(24, 9)], "student block 2 to have the shape"),
+    ):
+        with pytest.raises(npp.ConfigError, match=text) as caught:
+            npp.distill_blockwise(
+                copy.deepcopy(teacher), student, spaces.vectors, steps=2, run_dir=tmp_path / "run"
+            )
+        assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
