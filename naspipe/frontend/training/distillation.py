@@ -90,7 +90,7 @@ def distill_blockwise(
         stages: stage processes. A student block is on one of them.
         seed: of data and paths; block i draws its parameters from ``seed + i``.
         sampler: of every block's paths; ``recipe``, ``execution``, ``resume``, ``observer`` and
-            ``optimizer`` (``optimizer``, ``lr``, ``optimizer_options``) as of :func:`naspipe.train`.
+            ``optimizer`` (with ``lr`` and ``optimizer_options``) as of :func:`naspipe.train`.
         window: passes that the teacher may be ahead.
         run_dir: ``block-0``, ``block-1``, ... and ``teacher`` lie below it.
 
