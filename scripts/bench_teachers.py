@@ -2,7 +2,7 @@
 
 BYOL with a teacher of this step and of the step before, and a convolutional network that a vision
 transformer teaches, many passes ahead or one. Beside each the bubble that the simulator expects of
-the costs that were measured here.
+the costs that are profiled here, with the links and pauses that the log shows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ from naspipe.frontend.training.api import train_together  # noqa: E402
 from naspipe.frontend.training.stream_jobs import draw_stream  # noqa: E402
 from naspipe.runtime.devices.environment import describe_environment  # noqa: E402
 from naspipe.runtime.jobs.workload import Workload  # noqa: E402
-from naspipe.sim.simulation import measured_timing, simulate_run  # noqa: E402
+from naspipe.sim.costs import StreamCosts, TableCosts  # noqa: E402
+from naspipe.sim.fidelity import link_ns, pause_ns  # noqa: E402
+from naspipe.sim.simulation import simulate_run  # noqa: E402
 from naspipe.trace.access.log import read_joint_accesses  # noqa: E402
 from naspipe.trace.reading.metrics import bubble_ratio  # noqa: E402
 from scripts.comparing.speed import steps_per_second  # noqa: E402
@@ -79,8 +81,8 @@ def workload_of(way: Way, steps: int) -> Workload:
     return named.redefined(recipe=recipe, steps=steps, seed=1)
 
 
-def expected_bubble(taught: Taught, execution: naspipe.Execution) -> float:
-    """The simulator's, from costs that are measured here."""
+def expected_bubble(taught: Taught, execution: naspipe.Execution, accesses: list[Access]) -> float:
+    """The simulator's, from costs that are profiled here; links and pauses are as the log shows."""
     costs = planning_costs(taught.workloads, execution)
     from naspipe.core.ids import StreamId
 
@@ -88,7 +90,10 @@ def expected_bubble(taught: Taught, execution: naspipe.Execution) -> float:
     wiring = naspipe.runtime.jobs.workload.wiring_of(taught.workloads, taught.taps)
     plan = make_plan(taught.workloads, execution, subnets, costs, wiring)
     pipeline = make_pipeline(taught.workloads, execution, subnets, costs, wiring)
-    timing = measured_timing(pipeline, execution, plan.memory)
+    pause = pause_ns(accesses)
+    link = max(0, link_ns(accesses) - pause)
+    tables = [stream.costs for stream in pipeline.streams if stream.costs is not None]
+    timing = StreamCosts([TableCosts(table=t, link_ns=link, pause_ns=pause) for t in tables])
     run = simulate_run(pipeline, plan, execution, timing)
     return bubble_ratio(list(run.accesses), execution.workers)
 
@@ -133,7 +138,7 @@ def measure(name: str, steps: int) -> dict[str, float]:
         "teacher_outputs": waiting(logs, [len(each.space) for each in taught.workloads]),
     }
     if way.stages > 1:
-        found["simulated_bubble"] = expected_bubble(taught, execution)
+        found["simulated_bubble"] = expected_bubble(taught, execution, together)
     return found
 
 
