@@ -18,6 +18,7 @@ from naspipe.report.needs import Needs
 from naspipe.report.reasons import Reason
 from naspipe.report.recorded import Recorded
 from naspipe.report.reductions import Handover
+from naspipe.report.teacher_time import with_teacher
 from naspipe.report.time_bins import BUSY, time_bins
 from naspipe.report.waits import Wait, explain_waits
 from naspipe.trace.access.labels import SpaceLabels
@@ -47,7 +48,7 @@ def write_chrome_trace(path: Path, run: Recorded) -> None:
 def trace_events(run: Recorded) -> Iterator[_Event]:
     """Every event of a run's trace: tracks, records, waits, messages, counters."""
     accesses = sorted(run.accesses, key=time_key)
-    waits = explain_waits(accesses, run.num_stages, run.schedule)
+    waits = with_teacher(explain_waits(accesses, run.num_stages, run.schedule), run.teacher)
     start_ns = min((access.start_ns for access in accesses), default=0)
     yield from _tracks(run)
     for access in accesses:

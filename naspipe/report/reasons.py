@@ -24,6 +24,8 @@ class Reason(Enum):
     """The global norm: a WRITE that had its gradient waited for all gradients of its step."""
     WINDOW = "window"
     """An earlier subnet to finish here, so that another may be under way."""
+    TEACHER = "teacher"
+    """Nothing at all: a teacher's forward ran here."""
     LOAD = "load"
     """A layer on its way from host memory to the device."""
     OTHER = "other"

@@ -16,6 +16,7 @@ from naspipe.report.needs import Schedule
 from naspipe.report.ordered_layers import ordered_layers
 from naspipe.schedule.traits import TRAITS, PolicyTraits
 from naspipe.trace.access.labels import SpaceLabels
+from naspipe.trace.access.log import read_joint_accesses
 from naspipe.trace.reading.compare import RecordedRun
 from naspipe.trace.results.losses_file import Loss
 from naspipe.trace.results.validation_file import Validation, read_validations
@@ -33,6 +34,8 @@ class Recorded(NamedTuple):
     validations: Sequence[Validation] = ()
     ordered: frozenset[LayerId] = frozenset()
     """See :class:`naspipe.report.needs.Schedule`."""
+    teacher: Sequence[Access] = ()
+    """The log of the run's teacher, on the same clock, where there is one."""
 
     @property
     def num_stages(self) -> int:
@@ -81,7 +84,7 @@ def read_run(path: Path) -> Recorded:
     try:
         has_losses = is_complete or run.directory.losses.exists()
         losses = run.losses if has_losses else []
-        accesses = run.accesses
+        accesses, *teacher = read_joint_accesses([path, *_teachers(path)])
         validations = read_validations(run.directory.validation)
     except (LogError, OSError) as error:
         raise ConfigError(
@@ -90,10 +93,17 @@ def read_run(path: Path) -> Recorded:
     recipe = section(section(run.manifest, "definition"), "recipe")
     ordered = ordered_layers(run.directory, run.labels, recipe)
     recorded = Recorded(
-        path, run.manifest, run.labels, accesses, losses, remarks, validations, ordered
-    )
+        path, run.manifest, run.labels, accesses, losses, remarks, validations, ordered,
+        *teacher,
+    )  # fmt: skip
     _check(recorded)
     return recorded
+
+
+def _teachers(path: Path) -> list[Path]:
+    """Where what is recorded of a run's teacher lies."""
+    place = path / "teacher"
+    return [place] if (place / "manifest.json").is_file() else []
 
 
 def _check(run: Recorded) -> None:

@@ -23,6 +23,7 @@ from naspipe.report.reductions import Reductions
 from naspipe.report.search_tables import search_tables
 from naspipe.report.stage_balance import stage_balance
 from naspipe.report.summary import facts, numbers
+from naspipe.report.teacher_time import with_teacher
 from naspipe.report.time_bins import time_bins
 from naspipe.report.waits import Wait, explain_waits
 from naspipe.trace.access.log import time_key
@@ -35,7 +36,7 @@ SHORTEST_WAIT_NS = 50_000
 def run_tables(run: Recorded, name: str) -> dict[str, Any]:
     """All tables of one run; ``name`` is what the page calls it."""
     accesses = sorted(run.accesses, key=time_key)
-    waits = explain_waits(accesses, run.num_stages, run.schedule)
+    waits = with_teacher(explain_waits(accesses, run.num_stages, run.schedule), run.teacher)
     bins = time_bins(accesses, waits, run.num_stages)
     layers = layer_orders(accesses, waits, run.labels)
     sums = Reductions(accesses, run.schedule.steps).handovers

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from naspipe.core.ids import StreamId
 from naspipe.report.recorded import Recorded, section
+from naspipe.trace.access.log import time_key
 from naspipe.trace.reading.differences import access_differences, loss_differences
-from naspipe.trace.reading.metrics import causal_bound, summarize
+from naspipe.trace.reading.metrics import bubble_ratio, causal_bound, summarize
 
 _DEFINITION = ("space", "scale", "sampler", "policy", "steps", "seed")
 _EXECUTION = (
@@ -49,6 +51,12 @@ def numbers(run: Recorded) -> dict[str, float]:
     if run.accesses:
         measured = dict(summarize(run.accesses, run.num_stages)._asdict())
         measured["causal_bound"] = causal_bound(run.accesses, run.num_stages)
+    if run.teacher:
+        alone = [
+            each._replace(layer=each.layer._replace(stream=StreamId(1))) for each in run.teacher
+        ]
+        both = sorted([*run.accesses, *alone], key=time_key)
+        measured["bubble_with_teacher"] = bubble_ratio(both, run.num_stages)
     if run.losses:
         last = [loss.value for loss in run.losses[-max(1, len(run.losses) // 10) :]]
         measured["final_loss"] = sum(last) / len(last)

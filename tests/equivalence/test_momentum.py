@@ -6,6 +6,8 @@ import pytest
 
 import naspipe as npp
 from naspipe.core.errors import RunInterruptedError
+from naspipe.report.recorded import read_run
+from naspipe.report.run_tables import run_tables
 from naspipe.trace.access.log import read_run_accesses
 from tests.equivalence import spaces
 from tests.equivalence.momentum_runs import STEPS, differences, joined, plain, train
@@ -74,6 +76,13 @@ def test_the_log_shows_what_was_read(tmp_path):
     for (_, number), version in reads.items():
         step = number // 4
         assert version == (-1 if step < 2 else 4 * (step - 1) - 1)
+
+
+def test_the_report_shows_the_teacher(tmp_path):
+    run = train(tmp_path / "run", 2)
+    tables = run_tables(read_run(run.directory.path), "run")
+    assert sum(tables["wait_totals_ns"]["teacher"]) > 0
+    assert tables["numbers"]["bubble_with_teacher"] < tables["numbers"]["bubble_ratio"]
 
 
 def test_steps_differ_from_the_second_on(tmp_path):

@@ -41,6 +41,7 @@ const MEASURES = [
   ["num_passes", "passes", String],
   ["bubble_ratio", "bubble", percent],
   ["causal_bound", "causal bound of the bubble", percent],
+  ["bubble_with_teacher", "bubble, the teacher's forwards counted as work", percent],
   ["hit_rate", "cache hit rate", percent],
   ["stall_ratio", "stalled for loads", percent],
   ["num_sums", "sums between groups", String],

@@ -14,6 +14,7 @@ const REASONS = {
   copy: ["#44AA99", "copy", "a forward was here, and another group had written its layer: the copy was on its way back"],
   buffers: ["#DDAA88", "buffers", "a forward was here, but an earlier pass in another group had to go through the layer first (batch normalisation, norms=ordered)"],
   norm: ["#228833", "global norm", "a WRITE had its gradient, but waited for the norm of all gradients of its step (clip_global_norm)"],
+  teacher: ["#9BC995", "teacher", "no wait: a forward of the teacher ran here"],
   load: ["#66CCEE", "load", "a layer was on its way from host memory to the device"],
   window: ["#AA3377", "window", "as many subnets were under way as may be; an earlier one had to finish here"],
   other: ["#CCBB44", "other", "nothing was missing by the log: what a stage does between blocks (dispatch, messages, copies), or a busy machine"],
