@@ -86,6 +86,8 @@ class StreamWiring:
     """Tasks of streams of a lower rank go first, whatever the dispatch order says."""
     window: int | None = None
     """Subnets that may be under way; None for the execution's."""
+    cut_like: int | None = None
+    """The stream whose cuts this one has, block by block; None for cuts of its own."""
     objectives: tuple[int, ...] = ()
     """Rising: blocks before the last in which a loss arises. No gradient from behind enters them:
     the backward begins there, and needs nothing of the later blocks."""

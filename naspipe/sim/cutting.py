@@ -10,18 +10,23 @@ from naspipe.core.ids import StageId
 from naspipe.core.partition import Partition, make_partition
 from naspipe.core.rules import Follows
 from naspipe.core.subnet import Subnet
+from naspipe.core.wiring import PLAIN, Wiring
 from naspipe.planning.cost import CostTable, LayerCost
 from naspipe.planning.partitions import PLACEMENTS, Cutter
 from naspipe.sim.chains import Stream
 
 
-def make_cutters(streams: Sequence[Stream], execution: Execution) -> list[Cutter]:
+def make_cutters(
+    streams: Sequence[Stream], execution: Execution, wiring: Wiring = PLAIN
+) -> list[Cutter]:
     """Of each stream.
 
-    One that follows another is cut where that is: layers and their sources are on one stage. Both
-    then have one cut for all subnets, balanced for their costs together.
+    One that follows another is cut where that is: layers and their sources are on one stage. So is
+    one whose wiring says so. Both then have one cut for all subnets, balanced for their costs
+    together.
     """
-    leaders = {
+    own = ((number, wiring.of(number).cut_like) for number in range(len(streams)))
+    leaders = {number: leader for number, leader in own if leader is not None} | {
         number: rule.stream
         for number, stream in enumerate(streams)
         for rule in stream.chain.rules
@@ -111,13 +116,14 @@ def _sum(cost: LayerCost, follower: CostTable, block: int, candidate: int) -> La
 
 
 def _clipped(cutter: Cutter, num_blocks: int) -> Callable[[Subnet], Partition]:
-    """The same cuts of a shorter chain; a stage behind its end has nothing."""
+    """The same cuts of another chain; of a shorter one, a stage behind its end has nothing."""
     made: dict[Partition, Partition] = {}
 
     def cut(subnet: Subnet) -> Partition:
         whole = cutter(subnet)
         if whole not in made:
-            made[whole] = make_partition(tuple(min(each, num_blocks) for each in whole.bounds))
+            inner = (min(bound, num_blocks) for bound in whole.bounds[:-1])
+            made[whole] = make_partition((*inner, num_blocks))
         return made[whole]
 
     return cut

@@ -108,7 +108,7 @@ def plan_pipeline(pipeline: Pipeline, execution: Execution, sizes: Sizes | None 
     """
     if not pipeline.is_causal:
         execution = execution.changed(partition="static", order="paper")
-    cutters = make_cutters(pipeline.streams, execution)
+    cutters = make_cutters(pipeline.streams, execution, pipeline.wiring)
     groups, steps = execution.pipeline.groups, pipeline.steps
     check_groups(groups, pipeline.policy, steps)
     made = zip(pipeline.streams, cutters, strict=True)

@@ -17,6 +17,7 @@ from naspipe.streams.from_file import read_stream
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, oracle_of, plain_torch, restless
 from tests.faults.helpers import Calm, Ends, interrupt, kill
+from tests.oracle import keyed_seed
 
 SEED, LR = 1, 0.02
 LOSS = npp.losses.SoftTarget(temperature=2.0, weight=0.5)
@@ -31,9 +32,9 @@ def network():
     return nn.Sequential(*parts)
 
 
-def plain_loop(run, passes=1, **recipe):
+def plain_loop(run, passes=1, mode="eval", **recipe):
     """Both networks in one process: the teacher without a graph, then the student."""
-    teacher = network().eval()
+    teacher = network().train(mode == "train")
     loop = oracle_of(run.space, SEED, "SGD", LR, {"momentum": 0.9}, **recipe)
     chains = [run.space.chain(choices) for choices in read_stream(run.directory.stream)]
     with plain_torch():
@@ -41,7 +42,9 @@ def plain_loop(run, passes=1, **recipe):
             numbers = range(step * passes, (step + 1) * passes)
             batches = [spaces.vectors(SEED, y) for y in numbers]
             with torch.no_grad():
-                lessons = [teacher(batch["input"]) for batch in batches]
+                lessons = [
+                    forward(teacher, batch["input"], step, n) for n, batch in enumerate(batches)
+                ]
             taught = iter(lessons)
 
             def loss(output, target, taught=taught):
@@ -50,6 +53,14 @@ def plain_loop(run, passes=1, **recipe):
             pairs = [(chains[y], batch) for y, batch in zip(numbers, batches, strict=True)]
             loop.take(step, pairs, loss, averages_loss=True)
     return loop
+
+
+def forward(teacher, x, step, number):
+    """Block by block under keyed seeds, which only a teacher in training mode notices."""
+    for block, module in enumerate(teacher):
+        torch.manual_seed(keyed_seed(f"{SEED}/{step}/{block}/{number}/teacher"))
+        x = module(x)
+    return x
 
 
 def train(path, stages, passes="one", execution=None, data=spaces.vectors, steps=12, **more):
@@ -84,6 +95,26 @@ def test_passes_and_groups(tmp_path, monkeypatch, groups, stages):
     more = {"clip_global_norm": 1.0, "ema": 0.9}
     run = train(tmp_path / "run", stages, "accumulate:4", {"groups": groups}, recipe=more)
     assert_same_bits(run, plain_loop(run, 4, **more))
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_teacher_in_training_mode(tmp_path, stages):
+    """Its dropout has draws of its own; its norms use their batch, and keep what they had."""
+    teacher = npp.Teacher(network(), mode="train")
+    run = train(tmp_path / "run", stages, "accumulate:2", teacher=teacher)
+    assert_same_bits(run, plain_loop(run, 2, mode="train"))
+    assert run.manifest["definition"]["teacher"].endswith("/train")
+
+
+def test_cuts_change_no_bit(tmp_path):
+    found = []
+    for joint in (False, True):
+        teacher = npp.Teacher(network(), joint_cuts=joint)
+        run = train(tmp_path / f"{joint}", 3, teacher=teacher)
+        assert_same_bits(run, plain_loop(run))
+        found.append(npp.Run(run.space, tmp_path / f"{joint}/teacher").manifest["execution"])
+    own = run.manifest["execution"]["partitions"]
+    assert len(own) == 1 and found[1]["partitions"] != found[0]["partitions"]
 
 
 def test_a_run_as_a_teacher(tmp_path):
@@ -140,6 +171,7 @@ def test_a_broken_rule_is_seen(tmp_path, monkeypatch):
     [
         (lambda: npp.Teacher(network(), window=0), "window of 1 pass or more, found 0"),
         (lambda: npp.Teacher(network(), [0]), "expected choices and ema of a run only"),
+        (lambda: npp.Teacher(network(), mode="half"), "expected mode train or eval, found 'half'"),
         (lambda: npp.Teacher([3]), "expected modules, found a int"),
         (lambda: npp.Teacher([]), "expected one module or more"),
     ],

@@ -24,6 +24,7 @@ from naspipe.frontend.given.taught import Taught, only_student
 from naspipe.runtime.devices.tensor_bytes import tensor_bytes
 from naspipe.runtime.jobs.losses import wants_hidden
 from naspipe.runtime.jobs.workload import Workload
+from naspipe.teaching.momentum_update import MODES
 
 WINDOW = 16
 """Passes that a teacher may be ahead, unless its user says otherwise."""
@@ -42,6 +43,10 @@ class Teacher:
         choices: of a run's supernet, one per choice block.
         ema: of a run, the moving averages of its weights.
         window: passes that it may be ahead.
+        mode: ``eval``; or ``train``, in which norms use the statistics of their batch. What they keep
+            is not changed by either.
+        joint_cuts: cut it where the student is cut, block by block; otherwise both are balanced by
+            themselves. Changes no bit.
         weights: a safetensors file for modules, with the names of ``Sequential(*modules)``.
 
     Raises:
@@ -56,6 +61,8 @@ class Teacher:
         *,
         ema: bool = False,
         window: int = WINDOW,
+        mode: str = "eval",
+        joint_cuts: bool = False,
         weights: str | Path | None = None,
     ) -> None:
         if isinstance(network, Run):
@@ -72,8 +79,10 @@ class Teacher:
             self.space = _frozen(chain(network, name="teacher"))
         if window < 1:
             raise ConfigError(f"teacher: expected a window of 1 pass or more, found {window}")
-        self.window = window
-        self.digest = weights_digest(self.space)
+        if mode not in MODES:
+            raise ConfigError(f"teacher: expected mode {' or '.join(MODES)}, found {mode!r:.80}")
+        self.window, self.mode, self._joint_cuts = window, mode, joint_cuts
+        self.digest = weights_digest(self.space) + ("" if mode == "eval" else f"/{mode}")
         _check_finite(self.space)
 
     def beside(self, students: Sequence[Workload]) -> Taught:
@@ -92,7 +101,8 @@ class Teacher:
         )  # fmt: skip
         teacher = replace(
             student, space=space, definition=definition, make_strategy=None, held_out=None,
-            is_trained=False, rank=1, window=self.window, objectives={}, field_sources={},
+            is_trained=False, rank=1, window=self.window, in_training_mode=self.mode == "train",
+            cut_like=0 if self._joint_cuts else None, objectives={}, field_sources={},
         )  # fmt: skip
         ends = [(StreamId(n), len(space) - 1) for n, space in enumerate((student.space, space))]
         tap = Tap(source=ends[1], sink=ends[0], role=TapRole.LESSON)

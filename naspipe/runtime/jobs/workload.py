@@ -43,6 +43,10 @@ class Workload:
     evaluation mode, and nothing is recorded for autograd."""
     tapped: Callable[[Mapping[str, torch.Tensor]], tuple[torch.Tensor, ...]] | None = None
     """What a tap brings to the first block, made from a batch, for whoever measures layers."""
+    cut_like: int | None = None
+    """The stream whose cuts it has; None for its own."""
+    in_training_mode: bool = False
+    """Whether modules of a stream that is not trained run as in training."""
     is_whole: bool = False
     """Whether all of its blocks are on one stage, which the planner chooses."""
     rank: int = 0
@@ -62,7 +66,8 @@ class Workload:
     @property
     def runs_in_training_mode(self) -> bool:
         """Whether its modules do."""
-        return self.is_trained or (self.follows is not None and self.follows.mode == "train")
+        follows = self.follows is not None and self.follows.mode == "train"
+        return self.is_trained or self.in_training_mode or follows
 
     @property
     def wiring(self) -> StreamWiring:
@@ -71,6 +76,7 @@ class Workload:
         return StreamWiring(
             is_trained=self.is_trained,
             rank=self.rank,
+            cut_like=self.cut_like,
             window=self.window,
             objectives=tuple(sorted(self.objectives)),
             late_fields=tuple(each for each in needed if each[1] in self.field_sources),
