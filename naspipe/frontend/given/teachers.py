@@ -43,8 +43,8 @@ class Teacher:
         choices: of a run's supernet, one per choice block.
         ema: of a run, the moving averages of its weights.
         window: passes that it may be ahead.
-        mode: ``eval``; or ``train``, in which norms use the statistics of their batch. What they keep
-            is not changed by either.
+        mode: ``eval``; or ``train``, in which norms use their batch's statistics. What they keep is
+            not changed by either.
         joint_cuts: cut it where the student is cut, block by block; otherwise both are balanced by
             themselves. Changes no bit.
         weights: a safetensors file for modules, with the names of ``Sequential(*modules)``.
