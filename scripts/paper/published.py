@@ -119,3 +119,20 @@ GROPIPE = {
 
 GROPIPE_COMMUNICATION = "at most 1.76 (VGG-16, 4 groups x 2 stages), more with more stages"
 """Gain of GroPipe's communication over a base line that it does not name (Figure 14)."""
+
+TSPIPE: dict[str, tuple[float, float, float]] = {
+    "ViT-L to ResNet-101": (57.41, 136.8, 204.4),
+    "ViT-L to ResNet-152": (47.24, 126.6, 180.7),
+    "ViT-H to ResNet-101": (35.65, 100.6, 148.5),
+    "ViT-H to ResNet-152": (30.30, 84.03, 141.8),
+    "BERT-xxlarge": (30.36, 75.22, 98.82),
+    "ResNet-18, BYOL": (346.3, 585.1, 728.5),
+    "ResNet-50, BYOL": (102.0, 232.0, 295.8),
+    "ResNet-101, BYOL": (71.25, 162.7, 243.0),
+    "ResNet-152, BYOL": (53.33, 136.9, 201.6),
+    "ViT-S, MoCo-v3": (99.42, 259.9, 365.7),
+    "ViT-B, MoCo-v3": (35.06, 106.7, 176.6),
+    "ViT-L, MoCo-v3": (11.31, 33.95, 54.70),
+    "ViT-H, MoCo-v3": (5.496, 18.71, 35.26),
+}
+"""TSPipe's Table 2: samples per second on 8 GPUs of model parallel, GPipe and TSPipe."""

@@ -53,18 +53,22 @@ def test_one_loss_on_groups(tmp_path, execution):
 
 
 @pytest.mark.parametrize("buffers", ["own", "copied", "averaged"])
-@pytest.mark.parametrize("mode", ["train", "eval"])
-def test_norms_of_the_teacher(tmp_path, mode, buffers):
-    run = train(tmp_path / "run", 2, teacher={"mode": mode, "buffers": buffers})
+@pytest.mark.parametrize(("mode", "groups"), [("train", 1), ("eval", 1), ("eval", 2)])
+def test_norms_of_the_teacher(tmp_path, mode, groups, buffers):
+    how = {"mode": mode, "buffers": buffers}
+    run = train(tmp_path / "run", 2, teacher=how, execution={"groups": groups})
     assert differences(run, plain(mode=mode, buffers=buffers)) == []
 
 
-@pytest.mark.parametrize("execution", [{"window": 4}, {"groups": 2, "window": 1}, {"window": 64}])
-def test_delays_and_windows(tmp_path, monkeypatch, execution):
+@pytest.mark.parametrize(
+    ("lag", "execution"),
+    [(1, {"window": 4}), (1, {"groups": 2, "window": 1}), (2, {"groups": 2}), (0, {"window": 64})],
+)
+def test_delays_and_windows(tmp_path, monkeypatch, lag, execution):
     """Messages are late and overtake one another; blocks take their time."""
-    inject_delays(monkeypatch, 3)
-    run = train(tmp_path / "run", 2, execution=execution)
-    assert differences(run, plain()) == []
+    inject_delays(monkeypatch, 3 + lag)
+    run = train(tmp_path / "run", 2, lag=lag, execution=execution)
+    assert differences(run, plain(lag)) == []
 
 
 def test_the_log_shows_what_was_read(tmp_path):
