@@ -19,7 +19,7 @@ from naspipe.sim.driver import simulate
 from naspipe.stage.builder import build_admission, build_controller, new_history
 from naspipe.teaching.crossing import crossed
 
-FORWARD_NS = 1000
+FORWARD_NS = 9600
 """Of the student, on a stage."""
 
 

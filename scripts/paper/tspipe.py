@@ -14,7 +14,9 @@ CASES = ((1, 1.0), (1, 2.0), (2, 0.5), (2, 1.0))
 """Views, and the teacher's forward over the student's."""
 BLOCKS = 32
 """Of each network: between them a stage may switch to other work."""
-TOLERANCE = 0.02
+TOLERANCE = 0.025
+"""Off the closed form, for each unit of r: a task of the student's may wait for one block of the
+teacher's, which is as long as r is large."""
 FILLED = 0.97
 WAYS: dict[str, dict[str, Any]] = {
     "same_step": {"lag": 0},
@@ -78,7 +80,7 @@ def faults(rows: list[dict[str, Any]]) -> list[str]:
     for row in rows:
         name = f"{row['stages']} stages, {row['views']} x {row['batches']}, r {row['ratio']:g}"
         for way in ("one_old", "two_old", "frozen"):
-            if row[f"{way}_formula"] - row[way] > TOLERANCE:
+            if row[f"{way}_formula"] - row[way] > TOLERANCE * row["ratio"]:
                 found.append(f"{name}: {way} {row[way]:.3f} of {row[f'{way}_formula']:.3f}")
             if row["is_filled"] and row[way] < FILLED:
                 found.append(f"{name}: {way} is not full, {row[way]:.3f}")
