@@ -136,4 +136,5 @@ def draw(result: Result, figure: Any) -> None:
     grouped_bars(axes, names, {way.replace("_", " "): [r[way] for r in some] for way in ways})
     axes.axhline(1, color="black", lw=0.8)
     axes.set_title(f"share of time that {most} stages are busy; views x micro-batches")
-    axes.legend(fontsize="small", ncols=5, loc="lower center")
+    axes.set_ylim(0, 1.2)
+    axes.legend(fontsize="small", ncols=5, loc="upper center")

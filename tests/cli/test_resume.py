@@ -92,7 +92,7 @@ def test_bad_resumes(
 
 def test_a_run_in_use_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "run"
-    launcher = start(path, "--steps", "400", "--stages", "2")
+    launcher = start(path, "--steps", "4000", "--stages", "2")
     try:
         wait_for(path / "losses.jsonl", 1)
         command = [sys.executable, "-m", "naspipe", "train", "--resume", str(path)]
