@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
+import torch
+from torch import nn
 
 import naspipe as npp
 from naspipe.core.errors import RunInterruptedError
 from naspipe.report.recorded import read_run
 from naspipe.report.run_tables import run_tables
+from naspipe.streams.from_file import read_stream
 from naspipe.trace.access.log import read_run_accesses
+from naspipe.trace.reading.compare import compare_runs
 from tests.equivalence import spaces
-from tests.equivalence.momentum_runs import STEPS, differences, joined, plain, train
+from tests.equivalence.momentum_runs import SEED, STEPS, differences, joined, plain, train
 from tests.equivalence.test_timing_and_mutations import inject_delays
 from tests.faults.helpers import Calm, Ends, interrupt, kill
 
@@ -110,3 +116,35 @@ def test_a_stage_is_killed(tmp_path):
     run = train(tmp_path / "run", 2, lag=1, data=data, steps=14, execution=execution)
     assert run.manifest["life"]["generation"] == 1
     assert differences(run, plain(1, steps=14)) == []
+
+
+def test_a_supernet_and_its_teacher(tmp_path):
+    """Layers that a step does not use stay as they are, in both networks."""
+
+    def choice(a, b):
+        return npp.Block([partial(nn.Linear, a, b) for _ in range(3)])
+
+    space = npp.Space("choices", [choice(16, 16), choice(16, 16), choice(16, 10)])
+
+    def supernet(groups, stages, lag, passes="accumulate:2"):
+        return npp.train(
+            space, spaces.vectors, npp.losses.SoftTarget(), steps=12, seed=SEED, stages=stages,
+            run_dir=tmp_path / f"{groups}x{stages}-{lag}-{passes}", recipe={"passes": passes},
+            execution={"groups": groups}, teacher=npp.Momentum(0.9, lag=lag),
+        )  # fmt: skip
+
+    several = [supernet(1, stages, 1, "subnets:2").losses for stages in (1, 2)]
+    assert several[0] == several[1]
+    with pytest.raises(npp.ConfigError, match="expected one subnet a step with a momentum teacher"):
+        supernet(2, 1, 1, "subnets:2")
+    runs = [supernet(*how) for how in ((1, 1, 1), (1, 2, 1), (2, 2, 1), (1, 1, 0))]
+    for place in ("", "teacher"):
+        paths = [run.directory.path / place for run in runs]
+        *same, other = compare_runs(paths)
+        assert all(each.is_identical for each in same) and not other.is_identical
+    teacher = npp.Run(space, runs[0].directory.path / "teacher")
+    drawn = read_stream(teacher.directory.stream)
+    used = {pair for choices in drawn for pair in enumerate(choices)}
+    for number, candidate in used:
+        mine, its = (run.layer(number, candidate).weight for run in (teacher, runs[0]))
+        assert not torch.equal(mine, its)

@@ -118,12 +118,20 @@ def check_grouping(workload: Workload, groups: int) -> None:
 
     Raises:
         ConfigError: for groups that the steps have no passes for, for a loss that sums over its
-            batch, and for batches of one item under batch normalisation.
+            batch, for batches of one item under batch normalisation, and for a teacher whose layers
+            would have to change groups.
     """
     definition = workload.definition
     check_groups(groups, definition.policy, definition.recipe.steps)
     if groups == 1:
         return
+    is_chosen = any(count > 1 for count in workload.space.candidate_counts)
+    if workload.follows is not None and definition.recipe.steps.draws_each and is_chosen:
+        raise ConfigError(
+            f"groups={groups}: expected one subnet a step with a momentum teacher, as in "
+            f"passes=accumulate:N, found {definition.recipe.passes}: its layers would be made by "
+            f"one group, and by another one next; use fewer groups, or stages"
+        )
     if getattr(workload.loss, "reduction", "mean") == "sum":
         raise ConfigError(
             f"groups={groups}: expected a loss that is a mean over its batch, as the passes of a "
