@@ -143,6 +143,11 @@ def test_a_supernet_and_its_teacher(tmp_path):
         *same, other = compare_runs(paths)
         assert all(each.is_identical for each in same) and not other.is_identical
     teacher = npp.Run(space, runs[0].directory.path / "teacher")
+    found = npp.search_subnets(
+        teacher, spaces.vectors, nn.CrossEntropyLoss(), held_out=spaces.vectors, budget=2,
+        stages=2, validate=1, calibrate=0,
+    )  # fmt: skip
+    assert found.path.is_dir()
     drawn = read_stream(teacher.directory.stream)
     used = {pair for choices in drawn for pair in enumerate(choices)}
     for number, candidate in used:

@@ -11,6 +11,7 @@ from naspipe.core.access import Access
 from naspipe.core.config import Execution, Recipe
 from naspipe.core.events import Event
 from naspipe.core.ids import SequenceId, StreamId
+from naspipe.core.rules import Frozen
 from naspipe.core.wiring import StreamWiring, Wiring
 from naspipe.planning.memory import MemoryPlan
 from naspipe.runtime.blocks.ports import BlockResult
@@ -82,7 +83,7 @@ class EvaluationStage:
             stage,
             build_controller(
                 stage,
-                [job.evaluation.space.rules],
+                [[Frozen()] * len(job.evaluation.space)],
                 order="paper",
                 residency=residency_of(job.memory, stage, execution),
                 wiring=FORWARD_ONLY,
