@@ -31,6 +31,10 @@ def field_input(name: str) -> InputName:
     return InputName(f"{FIELD}{name}")
 
 
+CREDIT = "credit:"
+"""What comes back for a tapped output begins with: whoever took it is through."""
+
+
 class TapRole(Enum):
     """What a tapped output is to the block that takes it."""
 
@@ -86,6 +90,8 @@ class StreamWiring:
     """Tasks of streams of a lower rank go first, whatever the dispatch order says."""
     window: int | None = None
     """Subnets that may be under way; None for the execution's."""
+    lingers: bool = False
+    """Whether its subnets stay under way until those that take their outputs are through."""
     cut_like: int | None = None
     """The stream whose cuts this one has, block by block; None for cuts of its own."""
     objectives: tuple[int, ...] = ()
@@ -114,6 +120,11 @@ class Wiring:
     def of(self, stream: int) -> StreamWiring:
         """That of one stream."""
         return self.streams[stream] if stream < len(self.streams) else _PLAIN_STREAM
+
+    @property
+    def lingering(self) -> frozenset[int]:
+        """The streams whose subnets stay under way for those who take their outputs."""
+        return frozenset(n for n, stream in enumerate(self.streams) if stream.lingers)
 
     def joined(self, num_streams: int) -> list[set[int]]:
         """Streams that taps join, each in one set: they are cut and go on at the same pass."""

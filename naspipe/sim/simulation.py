@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -11,6 +11,7 @@ from naspipe.core.ids import LayerId, StageId, StreamId
 from naspipe.core.ports import Admission
 from naspipe.planning.cost import CostTable
 from naspipe.planning.memory import MemoryPlan
+from naspipe.schedule.participation import participants
 from naspipe.sim.access_table import AccessTable
 from naspipe.sim.costs import StreamCosts, TableCosts
 from naspipe.sim.driver import Admitted, simulate_into
@@ -89,8 +90,19 @@ def simulate_run(
     def admitted(stream: StreamId, number: int) -> Admitted:
         return *plan.streams[stream].planned[number], pipeline.wiring.of(stream).is_trained
 
-    def admissions() -> list[Admission]:
-        return [
+    table = AccessTable()
+    admissions = _admissions(pipeline, plan, execution)
+    simulate_into(table.append, admitted, controllers, timing, lambda: next(admissions), clock)
+    peaks = tuple(manager.peak_bytes for manager in managers if manager is not None)
+    return SimulatedRun(plan, table, execution.workers, peaks)
+
+
+def _admissions(pipeline: Pipeline, plan: Plan, execution: Execution) -> Iterator[list[Admission]]:
+    """Of each stage: which subnets of each stream may be under way there."""
+    partitions = [{each.partition for each in stream.planned} for stream in plan.streams]
+    taking_part = participants(partitions, pipeline.wiring, execution.workers)
+    for stage in range(execution.workers):
+        yield [
             build_admission(
                 pipeline.policy,
                 len(stream.subnets),
@@ -98,14 +110,12 @@ def simulate_run(
                 bulk=pipeline.bulk,
                 stages=execution.workers,
                 passes=pipeline.steps.passes,
+                takes_part=stage in stages,
             )
-            for number, stream in enumerate(pipeline.streams)
+            for number, (stream, stages) in enumerate(
+                zip(pipeline.streams, taking_part, strict=True)
+            )
         ]
-
-    table = AccessTable()
-    simulate_into(table.append, admitted, controllers, timing, admissions, clock)
-    peaks = tuple(manager.peak_bytes for manager in managers if manager is not None)
-    return SimulatedRun(plan, table, execution.workers, peaks)
 
 
 def choose_order(plan: Plan, pipeline: Pipeline, execution: Execution, timing: Costs) -> Plan:

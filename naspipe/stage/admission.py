@@ -115,3 +115,18 @@ class StepAdmission(AdmissionWindow):
     def reach(self, sequence_id: int) -> range:
         """Sequence IDs to admit so that the whole step of this one is."""
         return super().reach(sequence_id - sequence_id % self._passes + self._passes - 1)
+
+
+class Absence(AdmissionWindow):
+    """Of a stream that a stage has nothing to do with: it never hears of a subnet."""
+
+    def __init__(self, num_subnets: int) -> None:
+        super().__init__(1, num_subnets, num_subnets)
+
+    def hold(self) -> int:
+        """Where the stream is cut short is for others to say."""
+        return 0
+
+    def stop(self, num_subnets: int) -> range:
+        """Nothing is left to admit."""
+        return self.open()

@@ -26,7 +26,7 @@ from naspipe.schedule.dispatch_order import (
 )
 from naspipe.schedule.history import History
 from naspipe.schedule.traits import causal_policies, traits_of
-from naspipe.stage.admission import AdmissionWindow, BulkAdmission, StepAdmission
+from naspipe.stage.admission import Absence, AdmissionWindow, BulkAdmission, StepAdmission
 from naspipe.stage.controller import StageController
 from naspipe.stage.gates import NORMS, StepGate
 from naspipe.stage.ports import WriteGate
@@ -172,13 +172,17 @@ def build_admission(
     stages: int = 1,
     first: int = 0,
     passes: int = 1,
+    takes_part: bool = True,
 ) -> Admission:
     """Which subnets of a stream may be under way on a stage.
 
     ``asp`` has as many under way as there are stages, which is what its one-forward-
     one-backward schedule needs (PipeDream, section 3.2); ``sequential`` has one. ``first`` is the
-    sequence ID to begin with. Steps of several ``passes`` are admitted whole.
+    sequence ID to begin with. Steps of several ``passes`` are admitted whole. A stage that does not
+    take part hears of none.
     """
+    if not takes_part:
+        return Absence(num_subnets)
     traits = traits_of(policy)
     under_way = traits.under_way(window, stages)
     if passes > 1:

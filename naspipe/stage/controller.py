@@ -17,7 +17,6 @@ from naspipe.core.commands import (
     RecordAccess,
     RetireSubnet,
     RunTask,
-    SendOutput,
 )
 from naspipe.core.errors import InvariantError
 from naspipe.core.events import (
@@ -50,7 +49,7 @@ from naspipe.stage.ports import WriteGate
 from naspipe.stage.predictor import Predictor
 from naspipe.stage.ready import ReadyTasks
 from naspipe.stage.stalls import Stalls
-from naspipe.stage.taps import Taps
+from naspipe.stage.taps import Sent, Taps
 from naspipe.stage.work import Progress, Work, begin_subnet
 from naspipe.stage.writes import Writes
 
@@ -96,7 +95,7 @@ class StageController:
             self._clearance,
         )  # fmt: skip
         self._wiring = wiring
-        self._taps = Taps(stage, wiring.taps, policy.steps)
+        self._taps = Taps(stage, wiring.taps, policy.steps, wiring.lingering)
         self._inputs = Inputs(wiring, self._taps, self._clearance)
         self._predictor = Predictor(history.rules, order)
         self._joins = bool(wiring.taps) or policy.steps.passes > 1  # whether others wait for blocks
@@ -121,7 +120,7 @@ class StageController:
             case InputArrived():
                 if event.name == CHAIN:
                     self._predictor.arrive(event.task, event.upcoming)
-                self._arrive(event.task, event.name)
+                self._arrive(event.task, event.name, commands)
             case SubnetAdmitted():
                 self._on_admitted(event, commands)
             case VersionArrived():
@@ -146,9 +145,8 @@ class StageController:
                 self._whereabouts.resume(event.layers)
         if self._commanded == 0 and not self._writes.are_under_way:
             self._advance(event.time_ns, commands)
-        running = self._ready.running
-        likely = self._predictor.forecast(self._subnets.values(), running, self._changes)
-        soon = chain(self._writes.due, likely)
+        soon = self._predictor.forecast(self._subnets.values(), self._ready.running, self._changes)
+        soon = chain(self._writes.due, soon)
         commands += self._residency.plan(soon, self._stalls.is_stalled, self._changes)
         return self._cuts.guard(commands)
 
@@ -210,20 +208,21 @@ class StageController:
         self._wake(clear)
         self._settle(progress, commands)
 
-    def _arrive(self, task: Task, name: InputName) -> None:
+    def _arrive(self, task: Task, name: InputName, commands: list[Command]) -> None:
         progress = self._progress(task.stream, task.sequence_id)
         self._changes += 1
         self._wake(self._inputs.arrive(progress, task, name))
+        self._hand_over(self._taps.credited(progress, name), commands)
 
-    def _hand_over(
-        self, outputs: Iterable[tuple[Progress, SendOutput]], commands: list[Command]
-    ) -> None:
-        """Tapped outputs go out; one for this very stage is there at once."""
+    def _hand_over(self, outputs: Iterable[Sent], commands: list[Command]) -> None:
+        """Tapped outputs and credits go out; one for this very stage is there at once."""
         for source, output in outputs:
-            commands.append(output)
-            if output.receiver.stage == self._stage:
-                self._arrive(output.receiver, output.name)
-            self._settle(source, commands)
+            if output:
+                commands.append(output)
+                if output.receiver.stage == self._stage:
+                    self._arrive(output.receiver, output.name, commands)
+            if source:
+                self._settle(source, commands)
 
     def _on_block(self, event: BlockFinished, commands: list[Command]) -> None:
         task, block = event.task, event.block
@@ -289,6 +288,7 @@ class StageController:
             self._predictor.retire(progress)
             self._changes += 1
             commands.append(RetireSubnet(subnet.stream, subnet.sequence_id))
+            self._hand_over(self._taps.retired(progress), commands)
 
     def _progress(self, stream: StreamId, sequence_id: SequenceId) -> Progress:
         progress = self._subnets.get((stream, sequence_id))

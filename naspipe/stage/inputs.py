@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from naspipe.core.commands import RequestField
 from naspipe.core.errors import InvariantError
 from naspipe.core.task import Task
-from naspipe.core.wiring import CHAIN, Wiring, field_input
+from naspipe.core.wiring import CHAIN, CREDIT, Wiring, field_input
 from naspipe.core.wiring import InputName as InputName
 from naspipe.stage.clearance import Clearance
 from naspipe.stage.taps import Taps
@@ -43,11 +43,13 @@ class Inputs:
         return asked
 
     def arrive(self, progress: Progress, task: Task, name: InputName) -> Iterable[Work]:
-        """An input is here; returns the tasks that it may make ready.
+        """An input is here; returns the tasks that it may make ready. A credit makes none so.
 
         Raises:
             InvariantError: when nobody waits for it.
         """
+        if name.startswith(CREDIT):
+            return ()
         work = progress.work(task)
         if work is None or name not in work.missing:
             there = "no such task" if work is None else ", ".join(sorted(work.missing)) or "nothing"

@@ -18,15 +18,10 @@ class Intake:
     Args:
         admission: which sequence IDs may be under way.
         known: the first subnets.
-        is_bystander: nothing of any subnet is on this stage. It hears of them, each is done at
-            once, and where the stream is cut short is for others to say.
     """
 
-    def __init__(
-        self, admission: Admission, known: Iterable[Planned] = (), is_bystander: bool = False
-    ) -> None:
+    def __init__(self, admission: Admission, known: Iterable[Planned] = ()) -> None:
         self._admission = admission
-        self._is_bystander = is_bystander
         self._known: list[Planned] = []
         self._waiting = self.learn(0, tuple(known))
 
@@ -69,13 +64,11 @@ class Intake:
 
     def hold(self) -> int:
         """Admit nothing more of one's own accord; see :meth:`naspipe.core.ports.Admission.hold`."""
-        first = self._admission.hold()
-        return 0 if self._is_bystander else first
+        return self._admission.hold()
 
     def stop(self, cut: int) -> list[Planned]:
         """Cut the stream short; returns what is left to admit."""
-        heard = self._admission.next if self._is_bystander else 0
-        return self._take(self._admission.stop(max(cut, heard)))
+        return self._take(self._admission.stop(cut))
 
     def reach(self, sequence_id: int) -> list[Planned]:
         """What to admit so that a known subnet is: a peer with an older view sent work for it."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import search_spaces
 from naspipe.core.errors import ConfigError
-from naspipe.core.ids import StreamId, WorkerId
+from naspipe.core.ids import StageId, StreamId, WorkerId
 from naspipe.frontend.given.run_plan import make_plan
 from naspipe.frontend.training.stream_jobs import draw_stream
 from naspipe.frontend.training.training import Training
@@ -68,8 +68,10 @@ def assigned_job(training: Training, hosts: Hosts, assignment: Mapping[str, Any]
             f"is something of the space not the same on every host?"
         )
     streams = [
-        _restored(StreamId(number), stream, first, job.execution.workers)
-        for number, (stream, first) in enumerate(zip(job.streams, assignment["first"], strict=True))
+        _restored(StreamId(number), *each)
+        for number, each in enumerate(
+            zip(job.streams, assignment["first"], job.participants, strict=True)
+        )
     ]
     device = device_name(job.execution.hardware.device, WorkerId(hosts.worker.local_rank))
     return replace(
@@ -150,7 +152,9 @@ def started_by(path: Path) -> set[str]:
         return set()
 
 
-def _restored(number: StreamId, stream: StreamJob, first: int, stages: int) -> StreamJob:
+def _restored(
+    number: StreamId, stream: StreamJob, first: int, stages: Collection[StageId]
+) -> StreamJob:
     if not first:
         return stream
     if not stream.workload.is_written:

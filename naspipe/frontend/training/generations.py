@@ -118,7 +118,7 @@ class Generations:
         if stream.workload.is_trained:
             check_losses(stream.directory.losses, latest.checkpoint.losses)
         restored = Restored(stream.workload.space, number, latest.checkpoint)
-        kept = restored.layers(self.job.execution.workers)
+        kept = restored.layers(self.job.participants[number])
         return replace(stream, restored=restored, kept=kept)
 
     def _note(self, status: str, error: BaseException) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from itertools import cycle
 from typing import Any, NamedTuple
 
 import torch
@@ -61,8 +62,8 @@ class Restored:
         self._scalars = _by_layer(checkpoint.scalars)
         self._strides = _by_layer(checkpoint.strides)
 
-    def layers(self, num_stages: int) -> tuple[KeptLayer, ...]:
-        """Every layer that it holds, in chain order, kept by the stages in turn.
+    def layers(self, stages: Collection[StageId]) -> tuple[KeptLayer, ...]:
+        """Every layer that it holds, in chain order, kept by these stages in turn.
 
         Raises:
             ConfigError: when the space has no such layer.
@@ -73,8 +74,8 @@ class Restored:
             for key in keys
         )
         return tuple(
-            KeptLayer(layer, self._versions(key), StageId(number % num_stages))
-            for number, (layer, key) in enumerate(found)
+            KeptLayer(layer, self._versions(key), keeper)
+            for keeper, (layer, key) in zip(cycle(sorted(stages)), found, strict=False)
         )
 
     def snapshot(self, layer: LayerId, newest_only: bool = False) -> LayerSnapshot | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from naspipe.core.config import Execution, Recipe
 from naspipe.core.events import KeptLayer
-from naspipe.core.ids import LayerId
+from naspipe.core.ids import LayerId, StageId
 from naspipe.core.planned import Planned
 from naspipe.core.steps import Steps
 from naspipe.core.wiring import PLAIN, Wiring
@@ -19,6 +19,7 @@ from naspipe.runtime.jobs.evaluation_recipe import EvaluationRecipe
 from naspipe.runtime.jobs.ports import Positions, SubnetSource
 from naspipe.runtime.jobs.positions import OnePipeline
 from naspipe.runtime.jobs.workload import Common, Workload, common
+from naspipe.schedule.participation import participants
 from naspipe.schedule.traits import traits_of
 from naspipe.trace.results.run_directory import RunDirectory
 
@@ -138,6 +139,12 @@ class TrainingJob:
         """Streams that a life of the run has to begin at the same cut, of those with any."""
         written = {n for n, workload in enumerate(self.workloads) if workload.is_written}
         return [each & written for each in self.wiring.joined(len(self.streams))]
+
+    @property
+    def participants(self) -> list[frozenset[StageId]]:
+        """Of each stream, the stages that take part in it."""
+        partitions = [{each.partition for each in stream.planned} for stream in self.streams]
+        return participants(partitions, self.wiring, self.execution.workers)
 
     @property
     def is_causal(self) -> bool:

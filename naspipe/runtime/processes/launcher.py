@@ -77,8 +77,8 @@ def launch(
         ]
         validating = stack.enter_context(ValidationLauncher(job, observer))
         publisher = Publisher(
-            num_stages, job.generation, folders, losses, execution.checkpoints.keep, validating,
-            job.going_on_together,
+            job.participants, job.generation, folders, losses, execution.checkpoints.keep,
+            validating, job.going_on_together,
         )  # fmt: skip
         growing = stack.enter_context(GrowingStreams(job, mailboxes.send))
         collect = validating.collect

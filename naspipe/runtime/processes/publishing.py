@@ -18,7 +18,7 @@ class Publisher:
     """Publishes each checkpoint when every stage has written its part.
 
     Args:
-        num_stages: parts that a checkpoint has.
+        stages: of each stream, those that write a part of its checkpoints.
         generation: the run's, in the name of what the stages write.
         folders: of each stream.
         losses: of each stream; what belongs to a checkpoint is put on disk with it.
@@ -29,7 +29,7 @@ class Publisher:
 
     def __init__(
         self,
-        num_stages: int,
+        stages: Sequence[Collection[int]],
         generation: int,
         folders: Sequence[CheckpointFolder],
         losses: Sequence[SectionLosses],
@@ -38,7 +38,7 @@ class Publisher:
         joined: Iterable[Collection[int]] = (),
     ) -> None:
         self._joined = tuple(joined)
-        self._num_stages = num_stages
+        self._stages = tuple(stages)
         self._generation = generation
         self._folders = tuple(folders)
         self._losses = tuple(losses)
@@ -57,7 +57,7 @@ class Publisher:
         stream, cut = part["stream"], part["cut"]
         parts = self._parts[stream, cut]
         parts[stage] = part
-        if len(parts) < self._num_stages:
+        if len(parts) < len(self._stages[stream]):
             return
         del self._parts[stream, cut]
         manifest = {

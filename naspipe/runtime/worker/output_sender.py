@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from naspipe.core.commands import SendOutput
 from naspipe.core.ids import StageId
+from naspipe.core.wiring import CREDIT
 from naspipe.runtime.blocks.ports import BlockCompute
 from naspipe.runtime.jobs.ports import Positions
 from naspipe.runtime.wire.messages import InputMessage
@@ -29,9 +30,10 @@ class OutputSender:
         self._positions = positions
 
     def send(self, command: SendOutput) -> None:
-        """Hand an output over; a task of this stage has it at once."""
+        """Hand an output over; a task of this stage has it at once. A credit holds nothing."""
         receiver, name = command.receiver, command.name
-        tensors = self._compute.output(command.source or receiver, name)
+        is_credit = name.startswith(CREDIT)
+        tensors = () if is_credit else self._compute.output(command.source or receiver, name)
         if receiver.stage == self._stage:
             self._compute.accept(receiver, tensors, name)
         else:

@@ -115,9 +115,11 @@ class StageRun:
                 store,
                 stream.restored,
                 log,
-                stream.workload.is_written,
+                stream.workload.is_written and self._stage in stages,
             )
-            for stream, store, log in zip(job.streams, compute.stores, logs, strict=True)
+            for stream, stages, store, log in zip(
+                job.streams, job.participants, compute.stores, logs, strict=True
+            )
         ]
         every = job.execution.cut_every_steps * job.steps.passes
         return Checkpointer(
@@ -182,12 +184,11 @@ class StageRun:
                     stages=execution.workers,
                     first=stream.first,
                     passes=self._job.steps.passes,
+                    takes_part=self._stage in stages,
                 ),
                 stream.planned,
-                stream.workload.is_whole
-                and not any(each.partition.blocks(self._stage) for each in stream.planned[:1]),
             )
-            for stream in self._job.streams
+            for stream, stages in zip(self._job.streams, self._job.participants, strict=True)
         ]
 
     def _resumed(self) -> list[StreamResumed]:

@@ -33,7 +33,9 @@ class Bench:
         self.path, self.reader = path, Reader()
         self.folder = CheckpointFolder(path / "checkpoints")
         self.losses = SectionLosses([path / "losses.jsonl"])
-        self.publisher = Publisher(stages, 3, [self.folder], [self.losses], keep, self.reader)
+        self.publisher = Publisher(
+            [range(stages)], 3, [self.folder], [self.losses], keep, self.reader
+        )
 
     def lose(self, *subnets):
         for y in subnets:
