@@ -27,8 +27,10 @@ from naspipe.frontend.given.taught import Taught
 from naspipe.frontend.given.teachers import weights_digest
 from naspipe.runtime.jobs.workload import Batches, Workload
 
-TEACHER = "teacher"
-"""The folder of what is recorded of the teacher."""
+
+def teacher_folder(block: int) -> str:
+    """Of what is recorded of a block of the teacher."""
+    return f"teacher-{block}"
 
 
 class BlockLoss:
@@ -56,7 +58,7 @@ def blockwise(
     last_loss: Any = None,
     window: int,
 ) -> Taught:
-    """The streams of a blockwise distillation: one for each student block, the teacher's last.
+    """The streams of a blockwise distillation: one for each student block, then the teacher's.
 
     Args:
         teachers: the teacher's blocks, with their weights.
@@ -65,7 +67,7 @@ def blockwise(
         define: makes a workload of a space, data, a loss and the number of the block.
         loss: of every student block but the last; :class:`BlockLoss` by default.
         last_loss: of the last one; by default cross entropy against the teacher's softmax.
-        window: passes that the teacher may be ahead.
+        window: passes that a block of the teacher may be ahead of those who take its output.
 
     Raises:
         ConfigError: for another number of students, or outputs of another shape than the
@@ -77,42 +79,81 @@ def blockwise(
             f"for {len(teachers)}"
         )
     blocks = [deepcopy(each).eval().requires_grad_(False) for each in teachers]
-    space = Space(TEACHER, [Block([partial(deepcopy, each)], rule=Frozen()) for each in blocks])
-    digest = weights_digest(space)
+    digest = _digest(blocks)
     last = len(blocks) - 1
     losses = [*[loss or BlockLoss()] * last, last_loss or nn.CrossEntropyLoss()]
-    workloads = []
-    for number, student in enumerate(students):
-        own = _student_space(student, number)
-        made = define(own, data, losses[number], number)
-        made = replace(
-            made,
-            definition=replace(made.definition, teacher=digest),
-            tapped=partial(_through, blocks[:number]) if number else None,
-            is_whole=True,
-        )
-        _check_shapes(number, made, blocks[: number + 1])
-        workloads.append(made)
-    first = workloads[0]
-    definition = replace(
-        first.definition, space=space.name, sampler="uniform", rules={}, teacher="", weights=digest
+    own = [
+        _taught(define(_student_space(student, number), data, losses[number], number), digest)
+        for number, student in enumerate(students)
+    ]
+    own = [_behind(blocks[:number], each) for number, each in enumerate(own)]
+    for number, student in enumerate(own):
+        _check_shapes(number, student, blocks[: number + 1])
+    teaching = [
+        _teaching(number, block, own[0], digest, window) for number, block in enumerate(blocks)
+    ]
+    teaching = [_behind(blocks[:number], each) for number, each in enumerate(teaching)]
+    numbers = range(len(blocks))
+    places = (*map(folder, numbers), *map(teacher_folder, numbers))
+    return Taught((*own, *teaching), tuple(_taps(own)), places)
+
+
+def _digest(blocks: Sequence[nn.Module]) -> str:
+    """Of the whole teacher."""
+    return weights_digest(
+        Space("teacher", [Block([partial(deepcopy, each)], rule=Frozen()) for each in blocks])
     )
-    teacher = replace(
-        first, space=space, definition=definition, make_strategy=None, held_out=None,
-        is_trained=False, is_whole=False, rank=1, window=window,
+
+
+def _taught(student: Workload, digest: str) -> Workload:
+    return replace(student, definition=replace(student.definition, teacher=digest))
+
+
+def _behind(blocks: Sequence[nn.Module], workload: Workload) -> Workload:
+    """A block, with what whoever measures it has to know of the teacher's blocks before it."""
+    batch = workload.data(workload.definition.seed, 0)
+    taken = _through(blocks, batch)
+    space, state = workload.space, taken
+    with torch.no_grad():
+        for block in space.blocks:
+            result = block.candidates[0]().eval()(*state)
+            state = result if isinstance(result, tuple) else (result,)
+    return replace(
+        workload,
+        tapped=partial(_through, blocks) if blocks else None,
+        output_bytes=sum(each.nbytes for each in state),
+    )
+
+
+def _teaching(
+    number: int, block: nn.Module, student: Workload, digest: str, window: int
+) -> Workload:
+    """A block of the teacher as a stream of its own."""
+    space = Space(
+        teacher_folder(number),
+        [Block([partial(deepcopy, block)], rule=Frozen())],
+        takes_input=not number,
+    )
+    definition = replace(
+        student.definition, space=space.name, sampler="uniform", rules={}, teacher="",
+        weights=digest,
     )  # fmt: skip
-    places = (*(folder(number) for number in range(len(blocks))), TEACHER)
-    return Taught((*workloads, teacher), tuple(_taps(workloads)), places)
+    return replace(
+        student, space=space, definition=definition, make_strategy=None, held_out=None,
+        is_trained=False, rank=1, window=window,
+    )  # fmt: skip
 
 
 def _taps(students: Sequence[Workload]) -> Iterator[Tap]:
-    """The teacher's stream comes last: its output i is lesson i, and input of student i + 1."""
-    source = StreamId(len(students))
+    """Behind the students come the teacher's blocks. What one of them makes is the lesson of its
+    student, and what the next block of the teacher and the next student are called with."""
+    count = len(students)
     for number, student in enumerate(students):
-        end = (StreamId(number), len(student.space) - 1)
-        yield Tap((source, number), end, TapRole.LESSON)
-        if number:
-            yield Tap((source, number - 1), (StreamId(number), 0), TapRole.INPUT)
+        source = (StreamId(count + number), 0)
+        yield Tap(source, (StreamId(number), len(student.space) - 1), TapRole.LESSON)
+        if number + 1 < count:
+            yield Tap(source, (StreamId(count + number + 1), 0), TapRole.INPUT)
+            yield Tap(source, (StreamId(number + 1), 0), TapRole.INPUT)
 
 
 def _student_space(student: Space | nn.Module, number: int) -> Space:

@@ -22,7 +22,10 @@ from naspipe.runtime.wire.ports import LaunchObserver
 from naspipe.runtime.wire.reports import SilentObserver
 
 WINDOW = 4
-"""Passes that the teacher may be ahead."""
+"""Passes that a block of the teacher may be ahead of those who take its output."""
+
+PLACEMENT = "free"
+"""Which stage runs which block, unless the user says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +90,13 @@ def distill_blockwise(
         loss: of every student block but the last; with a method ``distill(output, taught)``. By
             default the mean square of the difference.
         last_loss: of the last one; by default cross entropy against the teacher's softmax.
-        stages: stage processes. A student block is on one of them.
+        stages: stage processes. ``execution={"partition": ...}`` says which of them runs which
+            block: ``free`` (the default), ``pairs``, ``packed``, ``layers`` or ``hybrid``.
         seed: of data and paths; block i draws its parameters from ``seed + i``.
         sampler: of every block's paths; ``recipe``, ``execution``, ``resume``, ``observer`` and
             ``optimizer`` (with ``lr`` and ``optimizer_options``) as of :func:`naspipe.train`.
-        window: passes that the teacher may be ahead.
-        run_dir: ``block-0``, ``block-1``, ... and ``teacher`` lie below it.
+        window: passes that a block of the teacher may be ahead of those who take its output.
+        run_dir: ``block-0``, ... and ``teacher-0``, ... lie below it.
 
     Raises:
         ConfigError: for input that cannot be used; nothing is written then.
@@ -110,7 +114,7 @@ def distill_blockwise(
     taught = blockwise(
         teachers, students, keyed, define, loss=loss, last_loss=last_loss, window=window
     )
-    how = recipe_execution(recipe, stages=stages, **(execution or {}))
+    how = recipe_execution(recipe, stages=stages, **{"partition": PLACEMENT, **(execution or {})})
     path = Path(run_dir) if run_dir is not None else default_run_directory("blockwise")
     return _train(taught, how, path, observer or SilentObserver(), resume)
 

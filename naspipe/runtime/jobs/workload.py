@@ -47,8 +47,8 @@ class Workload:
     """The stream whose cuts it has; None for its own."""
     in_training_mode: bool = False
     """Whether modules of a stream that is not trained run as in training."""
-    is_whole: bool = False
-    """Whether all of its blocks are on one stage, which the planner chooses."""
+    output_bytes: int = 1
+    """What its last block hands to other streams in a pass, where its placement depends on it."""
     rank: int = 0
     """Streams of a lower rank go first."""
     window: int | None = None
