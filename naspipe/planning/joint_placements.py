@@ -123,9 +123,20 @@ def hybrid(pieces: Pieces, num_stages: int) -> list[list[Partition]]:
         shares = [first_stage + number * size // passes for number in range(passes)]
         for stream in (each for unit in units[first_unit:end] for each in unit):
             length = len(pieces.costs[stream])
-            found[stream] = [_on(stage, length, num_stages) for stage in shares]
+            found[stream] = [on_one_stage(stage, length, num_stages) for stage in shares]
         first_unit, first_stage = end, first_stage + size
     return found
+
+
+def shared(pieces: Pieces, num_stages: int) -> list[list[Partition]]:
+    """Every pair on all stages, which share the passes of a step (internal relaying)."""
+    if num_stages > pieces.passes:
+        raise ConfigError(
+            f"partition shared: expected at most {pieces.passes} stages, one for each pass of a "
+            f"step, found {num_stages}; use --set passes=accumulate:{num_stages} or more"
+        )
+    stages = [number * num_stages // pieces.passes for number in range(pieces.passes)]
+    return [[on_one_stage(stage, len(own), num_stages) for stage in stages] for own in pieces.costs]
 
 
 def _share(size: int, passes: int) -> float:
@@ -154,11 +165,11 @@ def _whole(
     found: list[list[Partition]] = [[] for _ in pieces.costs]
     for unit, stage in zip(units, stages, strict=True):
         for stream in unit:
-            found[stream] = [_on(stage, len(pieces.costs[stream]), num_stages)]
+            found[stream] = [on_one_stage(stage, len(pieces.costs[stream]), num_stages)]
     return found
 
 
-def _on(stage: int, length: int, num_stages: int) -> Partition:
+def on_one_stage(stage: int, length: int, num_stages: int) -> Partition:
     """A chain that is whole on one stage."""
     return make_partition((0,) * (stage + 1) + (length,) * (num_stages - stage))
 
@@ -182,6 +193,7 @@ JOINT_PLACEMENTS: dict[str, JointPlacement] = {
     "layers": layers,
     "free": free,
     "hybrid": hybrid,
+    "shared": shared,
 }
 """Placements of streams that belong together, by the names of the setting ``partition``."""
 

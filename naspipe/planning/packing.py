@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations
-from math import ceil
 from typing import NamedTuple
 
-MOST_TRIED = 1 << 16
-"""Ways of dealing pieces that are looked at one by one; above, better ones are looked for."""
+MOST_STEPS = 200_000
+"""Of a search through all ways; what was found by then is taken."""
 
 NEAR = 0.002
-"""Part of a stage's mean load within which two ways are as well balanced as each other."""
+"""Part of the least peak that is given up to move less."""
 
 
 class Link(NamedTuple):
@@ -25,42 +24,88 @@ class Link(NamedTuple):
 def pack(costs: Sequence[float], links: Sequence[Link], num_stages: int) -> tuple[int, ...]:
     """The stage of each piece: the dearest stage as cheap as can be, then the fewest bytes moved.
 
-    Every way is tried where there are few. Otherwise the dearest piece goes to the cheapest stage
-    first, and pieces are then moved and exchanged for as long as that makes it better.
+    The dearest piece goes to the cheapest stage first; pieces are then moved and exchanged for as
+    long as that makes it better. From there all ways are gone through that may be better yet, up to
+    :data:`MOST_STEPS`; so the answer for some 12 pieces is the best there is.
 
     Args:
         costs: of each piece, in any unit.
         links: between pieces, by their places.
-        num_stages: 1 or more, and not more than there are pieces.
+        num_stages: 1 or more.
     """
-    grain = NEAR * sum(costs) / num_stages or 1.0
+    problem = _Problem(tuple(costs), tuple(links), num_stages)
+    dealt = problem.improved(_dearest_first(costs, num_stages))
+    dealt = problem.searched(dealt)
+    limit = problem.peak(dealt) * (1 + NEAR)
+    dealt = problem.improved(dealt, limit)
+    return _numbered(problem.searched(dealt, limit))
 
-    def badness(dealt: Sequence[int]) -> tuple[int, int, float, tuple[int, ...]]:
-        loads = [0.0] * num_stages
-        for cost, stage in zip(costs, dealt, strict=True):
+
+class _Problem(NamedTuple):
+    costs: tuple[float, ...]
+    links: tuple[Link, ...]
+    num_stages: int
+
+    def peak(self, dealt: Sequence[int]) -> float:
+        """Of the dearest stage."""
+        loads = [0.0] * self.num_stages
+        for cost, stage in zip(self.costs, dealt, strict=True):
             loads[stage] += cost
-        moved = sum(each.num_bytes for each in links if dealt[each.source] != dealt[each.sink])
-        return ceil(max(loads) / grain), moved, max(loads), tuple(dealt)
+        return max(loads)
 
-    if num_stages ** len(costs) <= MOST_TRIED:
-        ways = _dealt(len(costs), num_stages)
-        return _numbered(min(ways, key=badness))
-    best = _dearest_first(costs, num_stages)
-    while (better := min(_neighbours(best, num_stages), key=badness)) and (
-        badness(better)[:3] < badness(best)[:3]
-    ):
-        best = better
-    return _numbered(best)
+    def moved(self, dealt: Sequence[int]) -> int:
+        """Bytes that go from stage to stage."""
+        return sum(each.num_bytes for each in self.links if dealt[each.source] != dealt[each.sink])
 
+    def improved(self, dealt: list[int], limit: float = 0.0) -> list[int]:
+        """Exchange and move single pieces for as long as that makes it better."""
 
-def _dealt(count: int, num_stages: int) -> Iterator[list[int]]:
-    """Every way that differs in more than the names of stages."""
-    if not count:
-        yield []
-        return
-    for before in _dealt(count - 1, num_stages):
-        for stage in range(min(max(before, default=-1) + 2, num_stages)):
-            yield [*before, stage]
+        def badness(way: Sequence[int]) -> tuple[float, float, float]:
+            peak = self.peak(way)
+            return max(peak, limit), self.moved(way), peak
+
+        while ways := list(_neighbours(dealt, self.num_stages)):
+            better = min(ways, key=badness)
+            if badness(better) >= badness(dealt):
+                break
+            dealt = better
+        return dealt
+
+    def searched(self, dealt: list[int], limit: float = 0.0) -> list[int]:
+        """The best of all ways: by the peak, or by what is moved, the peak being below a limit."""
+        order = sorted(range(len(self.costs)), key=lambda n: n if limit else -self.costs[n])
+        best, least = dealt, self.moved(dealt) if limit else self.peak(dealt)
+        linked = self._linked(order)
+        loads, places, left = [0.0] * self.num_stages, dict[int, int](), MOST_STEPS
+
+        def go_on(depth: int, used: int, badness: float) -> None:
+            nonlocal best, least, left
+            left -= 1
+            if depth == len(order):
+                best, least = [places[piece] for piece in range(len(order))], badness
+                return
+            piece = order[depth]
+            for stage in range(min(used + 1, self.num_stages)):
+                before = loads[stage]
+                load = before + self.costs[piece]
+                moved = sum(size for other, size in linked[piece] if places[other] != stage)
+                worse = badness + moved if limit else max(badness, load)
+                if worse < least and not (limit and load > limit) and left > 0:
+                    places[piece], loads[stage] = stage, load
+                    go_on(depth + 1, max(used, stage + 1), worse)
+                    loads[stage] = before
+
+        go_on(0, 0, 0.0)
+        return best
+
+    def _linked(self, order: Sequence[int]) -> dict[int, list[tuple[int, int]]]:
+        """For each piece, those before it in this order that it is linked with."""
+        place = {piece: number for number, piece in enumerate(order)}
+        found: dict[int, list[tuple[int, int]]] = {piece: [] for piece in order}
+        for source, sink, num_bytes in (each for each in self.links if each.source != each.sink):
+            first, last = sorted((source, sink), key=place.__getitem__)
+            found[last].append((first, num_bytes))
+        return found
 
 
 def _dearest_first(costs: Sequence[float], num_stages: int) -> list[int]:

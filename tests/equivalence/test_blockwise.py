@@ -118,6 +118,11 @@ def test_bits_of_the_plain_loop(tmp_path, stages, execution):
     check(found, block_after_block=True)
 
 
+@pytest.mark.parametrize("relay", ["barrier", "apart"])
+def test_other_ways_to_relay_leave_the_same(tmp_path, relay):
+    check(distill(tmp_path / "run", 2, relay=relay))
+
+
 @pytest.mark.parametrize("norms", ["ordered", "deferred"])
 @pytest.mark.parametrize("stages", [1, 4])
 def test_passes_of_a_step_on_several_stages(tmp_path, monkeypatch, stages, norms):

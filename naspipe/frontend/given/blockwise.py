@@ -27,6 +27,17 @@ from naspipe.frontend.given.taught import Taught
 from naspipe.frontend.given.teachers import weights_digest
 from naspipe.runtime.jobs.workload import Batches, Workload
 
+DECOUPLED, BARRIER, APART = "decoupled", "barrier", "apart"
+RELAYS = {
+    DECOUPLED: "free",
+    BARRIER: "pairs",
+    APART: "packed",
+}
+"""How blocks get the teacher's outputs, and where they then are unless the user says otherwise:
+handed on, and nobody waits for a student; handed on, and no block begins a step before all are
+through the one before (for comparison); or every student has the teacher's blocks up to its own
+for itself (layerwise scheduling, for comparison)."""
+
 
 def teacher_folder(block: int) -> str:
     """Of what is recorded of a block of the teacher."""
@@ -56,6 +67,7 @@ def blockwise(
     *,
     loss: Any = None,
     last_loss: Any = None,
+    relay: str = DECOUPLED,
     window: int,
 ) -> Taught:
     """The streams of a blockwise distillation: one for each student block, then the teacher's.
@@ -67,12 +79,15 @@ def blockwise(
         define: makes a workload of a space, data, a loss and the number of the block.
         loss: of every student block but the last; :class:`BlockLoss` by default.
         last_loss: of the last one; by default cross entropy against the teacher's softmax.
-        window: passes that a block of the teacher may be ahead of those who take its output.
+        relay: one of :data:`RELAYS`.
+        window: steps that a block of the teacher may be ahead of those who take its output.
 
     Raises:
         ConfigError: for another number of students, or outputs of another shape than the
-            teacher's.
+            teacher's, or another way of relaying.
     """
+    if relay not in RELAYS:
+        raise ConfigError(f"relay: expected {' or '.join(RELAYS)}, found {relay!r:.80}")
     if len(teachers) != len(students) or not teachers:
         raise ConfigError(
             f"blockwise: expected a student for each block of the teacher, found {len(students)} "
@@ -89,13 +104,19 @@ def blockwise(
     own = [_behind(blocks[:number], each) for number, each in enumerate(own)]
     for number, student in enumerate(own):
         _check_shapes(number, student, blocks[: number + 1])
+    firsts = [number if relay != APART else 0 for number in range(len(blocks))]
     teaching = [
-        _teaching(number, block, own[0], digest, window) for number, block in enumerate(blocks)
+        _behind(blocks[:first], _teaching(blocks[: end + 1], first, own[0], digest))
+        for end, first in enumerate(firsts)
     ]
-    teaching = [_behind(blocks[:number], each) for number, each in enumerate(teaching)]
+    under_way = (1 if relay == BARRIER else window) * own[0].recipe.steps.passes
+    own = [replace(each, window=under_way) for each in own]
+    lingers = relay == BARRIER
+    teaching = [replace(each, window=under_way, lingers=lingers) for each in teaching]
     numbers = range(len(blocks))
     places = (*map(folder, numbers), *map(teacher_folder, numbers))
-    return Taught((*own, *teaching), tuple(_taps(own)), places)
+    lengths = [len(each.space) for each in own]
+    return Taught((*own, *teaching), tuple(_taps(lengths, firsts)), places)
 
 
 def _digest(blocks: Sequence[nn.Module]) -> str:
@@ -125,14 +146,12 @@ def _behind(blocks: Sequence[nn.Module], workload: Workload) -> Workload:
     )
 
 
-def _teaching(
-    number: int, block: nn.Module, student: Workload, digest: str, window: int
-) -> Workload:
-    """A block of the teacher as a stream of its own."""
+def _teaching(blocks: Sequence[nn.Module], first: int, student: Workload, digest: str) -> Workload:
+    """The last of some blocks of the teacher, and those from ``first`` on, as a stream."""
     space = Space(
-        teacher_folder(number),
-        [Block([partial(deepcopy, block)], rule=Frozen())],
-        takes_input=not number,
+        teacher_folder(len(blocks) - 1),
+        [Block([partial(deepcopy, each)], rule=Frozen()) for each in blocks[first:]],
+        takes_input=not first,
     )
     definition = replace(
         student.definition, space=space.name, sampler="uniform", rules={}, teacher="",
@@ -140,20 +159,24 @@ def _teaching(
     )  # fmt: skip
     return replace(
         student, space=space, definition=definition, make_strategy=None, held_out=None,
-        is_trained=False, rank=1, window=window,
+        is_trained=False, rank=-1,
     )  # fmt: skip
 
 
-def _taps(students: Sequence[Workload]) -> Iterator[Tap]:
-    """Behind the students come the teacher's blocks. What one of them makes is the lesson of its
-    student, and what the next block of the teacher and the next student are called with."""
-    count = len(students)
-    for number, student in enumerate(students):
-        source = (StreamId(count + number), 0)
-        yield Tap(source, (StreamId(number), len(student.space) - 1), TapRole.LESSON)
-        if number + 1 < count:
-            yield Tap(source, (StreamId(count + number + 1), 0), TapRole.INPUT)
-            yield Tap(source, (StreamId(number + 1), 0), TapRole.INPUT)
+def _taps(lengths: Sequence[int], firsts: Sequence[int]) -> Iterator[Tap]:
+    """Behind the students come the teacher's streams. What one of them makes is the lesson of its
+    student. What its block before makes is the student's input; where it does not have that block
+    itself, the stream before hands it on to both."""
+    count = len(lengths)
+    for number, (length, first) in enumerate(zip(lengths, firsts, strict=True)):
+        student, own, before = StreamId(number), StreamId(count + number), count + number - 1
+        yield Tap((own, number - first), (student, length - 1), TapRole.LESSON)
+        if number and first < number:
+            yield Tap((own, number - first - 1), (student, 0), TapRole.INPUT)
+        elif number:
+            source = (StreamId(before), number - 1 - firsts[number - 1])
+            yield Tap(source, (student, 0), TapRole.INPUT)
+            yield Tap(source, (own, 0), TapRole.INPUT)
 
 
 def _student_space(student: Space | nn.Module, number: int) -> Space:

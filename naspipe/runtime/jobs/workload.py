@@ -53,6 +53,8 @@ class Workload:
     """Streams of a lower rank go first."""
     window: int | None = None
     """Subnets under way; None for the execution's."""
+    lingers: bool = False
+    """Whether its subnets stay under way until those that take their outputs are through."""
     objectives: Mapping[int, Objective] = field(default_factory=dict)
     """Losses that arise in blocks of the chain before its last."""
     field_sources: Mapping[str, OpenSource] = field(default_factory=dict)
@@ -78,6 +80,7 @@ class Workload:
             rank=self.rank,
             cut_like=self.cut_like,
             window=self.window,
+            lingers=self.lingers,
             objectives=tuple(sorted(self.objectives)),
             late_fields=tuple(each for each in needed if each[1] in self.field_sources),
         )
