@@ -100,6 +100,7 @@ def equal(blocks: int, teacher: float = 1.0, student: float = 1.0) -> list[Block
 COSTS = {
     "NAS CIFAR-10": nas(32, 1, (1, 2, 2, 1, 2, 1), 10),
     "NAS ImageNet": nas(224, 2, (2, 2, 2, 1, 2, 1), 1000),
-    "VGG-16": vgg(32),
+    "VGG-16 CIFAR-10": vgg(32),
+    "VGG-16 ImageNet": vgg(224),
 }
 """The paper's workloads."""
