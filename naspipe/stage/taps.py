@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from naspipe.core.commands import SendOutput
-from naspipe.core.ids import SequenceId, StageId
+from naspipe.core.ids import SequenceId, StageId, StreamId
 from naspipe.core.steps import Steps
 from naspipe.core.task import Task, TaskKind
-from naspipe.core.wiring import InputName, Tap
+from naspipe.core.wiring import InputName, Wiring
 from naspipe.stage.work import Progress
+
+_Pass = tuple[StreamId, SequenceId]
 
 
 @dataclass(slots=True)
@@ -33,16 +35,26 @@ class Taps:
 
     Args:
         stage: which one.
-        taps: all of the pipeline's.
+        wiring: how the streams are joined.
         steps: how passes form steps, in every stream.
     """
 
-    def __init__(self, stage: StageId, taps: Iterable[Tap], steps: Steps) -> None:
+    def __init__(self, stage: StageId, wiring: Wiring, steps: Steps) -> None:
         self._stage = stage
-        self._taps = tuple(taps)
+        self._taps = wiring.taps
+        self._lenders = [
+            tap
+            for tap in wiring.taps
+            if tap.source[0] != tap.sink[0] and not wiring.of(tap.source[0]).is_trained
+        ]
+        """Taps from streams that are not trained to others."""
         self._steps = steps
         self._pairs: dict[tuple[int, SequenceId, SequenceId], _Pair] = {}
         """By tap, the source's and the sink's sequence ID."""
+        self._lent: dict[_Pass, list[Progress]] = {}
+        """By the pass that takes them: passes of other streams, which stay until it retires."""
+        self._gone: set[tuple[_Pass, _Pass]] = set()
+        """Who takes, and from whom: retired here before the other one was admitted."""
 
     def awaited(self, task: Task, blocks: range) -> Iterator[tuple[int, InputName]]:
         """What the blocks of a forward wait for on this stage."""
@@ -55,6 +67,7 @@ class Taps:
     def admit(self, progress: Progress) -> list[tuple[Progress, SendOutput]]:
         """A subnet is under way; returns what waited for it, and whose output each is."""
         sent = []
+        self._lend(progress)
         stream, sequence_id, _ = progress.subnet
         first = self._steps.first(sequence_id)
         number = self._steps.pass_of(sequence_id)
@@ -74,6 +87,49 @@ class Taps:
                     pair.sink = Task(stream, sequence_id, TaskKind.FORWARD, stage)
                     sent += self._send(key)
         return sent
+
+    def retire(self, progress: Progress) -> list[Progress]:
+        """A subnet retires here; returns those that stayed for it, each with one thing settled."""
+        own = progress.subnet[:2]
+        stayed = self._lent.pop(own, [])
+        known = {each.subnet[:2] for each in stayed}
+        self._gone.update((own, each) for each in self._sources(own) - known)
+        return stayed
+
+    def _lend(self, progress: Progress) -> None:
+        """A subnet of a stream that is not trained stays until those that take from it retire.
+
+        So its window counts from the oldest of them: it cannot run away from them.
+        """
+        own = progress.subnet[:2]
+        for taker in self._sinks(own):
+            if (taker, own) in self._gone:
+                self._gone.remove((taker, own))
+            else:
+                progress.unsettled += 1
+                self._lent.setdefault(taker, []).append(progress)
+
+    def _sinks(self, own: _Pass) -> set[_Pass]:
+        """The passes of others that take from a pass of a stream that is not trained."""
+        stream, first, number = self._placed(own)
+        return {
+            (tap.sink[0], SequenceId(first + each))
+            for tap in self._lenders if tap.source[0] == stream
+            for each in tap.sinks(number)
+        }  # fmt: skip
+
+    def _sources(self, own: _Pass) -> set[_Pass]:
+        """The passes of streams that are not trained from which a pass takes."""
+        stream, first, number = self._placed(own)
+        return {
+            (tap.source[0], SequenceId(first + each))
+            for tap in self._lenders if tap.sink[0] == stream
+            for each in tap.sources(number)
+        }  # fmt: skip
+
+    def _placed(self, own: _Pass) -> tuple[StreamId, SequenceId, int]:
+        stream, sequence_id = own
+        return stream, self._steps.first(sequence_id), self._steps.pass_of(sequence_id)
 
     def passed(self, progress: Progress, block: int) -> list[tuple[Progress, SendOutput]]:
         """A forward is through a block; returns what goes out now, and whose output each is."""

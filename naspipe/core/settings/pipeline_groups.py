@@ -18,7 +18,7 @@ from naspipe.core.settings.declare import Flag, check, setting
 
 PARTITIONS = ["balanced", "static", "ampa"]
 """The names of placements; :func:`naspipe.planning.partitions.register_placement` adds to them."""
-ORDERS = ["paper", "gpipe", "critical-path", "auto"]
+ORDERS = ["paper", "gpipe", "model-parallel", "critical-path", "auto"]
 """The names of dispatch orders; :func:`naspipe.stage.builder.register_order` adds to them."""
 
 
@@ -46,8 +46,9 @@ class PipelineSettings:
     order: str = setting(
         "auto",
         "which of several clear tasks runs first: paper (backwards, and older subnets), gpipe "
-        "(forwards), critical-path, or auto (the faster of paper and critical-path: the beginning "
-        "of the stream is simulated under both).",
+        "(forwards), model-parallel (one stage works at a time, for comparison), critical-path, or "
+        "auto (the faster of paper and critical-path: the beginning of the stream is simulated "
+        "under both).",
         named_in(ORDERS),
         flag=Flag(),
         example="critical-path",
