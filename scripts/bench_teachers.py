@@ -136,7 +136,7 @@ def measure(name: str, steps: int) -> dict[str, float]:
     teacher = way.teacher(student)
     passes = student.recipe.steps.passes
     execution = naspipe.Execution(stages=way.stages, window=2 * passes, order=way.order)
-    taught = join([student], teacher=teacher)
+    taught = join([student], execution, teacher=teacher)
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "run"
         train_together([student], execution, path, teacher=teacher)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from naspipe.cli.ports import Options
-    from naspipe.core.config import Settings
+    from naspipe.core.config import Execution, Settings
     from naspipe.core.wiring import Tap
     from naspipe.frontend.given.momentum import Momentum
     from naspipe.frontend.given.ports import MakesTeacher
@@ -67,7 +67,10 @@ def with_momentum(settings: Settings, text: str | None) -> Settings:
 
 
 def join_teacher(
-    arguments: argparse.Namespace, workloads: Sequence[Workload], sources: Sequence[dict[str, Any]]
+    arguments: argparse.Namespace,
+    execution: Execution,
+    workloads: Sequence[Workload],
+    sources: Sequence[dict[str, Any]],
 ) -> Joined:
     """The streams with the teacher that the command line, or the run to resume, asks for.
 
@@ -94,7 +97,7 @@ def join_teacher(
         teacher = find_teacher(Path(asked["run"]), asked["subnet"], arguments.data_dir)
     elif momentum:
         teacher = momentum_of(momentum)
-    taught = join(workloads, teacher=teacher)
+    taught = join(workloads, execution, teacher=teacher)
     named = list(sources)
     if teacher is not None:
         named = [{**sources[0], **({"teacher": asked} if asked else {})}] * 2

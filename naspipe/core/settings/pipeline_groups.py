@@ -62,6 +62,21 @@ class PipelineSettings:
         flag=Flag(),
         example="static",
     )
+    teacher_window: int = setting(
+        0,
+        "passes that a teacher may be ahead of the student's oldest one. 0 is as it is made: 16 of "
+        "a frozen one.",
+        at_least(0),
+        example="8",
+    )
+    teacher_cuts: str = setting(
+        "auto",
+        "own (a frozen teacher is balanced by itself), joint (it is cut where the student is, "
+        "block by block) or auto (as it is made: own). One that follows the student always has "
+        "joint ones.",
+        one_of("auto", "own", "joint"),
+        example="joint",
+    )
     recompute: bool = setting(
         False,
         "keep only each block's input. Its forward is computed again in the backward.",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
 from naspipe.core.wiring import Tap
 from naspipe.planning.cost import CostTable
@@ -24,6 +25,40 @@ class Taught:
     taps: tuple[Tap, ...] = ()
     places: tuple[str, ...] = ()
     """Of what is recorded of each, below the run directory."""
+
+
+def carried_out(taught: Taught, execution: Execution) -> Taught:
+    """With what the execution says of teachers: how far they are ahead, and their cuts.
+
+    Raises:
+        ConfigError: where there is no teacher, or one that cannot be cut so.
+    """
+    way = execution.pipeline
+    window, cuts = way.teacher_window, way.teacher_cuts
+    if not window and cuts == "auto":
+        return taught
+    found = [_carried_out(each, taught.workloads[0], window, cuts) for each in taught.workloads]
+    if all(each.is_trained for each in found):
+        said = f"teacher_window={window}" if window else f"teacher_cuts={cuts}"
+        raise ConfigError(f"{said}: expected a teacher with it, found none")
+    return replace(taught, workloads=tuple(found))
+
+
+def _carried_out(one: Workload, student: Workload, window: int, cuts: str) -> Workload:
+    if one.is_trained:
+        return one
+    if cuts == "own" and one.follows is not None:
+        raise ConfigError(
+            "teacher_cuts=own: expected joint ones for a teacher that follows the student, as "
+            "layers are where their sources are"
+        )
+    if cuts == "joint" and student.is_whole:
+        raise ConfigError(
+            "teacher_cuts=joint: expected own ones beside students that are not cut themselves"
+        )
+    is_free = one.follows is None
+    place = {"own": None, "joint": 0}.get(cuts, one.cut_like) if is_free else one.cut_like
+    return replace(one, window=window or one.window, cut_like=place)
 
 
 def how_full(
