@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -61,25 +62,37 @@ def _carried_out(one: Workload, student: Workload, window: int, cuts: str) -> Wo
     return replace(one, window=window or one.window, cut_like=place)
 
 
+def forward_ratio(workloads: Sequence[Workload], costs: Sequence[CostTable | None]) -> float | None:
+    """What a teacher's forward takes over its student's; None without a teacher, or costs."""
+    student, *teachers = zip(workloads, costs, strict=True)
+    if not teachers or any(each.is_trained for each, _ in teachers):
+        return None
+    own, of_teacher = (_forward_ns(*each) for each in (student, teachers[0]))
+    return of_teacher / own if own and of_teacher else None
+
+
+def passes_to_fill(ratio: float, stages: int) -> int:
+    """The least passes of a step with which a teacher that is ahead fills a pipeline.
+
+    Its forwards then take as long as the student's pipeline takes to fill and drain:
+    ``ratio * passes >= 3 * (stages - 1)``.
+    """
+    return math.ceil(3 * (stages - 1) / ratio) if ratio else 0
+
+
 def how_full(
     workloads: Sequence[Workload], costs: Sequence[CostTable | None], stages: int
 ) -> str | None:
-    """A line that says whether a teacher's forwards can fill the pipeline; None without any.
-
-    They can if they take as long as the student's pipeline takes to fill and drain.
-    """
-    student, *teachers = zip(workloads, costs, strict=True)
-    if stages == 1 or not teachers or any(each.is_trained for each, _ in teachers):
+    """A line that says whether a teacher's forwards can fill the pipeline; None without any."""
+    ratio = forward_ratio(workloads, costs)
+    if stages == 1 or ratio is None:
         return None
-    own, of_teacher = (_forward_ns(*each) for each in (student, teachers[0]))
-    if not own or not of_teacher:
-        return None
-    passes = student[0].recipe.steps.passes
-    ratio, needed = of_teacher / own, 3 * (stages - 1)
-    fills = "enough" if ratio * passes >= needed else "not enough"
+    passes, needed = workloads[0].recipe.steps.passes, passes_to_fill(ratio, stages)
+    fills = "enough" if passes >= needed else "not enough"
     return (
         f"the teacher's forward takes {ratio:.2f} of the student's: with {passes} passes a step "
-        f"{fills} to fill {stages} stages ({ratio:.2f} x {passes} against {needed})"
+        f"{fills} to fill {stages} stages ({ratio:.2f} x {passes} against {3 * (stages - 1)}, so "
+        f"from {needed} passes on)"
     )
 
 
