@@ -64,6 +64,7 @@ LAUNCHING = (
     "cli/test_command_line.py::test_a_reader_that_goes_away_is_no_traceback",
     "cli/test_command_line.py::test_help_imports_nothing_slow",
     "cli/test_command_line.py::test_the_module_runs",
+    "cli/test_plan_taught.py",
     "cli/test_simulate.py::test_a_plan_lists_the_best_first_and_says_why",
     "cli/test_simulate.py::test_a_real_run_is_imitated",
     "cli/test_simulate.py::test_a_space_of_ones_own_is_profiled",

@@ -75,7 +75,7 @@ class RankedOrder:
         self._order = order
         self._ranks = tuple(ranks)
         self.max_run = 1
-        """A task of a higher rank gives way at every block."""
+        """A task gives way at every block."""
 
     def key(self, task: Task, priority: int) -> tuple[Any, ...]:
         """The least key runs first."""

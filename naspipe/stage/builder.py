@@ -30,6 +30,7 @@ from naspipe.stage.admission import Absence, AdmissionWindow, BulkAdmission, Ste
 from naspipe.stage.controller import StageController
 from naspipe.stage.gates import NORMS, StepGate
 from naspipe.stage.ports import WriteGate
+from naspipe.stage.ready import ReadyTasks, WholeSteps
 
 POLICIES: dict[str, Callable[[int, Steps], SyncPolicy]] = {
     "csp": lambda bulk, steps: CausalPolicy(steps),
@@ -42,11 +43,15 @@ POLICIES: dict[str, Callable[[int, Steps], SyncPolicy]] = {
 ORDERS: dict[str, Callable[[int], DispatchOrder]] = {
     "paper": lambda streams: PaperOrder(),
     "gpipe": lambda streams: ForwardsFirstOrder(),
+    "model-parallel": lambda streams: ForwardsFirstOrder(),
     "critical-path": lambda streams: (
         CriticalPathOrder() if streams == 1 else StreamsCriticalPathOrder()
     ),
 }
 """Dispatch orders; they are given how many streams share the pipeline."""
+
+WHOLE_STEPS = ("model-parallel",)
+"""Orders in which one stage works at a time; see :class:`naspipe.stage.ready.WholeSteps`."""
 
 GATES: dict[str, Callable[[Steps], WriteGate]] = {NORMS: StepGate}
 """What WRITEs can be made to wait for, by the exchange that a gate is named after."""
@@ -84,7 +89,7 @@ class Scheduling:
     bulk: int = 1
     """Subnets that ``bsp`` trains at the same versions."""
     order: str = "paper"
-    """``paper`` or ``critical-path``."""
+    """A name in :data:`ORDERS`."""
     starts_partly_clear: bool = False
     """Begin a forward before all of the stage's blocks are clear."""
     steps: Steps = ONE_PASS
@@ -126,16 +131,24 @@ def build_controller(
         raise ConfigError(f"unknown exchange {unknown[0]!r}: expected {' or '.join(GATES)}")
     ranks = [wiring.of(stream).rank for stream in range(len(rules))]
     order = ORDERS[way.order](len(rules))
+    if any(ranks) or not all(wiring.of(stream).is_trained for stream in range(len(rules))):
+        order = RankedOrder(order, ranks)
+    lengths = list(map(len, rules))
+    completed = wiring.completed(lengths, steps)
+    tasks = (
+        WholeSteps(order, lengths, completed, steps)
+        if way.order in WHOLE_STEPS
+        else ReadyTasks(order, way.starts_partly_clear)
+    )
     gated = (*((NORMS,) if steps.is_gated else ()), *wiring.exchanges)
     return StageController(
         stage,
         history or new_history(rules, wiring, [stage], steps, way.buffered),
         build_policy(way.policy, way.bulk, steps),
-        RankedOrder(order, ranks) if any(ranks) else order,
+        tasks,
         residency or AllResident(),
         [GATES[name](steps) for name in gated],
-        wiring.completed(list(map(len, rules)), steps).among(streams),
-        way.starts_partly_clear,
+        completed.among(streams),
     )
 
 

@@ -52,7 +52,7 @@ def run(options: Options) -> Result:
 
 DIFFERS = (
     "a block costs its multiply-adds, a backward twice a forward; loading, messages and the "
-    "optimizer take nothing. What a small batch costs more is one number, 0 or 0.2, for all blocks. "
+    "optimizer take nothing. What a small batch costs more is one number, 0 or 0.2, for all. "
     "Absolute times are not predicted; the paper's four A6000 gain more, because small kernels "
     "fill them badly"
 )

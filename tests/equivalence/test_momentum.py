@@ -40,6 +40,8 @@ def test_one_loss_over_all_passes(tmp_path, stages, lag, batches):
     [
         (2, {"recompute": True}),
         (2, {"window": 4, "checkpoint_every": 2}),
+        (2, {"order": "model-parallel"}),
+        (2, {"order": "model-parallel", "groups": 2}),
         (1, {"groups": 2}),
         (2, {"groups": 2}),
         (1, {"groups": 4}),
@@ -52,7 +54,14 @@ def test_however_it_is_carried_out(tmp_path, stages, execution):
     assert differences(run, plain()) == []
 
 
-@pytest.mark.parametrize("execution", [{}, {"groups": 2}])
+def test_its_cuts_are_the_students(tmp_path):
+    run = train(tmp_path / "run", 2, execution={"teacher_cuts": "joint", "teacher_window": 4})
+    assert differences(run, plain()) == []
+    with pytest.raises(npp.ConfigError, match="expected joint ones for a teacher that follows"):
+        train(tmp_path / "other", 2, execution={"teacher_cuts": "own"})
+
+
+@pytest.mark.parametrize("execution", [{}, {"groups": 2}, {"order": "model-parallel"}])
 def test_one_loss_on_groups(tmp_path, execution):
     run = train(tmp_path / "run", 2, loss=npp.losses.Contrastive(), execution=execution)
     assert differences(run, plain(backward=joined)) == []

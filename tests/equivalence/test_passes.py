@@ -38,6 +38,7 @@ KINDS = ["accumulate:3", "sandwich:2"]
         ((1, 2, 4), {}, {}),
         ((2,), {"recompute": True, "memory_budget": "0.001x"}, ALL),  # the least that works
         ((3,), {"order": "critical-path", "window": 32}, ALL),
+        ((3,), {"order": "model-parallel"}, ALL),
     ],
 )
 def test_bits_of_the_plain_loop(tmp_path, monkeypatch, passes, stages, execution, more):

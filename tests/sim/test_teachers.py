@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from naspipe.core.ids import LayerId
@@ -98,11 +100,28 @@ def test_a_source_waits_for_its_follower():
 @pytest.mark.parametrize("lag", [0, 1, 2, None])
 @pytest.mark.parametrize(
     ("stages", "batches", "views", "ratio"),
-    [(2, 2, 1, 1.0), (2, 2, 2, 0.5), (4, 6, 1, 1.0), (4, 3, 2, 1.0), (4, 3, 1, 1.0)],
+    [
+        (2, 2, 1, 1.0),
+        (2, 2, 2, 0.5),
+        (2, 1, 1, 2.0),
+        (4, 6, 1, 1.0),
+        (4, 3, 2, 1.0),
+        (4, 3, 1, 2.0),
+    ],
 )
 def test_how_full_a_teacher_makes_it(stages, batches, views, ratio, lag):
-    setting = Setting(stages=stages, batches=batches, views=views, ratio=ratio, lag=lag)
+    setting = Setting(stages=stages, batches=batches, views=views, ratio=ratio, lag=lag, parts=8)
     assert utilisation(setting) == pytest.approx(setting.formula, abs=0.025)
+
+
+@pytest.mark.parametrize("lag", [1, None])
+def test_the_more_blocks_the_nearer_to_the_formula(lag):
+    """A task of the student may have to wait for one block of the teacher, and for nothing else."""
+    off = []
+    for parts in (4, 8, 16):
+        setting = Setting(stages=4, batches=3, ratio=2.0, lag=lag, parts=parts)
+        off.append(setting.formula - utilisation(setting))
+    assert all(later == pytest.approx(earlier / 2, rel=0.1) for earlier, later in pairwise(off))
 
 
 @pytest.mark.parametrize("lag", [1, None])
@@ -110,7 +129,7 @@ def test_how_full_a_teacher_makes_it(stages, batches, views, ratio, lag):
 def test_enough_forwards_fill_it(views, ratio, lag):
     setting = Setting(stages=4, batches=6, views=views, ratio=ratio, lag=lag)
     assert setting.is_filled
-    assert utilisation(setting) >= 0.97
+    assert utilisation(setting) >= 0.98
 
 
 def test_one_step_old_pays():

@@ -21,7 +21,7 @@ PARTITIONS = [
     "free", "pairs", "packed", "layers", "hybrid", "shared",
 ]  # fmt: skip
 """The names of placements; :func:`naspipe.planning.partitions.register_placement` adds to them."""
-ORDERS = ["paper", "gpipe", "critical-path", "auto"]
+ORDERS = ["paper", "gpipe", "model-parallel", "critical-path", "auto"]
 """The names of dispatch orders; :func:`naspipe.stage.builder.register_order` adds to them."""
 
 
@@ -49,8 +49,9 @@ class PipelineSettings:
     order: str = setting(
         "auto",
         "which of several clear tasks runs first: paper (backwards, and older subnets), gpipe "
-        "(forwards), critical-path, or auto (the faster of paper and critical-path: the beginning "
-        "of the stream is simulated under both).",
+        "(forwards), model-parallel (one stage works at a time, for comparison), critical-path, or "
+        "auto (the faster of paper and critical-path: the beginning of the stream is simulated "
+        "under both).",
         named_in(ORDERS),
         flag=Flag(),
         example="critical-path",
@@ -65,6 +66,21 @@ class PipelineSettings:
         named_in(PARTITIONS),
         flag=Flag(),
         example="static",
+    )
+    teacher_window: int = setting(
+        0,
+        "passes that a teacher may be ahead of the student's oldest one. 0 is as it is made: 16 of "
+        "a frozen one.",
+        at_least(0),
+        example="8",
+    )
+    teacher_cuts: str = setting(
+        "auto",
+        "own (a frozen teacher is balanced by itself), joint (it is cut where the student is, "
+        "block by block) or auto (as it is made: own). One that follows the student always has "
+        "joint ones.",
+        one_of("auto", "own", "joint"),
+        example="joint",
     )
     recompute: bool = setting(
         False,

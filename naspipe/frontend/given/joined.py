@@ -7,13 +7,14 @@ from dataclasses import replace
 
 from torch import nn
 
+from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import StreamId
 from naspipe.core.space import Shared, Space
 from naspipe.core.wiring import Tap, TapRole
 from naspipe.frontend.given.lesson_shapes import check_lessons
 from naspipe.frontend.given.ports import MakesTeacher
-from naspipe.frontend.given.taught import END, Taught
+from naspipe.frontend.given.taught import END, Taught, carried_out
 from naspipe.runtime.jobs.losses import is_joined
 from naspipe.runtime.jobs.workload import Workload
 
@@ -56,9 +57,14 @@ def _exchanged(stream: StreamId, student: Workload) -> list[Tap]:
 
 
 def join(
-    workloads: Sequence[Workload], taps: Sequence[Tap] = (), teacher: MakesTeacher | None = None
+    workloads: Sequence[Workload],
+    execution: Execution,
+    taps: Sequence[Tap] = (),
+    teacher: MakesTeacher | None = None,
 ) -> Taught:
     """Streams that train together, with their teacher and the taps that their losses ask for.
+
+    The execution may say how far the teacher is ahead, and where it is cut.
 
     Raises:
         ConfigError: for a teacher or a loss that does not fit them.
@@ -80,4 +86,4 @@ def join(
     found = replace(found, taps=tuple(ends))
     if teacher:
         check_lessons(found)
-    return found
+    return carried_out(found, execution)

@@ -92,7 +92,7 @@ class Momentum:
         rules = {name: str(rule) for name, rule in space.shared_rules.items()}
         definition = replace(own, space=space.name, rules=rules)
         window = (self._lag + 2) * student.recipe.steps.passes
-        rank = 1 if self._lag else -1  # the student then waits for it at once
+        rank = 0 if self._lag else -1  # the student then waits for it at once
         teacher = replace(
             student, space=space, definition=definition, make_strategy=None, held_out=None,
             is_trained=False, follows=self.update, rank=rank, window=window, objectives={},

@@ -14,7 +14,7 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.space import Shared, Space
 from naspipe.frontend.given.blockwise import DECOUPLED, RELAYS, blockwise
 from naspipe.frontend.given.run import Run
-from naspipe.frontend.given.taught import Taught
+from naspipe.frontend.given.taught import Taught, carried_out
 from naspipe.frontend.training.api import default_run_directory, recipe_execution, workload
 from naspipe.frontend.training.training import Training
 from naspipe.runtime.jobs.workload import Batches, Workload
@@ -111,7 +111,7 @@ def distill_blockwise(
     settings = {"partition": RELAYS[relay], **(execution or {})}
     how = recipe_execution(recipe, stages=stages, **settings)
     path = Path(run_dir) if run_dir is not None else default_run_directory("blockwise")
-    return _train(taught, how, path, observer or SilentObserver(), resume)
+    return _train(carried_out(taught, how), how, path, observer or SilentObserver(), resume)
 
 
 def _defining(seed: int, **how: Any) -> Callable[[Space, Batches, Any, int], Workload]:

@@ -53,8 +53,9 @@ class Workload:
     """Streams of a lower rank go first."""
     window: int | None = None
     """Subnets under way; None for the execution's."""
-    lingers: bool = False
-    """Whether its subnets stay under way until those that take their outputs are through."""
+    lingers: bool = True
+    """Where it is not trained: whether its window counts from the oldest of those that take its
+    outputs; otherwise only from those that have not taken them."""
     objectives: Mapping[int, Objective] = field(default_factory=dict)
     """Losses that arise in blocks of the chain before its last."""
     field_sources: Mapping[str, OpenSource] = field(default_factory=dict)
