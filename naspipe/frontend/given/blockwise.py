@@ -22,6 +22,7 @@ from naspipe.core.ids import StreamId
 from naspipe.core.rules import Frozen
 from naspipe.core.space import Block, Space
 from naspipe.core.wiring import Tap, TapRole
+from naspipe.frontend.given.expected_costs import check_costs
 from naspipe.frontend.given.plain_chain import chain
 from naspipe.frontend.given.taught import Taught
 from naspipe.frontend.given.teachers import weights_digest
@@ -84,6 +85,7 @@ def blockwise(
     workloads = []
     for number, student in enumerate(students):
         own = _student_space(student, number)
+        check_costs(own, losses[number])
         made = define(own, data, losses[number], number)
         made = replace(
             made,
@@ -124,7 +126,9 @@ def _student_space(student: Space | nn.Module, number: int) -> Space:
         own = chain(parts, name=folder(number))
     if not number:
         return own
-    return Space(own.name, own.blocks, own.decisions, own.proof, takes_input=False)
+    first, *others = own.blocks
+    first = replace(first, fields=tuple(name for name in first.fields if name != "input"))
+    return Space(own.name, [first, *others], own.decisions, own.proof, takes_input=False)
 
 
 @torch.no_grad()

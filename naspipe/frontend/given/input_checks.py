@@ -139,7 +139,8 @@ def check_grouping(workload: Workload, groups: int) -> None:
         )
     with users_code(f"data: expected a batch from data({definition.seed}, 0), found"):
         batch = workload.data(definition.seed, 0)
-    items = min(len(value) for value in batch.values() if isinstance(value, torch.Tensor))
+    tensors = (value for value in batch.values() if isinstance(value, torch.Tensor))
+    items = min(len(value) for value in tensors if value.dim())
     normed = _first_with_batch_norm(workload.space) if items == 1 else None
     if normed:
         raise ConfigError(
