@@ -86,7 +86,9 @@ class MixedEdge(nn.Module):
         learns = self.training and int(kind) == ARCHITECTURE
         drawn = self._draw() if self.training else self.path
         output = self._through_all(x, drawn) if learns else self.candidates[drawn](x)
-        return output if self.operations is None else (output, self._cost(before, learns))
+        if self.operations is None:
+            return output
+        return output, self._cost(before, learns, x.device)
 
     def _draw(self) -> int:
         if self.alpha is None:
@@ -106,9 +108,12 @@ class MixedEdge(nn.Module):
         found: torch.Tensor = _Gates.apply(self.alpha, drawn, *outputs)  # type: ignore[no-untyped-call]
         return found
 
-    def _cost(self, before: Sequence[torch.Tensor], learns: bool) -> torch.Tensor:
-        alpha = torch.zeros(1) if self.alpha is None else self.alpha
-        table = torch.tensor(self.operations, dtype=alpha.dtype, device=alpha.device)
+    def _cost(
+        self, before: Sequence[torch.Tensor], learns: bool, device: torch.device
+    ) -> torch.Tensor:
+        """What is expected of this layer and those before it."""
+        alpha = torch.zeros(1, device=device) if self.alpha is None else self.alpha
+        table = torch.tensor(self.operations, dtype=alpha.dtype, device=device)
         with torch.set_grad_enabled(learns and torch.is_grad_enabled()):
             cost = (alpha.softmax(0) * table).sum()
             for each in before:

@@ -15,7 +15,7 @@ from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, plain_torch
 from tests.equivalence.plain_paths import PlainBlock
 from tests.equivalence.test_timing_and_mutations import inject_delays
-from tests.faults.helpers import Calm, Ends, interrupt
+from tests.faults.helpers import Calm, Ends, assert_identical, interrupt
 from tests.oracle import keyed_seed
 
 SEED, LR, STEPS, EVERY, START = 4, 0.05, 24, 3, 6
@@ -205,21 +205,24 @@ def test_paths_depend_on_seed_step_and_block_alone(tmp_path, monkeypatch):
     assert run.layer(0, 0).alpha.tolist() == [0.0] * 4
 
 
-def test_an_ordinary_run_has_them_too(tmp_path):
-    """A whole network of mixed edges, trained on labels, on stages that share it."""
+def train(path, stages, *, data=None, **more):
     chain = [*layers()[0], [lambda: nn.Linear(24, 10)]]
-    runs = [
-        npp.train(
-            npp.mixed.student("labelled", chain), rounds(), nn.CrossEntropyLoss(), steps=STEPS,
-            seed=SEED, lr=LR, optimizer_options={**MOMENTUM, "alpha_lr": 0.1}, stages=stages,
-            recipe={"schedule": "cosine"}, run_dir=tmp_path / str(stages),
-        )
-        for stages in (1, 2)
-    ]  # fmt: skip
-    recipe = Recipe(lr=LR, schedule="cosine")
-    loop = PlainBlock(
-        chain, SEED, lambda y: learning_rate(recipe, y, STEPS), {"lr": LR, **MOMENTUM}
-    )
+    return npp.train(
+        npp.mixed.student("labelled", chain), data or rounds(), nn.CrossEntropyLoss(), steps=STEPS,
+        seed=SEED, lr=LR, optimizer_options={**MOMENTUM, "alpha_lr": 0.1}, stages=stages,
+        run_dir=path, **more,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("stages", "execution"),
+    [(1, {}), (2, {"memory_budget": "1x"}), (3, {"recompute": True})],
+)
+def test_an_ordinary_run_has_them_too(tmp_path, stages, execution):
+    """A whole network of mixed edges, trained on labels, on stages that share it."""
+    run = train(tmp_path / "run", stages, execution=execution)
+    chain = [*layers()[0], [lambda: nn.Linear(24, 10)]]
+    loop = PlainBlock(chain, SEED, lambda y: LR, {"lr": LR, **MOMENTUM})
     with plain_torch():
         for y in range(STEPS):
             batch = rounds()(SEED, y)
@@ -228,8 +231,20 @@ def test_an_ordinary_run_has_them_too(tmp_path):
                 return functional.cross_entropy(output, target)
 
             loop.step(y, bool(batch["round"]), batch["input"], learn)
-    for run in runs:
-        assert_same_bits(run, loop)
+    assert_same_bits(run, loop)
+
+
+def test_micro_batches_on_groups(tmp_path):
+    """Passes of a step are of one kind, and go over copies of the pipeline."""
+    data = npp.mixed.Rounds(spaces.vectors, held_out, every=EVERY, start=START, batches=4)
+    recipe = {"passes": "accumulate:4", "norms": "deferred"}
+    runs = [
+        train(tmp_path / str(groups), stages, data=data, recipe=recipe,
+              execution={"groups": groups})
+        for stages, groups in ((1, 1), (2, 2))
+    ]  # fmt: skip
+    assert_identical(*runs)
+    assert float(runs[0].layer(0, 0).alpha.detach().abs().max()) > 0.05
 
 
 def test_the_chosen_paths_become_one_network(tmp_path):
