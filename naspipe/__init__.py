@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Block", "ConfigError", "Exact", "Execution", "Frozen", "Lag", "Momentum", "NaspipeError",
     "Run", "Shared", "Space", "StageFailedError", "Teacher", "Views", "chain",
-    "distill_blockwise", "export_subnet", "from_nni", "losses", "search_subnets", "train",
-    "train_together", "workload",
+    "distill_blockwise", "export_subnet", "from_nni", "losses", "mixed", "search_subnets",
+    "train", "train_together", "workload",
 ]  # fmt: skip
 __version__ = "0.1.0"
 
@@ -50,8 +50,8 @@ _NEED_TORCH = {
 
 def __getattr__(name: str) -> Any:
     """Load what needs torch only when it is asked for."""
-    if name == "losses":
-        return import_module("naspipe.losses")
+    if name in ("losses", "mixed"):
+        return import_module(f"naspipe.{name}")
     if name in _NEED_TORCH:
         return getattr(import_module(_NEED_TORCH[name]), name)
     raise AttributeError(f"module naspipe has no attribute {name!r}")

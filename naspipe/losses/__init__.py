@@ -9,6 +9,7 @@ pass. ``joined(outputs, lessons)`` is one loss over all passes of a step.
 :class:`DistilBert`        soft scores, masked words, hidden states (Sanh et al. 2019)
 :class:`BYOL`              agreement of two views (Grill et al. 2020)
 :class:`Contrastive`       each sample among all of a step: InfoNCE as in MoCo-v3 (Chen et al. 2021)
+:class:`CostTerm`          another loss times what the drawn paths cost (Cai et al. 2019)
 ========================= ==========================================================================
 """
 
@@ -16,7 +17,8 @@ from __future__ import annotations
 
 from naspipe.losses.byol import BYOL as BYOL
 from naspipe.losses.contrastive import Contrastive as Contrastive
+from naspipe.losses.cost_term import CostTerm as CostTerm
 from naspipe.losses.distil_bert import DistilBert as DistilBert
 from naspipe.losses.soft_target import SoftTarget as SoftTarget
 
-__all__ = ["BYOL", "Contrastive", "DistilBert", "SoftTarget"]
+__all__ = ["BYOL", "Contrastive", "CostTerm", "DistilBert", "SoftTarget"]

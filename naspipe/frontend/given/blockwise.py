@@ -188,7 +188,9 @@ def _student_space(student: Space | nn.Module, number: int) -> Space:
         own = chain(parts, name=folder(number))
     if not number:
         return own
-    return Space(own.name, own.blocks, own.decisions, own.proof, takes_input=False)
+    first, *others = own.blocks
+    first = replace(first, fields=tuple(name for name in first.fields if name != "input"))
+    return Space(own.name, [first, *others], own.decisions, own.proof, takes_input=False)
 
 
 @torch.no_grad()
