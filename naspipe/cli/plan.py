@@ -173,7 +173,6 @@ def _row(
         arguments.seed,
         max(1, arguments.steps // scenario.steps.passes),
         streams=streams,
-        groups=way.groups,
     )
     simulated = scenario.run(pipeline, execution)
     bound = bound_of(pipeline)

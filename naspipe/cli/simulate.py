@@ -88,7 +88,6 @@ def run(arguments: argparse.Namespace) -> int:
         streams=arguments.streams,
         policy=arguments.policy,
         bulk=arguments.bulk or execution.pipeline.stages,
-        groups=execution.pipeline.groups,
     )
     directories = _directories(arguments)
     simulated = scenario.run(pipeline, execution)

@@ -134,7 +134,11 @@ def test_rules_of_shared_layers() -> None:
         ("partition=best", "partition: expected balanced or static or ampa, found 'best'"),
         ("data_path=rdma", "data_path: expected zmq or nccl, found 'rdma'"),
         ("transport=udp", "transport: expected ipc or tcp, found 'udp'"),
-        ("order=random", "order: expected paper or gpipe or critical-path or auto, found 'random'"),
+        (
+            "order=random",
+            "order: expected paper or gpipe or critical-path or latest-start or auto, found "
+            "'random'",
+        ),
         ("port=1023", "port: expected 1024 to 65000, found 1023"),
         ("port=65001", "port: expected 1024 to 65000, found 65001"),
         ("timeout_seconds=0", "timeout_seconds: expected more than 0, at most 86400, found 0.0"),

@@ -18,7 +18,7 @@ from naspipe.core.settings.declare import Flag, check, setting
 
 PARTITIONS = ["balanced", "static", "ampa"]
 """The names of placements; :func:`naspipe.planning.partitions.register_placement` adds to them."""
-ORDERS = ["paper", "gpipe", "critical-path", "auto"]
+ORDERS = ["paper", "gpipe", "critical-path", "latest-start", "auto"]
 """The names of dispatch orders; :func:`naspipe.stage.builder.register_order` adds to them."""
 
 
@@ -46,11 +46,11 @@ class PipelineSettings:
     order: str = setting(
         "auto",
         "which of several clear tasks runs first: paper (backwards, and older subnets), gpipe "
-        "(forwards), critical-path, or auto (the faster of paper and critical-path: the beginning "
-        "of the stream is simulated under both).",
+        "(forwards), critical-path, latest-start (what delays the end if it waits), or auto (the "
+        "fastest of them but gpipe: the beginning of the stream is simulated under each).",
         named_in(ORDERS),
         flag=Flag(),
-        example="critical-path",
+        example="latest-start",
     )
     partition: str = setting(
         "balanced",

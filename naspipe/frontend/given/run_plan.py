@@ -41,11 +41,11 @@ def make_pipeline(
 ) -> Pipeline:
     """What is to be run, as far as schedules depend on it; arguments as of :func:`make_plan`."""
     shared = common(workloads)
-    is_grouped = execution.pipeline.groups > 1
+    is_told = shared.steps.passes > 1  # then it matters which forwards must follow one another
     return Pipeline(
         streams=tuple(
             Stream(
-                Chain.of(workload.space, _buffered(workload) if is_grouped else None),
+                Chain.of(workload.space, _buffered(workload) if is_told else None),
                 tuple(drawn),
                 table,
                 is_whole=workload.is_whole,

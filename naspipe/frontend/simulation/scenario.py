@@ -73,18 +73,17 @@ class Scenario:
         streams: int = 1,
         policy: str = "csp",
         bulk: int = 1,
-        groups: int = 1,
     ) -> Pipeline:
         """Streams of this space with the seeds ``seed``, ``seed`` + 1, ...
 
-        With several groups it is looked up which layers have buffers.
+        Where steps have several passes it is looked up which layers have buffers.
 
         Raises:
             ConfigError: for a sampler that does not exist or holds fewer subnets.
         """
         if steps < 1 or streams < 1:
             raise ConfigError(f"expected 1 or more steps and streams, found {steps} and {streams}")
-        chain = Chain.of(self.space, self.buffered() if groups > 1 else None)
+        chain = Chain.of(self.space, self.buffered() if self.steps.passes > 1 else None)
         return Pipeline(
             streams=tuple(
                 Stream(
