@@ -81,6 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.like is not None:
         return _imitate(arguments)
     scenario, execution = open_scenario(arguments)
+    scenario = scenario.on_workers(execution.workers)
     pipeline = scenario.pipeline(
         arguments.sampler,
         arguments.seed,
