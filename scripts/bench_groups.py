@@ -67,6 +67,10 @@ class GroupCosts:
         parts = {AccessKind.FORWARD: cost.forward_ns, AccessKind.BACKWARD: cost.backward_ns}
         return parts.get(kind, 0) // self.passes
 
+    def add_ns(self, layer: LayerId, sequence_id: int) -> int:
+        """See :class:`naspipe.sim.ports.Costs`."""
+        return 0
+
     def between_ns(self) -> int:
         """See :class:`naspipe.sim.ports.Costs`."""
         return 0

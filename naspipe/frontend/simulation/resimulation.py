@@ -46,7 +46,8 @@ def logged_costs_of(recorded: RecordedRun) -> LoggedCosts:
     """
     if not recorded.accesses:
         raise ConfigError(f"{recorded.path}: expected an access log to simulate again, found none")
-    return logged_costs(recorded.accesses)
+    recipe = recorded.manifest.get("definition", {}).get("recipe", {})
+    return logged_costs(recorded.accesses, recorded_steps(recipe))
 
 
 def simulate_again_with(recorded: RecordedRun, costs: Costs, table: CostTable) -> Fidelity:
