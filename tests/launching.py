@@ -43,6 +43,7 @@ LAUNCHING = (
     "runtime/*test_idle_work.py",
     "runtime/*test_launcher_death.py",
     "runtime/*test_long_run.py",
+    "runtime/*test_profile_apart.py",
     "runtime/*test_stage_pool.py",
     "runtime/*test_validating.py",
     "scripts/test_check_memory.py",

@@ -34,6 +34,7 @@ examples:
 
 stages: of each group, where steps have passes that groups can share: 2 x 4 is two groups of four
 bound: the least bubble that any schedule can have; above: how far this one is from it
+costs: profiled ones are measured with as many processes at once as a row has and cores allow
 memory: the most that one stage's layers occupy (with a budget) and its passes keep
 """
 
@@ -187,12 +188,12 @@ def _row(
     from naspipe.sim.outcome import bound_of, outcome_of
 
     (sampler, passes, streams), way = stream, execution.pipeline
+    scenario = scenario.on_workers(execution.workers)
     pipeline = scenario.pipeline(
         sampler,
         arguments.seed,
         max(1, arguments.steps // scenario.steps.passes),
         streams=streams,
-        groups=way.groups,
     )
     simulated = scenario.run(pipeline, execution)
     bound = bound_of(pipeline)

@@ -60,6 +60,20 @@ class CostTable:
         return [total / len(subnets) for total in sums]
 
 
+def mean_costs(tables: Sequence[CostTable]) -> CostTable:
+    """The mean of several measurements, of the layers that are in each of them."""
+    if len(tables) == 1:
+        return tables[0]
+    common = set.intersection(*(set(table.costs) for table in tables))
+    rows = {place: [table.costs[place] for table in tables] for place in sorted(common)}
+    return CostTable(
+        {
+            place: LayerCost(*(sum(column) // len(own) for column in zip(*own, strict=True)))
+            for place, own in rows.items()
+        }
+    )
+
+
 def first_of_kind(space: Space) -> tuple[int, ...]:
     """For each block of the chain, the first block with the same candidates.
 

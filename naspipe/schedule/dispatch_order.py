@@ -48,6 +48,13 @@ class CriticalPathOrder:
         return (-priority, is_forward, task.sequence_id, task.stream, task.section)
 
 
+class LatestStartOrder(CriticalPathOrder):
+    """The access that has to begin first, of one stream or several, chosen anew at every block.
+
+    That is worked out in a schedule that runs backwards (:mod:`naspipe.planning.latest_start`).
+    """
+
+
 class StreamsCriticalPathOrder:
     """The critical-path order for several streams: a task once begun runs as far as it is clear.
 

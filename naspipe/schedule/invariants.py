@@ -41,7 +41,7 @@ def violations(
     ended; and under ``csp`` and ``sequential`` the accesses of an ``exact`` layer never overlap.
     Where steps have several passes, those of one step read what was there before it, and the last
     of them WRITEs an ``exact`` layer when all are done with it. They go through it in their order
-    on each stage, and through one of ``buffered`` (None for every layer) also from stage to stage.
+    where it is one of ``buffered`` (None for every layer), also from stage to stage.
     Of a stream that is not trained there are forwards only.
     """
     if not is_trained:
@@ -231,8 +231,7 @@ class _Layer:
             passes = list(users)
             forwards = [self._found[user, AccessKind.FORWARD] for user in passes]
             for before, forward in pairwise(forwards):
-                is_ordered = self._is_ordered or before.stage == forward.stage
-                if is_ordered and forward.start_ns < before.end_ns:
+                if self._is_ordered and forward.start_ns < before.end_ns:
                     yield f"{forward}: began before {before}, an earlier pass of its step"
             read_ns: dict[int, int] = defaultdict(int)
             for backward in (self._found[user, AccessKind.BACKWARD] for user in passes):

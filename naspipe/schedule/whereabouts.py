@@ -95,7 +95,7 @@ class Whereabouts:
         self._rules = tuple(map(tuple, rules))
         self._asking = asking
         self._steps = steps
-        self._has_buffers = has_buffers
+        self.has_buffers = has_buffers
         self._newest: dict[LayerId, tuple[Version, StageId]] = {}
         self._next: dict[StreamId, int] = {}
         self._moves: dict[tuple[StreamId, SequenceId, StageId], Moves] = {}
@@ -187,7 +187,7 @@ class Whereabouts:
                 f"layer {layer}: rule {rule} stays on stage {home}, but subnet "
                 f"{layer.stream}.{users[owner]} uses it on stage {owner}"
             )
-        has_buffers = len(stages) > 1 and self._has_buffers(layer)
+        has_buffers = len(stages) > 1 and self.has_buffers(layer)
         for place, stage in enumerate(stages):
             if home is not None and stage != home:
                 skips_buffers = place > 0 and has_buffers

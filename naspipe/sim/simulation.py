@@ -15,7 +15,7 @@ from naspipe.schedule.participation import participants
 from naspipe.sim.access_table import AccessTable
 from naspipe.sim.costs import StreamCosts, TableCosts
 from naspipe.sim.driver import Admitted, simulate_into
-from naspipe.sim.pipeline import Pipeline, Plan, by_critical_path
+from naspipe.sim.pipeline import RANKINGS, Pipeline, Plan
 from naspipe.sim.ports import Costs
 from naspipe.sim.table_metrics import summarize_table
 from naspipe.sim.virtual_clock import VirtualClock
@@ -126,7 +126,7 @@ def _admissions(pipeline: Pipeline, plan: Plan, streams: Sequence[int]) -> list[
 
 
 def choose_order(plan: Plan, pipeline: Pipeline, execution: Execution, timing: Costs) -> Plan:
-    """The faster of the paper's and the critical-path order on each stream's first subnets.
+    """The fastest of the paper's order and those with priorities on each stream's first subnets.
 
     A tie goes to the paper's.
     """
@@ -137,10 +137,14 @@ def choose_order(plan: Plan, pipeline: Pipeline, execution: Execution, timing: C
             replace(stream, subnets=stream.subnets[:shown]) for stream in pipeline.streams
         ),
     )
-    return min(
-        (plan, by_critical_path(plan, pipeline)),
+    first = replace(
+        plan, streams=tuple(replace(each, planned=each.planned[:shown]) for each in plan.streams)
+    )
+    best = min(
+        (first, *(ranked(first, preview) for ranked in RANKINGS.values())),
         key=lambda each: simulate_run(preview, each, execution, timing).makespan_ns,
     )
+    return RANKINGS[best.order](plan, pipeline) if best.order in RANKINGS else plan
 
 
 def measured_timing(

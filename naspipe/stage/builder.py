@@ -20,6 +20,7 @@ from naspipe.schedule.csp import CausalPolicy
 from naspipe.schedule.dispatch_order import (
     CriticalPathOrder,
     ForwardsFirstOrder,
+    LatestStartOrder,
     PaperOrder,
     RankedOrder,
     StreamsCriticalPathOrder,
@@ -47,6 +48,7 @@ ORDERS: dict[str, Callable[[int], DispatchOrder]] = {
     "critical-path": lambda streams: (
         CriticalPathOrder() if streams == 1 else StreamsCriticalPathOrder()
     ),
+    "latest-start": lambda streams: LatestStartOrder(),
 }
 """Dispatch orders; they are given how many streams share the pipeline."""
 
@@ -89,7 +91,7 @@ class Scheduling:
     bulk: int = 1
     """Subnets that ``bsp`` trains at the same versions."""
     order: str = "paper"
-    """A name in :data:`ORDERS`."""
+    """One of :data:`ORDERS`."""
     starts_partly_clear: bool = False
     """Begin a forward before all of the stage's blocks are clear."""
     steps: Steps = ONE_PASS

@@ -86,7 +86,7 @@ class StageController:
         self._writes = Writes(self._book, residency, self._gates)
         self._subnets: dict[tuple[StreamId, SequenceId], Progress] = {}
         self._ready = ready
-        self._clearance = Clearance(self._book, policy)
+        self._clearance = Clearance(self._book, policy, self._whereabouts.has_buffers)
         self._transfers = Transfers(
             stage, self._whereabouts, self._book, residency, self._writes, self._gates,
             self._clearance,

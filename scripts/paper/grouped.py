@@ -110,6 +110,10 @@ class LinkCosts:
             return 0
         return parts[kind] + (self.fixed_ns // 2 if layer.block in self.cut.bounds else 0)
 
+    def add_ns(self, layer: LayerId, sequence_id: int) -> int:
+        """See :class:`naspipe.sim.ports.Costs`."""
+        return 0
+
     def between_ns(self) -> int:
         """See :class:`naspipe.sim.ports.Costs`."""
         return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from naspipe.core.config import Execution, first_gpu
@@ -15,7 +16,6 @@ from naspipe.runtime.measuring.layer_sizes import buffered_layers, measure_sizes
 from naspipe.runtime.measuring.profile_cache import cached_profile
 from naspipe.runtime.processes.launcher import profile_apart
 from naspipe.sim.chains import Chain, Stream
-from naspipe.sim.cutting import is_joint
 from naspipe.sim.pipeline import Pipeline, Plan, has_choice, plan_pipeline
 from naspipe.sim.simulation import choose_order, measured_timing
 
@@ -42,11 +42,11 @@ def make_pipeline(
 ) -> Pipeline:
     """What is to be run, as far as schedules depend on it; arguments as of :func:`make_plan`."""
     shared = common(workloads)
-    is_spread = execution.pipeline.groups > 1 or is_joint(execution)
+    is_told = shared.steps.passes > 1  # then it matters which forwards must follow one another
     return Pipeline(
         streams=tuple(
             Stream(
-                Chain.of(workload.space, _buffered(workload) if is_spread else None),
+                Chain.of(workload.space, _buffered(workload) if is_told else None),
                 tuple(drawn),
                 table,
                 output_bytes=workload.output_bytes,
@@ -110,12 +110,17 @@ def _sizes(workloads: Sequence[Workload], execution: Execution) -> StreamSizes |
     return StreamSizes(tuple(streams))
 
 
-def measured_costs(workloads: Sequence[Workload], execution: Execution) -> tuple[CostTable, ...]:
-    """What every layer costs on this machine, measured once per space and kept."""
+def measured_costs(
+    workloads: Sequence[Workload], execution: Execution, copies: int = 1
+) -> tuple[CostTable, ...]:
+    """What every layer costs on this machine, measured once per space and kept.
+
+    With several ``copies``, where so many processes compute at once.
+    """
     known: dict[int, CostTable] = {}
     for workload in workloads:
         if id(workload.space) not in known:
-            known[id(workload.space)] = _cost(workload, execution)
+            known[id(workload.space)] = _cost(workload, execution, copies)
     return tuple(known[id(workload.space)] for workload in workloads)
 
 
@@ -126,11 +131,19 @@ def measured_sizes(workload: Workload, execution: Execution) -> DeviceSizes | No
     return DeviceSizes(measure_sizes(workload), workload.space.rules)
 
 
-def _cost(workload: Workload, execution: Execution) -> CostTable:
+def cores_for(workload: Workload, execution: Execution, workers: int) -> int:
+    """How many of these workers compute at once on this machine's cores; 1 for GPUs."""
+    if first_gpu(execution.hardware.device) != "cpu":
+        return 1
+    return max(1, min(workers, len(os.sched_getaffinity(0)) // workload.recipe.threads))
+
+
+def _cost(workload: Workload, execution: Execution, copies: int) -> CostTable:
     """On the run's kind of device."""
     device = first_gpu(execution.hardware.device)
+    name = device if device == "cpu" else find_gpus().name_of(device)
     return cached_profile(
         workload,
-        lambda: profile_apart(workload, execution.watch.timeout_seconds, device),
-        device=device if device == "cpu" else find_gpus().name_of(device),
+        lambda: profile_apart(workload, execution.watch.timeout_seconds, device, copies),
+        device=name if copies == 1 else f"{name}, {copies} at once",
     )

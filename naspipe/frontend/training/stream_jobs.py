@@ -8,10 +8,9 @@ from itertools import compress
 from naspipe.core.access import Access
 from naspipe.core.config import Definition, Execution
 from naspipe.core.errors import ConfigError, InvariantError
-from naspipe.core.ids import FIRST_STREAM, LayerId, SequenceId, StageId, StreamId
+from naspipe.core.ids import FIRST_STREAM, SequenceId, StageId, StreamId
 from naspipe.core.rules import Follows
 from naspipe.core.space import Shared
-from naspipe.core.steps import Steps
 from naspipe.core.subnet import Subnet
 from naspipe.frontend.given.input_checks import check_batch, check_grouping, check_layers
 from naspipe.frontend.given.pass_streams import draw_passes
@@ -19,7 +18,6 @@ from naspipe.frontend.given.strategy_source import StrategySource, sample_stream
 from naspipe.runtime.jobs.job import StreamJob, TrainingJob
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.layers.optimizers import check_optimizer
-from naspipe.runtime.measuring.layer_sizes import buffered_layers
 from naspipe.schedule.invariants import led, violations
 from naspipe.schedule.traits import causal_policies, traits_of
 from naspipe.sim.cutting import is_joint
@@ -130,9 +128,6 @@ def check_order(number: StreamId, logs: Sequence[Sequence[Access]], job: Trainin
     buffered = job.buffered and {
         each._replace(stream=FIRST_STREAM) for each in job.buffered if each.stream == number
     }
-    if buffered is None and _is_spread(accesses, steps):
-        own = buffered_layers(stream.workload.space, stream.workload.recipe.norms == "deferred")
-        buffered = {LayerId(FIRST_STREAM, *place) for place in own}
     found = violations(
         accesses,
         rules,
@@ -147,14 +142,3 @@ def check_order(number: StreamId, logs: Sequence[Sequence[Access]], job: Trainin
     unled = (line for each in leaders for line in led(logs[each], accesses, rules, steps))
     if broken := [*found, *unled]:
         raise InvariantError(f"{len(broken)} rules of the policy {policy} broken: {broken[0]}")
-
-
-def _is_spread(accesses: Sequence[Access], steps: Steps) -> bool:
-    """Whether passes of one step went through a layer on several stages: in an earlier life on
-    groups, where the last one has none."""
-    stages: dict[tuple[LayerId, int], StageId] = {}
-    return any(
-        stages.setdefault((each.layer, steps.step(each.sequence_id)), each.stage) != each.stage
-        for each in accesses
-        if steps.passes > 1
-    )
