@@ -82,6 +82,7 @@ def simulate_run(
             history=history,
             steps=pipeline.steps,
             wiring=pipeline.wiring,
+            reduction_launch=execution.pipeline.reduction_launch,
         )
         for stage, manager in zip(stages, managers, strict=True)
     ]

@@ -28,7 +28,7 @@ from naspipe.schedule.history import History
 from naspipe.schedule.traits import causal_policies, traits_of
 from naspipe.stage.admission import AdmissionWindow, BulkAdmission, StepAdmission
 from naspipe.stage.controller import StageController
-from naspipe.stage.gates import NORMS, StepGate
+from naspipe.stage.gates import NORMS, EndLaunch, PartitionLaunch, StepGate
 from naspipe.stage.ports import WriteGate
 
 POLICIES: dict[str, Callable[[int, Steps], SyncPolicy]] = {
@@ -50,6 +50,13 @@ ORDERS: dict[str, Callable[[int], DispatchOrder]] = {
 
 GATES: dict[str, Callable[[Steps], WriteGate]] = {NORMS: StepGate}
 """What WRITEs can be made to wait for, by the exchange that a gate is named after."""
+
+LAUNCHES: dict[str, tuple[Callable[[Steps], WriteGate], ...]] = {
+    "layer": (),
+    "partition": (PartitionLaunch,),
+    "end": (EndLaunch,),
+}
+"""What the sums of a step wait for beside their layer's last pass, by ``reduction_launch``."""
 
 
 def register_order(name: str, make: Callable[[int], DispatchOrder]) -> None:
@@ -93,6 +100,8 @@ class Scheduling:
     """How the streams are joined."""
     buffered: Collection[LayerId] | None = None
     """Layers whose forwards leave something for the next one; None for all."""
+    reduction_launch: str = "layer"
+    """When sums of gradients leave for the next group: ``layer``, ``partition`` or ``end``."""
 
 
 def build_controller(
@@ -124,13 +133,14 @@ def build_controller(
     ranks = [wiring.of(stream).rank for stream in range(len(rules))]
     order = ORDERS[way.order](len(rules))
     gated = (*((NORMS,) if steps.is_gated else ()), *wiring.exchanges)
+    launches = LAUNCHES[way.reduction_launch] if steps.passes > 1 else ()
     return StageController(
         stage,
         history or new_history(rules, wiring, [stage], steps, way.buffered),
         build_policy(way.policy, way.bulk, steps),
         RankedOrder(order, ranks) if any(ranks) else order,
         residency or AllResident(),
-        [GATES[name](steps) for name in gated],
+        [make(steps) for make in (*(GATES[name] for name in gated), *launches)],
         wiring.completed(list(map(len, rules)), steps),
         way.starts_partly_clear,
     )

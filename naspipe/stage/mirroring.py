@@ -31,11 +31,13 @@ class Departures:
     Args:
         book: the versions of this stage.
         residency: what of them is on the device.
+        gates: may hold sums back.
     """
 
-    def __init__(self, book: VersionBook, residency: Residency) -> None:
+    def __init__(self, book: VersionBook, residency: Residency, gates: Gates) -> None:
         self._book = book
         self._residency = residency
+        self._gates = gates
         self._waiting: dict[LayerId, dict[Version, list[Departure]]] = {}
         self._buffers: dict[tuple[LayerId, Version], Departure] = {}
 
@@ -61,7 +63,10 @@ class Departures:
         by_version = self._waiting.get(layer)
         if by_version is None:
             return []
-        waiting = by_version.pop(self._book.newest(layer), ())
+        newest = self._book.newest(layer)
+        if self._holds(layer, newest, by_version.get(newest, ())):
+            return []
+        waiting = by_version.pop(newest, ())
         if not by_version:
             del self._waiting[layer]
         commands: list[Command] = []
@@ -74,6 +79,10 @@ class Departures:
                 commands += self._residency.forget(layer)
             commands.append(PushVersion(*departure))
         return commands
+
+    def _holds(self, layer: LayerId, version: Version, waiting: Iterable[Departure]) -> bool:
+        is_sum = any(each.parcel == SUM for each in waiting)
+        return is_sum and self._gates.hold_sum(layer, version)
 
     def passed(self, layer: LayerId, version: Version) -> list[Command]:
         """A forward is through a layer; returns the push of what it left."""
@@ -111,7 +120,7 @@ class Transfers:
         self._writes = writes
         self._gates = gates
         self._clearance = clearance
-        self._departures = Departures(book, residency)
+        self._departures = Departures(book, residency, gates)
         self._early: set[tuple[LayerId, Version]] = set()
         """Buffers that came before the step was admitted here."""
 
@@ -152,6 +161,20 @@ class Transfers:
     def ready(self, layer: LayerId) -> list[Command]:
         """The newest version of a layer was written or saved; returns the pushes that can go."""
         return self._departures.ready(layer)
+
+    def through(self, progress: Progress) -> list[Command]:
+        """A block's backward is over; behind the last one of the pass, gates may let sums leave."""
+        if self._gates.are_none or any(work.todo for work in progress.backwards.values()):
+            return []
+        return [*self._gates.passed(progress), *self._leave(progress)]
+
+    def release(self, progress: Progress) -> list[Command]:
+        """A gate holds a pass back no longer; returns the WRITEs and pushes that can go now."""
+        return [*self._writes.release(progress), *self._leave(progress)]
+
+    def _leave(self, progress: Progress) -> list[Command]:
+        layers = (ticket.layer for ticket in progress.tickets.values())
+        return [push for layer in layers for push in self._departures.ready(layer)]
 
     def _came_early(self, expected: ExpectedSum) -> bool:
         key = (expected.layer, expected.version)

@@ -45,23 +45,28 @@ def grouped(draw):
     return rules, stream, cuts, steps, buffered
 
 
+LAUNCHED = st.sampled_from(["layer", "partition", "end"])
+
+
 @settings(max_examples=200)
-@given(grouped(), st.integers(0, 2**32), st.integers(1, 9))
-def test_every_step_reads_what_was_there_before_it(pipeline, seed, window):
+@given(grouped(), st.integers(0, 2**32), st.integers(1, 9), LAUNCHED)
+def test_every_step_reads_what_was_there_before_it(pipeline, seed, window, launch):
     rules, subnets, partitions, steps, buffered = pipeline
-    accesses = run(rules, subnets, partitions, steps, seed, window, buffered=buffered)
+    accesses = run(
+        rules, subnets, partitions, steps, seed, window, buffered=buffered, reduction_launch=launch
+    )
     assert list(violations(accesses, rules, subnets, steps=steps, buffered=buffered)) == []
 
 
 @settings(max_examples=200)
-@given(grouped(), st.integers(0, 2**32), st.integers(0, 30), st.booleans())
-def test_any_budget(pipeline, seed, extra, stays):
+@given(grouped(), st.integers(0, 2**32), st.integers(0, 30), st.booleans(), LAUNCHED)
+def test_any_budget(pipeline, seed, extra, stays, launch):
     """No reachable state deadlocks, also where the last block's layers stay on the device."""
     rules, subnets, partitions, steps, buffered = pipeline
     permanent = {len(rules) - 1} if stays else ()
     accesses, _ = budgeted(
         rules, subnets, partitions, RandomCosts(seed), extra, steps=steps, buffered=buffered,
-        permanent=permanent,
+        permanent=permanent, reduction_launch=launch,
     )  # fmt: skip
     assert list(violations(accesses, rules, subnets, steps=steps, buffered=buffered)) == []
 

@@ -7,6 +7,7 @@ from naspipe.core.ids import LayerId, StageId
 from naspipe.core.parcels import COPY, SUM
 from naspipe.residency.all_resident import AllResident
 from naspipe.schedule.whereabouts import Departure
+from naspipe.stage.gates import Gates
 from naspipe.stage.mirroring import Departures
 
 LAYER = LayerId(0, 1, 0)
@@ -34,7 +35,7 @@ class Saving(AllResident):
 
 def test_a_layer_leaves_when_it_is_saved_and_copies_leave_at_once():
     residency = Saving()
-    departures = Departures(Book(), residency)
+    departures = Departures(Book(), residency, Gates([]))
     copy, total = (Departure(LAYER, 3, StageId(1), parcel) for parcel in (COPY, SUM))
     later = Departure(LAYER, 7, StageId(1), SUM)
     assert departures.admit([copy, total, later]) == [PushVersion(*copy)]
@@ -45,5 +46,5 @@ def test_a_layer_leaves_when_it_is_saved_and_copies_leave_at_once():
 
 
 def test_nothing_is_pending_without_departures():
-    departures = Departures(Book(), AllResident())
+    departures = Departures(Book(), AllResident(), Gates([]))
     assert departures.admit([Departure(LAYER, 3, StageId(1))]) and not departures.are_pending

@@ -127,7 +127,12 @@ class StageUpdates:
         stored.advance(last, command.base, command.keeps_base)
 
     def contribution(self, command: Contribute) -> Mapping[str, Any]:
-        """What this stage contributes to an exchange of a step, all of whose gradients it has."""
+        """What this stage contributes to an exchange of a step, all of whose gradients it has.
+
+        Nothing to one that is no matter of gradients: there it counts that it came.
+        """
+        if command.exchange not in self._exchanges:
+            return {}
         stream, first = command.stream, command.sequence_id
         steps = self._steps[stream]
         for number in range(first, steps.end(first)):

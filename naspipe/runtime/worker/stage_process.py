@@ -137,6 +137,7 @@ class StageRun:
             steps=job.steps,
             wiring=job.wiring,
             buffered=job.buffered,
+            reduction_launch=execution.pipeline.reduction_launch,
         )
         intakes = self._intakes()
         self._driver = StageDriver(
