@@ -7,7 +7,6 @@ from naspipe.core.ids import LayerId, StageId
 from naspipe.core.parcels import COPY, SUM
 from naspipe.residency.all_resident import AllResident
 from naspipe.schedule.whereabouts import Departure
-from naspipe.stage.gates import Gates
 from naspipe.stage.mirroring import Departures
 
 LAYER = LayerId(0, 1, 0)
@@ -35,7 +34,7 @@ class Saving(AllResident):
 
 def test_a_layer_leaves_when_it_is_saved_and_copies_leave_at_once():
     residency = Saving()
-    departures = Departures(Book(), residency, Gates([]))
+    departures = Departures(Book(), residency)
     copy, total = (Departure(LAYER, 3, StageId(1), parcel) for parcel in (COPY, SUM))
     later = Departure(LAYER, 7, StageId(1), SUM)
     assert departures.admit([copy, total, later]) == [PushVersion(*copy)]
@@ -46,5 +45,5 @@ def test_a_layer_leaves_when_it_is_saved_and_copies_leave_at_once():
 
 
 def test_nothing_is_pending_without_departures():
-    departures = Departures(Book(), AllResident(), Gates([]))
+    departures = Departures(Book(), AllResident())
     assert departures.admit([Departure(LAYER, 3, StageId(1))]) and not departures.are_pending
