@@ -40,9 +40,10 @@ def violations(
     another, in sequence order unless ``asp``; a READ begins after the WRITE of its version has
     ended; and under ``csp`` and ``sequential`` the accesses of an ``exact`` layer never overlap.
     Where steps have several passes, those of one step read what was there before it, and the last
-    of them WRITEs an ``exact`` layer when all are done with it. They go through it in their order
-    where it is one of ``buffered`` (None for every layer), also from stage to stage.
-    Of a stream that is not trained there are forwards only.
+    of them WRITEs an ``exact`` layer when all are done with it. In a tree of passes only WRITEs of
+    one stage follow one another within a step, and the last one those of all stages. Passes go
+    through a layer in their order where it is one of ``buffered`` (None for every layer), also from
+    stage to stage. Of a stream that is not trained there are forwards only.
     """
     if not is_trained:
         yield from _not_forward(accesses, rules, subnets, steps)
@@ -247,9 +248,23 @@ class _Layer:
         writes = [self._found[user, AccessKind.WRITE] for user in self._users]
         if not self._traits.waits_for_versions:
             writes.sort(key=lambda write: (write.start_ns, write.end_ns))
-        for before, write in pairwise(writes):
+        for before, write in self._in_halves(writes) if self._steps.is_tree else pairwise(writes):
             if write.start_ns < before.end_ns:
                 yield f"{write}: began before {before} had ended"
+
+    def _in_halves(self, writes: Sequence[Access]) -> Iterator[tuple[Access, Access]]:
+        """WRITEs that follow one another where stages add up apart: the earlier one first."""
+        ended: Access | None = None
+        for _, of_step in groupby(writes, lambda write: self._steps.step(write.sequence_id)):
+            *others, last = of_step
+            latest: dict[int, Access] = {}
+            for write in (*others, last):
+                before = latest.get(write.stage, ended)
+                if before is not None:
+                    yield before, write
+                latest[write.stage] = write
+            yield from ((before, last) for before in others)
+            ended = last
 
     def _expected_version(self, place: int, reader: int) -> int:
         earlier = self._users[:place]

@@ -85,6 +85,7 @@ def simulate_run(
             steps=pipeline.steps,
             wiring=pipeline.wiring,
             streams=streams,
+            reduction_launch=execution.pipeline.reduction_launch,
         )
         for stage, manager, streams in zip(stages, managers, taken_part, strict=True)
     ]

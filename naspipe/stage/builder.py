@@ -29,7 +29,7 @@ from naspipe.schedule.history import History
 from naspipe.schedule.traits import causal_policies, traits_of
 from naspipe.stage.admission import Absence, AdmissionWindow, BulkAdmission, StepAdmission
 from naspipe.stage.controller import StageController
-from naspipe.stage.gates import NORMS, StepGate
+from naspipe.stage.gates import NORMS, EndLaunch, PartitionLaunch, StepGate
 from naspipe.stage.ports import WriteGate
 from naspipe.stage.ready import ReadyTasks, WholeSteps
 
@@ -57,6 +57,13 @@ WHOLE_STEPS = ("model-parallel",)
 
 GATES: dict[str, Callable[[Steps], WriteGate]] = {NORMS: StepGate}
 """What WRITEs can be made to wait for, by the exchange that a gate is named after."""
+
+LAUNCHES: dict[str, tuple[Callable[[Steps], WriteGate], ...]] = {
+    "layer": (),
+    "partition": (PartitionLaunch,),
+    "end": (EndLaunch,),
+}
+"""What the sums of a step wait for beside their layer's last pass, by ``reduction_launch``."""
 
 
 def register_order(name: str, make: Callable[[int], DispatchOrder]) -> None:
@@ -102,6 +109,8 @@ class Scheduling:
     """Layers whose forwards leave something for the next one; None for all."""
     streams: Collection[int] | None = None
     """Those that the stage takes part in; None for all."""
+    reduction_launch: str = "layer"
+    """When sums of gradients leave for the next group: ``layer``, ``partition`` or ``end``."""
 
 
 def build_controller(
@@ -143,13 +152,14 @@ def build_controller(
         else ReadyTasks(order, way.starts_partly_clear)
     )
     gated = (*((NORMS,) if steps.is_gated else ()), *wiring.exchanges)
+    launches = LAUNCHES[way.reduction_launch] if steps.passes > 1 else ()
     return StageController(
         stage,
         history or new_history(rules, wiring, [stage], steps, way.buffered),
         build_policy(way.policy, way.bulk, steps),
         tasks,
         residency or AllResident(),
-        [GATES[name](steps) for name in gated],
+        [make(steps) for make in (*(GATES[name] for name in gated), *launches)],
         completed.among(streams),
     )
 

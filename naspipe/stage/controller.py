@@ -126,7 +126,7 @@ class StageController:
                 self._wake(clear)
             case ContributionArrived():
                 for progress in self._gates.arrive(event):
-                    commands += self._writes.release(progress)
+                    commands += self._transfers.release(progress)
                     self._settle(progress, commands)
             case LayerLoaded():
                 self._residency.on_loaded(event.layer)
@@ -248,7 +248,7 @@ class StageController:
         who = (ticket.layer, task.sequence_id)
         commands.append(RecordAccess(Access(*who, kind, ticket.reads, self._stage, *times)))
         if not is_forward:
-            commands += self._gates.passed(progress)
+            commands += self._transfers.through(progress)
         elif self._joins:
             self._wake(self._clearance.passed(task.stream, task.sequence_id, block))
             commands += self._transfers.passed(progress, block)

@@ -39,10 +39,10 @@ class Bursts(RandomCosts):
         return 50 if self._random.random() < 0.1 else 1
 
 
-def run(rules, subnets, partitions, steps, seed, window=6, partly=True, buffered=None):
+def run(rules, subnets, partitions, steps, seed, window=6, partly=True, buffered=None, **how):
+    how |= {"starts_partly_clear": partly, "steps": steps, "buffered": buffered}
     controllers = [
-        build_controller(stage, [rules], starts_partly_clear=partly, steps=steps, buffered=buffered)
-        for stage in range(partitions[0].num_stages)
+        build_controller(stage, [rules], **how) for stage in range(partitions[0].num_stages)
     ]
     stages = simulate(
         lambda _, y: (subnets[y], partitions[y], None), controllers, Bursts(seed),

@@ -88,6 +88,14 @@ class PipelineSettings:
         flag=Flag(),
         example="true",
     )
+    reduction_launch: str = setting(
+        "layer",
+        "when the sum of a layer's gradients leaves a group: behind the last pass's backward of "
+        "the layer, of the partition (all of the stage's blocks), or at the end (all of the "
+        "group's backwards of the step). For comparison; layer is never later.",
+        one_of("layer", "partition", "end"),
+        example="end",
+    )
     partly_clear: bool = setting(
         True,
         "start a forward whose first blocks are clear before all of the stage's are.",

@@ -140,6 +140,7 @@ class StageRun:
             wiring=job.wiring,
             buffered=job.buffered,
             streams=[n for n, stages in enumerate(job.participants) if stage in stages],
+            reduction_launch=execution.pipeline.reduction_launch,
         )
         intakes = self._intakes()
         self._driver = StageDriver(
