@@ -53,7 +53,7 @@ class CostTable:
     def stream_means_ns(self, subnets: Sequence[Subnet]) -> list[float]:
         """Mean cost of each block over a stream, layers made at their first use included."""
         uses = Counter(layer for subnet in subnets for layer in enumerate(subnet.chain))
-        sums = [0.0] * len(subnets[0].chain)
+        sums = [0.0] * max(len(subnet.chain) for subnet in subnets)
         for (block, candidate), count in uses.items():
             cost = self.of(block, candidate)
             sums[block] += cost.total_ns * count + cost.make_ns

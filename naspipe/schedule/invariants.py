@@ -80,7 +80,7 @@ def _not_forward(
     users: dict[LayerId, list[int]] = defaultdict(list)
     for subnet in subnets:
         number = subnet.sequence_id
-        for block, rule in enumerate(rules):
+        for block, rule in enumerate(rules if subnet.chain else ()):
             layer, lag = subnet.layer(block), steps_behind(untrained(rule))
             last = steps.step(number) - 1 - (lag or 0)
             earlier = (user for user in reversed(users[layer]) if steps.step(user) <= last)
@@ -122,7 +122,8 @@ def led(
         if not isinstance(rule, Follows):
             continue
         led_by = sources.get(LayerId(layer.stream, rule.block, layer.candidate), [])
-        if [each.sequence_id for each in led_by] != [each.sequence_id for each in writes]:
+        ends = ([steps.step(each.sequence_id) for each in found] for found in (led_by, writes))
+        if next(ends) != next(ends):
             yield f"layer {layer}: expected the WRITEs of its source, found others"
             continue
         for own, write in zip(led_by, writes, strict=True):

@@ -83,7 +83,7 @@ class StageController:
         self._whereabouts = history.whereabouts
         self._cuts = Cuts(stage, self._book, self._whereabouts)
         self._gates = Gates(gates)
-        self._writes = Writes(self._book, residency, self._gates)
+        self._writes = Writes(self._book, residency, self._gates, policy.steps)
         self._subnets: dict[tuple[StreamId, SequenceId], Progress] = {}
         self._ready = ready
         self._clearance = Clearance(self._book, policy, self._whereabouts.has_buffers)

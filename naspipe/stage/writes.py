@@ -11,6 +11,7 @@ from naspipe.core.errors import InvariantError
 from naspipe.core.events import WriteFinished
 from naspipe.core.ids import LayerId, Version
 from naspipe.core.ports import Residency
+from naspipe.core.steps import Steps
 from naspipe.schedule.followers import Followers
 from naspipe.schedule.versions import Ticket, VersionBook
 from naspipe.schedule.whereabouts import Moves
@@ -28,11 +29,12 @@ class Writes:
         book: the versions of this stage.
         residency: what of them is on the device.
         gates: hold WRITEs back.
+        steps: how passes form steps, in every stream.
     """
 
-    def __init__(self, book: VersionBook, residency: Residency, gates: Gates) -> None:
+    def __init__(self, book: VersionBook, residency: Residency, gates: Gates, steps: Steps) -> None:
         self._book = book
-        self._followers = Followers(book.rules, book.newest)
+        self._followers = Followers(book.rules, book.newest, steps)
         self._residency = residency
         self._gates = gates
         self._bases: dict[tuple[LayerId, Version], Version | None] = {}

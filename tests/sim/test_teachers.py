@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 
+from naspipe.core.errors import InvariantError
 from naspipe.core.ids import LayerId
 from naspipe.core.partition import Partition
 from naspipe.core.rules import Exact, Follows
@@ -23,8 +24,11 @@ from scripts.teachers_simulated import Setting, utilisation
 BLOCKS, STEPS = 4, 8
 
 
-def broken(seed, lag, stages=2, groups=1, passes=2, candidates=1):
-    """What the logs of a student and its momentum teacher show, under random times."""
+def broken(seed, lag, stages=2, groups=1, passes=2, candidates=1, left_out=()):
+    """What the logs of a student and its momentum teacher show, under random times.
+
+    ``left_out`` are passes of a step that the teacher has not, the last ones.
+    """
     steps = Steps(passes, draws_each=candidates > 1)
     rules = [[Exact()] * (BLOCKS + 1), [Follows(0, block, lag) for block in range(BLOCKS)]]
     tap = Tap((1, BLOCKS - 1), (0, BLOCKS), TapRole.LESSON, ((0, 1), (1, 0)))
@@ -39,13 +43,15 @@ def broken(seed, lag, stages=2, groups=1, passes=2, candidates=1):
     def subnet(stream, number):
         length = BLOCKS + 1 - stream
         chain = tuple((number // passes * 7 + block) % candidates for block in range(BLOCKS))
-        return Subnet(stream, number, (*chain, 0)[:length])
+        is_left_out = stream and number % passes in left_out
+        return Subnet(stream, number, () if is_left_out else (*chain, 0)[:length])
 
     def admitted(stream, number):
         length = BLOCKS + 1 - stream
         bounds = (0, *(BLOCKS * s // stages for s in range(1, stages)), length)
         cut = Partition(bounds).in_group(steps.group(number, groups), groups)
-        return subnet(stream, number), cut, None, stream == 0
+        own = subnet(stream, number)
+        return own, cut if own.chain else cut.without_blocks, None, stream == 0
 
     def admissions():
         windows = (2 * passes, (lag + 2) * passes)
@@ -67,6 +73,21 @@ def broken(seed, lag, stages=2, groups=1, passes=2, candidates=1):
 def test_versions_are_those_of_the_definition(lag, candidates, groups):
     for seed in range(12):
         assert broken(seed, lag, groups=groups, candidates=candidates) == []
+
+
+@pytest.mark.parametrize("lag", [0, 1, 2])
+def test_passes_that_nobody_needs(lag):
+    for seed in range(8):
+        assert broken(seed, lag, passes=4, left_out=(2, 3)) == []
+
+
+def test_a_follower_of_other_passes_goes_by_steps(monkeypatch):
+    """The last pass that uses it is not the last one that uses its source."""
+    made = Followers.__init__
+    monkeypatch.setattr(Followers, "__init__", lambda own, rules, newest, steps: made(
+        own, rules, newest))  # fmt: skip
+    with pytest.raises(InvariantError, match="stopped before"):
+        broken(0, 1, passes=4, left_out=(2, 3))
 
 
 @pytest.mark.parametrize("rule", ["follows at once", "reads the newest"])

@@ -133,6 +133,11 @@ def check_grouping(workload: Workload, groups: int) -> None:
             f"passes=accumulate:N, found {definition.recipe.passes}: its layers would be made by "
             f"one group, and by another one next; use fewer groups, or stages"
         )
+    if workload.follows is not None and workload.left_out:
+        raise ConfigError(
+            f"groups={groups}: expected one group with a momentum teacher and local views, as the "
+            f"last group has none of its passes, and all of the student's layers; use more stages"
+        )
     if getattr(workload.loss, "reduction", "mean") == "sum":
         raise ConfigError(
             f"groups={groups}: expected a loss that is a mean over its batch, as the passes of a "

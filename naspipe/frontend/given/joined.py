@@ -56,6 +56,19 @@ def _exchanged(stream: StreamId, student: Workload) -> list[Tap]:
     ]  # fmt: skip
 
 
+def _needed_only(taught: Taught) -> tuple[Workload, ...]:
+    """Streams that are not trained, without the passes of a step that nobody takes."""
+    found = []
+    for number, workload in enumerate(taught.workloads):
+        own = [tap for tap in taught.taps if tap.source[0] == number]
+        if own and not workload.is_trained:
+            passes = range(workload.recipe.steps.passes)
+            unneeded = (one for one in passes if not any(tap.sinks(one) for tap in own))
+            workload = replace(workload, left_out=frozenset(unneeded))
+        found.append(workload)
+    return tuple(found)
+
+
 def join(
     workloads: Sequence[Workload],
     execution: Execution,
@@ -79,11 +92,13 @@ def join(
         sink = found.workloads[tap.sink[0]]
         if teacher and is_joined(sink.loss):
             passes = range(sink.recipe.steps.passes)
-            pairs = [(one, tuple((one, other) for other in passes)) for one in passes]
+            taught = sorted({one for one, _ in tap.passes}) if tap.passes else passes
+            pairs = [(one, tuple((one, other) for other in passes)) for one in taught]
             ends += [replace(tap, number=one, passes=pair) for one, pair in pairs]
         else:
             ends.append(tap)
     found = replace(found, taps=tuple(ends))
+    found = replace(found, workloads=_needed_only(found))
     if teacher:
         check_lessons(found)
     return carried_out(found, execution)

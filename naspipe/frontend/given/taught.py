@@ -89,7 +89,8 @@ def how_full(
     ratio = forward_ratio(workloads, costs)
     if stages == 1 or ratio is None:
         return None
-    passes, needed = workloads[0].recipe.steps.passes, passes_to_fill(ratio, stages)
+    teacher, needed = workloads[1], passes_to_fill(ratio, stages)
+    passes = teacher.recipe.steps.passes - len(teacher.left_out)
     fills = "enough" if passes >= needed else "not enough"
     return (
         f"the teacher's forward takes {ratio:.2f} of the student's: with {passes} passes a step "

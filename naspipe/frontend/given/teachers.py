@@ -18,6 +18,7 @@ from naspipe.core.ids import StreamId
 from naspipe.core.rules import Frozen
 from naspipe.core.space import Block, Shared, Space
 from naspipe.core.wiring import Tap, TapRole
+from naspipe.frontend.given.lesson_pairs import lesson_pairs
 from naspipe.frontend.given.plain_chain import chain
 from naspipe.frontend.given.run import Run
 from naspipe.frontend.given.taught import Taught, only_student
@@ -105,7 +106,8 @@ class Teacher:
             cut_like=0 if self._joint_cuts else None, objectives={}, field_sources={},
         )  # fmt: skip
         ends = [(StreamId(n), len(space) - 1) for n, space in enumerate((student.space, space))]
-        tap = Tap(source=ends[1], sink=ends[0], role=TapRole.LESSON)
+        pairs = lesson_pairs(student, are_crossed=False)
+        tap = Tap(source=ends[1], sink=ends[0], role=TapRole.LESSON, passes=pairs)
         return Taught((replace(student, definition=own), teacher), (tap,), ("", "teacher"))
 
 

@@ -92,9 +92,9 @@ def for_passes(workload: Workload, passes: str, make: Callable[[int], Workload])
         make: the workload by the micro-batches of a step.
     """
     data, count = workload.data, parse_passes(passes).passes
-    if not isinstance(data, Views) or count % data.views or count == data.views * data.batches:
+    if not isinstance(data, Views) or count % (data.views + data.local) or count == data.passes:
         return workload
-    return make(count // data.views)
+    return make(count // (data.views + data.local))
 
 
 def _possible(taught: Taught, stages: int) -> Iterator[str]:
@@ -116,7 +116,7 @@ def _simulated(taught: Taught, costs: Sequence[CostTable], execution: Execution)
     plan = make_plan(taught.workloads, execution, subnets, costs, wiring)
     timing = measured_timing(pipeline, execution, plan.memory)
     summary = simulate_run(pipeline, plan, execution, timing).summary
-    stages, passes = execution.pipeline.stages, student.recipe.steps.passes
+    stages, passes = execution.pipeline.stages, student.recipe.steps.passes - len(teacher.left_out)
     ratio = forward_ratio(taught.workloads, costs) or 0.0
     is_ahead = not any(isinstance(r, Follows) and not r.steps for r in teacher.space.rules)
     needed = passes_to_fill(ratio, stages) if is_ahead or stages == 1 else None

@@ -63,8 +63,13 @@ def draw_stream(number: StreamId, workload: Workload) -> tuple[Subnet, ...]:
         stream = sample_stream(space)
     else:
         stream = draw_passes(workload)
+    steps, left_out = workload.recipe.steps, workload.left_out
     return tuple(
-        Subnet(number, SequenceId(place), space.chain(choices))
+        Subnet(
+            number,
+            SequenceId(place),
+            () if steps.pass_of(place) in left_out else space.chain(choices),
+        )
         for place, choices in enumerate(stream)
     )
 
@@ -105,9 +110,13 @@ def stream_job(
 
 
 def choices_of(workload: Workload, subnets: Sequence[Subnet]) -> list[tuple[int, ...]]:
-    """Of every subnet, the candidate of each choice block."""
+    """Of every subnet, the candidate of each choice block; of an empty one, those before it."""
     is_choice = [not isinstance(block, Shared) for block in workload.space.blocks]
-    return [tuple(compress(subnet.chain, is_choice)) for subnet in subnets]
+    found: list[tuple[int, ...]] = []
+    for subnet in subnets:
+        is_empty = found and not subnet.chain
+        found.append(found[-1] if is_empty else tuple(compress(subnet.chain, is_choice)))
+    return found
 
 
 def check_order(number: StreamId, logs: Sequence[Sequence[Access]], job: TrainingJob) -> None:

@@ -14,6 +14,7 @@ from naspipe.core.rules import Rule
 from naspipe.core.space import Space
 from naspipe.core.steps import Steps, parse_passes
 from naspipe.core.wiring import StreamWiring, Tap, Wiring
+from naspipe.data.views import Views
 from naspipe.runtime.jobs.losses import Loss, loss_fields, smoothed, untaught
 from naspipe.runtime.jobs.ports import Objective, OpenSource
 from naspipe.streams.ports import ExplorationStrategy
@@ -49,6 +50,8 @@ class Workload:
     """Whether modules of a stream that is not trained run as in training."""
     output_bytes: int = 1
     """What its last block hands to other streams in a pass, where its placement depends on it."""
+    left_out: frozenset[int] = frozenset()
+    """Passes of a step that nobody needs, of a stream that is not trained."""
     rank: int = 0
     """Streams of a lower rank go first."""
     window: int | None = None
@@ -131,8 +134,10 @@ class Workload:
         Raises:
             ConfigError: when it cannot be changed so.
         """
-        recipe = self.definition.recipe
-        return untaught(smoothed(self.loss, recipe.label_smoothing), recipe.steps.passes)
+        recipe, data = self.definition.recipe, self.data
+        passes = recipe.steps.passes
+        lessons = data.lessons if isinstance(data, Views) else passes
+        return untaught(smoothed(self.loss, recipe.label_smoothing), passes, lessons)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
