@@ -71,6 +71,7 @@ def distill_blockwise(
     run_dir: str | Path | None = None,
     resume: bool = False,
     observer: LaunchObserver | None = None,
+    source: Mapping[str, Any] | None = None,
     **optimizer: Any,
 ) -> Blockwise:
     """Teach student block i what the teacher's block i makes of the teacher's output i - 1.
@@ -93,6 +94,7 @@ def distill_blockwise(
             ``optimizer`` (with ``lr`` and ``optimizer_options``) as of :func:`naspipe.train`.
         window: passes that the teacher may be ahead.
         run_dir: ``block-0``, ``block-1``, ... and ``teacher`` lie below it.
+        source: what a command line called all of this, for the manifests.
 
     Raises:
         ConfigError: for input that cannot be used; nothing is written then.
@@ -112,11 +114,17 @@ def distill_blockwise(
     )
     how = recipe_execution(recipe, stages=stages, **(execution or {}))
     path = Path(run_dir) if run_dir is not None else default_run_directory("blockwise")
-    return _train(taught, how, path, observer or SilentObserver(), resume)
+    sources = [source or {}] * len(taught.workloads)
+    return _train(taught, how, path, observer or SilentObserver(), resume, sources)
 
 
 def _train(
-    taught: Taught, how: Execution, path: Path, observer: LaunchObserver, resumes: bool
+    taught: Taught,
+    how: Execution,
+    path: Path,
+    observer: LaunchObserver,
+    resumes: bool,
+    sources: Sequence[Mapping[str, Any]],
 ) -> Blockwise:
     training = Training(
         workloads=[replace(each, recompute=how.pipeline.recompute) for each in taught.workloads],
@@ -124,6 +132,7 @@ def _train(
         path=path,
         observer=observer,
         resumes=resumes,
+        sources=sources,
         taps=taught.taps,
         places=taught.places,
     )
