@@ -43,7 +43,8 @@ def find(source: Source, data_dir: Path | None) -> Found:
     if not cuts:
         raise ConfigError(
             f"--cuts: expected the layers of {source.teacher} with which its blocks begin, but the "
-            f"first one, as in --cuts 3,6, found none for {named.space or 'a network of your own'}"
+            f"first one, as in --cuts 3,6, found none for {named.space or 'an exported network'}; "
+            f"give them, or --network NAME where it is an exported one of naspipe's"
         )
     data = _data(named, data_dir)
     students = find_students(source.student, network, named.scale, getattr(data, "info", {}))

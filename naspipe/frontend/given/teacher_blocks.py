@@ -41,12 +41,12 @@ def teacher_blocks(space: Space, cuts: Sequence[int]) -> list[nn.Module]:
         ConfigError: for cuts that the chain does not have, or for a teacher that takes more of a
             batch than its first block's ``input``.
     """
-    parts = space.cut(cuts)
+    parts = Space("teacher", space.blocks).cut(cuts)
     for position in range(len(space)):
         fields = space.fields(position)
         if fields != (("input",) if not position else ()):
             raise ConfigError(
-                f"teacher {space.name}: expected only its first layer to take a batch field, "
+                f"teacher: expected only its first layer to take a batch field, "
                 f"input, found {', '.join(fields) or 'none'} at layer {position}"
             )
     return [InTurn([block.candidates[0]() for block in part.blocks]) for part in parts]

@@ -94,13 +94,11 @@ def distill_blockwise(
             ``optimizer`` (with ``lr`` and ``optimizer_options``) as of :func:`naspipe.train`.
         window: passes that the teacher may be ahead.
         run_dir: ``block-0``, ``block-1``, ... and ``teacher`` lie below it.
-        source: what a command line called all of this, for the manifests.
+        source: what a command line called it all, for the manifests.
 
     Raises:
         ConfigError: for input that cannot be used; nothing is written then.
     """
-    if resume and run_dir is None:
-        raise ConfigError("resume: expected the run_dir of the run to go on with")
     keyed = _Keyed(data, seed)
 
     def define(space: Space, batches: Batches, chosen: Any, number: int) -> Workload:
@@ -113,26 +111,32 @@ def distill_blockwise(
         teachers, students, keyed, define, loss=loss, last_loss=last_loss, window=window
     )
     how = recipe_execution(recipe, stages=stages, **(execution or {}))
-    path = Path(run_dir) if run_dir is not None else default_run_directory("blockwise")
-    sources = [source or {}] * len(taught.workloads)
-    return _train(taught, how, path, observer or SilentObserver(), resume, sources)
+    return _train(taught, how, run_dir, observer or SilentObserver(), resume, source or {})
 
 
 def _train(
     taught: Taught,
     how: Execution,
-    path: Path,
+    run_dir: str | Path | None,
     observer: LaunchObserver,
     resumes: bool,
-    sources: Sequence[Mapping[str, Any]],
+    source: Mapping[str, Any],
 ) -> Blockwise:
+    if resumes and run_dir is None:
+        raise ConfigError("resume: expected the run_dir of the run to go on with")
+    recipe = taught.workloads[0].recipe
+    if recipe.steps.distills:
+        raise ConfigError(
+            f"blockwise: expected passes other than {recipe.passes}, whose first pass is a "
+            f"teacher already"
+        )
     training = Training(
         workloads=[replace(each, recompute=how.pipeline.recompute) for each in taught.workloads],
         execution=how,
-        path=path,
+        path=default_run_directory("blockwise") if run_dir is None else Path(run_dir),
         observer=observer,
         resumes=resumes,
-        sources=sources,
+        sources=[source] * len(taught.workloads),
         taps=taught.taps,
         places=taught.places,
     )
