@@ -48,6 +48,7 @@ LAUNCHING = (
     "runtime/*test_stage_pool.py",
     "runtime/*test_validating.py",
     "scripts/test_check_memory.py",
+    "scripts/test_distill_images.py::test_a_few_steps_on_digits",
     "scripts/test_gpu_check.py",
     "scripts/test_peers.py",
     "search/test_evaluation.py",
