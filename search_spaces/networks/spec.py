@@ -50,11 +50,13 @@ def chain(
 
 def defaults(name: str, scale: str) -> Defaults:
     """What a run uses unless its user says otherwise."""
+    is_small = name == "vgg8"
     return Defaults(
         data="fashion-mnist",
-        batch_size=64 if name == "vgg8" else {"tiny": 8, "small": 16, "paper": 32}[scale],
+        batch_size=64 if is_small else {"tiny": 8, "small": 16, "paper": 32}[scale],
         optimizer="SGD",
-        lr=0.01,
+        lr=0.05 if is_small else 0.01,
+        schedule="cosine" if is_small else "constant",
         optimizer_options=MappingProxyType({"momentum": 0.9}),
         loss=cross_entropy,
     )

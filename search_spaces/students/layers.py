@@ -13,8 +13,16 @@ def separable(spec: Conv) -> nn.Module:
 
     (batch, inputs, height, width) to (batch, outputs, height, width), halved where it pools.
     """
-    pool = [nn.MaxPool2d(2)] if spec.pools else []
     return nn.Sequential(
         *normed(spec.inputs, spec.inputs, 3, depthwise=True), nn.ReLU(),
-        *normed(spec.inputs, spec.outputs, 1), nn.ReLU(), *pool,
+        *normed(spec.inputs, spec.outputs, 1), nn.ReLU(), *_pool(spec),
     )  # fmt: skip
+
+
+def whole(spec: Conv) -> nn.Module:
+    """A VGG's convolution with a norm, for maps as :func:`separable` takes and makes them."""
+    return nn.Sequential(*normed(spec.inputs, spec.outputs, 3), nn.ReLU(), *_pool(spec))
+
+
+def _pool(spec: Conv) -> list[nn.Module]:
+    return [nn.MaxPool2d(2)] if spec.pools else []

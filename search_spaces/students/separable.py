@@ -1,8 +1,8 @@
 """VGG with depthwise separable convolutions, taught convolution by convolution.
 
 There is nothing to choose: a teacher's convolution becomes one for each channel and a 1x1 one
-across them (Blakeney et al. 2020). Of its linear layers only one is left, which learns what all of
-them say.
+across them (Blakeney et al. 2020). The first one stays as it is: of one channel there is nothing to
+separate. Of the linear layers only one is left, which learns what all of them say.
 """
 
 from __future__ import annotations
@@ -20,12 +20,21 @@ from search_spaces.students.kind import StudentKind
 def chains(teacher: str, scale: str, info: Mapping[str, int]) -> list[list[Block | Shared]]:
     """The student block of each convolution."""
     found, left = convolutions(teacher, scale, info)
-    blocks: list[list[Block | Shared]] = [[Block([partial(_separable, each)])] for each in found]
+    made = [_whole, *[_separable] * (len(found) - 1)]
+    blocks: list[list[Block | Shared]] = [
+        [Block([partial(make, each)])] for make, each in zip(made, found, strict=True)
+    ]
     blocks[-1].append(Shared("classifier", partial(_linear, left, info["classes"])))
     return blocks
 
 
 # Factories import torch's modules only when they make one.
+
+
+def _whole(spec: Conv) -> Any:
+    from search_spaces.students.layers import whole
+
+    return whole(spec)
 
 
 def _separable(spec: Conv) -> Any:
