@@ -5,7 +5,7 @@ A plain run needs none of it: :data:`PLAIN`. Blocks are positions in a stream's 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import pairwise
@@ -125,6 +125,11 @@ class Wiring:
     def lingering(self) -> frozenset[int]:
         """The streams whose subnets stay under way for those who take their outputs."""
         return frozenset(n for n, stream in enumerate(self.streams) if stream.lingers)
+
+    def among(self, streams: Collection[int]) -> Wiring:
+        """With the taps between these streams only."""
+        taps = (tap for tap in self.taps if {tap.source[0], tap.sink[0]} <= set(streams))
+        return replace(self, taps=tuple(taps))
 
     def joined(self, num_streams: int) -> list[set[int]]:
         """Streams that taps join, each in one set: they are cut and go on at the same pass."""

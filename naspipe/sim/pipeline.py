@@ -33,7 +33,7 @@ from naspipe.residency.check import check_budget
 from naspipe.schedule.groups import check_groups, grouped_cuts
 from naspipe.schedule.traits import traits_of
 from naspipe.sim.chains import Stream
-from naspipe.sim.cutting import make_cutters
+from naspipe.sim.cutting import is_joint, make_cutters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,11 +108,15 @@ def plan_pipeline(pipeline: Pipeline, execution: Execution, sizes: Sizes | None 
     """
     if not pipeline.is_causal:
         execution = execution.changed(partition="static", order="paper")
-    cutters = make_cutters(pipeline.streams, execution, pipeline.wiring)
     groups, steps = execution.pipeline.groups, pipeline.steps
+    cutters = make_cutters(pipeline.streams, execution, pipeline.wiring, steps)
     check_groups(groups, pipeline.policy, steps)
-    made = zip(pipeline.streams, cutters, strict=True)
-    cuts = [grouped_cuts(each.subnets, cutter, steps, groups) for each, cutter in made]
+    cuts = [
+        tuple(map(cutter, each.subnets))
+        if is_joint(execution)
+        else grouped_cuts(each.subnets, cutter, steps, groups)
+        for each, cutter in zip(pipeline.streams, cutters, strict=True)
+    ]
     memory = _memory(pipeline, cuts, execution, sizes)
     window = _window(pipeline, cuts, execution)
     asked = execution.pipeline.order

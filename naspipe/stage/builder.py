@@ -93,6 +93,8 @@ class Scheduling:
     """How the streams are joined."""
     buffered: Collection[LayerId] | None = None
     """Layers whose forwards leave something for the next one; None for all."""
+    streams: Collection[int] | None = None
+    """Those that the stage takes part in; None for all."""
 
 
 def build_controller(
@@ -117,6 +119,7 @@ def build_controller(
     """
     way = Scheduling(**how)
     wiring, steps = way.wiring, way.steps
+    streams = range(len(rules)) if way.streams is None else way.streams
     if way.order not in ORDERS:
         raise ConfigError(f"unknown order {way.order!r}: expected {' or '.join(ORDERS)}")
     if unknown := [name for name in wiring.exchanges if name not in GATES]:
@@ -131,7 +134,7 @@ def build_controller(
         RankedOrder(order, ranks) if any(ranks) else order,
         residency or AllResident(),
         [GATES[name](steps) for name in gated],
-        wiring.completed(list(map(len, rules)), steps),
+        wiring.completed(list(map(len, rules)), steps).among(streams),
         way.starts_partly_clear,
     )
 

@@ -44,7 +44,7 @@ class Taps:
 
     Args:
         stage: which one.
-        taps: all of the pipeline's.
+        taps: between streams that this stage takes part in.
         steps: how passes form steps, in every stream.
         lingering: streams whose subnets stay under way until all who take their outputs are
             through.
@@ -106,7 +106,7 @@ class Taps:
             credit = None
             if there == self._stage != here and not progress.partition.blocks(here):
                 guest = progress.forward.task.at(here)
-                credit = SendOutput(guest, name=InputName(f"{CREDIT}{key[0]}"))
+                credit = SendOutput(guest, name=InputName(CREDIT + self._taps[key[0]].name))
             sent.append((source if holds else None, credit))
         return sent
 

@@ -16,7 +16,10 @@ from naspipe.core.settings.allowed import (
 )
 from naspipe.core.settings.declare import Flag, check, setting
 
-PARTITIONS = ["balanced", "static", "ampa"]
+PARTITIONS = [
+    "balanced", "static", "ampa",
+    "free", "pairs", "packed", "layers", "hybrid", "shared",
+]  # fmt: skip
 """The names of placements; :func:`naspipe.planning.partitions.register_placement` adds to them."""
 ORDERS = ["paper", "gpipe", "critical-path", "auto"]
 """The names of dispatch orders; :func:`naspipe.stage.builder.register_order` adds to them."""
@@ -56,7 +59,9 @@ class PipelineSettings:
         "balanced",
         "balanced (each subnet its own; layers are mirrored), static (one for all) or ampa (one "
         "for all by GroPipe's algorithm, for comparison). With balanced, layers follow their users "
-        "over the stages.",
+        "over the stages. For blocks with teachers of their own: free (each block anywhere), pairs "
+        "(consecutive ones), packed (pairs anywhere), layers (cut anywhere), hybrid (consecutive "
+        "ones, whose passes several stages may share) or shared (all stages share all passes).",
         named_in(PARTITIONS),
         flag=Flag(),
         example="static",

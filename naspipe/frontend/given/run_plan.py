@@ -15,6 +15,7 @@ from naspipe.runtime.measuring.layer_sizes import buffered_layers, measure_sizes
 from naspipe.runtime.measuring.profile_cache import cached_profile
 from naspipe.runtime.processes.launcher import profile_apart
 from naspipe.sim.chains import Chain, Stream
+from naspipe.sim.cutting import is_joint
 from naspipe.sim.pipeline import Pipeline, Plan, has_choice, plan_pipeline
 from naspipe.sim.simulation import choose_order, measured_timing
 
@@ -41,14 +42,14 @@ def make_pipeline(
 ) -> Pipeline:
     """What is to be run, as far as schedules depend on it; arguments as of :func:`make_plan`."""
     shared = common(workloads)
-    is_grouped = execution.pipeline.groups > 1
+    is_spread = execution.pipeline.groups > 1 or is_joint(execution)
     return Pipeline(
         streams=tuple(
             Stream(
-                Chain.of(workload.space, _buffered(workload) if is_grouped else None),
+                Chain.of(workload.space, _buffered(workload) if is_spread else None),
                 tuple(drawn),
                 table,
-                is_whole=workload.is_whole,
+                output_bytes=workload.output_bytes,
                 is_sample=workload.make_strategy is not None,
             )
             for workload, drawn, table in zip(workloads, subnets, costs, strict=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from torch import nn
 from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
 from naspipe.core.space import Shared, Space
-from naspipe.frontend.given.blockwise import blockwise
+from naspipe.frontend.given.blockwise import DECOUPLED, RELAYS, blockwise
 from naspipe.frontend.given.run import Run
 from naspipe.frontend.given.taught import Taught
 from naspipe.frontend.training.api import default_run_directory, recipe_execution, workload
@@ -22,7 +22,7 @@ from naspipe.runtime.wire.ports import LaunchObserver
 from naspipe.runtime.wire.reports import SilentObserver
 
 WINDOW = 4
-"""Passes that the teacher may be ahead."""
+"""Steps that a block of the teacher may be ahead of those who take its output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,7 @@ def distill_blockwise(
     sampler: str = "uniform",
     recipe: str | Path | Mapping[str, Any] | None = None,
     execution: Mapping[str, Any] | None = None,
+    relay: str = DECOUPLED,
     window: int = WINDOW,
     run_dir: str | Path | None = None,
     resume: bool = False,
@@ -88,30 +89,37 @@ def distill_blockwise(
         loss: of every student block but the last; with a method ``distill(output, taught)``. By
             default the mean square of the difference.
         last_loss: of the last one; by default cross entropy against the teacher's softmax.
-        stages: stage processes. A student block is on one of them.
+        stages: stage processes. ``execution={"partition": ...}`` says which of them runs which
+            block: ``free`` (the default), ``pairs``, ``packed``, ``layers`` or ``hybrid``.
         seed: of data and paths; block i draws its parameters from ``seed + i``.
         sampler: of every block's paths; ``recipe``, ``execution``, ``resume``, ``observer`` and
             ``optimizer`` (with ``lr`` and ``optimizer_options``) as of :func:`naspipe.train`.
-        window: passes that the teacher may be ahead.
-        run_dir: ``block-0``, ``block-1``, ... and ``teacher`` lie below it.
+        relay: ``decoupled``; for comparison ``barrier`` or ``apart``, see
+            :data:`naspipe.frontend.given.blockwise.RELAYS`. Changes no bit.
+        window: steps that a block of the teacher may be ahead of those who take its output.
+        run_dir: ``block-0``, ... and ``teacher-0``, ... lie below it.
         source: what a command line called it all, for the manifests.
 
     Raises:
         ConfigError: for input that cannot be used; nothing is written then.
     """
-    keyed = _Keyed(data, seed)
+    define = _defining(seed, steps=steps, sampler=sampler, recipe=recipe, **optimizer)
+    taught = blockwise(
+        teachers, students, _Keyed(data, seed), define, loss=loss, last_loss=last_loss, relay=relay,
+        window=window,
+    )  # fmt: skip
+    settings = {"partition": RELAYS[relay], **(execution or {})}
+    how = recipe_execution(recipe, stages=stages, **settings)
+    return _train(taught, how, run_dir, observer or SilentObserver(), resume, source or {})
+
+
+def _defining(seed: int, **how: Any) -> Callable[[Space, Batches, Any, int], Workload]:
+    """Makes the workload of a student block, by its number."""
 
     def define(space: Space, batches: Batches, chosen: Any, number: int) -> Workload:
-        return workload(
-            space, batches, chosen, steps=steps, sampler=sampler, seed=seed + number,
-            recipe=recipe, **optimizer,
-        )  # fmt: skip
+        return workload(space, batches, chosen, seed=seed + number, **how)
 
-    taught = blockwise(
-        teachers, students, keyed, define, loss=loss, last_loss=last_loss, window=window
-    )
-    how = recipe_execution(recipe, stages=stages, **(execution or {}))
-    return _train(taught, how, run_dir, observer or SilentObserver(), resume, source or {})
+    return define
 
 
 def _train(

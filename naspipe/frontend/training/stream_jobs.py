@@ -22,6 +22,7 @@ from naspipe.runtime.layers.optimizers import check_optimizer
 from naspipe.runtime.measuring.layer_sizes import buffered_layers
 from naspipe.schedule.invariants import led, violations
 from naspipe.schedule.traits import causal_policies, traits_of
+from naspipe.sim.cutting import is_joint
 from naspipe.sim.pipeline import StreamPlan
 from naspipe.stage.builder import build_controller
 from naspipe.trace.results.run_directory import RunDirectory
@@ -43,7 +44,7 @@ def check_stream(number: StreamId, workload: Workload, execution: Execution) -> 
         order=order if order != "auto" else "paper",
         steps=definition.recipe.steps,
     )
-    if execution.pipeline.stages > len(space) and not workload.is_whole:
+    if execution.pipeline.stages > len(space) and not is_joint(execution):
         raise ConfigError(
             f"{execution.pipeline.stages} stages for {len(space)} blocks: expected at most one "
             f"stage per block; choose --stages {len(space)} or less"

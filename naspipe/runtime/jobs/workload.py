@@ -47,12 +47,14 @@ class Workload:
     """The stream whose cuts it has; None for its own."""
     in_training_mode: bool = False
     """Whether modules of a stream that is not trained run as in training."""
-    is_whole: bool = False
-    """Whether all of its blocks are on one stage, which the planner chooses."""
+    output_bytes: int = 1
+    """What its last block hands to other streams in a pass, where its placement depends on it."""
     rank: int = 0
     """Streams of a lower rank go first."""
     window: int | None = None
     """Subnets under way; None for the execution's."""
+    lingers: bool = False
+    """Whether its subnets stay under way until those that take their outputs are through."""
     objectives: Mapping[int, Objective] = field(default_factory=dict)
     """Losses that arise in blocks of the chain before its last."""
     field_sources: Mapping[str, OpenSource] = field(default_factory=dict)
@@ -78,6 +80,7 @@ class Workload:
             rank=self.rank,
             cut_like=self.cut_like,
             window=self.window,
+            lingers=self.lingers,
             objectives=tuple(sorted(self.objectives)),
             late_fields=tuple(each for each in needed if each[1] in self.field_sources),
         )

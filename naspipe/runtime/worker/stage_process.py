@@ -139,6 +139,7 @@ class StageRun:
             steps=job.steps,
             wiring=job.wiring,
             buffered=job.buffered,
+            streams=[n for n, stages in enumerate(job.participants) if stage in stages],
         )
         intakes = self._intakes()
         self._driver = StageDriver(
