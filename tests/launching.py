@@ -6,6 +6,7 @@ here fails, in every tier, and says so.
 
 LAUNCHING = (
     "capabilities/test_order.py::test_a_run_under_it_has_the_bits_of_the_plain_loop",
+    "cli/test_distill.py",
     "cli/test_momentum.py::test_a_resume_goes_on_with_both",
     "cli/test_progress.py",
     "cli/test_resume.py",
@@ -29,6 +30,7 @@ LAUNCHING = (
     "frontend/test_readme.py",
     "frontend/test_without_extras.py",
     "gpu/test_bits.py",
+    "nni/test_distillation.py",
     "nni/test_exact.py",
     "nni/test_proof.py",
     "nni/test_readme.py",
@@ -47,6 +49,7 @@ LAUNCHING = (
     "runtime/*test_stage_pool.py",
     "runtime/*test_validating.py",
     "scripts/test_check_memory.py",
+    "scripts/test_distill_images.py::test_a_few_steps_on_digits",
     "scripts/test_gpu_check.py",
     "scripts/test_peers.py",
     "search/test_evaluation.py",

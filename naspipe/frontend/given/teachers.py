@@ -22,6 +22,7 @@ from naspipe.frontend.given.lesson_pairs import lesson_pairs
 from naspipe.frontend.given.plain_chain import chain
 from naspipe.frontend.given.run import Run
 from naspipe.frontend.given.taught import Taught, only_student
+from naspipe.frontend.given.teacher_blocks import teacher_blocks
 from naspipe.runtime.devices.tensor_bytes import tensor_bytes
 from naspipe.runtime.jobs.losses import wants_hidden
 from naspipe.runtime.jobs.workload import Workload
@@ -85,6 +86,19 @@ class Teacher:
         self.window, self.mode, self._joint_cuts = window, mode, joint_cuts
         self.digest = weights_digest(self.space) + ("" if mode == "eval" else f"/{mode}")
         _check_finite(self.space)
+
+    def blocks(self, cuts: Sequence[int]) -> list[nn.Module]:
+        """Its layers in several modules, for :func:`naspipe.distill_blockwise`.
+
+        Args:
+            cuts: positions of its chain at which the second module begins, the third one, and so
+                on, as in ``search_spaces.cuts("mobilenet-v2")``.
+
+        Raises:
+            ConfigError: for cuts that the chain does not have, or for a teacher that takes more of
+                a batch than its first layer's ``input``.
+        """
+        return teacher_blocks(self.space, cuts)
 
     def beside(self, students: Sequence[Workload]) -> Taught:
         """The only student and this teacher, as streams that train together.

@@ -72,6 +72,7 @@ def distill_blockwise(
     run_dir: str | Path | None = None,
     resume: bool = False,
     observer: LaunchObserver | None = None,
+    source: Mapping[str, Any] | None = None,
     **optimizer: Any,
 ) -> Blockwise:
     """Teach student block i what the teacher's block i makes of the teacher's output i - 1.
@@ -97,12 +98,11 @@ def distill_blockwise(
             :data:`naspipe.frontend.given.blockwise.RELAYS`. Changes no bit.
         window: steps that a block of the teacher may be ahead of those who take its output.
         run_dir: ``block-0``, ... and ``teacher-0``, ... lie below it.
+        source: what a command line called it all, for the manifests.
 
     Raises:
         ConfigError: for input that cannot be used; nothing is written then.
     """
-    if resume and run_dir is None:
-        raise ConfigError("resume: expected the run_dir of the run to go on with")
     define = _defining(seed, steps=steps, sampler=sampler, recipe=recipe, **optimizer)
     taught = blockwise(
         teachers, students, _Keyed(data, seed), define, loss=loss, last_loss=last_loss, relay=relay,
@@ -110,8 +110,8 @@ def distill_blockwise(
     )  # fmt: skip
     settings = {"partition": RELAYS[relay], **(execution or {})}
     how = recipe_execution(recipe, stages=stages, **settings)
-    path = Path(run_dir) if run_dir is not None else default_run_directory("blockwise")
-    return _train(carried_out(taught, how), how, path, observer or SilentObserver(), resume)
+    taught = carried_out(taught, how)
+    return _train(taught, how, run_dir, observer or SilentObserver(), resume, source or {})
 
 
 def _defining(seed: int, **how: Any) -> Callable[[Space, Batches, Any, int], Workload]:
@@ -124,14 +124,28 @@ def _defining(seed: int, **how: Any) -> Callable[[Space, Batches, Any, int], Wor
 
 
 def _train(
-    taught: Taught, how: Execution, path: Path, observer: LaunchObserver, resumes: bool
+    taught: Taught,
+    how: Execution,
+    run_dir: str | Path | None,
+    observer: LaunchObserver,
+    resumes: bool,
+    source: Mapping[str, Any],
 ) -> Blockwise:
+    if resumes and run_dir is None:
+        raise ConfigError("resume: expected the run_dir of the run to go on with")
+    recipe = taught.workloads[0].recipe
+    if recipe.steps.distills:
+        raise ConfigError(
+            f"blockwise: expected passes other than {recipe.passes}, whose first pass is a "
+            f"teacher already"
+        )
     training = Training(
         workloads=[replace(each, recompute=how.pipeline.recompute) for each in taught.workloads],
         execution=how,
-        path=path,
+        path=default_run_directory("blockwise") if run_dir is None else Path(run_dir),
         observer=observer,
         resumes=resumes,
+        sources=[source] * len(taught.workloads),
         taps=taught.taps,
         places=taught.places,
     )
