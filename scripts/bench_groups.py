@@ -27,20 +27,18 @@ from rich.table import Table  # noqa: E402
 
 from naspipe.core.access import AccessKind  # noqa: E402
 from naspipe.core.config import Execution, Recipe  # noqa: E402
-from naspipe.core.ids import FIRST_STREAM, LayerId, SequenceId  # noqa: E402
-from naspipe.core.parcels import LAYER, SUM, Parcel  # noqa: E402
-from naspipe.core.rules import Exact  # noqa: E402
-from naspipe.core.steps import Steps  # noqa: E402
-from naspipe.core.subnet import Subnet  # noqa: E402
+from naspipe.core.ids import LayerId  # noqa: E402
+from naspipe.core.parcels import LAYER, Parcel  # noqa: E402
 from naspipe.core.task import Task  # noqa: E402
 from naspipe.frontend.simulation.scenario import Scenario, table5_scenario  # noqa: E402
 from naspipe.planning.causal_bound import WARM_UP_SHARE, causal_bound  # noqa: E402
 from naspipe.planning.cost import CostTable, LayerCost  # noqa: E402
 from naspipe.planning.latest_start import CutStream  # noqa: E402
 from naspipe.planning.stage_bound import step_ends  # noqa: E402
-from naspipe.sim.chains import Chain, Stream  # noqa: E402
-from naspipe.sim.pipeline import Pipeline, Plan, plan_pipeline  # noqa: E402
+from naspipe.sim.chains import Stream  # noqa: E402
+from naspipe.sim.pipeline import Plan  # noqa: E402
 from naspipe.sim.simulation import SimulatedRun, simulate_run  # noqa: E402
+from scripts.group_hops import all_hops  # noqa: E402
 
 PASSES = (1, 8)
 """At least, for each step; every group has one."""
@@ -53,8 +51,6 @@ DRAWN = (1, 2, 4, 8)
 """Subnets of a step."""
 BOUNDED = 160
 """Passes that the bound of 8 stages is taken from."""
-BLOCKS = 8
-"""Of the network whose groups are far apart."""
 EQUAL = LayerCost(1_000_000, 2_000_000, 0)
 
 
@@ -223,67 +219,6 @@ def all_bounds(arguments: argparse.Namespace, console: Console) -> list[dict[str
         rows.append({"space": name, "passes": passes, "sampler": sampler, **columns})
         means = [f"{column['mean']:.2f}" for column in columns.values()]
         table.add_row(name, passes, sampler, *means)
-    console.print(table)
-    return rows
-
-
-@dataclass(frozen=True, slots=True)
-class FarCosts:
-    """A pass takes 1 in each block's forward and 2 in its backward; only sums take long."""
-
-    latency_ns: int
-
-    def access_ns(self, layer: LayerId, kind: AccessKind, sequence_id: int = -1) -> int:
-        """See :class:`naspipe.sim.ports.Costs`."""
-        parts = {AccessKind.FORWARD: EQUAL.forward_ns, AccessKind.BACKWARD: EQUAL.backward_ns}
-        return parts.get(kind, 0)
-
-    def between_ns(self) -> int:
-        """See :class:`naspipe.sim.ports.Costs`."""
-        return 0
-
-    def message_ns(self, receiver: Task) -> int:
-        """See :class:`naspipe.sim.ports.Costs`."""
-        return 0
-
-    def push_ns(self, layer: LayerId, parcel: Parcel = LAYER) -> int:
-        """See :class:`naspipe.sim.ports.Costs`."""
-        return self.latency_ns if parcel == SUM else 0
-
-    def copy_ns(self, layer: LayerId) -> int:
-        """See :class:`naspipe.sim.ports.Costs`."""
-        return 0
-
-
-def waits_in_hops(groups: int, stages: int, steps: Steps) -> float:
-    """How much later a step of one network ends, in latencies of a sum."""
-    chain = Chain(rules=(Exact(),) * BLOCKS, is_shared=(False,) * BLOCKS, buffered=frozenset())
-    numbers = map(SequenceId, range(steps.passes))
-    subnets = tuple(Subnet(FIRST_STREAM, number, (0,) * BLOCKS) for number in numbers)
-    table = CostTable({(block, 0): EQUAL for block in range(BLOCKS)})
-    pipeline = Pipeline(streams=(Stream(chain, subnets, table),), steps=steps)
-    execution = Execution(groups=groups, stages=stages, order="paper", window=64)
-    plan = plan_pipeline(pipeline, execution)
-    latency_ns = 1000 * EQUAL.total_ns
-    near, far = (
-        simulate_run(pipeline, plan, execution, FarCosts(each)).makespan_ns
-        for each in (0, latency_ns)
-    )
-    return (far - near) / latency_ns
-
-
-def all_hops(arguments: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
-    """A step of 8 passes on every shape."""
-    rows = []
-    table = Table("groups x stages", "chain", "tree", box=SIMPLE_HEAD,
-                  title="latencies that a step waits for")  # fmt: skip
-    for groups, stages in SHAPES[1:]:
-        found = {
-            kind: round(waits_in_hops(groups, stages, Steps(8, reduction=kind)), 2)
-            for kind in ("fold", "tree")
-        }
-        rows.append({"groups": groups, "stages": stages, **found})
-        table.add_row(f"{groups}x{stages}", *(f"{each:g}" for each in found.values()))
     console.print(table)
     return rows
 

@@ -17,6 +17,6 @@ from naspipe.mixed.alphas import Alpha as Alpha
 from naspipe.mixed.mixed_edge import MixedEdge as MixedEdge
 from naspipe.mixed.operations import operations as operations
 from naspipe.mixed.rounds import Rounds as Rounds
-from naspipe.mixed.students import student as student
+from naspipe.mixed.student_space import student as student
 
 __all__ = ["Alpha", "MixedEdge", "Rounds", "operations", "student"]
