@@ -52,9 +52,7 @@ def waits_in_hops(groups: int, stages: int, steps: Steps) -> float:
     forward_ns = {(block, 0): EQUAL.forward_ns for block in range(BLOCKS)}
     latency_ns = 1000 * EQUAL.total_ns
     near, far = (
-        simulate_run(
-            pipeline, plan, execution, FarCosts(forward_ns=forward_ns, latency_ns=each)
-        ).makespan_ns
+        simulate_run(pipeline, plan, execution, costs).makespan_ns
         for costs in (FarCosts(forward_ns=forward_ns, latency_ns=each) for each in (0, latency_ns))
     )
     return (far - near) / latency_ns

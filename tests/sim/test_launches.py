@@ -38,6 +38,9 @@ class SharedLink:
     def access_ns(self, layer, kind, sequence_id=-1):
         return {AccessKind.FORWARD: 100, AccessKind.BACKWARD: 200, AccessKind.WRITE: 0}[kind]
 
+    def add_ns(self, layer, sequence_id):
+        return 0
+
     def between_ns(self):
         return 0
 
