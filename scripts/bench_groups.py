@@ -219,6 +219,7 @@ def all_bounds(arguments: argparse.Namespace, console: Console) -> list[dict[str
         rows.append({"space": name, "passes": passes, "sampler": sampler, **columns})
         means = [f"{column['mean']:.2f}" for column in columns.values()]
         table.add_row(name, passes, sampler, *means)
+        print(name, passes, sampler, *means, flush=True)
     console.print(table)
     return rows
 
