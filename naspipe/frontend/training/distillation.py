@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -103,10 +103,9 @@ def distill_blockwise(
     Raises:
         ConfigError: for input that cannot be used; nothing is written then.
     """
-    define = _defining(seed, steps=steps, sampler=sampler, recipe=recipe, **optimizer)
-    taught = blockwise(
-        teachers, students, _Keyed(data, seed), define, loss=loss, last_loss=last_loss, relay=relay,
-        window=window,
+    taught = blockwise_streams(
+        teachers, students, data, seed=seed, loss=loss, last_loss=last_loss, relay=relay,
+        window=window, steps=steps, sampler=sampler, recipe=recipe, **optimizer,
     )  # fmt: skip
     settings = {"partition": RELAYS[relay], **(execution or {})}
     how = recipe_execution(recipe, stages=stages, **settings)
@@ -114,13 +113,31 @@ def distill_blockwise(
     return _train(taught, how, run_dir, observer or SilentObserver(), resume, source or {})
 
 
-def _defining(seed: int, **how: Any) -> Callable[[Space, Batches, Any, int], Workload]:
-    """Makes the workload of a student block, by its number."""
+def blockwise_streams(
+    teachers: Sequence[nn.Module],
+    students: Sequence[Space | nn.Module],
+    data: Batches,
+    *,
+    seed: int = 0,
+    loss: Any = None,
+    last_loss: Any = None,
+    relay: str = DECOUPLED,
+    window: int = WINDOW,
+    **how: Any,
+) -> Taught:
+    """What :func:`distill_blockwise` trains, defined; ``how`` goes to :func:`naspipe.workload`.
+
+    Raises:
+        ConfigError: for input that cannot be used.
+    """
 
     def define(space: Space, batches: Batches, chosen: Any, number: int) -> Workload:
         return workload(space, batches, chosen, seed=seed + number, **how)
 
-    return define
+    return blockwise(
+        teachers, students, _Keyed(data, seed), define, loss=loss, last_loss=last_loss, relay=relay,
+        window=window,
+    )  # fmt: skip
 
 
 def _train(
