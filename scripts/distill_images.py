@@ -47,7 +47,7 @@ class Pair:
     student_steps: int
 
 
-PAIRS = (Pair("mobilenet-v2", "proxyless", 1000, 600), Pair("vgg8", "separable", 1500, 600))
+PAIRS = (Pair("mobilenet-v2", "proxyless", 600, 600), Pair("vgg8", "separable", 1500, 600))
 
 QUICK = tuple(Pair(pair.teacher, pair.student, 4, 4) for pair in PAIRS)
 

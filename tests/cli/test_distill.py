@@ -81,6 +81,7 @@ def test_what_it_says(
     assert_same(whole, path)
     recorded = RunDirectory(path / "block-3").read_manifest()["source"]
     assert (recorded["command"], recorded["student"]) == ("distill", "separable")
+    assert RunDirectory(path / "block-3").read_manifest()["requested"]["partition"] == "free"
 
 
 def test_a_resume_on_other_stages(tmp_path: Path, teacher: Path) -> None:
@@ -126,10 +127,12 @@ def test_an_exported_network_teaches(tmp_path: Path, teacher: Path, whole: Path)
 
 def test_rules_and_settings_reach_the_blocks(tmp_path: Path, teacher: Path) -> None:
     more = ["--set", "rule.classifier=frozen", "--set", "optimizer.momentum=0.5", "--steps", "2"]
+    more += ["--stages", "2", "--partition", "pairs"]
     assert main(words(teacher, tmp_path / "run", *more)) == 0
     manifests = [
         json.loads((tmp_path / "run" / f"block-{n}" / "manifest.json").read_text()) for n in (0, 5)
     ]
+    assert manifests[0]["requested"]["partition"] == "pairs"
     rules = [each["definition"]["rules"] for each in manifests]
     assert rules == [{}, {"classifier": "frozen"}]
     assert manifests[0]["definition"]["recipe"]["optimizer_options"] == {"momentum": 0.5}

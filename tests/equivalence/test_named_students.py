@@ -118,3 +118,12 @@ def test_a_pass_that_teaches_already_is_one_line(tmp_path):
             run_dir=tmp_path / "run",
         )  # fmt: skip
     assert not (tmp_path / "run").exists()
+
+
+def test_a_student_that_cannot_take_its_input_is_one_line(tmp_path):
+    blocks = teacher_of("vgg8", IMAGES).blocks(search_spaces.cuts("vgg8"))
+    students = search_spaces.students_of("vgg8", "separable", "tiny", IMAGES)
+    students[2] = torch.nn.Conv2d(5, 32, 3, padding=1)
+    with pytest.raises(npp.ConfigError, match="student block 2 to take the output") as caught:
+        npp.distill_blockwise(blocks, students, images, steps=2, run_dir=tmp_path / "run")
+    assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()

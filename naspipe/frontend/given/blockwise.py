@@ -21,6 +21,7 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.ids import StreamId
 from naspipe.core.rules import Frozen
 from naspipe.core.space import Block, Space
+from naspipe.core.user_code import users_code
 from naspipe.core.wiring import Tap, TapRole
 from naspipe.frontend.given.plain_chain import chain
 from naspipe.frontend.given.taught import Taught
@@ -101,9 +102,7 @@ def blockwise(
         _taught(define(_student_space(student, number), data, losses[number], number), digest)
         for number, student in enumerate(students)
     ]
-    own = [_behind(blocks[:number], each) for number, each in enumerate(own)]
-    for number, student in enumerate(own):
-        _check_shapes(number, student, blocks[: number + 1])
+    own = [_fitting(number, each, blocks) for number, each in enumerate(own)]
     firsts = [number if relay != APART else 0 for number in range(len(blocks))]
     teaching = [
         _behind(blocks[:first], _teaching(blocks[: end + 1], first, own[0], digest))
@@ -128,6 +127,15 @@ def _digest(blocks: Sequence[nn.Module]) -> str:
 
 def _taught(student: Workload, digest: str) -> Workload:
     return replace(student, definition=replace(student.definition, teacher=digest))
+
+
+def _fitting(number: int, student: Workload, blocks: Sequence[nn.Module]) -> Workload:
+    """A student block that takes and makes what the teacher's block in its place does."""
+    what = f"blockwise: expected student block {number} to take the output of the teacher's block"
+    with users_code(f"{what} before it, found"):
+        student = _behind(blocks[:number], student)
+    _check_shapes(number, student, blocks[: number + 1])
+    return student
 
 
 def _behind(blocks: Sequence[nn.Module], workload: Workload) -> Workload:
