@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from naspipe.cli import teacher
-from naspipe.cli.display.plan_with_teacher import WIDTH, plan_taught, print_taught
-from naspipe.cli.distilling.plan_blocks import is_student, plan_blocks, print_blocks
+from naspipe.cli.display.plan_with_teacher import WIDTH, show_taught
+from naspipe.cli.distilling.plan_blocks import is_student, show_blocks
 from naspipe.cli.flags import add_flags, flags
 from naspipe.cli.simulate import add_scenario_arguments, open_scenario
 from naspipe.core.config import Definition, Settings, apply_settings
@@ -39,6 +39,10 @@ bound: the least bubble that any schedule can have; above: how far this one is f
 costs: profiled ones are measured with as many processes at once as a row has and cores allow
 memory: the most that one stage's layers occupy (with a budget) and its passes keep
 """
+
+
+_TEACHING = ("teacher", "teacher_subnet", "momentum")
+"""Options that a plan with a teacher has."""
 
 
 class Shape(NamedTuple):
@@ -91,10 +95,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     if not 1 <= arguments.devices <= 256:
         raise ConfigError(f"--devices {arguments.devices}: expected 1 to 256")
-    if is_student(arguments.space):
-        return _of_blocks(arguments)
-    if arguments.teacher or arguments.teacher_subnet or arguments.momentum:
-        return _with_teacher(arguments)
+    if is_student(arguments.space) or any(getattr(arguments, each) for each in _TEACHING):
+        show = show_blocks if is_student(arguments.space) else show_taught
+        words = _listed("--passes", arguments.passes) if arguments.passes else []
+        show(arguments, words, _counts(arguments.devices))
+        return 0
     streams = [_count("--streams", word) for word in _listed("--streams", arguments.streams)]
     budgets = ["" if b == "none" else b for b in _listed("--budget", arguments.budget)]
     samplers = _listed("--samplers", arguments.samplers or _samplers(arguments.devices))
@@ -117,34 +122,6 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps([_as_json(row) for row in rows], indent=1))
     else:
         _print(rows)
-    return 0
-
-
-def _with_teacher(arguments: argparse.Namespace) -> int:
-    """As :func:`run`, for a student and its teacher."""
-    kinds = _listed("--passes", arguments.passes) if arguments.passes else []
-    plans = plan_taught(arguments, kinds, _counts(arguments.devices))
-    if arguments.json:
-        print(json.dumps([plan.as_dict() for plan in plans], indent=1))
-    else:
-        print_taught(plans)
-    return 0
-
-
-def _of_blocks(arguments: argparse.Namespace) -> int:
-    """As :func:`run`, for a student whose blocks have teachers of their own."""
-    from naspipe.core.errors import ConfigError
-
-    if not arguments.teacher:
-        raise ConfigError(
-            f"{arguments.space}: expected --teacher RUN, whose blocks teach it, found none"
-        )
-    kinds = _listed("--passes", arguments.passes) if arguments.passes else []
-    plans = plan_blocks(arguments, kinds, _counts(arguments.devices))
-    if arguments.json:
-        print(json.dumps([plan.as_dict() for plan in plans], indent=1))
-    else:
-        print_blocks(plans)
     return 0
 
 

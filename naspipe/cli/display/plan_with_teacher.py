@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -26,6 +27,17 @@ WIDTH = 120
 _COLUMNS = (
     "passes", "views", "stages", "cuts", "r", "fills from", "full", "order", "passes/s", "bubble",
 )  # fmt: skip
+
+
+def show_taught(
+    arguments: argparse.Namespace, kinds: Sequence[str], devices: Sequence[int]
+) -> None:
+    """Simulate every choice and print them, the fastest first; arguments as below."""
+    plans = plan_taught(arguments, kinds, devices)
+    if arguments.json:
+        print(json.dumps([plan.as_dict() for plan in plans], indent=1))
+    else:
+        print_taught(plans)
 
 
 def plan_taught(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING
@@ -28,6 +29,17 @@ def is_student(name: str) -> bool:
     return name in search_spaces.student_names()
 
 
+def show_blocks(
+    arguments: argparse.Namespace, kinds: Sequence[str], devices: Sequence[int]
+) -> None:
+    """Simulate every placement and print them, the fastest first; arguments as below."""
+    plans = plan_blocks(arguments, kinds, devices)
+    if arguments.json:
+        print(json.dumps([plan.as_dict() for plan in plans], indent=1))
+    else:
+        print_blocks(plans)
+
+
 def plan_blocks(
     arguments: argparse.Namespace, kinds: Sequence[str], devices: Sequence[int]
 ) -> list[BlockwisePlan]:
@@ -47,6 +59,10 @@ def plan_blocks(
     from naspipe.frontend.simulation.blockwise_plans import blockwise_plans
     from naspipe.frontend.training.distillation import blockwise_streams
 
+    if not arguments.teacher:
+        raise ConfigError(
+            f"{arguments.space}: expected --teacher RUN, whose blocks teach it, found none"
+        )
     for name, usual in _UNUSED:
         if getattr(arguments, name) != usual:
             option = f"--{name.replace('_', '-')}"
@@ -67,7 +83,7 @@ def plan_blocks(
         steps = max(1, asked.steps // recipe.steps.passes)
         return blockwise_streams(
             found.teachers, found.students.blocks, found.data, seed=asked.seed, steps=steps,
-            sampler=asked.sampler, loss=found.students.loss, last_loss=found.students.last_loss,
+            sampler=asked.sampler, losses=(found.students.loss, found.students.last_loss),
             recipe=values,
         )  # fmt: skip
 

@@ -104,7 +104,7 @@ def distill_blockwise(
         ConfigError: for input that cannot be used; nothing is written then.
     """
     taught = blockwise_streams(
-        teachers, students, data, seed=seed, loss=loss, last_loss=last_loss, relay=relay,
+        teachers, students, data, seed=seed, losses=(loss, last_loss), relay=relay,
         window=window, steps=steps, sampler=sampler, recipe=recipe, **optimizer,
     )  # fmt: skip
     settings = {"partition": RELAYS[relay], **(execution or {})}
@@ -119,13 +119,14 @@ def blockwise_streams(
     data: Batches,
     *,
     seed: int = 0,
-    loss: Any = None,
-    last_loss: Any = None,
+    losses: tuple[Any, Any] = (None, None),
     relay: str = DECOUPLED,
     window: int = WINDOW,
     **how: Any,
 ) -> Taught:
     """What :func:`distill_blockwise` trains, defined; ``how`` goes to :func:`naspipe.workload`.
+
+    ``losses`` are that of every block but the last, and the last one's; None for the usual ones.
 
     Raises:
         ConfigError: for input that cannot be used.
@@ -135,8 +136,8 @@ def blockwise_streams(
         return workload(space, batches, chosen, seed=seed + number, **how)
 
     return blockwise(
-        teachers, students, _Keyed(data, seed), define, loss=loss, last_loss=last_loss, relay=relay,
-        window=window,
+        teachers, students, _Keyed(data, seed), define, loss=losses[0], last_loss=losses[1],
+        relay=relay, window=window,
     )  # fmt: skip
 
 

@@ -1,0 +1,169 @@
+"""Blockwise distillation on real workers, in alternation; writes artifacts/blockwise/real.json.
+
+A searched network that MobileNetV2 teaches in six blocks, and the separable convolutions of a
+VGG-16: relayed without and with a barrier, layer by layer with the teacher's blocks repeated, and
+in one process. Beside each what the simulator expects of the costs that are profiled here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from rich.box import SIMPLE_HEAD  # noqa: E402
+from rich.console import Console  # noqa: E402
+from rich.table import Table  # noqa: E402
+
+import naspipe  # noqa: E402
+import search_spaces  # noqa: E402
+from naspipe.core.access import Access, AccessKind  # noqa: E402
+from naspipe.core.ids import StreamId  # noqa: E402
+from naspipe.frontend.given.blockwise import RELAYS  # noqa: E402
+from naspipe.frontend.given.run_plan import make_pipeline, make_plan, measured_costs  # noqa: E402
+from naspipe.frontend.given.workloads import find_workload  # noqa: E402
+from naspipe.frontend.training.distillation import blockwise_streams  # noqa: E402
+from naspipe.frontend.training.stream_jobs import draw_stream  # noqa: E402
+from naspipe.runtime.devices.environment import describe_environment  # noqa: E402
+from naspipe.runtime.jobs.workload import wiring_of  # noqa: E402
+from naspipe.sim.costs import StreamCosts, TableCosts  # noqa: E402
+from naspipe.sim.simulation import simulate_run  # noqa: E402
+from naspipe.trace.access.log import read_joint_accesses  # noqa: E402
+
+
+class Pair(NamedTuple):
+    """A teacher and a student by their names."""
+
+    teacher: str
+    student: str
+    batch_size: int
+
+
+class Way(NamedTuple):
+    """How blocks are trained."""
+
+    relay: str
+    stages: int
+
+
+PAIRS = {"NAS": Pair("mobilenet-v2", "proxyless", 64), "VGG-16": Pair("vgg16", "separable", 64)}
+WAYS = {
+    "layerwise": Way("apart", 2),
+    "barrier": Way("barrier", 2),
+    "relayed": Way("decoupled", 2),
+    "one process": Way("decoupled", 1),
+}
+
+
+def parts(pair: Pair) -> tuple[list[Any], list[Any], Any]:
+    """The teacher's blocks as they begin (what they cost does not depend on it), students, data."""
+    sizes = {"batch_size": pair.batch_size}
+    named = find_workload(pair.teacher, "tiny", None, None, sizes)
+    modules = [block.candidates[0]() for block in named.space.blocks]
+    cuts = search_spaces.cuts(pair.teacher)
+    teachers = naspipe.Teacher(modules).blocks(cuts)
+    info = named.data.info
+    return teachers, search_spaces.students_of(pair.teacher, pair.student, "tiny", info), named.data
+
+
+def expected(streams: Any, way: Way, execution: naspipe.Execution) -> float:
+    """Steps per second, simulated with the costs of this machine."""
+    workloads = streams.workloads
+    costs = measured_costs(workloads, execution)
+    subnets = [draw_stream(StreamId(n), each) for n, each in enumerate(workloads)]
+    wiring = wiring_of(workloads, streams.taps)
+    plan = make_plan(workloads, execution, subnets, costs, wiring)
+    pipeline = make_pipeline(workloads, execution, subnets, costs, wiring)
+    timing = StreamCosts([TableCosts(table=each) for each in costs])
+    run = simulate_run(pipeline, plan, execution, timing)
+    return len(subnets[0]) / (run.makespan_ns / 1e9)
+
+
+def outputs_alive(logs: list[list[Access]]) -> int:
+    """The most outputs of one block of the teacher that its student had not taken yet."""
+    count, most = len(logs) // 2, 0
+    for student, teacher in zip(logs[:count], logs[count:], strict=True):
+        end = max(access.layer.block for access in student)
+        made = max(access.layer.block for access in teacher)
+        marks = [(a.end_ns, 1) for a in teacher if a.layer.block == made]
+        forwards = (a for a in student if a.kind is AccessKind.FORWARD and a.layer.block == end)
+        marks += [(a.start_ns, -1) for a in forwards]
+        now = 0
+        for _, change in sorted(marks):
+            now += change
+            most = max(most, now)
+    return most
+
+
+def measure(pair: Pair, way: Way, steps: int) -> dict[str, float]:
+    """One run."""
+    teachers, students, data = parts(pair)
+    how = {"steps": steps, "relay": way.relay, "recipe": "blockwise"}
+    settings = {"partition": RELAYS[way.relay]}
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / "run"
+        naspipe.distill_blockwise(
+            teachers, students, data, stages=way.stages, run_dir=path, execution=settings, **how
+        )
+        numbers = range(len(teachers))
+        names = [f"{kind}-{number}" for kind in ("block", "teacher") for number in numbers]
+        logs = read_joint_accesses([path / name for name in names])
+    together = [access for log in logs for access in log]
+    begin = min(access.start_ns for access in together)
+    seconds = (max(access.end_ns for access in together) - begin) / 1e9
+    execution = naspipe.Execution(stages=way.stages, **settings)
+    streams = blockwise_streams(teachers, students, data, **how)
+    return {
+        "steps_per_second": steps / seconds,
+        "simulated": expected(streams, way, execution),
+        "teacher_reads": sum(len(log) for log in logs[len(teachers) :]) / steps,
+        "outputs_alive": outputs_alive(logs),
+    }
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--only", nargs="+", choices=PAIRS, default=list(PAIRS))
+    parser.add_argument("--output", type=Path, default=ROOT / "artifacts/blockwise/real.json")
+    arguments = parser.parse_args()
+    console = Console(highlight=False)
+    found: dict[str, dict[str, list[dict[str, float]]]] = {}
+    for name in arguments.only:
+        rows: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
+        for number in range(arguments.pairs):
+            for way in sorted(WAYS, reverse=bool(number % 2)):
+                rows[way].append(measure(PAIRS[name], WAYS[way], arguments.steps))
+                console.print(f"{name}, {way}: {rows[way][-1]}")
+        found[name] = rows
+    table = Table("over", "measured", "simulated", "ratio", box=SIMPLE_HEAD)
+    for name, rows in found.items():
+        for way in [each for each in WAYS if each != "relayed"]:
+            ratios = [
+                [a[key] / b[key] for a, b in zip(rows["relayed"], rows[way], strict=True)]
+                for key in ("steps_per_second", "simulated")
+            ]
+            real, simulated = map(statistics.median, ratios)
+            table.add_row(f"{name}: {way}", _spread(ratios[0]), f"{simulated:.2f}",
+                          f"{real / simulated:.2f}")  # fmt: skip
+    console.print(table)
+    result: dict[str, Any] = {"environment": describe_environment(), "rows": found}
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    arguments.output.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def _spread(values: list[float]) -> str:
+    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+
+
+if __name__ == "__main__":
+    main()
