@@ -99,6 +99,7 @@ class Space:
         proof: what a run asks before it starts, where the layers stand for something else.
         takes_input: the first block names ``("input",)`` unless it says otherwise; without, a tap
             brings it what it is called with.
+        weights: digest of the weights that layers begin with, where they are given and not drawn.
     """
 
     def __init__(
@@ -109,9 +110,11 @@ class Space:
         proof: Proof | None = None,
         *,
         takes_input: bool = True,
+        weights: str = "",
     ) -> None:
         self.name = name
         self.takes_input = takes_input
+        self.weights = weights
         self.decisions = decisions
         self.proof = proof
         self.blocks: tuple[Block | Shared, ...] = tuple(blocks)
@@ -185,6 +188,7 @@ class Space:
             self.decisions,
             self.proof,
             takes_input=self.takes_input,
+            weights=self.weights,
         )
 
     def fields(self, block: int) -> tuple[str, ...]:
