@@ -13,11 +13,14 @@ from naspipe.core.space import Block, Shared, Space
 if TYPE_CHECKING:
     from naspipe.data.views import Views as Views
     from naspipe.export.exporter import export_subnet as export_subnet
+    from naspipe.frontend.given.distilled import Blockwise as Blockwise
     from naspipe.frontend.given.momentum import Momentum as Momentum
     from naspipe.frontend.given.plain_chain import chain as chain
     from naspipe.frontend.given.run import Run as Run
     from naspipe.frontend.given.teachers import Teacher as Teacher
     from naspipe.frontend.search.api import search_subnets as search_subnets
+    from naspipe.frontend.search.block_rating import combine_blocks as combine_blocks
+    from naspipe.frontend.search.block_rating import rate_blocks as rate_blocks
     from naspipe.frontend.training.api import train as train
     from naspipe.frontend.training.api import train_together as train_together
     from naspipe.frontend.training.api import workload as workload
@@ -25,10 +28,10 @@ if TYPE_CHECKING:
     from naspipe.nni.adapter import from_nni as from_nni
 
 __all__ = [
-    "Block", "ConfigError", "Exact", "Execution", "Frozen", "Lag", "Momentum", "NaspipeError",
-    "Run", "Shared", "Space", "StageFailedError", "Teacher", "Views", "chain",
-    "distill_blockwise", "export_subnet", "from_nni", "losses", "search_subnets", "train",
-    "train_together", "workload",
+    "Block", "Blockwise", "ConfigError", "Exact", "Execution", "Frozen", "Lag", "Momentum",
+    "NaspipeError", "Run", "Shared", "Space", "StageFailedError", "Teacher", "Views", "chain",
+    "combine_blocks", "distill_blockwise", "export_blocks", "export_subnet", "from_nni", "losses",
+    "rate_blocks", "search_subnets", "train", "train_together", "workload",
 ]  # fmt: skip
 __version__ = "0.1.0"
 
@@ -42,6 +45,9 @@ _NEED_TORCH = {
     "Momentum": "naspipe.frontend.given.momentum",
     "Views": "naspipe.data.views",
     "chain": "naspipe.frontend.given.plain_chain",
+    "rate_blocks": "naspipe.frontend.search.block_rating",
+    "combine_blocks": "naspipe.frontend.search.block_rating",
+    "Blockwise": "naspipe.frontend.given.distilled",
     "search_subnets": "naspipe.frontend.search.api",
     "export_subnet": "naspipe.export.exporter",
     "from_nni": "naspipe.nni.adapter",

@@ -83,12 +83,12 @@ def blockwise(
     losses = [*[loss or BlockLoss()] * last, last_loss or nn.CrossEntropyLoss()]
     workloads = []
     for number, student in enumerate(students):
-        own = _student_space(student, number)
+        own = student_space(student, number)
         made = define(own, data, losses[number], number)
         made = replace(
             made,
             definition=replace(made.definition, teacher=digest),
-            tapped=partial(_through, blocks[:number]) if number else None,
+            tapped=partial(through, blocks[:number]) if number else None,
             is_whole=True,
         )
         _check_shapes(number, made, blocks[: number + 1])
@@ -115,7 +115,7 @@ def _taps(students: Sequence[Workload]) -> Iterator[Tap]:
             yield Tap((source, number - 1), (StreamId(number), 0), TapRole.INPUT)
 
 
-def _student_space(student: Space | nn.Module, number: int) -> Space:
+def student_space(student: Space | nn.Module, number: int) -> Space:
     """A student block; all but the first are called with what the teacher's block before makes."""
     if isinstance(student, Space):
         own = student
@@ -124,11 +124,13 @@ def _student_space(student: Space | nn.Module, number: int) -> Space:
         own = chain(parts, name=folder(number))
     if not number:
         return own
-    return Space(own.name, own.blocks, own.decisions, own.proof, takes_input=False)
+    return Space(
+        own.name, own.blocks, own.decisions, own.proof, takes_input=False, weights=own.weights
+    )
 
 
 @torch.no_grad()
-def _through(
+def through(
     blocks: Sequence[nn.Module], batch: Mapping[str, torch.Tensor]
 ) -> tuple[torch.Tensor, ...]:
     """What the teacher's first blocks make of a batch: the input of the student behind them."""
@@ -142,7 +144,7 @@ def _through(
 def _check_shapes(number: int, student: Workload, blocks: Sequence[nn.Module]) -> None:
     batch = student.data(student.definition.seed, 0)
     inputs = (batch["input"],) if student.tapped is None else student.tapped(batch)
-    wanted = [tuple(each.shape) for each in _through(blocks, batch)]
+    wanted = [tuple(each.shape) for each in through(blocks, batch)]
     state: tuple[torch.Tensor, ...] = inputs
     for block in student.space.blocks:
         result = block.candidates[0]().eval()(*state)

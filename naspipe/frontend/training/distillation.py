@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,9 @@ from torch import nn
 
 from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
-from naspipe.core.space import Shared, Space
+from naspipe.core.space import Space
 from naspipe.frontend.given.blockwise import blockwise
-from naspipe.frontend.given.run import Run
+from naspipe.frontend.given.distilled import Blockwise, Keyed
 from naspipe.frontend.given.taught import Taught
 from naspipe.frontend.training.api import default_run_directory, recipe_execution, workload
 from naspipe.frontend.training.training import Training
@@ -23,35 +23,6 @@ from naspipe.runtime.wire.reports import SilentObserver
 
 WINDOW = 4
 """Passes that the teacher may be ahead."""
-
-
-@dataclass(frozen=True, slots=True)
-class Blockwise:
-    """A finished distillation."""
-
-    blocks: tuple[Run, ...]
-    """Of each student block."""
-
-    def network(self, choices: Sequence[Sequence[int]] | None = None) -> nn.Sequential:
-        """The student blocks as one network, with the weights that they have, in evaluation mode.
-
-        Args:
-            choices: of each block, one per choice block; needed where there is something to choose.
-
-        Raises:
-            ConfigError: for choices that do not fit.
-        """
-        parts: list[nn.Module] = []
-        for number, run in enumerate(self.blocks):
-            chosen = choices[number] if choices else [0] * len(run.space.candidate_counts)
-            chain, place = run.space.chain(tuple(chosen)), 0
-            for position, block in enumerate(run.space.blocks):
-                if isinstance(block, Shared):
-                    parts.append(run.shared(run.space.labels[position]))
-                else:
-                    parts.append(run.layer(place, chain[position]))
-                    place += 1
-        return nn.Sequential(*parts).eval()
 
 
 def distill_blockwise(
@@ -99,7 +70,7 @@ def distill_blockwise(
     """
     if resume and run_dir is None:
         raise ConfigError("resume: expected the run_dir of the run to go on with")
-    keyed = _Keyed(data, seed)
+    keyed = Keyed(data, seed)
 
     def define(space: Space, batches: Batches, chosen: Any, number: int) -> Workload:
         return workload(
@@ -112,12 +83,13 @@ def distill_blockwise(
     )
     how = recipe_execution(recipe, stages=stages, **(execution or {}))
     path = Path(run_dir) if run_dir is not None else default_run_directory("blockwise")
-    return _train(taught, how, path, observer or SilentObserver(), resume)
+    _train(taught, how, path, observer or SilentObserver(), resume)
+    return Blockwise.of(path, teachers, students, data, loss=loss, last_loss=last_loss)
 
 
 def _train(
     taught: Taught, how: Execution, path: Path, observer: LaunchObserver, resumes: bool
-) -> Blockwise:
+) -> None:
     training = Training(
         workloads=[replace(each, recompute=how.pipeline.recompute) for each in taught.workloads],
         execution=how,
@@ -128,17 +100,3 @@ def _train(
         places=taught.places,
     )
     training.run()
-    pairs = zip(taught.workloads, training.directories, strict=True)
-    return Blockwise(tuple(Run(each.space, place.path) for each, place in pairs if each.is_trained))
-
-
-class _Keyed:
-    """Data that all blocks see alike, whatever their seeds."""
-
-    def __init__(self, data: Batches, seed: int) -> None:
-        self._data, self._seed = data, seed
-        self.record = dict(getattr(data, "record", None) or {"name": getattr(data, "__name__", "")})
-        self.info = getattr(data, "info", {})
-
-    def __call__(self, seed: int, number: int) -> Mapping[str, Any]:
-        return self._data(self._seed, number)
