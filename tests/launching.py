@@ -48,6 +48,7 @@ LAUNCHING = (
     "scripts/test_check_memory.py",
     "scripts/test_gpu_check.py",
     "scripts/test_peers.py",
+    "search/test_block_rating.py",
     "search/test_evaluation.py",
     "search_spaces/test_networks.py::test_bits_of_the_plain_loop",
     "trace/test_purity.py",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
@@ -10,7 +10,10 @@ from naspipe.runtime.jobs.workload import field_of
 
 
 class BatchFields:
-    """Each field is fetched once, and no subnet sees what another one did to it in place.
+    """Each field is fetched once, and again where a layer has changed it in place.
+
+    In training the first block may do so, as each step has a batch of its own. Here all subnets
+    are to see the same.
 
     Args:
         batch: by number.
@@ -41,20 +44,6 @@ class BatchFields:
             field = self._to_device(field_of(self._batch(number), name, number))
             self._kept[number, name] = field, _changes(field)
         return field
-
-
-def apart(
-    outputs: Sequence[torch.Tensor], fields: Sequence[torch.Tensor]
-) -> tuple[torch.Tensor, ...]:
-    """A layer's outputs; those that are fields in whole or in part as copies.
-
-    The next layer may change them in place, and another subnet has the same field.
-    """
-    given = {field.untyped_storage().data_ptr() for field in fields}
-    return tuple(
-        output.clone() if output.untyped_storage().data_ptr() in given else output
-        for output in outputs
-    )
 
 
 def _changes(tensor: torch.Tensor) -> int:

@@ -22,7 +22,7 @@ from naspipe.runtime.blocks.segment import Gradient, Tensors
 from naspipe.runtime.checkpoints.restored import Restored
 from naspipe.runtime.devices.determinism import block_seed, seed_draws
 from naspipe.runtime.devices.out_of_memory import DeviceFullError, explain_shortage
-from naspipe.runtime.evaluating.batch_fields import BatchFields, apart
+from naspipe.runtime.evaluating.batch_fields import BatchFields
 from naspipe.runtime.evaluating.calibration import (
     blocks_to_calibrate,
     fresh_statistics,
@@ -185,13 +185,12 @@ class EvaluationCompute:
         return [tuple(tensors[at : at + width]) for at in range(0, len(tensors), width)]
 
     def _forward(self, layer: LayerId, module: nn.Module, state: Tensors, number: int) -> Tensors:
-        names = self._evaluation.space.fields(layer.block)
-        fields = [self._fields.of(number, name) for name in names]
-        result = module(*state, *fields)
+        fields = self._evaluation.space.fields(layer.block)
+        result = module(*state, *(self._fields.of(number, name) for name in fields))
         outputs = result if isinstance(result, tuple) else (result,)
         if not all(isinstance(output, torch.Tensor) for output in outputs):
             raise ConfigError(f"layer {self.label(layer)}: expected tensors, found {type(result)}")
-        return apart(outputs, fields)
+        return outputs
 
     def _sums(self, outputs: Sequence[Tensors], numbers: Sequence[int]) -> torch.Tensor:
         """Of all validation batches, in their order."""
