@@ -12,6 +12,8 @@ from naspipe.core.space import Block, Shared, Space
 
 if TYPE_CHECKING:
     from naspipe.data.views import Views as Views
+    from naspipe.export.composed import export_blocks as export_blocks
+    from naspipe.export.composed import validate_blocks as validate_blocks
     from naspipe.export.exporter import export_subnet as export_subnet
     from naspipe.frontend.given.distilled import Blockwise as Blockwise
     from naspipe.frontend.given.momentum import Momentum as Momentum
@@ -31,7 +33,8 @@ __all__ = [
     "Block", "Blockwise", "ConfigError", "Exact", "Execution", "Frozen", "Lag", "Momentum",
     "NaspipeError", "Run", "Shared", "Space", "StageFailedError", "Teacher", "Views", "chain",
     "combine_blocks", "distill_blockwise", "export_blocks", "export_subnet", "from_nni", "losses",
-    "rate_blocks", "search_subnets", "train", "train_together", "workload",
+    "rate_blocks", "search_subnets", "train", "train_together",
+    "validate_blocks", "workload",
 ]  # fmt: skip
 __version__ = "0.1.0"
 
@@ -49,6 +52,8 @@ _NEED_TORCH = {
     "combine_blocks": "naspipe.frontend.search.block_rating",
     "Blockwise": "naspipe.frontend.given.distilled",
     "search_subnets": "naspipe.frontend.search.api",
+    "export_blocks": "naspipe.export.composed",
+    "validate_blocks": "naspipe.export.composed",
     "export_subnet": "naspipe.export.exporter",
     "from_nni": "naspipe.nni.adapter",
 }

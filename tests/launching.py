@@ -15,6 +15,7 @@ LAUNCHING = (
     "equivalence/",
     "export/test_calibrated.py",
     "export/test_command.py",
+    "export/test_composed.py",
     "export/test_export.py",
     "export/test_nni_export.py",
     "export/test_onnx.py",

@@ -1,0 +1,63 @@
+"""``naspipe export`` of the student blocks of a blockwise distillation, as one network."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from naspipe.export.exporter import Exported
+    from naspipe.frontend.given.distilled import Blockwise
+
+
+def export_students(arguments: argparse.Namespace) -> Exported:
+    """Export what the arguments of ``naspipe export`` name.
+
+    Raises:
+        ConfigError: for input that cannot be used.
+    """
+    from naspipe.core.errors import ConfigError
+    from naspipe.core.user_code import import_attribute
+    from naspipe.export.composed import export_blocks
+    from naspipe.frontend.given.distilled import Blockwise, read_blocks
+    from naspipe.frontend.given.workloads import find_data
+
+    for option in ("ema", "retrain"):
+        if getattr(arguments, option):
+            raise ConfigError(
+                f"--{option}: expected a run of its own, found a blockwise distillation; "
+                f"train its network from Python, and export that run"
+            )
+    if arguments.space is None or arguments.data is None:
+        raise ConfigError(
+            f"{arguments.run}: a blockwise distillation: expected --space MODULE:ATTRIBUTE, the "
+            f"list of its students, and --data MODULE:FUNCTION"
+        )
+    students = import_attribute(arguments.space)
+    if not isinstance(students, list | tuple):
+        raise ConfigError(
+            f"{arguments.space}: expected the list of students, found {type(students).__name__}"
+        )
+    runs = read_blocks(Path(arguments.run), students)
+    found = Blockwise(runs, (), find_data(arguments.data, arguments.data_dir, {}), ())
+    choices = _choices(found, arguments.subnet)
+    return export_blocks(
+        found, choices, arguments.output, calibrate=arguments.calibrate or 0, onnx=arguments.onnx
+    )
+
+
+def _choices(found: Blockwise, text: str) -> list[tuple[int, ...]]:
+    from naspipe.core.errors import ConfigError
+    from naspipe.frontend.search.block_rating import combine_blocks
+
+    if text == "best":
+        return list(combine_blocks(found.ratings()).choices)
+    if not re.fullmatch(r"[0-9,;\s]*", text):
+        raise ConfigError(
+            f"--subnet {text!r:.80}: expected best, or the choices of {len(found.blocks)} blocks, "
+            f"as in 0,1;2;"
+        )
+    parts = text.split(";")
+    return [tuple(int(each) for each in part.split(",") if each.strip()) for part in parts]
