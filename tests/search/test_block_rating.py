@@ -189,7 +189,7 @@ def test_bad_input_is_one_line_and_nothing_is_written(found):
         (found, None, {}, "attribute validation"),
         (found, HELD, {"measure": "l3"}, "expected l1, l2, loss or a function, found 'l3'"),
         (found, HELD, {"name": "here"}, "there is a rating 'here' already"),
-        (found, HELD, {"at_most": 0}, "at_most: expected 1 path or more, found 0"),
+        (found, HELD, {"at_most": 0}, "budget: expected 1 or more, found 0"),
         (found, HELD, {"strategy": "best", "at_most": 1}, "unknown strategy 'best'"),
         (other, HELD, {}, "found NeedsLabels, which needs target; choose l1 or l2"),
     ):

@@ -74,10 +74,8 @@ def rate_blocks(
 ) -> tuple[Search, ...]:
     """Rate the paths of every student block on held-out batches; less is better.
 
-    Each is given what the teacher's block before makes of a batch, and compared with what the
-    teacher's block makes of it. Running statistics are taken anew for each path. The ratings are
-    searches of the blocks' runs, the same bits on any number of stages: ``.ranked()`` has choices,
-    scores and costs, the best first.
+    Running statistics are taken anew for each path. Ratings are searches of the blocks' runs, the
+    same bits on any number of stages: ``.ranked()`` has choices, scores and costs.
 
     Args:
         found: what :func:`naspipe.distill_blockwise` or :meth:`naspipe.Blockwise.of` returned.
@@ -88,11 +86,9 @@ def rate_blocks(
         calibrate: batches of the data that running statistics are taken from; 0 for the run's own.
         validate: batches of ``held_out``.
         at_most: paths of a block; of one that has more, ``strategy`` proposes as many.
-        strategy, options, seed: ``random`` (paths of all costs) or ``evolution``, as of
-            :func:`naspipe.search_subnets`.
+        strategy, options, seed: as of :func:`naspipe.search_subnets`.
         stages: stage processes; a block with fewer layers is rated on as many.
-        name: of the ratings; the next number by default.
-        execution, observer: as of :func:`naspipe.search_subnets`.
+        name: of the ratings; the next number by default. ``execution`` and ``observer`` as there.
 
     Raises:
         ConfigError: for input that cannot be used.
@@ -100,32 +96,33 @@ def rate_blocks(
     """
     chosen = held_out_of(found.data) if held_out is None else held_out
     check_size(chosen, validate)
-    if at_most < 1:
-        raise ConfigError(f"at_most: expected 1 path or more, found {at_most}")
-    measures = [*[measure] * (len(found.blocks) - 1), last_measure]
-    judges = [_judge(number, each, found) for number, each in enumerate(measures)]
-    named, searches = _free_name(found, name), []
-    for number, (run, judge) in enumerate(zip(found.blocks, judges, strict=True)):
-        definition = SearchDefinition(
-            strategy=strategy, options=dict(options or {}), budget=at_most, seed=seed,
-            calibration=calibrate, validation=validate, loss=judge.name,
-        )  # fmt: skip
-        count = math.prod(run.space.drawn_counts)
-        if count <= at_most:
-            definition = replace(definition, strategy=ALL, options={}, budget=count)
-        lessons = Lessons(found, number, found.data)
-        searching = Searching(
-            run=Run(_asking(run.space, lessons.fields), run.directory.path),
-            data=lessons,
+    definition = SearchDefinition(
+        strategy=strategy, options=dict(options or {}), budget=at_most, seed=seed,
+        calibration=calibrate, validation=validate,
+    )  # fmt: skip
+    how = Execution(stages=stages, **(execution or {}))
+    judges, named = _judges(found, measure, last_measure), _free_name(found, name)
+    return tuple(
+        Searching(
+            run=Run(_asking(run.space, Lessons(found, number, found.data)), run.directory.path),
+            data=Lessons(found, number, found.data),
             held_out=Lessons(found, number, chosen),
             loss=judge.loss,
-            definition=definition,
-            execution=Execution(stages=min(stages, len(run.space)), **(execution or {})),
+            definition=_of_block(run.space, replace(definition, loss=judge.name)),
+            execution=how.changed(stages=min(stages, len(run.space))),
             name=named,
             observer=observer or SilentSearchObserver(),
-        )
-        searches.append(searching.start())
-    return tuple(searches)
+        ).start()
+        for number, (run, judge) in enumerate(zip(found.blocks, judges, strict=True))
+    )
+
+
+def _of_block(space: Space, definition: SearchDefinition) -> SearchDefinition:
+    """All paths, where they are not more than the budget."""
+    count = math.prod(space.drawn_counts)
+    if count > definition.budget:
+        return definition
+    return replace(definition, strategy=ALL, options={}, budget=count)
 
 
 def combine_blocks(
@@ -200,6 +197,11 @@ class _Judge(NamedTuple):
     name: str
 
 
+def _judges(found: Blockwise, measure: str | Loss, last_measure: str | Loss) -> list[_Judge]:
+    measures = [*[measure] * (len(found.blocks) - 1), last_measure]
+    return [_judge(number, each, found) for number, each in enumerate(measures)]
+
+
 def _judge(number: int, measure: str | Loss, found: Blockwise) -> _Judge:
     """What rates a block."""
     if measure == OWN:
@@ -224,8 +226,9 @@ def _judge(number: int, measure: str | Loss, found: Blockwise) -> _Judge:
     return _Judge(judge, define(space, found.data, judge, recipe=Recipe(), steps=1).loss)
 
 
-def _asking(space: Space, fields: tuple[str, ...]) -> Space:
-    """The same layers, the first of which is called with fields of the batch."""
+def _asking(space: Space, lessons: Lessons) -> Space:
+    """The same layers, the first of which is called with fields of the lessons."""
+    fields = lessons.fields
     if not fields:
         return space
     first, *others = space.blocks
