@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from naspipe.export.composed import export_blocks as export_blocks
     from naspipe.export.composed import validate_blocks as validate_blocks
     from naspipe.export.exporter import export_subnet as export_subnet
-    from naspipe.frontend.given.distilled import Blockwise as Blockwise
     from naspipe.frontend.given.momentum import Momentum as Momentum
     from naspipe.frontend.given.plain_chain import chain as chain
     from naspipe.frontend.given.run import Run as Run
@@ -27,14 +26,15 @@ if TYPE_CHECKING:
     from naspipe.frontend.training.api import train_together as train_together
     from naspipe.frontend.training.api import workload as workload
     from naspipe.frontend.training.distillation import distill_blockwise as distill_blockwise
+    from naspipe.frontend.training.distilled import Blockwise as Blockwise
     from naspipe.nni.adapter import from_nni as from_nni
 
 __all__ = [
     "Block", "Blockwise", "ConfigError", "Exact", "Execution", "Frozen", "Lag", "Momentum",
     "NaspipeError", "Run", "Shared", "Space", "StageFailedError", "Teacher", "Views", "chain",
     "combine_blocks", "distill_blockwise", "export_blocks", "export_subnet", "from_nni", "losses",
-    "rate_blocks", "search_subnets", "train", "train_together",
-    "validate_blocks", "workload",
+    "mixed", "rate_blocks", "search_subnets", "train", "train_together", "validate_blocks",
+    "workload",
 ]  # fmt: skip
 __version__ = "0.1.0"
 
@@ -50,7 +50,7 @@ _NEED_TORCH = {
     "chain": "naspipe.frontend.given.plain_chain",
     "rate_blocks": "naspipe.frontend.search.block_rating",
     "combine_blocks": "naspipe.frontend.search.block_rating",
-    "Blockwise": "naspipe.frontend.given.distilled",
+    "Blockwise": "naspipe.frontend.training.distilled",
     "search_subnets": "naspipe.frontend.search.api",
     "export_blocks": "naspipe.export.composed",
     "validate_blocks": "naspipe.export.composed",
@@ -61,8 +61,8 @@ _NEED_TORCH = {
 
 def __getattr__(name: str) -> Any:
     """Load what needs torch only when it is asked for."""
-    if name == "losses":
-        return import_module("naspipe.losses")
+    if name in ("losses", "mixed"):
+        return import_module(f"naspipe.{name}")
     if name in _NEED_TORCH:
         return getattr(import_module(_NEED_TORCH[name]), name)
     raise AttributeError(f"module naspipe has no attribute {name!r}")

@@ -78,6 +78,10 @@ class RunCosts:
         """See :class:`naspipe.sim.ports.Costs`."""
         return self.logged.access_ns(layer, kind, sequence_id)
 
+    def add_ns(self, layer: LayerId, sequence_id: int) -> int:
+        """See :class:`naspipe.sim.ports.Costs`."""
+        return self.logged.add_ns(layer, sequence_id)
+
     def between_ns(self) -> int:
         """See :class:`naspipe.sim.ports.Costs`."""
         return self.logged.between_ns()

@@ -2,6 +2,7 @@
 
 A step is one subnet: a pass for each of N groups of k stages, or 8 passes for all of them. Handing
 a layer's sum or its copy on takes R / 2 of the layer's forward and backward of the whole step.
+Then one network on groups that are far apart: what latency costs in a chain and in a tree.
 Writes artifacts/groups/.
 """
 
@@ -30,9 +31,14 @@ from naspipe.core.ids import LayerId  # noqa: E402
 from naspipe.core.parcels import LAYER, Parcel  # noqa: E402
 from naspipe.core.task import Task  # noqa: E402
 from naspipe.frontend.simulation.scenario import Scenario, table5_scenario  # noqa: E402
-from naspipe.planning.causal_bound import causal_bound  # noqa: E402
+from naspipe.planning.causal_bound import WARM_UP_SHARE, causal_bound  # noqa: E402
 from naspipe.planning.cost import CostTable, LayerCost  # noqa: E402
-from naspipe.sim.simulation import simulate_run  # noqa: E402
+from naspipe.planning.latest_start import CutStream  # noqa: E402
+from naspipe.planning.stage_bound import step_ends  # noqa: E402
+from naspipe.sim.chains import Stream  # noqa: E402
+from naspipe.sim.pipeline import Plan  # noqa: E402
+from naspipe.sim.simulation import SimulatedRun, simulate_run  # noqa: E402
+from scripts.group_hops import all_hops  # noqa: E402
 
 PASSES = (1, 8)
 """At least, for each step; every group has one."""
@@ -43,6 +49,8 @@ SPACES = ("nlp.c1", "nlp.c3", "cv.c3")
 REDUCTIONS = (0.0, 0.05, 0.2)
 DRAWN = (1, 2, 4, 8)
 """Subnets of a step."""
+BOUNDED = 160
+"""Passes that the bound of 8 stages is taken from."""
 EQUAL = LayerCost(1_000_000, 2_000_000, 0)
 
 
@@ -60,6 +68,10 @@ class GroupCosts:
         cost = self.table.of(layer.block, layer.candidate)
         parts = {AccessKind.FORWARD: cost.forward_ns, AccessKind.BACKWARD: cost.backward_ns}
         return parts.get(kind, 0) // self.passes
+
+    def add_ns(self, layer: LayerId, sequence_id: int) -> int:
+        """See :class:`naspipe.sim.ports.Costs`."""
+        return 0
 
     def between_ns(self) -> int:
         """See :class:`naspipe.sim.ports.Costs`."""
@@ -96,7 +108,7 @@ def worth(
     execution = Execution(
         groups=groups, stages=stages, order="paper", window=64 * scenario.steps.passes
     )
-    pipeline = scenario.pipeline("uniform", seed, num_steps, groups=groups)
+    pipeline = scenario.pipeline("uniform", seed, num_steps)
     plan = scenario.plan(pipeline, execution)
     timing = GroupCosts(scenario.costs, scenario.steps.passes, reduction)
     run = simulate_run(pipeline, plan, execution, timing)
@@ -117,29 +129,49 @@ class Freed(NamedTuple):
     """Devices' worth of the causal bound, on any number of devices."""
     simulated: float
     """With a group for each pass, and a stage for each block."""
+    bubble: float
+    """Of one group on 8 stages."""
     bubble_above: float
-    """Of one group on 8 stages, beyond the bubble that the bound leaves."""
+    """The same, beyond the bubble that the causal bound leaves."""
+    stage_bound: float
+    """The bubble that any order leaves on these 8 stages; the causal bound's where that is more."""
 
 
 def freed(name: str, passes: str, sampler: str, num_passes: int, seed: int) -> Freed:
-    """Whether the simulator comes as far as the bound allows."""
+    """Whether the simulator comes as far as the bounds allow."""
     scenario = scenario_of(name, "equal", passes)
     count, most = scenario.steps.passes, len(scenario.space)
     pipeline = scenario.pipeline(sampler, seed, num_passes // count)
     (stream,) = pipeline.streams
     found = causal_bound(stream.subnets, stream.chain.rules, scenario.costs, scenario.steps)
 
-    def bubble(groups: int, stages: int) -> float:
-        shared = scenario.pipeline(sampler, seed, num_passes // count, groups=groups)
+    def run(groups: int, stages: int) -> SimulatedRun:
         execution = Execution(groups=groups, stages=stages, window=64 * count)
-        plan = scenario.plan(shared, execution)
-        timing = GroupCosts(scenario.costs, 1, 0)
-        return simulate_run(shared, plan, execution, timing).summary.bubble_ratio
+        plan = scenario.plan(pipeline, execution)
+        return simulate_run(pipeline, plan, execution, GroupCosts(scenario.costs, 1, 0))
 
     groups = count if count <= max(DRAWN) else 1
-    above = bubble(1, DEVICES) - found.steady_bubble(DEVICES)
-    worth = groups * most * (1 - bubble(groups, most))
-    return Freed(found.steady_parallelism, worth, above)
+    staged, causal = run(1, DEVICES), found.steady_bubble(DEVICES)
+    worth = groups * most * (1 - run(groups, most).summary.bubble_ratio)
+    bubble = staged.summary.bubble_ratio
+    least = max(causal, stage_bound(scenario, stream, staged.plan))
+    return Freed(found.steady_parallelism, worth, bubble, bubble - causal, least)
+
+
+def stage_bound(scenario: Scenario, stream: Stream, plan: Plan) -> float:
+    """The least bubble of any order on a plan's stages while the stream's beginning flows."""
+    steps = scenario.steps
+    shown = max(10, BOUNDED // steps.passes) * steps.passes
+    (cuts,) = plan.streams
+    cut = CutStream(
+        subnets=stream.subnets[:shown], partitions=cuts.partitions, rules=stream.chain.rules,
+        costs=scenario.costs, ordered=plan.buffered,
+    )  # fmt: skip
+    ends = step_ends(cut, steps)
+    warm_up = len(ends) // WARM_UP_SHARE
+    later = cut.subnets[warm_up * steps.passes :]
+    work = sum(scenario.costs.of(*place).total_ns for s in later for place in enumerate(s.chain))
+    return 1 - work / (DEVICES * (ends[-1] - ends[warm_up - 1]))
 
 
 def measured(values: Sequence[float]) -> dict[str, float]:
@@ -176,8 +208,9 @@ def all_bounds(arguments: argparse.Namespace, console: Console) -> list[dict[str
     """Every space and kind of step of several subnets."""
     rows = []
     table = Table(
-        "space", "passes", "sampler", "bound", "a device for all", f"bubble above on {DEVICES}",
-        box=SIMPLE_HEAD, title="steps of several subnets, equal costs",
+        "space", "passes", "sampler", "bound", "a device for all", f"bubble on {DEVICES}",
+        "above the bound", f"least on {DEVICES}", box=SIMPLE_HEAD,
+        title="steps of several subnets, equal costs",
     )  # fmt: skip
     kinds = [(f"subnets:{p}", "uniform") for p in DRAWN] + [("fair", "fair")]
     for name, (passes, sampler) in itertools.product(arguments.spaces, kinds):
@@ -186,11 +219,12 @@ def all_bounds(arguments: argparse.Namespace, console: Console) -> list[dict[str
         rows.append({"space": name, "passes": passes, "sampler": sampler, **columns})
         means = [f"{column['mean']:.2f}" for column in columns.values()]
         table.add_row(name, passes, sampler, *means)
+        print(name, passes, sampler, *means, flush=True)
     console.print(table)
     return rows
 
 
-PARTS = {"worth": all_worths, "bounds": all_bounds}
+PARTS = {"worth": all_worths, "bounds": all_bounds, "hops": all_hops}
 
 
 def main() -> None:

@@ -1,8 +1,9 @@
 """Students with teachers on real workers, in alternation; writes artifacts/teachers/real.json.
 
 BYOL with a teacher of this step and of the step before, and a convolutional network that a vision
-transformer teaches, many passes ahead or one. Beside each the bubble that the simulator expects of
-the costs that are profiled here, with the links and pauses that the log shows.
+transformer teaches, ahead or not; both also with one stage at a time. Beside each the bubble that
+the simulator expects of the costs that are profiled here, with the links and pauses that the log
+shows.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class Way(NamedTuple):
     recipe: str
     teacher: Callable[[Workload], MakesTeacher]
     stages: int
+    order: str = "auto"
 
 
 def _transformer(student: Workload, window: int) -> naspipe.Teacher:
@@ -60,13 +62,24 @@ def _transformer(student: Workload, window: int) -> naspipe.Teacher:
     return naspipe.Teacher(modules, window=window)
 
 
+def _byol(lag: int, stages: int, order: str = "auto") -> Way:
+    return Way("byol", "byol", lambda _: naspipe.Momentum(0.99, 1.0, lag=lag), stages, order)
+
+
+def _soft(window: int, stages: int, order: str = "auto") -> Way:
+    return Way("cnn", "soft-target", lambda s: _transformer(s, window), stages, order)
+
+
 WAYS = {
-    "byol, K = 0": Way("byol", "byol", lambda _: naspipe.Momentum(0.99, 1.0, lag=0), 2),
-    "byol, K = 1": Way("byol", "byol", lambda _: naspipe.Momentum(0.99, 1.0, lag=1), 2),
-    "byol, one process": Way("byol", "byol", lambda _: naspipe.Momentum(0.99, 1.0, lag=1), 1),
-    "soft target, one ahead": Way("cnn", "soft-target", lambda s: _transformer(s, 1), 2),
-    "soft target, ahead": Way("cnn", "soft-target", lambda s: _transformer(s, 16), 2),
-    "soft target, one process": Way("cnn", "soft-target", lambda s: _transformer(s, 16), 1),
+    "byol, model parallel": _byol(0, 2, "model-parallel"),
+    "byol, GPipe's order": _byol(0, 2, "gpipe"),
+    "byol, K = 0": _byol(0, 2),
+    "byol, K = 1": _byol(1, 2),
+    "byol, one process": _byol(1, 1),
+    "soft target, model parallel": _soft(1, 2, "model-parallel"),
+    "soft target, not ahead": _soft(1, 2),
+    "soft target, ahead": _soft(16, 2),
+    "soft target, one process": _soft(16, 1),
 }
 
 
@@ -121,8 +134,9 @@ def measure(name: str, steps: int) -> dict[str, float]:
     way = WAYS[name]
     student = workload_of(way, steps)
     teacher = way.teacher(student)
-    execution = naspipe.Execution(stages=way.stages, window=2 * student.recipe.steps.passes)
-    taught = join([student], teacher=teacher)
+    passes = student.recipe.steps.passes
+    execution = naspipe.Execution(stages=way.stages, window=2 * passes, order=way.order)
+    taught = join([student], execution, teacher=teacher)
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "run"
         train_together([student], execution, path, teacher=teacher)

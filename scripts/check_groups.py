@@ -49,7 +49,8 @@ class Case:
 
 
 def cases(spaces: list[str], counts: list[int]) -> Iterator[Case]:
-    """Dropout, both optimizers, clipping, EMA, a budget and recompute are spread over them."""
+    """Dropout, both optimizers, clipping, EMA, a budget, recompute, trees and launches are spread
+    over them."""
     for space, count in itertools.product(spaces, counts):
         passes = f"accumulate:{count}"
         if space == "nlp.c3":
@@ -57,6 +58,8 @@ def cases(spaces: list[str], counts: list[int]) -> Iterator[Case]:
         elif space == "vgg16":
             yield Case(space=space, passes=passes, execution={"memory_budget": "2x"})
             yield Case(space=space, passes=f"subnets:{count}:users", recipe=ALL)
+            late = {"reduction_launch": "end"}
+            yield Case(space=space, passes=passes, recipe={"reduction": "tree"}, execution=late)
         else:
             for norms in ("ordered", "deferred"):
                 more = {"norms": norms, **(ALL if space == "cv.c3" else {})}
@@ -65,6 +68,9 @@ def cases(spaces: list[str], counts: list[int]) -> Iterator[Case]:
         if space in ("nlp.c3", "cv.c3"):
             for average in ("", ":passes", ":users"):
                 yield Case(space=space, passes=f"subnets:{count}{average}")
+            tree = {"reduction": "tree", "clip_global_norm": 1.0}
+            late = {"reduction_launch": "partition"}
+            yield Case(space=space, passes=f"subnets:{count}", recipe=tree, execution=late)
 
 
 def verdict(case: Case, steps: int) -> tuple[str, int]:

@@ -54,13 +54,19 @@ class Setting:
         return self.lag == 0 or not self.is_ahead
 
     @property
+    def rank(self) -> int:
+        """Of the teacher's tasks."""
+        return -1 if self.waits else int(self.lag is None)
+
+    @property
     def formula(self) -> float:
         """The utilisation of a pipeline that is never idle but for filling up and draining."""
-        work = self.passes * (self.ratio + 3)
-        drain = 3 * (self.stages - 1)
-        if self.waits:
-            return work / (work + drain)
-        return work / max(work, 3 * self.passes + drain)
+        if self.order == "model-parallel":
+            return 1 / self.stages
+        work, others = self.passes * (self.ratio + 3), self.stages - 1
+        if self.waits:  # the slower of the two networks fills it
+            return work / (work + (max(self.ratio, 1) + 2) * others)
+        return work / max(work, 3 * self.passes + 3 * others)
 
     @property
     def is_filled(self) -> bool:
@@ -95,7 +101,7 @@ def utilisation(setting: Setting) -> float:
         crossed(setting.views, setting.passes),
     )  # fmt: skip
     wiring = Wiring(
-        streams=(StreamWiring(), StreamWiring(is_trained=False, rank=-1 if setting.waits else 1)),
+        streams=(StreamWiring(), StreamWiring(is_trained=False, rank=setting.rank)),
         taps=(tap,),
     )
     history = new_history(rules, wiring)

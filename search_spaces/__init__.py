@@ -5,23 +5,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import ModuleType
 
+from naspipe.core.errors import ConfigError
 from naspipe.core.rules import Rule
 from naspipe.core.space import Space
 from search_spaces.common import SCALES, Defaults, require, shared_rules, unknown
 from search_spaces.cv import spec as _cv
 from search_spaces.networks import spec as _image_networks
 from search_spaces.networks.bert import spec as _bert
+from search_spaces.networks.mobile import spec as _mobile
 from search_spaces.networks.taught import spec as _taught
 from search_spaces.networks.views import spec as _views
 from search_spaces.nlp import spec as _nlp
+from search_spaces.students import catalogue as _students
+from search_spaces.students.kind import StudentKind
 
-__all__ = ["SCALES", "Defaults", "build", "candidate_names", "defaults", "names", "networks"]
+__all__ = [
+    "SCALES", "Defaults", "StudentKind", "build", "candidate_names", "cuts", "defaults", "names",
+    "networks", "student_kind", "student_names", "students_of",
+]  # fmt: skip
 
 _SPECS: dict[str, ModuleType] = {
     name: module for module in (_nlp, _cv) for name in module.CANDIDATES.variants
 }
+_NETWORK_SPECS = (_image_networks, _bert, _taught, _views, _mobile)
 _NETWORKS: dict[str, ModuleType] = {
-    name: module for module in (_image_networks, _bert, _taught, _views) for name in module.NAMES
+    name: module for module in _NETWORK_SPECS for name in module.NAMES
 }
 
 
@@ -66,6 +74,61 @@ def defaults(name: str, scale: str) -> Defaults:
     """
     chosen: Defaults = _spec(name, scale).defaults(name, scale)
     return chosen
+
+
+def cuts(name: str) -> tuple[int, ...]:
+    """Positions of the chain at which a plain network is cut to teach block by block.
+
+    They are where its second block begins, its third one, and so on; none where nobody has said.
+
+    Raises:
+        ConfigError: for a name that does not exist, or that of a space.
+    """
+    if name not in _NETWORKS:
+        raise unknown("network", name, networks())
+    found: tuple[int, ...] = getattr(_NETWORKS[name], "cuts", lambda _: ())(name)
+    return found
+
+
+def student_names() -> tuple[str, ...]:
+    """Named students of a teacher that teaches block by block."""
+    return tuple(_students.KINDS)
+
+
+def student_kind(name: str) -> StudentKind:
+    """Whom a student learns from, by which losses, and how.
+
+    Raises:
+        ConfigError: for a name that does not exist.
+    """
+    if name not in _students.KINDS:
+        raise unknown("student", name, student_names())
+    return _students.KINDS[name]
+
+
+def students_of(teacher: str, name: str, scale: str, info: Mapping[str, int]) -> list[Space]:
+    """The student ``name`` of a network: a space for each block that the network is cut into.
+
+    Every path of a space puts out what that block of the teacher does, in its shapes.
+
+    Args:
+        teacher: one of :func:`networks`.
+        name: one of :func:`student_names`.
+        scale: of both.
+        info: what the data state, as for :func:`build`.
+
+    Raises:
+        ConfigError: for a name or scale that does not exist, a teacher that is none of the
+            student's, or missing ``info``.
+    """
+    kind = student_kind(name)
+    if teacher not in kind.teachers:
+        raise ConfigError(
+            f"student {name}: expected a teacher of {', '.join(kind.teachers)}, found {teacher}"
+        )
+    require(teacher, info, _spec(teacher, scale).INFO)
+    chains = kind.chains(teacher, scale, info)
+    return [Space(f"{name}-{number}", blocks) for number, blocks in enumerate(chains)]
 
 
 def candidate_names(name: str) -> tuple[str, ...]:

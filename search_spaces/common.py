@@ -101,3 +101,10 @@ def shared_rules(
         if name not in defaults:
             raise unknown(f"shared layer of space {space}", name, tuple(defaults))
     return {**defaults, **(rules or {})}
+
+
+def cross_entropy() -> Any:
+    """The loss of networks that classify."""
+    from torch import nn
+
+    return nn.CrossEntropyLoss()

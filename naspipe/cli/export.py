@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Export; prints the directory on stdout, and what to know on stderr."""
-    from naspipe.cli.export_blocks import export_students
+    from naspipe.cli.distilling.export_blocks import export_students
     from naspipe.core.errors import ConfigError
     from naspipe.export.assembly import check_space, find_choices
     from naspipe.export.exporter import export_subnet, train_alone

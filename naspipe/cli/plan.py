@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from naspipe.cli import teacher
+from naspipe.cli.display.plan_with_teacher import WIDTH, plan_taught, print_taught
 from naspipe.cli.flags import add_flags, flags
 from naspipe.cli.simulate import add_scenario_arguments, open_scenario
 from naspipe.core.config import Definition, Settings, apply_settings
@@ -27,14 +29,14 @@ examples:
   naspipe plan nlp.c3 --devices 4 --samplers uniform,fair,spaced:8 --budget none,3x
   naspipe plan nlp.c1 --devices 8 --costs table5 --passes one,accumulate:4,subnets:4
   naspipe plan cv.c1 --devices 8 --costs table5 --no-shared --json
+  naspipe plan cnn --devices 4 --teacher runs/vit --passes accumulate:4,accumulate:8
+  naspipe plan byol --devices 4 --momentum 0.99:1 --passes accumulate:4,accumulate:8
 
 stages: of each group, where steps have passes that groups can share: 2 x 4 is two groups of four
 bound: the least bubble that any schedule can have; above: how far this one is from it
+costs: profiled ones are measured with as many processes at once as a row has and cores allow
 memory: the most that one stage's layers occupy (with a budget) and its passes keep
 """
-
-_WIDTH = 120
-"""Columns of the table in a file or a pipe."""
 
 
 class Shape(NamedTuple):
@@ -78,6 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--budget", default="none", metavar="BUDGETS", help="as none,3x,512MiB: one row for each"
     )
     add_scenario_arguments(parser)
+    teacher.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -86,6 +89,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     if not 1 <= arguments.devices <= 256:
         raise ConfigError(f"--devices {arguments.devices}: expected 1 to 256")
+    if arguments.teacher or arguments.teacher_subnet or arguments.momentum:
+        return _with_teacher(arguments)
     streams = [_count("--streams", word) for word in _listed("--streams", arguments.streams)]
     budgets = ["" if b == "none" else b for b in _listed("--budget", arguments.budget)]
     samplers = _listed("--samplers", arguments.samplers or _samplers(arguments.devices))
@@ -111,12 +116,27 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _with_teacher(arguments: argparse.Namespace) -> int:
+    """As :func:`run`, for a student and its teacher."""
+    kinds = _listed("--passes", arguments.passes) if arguments.passes else []
+    plans = plan_taught(arguments, kinds, _counts(arguments.devices))
+    if arguments.json:
+        print(json.dumps([plan.as_dict() for plan in plans], indent=1))
+    else:
+        print_taught(plans)
+    return 0
+
+
+def _counts(devices: int) -> list[int]:
+    """1, 2, 4, ... devices and all."""
+    return sorted({devices, *(1 << power for power in range(devices.bit_length()))})
+
+
 def shapes(devices: int, num_blocks: int, passes: int) -> list[Shape]:
     """Groups and stages on 1, 2, 4, ... devices and on all; each group has a pass of every step."""
-    counts = sorted({devices, *(1 << power for power in range(devices.bit_length()))})
     return [
         Shape(groups, min(count // groups, num_blocks))
-        for count in counts
+        for count in _counts(devices)
         for groups in range(1, min(count, passes) + 1)
         if count % groups == 0 and (groups == 1 or count // groups <= num_blocks)
     ]
@@ -168,12 +188,12 @@ def _row(
     from naspipe.sim.outcome import bound_of, outcome_of
 
     (sampler, passes, streams), way = stream, execution.pipeline
+    scenario = scenario.on_workers(execution.workers)
     pipeline = scenario.pipeline(
         sampler,
         arguments.seed,
         max(1, arguments.steps // scenario.steps.passes),
         streams=streams,
-        groups=way.groups,
     )
     simulated = scenario.run(pipeline, execution)
     bound = bound_of(pipeline)
@@ -223,7 +243,7 @@ def _print(rows: list[Row]) -> None:
         table.add_row(*map(Text, cells))
     console = Console(highlight=False)
     if not console.is_terminal:
-        console.width = _WIDTH
+        console.width = WIDTH
     console.print(table)
     for kind in dict.fromkeys(row[:3] for row in rows):
         widest = max((r for r in rows if r[:3] == kind), key=lambda row: row.outcome.stages)

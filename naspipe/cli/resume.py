@@ -36,14 +36,25 @@ def read_resumed(
                 f"it out"
             )
     manifests = _manifests(path)
-    execution = _execution(manifests[0].get("requested"), path)
+    execution = resumed_execution(manifests[0], path, arguments)
+    workloads = [_workload(each, execution, path, arguments) for each in manifests]
+    return execution, workloads, [each["source"] for each in manifests]
+
+
+def resumed_execution(
+    manifest: dict[str, Any], path: Path, arguments: argparse.Namespace
+) -> Execution:
+    """How a run goes on: as it was carried out, but for the options that are given.
+
+    Raises:
+        ConfigError: for a manifest of another version, or a setting that defines the run.
+    """
+    execution = _execution(manifest.get("requested"), path)
     recipe_free = Settings(execution=execution)
     settings = apply_settings(recipe_free, arguments.set)
     if replace(settings, execution=execution) != recipe_free:
         raise ConfigError("--set: expected settings of execution only, beside --resume")
-    execution = settings.execution.changed(**given(Execution, arguments))
-    workloads = [_workload(each, execution, path, arguments) for each in manifests]
-    return execution, workloads, [each["source"] for each in manifests]
+    return settings.execution.changed(**given(Execution, arguments))
 
 
 def _manifests(path: Path) -> list[dict[str, Any]]:
@@ -67,7 +78,12 @@ def _execution(requested: Any, path: Path) -> Execution:
         raise ConfigError(f"{path}: its manifest is damaged: {error}") from error
 
 
-def _recipe(definition: dict[str, Any], path: Path) -> Recipe:
+def recorded_recipe(definition: dict[str, Any], path: Path) -> Recipe:
+    """The recipe of a run.
+
+    Raises:
+        ConfigError: for a manifest that is damaged.
+    """
     try:
         return Recipe(**definition["recipe"])
     except ConfigError as error:
@@ -89,13 +105,18 @@ def _workload(
             f"{path} was not started by `naspipe train`: go on with naspipe.train(..., "
             f"run_dir={str(path)!r}, resume=True)"
         )
+    if source.get("command") == "distill":
+        raise ConfigError(
+            f"{path} was started by `naspipe distill`: go on with naspipe distill --resume and "
+            f"the folder that it is in"
+        )
     try:
         scale, data = source["scale"], source["data"]
         sizes = source.get("sizes")
         named = find_workload(source["space"], scale, data, arguments.data_dir, sizes)
         said = definition["rules"].items()
         rules = {name: parse_rule(text) for name, text in said if name != END}
-        recipe = _recipe(definition, path)
+        recipe = recorded_recipe(definition, path)
         identity = {
             key: definition[key] for key in ("seed", "steps", "sampler", "policy", "bulk", "scale")
         }

@@ -81,6 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.like is not None:
         return _imitate(arguments)
     scenario, execution = open_scenario(arguments)
+    scenario = scenario.on_workers(execution.workers)
     pipeline = scenario.pipeline(
         arguments.sampler,
         arguments.seed,
@@ -88,7 +89,6 @@ def run(arguments: argparse.Namespace) -> int:
         streams=arguments.streams,
         policy=arguments.policy,
         bulk=arguments.bulk or execution.pipeline.stages,
-        groups=execution.pipeline.groups,
     )
     directories = _directories(arguments)
     simulated = scenario.run(pipeline, execution)

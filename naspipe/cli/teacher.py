@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from naspipe.cli.ports import Options
-    from naspipe.core.config import Settings
+    from naspipe.core.config import Execution, Settings
     from naspipe.core.wiring import Tap
     from naspipe.frontend.given.momentum import Momentum
     from naspipe.frontend.given.ports import MakesTeacher
@@ -67,7 +67,10 @@ def with_momentum(settings: Settings, text: str | None) -> Settings:
 
 
 def join_teacher(
-    arguments: argparse.Namespace, workloads: Sequence[Workload], sources: Sequence[dict[str, Any]]
+    arguments: argparse.Namespace,
+    execution: Execution,
+    workloads: Sequence[Workload],
+    sources: Sequence[dict[str, Any]],
 ) -> Joined:
     """The streams with the teacher that the command line, or the run to resume, asks for.
 
@@ -82,26 +85,47 @@ def join_teacher(
         option = "--teacher" if arguments.teacher else "--momentum"
         raise ConfigError(f"{option}: expected nothing beside --resume, which takes it from "
                           f"{arguments.resume}; leave it out")  # fmt: skip
-    if arguments.teacher is not None:
-        asked = {"run": str(arguments.teacher), "subnet": arguments.teacher_subnet or "last"}
-    elif arguments.teacher_subnet is not None:
-        raise ConfigError("--teacher-subnet: expected --teacher RUN with it, found none")
-    momentum = sources[0].get("momentum") or {}
-    if asked is not None and momentum:
-        raise ConfigError("--teacher: expected no momentum teacher beside it, found one; choose")
-    teacher: MakesTeacher | None = None
-    if asked is not None:
-        teacher = find_teacher(Path(asked["run"]), asked["subnet"], arguments.data_dir)
-    elif momentum:
-        teacher = momentum_of(momentum)
-    taught = join(workloads, teacher=teacher)
+    asked = asked or _asked(arguments)
+    teacher = _made(asked, sources[0].get("momentum") or {}, arguments.data_dir)
+    taught = join(workloads, execution, teacher=teacher)
     named = list(sources)
     if teacher is not None:
         named = [{**sources[0], **({"teacher": asked} if asked else {})}] * 2
     return Joined(taught.workloads, named, taught.taps, taught.places)
 
 
-def momentum_of(said: dict[str, Any]) -> Momentum:
+def teacher_of(arguments: argparse.Namespace, momentum: Mapping[str, Any]) -> MakesTeacher | None:
+    """The teacher that the command line asks for, and the settings of one that follows.
+
+    Raises:
+        ConfigError: for a teacher that cannot be used.
+    """
+    return _made(_asked(arguments), momentum, arguments.data_dir)
+
+
+def _asked(arguments: argparse.Namespace) -> dict[str, str] | None:
+    from naspipe.core.errors import ConfigError
+
+    if arguments.teacher is not None:
+        return {"run": str(arguments.teacher), "subnet": arguments.teacher_subnet or "last"}
+    if arguments.teacher_subnet is not None:
+        raise ConfigError("--teacher-subnet: expected --teacher RUN with it, found none")
+    return None
+
+
+def _made(
+    asked: Mapping[str, str] | None, momentum: Mapping[str, Any], data_dir: Path | None
+) -> MakesTeacher | None:
+    from naspipe.core.errors import ConfigError
+
+    if asked is not None and momentum:
+        raise ConfigError("--teacher: expected no momentum teacher beside it, found one; choose")
+    if asked is not None:
+        return find_teacher(Path(asked["run"]), asked["subnet"], data_dir)
+    return momentum_of(momentum) if momentum else None
+
+
+def momentum_of(said: Mapping[str, Any]) -> Momentum:
     """The teacher that settings ask for.
 
     Raises:

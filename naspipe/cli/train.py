@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     worker = Worker.find()
     try:
         execution, workloads, sources = _defined(arguments)
-        joined = join_teacher(arguments, workloads, sources)
+        joined = join_teacher(arguments, execution, workloads, sources)
         if worker is not None:
             execution = execution_of(worker, execution, arguments.stages)
     except ConfigError as error:

@@ -26,15 +26,15 @@ examples:
   torchrun --nnodes 2 --nproc-per-node 1 ... -m naspipe train nlp.c1 --run-dir /shared/one
 
 spaces: nlp.c0 nlp.c1 nlp.c2 nlp.c3 cv.c1 cv.c2 cv.c3, or MODULE:ATTRIBUTE of your own
-plain networks: vgg16 vgg19 resnet50 resnet101 resnet152 bert-base distil-bert vit cnn byol
-  moco-v3
+plain networks: vgg8 vgg16 vgg19 resnet50 resnet101 resnet152 mobilenet-v2 bert-base bert-mini
+  distil-bert vit cnn byol moco-v3
 samplers: uniform, fair, spaced:W, file:PATH (one JSON list of choices a line)
 streams: --streams 2 trains seeds K and K + 1 side by side, each as it would be alone; a file has
   one line per stream, as in {"space": "nlp.c3", "seed": 1, "steps": 50}; what a line leaves out
   is taken from the command
 recipes: spos, fairnas, greedynas, sandwich, evolved-transformer, byol, moco-v3, soft-target,
-  distil-bert (naspipe/recipes/), or a TOML file of yours; what it says goes before the space's
-  defaults, --sampler and --set go before it
+  distil-bert, blockwise, blockwise-compress, dna, fine-tune (naspipe/recipes/), or a TOML file of
+  yours; what it says goes before the space's defaults, --sampler and --set go before it
 """
 
 DEFAULTS: dict[str, Any] = {
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODULE:FUNCTION",
         help="held-out batches of your own (default: the data's split valid)",
     )
-    _add_run(parser.add_argument_group("the run and what is shown of it"))
+    add_run(parser.add_argument_group("the run and what is shown of it"))
 
 
 def _add_definition(parser: Options) -> None:
@@ -79,9 +79,9 @@ def _add_definition(parser: Options) -> None:
     )
 
 
-def _add_run(parser: Options) -> None:
-    """Where the run is, and its progress."""
-    parser.add_argument("--run-dir", type=Path, metavar="DIR", help="default: runs/SPACE-TIME")
+def add_run(parser: Options, name: str = "SPACE") -> None:
+    """Where the run is, and its progress; ``name`` is what its folder is called after."""
+    parser.add_argument("--run-dir", type=Path, metavar="DIR", help=f"default: runs/{name}-TIME")
     parser.add_argument(
         "--resume",
         type=Path,

@@ -103,15 +103,16 @@ class PushVersion:
 
 @dataclass(frozen=True, slots=True)
 class JoinSum:
-    """Let the gradients of this stage follow those that came as ``version``'s sum.
+    """Add the gradients of this stage to those that came as ``version``'s sum.
 
-    ``base`` is the version from before the step, which may still be read (``keeps_base``).
+    They follow it: ``base`` is the version from before the step, which may still be read
+    (``keeps_base``). In a tree there is none; some of them may have been added up before.
     """
 
     layer: LayerId
     version: Version
-    base: Version
-    keeps_base: bool
+    base: Version | None = None
+    keeps_base: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,11 @@ class Partition(NamedTuple):
         behind = (self.num_blocks,) * ((num_groups - 1 - group) * self.num_stages)
         return Partition(before + self.bounds + behind)
 
+    @property
+    def without_blocks(self) -> Partition:
+        """That of a pass with nothing to do, over as many stages."""
+        return Partition((0,) * len(self.bounds))
+
     def __str__(self) -> str:
         return ":".join(map(str, self.bounds))
 

@@ -195,3 +195,11 @@ class Decisions(Protocol):
     def choices(self, drawn: Sequence[int]) -> tuple[int, ...]:
         """One choice per choice block, from one value per decision."""
         ...
+
+    def part(self, blocks: range) -> Decisions:
+        """Those of a space with some of the choice blocks only.
+
+        Raises:
+            ConfigError: when one of them reaches other blocks, too.
+        """
+        ...

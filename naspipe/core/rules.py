@@ -44,11 +44,11 @@ class Lag:
 
 @dataclass(frozen=True, slots=True)
 class Follows:
-    """Version v is made of version v - 1 and of version v of another stream's layer, the source.
+    """A step's version is made of the one before, and of the step's version of another layer.
 
-    Nobody else writes it. A pass of step y reads the version of step y - 1 - ``steps``: with 0 the
-    one that holds everything before it, with 1 the asymmetric update of TSPipe (ICML'22, section
-    4.2). Layers of the same candidate belong together.
+    That is the source, of another stream. Nobody else writes it. A pass of step y reads the version
+    of step y - 1 - ``steps``: with 0 the one that holds everything before it, with 1 the asymmetric
+    update of TSPipe (ICML'22, section 4.2). Layers of the same candidate belong together.
     """
 
     stream: int

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 from naspipe.core.errors import ConfigError
@@ -188,6 +189,53 @@ class Space:
             self.decisions,
             self.proof,
             takes_input=self.takes_input,
+            weights=self.weights,
+        )
+
+    def cut(self, at: Iterable[int | str]) -> list[Space]:
+        """The chain in several parts, each a space of its own, called NAME-0, NAME-1, ...
+
+        All but the first are called with what the part before returns. The first one carries the
+        proof of the whole.
+
+        Args:
+            at: of each part but the first, where it begins: a position of the chain, or the label
+                of a block, in rising order.
+
+        Raises:
+            ConfigError: for a place that the chain does not have or that comes too late, or for a
+                decision that reaches blocks of several parts.
+        """
+        places = [self._position(place) for place in at]
+        ends = [0, *places, len(self)]
+        if any(later <= earlier for earlier, later in pairwise(ends)):
+            raise ConfigError(
+                f"space {self.name}: expected rising places from 1 to {len(self) - 1} to be cut "
+                f"at, found {', '.join(map(str, places)) or 'none'}"
+            )
+        return [self._part(number, *each) for number, each in enumerate(pairwise(ends))]
+
+    def _position(self, place: int | str) -> int:
+        if isinstance(place, int):
+            return place
+        if place not in self._labels:
+            raise ConfigError(
+                f"space {self.name} has no block {place!r} to be cut at: expected one of "
+                f"{', '.join(self._labels)}"
+            )
+        return self._labels.index(place)
+
+    def _part(self, number: int, begin: int, end: int) -> Space:
+        decisions = self.decisions
+        if decisions is not None:
+            inside = [n for n, at in enumerate(self._choice_positions) if begin <= at < end]
+            decisions = decisions.part(range(inside[0], inside[-1] + 1) if inside else range(0))
+        return Space(
+            f"{self.name}-{number}",
+            self.blocks[begin:end],
+            decisions,
+            None if number else self.proof,
+            takes_input=self.takes_input and not number,
             weights=self.weights,
         )
 

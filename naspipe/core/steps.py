@@ -9,8 +9,9 @@ that uses a layer steps it. The passes have one subnet, or each its own.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from naspipe.core.errors import ConfigError
@@ -73,6 +74,35 @@ class Steps:
         return self.step(sequence_id) if self.shares_batch else sequence_id
 
     @property
+    def is_tree(self) -> bool:
+        """Whether gradients are added up in halves of halves, so that no half waits for another."""
+        return self.reduction == "tree"
+
+    def handed_on(self, passes: Sequence[int]) -> list[tuple[int, int]]:
+        """Which stage hands its sum of a layer's gradients to which, in the order of the givers.
+
+        In a chain to the next one. In a tree, whose halves are the step's passes, to the last one
+        of the smallest half that has a later one: to the owner in log2 hops at most.
+
+        Args:
+            passes: of each stage that uses the layer the last pass there; rising.
+
+        Returns:
+            Pairs of places in ``passes``.
+        """
+        if not self.is_tree:
+            return list(pairwise(range(len(passes))))
+        numbers = [self.pass_of(each) for each in passes]
+        pairs = []
+        for giver, number in enumerate(numbers[:-1]):
+            level, later = 0, giver
+            while later == giver:
+                level += 1
+                later = max(n for n, each in enumerate(numbers) if each >> level == number >> level)
+            pairs.append((giver, later))
+        return pairs
+
+    @property
     def is_average(self) -> bool:
         """Whether a step's loss is the average of its passes' losses."""
         return self.average == "passes" and not self.distills
@@ -114,5 +144,7 @@ def recorded_steps(recipe: Mapping[str, Any]) -> Steps:
     Raises:
         ConfigError: for passes that no recipe can have.
     """
+    steps = parse_passes(str(recipe.get("passes", "one")))
+    reduction = str(recipe.get("reduction", "fold")) if steps.passes > 1 else "fold"
     is_gated = bool(recipe.get("clip_global_norm"))
-    return replace(parse_passes(str(recipe.get("passes", "one"))), is_gated=is_gated)
+    return replace(steps, reduction=reduction, is_gated=is_gated)

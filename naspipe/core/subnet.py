@@ -8,7 +8,10 @@ from naspipe.core.ids import LayerId, SequenceId, StreamId
 
 
 class Subnet(NamedTuple):
-    """What one pass trains; ``chain`` holds one candidate per block, shared layers included."""
+    """What one pass trains; ``chain`` holds one candidate per block, shared layers included.
+
+    It is empty of a pass that nobody needs: it has a number, and nothing to do.
+    """
 
     stream: StreamId
     sequence_id: SequenceId

@@ -5,7 +5,7 @@ A plain run needs none of it: :data:`PLAIN`. Blocks are positions in a stream's 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import pairwise
@@ -90,8 +90,9 @@ class StreamWiring:
     """Tasks of streams of a lower rank go first, whatever the dispatch order says."""
     window: int | None = None
     """Subnets that may be under way; None for the execution's."""
-    lingers: bool = False
-    """Whether its subnets stay under way until those that take their outputs are through."""
+    lingers: bool = True
+    """Where it is not trained: whether its subnets stay under way, on every stage, until those that
+    take their outputs are through. Its window then counts from the oldest of them."""
     cut_like: int | None = None
     """The stream whose cuts this one has, block by block; None for cuts of its own."""
     objectives: tuple[int, ...] = ()
@@ -124,7 +125,16 @@ class Wiring:
     @property
     def lingering(self) -> frozenset[int]:
         """The streams whose subnets stay under way for those who take their outputs."""
-        return frozenset(n for n, stream in enumerate(self.streams) if stream.lingers)
+        return frozenset(
+            number
+            for number, stream in enumerate(self.streams)
+            if stream.lingers and not stream.is_trained
+        )
+
+    def among(self, streams: Collection[int]) -> Wiring:
+        """With the taps between these streams only."""
+        taps = (tap for tap in self.taps if {tap.source[0], tap.sink[0]} <= set(streams))
+        return replace(self, taps=tuple(taps))
 
     def joined(self, num_streams: int) -> list[set[int]]:
         """Streams that taps join, each in one set: they are cut and go on at the same pass."""

@@ -43,28 +43,44 @@ class Views:
         data = npp.Views(images, augment, views=2, batches=4)
         npp.train(space, data, npp.losses.BYOL(), recipe={"passes": "accumulate:8"}, ...)
 
+    With ``local=L`` each sample has L views more that a teacher does not see, such as small crops
+    (DINO, Caron et al. 2021, section 3.1). They come behind the others, and may have another size,
+    where the network takes any.
+
     Args:
         data: (seed, number) -> named tensors; the field ``input`` is transformed.
         transform: see :data:`Transform`.
-        views: of each sample.
+        views: of each sample, which a teacher sees, too.
         batches: micro-batches of a step.
+        local: views of each sample that the student alone sees.
+        local_transform: makes those, whose numbers go on behind the others'; ``transform`` where
+            it is left out.
 
     Raises:
-        ConfigError: for numbers below 1.
+        ConfigError: for fewer than one view or batch.
     """
 
     def __init__(
-        self, data: Batches, transform: Transform, *, views: int = 2, batches: int = 1
+        self,
+        data: Batches,
+        transform: Transform,
+        *,
+        views: int = 2,
+        batches: int = 1,
+        local: int = 0,
+        local_transform: Transform | None = None,
     ) -> None:
-        if views < 1 or batches < 1:
+        if views < 1 or batches < 1 or local < 0:
             raise ConfigError(
                 f"views: expected one view and one batch or more, found {views} and {batches}"
+                + (f", and {local} local ones" if local else "")
             )
         self.plain = data
         """What is transformed."""
-        self._transform = transform
+        self._transforms = (transform, local_transform or transform)
         self.views = views
         self.batches = batches
+        self.local = local
         self.validation = getattr(data, "validation", None)
         self.info = getattr(data, "info", {})
         inner = dict(getattr(data, "record", None) or {"name": _name(data)})
@@ -72,17 +88,32 @@ class Views:
         self.record = {
             **inner, "views": views, "batches": batches, "transform": says or _name(transform)
         }  # fmt: skip
+        if local:
+            smaller = self._transforms[1]
+            says = getattr(smaller, "record", None)
+            self.record |= {"local": local, "local_transform": says or _name(smaller)}
+
+    @property
+    def passes(self) -> int:
+        """Of a step."""
+        return (self.views + self.local) * self.batches
+
+    @property
+    def lessons(self) -> int:
+        """The first passes of a step, which a teacher sees."""
+        return self.views * self.batches
 
     def __call__(self, seed: int, number: int) -> Mapping[str, torch.Tensor]:
         """The batch of a pass."""
-        step, place = divmod(number, self.views * self.batches)
+        step, place = divmod(number, self.passes)
         view, micro = divmod(place, self.batches)
         sample = step * self.batches + micro
         batch = self.plain(seed, sample)
         text = f"{seed}/view/{sample}/{view}"
         digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
         draws = torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
-        return {**batch, "input": self._transform(batch["input"], draws, view)}
+        transform = self._transforms[view >= self.views]
+        return {**batch, "input": transform(batch["input"], draws, view)}
 
 
 def _name(thing: object) -> str:

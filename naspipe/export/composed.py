@@ -13,8 +13,8 @@ from naspipe.core.config import Recipe
 from naspipe.export.assembly import ModuleChain, assemble
 from naspipe.export.calibrated import calibrate as take_statistics
 from naspipe.export.exporter import Exported, check_place, write_checked
-from naspipe.frontend.given.distilled import Blockwise, Choices
 from naspipe.frontend.given.held_out import check_size
+from naspipe.frontend.training.distilled import Blockwise, Choices
 from naspipe.runtime.devices.determinism import deterministic_torch
 from naspipe.runtime.evaluating.evaluation import batch_sums
 from naspipe.runtime.jobs.losses import Loss

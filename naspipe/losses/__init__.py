@@ -7,8 +7,10 @@ pass. ``joined(outputs, lessons)`` is one loss over all passes of a step.
 ========================= ==========================================================================
 :class:`SoftTarget`        the label, and the teacher's softened scores (Hinton et al. 2015)
 :class:`DistilBert`        soft scores, masked words, hidden states (Sanh et al. 2019)
+:class:`HiddenStates`      hidden states alone: of an encoder that is taught block by block
 :class:`BYOL`              agreement of two views (Grill et al. 2020)
 :class:`Contrastive`       each sample among all of a step: InfoNCE as in MoCo-v3 (Chen et al. 2021)
+:class:`CostTerm`          another loss times what the drawn paths cost (Cai et al. 2019)
 ========================= ==========================================================================
 """
 
@@ -16,7 +18,9 @@ from __future__ import annotations
 
 from naspipe.losses.byol import BYOL as BYOL
 from naspipe.losses.contrastive import Contrastive as Contrastive
+from naspipe.losses.cost_term import CostTerm as CostTerm
 from naspipe.losses.distil_bert import DistilBert as DistilBert
+from naspipe.losses.hidden_states import HiddenStates as HiddenStates
 from naspipe.losses.soft_target import SoftTarget as SoftTarget
 
-__all__ = ["BYOL", "Contrastive", "DistilBert", "SoftTarget"]
+__all__ = ["BYOL", "Contrastive", "CostTerm", "DistilBert", "HiddenStates", "SoftTarget"]

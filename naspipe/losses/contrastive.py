@@ -21,17 +21,21 @@ class Contrastive:
     Args:
         temperature: T.
         views: of each sample, as :class:`naspipe.Views` has them.
+        local: more views, which have queries only.
     """
 
     fields = ()
     needs_teacher = True
     same_shapes = True
 
-    def __init__(self, *, temperature: float = 0.2, views: int = 2) -> None:
+    def __init__(self, *, temperature: float = 0.2, views: int = 2, local: int = 0) -> None:
         self._temperature = temperature
         self._views = views
+        self._local = local
         self.record = {"temperature": temperature, "views": views}
         """What of it is part of a run's definition."""
+        if local:
+            self.record |= {"local": local}
 
     def joined(
         self, outputs: Sequence[torch.Tensor], lessons: Sequence[torch.Tensor]
@@ -40,9 +44,10 @@ class Contrastive:
 
         Args:
             outputs: of the student, of shape (batch, features) each.
-            lessons: of the teacher, as many.
+            lessons: of the teacher, as many but for those of local views.
         """
-        queries, keys = self._by_view(outputs), self._by_view(lessons)
+        queries = _by_view(outputs, self._views + self._local)
+        keys = _by_view(lessons, self._views)
         t, losses = self._temperature, []
         for number, query in enumerate(queries):
             for other, key in enumerate(keys):
@@ -52,7 +57,8 @@ class Contrastive:
                     losses.append(2.0 * t * functional.cross_entropy(logits, labels))
         return torch.stack(losses).sum()
 
-    def _by_view(self, passes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        count = len(passes) // self._views
-        views = [torch.cat(list(passes[v * count : (v + 1) * count])) for v in range(self._views)]
-        return [functional.normalize(view, dim=-1) for view in views]
+
+def _by_view(passes: Sequence[torch.Tensor], views: int) -> list[torch.Tensor]:
+    count = len(passes) // views
+    found = [torch.cat(list(passes[view * count : (view + 1) * count])) for view in range(views)]
+    return [functional.normalize(view, dim=-1) for view in found]

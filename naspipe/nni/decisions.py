@@ -183,3 +183,34 @@ class LabelDecisions:
             f"space {self._name}: the choices {list(choices)} are no architecture of it, as blocks "
             f"that share a label differ"
         )
+
+    def first_block(self, label: str) -> str:
+        """The first choice block that a label reaches, as the space's labels call it.
+
+        Raises:
+            ConfigError: when no label is called so.
+        """
+        for number, block in enumerate(self.blocks):
+            if label in block.labels:
+                return str(number)
+        raise ConfigError(
+            f"space {self._name} has no label {label!r}: expected one of {', '.join(self.values)}"
+        )
+
+    def part(self, blocks: range) -> LabelDecisions:
+        """Those of a space with some of the choice blocks only.
+
+        Raises:
+            ConfigError: when a label reaches other blocks, too.
+        """
+        inside = self.blocks[blocks.start : blocks.stop]
+        outside = (*self.blocks[: blocks.start], *self.blocks[blocks.stop :])
+        names = {label for block in inside for label in block.labels}
+        if reached := sorted(names & {label for block in outside for label in block.labels}):
+            raise ConfigError(
+                f"space {self._name}: expected it to be cut where no label is on both sides, found "
+                f"{reached[0]} on both"
+            )
+        values = {label: options for label, options in self.values.items() if label in names}
+        mutables = {label: each for label, each in self.mutables.items() if label in names}
+        return LabelDecisions(values, inside, self._name, mutables)

@@ -123,7 +123,7 @@ class StreamChain:
 
     def extend(self, subnet: Subnet) -> None:
         """Add the stream's next subnet."""
-        layers = [subnet.layer(block) for block in range(len(self.rules))]
+        layers = list(map(subnet.layer, range(len(subnet.chain))))
         chain = [self.costs.of(layer.block, layer.candidate) for layer in layers]
         clock = 0
         for layer, cost in zip(layers, chain, strict=True):

@@ -53,11 +53,25 @@ class CostTable:
     def stream_means_ns(self, subnets: Sequence[Subnet]) -> list[float]:
         """Mean cost of each block over a stream, layers made at their first use included."""
         uses = Counter(layer for subnet in subnets for layer in enumerate(subnet.chain))
-        sums = [0.0] * len(subnets[0].chain)
+        sums = [0.0] * max(len(subnet.chain) for subnet in subnets)
         for (block, candidate), count in uses.items():
             cost = self.of(block, candidate)
             sums[block] += cost.total_ns * count + cost.make_ns
         return [total / len(subnets) for total in sums]
+
+
+def mean_costs(tables: Sequence[CostTable]) -> CostTable:
+    """The mean of several measurements, of the layers that are in each of them."""
+    if len(tables) == 1:
+        return tables[0]
+    common = set.intersection(*(set(table.costs) for table in tables))
+    rows = {place: [table.costs[place] for table in tables] for place in sorted(common)}
+    return CostTable(
+        {
+            place: LayerCost(*(sum(column) // len(own) for column in zip(*own, strict=True)))
+            for place, own in rows.items()
+        }
+    )
 
 
 def first_of_kind(space: Space) -> tuple[int, ...]:

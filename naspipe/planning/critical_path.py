@@ -105,12 +105,11 @@ def critical_path_priorities(
     The passes of a step wait for WRITEs of earlier steps alone, and their own end the step. The
     stream begins with a step.
     """
-    blocks = range(len(rules))
     waiting: dict[LayerId, tuple[int, ...]] = {}
     together: dict[LayerId, int] = {}
     result: list[Priorities] = []
     for number in reversed(range(len(subnets))):
-        layers = [subnets[number].layer(block) for block in blocks]
+        layers = list(map(subnets[number].layer, range(len(subnets[number].chain))))
         chain = [costs.of(layer.block, layer.candidate) for layer in layers]
         after_write = [_next_reader(rules[layer.block], waiting.get(layer, ())) for layer in layers]
         priorities = _levels(chain, after_write)

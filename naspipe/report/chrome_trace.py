@@ -143,7 +143,8 @@ def _sums(handovers: Sequence[Handover], labels: SpaceLabels, start_ns: int) -> 
     """
     for number, each in enumerate(handovers, 1):
         given, joined = each.given, each.joined
-        yield from _arrow("sum", "reduction", number, given, joined, start_ns)
+        if joined.start_ns >= given.end_ns:  # in a tree a sum may come behind the receiver's last
+            yield from _arrow("sum", "reduction", number, given, joined, start_ns)
         args = {
             "layer": labels.label(joined.layer),
             "from": f"{_name(given, labels)} on stage {given.stage}",
@@ -152,7 +153,7 @@ def _sums(handovers: Sequence[Handover], labels: SpaceLabels, start_ns: int) -> 
         }
         name, track = f"sums for stage {joined.stage}", _track(joined.stage)
         common = {"cat": "sum", "id": number}
-        left_us, end_us = ((ns - start_ns) / 1000 for ns in (given.end_ns, joined.start_ns))
+        left_us, end_us = ((ns - start_ns) / 1000 for ns in (each.left_ns, each.joined_ns))
         yield _event("b", name, track, ts=left_us, args=args, **common)
         yield _event("e", name, track, ts=end_us, **common)
 

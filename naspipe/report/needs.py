@@ -100,7 +100,9 @@ class Needs:
         if access.kind is W:
             versions = self._versions[access.layer]
             place = bisect_left(versions, access.version)
-            return self._writes[access.layer][versions[place - 1]] if place else None
+            write = self._writes[access.layer][versions[place - 1]] if place else None
+            is_apart = write is not None and self.reductions.are_apart(write, access)
+            return None if is_apart else write
         return None
 
     def passed(self, access: Access) -> Access | None:

@@ -30,8 +30,8 @@ def reduction_columns(
         "block": [each.joined.layer.block for each in handovers],
         "given": [each.given.sequence_id for each in handovers],
         "joined": [each.joined.sequence_id for each in handovers],
-        "start": [each.given.end_ns - start_ns for each in handovers],
-        "length": [each.joined.start_ns - each.given.end_ns for each in handovers],
+        "start": [each.left_ns - start_ns for each in handovers],
+        "length": [each.joined_ns - each.left_ns for each in handovers],
         "own": [each.own_ns - start_ns for each in handovers],
         "waited": [each.waited_ns for each in handovers],
     }
@@ -48,7 +48,7 @@ def reduction_routes(handovers: Iterable[Handover]) -> list[dict[str, int]]:
             "sender": sender,
             "stage": stage,
             "sums": len(sums),
-            "way_ns": sum(each.joined.start_ns - each.given.end_ns for each in sums),
+            "way_ns": sum(each.joined_ns - each.left_ns for each in sums),
             "waits": sum(each.waited_ns > 0 for each in sums),
             "waited_ns": sum(each.waited_ns for each in sums),
         }

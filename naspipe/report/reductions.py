@@ -6,13 +6,16 @@
 Every pass of a step has a WRITE in the log; the last one takes the optimizer step, the others only
 add gradients up. Where the next one of a layer is on another stage, the sum went there between
 the two. So a log says when it could leave, and when it was there at the latest.
+
+In a tree of passes each stage adds up its own first, and only the last WRITE waits for sums. A sum
+that goes on from a stage in between could leave when all that it is made of was there.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 from naspipe.core.access import Access, AccessKind
@@ -36,15 +39,19 @@ class Held(NamedTuple):
 class Handover(NamedTuple):
     """The sum of a layer's gradients goes from one stage to another.
 
-    It leaves with the end of the WRITE ``given``, at the earliest. ``joined``, the WRITE of the
-    next pass, follows it. From ``own_ns`` on the receiver had what it needs of its own gradients.
-    Behind ``came_ns`` its WRITE did not wait for the sum.
+    ``given`` is the last WRITE of the sender. ``joined``, the WRITE of the next pass, follows the
+    sum; in a tree it is the receiver's last one. From ``own_ns`` on the receiver had what it needs
+    of its own gradients. Behind ``came_ns`` it did not wait for the sum.
     """
 
     given: Access
     joined: Access
     own_ns: int
     came_ns: int
+    left_ns: int
+    """When it left, at the earliest."""
+    joined_ns: int
+    """When it was joined, at the latest."""
 
     @property
     def waited_ns(self) -> int:
@@ -52,7 +59,7 @@ class Handover(NamedTuple):
 
         0 for a sum that had left before: whether the receiver waited, no log can tell.
         """
-        return self.came_ns - self.own_ns if self.given.end_ns > self.own_ns else 0
+        return self.came_ns - self.own_ns if self.left_ns > self.own_ns else 0
 
 
 class Reductions:
@@ -79,31 +86,35 @@ class Reductions:
                 self._norm_waits_for(access)
         for writes in self._writes.values():
             writes.sort(key=lambda write: write.sequence_id)
-        self._handovers: dict[tuple[LayerId, int, StageId], Handover] = {}
+        self._handovers: dict[tuple[LayerId, int, StageId], list[Handover]] = defaultdict(list)
         for (layer, step), writes in self._writes.items():
-            for given, joined in pairwise(writes):
-                if given.stage != joined.stage:
-                    made = self._handover(given, joined)
-                    self._handovers[layer, step, joined.stage] = made
-                    self._norm_waits_for(given)
+            for made in self._in_halves(writes) if steps.is_tree else self._in_a_row(writes):
+                self._handovers[layer, step, made.joined.stage].append(made)
+                self._norm_waits_for(made.given)
 
     @property
     def handovers(self) -> Sequence[Handover]:
         """Every sum that went from one stage to another, in the order in which they left."""
-        return sorted(self._handovers.values(), key=lambda each: each.given.end_ns)
+        return sorted(chain(*self._handovers.values()), key=lambda each: each.left_ns)
 
     def is_sum(self, given: Access, write: Access) -> bool:
         """Whether a WRITE follows the sum that another stage's WRITE left."""
         step = self._steps.step(write.sequence_id)
         return given.stage != write.stage and self._steps.step(given.sequence_id) == step
 
+    def are_apart(self, given: Access, write: Access) -> bool:
+        """Whether a WRITE only seems to follow that of another stage, as each adds up its own."""
+        return self._steps.is_tree and self.is_sum(given, write)
+
     def holds(self, write: Access) -> list[Held]:
         """What held a WRITE back whose stage had its own gradients; in order, without overlaps."""
         layer, step = write.layer, self._steps.step(write.sequence_id)
         held: list[Held] = []
         own_ns = max(self._gradients.get((layer, step, write.stage), ()), default=write.start_ns)
-        handover = self._handovers.get((layer, step, write.stage))
-        if handover is not None and handover.waited_ns and own_ns < handover.came_ns:
+        came = self._handovers.get((layer, step, write.stage), [])
+        handover = max(came, key=lambda each: each.left_ns, default=None)
+        waits = not self._steps.is_tree or write == self._writes[layer, step][-1]
+        if waits and handover is not None and handover.waited_ns and own_ns < handover.came_ns:
             held.append(Held(own_ns, handover.came_ns, Reason.REDUCTION, handover.given))
             own_ns = handover.came_ns
         if self._is_gated(write):
@@ -117,15 +128,30 @@ class Reductions:
         writes = self._writes.get((reader.layer, self._steps.step(reader.sequence_id)))
         return writes is not None and writes[-1].stage != reader.stage
 
-    def _handover(self, given: Access, joined: Access) -> Handover:
-        """Behind a gate the log does not say when the sum came, only that it had left.
+    def _in_a_row(self, writes: Sequence[Access]) -> Iterator[Handover]:
+        for given, joined in pairwise(writes):
+            if given.stage != joined.stage:
+                yield self._handover(given, joined, given.end_ns, joined.start_ns)
+
+    def _in_halves(self, writes: Sequence[Access]) -> Iterator[Handover]:
+        lasts = list({write.stage: write for write in writes}.values())
+        left_ns = [write.end_ns for write in lasts]
+        for giver, receiver in self._steps.handed_on([write.sequence_id for write in lasts]):
+            given_ns = left_ns[giver]
+            left_ns[receiver] = max(left_ns[receiver], given_ns)
+            yield self._handover(lasts[giver], lasts[receiver], given_ns, writes[-1].start_ns)
+
+    def _handover(self, given: Access, joined: Access, left_ns: int, joined_ns: int) -> Handover:
+        """Behind a gate the log does not say when the sum came, only that it had left; nor of a
+        stage in a tree that hands it on.
 
         Where a layer's old versions are kept, a sum may be joined between the receiver's passes.
         """
         key = (joined.layer, self._steps.step(joined.sequence_id), joined.stage)
         own = [end_ns for end_ns in self._gradients.get(key, ()) if end_ns <= joined.start_ns]
-        came_ns = given.end_ns if self._is_gated(joined) else joined.start_ns
-        return Handover(given, joined, max(own, default=joined.start_ns), came_ns)
+        is_told = joined.start_ns == joined_ns and not self._is_gated(joined)
+        came_ns, own_ns = joined_ns if is_told else left_ns, max(own, default=joined.start_ns)
+        return Handover(given, joined, own_ns, came_ns, left_ns, max(left_ns, joined_ns))
 
     def _is_gated(self, write: Access) -> bool:
         """Whether a WRITE waited for the norm: those that end their step do."""

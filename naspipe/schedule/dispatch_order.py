@@ -48,6 +48,13 @@ class CriticalPathOrder:
         return (-priority, is_forward, task.sequence_id, task.stream, task.section)
 
 
+class LatestStartOrder(CriticalPathOrder):
+    """The access that has to begin first, of one stream or several, chosen anew at every block.
+
+    That is worked out in a schedule that runs backwards (:mod:`naspipe.planning.latest_start`).
+    """
+
+
 class StreamsCriticalPathOrder:
     """The critical-path order for several streams: a task once begun runs as far as it is clear.
 
@@ -75,7 +82,7 @@ class RankedOrder:
         self._order = order
         self._ranks = tuple(ranks)
         self.max_run = 1
-        """A task of a higher rank gives way at every block."""
+        """A task gives way at every block."""
 
     def key(self, task: Task, priority: int) -> tuple[Any, ...]:
         """The least key runs first."""

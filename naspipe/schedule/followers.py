@@ -1,7 +1,8 @@
 """Layers that follow others: when the WRITE of a source, and when that of a follower, may come.
 
-Version v of a follower is made of version v of its source, which is then stepped in place. So the
-follower's WRITE v comes behind the source's WRITE v, and before the source's next one.
+A step's version of a follower is made of the same step's version of its source, which is then
+stepped in place. So the follower's WRITE of a step comes behind the source's, and before the
+source's next one. The last pass that uses them may be another one: a follower need not be in all.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from naspipe.core.ids import INITIAL, LayerId, StreamId, Version
 from naspipe.core.rules import Follows, Rule
+from naspipe.core.steps import ONE_PASS, Steps
 
 _Place = tuple[StreamId, int]
 """A block of a stream."""
@@ -21,12 +23,17 @@ class Followers:
     Args:
         rules: of each stream, the rule of each block of its chain.
         newest: the newest version of a layer on this stage.
+        steps: how passes form steps, in every stream.
     """
 
     def __init__(
-        self, rules: Sequence[Sequence[Rule]], newest: Callable[[LayerId], Version]
+        self,
+        rules: Sequence[Sequence[Rule]],
+        newest: Callable[[LayerId], Version],
+        steps: Steps = ONE_PASS,
     ) -> None:
         self._newest = newest
+        self._step = steps.step
         self._sources: dict[_Place, _Place] = {}
         self._followers: dict[_Place, list[_Place]] = {}
         self._written: dict[LayerId, Version] = {}
@@ -44,9 +51,9 @@ class Followers:
         place = (layer.stream, layer.block)
         if place in self._sources:
             source = LayerId(*self._sources[place], layer.candidate)
-            return self._written.get(source) == version
-        needed = self._written.get(layer, INITIAL)
-        return all(self._newest(each) >= needed for each in self._of(layer))
+            return self._step(self._written.get(source, INITIAL)) == self._step(version)
+        needed = self._step(self._written.get(layer, INITIAL))
+        return all(self._step(self._newest(each)) >= needed for each in self._of(layer))
 
     def wrote(self, layer: LayerId, version: Version) -> list[LayerId]:
         """A step was written; returns the layers whose WRITEs may have waited for that."""

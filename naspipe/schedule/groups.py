@@ -46,9 +46,12 @@ def grouped_cuts(
     """
     made: dict[Partition, list[Partition]] = {}
     cuts: list[Partition] = []
-    for first in subnets[:: steps.passes]:
-        cut = cutter(first)
+    for start in range(0, len(subnets), steps.passes):
+        step = subnets[start : start + steps.passes]
+        cut = cutter(next(subnet for subnet in step if subnet.chain))
         if cut not in made:
             made[cut] = [cut.in_group(group, groups) for group in range(groups)]
-        cuts += [made[cut][steps.group(number, groups)] for number in range(steps.passes)]
+        for number in range(steps.passes):
+            own = made[cut][steps.group(number, groups)]
+            cuts.append(own if number >= len(step) or step[number].chain else own.without_blocks)
     return tuple(cuts)

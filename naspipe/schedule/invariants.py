@@ -40,9 +40,10 @@ def violations(
     another, in sequence order unless ``asp``; a READ begins after the WRITE of its version has
     ended; and under ``csp`` and ``sequential`` the accesses of an ``exact`` layer never overlap.
     Where steps have several passes, those of one step read what was there before it, and the last
-    of them WRITEs an ``exact`` layer when all are done with it. They go through it in their order
-    on each stage, and through one of ``buffered`` (None for every layer) also from stage to stage.
-    Of a stream that is not trained there are forwards only.
+    of them WRITEs an ``exact`` layer when all are done with it. In a tree of passes only WRITEs of
+    one stage follow one another within a step, and the last one those of all stages. Passes go
+    through a layer in their order where it is one of ``buffered`` (None for every layer), also from
+    stage to stage. Of a stream that is not trained there are forwards only.
     """
     if not is_trained:
         yield from _not_forward(accesses, rules, subnets, steps)
@@ -79,7 +80,7 @@ def _not_forward(
     users: dict[LayerId, list[int]] = defaultdict(list)
     for subnet in subnets:
         number = subnet.sequence_id
-        for block, rule in enumerate(rules):
+        for block, rule in enumerate(rules if subnet.chain else ()):
             layer, lag = subnet.layer(block), steps_behind(untrained(rule))
             last = steps.step(number) - 1 - (lag or 0)
             earlier = (user for user in reversed(users[layer]) if steps.step(user) <= last)
@@ -121,7 +122,8 @@ def led(
         if not isinstance(rule, Follows):
             continue
         led_by = sources.get(LayerId(layer.stream, rule.block, layer.candidate), [])
-        if [each.sequence_id for each in led_by] != [each.sequence_id for each in writes]:
+        ends = ([steps.step(each.sequence_id) for each in found] for found in (led_by, writes))
+        if next(ends) != next(ends):
             yield f"layer {layer}: expected the WRITEs of its source, found others"
             continue
         for own, write in zip(led_by, writes, strict=True):
@@ -231,8 +233,7 @@ class _Layer:
             passes = list(users)
             forwards = [self._found[user, AccessKind.FORWARD] for user in passes]
             for before, forward in pairwise(forwards):
-                is_ordered = self._is_ordered or before.stage == forward.stage
-                if is_ordered and forward.start_ns < before.end_ns:
+                if self._is_ordered and forward.start_ns < before.end_ns:
                     yield f"{forward}: began before {before}, an earlier pass of its step"
             read_ns: dict[int, int] = defaultdict(int)
             for backward in (self._found[user, AccessKind.BACKWARD] for user in passes):
@@ -248,9 +249,23 @@ class _Layer:
         writes = [self._found[user, AccessKind.WRITE] for user in self._users]
         if not self._traits.waits_for_versions:
             writes.sort(key=lambda write: (write.start_ns, write.end_ns))
-        for before, write in pairwise(writes):
+        for before, write in self._in_halves(writes) if self._steps.is_tree else pairwise(writes):
             if write.start_ns < before.end_ns:
                 yield f"{write}: began before {before} had ended"
+
+    def _in_halves(self, writes: Sequence[Access]) -> Iterator[tuple[Access, Access]]:
+        """WRITEs that follow one another where stages add up apart: the earlier one first."""
+        ended: Access | None = None
+        for _, of_step in groupby(writes, lambda write: self._steps.step(write.sequence_id)):
+            *others, last = of_step
+            latest: dict[int, Access] = {}
+            for write in (*others, last):
+                before = latest.get(write.stage, ended)
+                if before is not None:
+                    yield before, write
+                latest[write.stage] = write
+            yield from ((before, last) for before in others)
+            ended = last
 
     def _expected_version(self, place: int, reader: int) -> int:
         earlier = self._users[:place]

@@ -6,7 +6,8 @@ layer is then *mirrored*: the stage that wrote it pushes it to the stage of its 
 
 With groups the passes of one step use a layer on several stages. The stage of the last pass has
 the layer and writes it; the others get a copy. The gradients go from stage to stage in the order
-of the passes, each adding its own, until they are with the layer.
+of the passes, each adding its own, until they are with the layer. In a tree each goes to the stage
+that has its other half.
 """
 
 from __future__ import annotations
@@ -40,16 +41,24 @@ class Departure(NamedTuple):
 
 
 class ExpectedSum(NamedTuple):
-    """The gradients of a layer's passes up to ``version`` come from another stage.
-
-    ``base`` is the layer's version from before the step.
-    """
+    """Gradients of a layer's passes, up to ``version``, come from another stage."""
 
     layer: LayerId
     version: Version
-    base: Version
+    base: Version | None
+    """The layer's version from before the step, from where on this stage's own gradients follow
+    the sum. None in a tree: it is added whenever it comes."""
+
+
+class Preceded(NamedTuple):
+    """Other stages compute a layer's passes of a step up to ``version``, this one those behind."""
+
+    layer: LayerId
+    version: Version
+    base: Version | None
+    """In a tree: what this stage's gradients follow instead, the version from before the step."""
     has_buffers: bool
-    """Whether what its forwards left comes, too."""
+    """Whether what the earlier forwards left comes."""
 
 
 class Moves(NamedTuple):
@@ -57,9 +66,10 @@ class Moves(NamedTuple):
 
     departures: list[Departure]
     sums: list[ExpectedSum]
+    preceded: list[Preceded]
 
 
-_NO_MOVES = Moves([], [])
+_NO_MOVES = Moves([], [], [])
 
 
 class AtCut(NamedTuple):
@@ -95,7 +105,7 @@ class Whereabouts:
         self._rules = tuple(map(tuple, rules))
         self._asking = asking
         self._steps = steps
-        self._has_buffers = has_buffers
+        self.has_buffers = has_buffers
         self._newest: dict[LayerId, tuple[Version, StageId]] = {}
         self._next: dict[StreamId, int] = {}
         self._moves: dict[tuple[StreamId, SequenceId, StageId], Moves] = {}
@@ -187,21 +197,27 @@ class Whereabouts:
                 f"layer {layer}: rule {rule} stays on stage {home}, but subnet "
                 f"{layer.stream}.{users[owner]} uses it on stage {owner}"
             )
-        has_buffers = len(stages) > 1 and self._has_buffers(layer)
+        has_buffers = len(stages) > 1 and self.has_buffers(layer)
         for place, stage in enumerate(stages):
             if home is not None and stage != home:
                 skips_buffers = place > 0 and has_buffers
                 moved = STATE if home in stages else LAYER
                 parcel = moved if stage == owner else COPY
                 self._leave(home, last, Departure(layer, base, stage, parcel, skips_buffers))
+        is_tree = self._steps.is_tree
         for stage, following in pairwise(stages):
             version = users[stage]
             if has_buffers:
                 self._leave(stage, last, Departure(layer, version, following, BUFFERS))
-            self._leave(stage, last, Departure(layer, version, following, SUM))
             if self._asks(following):
-                expected = ExpectedSum(layer, version, base, has_buffers)
-                self._moves_of(layer.stream, last, following).sums.append(expected)
+                preceded = Preceded(layer, version, base if is_tree else None, has_buffers)
+                self._moves_of(layer.stream, last, following).preceded.append(preceded)
+        for giver, receiver in self._steps.handed_on(list(users.values())):
+            version, taker = users[stages[giver]], stages[receiver]
+            self._leave(stages[giver], last, Departure(layer, version, taker, SUM))
+            if self._asks(taker):
+                expected = ExpectedSum(layer, version, None if is_tree else base)
+                self._moves_of(layer.stream, last, taker).sums.append(expected)
 
     def _leave(self, stage: StageId, last: SequenceId, departure: Departure) -> None:
         if self._asks(stage):
@@ -209,4 +225,4 @@ class Whereabouts:
             moves.departures.append(departure)
 
     def _moves_of(self, stream: StreamId, last: SequenceId, stage: StageId) -> Moves:
-        return self._moves.setdefault((stream, last, stage), Moves([], []))
+        return self._moves.setdefault((stream, last, stage), Moves([], [], []))

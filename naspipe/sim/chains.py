@@ -40,7 +40,7 @@ class Stream:
     """In sequence order; at least one."""
     costs: CostTable | None
     """Of every layer; None for one stage without a limit of activations."""
-    is_whole: bool = False
-    """Whether all of its blocks are on one stage, which the plan chooses."""
+    output_bytes: int = 1
+    """What its last block hands to other streams in a pass, where that matters."""
     is_sample: bool = False
     """Whether the subnets only stand for others, which are not known yet."""

@@ -6,25 +6,34 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from naspipe.core.config import Execution
-from naspipe.core.ids import StageId
+from naspipe.core.errors import ConfigError
 from naspipe.core.partition import Partition, make_partition
 from naspipe.core.rules import Follows
+from naspipe.core.steps import ONE_PASS, Steps
 from naspipe.core.subnet import Subnet
 from naspipe.core.wiring import PLAIN, Wiring
 from naspipe.planning.cost import CostTable, LayerCost
+from naspipe.planning.joint_placements import JOINT_PLACEMENTS, Pieces
 from naspipe.planning.partitions import PLACEMENTS, Cutter
 from naspipe.sim.chains import Stream
 
 
 def make_cutters(
-    streams: Sequence[Stream], execution: Execution, wiring: Wiring = PLAIN
+    streams: Sequence[Stream],
+    execution: Execution,
+    wiring: Wiring = PLAIN,
+    steps: Steps = ONE_PASS,
 ) -> list[Cutter]:
     """Of each stream.
+
+    A joint placement gives each pass of a step its stages; by others all are cut alike.
 
     One that follows another is cut where that is: layers and their sources are on one stage. So is
     one whose wiring says so. Both then have one cut for all subnets, balanced for their costs
     together.
     """
+    if is_joint(execution):
+        return _jointly(streams, execution, wiring, steps)
     own = ((number, wiring.of(number).cut_like) for number in range(len(streams)))
     leaders = {number: leader for number, leader in own if leader is not None} | {
         number: rule.stream
@@ -36,42 +45,36 @@ def make_cutters(
         _cutter(_together(number, streams, leaders), execution, number in leaders.values())
         for number in range(len(streams))
     ]
-    cutters = [
+    return [
         _clipped(cutters[leaders[number]], len(stream.chain.rules))
         if number in leaders
         else cutters[number]
         for number, stream in enumerate(streams)
     ]
-    if execution.pipeline.stages > 1 and any(stream.is_whole for stream in streams):
-        return _placed_whole(streams, cutters, execution.pipeline.stages)
-    return cutters
 
 
-def _placed_whole(
-    streams: Sequence[Stream], cutters: Sequence[Cutter], num_stages: int
+def is_joint(execution: Execution) -> bool:
+    """Whether streams are placed together, which the stages of a pass may depend on."""
+    return execution.pipeline.partition in JOINT_PLACEMENTS
+
+
+def _jointly(
+    streams: Sequence[Stream], execution: Execution, wiring: Wiring, steps: Steps
 ) -> list[Cutter]:
-    """Streams that are not cut, each on the stage that has least to do, the dearest stream first.
-
-    The others' cuts are kept: what they give each stage counts.
-    """
-    loads = [0.0] * num_stages
-    dear: list[tuple[float, int]] = []
-    found = list(cutters)
-    for number, stream in enumerate(streams):
-        costs = _mean_costs(stream)
-        if stream.is_whole:
-            dear.append((-sum(costs), number))
-            continue
-        cut = cutters[number](stream.subnets[0])
-        for stage in range(num_stages):
-            loads[stage] += sum(costs[block] for block in cut.blocks(StageId(stage)))
-    for minus_cost, number in sorted(dear):
-        stage = loads.index(min(loads))
-        loads[stage] -= minus_cost
-        length = len(streams[number].chain.rules)
-        bounds = (0,) * (stage + 1) + (length,) * (num_stages - stage)
-        found[number] = _always(make_partition(bounds))
-    return found
+    name, groups = execution.pipeline.partition, execution.pipeline.groups
+    if groups > 1:
+        raise ConfigError(
+            f"partition {name}: expected groups=1, found groups={groups}; hybrid deals passes"
+        )
+    pieces = Pieces(
+        tuple(tuple(_mean_costs(stream)) for stream in streams),
+        wiring,
+        tuple(stream.output_bytes for stream in streams),
+        steps.passes,
+    )
+    return [
+        _by_pass(own, steps) for own in JOINT_PLACEMENTS[name](pieces, execution.pipeline.stages)
+    ]
 
 
 def _mean_costs(stream: Stream) -> list[float]:
@@ -80,12 +83,12 @@ def _mean_costs(stream: Stream) -> list[float]:
     return stream.costs.stream_means_ns(stream.subnets)
 
 
-def _always(partition: Partition) -> Cutter:
-    return lambda subnet: partition
+def _by_pass(own: Sequence[Partition], steps: Steps) -> Cutter:
+    return lambda subnet: own[steps.pass_of(subnet.sequence_id) % len(own)]
 
 
 def _cutter(stream: Stream, execution: Execution, is_followed: bool) -> Cutter:
-    if execution.pipeline.stages == 1 or stream.costs is None or stream.is_whole:
+    if execution.pipeline.stages == 1 or stream.costs is None:
         whole = make_partition((0, len(stream.chain.rules)))
         return lambda subnet: whole
     place = PLACEMENTS["static" if is_followed else execution.pipeline.partition]

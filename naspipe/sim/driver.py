@@ -203,9 +203,8 @@ class SimulatedStage:
             )
 
     def _write_ns(self, write: WriteLayer) -> int:
-        """Nothing, where a gradient is only added to its step's."""
         if not write.ends_step:
-            return 0
+            return self._costs.add_ns(write.layer, write.sequence_id)
         return self._costs.access_ns(write.layer, AccessKind.WRITE, write.sequence_id)
 
     def _occupy(self, duration_ns: int, finish: Callable[[], Event]) -> None:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from naspipe.core.access import Access, AccessKind
 from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId
+from naspipe.core.steps import ONE_PASS, Steps
 from naspipe.core.task import TaskKind
 from naspipe.planning.cost import CostTable, LayerCost
 from naspipe.sim.costs import TableCosts
@@ -123,9 +124,14 @@ class LoggedCosts(TableCosts):
         known = self.durations_ns.get((layer, kind, sequence_id))
         return TableCosts.access_ns(self, layer, kind) if known is None else known
 
+    def add_ns(self, layer: LayerId, sequence_id: int) -> int:
+        """See :class:`naspipe.sim.ports.Costs`."""
+        known = self.durations_ns.get((layer, AccessKind.WRITE, sequence_id))
+        return TableCosts.add_ns(self, layer, sequence_id) if known is None else known
 
-def logged_costs(accesses: Sequence[Access]) -> LoggedCosts:
-    """The costs that a log shows."""
+
+def logged_costs(accesses: Sequence[Access], steps: Steps = ONE_PASS) -> LoggedCosts:
+    """The costs that a log shows, of passes that form steps like these."""
     durations: dict[tuple[LayerId, AccessKind, int], int] = {
         (access.layer, access.kind, access.sequence_id): access.end_ns - access.start_ns
         for access in accesses
@@ -133,18 +139,25 @@ def logged_costs(accesses: Sequence[Access]) -> LoggedCosts:
     pause = pause_ns(accesses)
     return LoggedCosts(
         durations_ns=durations,
-        table=logged_table(accesses),
+        table=logged_table(accesses, steps),
         link_ns=max(0, link_ns(accesses) - pause),
         pause_ns=pause,
     )
 
 
-def logged_table(accesses: Iterable[Access]) -> CostTable:
-    """Median costs of every layer that a log has."""
+def logged_table(accesses: Sequence[Access], steps: Steps) -> CostTable:
+    """Median costs of every layer that a log has; of WRITEs, those that end a step."""
+    last: dict[tuple[LayerId, int], int] = {}
+    for access in accesses:
+        use = (access.layer, steps.step(access.sequence_id))
+        last[use] = max(access.sequence_id, last.get(use, -1))
     samples: dict[tuple[int, int], dict[AccessKind, list[int]]] = defaultdict(
         lambda: defaultdict(list)
     )
     for access in accesses:
+        step = steps.step(access.sequence_id)
+        if access.kind is AccessKind.WRITE and last[access.layer, step] != access.sequence_id:
+            continue
         place = (access.layer.block, access.layer.candidate)
         samples[place][access.kind].append(access.end_ns - access.start_ns)
     return CostTable(

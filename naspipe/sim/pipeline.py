@@ -6,7 +6,7 @@ choose alike.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from naspipe.core.config import Execution, parse_bytes
@@ -27,13 +27,14 @@ from naspipe.planning.critical_path import (
     critical_path_priorities,
     rolling_priorities,
 )
+from naspipe.planning.latest_start import CutStream, latest_start_priorities
 from naspipe.planning.memory import MemoryPlan, Sizes, check_host_memory, plan_memory
 from naspipe.planning.partitions import Cutter
 from naspipe.residency.check import check_budget
 from naspipe.schedule.groups import check_groups, grouped_cuts
 from naspipe.schedule.traits import traits_of
 from naspipe.sim.chains import Stream
-from naspipe.sim.cutting import make_cutters
+from naspipe.sim.cutting import is_joint, make_cutters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,24 +109,28 @@ def plan_pipeline(pipeline: Pipeline, execution: Execution, sizes: Sizes | None 
     """
     if not pipeline.is_causal:
         execution = execution.changed(partition="static", order="paper")
-    cutters = make_cutters(pipeline.streams, execution, pipeline.wiring)
     groups, steps = execution.pipeline.groups, pipeline.steps
+    cutters = make_cutters(pipeline.streams, execution, pipeline.wiring, steps)
     check_groups(groups, pipeline.policy, steps)
-    made = zip(pipeline.streams, cutters, strict=True)
-    cuts = [grouped_cuts(each.subnets, cutter, steps, groups) for each, cutter in made]
+    cuts = [
+        tuple(map(cutter, each.subnets))
+        if is_joint(execution)
+        else grouped_cuts(each.subnets, cutter, steps, groups)
+        for each, cutter in zip(pipeline.streams, cutters, strict=True)
+    ]
     memory = _memory(pipeline, cuts, execution, sizes)
     window = _window(pipeline, cuts, execution)
     asked = execution.pipeline.order
-    order = "paper" if asked in ("auto", "critical-path") else asked
+    order = "paper" if asked == "auto" or asked in RANKINGS else asked
     streams = tuple(
         StreamPlan(tuple(map(Planned, stream.subnets, cut)), cutter)
         for stream, cut, cutter in zip(pipeline.streams, cuts, cutters, strict=True)
     )
     plan = Plan(streams, order, window, memory, pipeline.buffered)
-    if asked != "critical-path":
+    if asked not in RANKINGS:
         return plan
-    _check_known(pipeline)
-    return by_critical_path(plan, pipeline) if has_choice(pipeline, execution) else plan
+    _check_known(pipeline, asked)
+    return RANKINGS[asked](plan, pipeline) if has_choice(pipeline, execution) else plan
 
 
 def has_choice(pipeline: Pipeline, execution: Execution) -> bool:
@@ -134,11 +139,11 @@ def has_choice(pipeline: Pipeline, execution: Execution) -> bool:
     return pipeline.is_causal and is_ranked and execution.workers > 1
 
 
-def _check_known(pipeline: Pipeline) -> None:
+def _check_known(pipeline: Pipeline, order: str) -> None:
     if any(stream.is_sample for stream in pipeline.streams):
         raise ConfigError(
-            "order critical-path: expected a stream that is known from the beginning, found a "
-            "strategy that learns; use --order paper or auto"
+            f"order {order}: expected a stream that is known from the beginning, found a "
+            f"strategy that learns; use --order paper or auto"
         )
 
 
@@ -152,13 +157,51 @@ def by_critical_path(plan: Plan, pipeline: Pipeline, known: int | None = None) -
     """
     grain = GRAIN if len(pipeline.streams) == 1 else STREAMS_GRAIN
     usual = [] if known is None or grain == GRAIN else _mean_lengths(pipeline)
-    streams = []
-    for each, stream in zip(plan.streams, pipeline.streams, strict=True):
-        priorities = _priorities(stream, pipeline.steps, grain, known, usual)
-        pairs = zip(each.planned, priorities, strict=True)
-        ranked = tuple(planned._replace(priorities=own) for planned, own in pairs)
-        streams.append(replace(each, planned=ranked))
-    return replace(plan, order="critical-path", streams=tuple(streams))
+    priorities = [
+        _priorities(stream, pipeline.steps, grain, known, usual) for stream in pipeline.streams
+    ]
+    return _ranked(plan, "critical-path", priorities)
+
+
+def by_latest_start(plan: Plan, pipeline: Pipeline) -> Plan:
+    """The same plan under the order of latest starts.
+
+    Args:
+        plan: whose partitions, window and memory are kept.
+        pipeline: streams with costs, all of them known.
+    """
+    streams = [
+        CutStream(
+            subnets=stream.subnets,
+            partitions=each.partitions,
+            rules=stream.chain.rules,
+            costs=_costs(stream),
+            ordered=plan.buffered,
+            is_trained=pipeline.wiring.of(number).is_trained,
+        )
+        for number, (each, stream) in enumerate(zip(plan.streams, pipeline.streams, strict=True))
+    ]
+    found = latest_start_priorities(streams, pipeline.steps, plan.window)
+    return _ranked(plan, "latest-start", found)
+
+
+RANKINGS: Mapping[str, Callable[[Plan, Pipeline], Plan]] = {
+    "critical-path": by_critical_path,
+    "latest-start": by_latest_start,
+}
+"""What gives accesses their priorities, by the order that asks for them."""
+
+
+def _ranked(plan: Plan, order: str, priorities: Sequence[Sequence[Priorities]]) -> Plan:
+    streams = tuple(
+        replace(each, planned=tuple(map(_with_priorities, each.planned, own)))
+        for each, own in zip(plan.streams, priorities, strict=True)
+    )
+    return replace(plan, order=order, streams=streams)
+
+
+def _with_priorities(planned: Planned, priorities: Priorities) -> Planned:
+    return planned._replace(priorities=priorities)
 
 
 def _mean_lengths(pipeline: Pipeline) -> list[float]:
@@ -169,7 +212,7 @@ def _mean_lengths(pipeline: Pipeline) -> list[float]:
 
 def _costs(stream: Stream) -> CostTable:
     if stream.costs is None:
-        raise ConfigError("order critical-path: expected layers of known costs, found none")
+        raise ConfigError("dispatch order: expected layers of known costs, found none")
     return stream.costs
 
 

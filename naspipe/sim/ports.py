@@ -21,6 +21,10 @@ class Costs(Protocol):
         """Compute time of one block's forward or backward, or of one WRITE, of one subnet."""
         ...
 
+    def add_ns(self, layer: LayerId, sequence_id: int) -> int:
+        """Of a WRITE that only adds a pass's gradients to its step's."""
+        ...
+
     def between_ns(self) -> int:
         """Before every access: what the stage itself takes, which counts as idle."""
         ...

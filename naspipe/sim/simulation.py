@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -15,7 +15,7 @@ from naspipe.schedule.participation import participants
 from naspipe.sim.access_table import AccessTable
 from naspipe.sim.costs import StreamCosts, TableCosts
 from naspipe.sim.driver import Admitted, simulate_into
-from naspipe.sim.pipeline import Pipeline, Plan, by_critical_path
+from naspipe.sim.pipeline import RANKINGS, Pipeline, Plan
 from naspipe.sim.ports import Costs
 from naspipe.sim.table_metrics import summarize_table
 from naspipe.sim.virtual_clock import VirtualClock
@@ -70,6 +70,7 @@ def simulate_run(
     stages = [StageId(stage) for stage in range(execution.workers)]
     rules = [stream.chain.rules for stream in pipeline.streams]
     history = new_history(rules, pipeline.wiring, steps=pipeline.steps, buffered=plan.buffered)
+    taken_part = _taken_part(pipeline, plan, execution.workers)
     managers = [residency_of(plan.memory, stage, execution) for stage in stages]
     controllers = [
         build_controller(
@@ -83,43 +84,50 @@ def simulate_run(
             history=history,
             steps=pipeline.steps,
             wiring=pipeline.wiring,
+            streams=streams,
+            reduction_launch=execution.pipeline.reduction_launch,
         )
-        for stage, manager in zip(stages, managers, strict=True)
+        for stage, manager, streams in zip(stages, managers, taken_part, strict=True)
     ]
 
     def admitted(stream: StreamId, number: int) -> Admitted:
         return *plan.streams[stream].planned[number], pipeline.wiring.of(stream).is_trained
 
     table = AccessTable()
-    admissions = _admissions(pipeline, plan, execution)
+    admissions = (_admissions(pipeline, plan, streams) for streams in taken_part)
     simulate_into(table.append, admitted, controllers, timing, lambda: next(admissions), clock)
     peaks = tuple(manager.peak_bytes for manager in managers if manager is not None)
     return SimulatedRun(plan, table, execution.workers, peaks)
 
 
-def _admissions(pipeline: Pipeline, plan: Plan, execution: Execution) -> Iterator[list[Admission]]:
-    """Of each stage: which subnets of each stream may be under way there."""
+def _taken_part(pipeline: Pipeline, plan: Plan, num_stages: int) -> list[list[int]]:
+    """Of each stage, the streams that it takes part in."""
     partitions = [{each.partition for each in stream.planned} for stream in plan.streams]
-    taking_part = participants(partitions, pipeline.wiring, execution.workers)
-    for stage in range(execution.workers):
-        yield [
-            build_admission(
-                pipeline.policy,
-                len(stream.subnets),
-                window=pipeline.wiring.of(number).window or plan.window,
-                bulk=pipeline.bulk,
-                stages=execution.workers,
-                passes=pipeline.steps.passes,
-                takes_part=stage in stages,
-            )
-            for number, (stream, stages) in enumerate(
-                zip(pipeline.streams, taking_part, strict=True)
-            )
-        ]
+    taking_part = participants(partitions, pipeline.wiring, num_stages)
+    return [
+        [number for number, stages in enumerate(taking_part) if stage in stages]
+        for stage in range(num_stages)
+    ]
+
+
+def _admissions(pipeline: Pipeline, plan: Plan, streams: Sequence[int]) -> list[Admission]:
+    """Which subnets of each stream may be under way on a stage that takes part in some."""
+    return [
+        build_admission(
+            pipeline.policy,
+            len(stream.subnets),
+            window=pipeline.wiring.of(number).window or plan.window,
+            bulk=pipeline.bulk,
+            stages=plan.streams[number].partitions[0].num_stages,
+            passes=pipeline.steps.passes,
+            takes_part=number in streams,
+        )
+        for number, stream in enumerate(pipeline.streams)
+    ]
 
 
 def choose_order(plan: Plan, pipeline: Pipeline, execution: Execution, timing: Costs) -> Plan:
-    """The faster of the paper's and the critical-path order on each stream's first subnets.
+    """The fastest of the paper's order and those with priorities on each stream's first subnets.
 
     A tie goes to the paper's.
     """
@@ -130,10 +138,14 @@ def choose_order(plan: Plan, pipeline: Pipeline, execution: Execution, timing: C
             replace(stream, subnets=stream.subnets[:shown]) for stream in pipeline.streams
         ),
     )
-    return min(
-        (plan, by_critical_path(plan, pipeline)),
+    first = replace(
+        plan, streams=tuple(replace(each, planned=each.planned[:shown]) for each in plan.streams)
+    )
+    best = min(
+        (first, *(ranked(first, preview) for ranked in RANKINGS.values())),
         key=lambda each: simulate_run(preview, each, execution, timing).makespan_ns,
     )
+    return RANKINGS[best.order](plan, pipeline) if best.order in RANKINGS else plan
 
 
 def measured_timing(

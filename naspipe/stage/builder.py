@@ -20,6 +20,7 @@ from naspipe.schedule.csp import CausalPolicy
 from naspipe.schedule.dispatch_order import (
     CriticalPathOrder,
     ForwardsFirstOrder,
+    LatestStartOrder,
     PaperOrder,
     RankedOrder,
     StreamsCriticalPathOrder,
@@ -28,8 +29,9 @@ from naspipe.schedule.history import History
 from naspipe.schedule.traits import causal_policies, traits_of
 from naspipe.stage.admission import Absence, AdmissionWindow, BulkAdmission, StepAdmission
 from naspipe.stage.controller import StageController
-from naspipe.stage.gates import NORMS, StepGate
+from naspipe.stage.gates import NORMS, EndLaunch, PartitionLaunch, StepGate
 from naspipe.stage.ports import WriteGate
+from naspipe.stage.ready import ReadyTasks, WholeSteps
 
 POLICIES: dict[str, Callable[[int, Steps], SyncPolicy]] = {
     "csp": lambda bulk, steps: CausalPolicy(steps),
@@ -42,14 +44,26 @@ POLICIES: dict[str, Callable[[int, Steps], SyncPolicy]] = {
 ORDERS: dict[str, Callable[[int], DispatchOrder]] = {
     "paper": lambda streams: PaperOrder(),
     "gpipe": lambda streams: ForwardsFirstOrder(),
+    "model-parallel": lambda streams: ForwardsFirstOrder(),
     "critical-path": lambda streams: (
         CriticalPathOrder() if streams == 1 else StreamsCriticalPathOrder()
     ),
+    "latest-start": lambda streams: LatestStartOrder(),
 }
 """Dispatch orders; they are given how many streams share the pipeline."""
 
+WHOLE_STEPS = ("model-parallel",)
+"""Orders in which one stage works at a time; see :class:`naspipe.stage.ready.WholeSteps`."""
+
 GATES: dict[str, Callable[[Steps], WriteGate]] = {NORMS: StepGate}
 """What WRITEs can be made to wait for, by the exchange that a gate is named after."""
+
+LAUNCHES: dict[str, tuple[Callable[[Steps], WriteGate], ...]] = {
+    "layer": (),
+    "partition": (PartitionLaunch,),
+    "end": (EndLaunch,),
+}
+"""What the sums of a step wait for beside their layer's last pass, by ``reduction_launch``."""
 
 
 def register_order(name: str, make: Callable[[int], DispatchOrder]) -> None:
@@ -84,7 +98,7 @@ class Scheduling:
     bulk: int = 1
     """Subnets that ``bsp`` trains at the same versions."""
     order: str = "paper"
-    """``paper`` or ``critical-path``."""
+    """One of :data:`ORDERS`."""
     starts_partly_clear: bool = False
     """Begin a forward before all of the stage's blocks are clear."""
     steps: Steps = ONE_PASS
@@ -93,6 +107,10 @@ class Scheduling:
     """How the streams are joined."""
     buffered: Collection[LayerId] | None = None
     """Layers whose forwards leave something for the next one; None for all."""
+    streams: Collection[int] | None = None
+    """Those that the stage takes part in; None for all."""
+    reduction_launch: str = "layer"
+    """When sums of gradients leave for the next group: ``layer``, ``partition`` or ``end``."""
 
 
 def build_controller(
@@ -117,22 +135,32 @@ def build_controller(
     """
     way = Scheduling(**how)
     wiring, steps = way.wiring, way.steps
+    streams = range(len(rules)) if way.streams is None else way.streams
     if way.order not in ORDERS:
         raise ConfigError(f"unknown order {way.order!r}: expected {' or '.join(ORDERS)}")
     if unknown := [name for name in wiring.exchanges if name not in GATES]:
         raise ConfigError(f"unknown exchange {unknown[0]!r}: expected {' or '.join(GATES)}")
     ranks = [wiring.of(stream).rank for stream in range(len(rules))]
     order = ORDERS[way.order](len(rules))
+    if any(ranks) or not all(wiring.of(stream).is_trained for stream in range(len(rules))):
+        order = RankedOrder(order, ranks)
+    lengths = list(map(len, rules))
+    completed = wiring.completed(lengths, steps)
+    tasks = (
+        WholeSteps(order, lengths, completed, steps)
+        if way.order in WHOLE_STEPS
+        else ReadyTasks(order, way.starts_partly_clear)
+    )
     gated = (*((NORMS,) if steps.is_gated else ()), *wiring.exchanges)
+    launches = LAUNCHES[way.reduction_launch] if steps.passes > 1 else ()
     return StageController(
         stage,
         history or new_history(rules, wiring, [stage], steps, way.buffered),
         build_policy(way.policy, way.bulk, steps),
-        RankedOrder(order, ranks) if any(ranks) else order,
+        tasks,
         residency or AllResident(),
-        [GATES[name](steps) for name in gated],
-        wiring.completed(list(map(len, rules)), steps),
-        way.starts_partly_clear,
+        [make(steps) for make in (*(GATES[name] for name in gated), *launches)],
+        completed.among(streams),
     )
 
 

@@ -1,14 +1,15 @@
 """When the blocks of a forward may run: their versions exist, and earlier passes are through.
 
 The passes of a step read one version of a layer side by side. What a forward leaves behind (batch
-normalisation's statistics) must not depend on who came first, so a later pass goes through a
-layer after the earlier one. A block may also wait for an input of its own: a tap, a field.
+normalisation's statistics) must not depend on who came first, so a later pass goes through such a
+layer after the earlier one; through others they go as they come. A block may also wait for an input
+of its own: a tap, a field.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from naspipe.core.ids import LayerId, SequenceId, StreamId, Version
 from naspipe.core.ports import SyncPolicy
@@ -31,11 +32,15 @@ class Clearance:
     Args:
         book: the versions of this stage.
         policy: which of them are read, and how passes form steps.
+        has_buffers: whether forwards through a layer leave something for the next one.
     """
 
-    def __init__(self, book: VersionBook, policy: SyncPolicy) -> None:
+    def __init__(
+        self, book: VersionBook, policy: SyncPolicy, has_buffers: Callable[[LayerId], bool]
+    ) -> None:
         self._book = book
         self._steps = policy.steps
+        self._has_buffers = has_buffers
         self._waiting: dict[_Written | _Passed | _Input, list[tuple[Work, int]]] = {}
         self._open: Counter[tuple[Task, int]] = Counter()
         """How many things a block waits for."""
@@ -60,10 +65,10 @@ class Clearance:
 
     def _before(self, ticket: Ticket, sequence_id: SequenceId) -> set[SequenceId]:
         """The passes of the same step whose forward through this block comes first."""
-        first = self._steps.first(sequence_id)
-        if isinstance(self._book.rule(ticket.layer), Exact) and ticket.base >= first:
-            return {SequenceId(ticket.base)}
-        return set()
+        layer, base = ticket.layer, ticket.base
+        if base < self._steps.first(sequence_id) or not self._has_buffers(layer):
+            return set()
+        return {SequenceId(base)} if isinstance(self._book.rule(layer), Exact) else set()
 
     def await_input(self, work: Work, block: int, name: InputName) -> None:
         """A block of a forward needs an input that is not here yet."""

@@ -40,7 +40,7 @@ class Conflicts:
         before: set[_Key] = set()
         behind: set[_Key] = set()
         key = (subnet.stream, subnet.sequence_id)
-        for block in self._blocks[subnet.stream]:
+        for block in self._blocks[subnet.stream] if subnet.chain else ():
             layer = subnet.layer(block)
             user = self._users.get(layer)
             self._users[layer] = key

@@ -34,7 +34,7 @@ from naspipe.core.events import (
     WriteFinished,
 )
 from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
-from naspipe.core.ports import DispatchOrder, Residency, SyncPolicy
+from naspipe.core.ports import Residency, SyncPolicy
 from naspipe.core.task import Task, TaskKind
 from naspipe.core.wiring import CHAIN, PLAIN, InputName, Wiring
 from naspipe.schedule.history import History
@@ -61,11 +61,10 @@ class StageController:
         stage: which stage of every subnet's partition this is.
         history: of the subnets that are admitted; the stages of one process share it.
         policy: which version an access asks for.
-        order: which of several clear tasks runs first.
+        ready: the tasks that could run now, in dispatch order.
         residency: what is on the device.
         gates: what the WRITEs of a step wait for, beside the order of WRITEs.
         wiring: how the streams are joined, completed.
-        starts_partly_clear: begin a forward before all of the stage's blocks are clear.
     """
 
     def __init__(
@@ -73,31 +72,29 @@ class StageController:
         stage: StageId,
         history: History,
         policy: SyncPolicy,
-        order: DispatchOrder,
+        ready: ReadyTasks,
         residency: Residency,
         gates: Sequence[WriteGate] = (),
         wiring: Wiring = PLAIN,
-        starts_partly_clear: bool = False,
     ) -> None:
         self._stage = stage
         self._book = VersionBook(history.rules, policy, history.uses)
-        self._order = order
         self._residency = residency
         self._whereabouts = history.whereabouts
         self._cuts = Cuts(stage, self._book, self._whereabouts)
         self._gates = Gates(gates)
-        self._writes = Writes(self._book, residency, self._gates)
+        self._writes = Writes(self._book, residency, self._gates, policy.steps)
         self._subnets: dict[tuple[StreamId, SequenceId], Progress] = {}
-        self._ready = ReadyTasks(order, starts_partly_clear)
-        self._clearance = Clearance(self._book, policy)
+        self._ready = ready
+        self._clearance = Clearance(self._book, policy, self._whereabouts.has_buffers)
         self._transfers = Transfers(
             stage, self._whereabouts, self._book, residency, self._writes, self._gates,
             self._clearance,
         )  # fmt: skip
         self._wiring = wiring
-        self._taps = Taps(stage, wiring.taps, policy.steps, wiring.lingering)
+        self._taps = Taps(stage, wiring, policy.steps)
         self._inputs = Inputs(wiring, self._taps, self._clearance)
-        self._predictor = Predictor(history.rules, order)
+        self._predictor = Predictor(history.rules, ready.order)
         self._joins = bool(wiring.taps) or policy.steps.passes > 1  # whether others wait for blocks
         self._run: deque[tuple[LayerId, Version]] = deque()
         """What is left of the run, from the first block that was not commanded yet."""
@@ -129,7 +126,7 @@ class StageController:
                 self._wake(clear)
             case ContributionArrived():
                 for progress in self._gates.arrive(event):
-                    commands += self._writes.release(progress)
+                    commands += self._transfers.release(progress)
                     self._settle(progress, commands)
             case LayerLoaded():
                 self._residency.on_loaded(event.layer)
@@ -180,7 +177,7 @@ class StageController:
                 return
             if work.task.kind is TaskKind.FORWARD:
                 self._book.begin(work.tickets)
-            self._run.extend(work.clear_reads(self._order.max_run))
+            self._run.extend(work.clear_reads(self._ready.order.max_run))
             self._changes += 1
         commanded = self._residency.acquire([layer for layer, _ in self._run])
         if commanded == 0:
@@ -201,6 +198,7 @@ class StageController:
         self._predictor.admit(progress)
         self._changes += 1
         commands += self._inputs.admit(progress, blocks)
+        self._ready.admit(progress)
         self._wake((progress.forward,))
         self._hand_over(self._taps.admit(progress), commands)
         pushes, clear = self._transfers.admit(progress, event.is_trained)
@@ -250,7 +248,7 @@ class StageController:
         who = (ticket.layer, task.sequence_id)
         commands.append(RecordAccess(Access(*who, kind, ticket.reads, self._stage, *times)))
         if not is_forward:
-            commands += self._gates.passed(progress)
+            commands += self._transfers.through(progress)
         elif self._joins:
             self._wake(self._clearance.passed(task.stream, task.sequence_id, block))
             commands += self._transfers.passed(progress, block)

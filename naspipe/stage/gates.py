@@ -1,4 +1,8 @@
-"""When the WRITEs of a step may begin: when every stage has told what it knows of the step."""
+"""When the WRITEs of a step may begin, and when its sums may leave for the next group.
+
+WRITEs: when every stage has told what it knows of the step. Sums: with their layer, as a rule;
+later ones are there to be compared with.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,9 @@ from naspipe.stage.work import Progress
 
 NORMS = "norms"
 """The exchange of ``clip_global_norm``: the norms of a step's gradients, by layer."""
+
+LAUNCH = "launch"
+"""The exchange of sums that leave at the end: nothing is told but that a stage is through."""
 
 
 @dataclass(slots=True)
@@ -110,9 +117,132 @@ class StepGate:
             progress.holds -= 1
         return step.members
 
+    def holds_sum(self, layer: LayerId, version: Version) -> bool:
+        """See :class:`naspipe.stage.ports.WriteGate`: no sum is held, the stages wait for them."""
+        return False
+
     def _key(self, progress: Progress) -> tuple[StreamId, SequenceId]:
         stream, sequence_id, _ = progress.subnet
         return stream, self._steps.first(sequence_id)
+
+
+class PartitionLaunch:
+    """A sum leaves when its last pass's backward is through all blocks of the stage.
+
+    It waits for backwards alone. None of them needs a sum of its step, so nothing waits in a
+    circle. No WRITE is held.
+
+    Args:
+        steps: how passes form steps.
+    """
+
+    def __init__(self, steps: Steps) -> None:
+        self._under_way: set[tuple[StreamId, int]] = set()
+
+    @property
+    def exchange(self) -> str:
+        """See :class:`naspipe.stage.ports.WriteGate`."""
+        return LAUNCH
+
+    def admit(self, progress: Progress, moves: Moves) -> None:
+        """Its sums wait for the pass."""
+        if progress.tickets:
+            self._under_way.add((progress.subnet.stream, progress.subnet.sequence_id))
+
+    def joined(self, layer: LayerId, version: Version) -> list[Command]:
+        """See :class:`naspipe.stage.ports.WriteGate`."""
+        return []
+
+    def finish(self, progress: Progress) -> list[Command]:
+        """The pass's sums may leave."""
+        self._under_way.remove((progress.subnet.stream, progress.subnet.sequence_id))
+        return []
+
+    def arrive(self, event: ContributionArrived) -> list[Progress]:
+        """See :class:`naspipe.stage.ports.WriteGate`."""
+        raise InvariantError(f"stage {event.sender} told of its end, and nobody waits for it")
+
+    def holds_sum(self, layer: LayerId, version: Version) -> bool:
+        """See :class:`naspipe.stage.ports.WriteGate`."""
+        return (layer.stream, version) in self._under_way
+
+
+@dataclass(slots=True)
+class _Ending:
+    """A step whose backwards are not through on every stage of this group."""
+
+    members: list[Progress] = field(default_factory=list)
+    num_open: int = 0
+    awaited: set[StageId] = field(default_factory=set)
+    """The group's stages that have not told of their end."""
+
+
+class EndLaunch:
+    """The sums of a step leave when all its backwards are through, on every stage of the group.
+
+    Each stage tells the others of its group. It waits for backwards alone, as
+    :class:`PartitionLaunch` does. No WRITE is held, but no pass is retired before.
+
+    Args:
+        steps: how passes form steps.
+    """
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+        self._held: dict[tuple[StreamId, SequenceId], _Ending] = {}
+
+    @property
+    def exchange(self) -> str:
+        """See :class:`naspipe.stage.ports.WriteGate`."""
+        return LAUNCH
+
+    def admit(self, progress: Progress, moves: Moves) -> None:
+        """One more pass of the step, if it is this group's."""
+        if progress.tickets:
+            stream, sequence_id, _ = progress.subnet
+            step = self._held.setdefault((stream, self._steps.first(sequence_id)), _Ending())
+            step.members.append(progress)
+            step.num_open += 1
+            step.awaited |= set(contributors(progress.partition))
+            progress.unsettled += 1
+
+    def joined(self, layer: LayerId, version: Version) -> list[Command]:
+        """See :class:`naspipe.stage.ports.WriteGate`."""
+        return []
+
+    def finish(self, progress: Progress) -> list[Command]:
+        """Behind the last pass of the step: the stages of the group are told."""
+        stream, sequence_id, _ = progress.subnet
+        first = self._steps.first(sequence_id)
+        step = self._held[stream, first]
+        step.num_open -= 1
+        if step.num_open:
+            return []
+        receivers = contributors(progress.partition)
+        return [Contribute(LAUNCH, stream, first, receivers)]
+
+    def arrive(self, event: ContributionArrived) -> list[Progress]:
+        """A stage of the group is through; returns the passes of the step, behind the last one.
+
+        Raises:
+            InvariantError: when nobody waits for it.
+        """
+        key = (event.stream, event.sequence_id)
+        step = self._held.get(key)
+        if step is None or event.sender not in step.awaited:
+            raise InvariantError(
+                f"{event.stream}.{event.sequence_id}: nobody waits for the end of stage "
+                f"{event.sender}"
+            )
+        step.awaited.remove(event.sender)
+        if step.awaited:
+            return []
+        del self._held[key]
+        return step.members
+
+    def holds_sum(self, layer: LayerId, version: Version) -> bool:
+        """See :class:`naspipe.stage.ports.WriteGate`."""
+        return (layer.stream, self._steps.first(version)) in self._held
 
 
 class Gates:
@@ -125,20 +255,27 @@ class Gates:
     def __init__(self, gates: Sequence[WriteGate]) -> None:
         self._gates = {gate.exchange: gate for gate in gates}
 
+    @property
+    def are_none(self) -> bool:
+        """Whether nothing is ever held back."""
+        return not self._gates
+
     def admit(self, progress: Progress, moves: Moves, is_trained: bool) -> None:
         """A subnet is under way; only one that is trained has WRITEs."""
         for gate in self._gates.values() if is_trained else ():
             gate.admit(progress, moves)
 
     def passed(self, progress: Progress) -> list[Command]:
-        """A block's backward is over: behind the last one of the subnet, every gate is told."""
-        if not self._gates or any(work.todo for work in progress.backwards.values()):
-            return []
+        """The backwards of a subnet are through here: every gate is told."""
         return [command for gate in self._gates.values() for command in gate.finish(progress)]
 
     def joined(self, layer: LayerId, version: Version) -> list[Command]:
         """The gradients of another group's passes, up to ``version``, are with this stage's."""
         return [command for gate in self._gates.values() for command in gate.joined(layer, version)]
+
+    def hold_sum(self, layer: LayerId, version: Version) -> bool:
+        """Whether a layer's gradients, added up to the pass ``version``, have to stay here."""
+        return any(gate.holds_sum(layer, version) for gate in self._gates.values())
 
     def arrive(self, event: ContributionArrived) -> list[Progress]:
         """See :class:`naspipe.stage.ports.WriteGate`.

@@ -6,7 +6,7 @@ gradients of their passes come back as sums.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 
 from naspipe.core.commands import Command, PushVersion
@@ -15,7 +15,7 @@ from naspipe.core.ids import LayerId, StageId, Version
 from naspipe.core.parcels import BUFFERS, LAYER, SUM
 from naspipe.core.ports import Residency
 from naspipe.schedule.versions import VersionBook
-from naspipe.schedule.whereabouts import Departure, ExpectedSum, Whereabouts
+from naspipe.schedule.whereabouts import Departure, Preceded, Whereabouts
 from naspipe.stage.clearance import Clearance
 from naspipe.stage.gates import Gates
 from naspipe.stage.work import Progress, Work
@@ -31,11 +31,18 @@ class Departures:
     Args:
         book: the versions of this stage.
         residency: what of them is on the device.
+        holds: whether a layer's gradients, added up to a pass, have to stay here.
     """
 
-    def __init__(self, book: VersionBook, residency: Residency) -> None:
+    def __init__(
+        self,
+        book: VersionBook,
+        residency: Residency,
+        holds: Callable[[LayerId, Version], bool] = lambda layer, version: False,
+    ) -> None:
         self._book = book
         self._residency = residency
+        self._holds = holds
         self._waiting: dict[LayerId, dict[Version, list[Departure]]] = {}
         self._buffers: dict[tuple[LayerId, Version], Departure] = {}
 
@@ -61,7 +68,11 @@ class Departures:
         by_version = self._waiting.get(layer)
         if by_version is None:
             return []
-        waiting = by_version.pop(self._book.newest(layer), ())
+        newest = self._book.newest(layer)
+        is_sum = any(each.parcel == SUM for each in by_version.get(newest, ()))
+        if is_sum and self._holds(layer, newest):
+            return []
+        waiting = by_version.pop(newest, ())
         if not by_version:
             del self._waiting[layer]
         commands: list[Command] = []
@@ -111,7 +122,7 @@ class Transfers:
         self._writes = writes
         self._gates = gates
         self._clearance = clearance
-        self._departures = Departures(book, residency)
+        self._departures = Departures(book, residency, self._holds_sum)
         self._early: set[tuple[LayerId, Version]] = set()
         """Buffers that came before the step was admitted here."""
 
@@ -122,20 +133,21 @@ class Transfers:
         """
         moves = self._whereabouts.admit(self._stage, progress.subnet, progress.partition)
         self._gates.admit(progress, moves, is_trained)
-        self._writes.expect(moves.sums)
+        joined = self._writes.expect(moves)
         apart = [
             self._clearance.passed(each.layer.stream, each.version, each.layer.block)
-            for each in moves.sums
+            for each in moves.preceded
             if not each.has_buffers or self._came_early(each)
         ]
-        return self._departures.admit(moves.departures), chain.from_iterable(apart)
+        return joined + self._departures.admit(moves.departures), chain.from_iterable(apart)
 
     def arrive(self, event: VersionArrived) -> tuple[Sequence[Command], Iterator[Work]]:
         """A parcel is here; returns what it leads to, and whose blocks it makes clear."""
         layer, version = event.layer, event.version
         if event.parcel == SUM:
             self._writes.arrive(layer, version)
-            return self._writes.follow(layer), iter(())
+            joined = self._writes.follow(layer)
+            return [*joined, *self._departures.ready(layer)], iter(())
         if event.parcel == BUFFERS:
             if not self._book.is_admitted(layer.stream, version):
                 self._early.add((layer, version))
@@ -153,8 +165,25 @@ class Transfers:
         """The newest version of a layer was written or saved; returns the pushes that can go."""
         return self._departures.ready(layer)
 
-    def _came_early(self, expected: ExpectedSum) -> bool:
-        key = (expected.layer, expected.version)
+    def through(self, progress: Progress) -> list[Command]:
+        """A block's backward is over; behind the last one of the pass, gates may let sums leave."""
+        if self._gates.are_none or any(work.todo for work in progress.backwards.values()):
+            return []
+        return [*self._gates.passed(progress), *self._leave(progress)]
+
+    def release(self, progress: Progress) -> list[Command]:
+        """A gate holds a pass back no longer; returns the WRITEs and pushes that can go now."""
+        return [*self._writes.release(progress), *self._leave(progress)]
+
+    def _leave(self, progress: Progress) -> list[Command]:
+        layers = (ticket.layer for ticket in progress.tickets.values())
+        return [push for layer in layers for push in self._departures.ready(layer)]
+
+    def _holds_sum(self, layer: LayerId, version: Version) -> bool:
+        return self._writes.lacks_sum(layer, version) or self._gates.hold_sum(layer, version)
+
+    def _came_early(self, before: Preceded) -> bool:
+        key = (before.layer, before.version)
         is_here = key in self._early
         self._early.discard(key)
         return is_here

@@ -1,6 +1,7 @@
 """The ports of the controller's own package; those of the packages below are in ``core.ports``.
 
-Implementations: :class:`WriteGate` is :class:`naspipe.stage.gates.StepGate` (``clip_global_norm``).
+Implementations of :class:`WriteGate` are in :mod:`naspipe.stage.gates`: ``StepGate``
+(``clip_global_norm``), ``PartitionLaunch`` and ``EndLaunch`` (``reduction_launch``).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from naspipe.stage.work import Progress
 
 
 class WriteGate(Protocol):
-    """Decides when the WRITEs of a step may begin, beside the order of WRITEs.
+    """Decides when the WRITEs of a step may begin, or its sums leave, beside their own order.
 
     It waits for the contributions of other stages to an exchange, named after it. Several may
     hold a pass back: each counts once in ``Progress.holds`` and in ``Progress.unsettled``.
@@ -45,4 +46,11 @@ class WriteGate(Protocol):
 
     def arrive(self, event: ContributionArrived) -> list[Progress]:
         """A contribution is here; returns the passes that this gate holds back no longer."""
+        ...
+
+    def holds_sum(self, layer: LayerId, version: Version) -> bool:
+        """Whether a layer's gradients, added up to the pass ``version``, have to stay here.
+
+        They are asked for again when a pass is through here, or released.
+        """
         ...

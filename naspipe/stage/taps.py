@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from naspipe.core.commands import SendOutput
 from naspipe.core.ids import SequenceId, StageId
 from naspipe.core.steps import Steps
 from naspipe.core.task import Task
-from naspipe.core.wiring import CREDIT, InputName, Tap
+from naspipe.core.wiring import CREDIT, InputName, Wiring
 from naspipe.stage.work import Progress
 
 
@@ -39,24 +39,20 @@ class Taps:
     A subnet is a *guest* on a stage where it has no block. One that takes an output from there
     stays under way there until its own stage says that it is through (a credit). So its window
     bounds how many outputs are on their way to it. One that hands an output to a stage where it is
-    a guest stays under way there until the taker is through; a taker is not through before it knows
-    whom it takes from.
+    a guest stays under way there until the taker is through; so does any subnet of a stream that
+    lingers, on every stage. A taker is not through before it knows whom it takes from.
 
     Args:
         stage: which one.
-        taps: all of the pipeline's.
+        wiring: how the streams are joined that this stage takes part in.
         steps: how passes form steps, in every stream.
-        lingering: streams whose subnets stay under way until all who take their outputs are
-            through.
     """
 
-    def __init__(
-        self, stage: StageId, taps: Iterable[Tap], steps: Steps, lingering: Collection[int] = ()
-    ) -> None:
+    def __init__(self, stage: StageId, wiring: Wiring, steps: Steps) -> None:
         self._stage = stage
-        self._taps = tuple(taps)
+        self._taps = wiring.taps
         self._steps = steps
-        self._lingering = lingering
+        self._lingering = wiring.lingering
         self._pairs: dict[_Key, _Pair] = {}
 
     def awaited(self, task: Task, blocks: range) -> Iterator[tuple[int, InputName]]:
@@ -73,11 +69,12 @@ class Taps:
         blocks = progress.partition.blocks(self._stage)
         for key in self._keys_of_source(progress):
             self._pairs.setdefault(key, _Pair()).source = progress
-            progress.unsettled += not blocks or self._taps[key[0]].source[1] in blocks
+            is_here = self._taps[key[0]].source[1] in blocks
+            progress.unsettled += is_here or not blocks or self._lingers(key)
             sent += self._meet(key)
         for key in self._keys_of_sink(progress):
             self._pairs.setdefault(key, _Pair()).sink = progress
-            progress.unsettled += not blocks or self._taps[key[0]].sink[1] in blocks
+            progress.unsettled += 1
             sent += self._meet(key)
         return sent
 
@@ -101,46 +98,51 @@ class Taps:
             pair = self._pairs.pop(key, None)
             if pair is None or pair.source is None:  # sent, and nobody waits for it
                 continue
-            source, (here, there) = pair.source, self._ends(key[0], pair.source, progress)
-            holds = here == self._stage or not source.partition.blocks(self._stage)
+            source, (here, there) = pair.source, self._ends(key, pair.source, progress)
+            holds = self._lingers(key) or not source.partition.blocks(self._stage)
             credit = None
             if there == self._stage != here and not progress.partition.blocks(here):
                 guest = progress.forward.task.at(here)
-                credit = SendOutput(guest, name=InputName(f"{CREDIT}{key[0]}"))
+                credit = SendOutput(guest, name=InputName(CREDIT + self._taps[key[0]].name))
             sent.append((source if holds else None, credit))
         return sent
 
     def _meet(self, key: _Key) -> list[Sent]:
-        """Two may know of each other by now; those who need not wait for each other do not."""
+        """Both may be known by now: whom to tell, and where to; whoever is not concerned goes."""
         pair = self._pairs[key]
         source, sink = pair.source, pair.sink
         if source is None or sink is None:
             return []
-        here, there = self._ends(key[0], source, sink)
-        if there == self._stage:  # the taker knows by now whom to tell
-            return [(sink, None), *(self._send(key) if here == self._stage else ())]
+        here, there = self._ends(key, source, sink)
+        gets_credit = here == self._stage and not sink.partition.blocks(here)
+        sent: list[Sent] = [] if gets_credit else [(sink, None)]
         if here == self._stage:
-            return self._send(key)
-        del self._pairs[key]
-        both = (source, sink)
-        return [(each, None) for each in both if not each.partition.blocks(self._stage)]
+            return sent + self._send(key)
+        if there != self._stage and not self._lingers(key):
+            del self._pairs[key]
+            if not source.partition.blocks(self._stage):
+                sent.append((source, None))
+        return sent
 
     def _send(self, key: _Key) -> list[Sent]:
         pair, tap = self._pairs[key], self._taps[key[0]]
-        if pair.source is None or pair.sink is None or not pair.is_through:
+        source, sink = pair.source, pair.sink
+        if source is None or sink is None or not pair.is_through:
             return []
-        task = pair.sink.forward.task.at(pair.sink.partition.stage_of(tap.sink[1]))
-        output = SendOutput(task, name=tap.name, source=pair.source.forward.task)
-        if tap.source[0] in self._lingering:
+        task = sink.forward.task.at(sink.partition.stage_of(tap.sink[1]))
+        output = SendOutput(task, name=tap.name, source=source.forward.task)
+        if self._lingers(key):
             return [(None, output)]
-        source = pair.source
         del self._pairs[key]
         return [(source, output)]
 
-    def _ends(self, tap: int, source: Progress, sink: Progress) -> tuple[StageId, StageId]:
+    def _lingers(self, key: _Key) -> bool:
+        return self._taps[key[0]].source[0] in self._lingering
+
+    def _ends(self, key: _Key, source: Progress, sink: Progress) -> tuple[StageId, StageId]:
         """The stages of the tapped block, and of the one that takes it."""
-        from_, to = self._taps[tap].source[1], self._taps[tap].sink[1]
-        return source.partition.stage_of(from_), sink.partition.stage_of(to)
+        tap = self._taps[key[0]]
+        return source.partition.stage_of(tap.source[1]), sink.partition.stage_of(tap.sink[1])
 
     def _keys_of_source(self, progress: Progress) -> Iterator[_Key]:
         stream, sequence_id, _ = progress.subnet

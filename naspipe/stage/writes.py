@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from naspipe.core.access import AccessKind
 from naspipe.core.commands import Command, DropVersion, JoinSum, WriteLayer
@@ -11,9 +11,10 @@ from naspipe.core.errors import InvariantError
 from naspipe.core.events import WriteFinished
 from naspipe.core.ids import LayerId, Version
 from naspipe.core.ports import Residency
+from naspipe.core.steps import Steps
 from naspipe.schedule.followers import Followers
 from naspipe.schedule.versions import Ticket, VersionBook
-from naspipe.schedule.whereabouts import ExpectedSum
+from naspipe.schedule.whereabouts import Moves
 from naspipe.stage.gates import Gates
 from naspipe.stage.work import Progress
 
@@ -21,21 +22,27 @@ from naspipe.stage.work import Progress
 class Writes:
     """Puts the WRITEs of one stage in order; a layer is pinned only while it is written.
 
-    Where another stage computes earlier passes of a step, their gradients come first, as a sum.
+    Where another stage computes earlier passes of a step, their gradients come first, as a sum. In
+    a tree they are added whenever they come, before the sum leaves or the step ends.
 
     Args:
         book: the versions of this stage.
         residency: what of them is on the device.
         gates: hold WRITEs back.
+        steps: how passes form steps, in every stream.
     """
 
-    def __init__(self, book: VersionBook, residency: Residency, gates: Gates) -> None:
+    def __init__(self, book: VersionBook, residency: Residency, gates: Gates, steps: Steps) -> None:
         self._book = book
-        self._followers = Followers(book.rules, book.newest)
+        self._followers = Followers(book.rules, book.newest, steps)
         self._residency = residency
         self._gates = gates
-        self._bases: dict[tuple[LayerId, Version], Version] = {}
-        """Of the sums that will come: the version from before their step."""
+        self._bases: dict[tuple[LayerId, Version], Version | None] = {}
+        """Of the sums that will come: the version from before their step; None in a tree."""
+        self._lacking: dict[LayerId, set[Version]] = {}
+        """Sums of trees that were not joined yet."""
+        self._instead: dict[tuple[LayerId, Version], Version] = {}
+        """What this stage's first WRITE of a step follows, for the version that its ticket says."""
         self._sums: dict[LayerId, deque[Version]] = {}
         """Those that came and were not joined yet, in their order."""
         self._owed: dict[tuple[LayerId, Version], tuple[Progress, int]] = {}
@@ -54,10 +61,21 @@ class Writes:
         """Layers that have to be loaded for their WRITE."""
         return iter(self._due)
 
-    def expect(self, sums: Iterable[ExpectedSum]) -> None:
-        """These sums will come, or came already."""
-        for each in sums:
+    def expect(self, moves: Moves) -> list[Command]:
+        """Sums will come, or came already; returns what those lead to."""
+        for before in moves.preceded:
+            if before.base is not None:
+                self._instead[before.layer, before.version] = before.base
+        for each in moves.sums:
             self._bases[each.layer, each.version] = each.base
+            if each.base is None:
+                self._lacking.setdefault(each.layer, set()).add(each.version)
+        came = [each.layer for each in moves.sums if each.layer in self._sums]
+        return [command for layer in came for command in self.follow(layer)]
+
+    def lacks_sum(self, layer: LayerId, version: Version) -> bool:
+        """Whether gradients of passes before ``version`` have still to be joined."""
+        return any(each < version for each in self._lacking.get(layer, ()))
 
     def arrive(self, layer: LayerId, version: Version) -> None:
         """A sum of gradients up to a pass is here; :meth:`follow` says what it leads to."""
@@ -66,6 +84,8 @@ class Writes:
     def owe(self, progress: Progress, block: int) -> list[Command]:
         """The gradient of a block is there; returns the WRITE, if it can begin."""
         ticket = self._book.queue_write(progress.tickets[block], progress.subnet.sequence_id)
+        if (base := self._instead.pop((ticket.layer, ticket.base), None)) is not None:
+            ticket = ticket._replace(base=base)
         progress.tickets[block] = ticket
         self._owed[ticket.layer, ticket.base] = (progress, block)
         return self.follow(ticket.layer)
@@ -79,7 +99,9 @@ class Writes:
         progress, _ = self._owed[key]
         version = Version(progress.subnet.sequence_id)
         if self._book.ends_step(layer, version) and not (
-            progress.is_released and self._followers.may_end_step(layer, version)
+            progress.is_released
+            and self._followers.may_end_step(layer, version)
+            and not self.lacks_sum(layer, version)
         ):
             return joined
         self._due[layer] = self._owed.pop(key)
@@ -94,23 +116,29 @@ class Writes:
         return commands
 
     def _join(self, layer: LayerId) -> list[Command]:
-        """Let the oldest sum be followed by this stage's own gradients, when it is time."""
-        versions = self._sums[layer]
-        version = versions[0]
-        base = self._bases.get((layer, version))
+        """Let sums, the oldest first, be joined by this stage's own gradients, when it is time."""
+        versions, commands = self._sums[layer], []
+        while versions and (layer, versions[0]) in self._bases:
+            joined = self._join_one(layer, versions[0], self._bases[layer, versions[0]])
+            if not joined:
+                break
+            version = versions.popleft()
+            del self._bases[layer, version]
+            commands += [*joined, *self._gates.joined(layer, version)]
+        if not versions:
+            del self._sums[layer]
+        return commands
+
+    def _join_one(self, layer: LayerId, version: Version, base: Version | None) -> list[Command]:
         if base is None:
-            return []
+            self._lacking[layer].remove(version)
+            return [JoinSum(layer, version)]
         keeps_base = self._book.has_copies(layer) and self._book.keeps(layer, base)
         dropped = self._book.join(layer, base, version)
         if dropped is None:
             return []
-        versions.popleft()
-        if not versions:
-            del self._sums[layer]
-        del self._bases[layer, version]
         drops = [DropVersion(layer, each) for each in dropped if each != base]
-        join = JoinSum(layer, version, base, keeps_base)
-        return [join, *drops, *self._gates.joined(layer, version)]
+        return [JoinSum(layer, version, base, keeps_base), *drops]
 
     def release(self, progress: Progress) -> list[Command]:
         """The WRITEs of a step are held back no longer; returns those of a pass that can begin."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from naspipe.core.ids import StageId
+from naspipe.stage.builder import LAUNCHES
 from scripts.paper import published
 from scripts.paper.common import Headline, Options, Result, mean
 from scripts.paper.grouped import Layer, Setting, layers_of, setting_of
@@ -50,11 +51,13 @@ DIFFERS = (
     "GroPipe does not say what it compares itself with, nor how long its reductions take: the "
     "two effects are apart here, at three lengths; its 76 % is out of reach of the moment of the "
     "launch. The four strategies are a small model of events (GPipe's order, one link for all "
-    "devices, first ready first sent, nobody waits for a sum before the step ends), as naspipe "
-    "sends each layer's sum behind its last pass and at no other moment. That one is simulated "
-    "too, in naspipe's order, with its sums from group to group: there a next step may begin "
-    "before all sums are through. Reducing behind every micro-batch costs little at 0.1, where "
-    "the link has time for it; real reductions also take time of the devices, which is left out"
+    "devices, first ready first sent, nobody waits for a sum before the step ends). The three "
+    "moments are simulated too (reduction_launch), in naspipe's order, with its sums from group to "
+    "group: there a next step may begin before all sums are through. So a launch at the end is "
+    "even faster on 2x2 where the link is slow: the first stage's sums, which the next step needs "
+    "first, then do not queue behind those of the last stage. Reducing behind every micro-batch "
+    "costs little at 0.1, where the link has time for it; real reductions also take time of the "
+    "devices, which is left out"
 )
 
 
@@ -65,7 +68,8 @@ def rows_of(network: str, shape: tuple[int, int], ratios: Sequence[float]) -> li
     rows = []
     for ratio in ratios:
         all_ns = ratio * work_ns(setting)
-        simulated_ns = setting.step_ns(pushes(setting, layers, ratio))
+        push = pushes(setting, layers, ratio)
+        simulated = {launch: setting.step_ns(push, launch) for launch in LAUNCHES}
         times = {name: model_ns(setting, layers, ratio, name) for name in STRATEGIES}
         rows.append(
             {
@@ -74,11 +78,14 @@ def rows_of(network: str, shape: tuple[int, int], ratios: Sequence[float]) -> li
                 "stages": shape[1],
                 "reduction": ratio,
                 **{name: ns / alone_ns for name, ns in times.items()},
-                "simulated": simulated_ns / alone_ns,
+                "simulated": simulated["layer"] / alone_ns,
+                "simulated_partition": simulated["partition"] / alone_ns,
+                "simulated_end": simulated["end"] / alone_ns,
                 "once_a_step": times["every_micro_batch"] / times["per_partition"],
                 "launch_per_partition": times["at_the_end"] / times["per_partition"],
                 "launch_per_layer": times["at_the_end"] / times["per_layer"],
-                "simulated_gain": (alone_ns + all_ns) / simulated_ns,
+                "simulated_gain": (alone_ns + all_ns) / simulated["layer"],
+                "simulated_launch": simulated["end"] / simulated["layer"],
             }
         )
     return rows
@@ -179,6 +186,8 @@ def faults(rows: list[dict[str, Any]]) -> list[str]:
         name = f"{row['network']} {row['groups']}x{row['stages']} {row['reduction']}"
         if any(row[slow] < row[fast] - 1e-9 for slow, fast in SLOWER):
             found.append(f"{name}: strategies are out of order")
+        if not row["simulated"] <= row["simulated_partition"] * (1 + 1e-3):
+            found.append(f"{name}: simulated, a launch behind partitions is faster")
         if not 1 - 1e-3 <= row["simulated"] <= 1 + row["reduction"]:
             found.append(f"{name}: simulated, a step takes {row['simulated']:.3f}")
         if row["launch_per_layer"] >= PAPER_GAIN:
@@ -211,7 +220,8 @@ def headlines(rows: list[dict[str, Any]]) -> list[Headline]:
             ("once_a_step", "once a step over every micro-batch"),
             ("launch_per_partition", "launch behind partitions over at the end"),
             ("launch_per_layer", "launch behind layers over at the end"),
-            ("simulated_gain", "the same, naspipe's controllers"),
+            ("simulated_gain", "behind layers over no overlap, naspipe's controllers"),
+            ("simulated_launch", "behind layers over at the end, naspipe's controllers"),
         ):
             paper = f"GroPipe: {published.GROPIPE_COMMUNICATION}" if not found else "-"
             ours = span(row[column] for row in some)
@@ -232,7 +242,7 @@ def draw(result: Result, figure: Any) -> None:
         (axes[0], "once_a_step", "once a step /\nbehind every micro-batch"),
         (axes[1], "launch_per_partition", "launch behind partitions /\nat the end"),
         (axes[2], "launch_per_layer", "launch behind layers /\nat the end"),
-        (axes[3], "simulated_gain", "behind layers / at the end,\nnaspipe's controllers"),
+        (axes[3], "simulated_launch", "behind layers / at the end,\nnaspipe's controllers"),
     )
     for axis, column, title in panels:
         for number, shape in enumerate(shapes):

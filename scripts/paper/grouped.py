@@ -110,6 +110,10 @@ class LinkCosts:
             return 0
         return parts[kind] + (self.fixed_ns // 2 if layer.block in self.cut.bounds else 0)
 
+    def add_ns(self, layer: LayerId, sequence_id: int) -> int:
+        """See :class:`naspipe.sim.ports.Costs`."""
+        return 0
+
     def between_ns(self) -> int:
         """See :class:`naspipe.sim.ports.Costs`."""
         return 0
@@ -173,13 +177,19 @@ class Setting:
         alone = replace(self, groups=1, micro_batches=1)
         return alone.planned()[1].streams[0].partitions[0]
 
-    def step_ns(self, push: tuple[int, ...] = ()) -> int:
-        """From the end of one step to the end of the next, by naspipe's own controllers."""
+    def step_ns(self, push: tuple[int, ...] = (), launch: str = "layer") -> int:
+        """From the end of one step to the end of the next, by naspipe's own controllers.
+
+        Args:
+            push: of each block, nanoseconds of its parameters on the link.
+            launch: when sums leave, see ``reduction_launch``.
+        """
         pipeline, plan = self.planned()
+        execution = self.execution.changed(reduction_launch=launch)
         nothing = (0,) * len(self.space)
         outputs, push = self.outputs or nothing, push or nothing
         timing = LinkCosts(self.table, self.cut, outputs, push, self.fixed_ns)
-        run = simulate_run(pipeline, plan, self.execution, timing, timing.clock)
+        run = simulate_run(pipeline, plan, execution, timing, timing.clock)
         ends = run.accesses.column("end_ns")
         steps = run.accesses.column("sequence_id") // pipeline.steps.passes
         return int(ends[steps == STEPS - 1].max() - ends[steps == STEPS - 2].max())

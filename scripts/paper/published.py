@@ -136,3 +136,11 @@ TSPIPE: dict[str, tuple[float, float, float]] = {
     "ViT-H, MoCo-v3": (5.496, 18.71, 35.26),
 }
 """TSPipe's Table 2: samples per second on 8 GPUs of model parallel, GPipe and TSPipe."""
+
+PIPEBD: dict[str, tuple[float, float]] = {
+    "NAS CIFAR-10": (3.08, 1.60),
+    "NAS ImageNet": (4.38, 8.80),
+    "VGG-16 CIFAR-10": (7.32, 3.64),
+    "VGG-16 ImageNet": (3.78, 9.35),
+}
+"""Pipe-BD, Table II: its speed over data parallelism, and over layerwise scheduling; four A6000."""

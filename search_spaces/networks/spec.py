@@ -1,7 +1,8 @@
-"""VGG-16 and -19, ResNet-50, -101 and -152: what their blocks are.
+"""VGG-8, -16 and -19, ResNet-50, -101 and -152: what their blocks are.
 
 The layers are those of the papers (Simonyan and Zisserman 2015, table 1, D and E; He et al. 2016,
-table 1). A scale changes widths; an image that is too small for a pool or a stride goes without.
+table 1). VGG-8 is a small one of their kind: three widths and one linear layer between. A scale
+changes widths; an image that is too small for a pool or a stride goes without.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ from typing import Any
 
 from naspipe.core.rules import Rule
 from naspipe.core.space import Block, Shared
-from search_spaces.common import Defaults
+from search_spaces.common import Defaults, cross_entropy
 from search_spaces.networks.parts import EXPANSION, Bottleneck, Conv
 
 WIDTHS = {"tiny": 8, "small": 32, "paper": 64}
-"""Channels of the first convolution."""
+"""Channels of the first convolution; of VGG-8's twice as many at the scale tiny."""
 
 HIDDEN = {"tiny": 1152, "small": 2048, "paper": 4096}
 """Of VGG's linear layers, which have most of all parameters."""
 
-VGG = {"vgg16": (2, 2, 3, 3, 3), "vgg19": (2, 2, 4, 4, 4)}
+VGG = {"vgg8": (2, 2, 2), "vgg16": (2, 2, 3, 3, 3), "vgg19": (2, 2, 4, 4, 4)}
 """Convolutions before each pool."""
 
 RESNET = {"resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3), "resnet152": (3, 8, 36, 3)}
@@ -49,30 +50,47 @@ def chain(
 
 def defaults(name: str, scale: str) -> Defaults:
     """What a run uses unless its user says otherwise."""
+    is_small = name == "vgg8"
     return Defaults(
         data="fashion-mnist",
-        batch_size={"tiny": 8, "small": 16, "paper": 32}[scale],
+        batch_size=64 if is_small else {"tiny": 8, "small": 16, "paper": 32}[scale],
         optimizer="SGD",
-        lr=0.01,
+        lr=0.05 if is_small else 0.01,
+        schedule="cosine" if is_small else "constant",
         optimizer_options=MappingProxyType({"momentum": 0.9}),
-        loss=_loss,
+        loss=cross_entropy,
     )
 
 
-def _vgg(name: str, scale: str, info: Mapping[str, int]) -> Iterator[Callable[[], Any]]:
-    inputs, size = info["channels"], min(info["height"], info["width"])
-    height, width = info["height"], info["width"]
+def cuts(name: str) -> tuple[int, ...]:
+    """Where a VGG is cut to teach block by block: before every convolution but the first."""
+    return tuple(range(1, sum(VGG[name]))) if name in VGG else ()
+
+
+def convolutions(name: str, scale: str, info: Mapping[str, int]) -> tuple[list[Conv], int]:
+    """A VGG's convolutions, and the numbers that they leave of an image."""
+    found: list[Conv] = []
+    inputs, height, width = info["channels"], info["height"], info["width"]
+    first = 16 if (name, scale) == ("vgg8", "tiny") else WIDTHS[scale]
     for number, count in enumerate(VGG[name]):
-        outputs = WIDTHS[scale] * min(8, 2**number)
+        outputs = first * min(8, 2**number)
+        pools = min(height, width) > 1
         for place in range(count):
-            pools = place == count - 1 and size > 1
-            yield partial(_conv, Conv(inputs, outputs, pools))
+            found.append(Conv(inputs, outputs, pools and place == count - 1))
             inputs = outputs
-        if size > 1:
-            size, height, width = size // 2, height // 2, width // 2
-    hidden = HIDDEN[scale]
-    yield partial(_linear, inputs * height * width, hidden, is_last=False)
-    yield partial(_linear, hidden, hidden, is_last=False)
+        if pools:
+            height, width = height // 2, width // 2
+    return found, inputs * height * width
+
+
+def _vgg(name: str, scale: str, info: Mapping[str, int]) -> Iterator[Callable[[], Any]]:
+    found, left = convolutions(name, scale, info)
+    for each in found:
+        yield partial(_conv, each)
+    hidden = HIDDEN[scale] // 8 if name == "vgg8" else HIDDEN[scale]
+    yield partial(_linear, left, hidden, is_last=False)
+    if name != "vgg8":
+        yield partial(_linear, hidden, hidden, is_last=False)
     yield partial(_linear, hidden, info["classes"], is_last=True)
 
 
@@ -118,9 +136,3 @@ def _classifier(inputs: int, classes: int) -> Any:
     from search_spaces.networks.layers import classifier
 
     return classifier(inputs, classes)
-
-
-def _loss() -> Any:
-    from torch import nn
-
-    return nn.CrossEntropyLoss()

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from naspipe.cli import main as cli
+from naspipe.frontend.simulation.scenario import Scenario
+from naspipe.planning.cost import CostTable, LayerCost
+from naspipe.sim.costs import TableCosts
 from naspipe.trace.reading.compare import RecordedRun
 from naspipe.trace.reading.metrics import causal_bound, summarize
 from tests.cli.refusals import MODULE
@@ -91,6 +95,25 @@ def test_a_real_run_is_imitated(place: Path, capsys: pytest.CaptureFixture[str])
     assert found["simulated_seconds"] < 1.5 * found["real_seconds"]
     make_old(place / "real")
     assert json.loads(run(capsys, "simulate", "--like", "real", "--json")) == found
+
+
+def test_rows_are_planned_with_what_layers_cost_on_so_many_workers(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here each of two workers takes twice as long as one alone."""
+
+    def on_workers(scenario: Scenario, count: int) -> Scenario:
+        costs = scenario.costs.costs
+        times = {place: LayerCost(*(count * ns for ns in cost)) for place, cost in costs.items()}
+        slower = TableCosts(table=CostTable(times), link_ns=0)
+        made = replace(scenario, beside=lambda _: {"timing": lambda how, memory: slower})
+        return real(made, count)
+
+    real = Scenario.on_workers
+    monkeypatch.setattr(Scenario, "on_workers", on_workers)
+    words = ("--devices", "2", "--steps", "40", "--no-shared", "--samplers", "uniform", "--json")
+    rows = json.loads(run(capsys, "plan", *TABLE5, *words))
+    assert [row["stages"] for row in rows] == [1, 2], "two are no faster than one"
 
 
 def test_a_plan_lists_the_best_first_and_says_why(capsys: pytest.CaptureFixture[str]) -> None:

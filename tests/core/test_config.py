@@ -131,10 +131,19 @@ def test_rules_of_shared_layers() -> None:
         ),
         ("host_memory=0", "host_memory: expected bytes, as in 2GB, found '0'"),
         ("bandwidth=0", "bandwidth: expected more than 0, found 0.0"),
-        ("partition=best", "partition: expected balanced or static or ampa, found 'best'"),
+        (
+            "partition=best",
+            "partition: expected balanced or static or ampa or free or pairs or packed or layers "
+            "or hybrid or shared, found 'best'",
+        ),
         ("data_path=rdma", "data_path: expected zmq or nccl, found 'rdma'"),
         ("transport=udp", "transport: expected ipc or tcp, found 'udp'"),
-        ("order=random", "order: expected paper or gpipe or critical-path or auto, found 'random'"),
+        (
+            "order=random",
+            "order: expected paper or gpipe or model-parallel or critical-path or latest-start or "
+            "auto, found "
+            "'random'",
+        ),
         ("port=1023", "port: expected 1024 to 65000, found 1023"),
         ("port=65001", "port: expected 1024 to 65000, found 65001"),
         ("timeout_seconds=0", "timeout_seconds: expected more than 0, at most 86400, found 0.0"),

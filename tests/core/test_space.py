@@ -146,3 +146,30 @@ def test_names_that_logs_could_not_hold(name: str) -> None:
 def test_candidates_may_come_from_a_generator() -> None:
     assert len(Block(never for _ in range(4)).candidates) == 4
     assert Space("s", (Block([never]) for _ in range(3))).candidate_counts == (1, 1, 1)
+
+
+def test_a_chain_in_parts() -> None:
+    first, second, third = space().cut(["1", 4])
+    assert [first.name, second.name, third.name] == ["mine-0", "mine-1", "mine-2"]
+    assert first.labels == ("stem", "0") and first.rules == (Lag(8), Exact())
+    assert second.labels == ("0", "middle") and third.labels == ("0", "head")
+    assert [part.candidate_counts for part in (first, second, third)] == [(3,), (1,), (2,)]
+    assert [part.fields(0) for part in (first, second, third)] == [("input",), ("mask",), ()]
+    assert first.takes_input and not second.takes_input and not third.takes_input
+    (whole,) = space().cut([])
+    assert whole.labels == space().labels
+
+
+def test_only_the_first_part_carries_the_proof_of_the_whole() -> None:
+    class Shown:
+        def prove(self, batch: object) -> dict[str, object]:
+            return {}
+
+    mine = Space("proved", space().blocks, proof=Shown())
+    assert [part.proof is mine.proof for part in mine.cut([2, 3])] == [True, False, False]
+
+
+@pytest.mark.parametrize("at", [[0], [6], [-1], [2, 2], [4, 2], [1, "stem"]])
+def test_places_that_a_chain_cannot_be_cut_at(at: list[int | str]) -> None:
+    assert "expected rising places from 1 to 5" in message(space().cut, at)
+    assert "no block '9' to be cut at: expected one of stem, 0" in message(space().cut, ["9"])

@@ -96,7 +96,7 @@ def plain(lag=1, batches=2, backward=by_pass, steps=STEPS, mode="train", buffers
     return loop
 
 
-def differences(run, loop):
+def differences(run, loop, of_teacher=True):
     """Names of everything that has other bits than in the loop."""
     found = [int(loss.bits, 16) for loss in run.directory.read_losses()]
     expected = [int.from_bytes(bits(loss)[2], "little") for loss in loop.losses]
@@ -107,7 +107,7 @@ def differences(run, loop):
     ]
     for folder, modules in (
         (run.directory.path, loop.student),
-        (run.directory.path / "teacher", loop.teacher),
+        *([(run.directory.path / "teacher", loop.teacher)] if of_teacher else []),
     ):
         checkpoint = read_checkpoint(folder / "checkpoints/final")
         ours = {

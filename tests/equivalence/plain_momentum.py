@@ -49,12 +49,12 @@ class MomentumLoop:
         self.optimizers = [optimizer(parameters) if parameters else None for parameters in each]
         self.seed, self.mode, self.buffers, self.losses = seed, mode, buffers, []
 
-    def train(self, steps, passes, data, tau, lag, backward):
+    def train(self, steps, passes, data, tau, lag, backward, num_lessons=None):
         history = deque([copy.deepcopy(self.teacher)], maxlen=lag + 1)
         for step in range(steps):
             batches = [data(self.seed, step * passes + n) for n in range(passes)]
             lessons, seen, own, outputs = [], [], [], []
-            for number, batch in enumerate(batches):
+            for number, batch in enumerate(batches[:num_lessons]):
                 with torch.no_grad():
                     key = (step, number)
                     x, found = forward(history[0], batch["input"], key, self.seed, "/teacher")

@@ -54,32 +54,40 @@ def distill(path, stages, *, data=spaces.vectors, steps=STEPS, **more):
     )  # fmt: skip
 
 
-def plain_loops(runs, *, block_after_block=False, steps=STEPS):
+def plain_loops(runs, *, block_after_block=False, steps=STEPS, passes=1, norms="ordered"):
     """The teacher through a batch, then one step of each block; or one block to its end."""
     blocks = [each.eval() for each in teachers()]
     loops, streams = [], []
     for number, run in enumerate(runs):
         factories = [block.candidates for block in run.space.blocks]
         fields = [["input"], *[[]] * (len(factories) - 1)]
-        loops.append(PlainLoop(factories, fields, {}, SEED + number, "SGD", LR, {"momentum": 0.9}))
+        loops.append(
+            PlainLoop(
+                factories, fields, {}, SEED + number, "SGD", LR, {"momentum": 0.9}, norms=norms
+            )
+        )
         chains = [run.space.chain(each) for each in read_stream(run.directory.stream)]
         streams.append(chains)
 
     def step(number, y):
-        batch = spaces.vectors(SEED, y)
-        with torch.no_grad():
-            x = batch["input"]
-            for block in blocks[:number]:
-                x = block(x)
-            taught = blocks[number](x)
-        last = number == len(blocks) - 1
+        batches, lessons = [], []
+        for each in range(y * passes, (y + 1) * passes):
+            batch = spaces.vectors(SEED, each)
+            with torch.no_grad():
+                x = batch["input"]
+                for block in blocks[:number]:
+                    x = block(x)
+                lessons.append(blocks[number](x))
+            batches.append({**batch, "input": x})
+        lesson = iter(lessons)
 
         def loss(output, _):
-            if last:
-                return functional.cross_entropy(output, taught.softmax(1))
-            return functional.mse_loss(output, taught)
+            if number == len(blocks) - 1:
+                return functional.cross_entropy(output, next(lesson).softmax(1))
+            return functional.mse_loss(output, next(lesson))
 
-        loops[number].step(y, streams[number][y], {**batch, "input": x}, loss)
+        took = [(streams[number][y * passes], batch) for batch in batches]
+        loops[number].take(y, took, loss, averages_loss=passes > 1)
 
     with plain_torch():
         places = [(y, n) for y in range(steps) for n in range(len(blocks))]
@@ -95,12 +103,39 @@ def check(found, **how):
 
 @pytest.mark.parametrize(
     ("stages", "execution"),
-    [(1, {}), (2, {"recompute": True}), (2, {"window": 2}), (3, {"checkpoint_every": 3})],
+    [
+        (1, {}),
+        (2, {"recompute": True}),
+        (2, {"window": 2, "partition": "pairs"}),
+        (2, {"memory_budget": "2x", "partition": "packed"}),
+        (3, {"checkpoint_every": 3, "partition": "layers"}),
+        (4, {"checkpoint_every": 4}),
+    ],
 )
 def test_bits_of_the_plain_loop(tmp_path, stages, execution):
     found = distill(tmp_path / "run", stages, execution=execution)
     check(found)
     check(found, block_after_block=True)
+
+
+@pytest.mark.parametrize("relay", ["barrier", "apart"])
+def test_other_ways_to_relay_leave_the_same(tmp_path, relay):
+    check(distill(tmp_path / "run", 2, relay=relay))
+
+
+@pytest.mark.parametrize("norms", ["ordered", "deferred"])
+@pytest.mark.parametrize("stages", [1, 4])
+def test_passes_of_a_step_on_several_stages(tmp_path, monkeypatch, stages, norms):
+    if stages > 1:
+        inject_delays(monkeypatch, 1)
+    recipe = {"passes": "accumulate:3", "norms": norms}
+    found = distill(
+        tmp_path / "run", stages, recipe=recipe, execution={"partition": "hybrid"}, steps=5
+    )
+    check(found, steps=5, passes=3, norms=norms)
+    if stages > 1:
+        cuts = [each.directory.read_manifest()["execution"]["partitions"] for each in found.blocks]
+        assert max(map(len, cuts)) > 1
 
 
 def test_delays(tmp_path, monkeypatch):
@@ -110,9 +145,10 @@ def test_delays(tmp_path, monkeypatch):
 
 def test_the_teacher_reads_each_batch_once(tmp_path):
     distill(tmp_path / "run", 2)
-    reads = read_run_accesses(tmp_path / "run/teacher")
-    assert len(reads) == len({(a.layer, a.sequence_id) for a in reads}) == 3 * STEPS
-    assert {access.kind.name for access in reads} == {"FORWARD"}
+    for block in range(3):
+        reads = read_run_accesses(tmp_path / f"run/teacher-{block}")
+        assert len(reads) == len({(a.layer, a.sequence_id) for a in reads}) == STEPS
+        assert {access.kind.name for access in reads} == {"FORWARD"}
 
 
 def test_it_is_interrupted_and_goes_on_on_other_stages(tmp_path):

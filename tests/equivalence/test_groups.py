@@ -41,6 +41,17 @@ def test_bits_of_the_plain_loop(tmp_path, monkeypatch, groups, stages, passes, m
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("launch", ["layer", "partition", "end"])
+@pytest.mark.parametrize(("groups", "stages", "more"), [(2, 2, ALL), (3, 1, {})])
+def test_bits_whenever_sums_leave(tmp_path, monkeypatch, groups, stages, more, launch):
+    restless(monkeypatch)
+    check(
+        tmp_path, spaces.mixed(), spaces.vectors, LOSS, stages=(stages,), steps=6, lr=0.02,
+        options=MOMENTUM, recipe={"passes": "accumulate:4", **more},
+        execution={"groups": groups, "reduction_launch": launch, "window": 8},
+    )  # fmt: skip
+
+
 def test_a_contribution_is_late(tmp_path, monkeypatch):
     """Worker 2 learns from worker 0 that step 0 is over when the others are at step 2."""
     accept, late = StageDriver._accept, []

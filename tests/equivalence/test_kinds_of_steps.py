@@ -8,6 +8,7 @@ from torch import nn
 from naspipe.streams.from_file import read_stream
 from tests.equivalence import spaces
 from tests.equivalence.harness import check, restless
+from tests.equivalence.test_timing_and_mutations import inject_delays
 
 LOSS = nn.CrossEntropyLoss()
 MOMENTUM = {"momentum": 0.9}
@@ -35,6 +36,29 @@ def test_a_tree_of_passes(tmp_path, monkeypatch, groups, passes):
         steps=6, lr=0.02, options=MOMENTUM,
         recipe={"passes": passes, "reduction": "tree", **(ALL if groups == 2 else {})},
         execution={"groups": groups},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("groups", "stages", "more", "execution"),
+    [
+        (4, 1, {"norms": "deferred"}, {"reduction_launch": "end"}),
+        (4, 1, {"norms": "deferred", **ALL}, {"memory_budget": "0.001x"}),
+        (2, 2, {**ALL}, {"memory_budget": "0.001x", "reduction_launch": "partition"}),
+        (3, 1, {"norms": "deferred"}, {"recompute": True, "window": 32}),
+    ],
+)
+def test_a_tree_of_passes_however_it_is_carried_out(
+    tmp_path, monkeypatch, groups, stages, more, execution
+):
+    """What norms leave is folded in the order of passes, in whichever order sums come."""
+    restless(monkeypatch)
+    if "memory_budget" not in execution:
+        inject_delays(monkeypatch, groups)
+    check(
+        tmp_path, spaces.mixed(), spaces.vectors, LOSS, stages=(stages,), steps=6, lr=0.02,
+        options=MOMENTUM, recipe={"passes": "accumulate:8", "reduction": "tree", **more},
+        execution={"groups": groups, **execution},
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from naspipe.report.run_tables import run_tables
 from naspipe.streams.from_file import read_stream
 from naspipe.trace.access.log import read_run_accesses
 from naspipe.trace.reading.compare import compare_runs
+from naspipe.trace.snapshots.snapshot import read_checkpoint
 from tests.equivalence import spaces
 from tests.equivalence.momentum_runs import SEED, STEPS, differences, joined, plain, train
 from tests.equivalence.test_timing_and_mutations import inject_delays
@@ -40,6 +41,8 @@ def test_one_loss_over_all_passes(tmp_path, stages, lag, batches):
     [
         (2, {"recompute": True}),
         (2, {"window": 4, "checkpoint_every": 2}),
+        (2, {"order": "model-parallel"}),
+        (2, {"order": "model-parallel", "groups": 2}),
         (1, {"groups": 2}),
         (2, {"groups": 2}),
         (1, {"groups": 4}),
@@ -52,10 +55,34 @@ def test_however_it_is_carried_out(tmp_path, stages, execution):
     assert differences(run, plain()) == []
 
 
-@pytest.mark.parametrize("execution", [{}, {"groups": 2}])
+def test_its_cuts_are_the_students(tmp_path):
+    run = train(tmp_path / "run", 2, execution={"teacher_cuts": "joint", "teacher_window": 4})
+    assert differences(run, plain()) == []
+    with pytest.raises(npp.ConfigError, match="expected joint ones for a teacher that follows"):
+        train(tmp_path / "other", 2, execution={"teacher_cuts": "own"})
+
+
+@pytest.mark.parametrize("execution", [{}, {"groups": 2}, {"order": "model-parallel"}])
 def test_one_loss_on_groups(tmp_path, execution):
     run = train(tmp_path / "run", 2, loss=npp.losses.Contrastive(), execution=execution)
     assert differences(run, plain(backward=joined)) == []
+
+
+def test_a_tree_of_passes(tmp_path, monkeypatch):
+    """Of two passes it is the plain loop's sum; of four, the same one on any groups."""
+    inject_delays(monkeypatch, 5)
+    tree, two = {"recipe": {"reduction": "tree"}}, {"execution": {"groups": 2}}
+    run = train(tmp_path / "two", 2, batches=1, **tree, **two)
+    assert differences(run, plain(batches=1)) == []
+    runs = [
+        train(tmp_path / str(groups), execution={"groups": groups, "window": 1}, **tree)
+        for groups in (1, 2, 4)
+    ]
+    places = [each.directory.path / "teacher/checkpoints/final" for each in runs]
+    places += [each.directory.checkpoint("final") for each in runs]
+    found = [read_checkpoint(place).tensors for place in places]
+    for first, *others in (found[:3], found[3:]):
+        assert first and all(each == first for each in others)
 
 
 @pytest.mark.parametrize("buffers", ["own", "copied", "averaged"])

@@ -10,17 +10,20 @@ from torch import nn
 from torch.nn import functional
 
 import naspipe as npp
+from naspipe.core.access import AccessKind
 from naspipe.core.config import Recipe
+from naspipe.core.ids import LayerId
 from naspipe.core.steps import Steps, parse_passes
 from naspipe.core.task import TaskKind
 from naspipe.runtime.blocks.sums import Fold
+from naspipe.runtime.measuring.layer_sizes import buffered_layers
 from naspipe.schedule.dispatch_order import PaperOrder
 from naspipe.stage.builder import build_controller
 from naspipe.stage.clearance import Clearance
 from naspipe.stage.replay import replay
 from naspipe.streams.from_file import read_stream
 from naspipe.trace.access.event_log import read_events
-from naspipe.trace.access.log import read_access_log
+from naspipe.trace.access.log import read_access_log, read_run_accesses
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, check, plain_loop, restless
 from tests.faults.helpers import Calm, Ends, fail, interrupt
@@ -38,6 +41,7 @@ KINDS = ["accumulate:3", "sandwich:2"]
         ((1, 2, 4), {}, {}),
         ((2,), {"recompute": True, "memory_budget": "0.001x"}, ALL),  # the least that works
         ((3,), {"order": "critical-path", "window": 32}, ALL),
+        ((3,), {"order": "model-parallel"}, ALL),
     ],
 )
 def test_bits_of_the_plain_loop(tmp_path, monkeypatch, passes, stages, execution, more):
@@ -144,9 +148,11 @@ def test_the_recipe_sandwich(tmp_path, stages):
 def assert_replays(run, stages, steps):
     order = run.manifest["execution"]["order"]
     for stage in range(stages):
+        buffered = {LayerId(0, *place) for place in buffered_layers(run.space)}
         controller = build_controller(
-            stage, [run.space.rules], order=order, starts_partly_clear=True, steps=steps
-        )
+            stage, [run.space.rules], order=order, starts_partly_clear=True, steps=steps,
+            buffered=buffered,
+        )  # fmt: skip
         commands = replay(controller, read_events(run.directory.events_log(stage)))
         accesses = [command.access for command in commands if hasattr(command, "access")]
         assert accesses == read_access_log(run.directory.access_log(stage))
@@ -171,7 +177,7 @@ def last_first(fold, number, gradients):
             fold._sum[name] = gradient if known is None else known + gradient
 
 
-def no_teacher(clearance, ticket, sequence_id, is_last):
+def no_order(clearance, ticket, sequence_id):
     return set()
 
 
@@ -180,12 +186,38 @@ def youngest_first(order, task, priority):
 
 
 @pytest.mark.parametrize("is_broken", [False, True])
+def test_passes_in_any_order_but_where_there_are_buffers(tmp_path, monkeypatch, is_broken):
+    """Younger passes go first wherever they may; unless nothing holds them back at all."""
+    monkeypatch.setattr(PaperOrder, "key", youngest_first)
+    with ExitStack() as stack:
+        if is_broken:
+            monkeypatch.setattr(Clearance, "_before", no_order)
+            stack.enter_context(pytest.raises((AssertionError, npp.NaspipeError)))
+        (run,) = check(
+            tmp_path, spaces.mixed(), spaces.vectors, LOSS, stages=(2,), steps=6,
+            recipe={"passes": "subnets:4"}, execution={"order": "paper"},
+        )  # fmt: skip
+        forwards = [
+            each
+            for each in read_run_accesses(run.directory.path)
+            if each.kind is AccessKind.FORWARD
+        ]
+        last, swapped = {}, set()
+        for each in sorted(forwards, key=lambda each: each.start_ns):
+            place = (each.layer, each.sequence_id // 4)
+            swapped |= {each.layer} if last.get(place, -1) > each.sequence_id else set()
+            last[place] = each.sequence_id
+        buffered = {LayerId(0, *place) for place in buffered_layers(run.space)}
+        assert swapped and not swapped & buffered
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
 def test_students_wait_for_their_teacher_in_any_order(tmp_path, monkeypatch, is_broken):
     """Also where a stage would rather run them first; unless nobody holds them back."""
     monkeypatch.setattr(PaperOrder, "key", youngest_first)
     with ExitStack() as stack:
         if is_broken:
-            monkeypatch.setattr(Clearance, "_before", no_teacher)
+            monkeypatch.setattr(Clearance, "_before", no_order)
             stack.enter_context(pytest.raises((AssertionError, npp.NaspipeError)))
         check(
             tmp_path, spaces.mixed(npp.Exact(), npp.Frozen()), spaces.vectors, LOSS, stages=(2,),

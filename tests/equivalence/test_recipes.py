@@ -22,9 +22,19 @@ STEPS = 14
 WARM_UP = 5
 SGD = {"momentum": 0.9, "weight_decay": 4e-5}
 ADAM = {"betas": (0.9, 0.98), "eps": 1e-9}
+
+
+def cosine(rate):
+    return lambda y: rate * 0.5 * (1.0 + math.cos(math.pi * (y / STEPS)))
+
+
 RATES = {
+    "blockwise": cosine(0.005),
+    "blockwise-compress": cosine(0.1),
+    "dna": cosine(0.002),
+    "fine-tune": cosine(1e-4),
     "spos": lambda y: 0.03 * (1.0 - y / STEPS),
-    "fairnas": lambda y: 0.011 * 0.5 * (1.0 + math.cos(math.pi * (y / STEPS))),
+    "fairnas": cosine(0.011),
     "evolved-transformer": lambda y: (
         7e-4 * (y + 1) / WARM_UP if y < WARM_UP else 7e-4 * math.sqrt(WARM_UP / y)
     ),
@@ -35,6 +45,10 @@ RATES = {
     ("name", "sampler", "optimizer", "options", "smoothing", "passes"),
     [
         ("spos", "uniform", "SGD", SGD, 0.1, "one"),
+        ("blockwise", "uniform", "SGD", {**SGD, "nesterov": True}, 0.0, "one"),
+        ("blockwise-compress", "uniform", "SGD", {"momentum": 0.9}, 0.0, "one"),
+        ("dna", "uniform", "Adam", {"weight_decay": 1e-4}, 0.0, "one"),
+        ("fine-tune", "uniform", "SGD", {"momentum": 0.9}, 0.0, "one"),
         ("fairnas", "fair", "SGD", SGD, 0.0, "fair:4"),  # its blocks have four candidates
         ("evolved-transformer", "uniform", "Adam", ADAM, 0.1, "one"),
     ],

@@ -10,10 +10,12 @@ from safetensors.torch import save_file
 from torch import nn
 
 import naspipe as npp
+from naspipe.core.access import AccessKind
 from naspipe.core.errors import RunInterruptedError
 from naspipe.export.pytorch_form import load_pytorch
 from naspipe.runtime.blocks.objectives import EndObjective
 from naspipe.streams.from_file import read_stream
+from naspipe.trace.access.log import read_joint_accesses
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, oracle_of, plain_torch, restless
 from tests.faults.helpers import Calm, Ends, interrupt, kill
@@ -81,6 +83,8 @@ def train(path, stages, passes="one", execution=None, data=spaces.vectors, steps
         (2, 100, {"window": 2}),
         (4, 6, {"checkpoint_every": 5}),
         (2, 6, {"memory_budget": "1x"}),
+        (2, 6, {"teacher_window": 1, "teacher_cuts": "joint"}),
+        (3, 6, {"order": "model-parallel"}),
     ],
 )
 def test_bits_of_the_plain_loop(tmp_path, stages, window, execution):
@@ -106,11 +110,13 @@ def test_a_teacher_in_training_mode(tmp_path, stages):
     assert run.manifest["definition"]["teacher"].endswith("/train")
 
 
-def test_cuts_change_no_bit(tmp_path):
+@pytest.mark.parametrize("is_setting", [False, True])
+def test_cuts_change_no_bit(tmp_path, is_setting):
     found = []
     for joint in (False, True):
-        teacher = npp.Teacher(network(), joint_cuts=joint)
-        run = train(tmp_path / f"{joint}", 3, teacher=teacher)
+        teacher = npp.Teacher(network(), joint_cuts=joint != is_setting)
+        execution = {"teacher_cuts": "joint" if joint else "own"} if is_setting else {}
+        run = train(tmp_path / f"{joint}", 3, teacher=teacher, execution=execution)
         assert_same_bits(run, plain_loop(run))
         found.append(npp.Run(run.space, tmp_path / f"{joint}/teacher").manifest["execution"])
     own = run.manifest["execution"]["partitions"]
@@ -166,6 +172,27 @@ def test_a_broken_rule_is_seen(tmp_path, monkeypatch):
         assert_same_bits(run, plain_loop(run))
 
 
+def test_how_far_it_is_ahead_is_a_setting(tmp_path):
+    """Of the passes that the first stage has done, how many the student has not yet."""
+    found = []
+    for window in (2, 9):
+        run = train(tmp_path / f"{window}", 2, execution={"teacher_window": window}, steps=40)
+        logs = read_joint_accesses([run.directory.path, run.directory.path / "teacher"])
+        events = [
+            (each.end_ns, number, each.sequence_id)
+            for number, log in enumerate(logs)
+            for each in log
+            if each.stage == 0 and each.kind is (AccessKind.BACKWARD, AccessKind.FORWARD)[number]
+        ]
+        newest = [-1, -1]
+        ahead = []
+        for _, number, sequence_id in sorted(events):
+            newest[number] = max(newest[number], sequence_id)
+            ahead.append(newest[1] - newest[0])
+        found.append(max(ahead))
+    assert found[0] <= 2 and found[1] <= 9
+
+
 @pytest.mark.parametrize(
     ("make", "text"),
     [
@@ -197,6 +224,16 @@ def test_bad_input_is_one_line_and_nothing_is_written(tmp_path, more, text):
             teacher=teacher, recipe=more,
         )  # fmt: skip
     assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("setting", [{"teacher_window": 3}, {"teacher_cuts": "joint"}])
+def test_settings_of_a_teacher_want_one(tmp_path, setting):
+    with pytest.raises(npp.ConfigError, match="expected a teacher with it, found none"):
+        npp.train(
+            spaces.mixed(), spaces.vectors, nn.CrossEntropyLoss(), steps=2,
+            run_dir=tmp_path / "run", execution=setting,
+        )  # fmt: skip
+    assert not (tmp_path / "run").exists()
 
 
 def test_weights_of_a_file_and_of_an_export(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from naspipe.core.ids import SequenceId, StreamId
 from naspipe.core.space import Block, Shared, Space
 from naspipe.core.subnet import Subnet
-from naspipe.planning.cost import CostTable, LayerCost, first_of_kind
+from naspipe.planning.cost import CostTable, LayerCost, first_of_kind, mean_costs
 from naspipe.planning.size import LayerSize, SizeTable
 
 
@@ -48,3 +48,10 @@ def test_sizes_of_twins() -> None:
     small, large = LayerSize(512, 512, False), LayerSize(2048, 1024, True)
     table = SizeTable((0, 1, 1), {0: (small,), 1: (small, large)})
     assert [table.of(0, 0), table.of(1, 1), table.of(2, 1)] == [small, large, large]
+
+
+def test_the_mean_of_what_all_have_measured() -> None:
+    one = CostTable({(0, 0): LayerCost(10, 20, 3, 4, 8), (0, 1): LayerCost(1, 1, 1)})
+    other = CostTable({(0, 0): LayerCost(20, 21, 5, 6, 8), (0, 2): LayerCost(1, 1, 1)})
+    assert mean_costs([one, other]).costs == {(0, 0): LayerCost(15, 20, 4, 5, 8)}
+    assert mean_costs([one]) is one

@@ -6,8 +6,9 @@ from typing import Any
 
 from naspipe.core.access import Access, AccessKind
 from naspipe.core.steps import Steps
-from naspipe.report.needs import Schedule
+from naspipe.report.needs import Needs, Schedule
 from naspipe.report.reasons import Reason
+from naspipe.report.reduction_tables import reduction_columns
 from naspipe.report.reductions import Held, Reductions
 from naspipe.report.waits import Wait, explain_waits
 from tests.trace.fake_run import access
@@ -139,6 +140,29 @@ def test_three_groups_hand_on_twice() -> None:
     records = [access(0, 0, y, W, 10 * y, version=y, stage=y // 2) for y in range(6)]
     handovers = Reductions(records[::-1], Steps(6)).handovers
     assert [(each.given.stage, each.joined.stage) for each in handovers] == [(0, 1), (1, 2)]
+
+
+def test_in_a_tree_stages_add_up_their_own_and_the_last_one_waits() -> None:
+    """A pass in each of four groups: 0 to 1, 1 and 2 to 3, which ends the step at 60."""
+    ends = (30, 12, 50, 14)
+    records = [access(0, 0, y, B, 0, length_ns=end - 2, stage=y) for y, end in enumerate(ends)]
+    records += [
+        access(0, 0, y, W, end - 2, version=y, stage=y, length_ns=2)
+        for y, end in enumerate(ends[:3])
+    ]
+    records.append(access(0, 0, 3, W, 60, version=3, stage=3))
+    tree = Steps(4, reduction="tree")
+    reductions = Reductions(records, tree)
+    found = [
+        (each.given.stage, each.joined.stage, each.left_ns, each.joined_ns, each.waited_ns)
+        for each in reductions.handovers
+    ]
+    assert found == [(0, 1, 30, 60, 20), (1, 3, 30, 60, 48), (2, 3, 50, 60, 48)]
+    assert reductions.holds(records[-1]) == [Held(12, 60, Reason.REDUCTION, records[6])]
+    assert reductions.holds(records[5]) == [], "it adds up its own, whatever comes"
+    assert Needs(records, Schedule(16, steps=tree)).version(records[5]) is None
+    columns = reduction_columns(reductions.handovers, {}, 0)
+    assert (columns["start"], columns["length"]) == ([30, 30, 50], [30, 30, 10])
 
 
 def test_a_forward_that_waits_for_another_groups_buffers() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
 from naspipe.core.ids import FIRST_STREAM, LayerId
 from naspipe.core.partition import make_partition
 from naspipe.planning.cost import CostTable
-from scripts.paper import figure14, published, table6
+from scripts.paper import figure8, figure14, published, table6
 from scripts.paper.common import Options
 from scripts.paper.grouped import IMAGES, LinkCosts, layers_of, setting_of
 
@@ -126,10 +127,32 @@ def test_no_strategy_leaves_a_byte_out(strategy):
 def test_gains_of_the_figure_that_do_not_hold_are_named():
     row = {"network": "vgg16", "groups": 4, "stages": 2, "reduction": 0.5,
            "every_micro_batch": 2.0, "at_the_end": 1.1, "per_partition": 1.05, "per_layer": 1.0,
-           "simulated": 1.02, "once_a_step": 2.0,
+           "simulated": 1.02, "simulated_partition": 1.1, "once_a_step": 2.0,
            "launch_per_partition": 1.05, "launch_per_layer": 1.1}  # fmt: skip
     assert figure14.faults([row]) == []
     assert "out of order" in figure14.faults([{**row, "per_layer": 1.07}])[0]
-    assert "simulated" in figure14.faults([{**row, "simulated": 1.6}])[0]
+    assert (
+        "simulated" in figure14.faults([{**row, "simulated": 1.6, "simulated_partition": 1.6}])[0]
+    )
+    assert "partitions is faster" in figure14.faults([{**row, "simulated_partition": 1.01}])[0]
     assert "at most" in figure14.faults([{**row, "once_a_step": 1.7}])[0]
     assert "alone gains" in figure14.faults([{**row, "launch_per_layer": 1.8}])[0]
+
+
+def test_what_is_drawn_of_a_step():
+    """Each pass once forward and back on each of its stages; each block's sum and copy once."""
+    setting = setting_of("resnet50", figure8.SHAPE, figure8.MICRO_BATCHES)
+    push = figure14.pushes(setting, layers_of("resnet50"), figure8.RATIO)
+    steps = [figure8.step_of(setting, push, launch) for launch in ("layer", "partition", "end")]
+    rows = [figure8.row_of("any", step) for step in steps]
+    assert figure8.faults(rows) == [] and len(figure8.faults(rows[::-1])) > 2
+    for step in steps:
+        bars = figure8.bars_of(step, step.end_ns)
+        for kind in ("forward", "backward"):
+            found = sorted((bar.number, bar.stage) for bar in bars if bar.kind == kind)
+            assert found == [(n, 4 * (n // 4) + stage) for n in range(8) for stage in range(4)]
+        for kind in figure8.PARCELS:
+            found = sorted(bar.number for bar in bars if bar.kind == kind)
+            assert found == list(range(len(push)))
+        on_link = sorted(bar[3:] for bar in bars if bar.kind in (figure8.SENT, figure8.BACK))
+        assert all(one[1] <= other[0] for one, other in pairwise(on_link)), "one after the other"

@@ -8,6 +8,7 @@ from torch import nn
 
 import search_spaces
 from naspipe.runtime.measuring.layer_sizes import sketch
+from search_spaces.networks.mobile.shapes import shapes
 from tests.equivalence.harness import check
 
 IMAGENET = {"channels": 3, "height": 224, "width": 224, "classes": 1000}
@@ -30,6 +31,7 @@ OUT = {"byol": 16, "moco-v3": 16}
         ("resnet50", 18, 25_557_032),
         ("resnet101", 35, 44_549_160),
         ("resnet152", 52, 60_192_808),
+        ("mobilenet-v2", 20, 3_504_872),
     ],
 )
 def test_their_sizes_are_those_that_were_published(name, blocks, parameters):
@@ -47,6 +49,15 @@ def test_bert_has_its_published_size_but_for_what_the_specification_names():
     assert len(space) == 14
     found = sum(p.numel() for module in modules for p in module.parameters())
     assert found == 109_514_298 - 2 * 768 + 768 * 30_522
+
+
+def test_mobilenet_has_the_maps_of_the_paper():
+    """Its output sizes on ImageNet, and on images too small to be halved as often."""
+    for side, maps in ((224, (56, 28, 14, 14, 7, 7)), (28, (28, 14, 7, 7, 7, 7))):
+        found, size = shapes("paper", {**IMAGENET, "height": side, "width": side}), side
+        size //= found.stem_stride
+        sizes = [size := size // stage.stride for stage in found.stages]
+        assert tuple(sizes) == maps
 
 
 @pytest.mark.parametrize("name", OF_IMAGES)

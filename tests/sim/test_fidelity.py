@@ -10,9 +10,13 @@ from naspipe.core.access import Access, AccessKind
 from naspipe.core.ids import INITIAL, LayerId
 from naspipe.core.partition import Partition
 from naspipe.core.rules import Exact
+from naspipe.core.steps import Steps
 from naspipe.core.subnet import Subnet
+from naspipe.planning.cost import CostTable, LayerCost
 from naspipe.sim.costs import RandomCosts, TableCosts
+from naspipe.sim.driver import simulate
 from naspipe.sim.fidelity import compare_to_real, link_ns, logged_costs, pause_ns
+from naspipe.stage.builder import build_admission, build_controller
 from tests.planning.test_causal_bound import table
 from tests.sim.test_causal_order import run
 from tests.strategies import moving_pipelines
@@ -96,3 +100,37 @@ def test_a_layer_that_was_not_used_costs_what_its_block_does():
     accesses = run(RULES, SUBNETS, HALVES, TableCosts(table=table(RULES)))
     layer = SUBNETS[0].layer(2)._replace(candidate=77)
     assert logged_costs(accesses).access_ns(layer, AccessKind.FORWARD) == pytest.approx(6, abs=2)
+
+
+def in_steps(costs, steps):
+    """The stream above in steps, under the controllers of a real run."""
+    controllers = [
+        build_controller(stage, [RULES], starts_partly_clear=True, steps=steps, buffered=())
+        for stage in range(2)
+    ]
+    stages = simulate(
+        lambda _, y: (SUBNETS[y], HALVES, None), controllers, costs,
+        lambda: [build_admission("csp", len(SUBNETS), window=6, passes=steps.passes)],
+    )  # fmt: skip
+    return [access for accesses in stages for access in accesses]
+
+
+def test_a_write_that_only_adds_takes_what_the_log_says():
+    """The last pass of a step that uses a layer takes the optimizer's step."""
+    steps = Steps(6)
+    real = in_steps(NoMessages(3, max_access_ns=100_000), steps)
+    took = {(a.layer, a.kind, a.sequence_id): a.end_ns - a.start_ns for a in real}
+    logged = logged_costs(real, steps)
+    again = in_steps(logged, steps)
+    assert took == {(a.layer, a.kind, a.sequence_id): a.end_ns - a.start_ns for a in again}
+
+
+def test_adding_is_cheaper_and_no_part_of_what_a_write_costs():
+    layer, steps = LayerId(0, 0, 0), Steps(6)
+    costs = CostTable({(b, c): LayerCost(1000, 2000, 500) for b in range(6) for c in range(3)})
+    timing = TableCosts(table=costs, link_ns=0)
+    assert 0 < timing.add_ns(layer, 0) < 0.2 * timing.access_ns(layer, AccessKind.WRITE)
+    real = in_steps(timing, steps)
+    writes = {a.end_ns - a.start_ns for a in real if a.kind is AccessKind.WRITE}
+    assert writes == {timing.add_ns(layer, 0), 500}
+    assert logged_costs(real, steps).table.of(0, 0).write_ns == 500

@@ -26,10 +26,12 @@ from tests.strategies import moving_pipelines
 def grouped(draw):
     """Whole steps, with one cut for all passes of each; the passes are dealt to 1 to 4 groups."""
     rules, subnets, partitions = draw(moving_pipelines())
-    passes = draw(st.integers(1, 5))
-    num_groups = draw(st.integers(1, min(passes, 4)))
+    passes = draw(st.sampled_from([1, 2, 2, 3, 4, 4, 5, 8]))
+    num_groups = draw(st.integers(1, min(passes, 8)))
     is_gated = draw(st.booleans())
-    steps = Steps(passes, is_gated=is_gated)
+    reductions = ["fold", "tree"] if passes in (2, 4, 8) else ["fold"]
+    reduction = draw(st.sampled_from(reductions))
+    steps = Steps(passes, is_gated=is_gated, reduction=reduction)
     num_steps = max(1, len(subnets) // passes)
     if is_gated or draw(st.booleans()):
         chains = [subnets[y // passes].chain for y in range(num_steps * passes)]
@@ -45,23 +47,28 @@ def grouped(draw):
     return rules, stream, cuts, steps, buffered
 
 
+LAUNCHED = st.sampled_from(["layer", "partition", "end"])
+
+
 @settings(max_examples=200)
-@given(grouped(), st.integers(0, 2**32), st.integers(1, 9))
-def test_every_step_reads_what_was_there_before_it(pipeline, seed, window):
+@given(grouped(), st.integers(0, 2**32), st.integers(1, 9), LAUNCHED)
+def test_every_step_reads_what_was_there_before_it(pipeline, seed, window, launch):
     rules, subnets, partitions, steps, buffered = pipeline
-    accesses = run(rules, subnets, partitions, steps, seed, window, buffered=buffered)
+    accesses = run(
+        rules, subnets, partitions, steps, seed, window, buffered=buffered, reduction_launch=launch
+    )
     assert list(violations(accesses, rules, subnets, steps=steps, buffered=buffered)) == []
 
 
 @settings(max_examples=200)
-@given(grouped(), st.integers(0, 2**32), st.integers(0, 30), st.booleans())
-def test_any_budget(pipeline, seed, extra, stays):
+@given(grouped(), st.integers(0, 2**32), st.integers(0, 30), st.booleans(), LAUNCHED)
+def test_any_budget(pipeline, seed, extra, stays, launch):
     """No reachable state deadlocks, also where the last block's layers stay on the device."""
     rules, subnets, partitions, steps, buffered = pipeline
     permanent = {len(rules) - 1} if stays else ()
     accesses, _ = budgeted(
         rules, subnets, partitions, RandomCosts(seed), extra, steps=steps, buffered=buffered,
-        permanent=permanent,
+        permanent=permanent, reduction_launch=launch,
     )  # fmt: skip
     assert list(violations(accesses, rules, subnets, steps=steps, buffered=buffered)) == []
 
@@ -77,12 +84,16 @@ def test_a_contribution_to_a_step_that_is_not_admitted_here(seed):
     assert list(violations(accesses, rules, subnets, steps=steps)) == []
 
 
-def orders(accesses, rules):
-    """Of each exact layer: the WRITEs, which fold gradients, in the order of their ends."""
+def orders(accesses, rules, steps):
+    """Of each exact layer: the WRITEs, which add gradients, in the order of their ends.
+
+    In a tree those of each stage by themselves, as each half is added up for itself.
+    """
     found = {}
     for access in sorted(accesses, key=lambda access: access.end_ns):
         if access.kind.value == "W" and rules[access.layer.block] == Exact():
-            found.setdefault(access.layer, []).append(access.sequence_id)
+            place = (access.layer, access.stage if steps.is_tree else -1)
+            found.setdefault(place, []).append(access.sequence_id)
     return found
 
 
@@ -91,7 +102,7 @@ def orders(accesses, rules):
 def test_gradients_are_added_in_the_order_of_passes(pipeline, seed):
     rules, subnets, partitions, steps, buffered = pipeline
     accesses = run(rules, subnets, partitions, steps, seed, buffered=buffered)
-    assert all(order == sorted(order) for order in orders(accesses, rules).values())
+    assert all(order == sorted(order) for order in orders(accesses, rules, steps).values())
 
 
 CONFLICT = (

@@ -19,7 +19,7 @@ from naspipe.schedule.invariants import violations
 from naspipe.sim.bottlenecks import bottlenecks
 from naspipe.sim.chains import Chain, Stream
 from naspipe.sim.outcome import bound_of, outcome_of
-from naspipe.sim.pipeline import Pipeline, by_critical_path, plan_pipeline
+from naspipe.sim.pipeline import Pipeline, by_critical_path, by_latest_start, plan_pipeline
 from naspipe.sim.simulation import choose_order, measured_timing, simulate_run
 from naspipe.stage.builder import ORDERS
 from naspipe.streams.samplers import draw_stream
@@ -104,14 +104,48 @@ def test_activations_are_held_from_forward_to_backward():
     assert max(use.activation_bytes for use in outcome.uses) <= 2 * 10 * BLOCKS
 
 
-def test_auto_takes_the_faster_order():
-    """Uniform sampling wants the critical path, spaced sampling the paper's order."""
+@pytest.mark.parametrize("sampler", ["uniform", "spaced:7"])
+def test_auto_takes_the_fastest_order(sampler):
+    """The critical path suits uniform sampling, the paper's order spaced; latest starts both, and
+    the paper's order is taken where they are as fast."""
     how = Execution(stages=3, order="auto", window=32)
-    for sampler, expected in (("uniform", "critical-path"), ("spaced:7", "paper")):
-        pipeline = Pipeline(streams=(Stream(CHAIN, tuple(stream(sampler, 100)), COSTS),))
-        plan = plan_pipeline(pipeline, how)
-        timing = measured_timing(pipeline, how, None)
-        assert choose_order(plan, pipeline, how, timing).order == expected
+    pipeline = Pipeline(streams=(Stream(CHAIN, tuple(stream(sampler, 100)), COSTS),))
+    plan = plan_pipeline(pipeline, how)
+    timing = measured_timing(pipeline, how, None)
+
+    def makespan(of):
+        return simulate_run(pipeline, of, how, timing).makespan_ns
+
+    paper, critical, latest = map(
+        makespan, (plan, by_critical_path(plan, pipeline), by_latest_start(plan, pipeline))
+    )
+    assert (critical < paper) == (sampler == "uniform")
+    assert latest <= min(paper, critical) and (latest < paper) == (sampler == "uniform")
+    best = by_latest_start(plan, pipeline) if latest < paper else plan
+    assert choose_order(plan, pipeline, how, timing) == best
+
+
+def test_auto_leaves_the_paper_s_order_where_no_other_is_faster():
+    how = Execution(stages=2, order="auto")
+    pipeline = Pipeline(streams=(Stream(CHAIN, tuple(stream("uniform", 1)), COSTS),))
+    plan = plan_pipeline(pipeline, how)
+    assert choose_order(plan, pipeline, how, measured_timing(pipeline, how, None)) is plan
+
+
+def test_latest_starts_of_streams_side_by_side():
+    """One order for one stream and several: what one leaves empty the others fill."""
+    streams = tuple(
+        Stream(CHAIN, tuple(each._replace(stream=number) for each in stream("uniform")), COSTS)
+        for number in range(2)
+    )
+    pipeline, how = Pipeline(streams=streams), Execution(stages=4, window=16)
+    plan = plan_pipeline(pipeline, how)
+    timing = measured_timing(pipeline, how, None)
+    spans = [
+        simulate_run(pipeline, each, how, timing).makespan_ns
+        for each in (by_latest_start(plan, pipeline), by_critical_path(plan, pipeline), plan)
+    ]
+    assert spans[0] < 0.97 * min(spans[1:])
 
 
 def test_knowing_the_next_subnets_is_nearly_as_good_as_knowing_all():

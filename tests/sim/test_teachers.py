@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
+from naspipe.core.errors import InvariantError
 from naspipe.core.ids import LayerId
 from naspipe.core.partition import Partition
 from naspipe.core.rules import Exact, Follows
@@ -21,8 +24,11 @@ from scripts.teachers_simulated import Setting, utilisation
 BLOCKS, STEPS = 4, 8
 
 
-def broken(seed, lag, stages=2, groups=1, passes=2, candidates=1):
-    """What the logs of a student and its momentum teacher show, under random times."""
+def broken(seed, lag, stages=2, groups=1, passes=2, candidates=1, left_out=()):
+    """What the logs of a student and its momentum teacher show, under random times.
+
+    ``left_out`` are passes of a step that the teacher has not, the last ones.
+    """
     steps = Steps(passes, draws_each=candidates > 1)
     rules = [[Exact()] * (BLOCKS + 1), [Follows(0, block, lag) for block in range(BLOCKS)]]
     tap = Tap((1, BLOCKS - 1), (0, BLOCKS), TapRole.LESSON, ((0, 1), (1, 0)))
@@ -37,13 +43,15 @@ def broken(seed, lag, stages=2, groups=1, passes=2, candidates=1):
     def subnet(stream, number):
         length = BLOCKS + 1 - stream
         chain = tuple((number // passes * 7 + block) % candidates for block in range(BLOCKS))
-        return Subnet(stream, number, (*chain, 0)[:length])
+        is_left_out = stream and number % passes in left_out
+        return Subnet(stream, number, () if is_left_out else (*chain, 0)[:length])
 
     def admitted(stream, number):
         length = BLOCKS + 1 - stream
         bounds = (0, *(BLOCKS * s // stages for s in range(1, stages)), length)
         cut = Partition(bounds).in_group(steps.group(number, groups), groups)
-        return subnet(stream, number), cut, None, stream == 0
+        own = subnet(stream, number)
+        return own, cut if own.chain else cut.without_blocks, None, stream == 0
 
     def admissions():
         windows = (2 * passes, (lag + 2) * passes)
@@ -65,6 +73,21 @@ def broken(seed, lag, stages=2, groups=1, passes=2, candidates=1):
 def test_versions_are_those_of_the_definition(lag, candidates, groups):
     for seed in range(12):
         assert broken(seed, lag, groups=groups, candidates=candidates) == []
+
+
+@pytest.mark.parametrize("lag", [0, 1, 2])
+def test_passes_that_nobody_needs(lag):
+    for seed in range(8):
+        assert broken(seed, lag, passes=4, left_out=(2, 3)) == []
+
+
+def test_a_follower_of_other_passes_goes_by_steps(monkeypatch):
+    """The last pass that uses it is not the last one that uses its source."""
+    made = Followers.__init__
+    monkeypatch.setattr(Followers, "__init__", lambda own, rules, newest, steps: made(
+        own, rules, newest))  # fmt: skip
+    with pytest.raises(InvariantError, match="stopped before"):
+        broken(0, 1, passes=4, left_out=(2, 3))
 
 
 @pytest.mark.parametrize("rule", ["follows at once", "reads the newest"])
@@ -98,11 +121,28 @@ def test_a_source_waits_for_its_follower():
 @pytest.mark.parametrize("lag", [0, 1, 2, None])
 @pytest.mark.parametrize(
     ("stages", "batches", "views", "ratio"),
-    [(2, 2, 1, 1.0), (2, 2, 2, 0.5), (4, 6, 1, 1.0), (4, 3, 2, 1.0), (4, 3, 1, 1.0)],
+    [
+        (2, 2, 1, 1.0),
+        (2, 2, 2, 0.5),
+        (2, 1, 1, 2.0),
+        (4, 6, 1, 1.0),
+        (4, 3, 2, 1.0),
+        (4, 3, 1, 2.0),
+    ],
 )
 def test_how_full_a_teacher_makes_it(stages, batches, views, ratio, lag):
-    setting = Setting(stages=stages, batches=batches, views=views, ratio=ratio, lag=lag)
+    setting = Setting(stages=stages, batches=batches, views=views, ratio=ratio, lag=lag, parts=8)
     assert utilisation(setting) == pytest.approx(setting.formula, abs=0.025)
+
+
+@pytest.mark.parametrize("lag", [1, None])
+def test_the_more_blocks_the_nearer_to_the_formula(lag):
+    """A task of the student may have to wait for one block of the teacher, and for nothing else."""
+    off = []
+    for parts in (4, 8, 16):
+        setting = Setting(stages=4, batches=3, ratio=2.0, lag=lag, parts=parts)
+        off.append(setting.formula - utilisation(setting))
+    assert all(later == pytest.approx(earlier / 2, rel=0.1) for earlier, later in pairwise(off))
 
 
 @pytest.mark.parametrize("lag", [1, None])
@@ -110,7 +150,7 @@ def test_how_full_a_teacher_makes_it(stages, batches, views, ratio, lag):
 def test_enough_forwards_fill_it(views, ratio, lag):
     setting = Setting(stages=4, batches=6, views=views, ratio=ratio, lag=lag)
     assert setting.is_filled
-    assert utilisation(setting) >= 0.97
+    assert utilisation(setting) >= 0.98
 
 
 def test_one_step_old_pays():

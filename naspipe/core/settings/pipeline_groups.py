@@ -16,9 +16,12 @@ from naspipe.core.settings.allowed import (
 )
 from naspipe.core.settings.declare import Flag, check, setting
 
-PARTITIONS = ["balanced", "static", "ampa"]
+PARTITIONS = [
+    "balanced", "static", "ampa",
+    "free", "pairs", "packed", "layers", "hybrid", "shared",
+]  # fmt: skip
 """The names of placements; :func:`naspipe.planning.partitions.register_placement` adds to them."""
-ORDERS = ["paper", "gpipe", "critical-path", "auto"]
+ORDERS = ["paper", "gpipe", "model-parallel", "critical-path", "latest-start", "auto"]
 """The names of dispatch orders; :func:`naspipe.stage.builder.register_order` adds to them."""
 
 
@@ -46,26 +49,52 @@ class PipelineSettings:
     order: str = setting(
         "auto",
         "which of several clear tasks runs first: paper (backwards, and older subnets), gpipe "
-        "(forwards), critical-path, or auto (the faster of paper and critical-path: the beginning "
-        "of the stream is simulated under both).",
+        "(forwards), model-parallel (one stage works at a time, for comparison), critical-path, "
+        "latest-start (what delays the end if it waits), or auto (the fastest of paper, "
+        "critical-path and latest-start: the beginning of the stream is simulated under each).",
         named_in(ORDERS),
         flag=Flag(),
-        example="critical-path",
+        example="latest-start",
     )
     partition: str = setting(
         "balanced",
         "balanced (each subnet its own; layers are mirrored), static (one for all) or ampa (one "
         "for all by GroPipe's algorithm, for comparison). With balanced, layers follow their users "
-        "over the stages.",
+        "over the stages. For blocks with teachers of their own: free (each block anywhere), pairs "
+        "(consecutive ones), packed (pairs anywhere), layers (cut anywhere), hybrid (consecutive "
+        "ones, whose passes several stages may share) or shared (all stages share all passes).",
         named_in(PARTITIONS),
         flag=Flag(),
         example="static",
+    )
+    teacher_window: int = setting(
+        0,
+        "passes that a teacher may be ahead of the student's oldest one. 0 is as it is made: 16 of "
+        "a frozen one.",
+        at_least(0),
+        example="8",
+    )
+    teacher_cuts: str = setting(
+        "auto",
+        "own (a frozen teacher is balanced by itself), joint (it is cut where the student is, "
+        "block by block) or auto (as it is made: own). One that follows the student always has "
+        "joint ones.",
+        one_of("auto", "own", "joint"),
+        example="joint",
     )
     recompute: bool = setting(
         False,
         "keep only each block's input. Its forward is computed again in the backward.",
         flag=Flag(),
         example="true",
+    )
+    reduction_launch: str = setting(
+        "layer",
+        "when the sum of a layer's gradients leaves a group: behind the last pass's backward of "
+        "the layer, of the partition (all of the stage's blocks), or at the end (all of the "
+        "group's backwards of the step). For comparison; layer is never later.",
+        one_of("layer", "partition", "end"),
+        example="end",
     )
     partly_clear: bool = setting(
         True,

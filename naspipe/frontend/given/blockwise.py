@@ -21,14 +21,28 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.ids import StreamId
 from naspipe.core.rules import Frozen
 from naspipe.core.space import Block, Space
+from naspipe.core.user_code import users_code
 from naspipe.core.wiring import Tap, TapRole
 from naspipe.frontend.given.plain_chain import chain
 from naspipe.frontend.given.taught import Taught
 from naspipe.frontend.given.teachers import weights_digest
 from naspipe.runtime.jobs.workload import Batches, Workload
 
-TEACHER = "teacher"
-"""The folder of what is recorded of the teacher."""
+DECOUPLED, BARRIER, APART = "decoupled", "barrier", "apart"
+RELAYS = {
+    DECOUPLED: "free",
+    BARRIER: "pairs",
+    APART: "packed",
+}
+"""How blocks get the teacher's outputs, and where they then are unless the user says otherwise:
+handed on, and nobody waits for a student; handed on, and no block begins a step before all are
+through the one before (for comparison); or every student has the teacher's blocks up to its own
+for itself (layerwise scheduling, for comparison)."""
+
+
+def teacher_folder(block: int) -> str:
+    """Of what is recorded of a block of the teacher."""
+    return f"teacher-{block}"
 
 
 class BlockLoss:
@@ -54,9 +68,10 @@ def blockwise(
     *,
     loss: Any = None,
     last_loss: Any = None,
+    relay: str = DECOUPLED,
     window: int,
 ) -> Taught:
-    """The streams of a blockwise distillation: one for each student block, the teacher's last.
+    """The streams of a blockwise distillation: one for each student block, then the teacher's.
 
     Args:
         teachers: the teacher's blocks, with their weights.
@@ -65,54 +80,111 @@ def blockwise(
         define: makes a workload of a space, data, a loss and the number of the block.
         loss: of every student block but the last; :class:`BlockLoss` by default.
         last_loss: of the last one; by default cross entropy against the teacher's softmax.
-        window: passes that the teacher may be ahead.
+        relay: one of :data:`RELAYS`.
+        window: steps that a block of the teacher may be ahead of those who take its output.
 
     Raises:
         ConfigError: for another number of students, or outputs of another shape than the
-            teacher's.
+            teacher's, or another way of relaying.
     """
+    if relay not in RELAYS:
+        raise ConfigError(f"relay: expected {' or '.join(RELAYS)}, found {relay!r:.80}")
     if len(teachers) != len(students) or not teachers:
         raise ConfigError(
             f"blockwise: expected a student for each block of the teacher, found {len(students)} "
             f"for {len(teachers)}"
         )
     blocks = [deepcopy(each).eval().requires_grad_(False) for each in teachers]
-    space = Space(TEACHER, [Block([partial(deepcopy, each)], rule=Frozen()) for each in blocks])
-    digest = weights_digest(space)
+    digest = _digest(blocks)
     last = len(blocks) - 1
     losses = [*[loss or BlockLoss()] * last, last_loss or nn.CrossEntropyLoss()]
-    workloads = []
-    for number, student in enumerate(students):
-        own = student_space(student, number)
-        made = define(own, data, losses[number], number)
-        made = replace(
-            made,
-            definition=replace(made.definition, teacher=digest),
-            tapped=partial(through, blocks[:number]) if number else None,
-            is_whole=True,
-        )
-        _check_shapes(number, made, blocks[: number + 1])
-        workloads.append(made)
-    first = workloads[0]
-    definition = replace(
-        first.definition, space=space.name, sampler="uniform", rules={}, teacher="", weights=digest
+    own = [
+        _taught(define(student_space(student, number), data, losses[number], number), digest)
+        for number, student in enumerate(students)
+    ]
+    own = [_fitting(number, each, blocks) for number, each in enumerate(own)]
+    firsts = [number if relay != APART else 0 for number in range(len(blocks))]
+    teaching = [
+        _behind(blocks[:first], _teaching(blocks[: end + 1], first, own[0], digest))
+        for end, first in enumerate(firsts)
+    ]
+    under_way = (1 if relay == BARRIER else window) * own[0].recipe.steps.passes
+    own = [replace(each, window=under_way) for each in own]
+    lingers = relay == BARRIER
+    teaching = [replace(each, window=under_way, lingers=lingers) for each in teaching]
+    numbers = range(len(blocks))
+    places = (*map(folder, numbers), *map(teacher_folder, numbers))
+    lengths = [len(each.space) for each in own]
+    return Taught((*own, *teaching), tuple(_taps(lengths, firsts)), places)
+
+
+def _digest(blocks: Sequence[nn.Module]) -> str:
+    """Of the whole teacher."""
+    return weights_digest(
+        Space("teacher", [Block([partial(deepcopy, each)], rule=Frozen()) for each in blocks])
     )
-    teacher = replace(
-        first, space=space, definition=definition, make_strategy=None, held_out=None,
-        is_trained=False, is_whole=False, rank=1, window=window,
+
+
+def _taught(student: Workload, digest: str) -> Workload:
+    return replace(student, definition=replace(student.definition, teacher=digest))
+
+
+def _fitting(number: int, student: Workload, blocks: Sequence[nn.Module]) -> Workload:
+    """A student block that takes and makes what the teacher's block in its place does."""
+    what = f"blockwise: expected student block {number} to take the output of the teacher's block"
+    with users_code(f"{what} before it, found"):
+        student = _behind(blocks[:number], student)
+    _check_shapes(number, student, blocks[: number + 1])
+    return student
+
+
+def _behind(blocks: Sequence[nn.Module], workload: Workload) -> Workload:
+    """A block, with what whoever measures it has to know of the teacher's blocks before it."""
+    batch = workload.data(workload.definition.seed, 0)
+    taken = through(blocks, batch)
+    space, state = workload.space, taken
+    with torch.no_grad():
+        for block in space.blocks:
+            result = block.candidates[0]().eval()(*state)
+            state = result if isinstance(result, tuple) else (result,)
+    return replace(
+        workload,
+        tapped=partial(through, blocks) if blocks else None,
+        output_bytes=sum(each.nbytes for each in state),
+    )
+
+
+def _teaching(blocks: Sequence[nn.Module], first: int, student: Workload, digest: str) -> Workload:
+    """The last of some blocks of the teacher, and those from ``first`` on, as a stream."""
+    space = Space(
+        teacher_folder(len(blocks) - 1),
+        [Block([partial(deepcopy, each)], rule=Frozen()) for each in blocks[first:]],
+        takes_input=not first,
+    )
+    definition = replace(
+        student.definition, space=space.name, sampler="uniform", rules={}, teacher="",
+        weights=digest,
     )  # fmt: skip
-    places = (*(folder(number) for number in range(len(blocks))), TEACHER)
-    return Taught((*workloads, teacher), tuple(_taps(workloads)), places)
+    return replace(
+        student, space=space, definition=definition, make_strategy=None, held_out=None,
+        is_trained=False, rank=-1,
+    )  # fmt: skip
 
 
-def _taps(students: Sequence[Workload]) -> Iterator[Tap]:
-    """The teacher's stream comes last: its output i is lesson i, and input of student i + 1."""
-    source = StreamId(len(students))
-    for number, student in enumerate(students):
-        end = (StreamId(number), len(student.space) - 1)
-        yield Tap((source, number), end, TapRole.LESSON)
-        if number:
-            yield Tap((source, number - 1), (StreamId(number), 0), TapRole.INPUT)
+def _taps(lengths: Sequence[int], firsts: Sequence[int]) -> Iterator[Tap]:
+    """Behind the students come the teacher's streams. What one of them makes is the lesson of its
+    student. What its block before makes is the student's input; where it does not have that block
+    itself, the stream before hands it on to both."""
+    count = len(lengths)
+    for number, (length, first) in enumerate(zip(lengths, firsts, strict=True)):
+        student, own, before = StreamId(number), StreamId(count + number), count + number - 1
+        yield Tap((own, number - first), (student, length - 1), TapRole.LESSON)
+        if number and first < number:
+            yield Tap((own, number - first - 1), (student, 0), TapRole.INPUT)
+        elif number:
+            source = (StreamId(before), number - 1 - firsts[number - 1])
+            yield Tap(source, (student, 0), TapRole.INPUT)
+            yield Tap(source, (own, 0), TapRole.INPUT)
 
 
 def student_space(student: Space | nn.Module, number: int) -> Space:
@@ -124,9 +196,12 @@ def student_space(student: Space | nn.Module, number: int) -> Space:
         own = chain(parts, name=folder(number))
     if not number:
         return own
+    first, *others = own.blocks
+    first = replace(first, fields=tuple(name for name in first.fields if name != "input"))
     return Space(
-        own.name, own.blocks, own.decisions, own.proof, takes_input=False, weights=own.weights
-    )
+        own.name, [first, *others], own.decisions, own.proof, takes_input=False,
+        weights=own.weights,
+    )  # fmt: skip
 
 
 @torch.no_grad()

@@ -16,6 +16,7 @@ from naspipe.core.rules import Exact, Follows, steps_behind
 from naspipe.core.space import Shared, Space
 from naspipe.core.user_code import users_code
 from naspipe.core.wiring import Tap, TapRole
+from naspipe.frontend.given.expected_costs import check_costs
 from naspipe.planning.cost import first_of_kind
 from naspipe.runtime.devices.determinism import deterministic_torch
 from naspipe.runtime.jobs.losses import loss_fields, needs_teacher
@@ -132,6 +133,11 @@ def check_grouping(workload: Workload, groups: int) -> None:
             f"passes=accumulate:N, found {definition.recipe.passes}: its layers would be made by "
             f"one group, and by another one next; use fewer groups, or stages"
         )
+    if workload.follows is not None and workload.left_out:
+        raise ConfigError(
+            f"groups={groups}: expected one group with a momentum teacher and local views, as the "
+            f"last group has none of its passes, and all of the student's layers; use more stages"
+        )
     if getattr(workload.loss, "reduction", "mean") == "sum":
         raise ConfigError(
             f"groups={groups}: expected a loss that is a mean over its batch, as the passes of a "
@@ -139,7 +145,8 @@ def check_grouping(workload: Workload, groups: int) -> None:
         )
     with users_code(f"data: expected a batch from data({definition.seed}, 0), found"):
         batch = workload.data(definition.seed, 0)
-    items = min(len(value) for value in batch.values() if isinstance(value, torch.Tensor))
+    tensors = (value for value in batch.values() if isinstance(value, torch.Tensor))
+    items = min(len(value) for value in tensors if value.dim())
     normed = _first_with_batch_norm(workload.space) if items == 1 else None
     if normed:
         raise ConfigError(
@@ -162,8 +169,8 @@ def check_layers(workload: Workload) -> None:
 
     Raises:
         ConfigError: when a factory raises or makes no module, when two shared layers have a
-            parameter in common, when one keeps statistics that its rule does not allow, or when
-            the space's proof fails.
+            parameter in common, when one keeps statistics that its rule does not allow, when
+            the loss asks for a cost that they do not say, or when the space's proof fails.
     """
     space, definition = workload.space, workload.definition
     defers_norms = definition.recipe.norms == "deferred"
@@ -176,6 +183,8 @@ def check_layers(workload: Workload) -> None:
                 _check_statistics(_made(store, space, position), block, defers_norms)
         for position in _first_of_kinds(space):
             _made(LayerStore(space, definition.seed, definition.recipe), space, position)
+    if workload.is_trained:
+        check_costs(space, workload.loss)
     check_proof(workload)
 
 

@@ -7,13 +7,14 @@ from dataclasses import replace
 
 from torch import nn
 
+from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import StreamId
 from naspipe.core.space import Shared, Space
 from naspipe.core.wiring import Tap, TapRole
 from naspipe.frontend.given.lesson_shapes import check_lessons
 from naspipe.frontend.given.ports import MakesTeacher
-from naspipe.frontend.given.taught import END, Taught
+from naspipe.frontend.given.taught import END, Taught, carried_out
 from naspipe.runtime.jobs.losses import is_joined
 from naspipe.runtime.jobs.workload import Workload
 
@@ -55,10 +56,28 @@ def _exchanged(stream: StreamId, student: Workload) -> list[Tap]:
     ]  # fmt: skip
 
 
+def _needed_only(taught: Taught) -> tuple[Workload, ...]:
+    """Streams that are not trained, without the passes of a step that nobody takes."""
+    found = []
+    for number, workload in enumerate(taught.workloads):
+        own = [tap for tap in taught.taps if tap.source[0] == number]
+        if own and not workload.is_trained:
+            passes = range(workload.recipe.steps.passes)
+            unneeded = (one for one in passes if not any(tap.sinks(one) for tap in own))
+            workload = replace(workload, left_out=frozenset(unneeded))
+        found.append(workload)
+    return tuple(found)
+
+
 def join(
-    workloads: Sequence[Workload], taps: Sequence[Tap] = (), teacher: MakesTeacher | None = None
+    workloads: Sequence[Workload],
+    execution: Execution,
+    taps: Sequence[Tap] = (),
+    teacher: MakesTeacher | None = None,
 ) -> Taught:
     """Streams that train together, with their teacher and the taps that their losses ask for.
+
+    The execution may say how far the teacher is ahead, and where it is cut.
 
     Raises:
         ConfigError: for a teacher or a loss that does not fit them.
@@ -73,11 +92,13 @@ def join(
         sink = found.workloads[tap.sink[0]]
         if teacher and is_joined(sink.loss):
             passes = range(sink.recipe.steps.passes)
-            pairs = [(one, tuple((one, other) for other in passes)) for one in passes]
+            taught = sorted({one for one, _ in tap.passes}) if tap.passes else passes
+            pairs = [(one, tuple((one, other) for other in passes)) for one in taught]
             ends += [replace(tap, number=one, passes=pair) for one, pair in pairs]
         else:
             ends.append(tap)
     found = replace(found, taps=tuple(ends))
+    found = replace(found, workloads=_needed_only(found))
     if teacher:
         check_lessons(found)
-    return found
+    return carried_out(found, execution)

@@ -13,6 +13,7 @@ from naspipe.core.rules import Follows, Frozen
 from naspipe.core.space import Block, Shared, Space
 from naspipe.core.wiring import Tap, TapRole
 from naspipe.data.views import Views
+from naspipe.frontend.given.lesson_pairs import lesson_pairs
 from naspipe.frontend.given.plain_chain import chain
 from naspipe.frontend.given.taught import END, Taught, only_student
 from naspipe.frontend.given.teachers import weights_digest
@@ -21,7 +22,6 @@ from naspipe.runtime.layers.following import check_pair
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.measuring.layer_sizes import buffered_layers
 from naspipe.schedule.traits import causal_policies, traits_of
-from naspipe.teaching.crossing import crossed
 from naspipe.teaching.momentum_update import MomentumUpdate
 
 PREDICTOR = "predictor"
@@ -92,7 +92,7 @@ class Momentum:
         rules = {name: str(rule) for name, rule in space.shared_rules.items()}
         definition = replace(own, space=space.name, rules=rules)
         window = (self._lag + 2) * student.recipe.steps.passes
-        rank = 1 if self._lag else -1  # the student then waits for it at once
+        rank = 0 if self._lag else -1  # the student then waits for it at once
         teacher = replace(
             student, space=space, definition=definition, make_strategy=None, held_out=None,
             is_trained=False, follows=self.update, rank=rank, window=window, objectives={},
@@ -103,7 +103,7 @@ class Momentum:
             source=(_TEACHER, len(space) - 1),
             sink=(_STUDENT, len(student.space) - 1),
             role=TapRole.LESSON,
-            passes=crossed(views_of(student), student.recipe.steps.passes),
+            passes=lesson_pairs(student, are_crossed=True),
         )
         return Taught((student, teacher), (tap,), ("", "teacher"))
 
@@ -118,6 +118,15 @@ class Momentum:
             raise ConfigError(
                 f"momentum: expected a sampler that is known from the beginning, found "
                 f"{definition.sampler}"
+            )
+
+        is_chosen = any(count > 1 for count in student.space.candidate_counts)
+        has_local = isinstance(student.data, Views) and student.data.local > 0
+        if has_local and is_chosen and student.recipe.steps.draws_each:
+            raise ConfigError(
+                f"momentum: expected one subnet a step with local views, as in "
+                f"passes=accumulate:N, found {student.recipe.passes}: layers that they alone use "
+                f"would have no teacher"
             )
 
     def _left_out(self, space: Space) -> tuple[str, ...]:
@@ -195,20 +204,3 @@ class Momentum:
                 f"momentum: expected norms=deferred, as layer {space.label(*layer)} keeps running "
                 f"statistics, found norms={student.recipe.norms}"
             )
-
-
-def views_of(workload: Workload) -> int:
-    """How many views of each sample a step of a workload sees.
-
-    Raises:
-        ConfigError: when its steps have other passes than the data have views of batches.
-    """
-    data, passes = workload.data, workload.recipe.steps.passes
-    if not isinstance(data, Views):
-        return 1
-    if data.views * data.batches != passes:
-        raise ConfigError(
-            f"views: expected passes=accumulate:{data.views * data.batches}, for {data.views} "
-            f"views of {data.batches} micro-batches, found {workload.recipe.passes}"
-        )
-    return data.views

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from naspipe.core.config import Execution, first_gpu
@@ -41,14 +42,14 @@ def make_pipeline(
 ) -> Pipeline:
     """What is to be run, as far as schedules depend on it; arguments as of :func:`make_plan`."""
     shared = common(workloads)
-    is_grouped = execution.pipeline.groups > 1
+    is_told = shared.steps.passes > 1  # then it matters which forwards must follow one another
     return Pipeline(
         streams=tuple(
             Stream(
-                Chain.of(workload.space, _buffered(workload) if is_grouped else None),
+                Chain.of(workload.space, _buffered(workload) if is_told else None),
                 tuple(drawn),
                 table,
-                is_whole=workload.is_whole,
+                output_bytes=workload.output_bytes,
                 is_sample=workload.make_strategy is not None,
             )
             for workload, drawn, table in zip(workloads, subnets, costs, strict=True)
@@ -109,12 +110,17 @@ def _sizes(workloads: Sequence[Workload], execution: Execution) -> StreamSizes |
     return StreamSizes(tuple(streams))
 
 
-def measured_costs(workloads: Sequence[Workload], execution: Execution) -> tuple[CostTable, ...]:
-    """What every layer costs on this machine, measured once per space and kept."""
+def measured_costs(
+    workloads: Sequence[Workload], execution: Execution, copies: int = 1
+) -> tuple[CostTable, ...]:
+    """What every layer costs on this machine, measured once per space and kept.
+
+    With several ``copies``, where so many processes compute at once.
+    """
     known: dict[int, CostTable] = {}
     for workload in workloads:
         if id(workload.space) not in known:
-            known[id(workload.space)] = _cost(workload, execution)
+            known[id(workload.space)] = _cost(workload, execution, copies)
     return tuple(known[id(workload.space)] for workload in workloads)
 
 
@@ -125,11 +131,19 @@ def measured_sizes(workload: Workload, execution: Execution) -> DeviceSizes | No
     return DeviceSizes(measure_sizes(workload), workload.space.rules)
 
 
-def _cost(workload: Workload, execution: Execution) -> CostTable:
+def cores_for(workload: Workload, execution: Execution, workers: int) -> int:
+    """How many of these workers compute at once on this machine's cores; 1 for GPUs."""
+    if first_gpu(execution.hardware.device) != "cpu":
+        return 1
+    return max(1, min(workers, len(os.sched_getaffinity(0)) // workload.recipe.threads))
+
+
+def _cost(workload: Workload, execution: Execution, copies: int) -> CostTable:
     """On the run's kind of device."""
     device = first_gpu(execution.hardware.device)
+    name = device if device == "cpu" else find_gpus().name_of(device)
     return cached_profile(
         workload,
-        lambda: profile_apart(workload, execution.watch.timeout_seconds, device),
-        device=device if device == "cpu" else find_gpus().name_of(device),
+        lambda: profile_apart(workload, execution.watch.timeout_seconds, device, copies),
+        device=name if copies == 1 else f"{name}, {copies} at once",
     )

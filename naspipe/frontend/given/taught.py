@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
 from naspipe.core.wiring import Tap
 from naspipe.planning.cost import CostTable
 from naspipe.runtime.jobs.losses import distilling, is_joined
 from naspipe.runtime.jobs.workload import Workload
+from naspipe.sim.cutting import is_joint
 
 END = "joined"
 """The last block of a student with a joined loss. It changes nothing: there the outputs of the
@@ -26,25 +29,73 @@ class Taught:
     """Of what is recorded of each, below the run directory."""
 
 
+def carried_out(taught: Taught, execution: Execution) -> Taught:
+    """With what the execution says of teachers: how far they are ahead, and their cuts.
+
+    Raises:
+        ConfigError: where there is no teacher, or one that cannot be cut so.
+    """
+    way = execution.pipeline
+    window, cuts = way.teacher_window, way.teacher_cuts
+    if not window and cuts == "auto":
+        return taught
+    if cuts == "joint" and is_joint(execution):
+        raise ConfigError(
+            f"teacher_cuts=joint: expected own ones with partition={way.partition}, which places "
+            f"each block by itself"
+        )
+    found = [_carried_out(each, window, cuts) for each in taught.workloads]
+    if all(each.is_trained for each in found):
+        said = f"teacher_window={window}" if window else f"teacher_cuts={cuts}"
+        raise ConfigError(f"{said}: expected a teacher with it, found none")
+    return replace(taught, workloads=tuple(found))
+
+
+def _carried_out(one: Workload, window: int, cuts: str) -> Workload:
+    if one.is_trained:
+        return one
+    if cuts == "own" and one.follows is not None:
+        raise ConfigError(
+            "teacher_cuts=own: expected joint ones for a teacher that follows the student, as "
+            "layers are where their sources are"
+        )
+    is_free = one.follows is None
+    place = {"own": None, "joint": 0}.get(cuts, one.cut_like) if is_free else one.cut_like
+    return replace(one, window=window or one.window, cut_like=place)
+
+
+def forward_ratio(workloads: Sequence[Workload], costs: Sequence[CostTable | None]) -> float | None:
+    """What a teacher's forward takes over its student's; None without a teacher, or costs."""
+    student, *teachers = zip(workloads, costs, strict=True)
+    if not teachers or any(each.is_trained for each, _ in teachers):
+        return None
+    own, of_teacher = (_forward_ns(*each) for each in (student, teachers[0]))
+    return of_teacher / own if own and of_teacher else None
+
+
+def passes_to_fill(ratio: float, stages: int) -> int:
+    """The least passes of a step with which a teacher that is ahead fills a pipeline.
+
+    Its forwards then take as long as the student's pipeline takes to fill and drain:
+    ``ratio * passes >= 3 * (stages - 1)``.
+    """
+    return math.ceil(3 * (stages - 1) / ratio) if ratio else 0
+
+
 def how_full(
     workloads: Sequence[Workload], costs: Sequence[CostTable | None], stages: int
 ) -> str | None:
-    """A line that says whether a teacher's forwards can fill the pipeline; None without any.
-
-    They can if they take as long as the student's pipeline takes to fill and drain.
-    """
-    student, *teachers = zip(workloads, costs, strict=True)
-    if stages == 1 or not teachers or any(each.is_trained for each, _ in teachers):
+    """A line that says whether a teacher's forwards can fill the pipeline; None without any."""
+    ratio = forward_ratio(workloads, costs)
+    if stages == 1 or ratio is None:
         return None
-    own, of_teacher = (_forward_ns(*each) for each in (student, teachers[0]))
-    if not own or not of_teacher:
-        return None
-    passes = student[0].recipe.steps.passes
-    ratio, needed = of_teacher / own, 3 * (stages - 1)
-    fills = "enough" if ratio * passes >= needed else "not enough"
+    teacher, needed = workloads[1], passes_to_fill(ratio, stages)
+    passes = teacher.recipe.steps.passes - len(teacher.left_out)
+    fills = "enough" if passes >= needed else "not enough"
     return (
         f"the teacher's forward takes {ratio:.2f} of the student's: with {passes} passes a step "
-        f"{fills} to fill {stages} stages ({ratio:.2f} x {passes} against {needed})"
+        f"{fills} to fill {stages} stages ({ratio:.2f} x {passes} against {3 * (stages - 1)}, so "
+        f"from {needed} passes on)"
     )
 
 

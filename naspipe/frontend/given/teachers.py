@@ -17,9 +17,11 @@ from naspipe.core.ids import StreamId
 from naspipe.core.rules import Frozen
 from naspipe.core.space import Block, Shared, Space
 from naspipe.core.wiring import Tap, TapRole
+from naspipe.frontend.given.lesson_pairs import lesson_pairs
 from naspipe.frontend.given.plain_chain import chain, modules_digest
 from naspipe.frontend.given.run import Run
 from naspipe.frontend.given.taught import Taught, only_student
+from naspipe.frontend.given.teacher_blocks import teacher_blocks
 from naspipe.runtime.jobs.losses import wants_hidden
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.teaching.momentum_update import MODES
@@ -83,6 +85,19 @@ class Teacher:
         self.digest = weights_digest(self.space) + ("" if mode == "eval" else f"/{mode}")
         _check_finite(self.space)
 
+    def blocks(self, cuts: Sequence[int]) -> list[nn.Module]:
+        """Its layers in several modules, for :func:`naspipe.distill_blockwise`.
+
+        Args:
+            cuts: positions of its chain at which the second module begins, the third one, and so
+                on, as in ``search_spaces.cuts("mobilenet-v2")``.
+
+        Raises:
+            ConfigError: for cuts that the chain does not have, or for a teacher that takes more of
+                a batch than its first layer's ``input``.
+        """
+        return teacher_blocks(self.space, cuts)
+
     def beside(self, students: Sequence[Workload]) -> Taught:
         """The only student and this teacher, as streams that train together.
 
@@ -103,7 +118,8 @@ class Teacher:
             cut_like=0 if self._joint_cuts else None, objectives={}, field_sources={},
         )  # fmt: skip
         ends = [(StreamId(n), len(space) - 1) for n, space in enumerate((student.space, space))]
-        tap = Tap(source=ends[1], sink=ends[0], role=TapRole.LESSON)
+        pairs = lesson_pairs(student, are_crossed=False)
+        tap = Tap(source=ends[1], sink=ends[0], role=TapRole.LESSON, passes=pairs)
         return Taught((replace(student, definition=own), teacher), (tap,), ("", "teacher"))
 
 

@@ -19,13 +19,13 @@ from naspipe.core.config import Execution, Recipe
 from naspipe.core.errors import ConfigError
 from naspipe.core.space import Space
 from naspipe.frontend.given.blockwise import through
-from naspipe.frontend.given.distilled import Blockwise, Keyed
 from naspipe.frontend.given.held_out import check_size, held_out_of
 from naspipe.frontend.given.run import Run
 from naspipe.frontend.search.ports import SearchObserver
 from naspipe.frontend.search.search_parts import ALL
 from naspipe.frontend.search.search_record import SilentSearchObserver
 from naspipe.frontend.search.searching import Searching
+from naspipe.frontend.training.distilled import Blockwise, Keyed
 from naspipe.runtime.jobs.losses import Loss, distilling, loss_fields
 from naspipe.runtime.jobs.workload import Batches, define
 from naspipe.search.combination import Combination, RatedPath, combine
@@ -152,6 +152,8 @@ def combine_blocks(
 class Lessons:
     """A student block's batches: with what it is called with, and the lesson as ``target``.
 
+    Of a lesson of several tensors it is the first one.
+
     Args:
         found: whose teacher; it runs on the CPU, with the precision of the run.
         number: of the block.
@@ -177,14 +179,9 @@ class Lessons:
         with torch.random.fork_rng(devices=[]), torch.no_grad(), casts:
             inputs = through(self._before, {"input": batch["input"].clone()})
             lesson = self._block(*(each.clone() for each in inputs))
-        if not isinstance(lesson, torch.Tensor):
-            raise ConfigError(
-                f"rating: expected one tensor from block {len(self._before)} of the teacher, found "
-                f"{type(lesson).__name__}"
-            )
         if self._before:
             batch.update({f"{_TAUGHT}{place}": each for place, each in enumerate(inputs)})
-        return {**batch, "target": lesson}
+        return {**batch, "target": lesson[0] if isinstance(lesson, tuple) else lesson}
 
 
 _TAUGHT = "taught."
@@ -223,7 +220,12 @@ def _judge(number: int, measure: str | Loss, found: Blockwise) -> _Judge:
             f"measure: expected {', '.join(MEASURES)}, {OWN} or a function, found {measure!r:.80}"
         )
     space = found.blocks[number].space
-    return _Judge(judge, define(space, found.data, judge, recipe=Recipe(), steps=1).loss)
+    return _Judge(_of_first(judge), define(space, found.data, judge, recipe=Recipe(), steps=1).loss)
+
+
+def _of_first(measure: Loss) -> Loss:
+    """Of an output's first tensor."""
+    return lambda *given: measure(given[0], given[-1])
 
 
 def _asking(space: Space, lessons: Lessons) -> Space:

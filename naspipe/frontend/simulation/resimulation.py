@@ -6,19 +6,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from naspipe.core.access import Access
+from naspipe.core.access import Access, AccessKind
 from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
-from naspipe.core.ids import SequenceId, StreamId
+from naspipe.core.ids import LayerId, SequenceId, StreamId
 from naspipe.core.partition import Partition, make_partition
 from naspipe.core.planned import Planned
 from naspipe.core.settings.declare import declared
-from naspipe.core.steps import recorded_steps
+from naspipe.core.steps import Steps, recorded_steps
 from naspipe.core.subnet import Subnet
 from naspipe.planning.cost import CostTable
 from naspipe.sim.chains import Chain, Stream
 from naspipe.sim.fidelity import Fidelity, LoggedCosts, compare_to_real, logged_costs
-from naspipe.sim.pipeline import Pipeline, Plan, StreamPlan, by_critical_path
+from naspipe.sim.pipeline import RANKINGS, Pipeline, Plan, StreamPlan
 from naspipe.sim.ports import Costs
 from naspipe.sim.simulation import SimulatedRun, simulate_run
 from naspipe.streams.from_file import read_stream
@@ -46,7 +46,8 @@ def logged_costs_of(recorded: RecordedRun) -> LoggedCosts:
     """
     if not recorded.accesses:
         raise ConfigError(f"{recorded.path}: expected an access log to simulate again, found none")
-    return logged_costs(recorded.accesses)
+    recipe = recorded.manifest.get("definition", {}).get("recipe", {})
+    return logged_costs(recorded.accesses, recorded_steps(recipe))
 
 
 def simulate_again_with(recorded: RecordedRun, costs: Costs, table: CostTable) -> Fidelity:
@@ -61,28 +62,49 @@ def simulated_again(recorded: RecordedRun, costs: Costs, table: CostTable) -> Si
     Args:
         recorded: a run without a memory budget; its log says which stage ran what.
         costs: what everything takes.
-        table: the costs that its priorities followed, where its order is critical-path.
+        table: the costs that its priorities followed, where its order has any.
 
     Raises:
         ConfigError: for a run of several streams, with a memory budget, or of no accesses.
     """
     manifest, labels = recorded.manifest, recorded.labels
     execution = _execution(manifest.get("execution", {}), recorded.path)
-    chain = Chain(rules=labels.rules, is_shared=labels.is_shared)
+    definition = manifest.get("definition", {})
+    steps = recorded_steps(definition.get("recipe", {}))
+    ordered = ordered_in(recorded.accesses, steps)
+    chain = Chain(rules=labels.rules, is_shared=labels.is_shared, buffered=ordered)
     subnets = _subnets(recorded.directory.stream, labels)
     partitions = _partitions(recorded.accesses, len(subnets), len(labels), recorded.path)
-    definition = manifest.get("definition", {})
     pipeline = Pipeline(
         streams=(Stream(chain, tuple(subnets), table),),
         policy=definition.get("policy", "csp"),
         bulk=definition.get("bulk") or execution.pipeline.stages,
-        steps=recorded_steps(definition.get("recipe", {})),
+        steps=steps,
     )
     planned = tuple(map(Planned, subnets, partitions))
-    plan = Plan((StreamPlan(planned),), execution.pipeline.order, execution.pipeline.window)
-    if execution.pipeline.order == "critical-path":
-        plan = by_critical_path(plan, pipeline)
+    way = execution.pipeline
+    plan = Plan((StreamPlan(planned),), way.order, way.window, buffered=pipeline.buffered)
+    if way.order in RANKINGS:
+        plan = RANKINGS[way.order](plan, pipeline)
     return simulate_run(pipeline, plan, execution, costs)
+
+
+def ordered_in(accesses: Sequence[Access], steps: Steps) -> frozenset[tuple[int, int]]:
+    """Layers that the passes of every step went through one after the other, in their order.
+
+    Those whose forwards leave something for the next one are among them.
+    """
+    last: dict[tuple[LayerId, int], Access] = {}
+    swapped: set[LayerId] = set()
+    forwards = [access for access in accesses if access.kind is AccessKind.FORWARD]
+    for access in sorted(forwards, key=lambda each: each.sequence_id):
+        place = (access.layer, steps.step(access.sequence_id))
+        before = last.get(place)
+        if before is not None and access.start_ns < before.end_ns:
+            swapped.add(access.layer)
+        last[place] = access
+    found = {access.layer for access in forwards} - swapped
+    return frozenset((layer.block, layer.candidate) for layer in found)
 
 
 def _execution(values: Mapping[str, Any], path: Path) -> Execution:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import search_spaces
 from naspipe.core.config import Execution, Recipe
@@ -54,6 +55,15 @@ class Scenario:
     """How passes form steps."""
     buffered: Callable[[], frozenset[tuple[int, int]]] = frozenset
     """Block and candidate of the layers with buffers."""
+    beside: Callable[[int], dict[str, Any]] | None = None
+    """What changes where so many workers compute at once; None where nothing does."""
+
+    def on_workers(self, count: int) -> Scenario:
+        """The same with what layers cost where so many workers compute at once.
+
+        Processes on one machine share caches and memory's bandwidth, so each is slower than alone.
+        """
+        return self if self.beside is None else replace(self, **self.beside(count))
 
     def stepping(self, passes: str) -> Scenario:
         """The same with other steps.
@@ -73,18 +83,17 @@ class Scenario:
         streams: int = 1,
         policy: str = "csp",
         bulk: int = 1,
-        groups: int = 1,
     ) -> Pipeline:
         """Streams of this space with the seeds ``seed``, ``seed`` + 1, ...
 
-        With several groups it is looked up which layers have buffers.
+        Where steps have several passes it is looked up which layers have buffers.
 
         Raises:
             ConfigError: for a sampler that does not exist or holds fewer subnets.
         """
         if steps < 1 or streams < 1:
             raise ConfigError(f"expected 1 or more steps and streams, found {steps} and {streams}")
-        chain = Chain.of(self.space, self.buffered() if groups > 1 else None)
+        chain = Chain.of(self.space, self.buffered() if self.steps.passes > 1 else None)
         return Pipeline(
             streams=tuple(
                 Stream(
@@ -131,14 +140,22 @@ def profiled_scenario(workload: Workload, execution: Execution) -> Scenario:
         StageFailedError: when a layer, the loss or the data raises in the profile.
     """
     from naspipe.frontend.given.pass_streams import parameter_counts
-    from naspipe.frontend.given.run_plan import measured_costs, measured_sizes
+    from naspipe.frontend.given.run_plan import cores_for, measured_costs, measured_sizes
 
-    (costs,) = measured_costs([workload], execution)
     parameters = parameter_counts(workload.space)
+
+    @cache
+    def measured(copies: int) -> dict[str, Any]:
+        (costs,) = measured_costs([workload], execution, copies)
+        return {
+            "costs": costs,
+            "timing": lambda how, memory: table_timing(costs, how, memory, parameters),
+        }
+
     return Scenario(
         space=workload.space,
-        costs=costs,
-        timing=lambda how, memory: table_timing(costs, how, memory, parameters),
+        **measured(1),
+        beside=lambda workers: measured(cores_for(workload, execution, workers)),
         sizes=measured_sizes(workload, execution),
         costs_from="profiled",
         parameters=parameters,

@@ -167,7 +167,7 @@ def train_together(
     """
     if resume and run_dir is None:
         raise ConfigError("resume: expected the run_dir of the run to go on with")
-    joined = join(workloads, taps, teacher)
+    joined = join(workloads, execution, taps, teacher)
     workloads = joined.workloads
     path = Path(run_dir) if run_dir is not None else None
     training = Training(

@@ -12,17 +12,17 @@ from torch import nn
 from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
 from naspipe.core.space import Space
-from naspipe.frontend.given.blockwise import blockwise
-from naspipe.frontend.given.distilled import Blockwise, Keyed
-from naspipe.frontend.given.taught import Taught
+from naspipe.frontend.given.blockwise import DECOUPLED, RELAYS, blockwise
+from naspipe.frontend.given.taught import Taught, carried_out
 from naspipe.frontend.training.api import default_run_directory, recipe_execution, workload
+from naspipe.frontend.training.distilled import Blockwise, Keyed
 from naspipe.frontend.training.training import Training
 from naspipe.runtime.jobs.workload import Batches, Workload
 from naspipe.runtime.wire.ports import LaunchObserver
 from naspipe.runtime.wire.reports import SilentObserver
 
 WINDOW = 4
-"""Passes that the teacher may be ahead."""
+"""Steps that a block of the teacher may be ahead of those who take its output."""
 
 
 def distill_blockwise(
@@ -38,10 +38,12 @@ def distill_blockwise(
     sampler: str = "uniform",
     recipe: str | Path | Mapping[str, Any] | None = None,
     execution: Mapping[str, Any] | None = None,
+    relay: str = DECOUPLED,
     window: int = WINDOW,
     run_dir: str | Path | None = None,
     resume: bool = False,
     observer: LaunchObserver | None = None,
+    source: Mapping[str, Any] | None = None,
     **optimizer: Any,
 ) -> Blockwise:
     """Teach student block i what the teacher's block i makes of the teacher's output i - 1.
@@ -58,45 +60,83 @@ def distill_blockwise(
         loss: of every student block but the last; with a method ``distill(output, taught)``. By
             default the mean square of the difference.
         last_loss: of the last one; by default cross entropy against the teacher's softmax.
-        stages: stage processes. A student block is on one of them.
+        stages: stage processes. ``execution={"partition": ...}`` says which of them runs which
+            block: ``free`` (the default), ``pairs``, ``packed``, ``layers`` or ``hybrid``.
         seed: of data and paths; block i draws its parameters from ``seed + i``.
         sampler: of every block's paths; ``recipe``, ``execution``, ``resume``, ``observer`` and
             ``optimizer`` (with ``lr`` and ``optimizer_options``) as of :func:`naspipe.train`.
-        window: passes that the teacher may be ahead.
-        run_dir: ``block-0``, ``block-1``, ... and ``teacher`` lie below it.
+        relay: ``decoupled``; for comparison ``barrier`` or ``apart``, see
+            :data:`naspipe.frontend.given.blockwise.RELAYS`. Changes no bit.
+        window: steps that a block of the teacher may be ahead of those who take its output.
+        run_dir: ``block-0``, ... and ``teacher-0``, ... lie below it.
+        source: what a command line called it all, for the manifests.
 
     Raises:
         ConfigError: for input that cannot be used; nothing is written then.
     """
-    if resume and run_dir is None:
-        raise ConfigError("resume: expected the run_dir of the run to go on with")
-    keyed = Keyed(data, seed)
-
-    def define(space: Space, batches: Batches, chosen: Any, number: int) -> Workload:
-        return workload(
-            space, batches, chosen, steps=steps, sampler=sampler, seed=seed + number,
-            recipe=recipe, **optimizer,
-        )  # fmt: skip
-
-    taught = blockwise(
-        teachers, students, keyed, define, loss=loss, last_loss=last_loss, window=window
-    )
-    how = recipe_execution(recipe, stages=stages, **(execution or {}))
-    path = Path(run_dir) if run_dir is not None else default_run_directory("blockwise")
-    _train(taught, how, path, observer or SilentObserver(), resume)
+    taught = blockwise_streams(
+        teachers, students, data, seed=seed, loss=loss, last_loss=last_loss, relay=relay,
+        window=window, steps=steps, sampler=sampler, recipe=recipe, **optimizer,
+    )  # fmt: skip
+    settings = {"partition": RELAYS[relay], **(execution or {})}
+    how = recipe_execution(recipe, stages=stages, **settings)
+    taught = carried_out(taught, how)
+    path = _train(taught, how, run_dir, observer or SilentObserver(), resume, source or {})
     return Blockwise.of(path, teachers, students, data, loss=loss, last_loss=last_loss)
 
 
+def blockwise_streams(
+    teachers: Sequence[nn.Module],
+    students: Sequence[Space | nn.Module],
+    data: Batches,
+    *,
+    seed: int = 0,
+    loss: Any = None,
+    last_loss: Any = None,
+    relay: str = DECOUPLED,
+    window: int = WINDOW,
+    **how: Any,
+) -> Taught:
+    """What :func:`distill_blockwise` trains, defined; ``how`` goes to :func:`naspipe.workload`.
+
+    Raises:
+        ConfigError: for input that cannot be used.
+    """
+
+    def define(space: Space, batches: Batches, chosen: Any, number: int) -> Workload:
+        return workload(space, batches, chosen, seed=seed + number, **how)
+
+    return blockwise(
+        teachers, students, Keyed(data, seed), define, loss=loss, last_loss=last_loss, relay=relay,
+        window=window,
+    )  # fmt: skip
+
+
 def _train(
-    taught: Taught, how: Execution, path: Path, observer: LaunchObserver, resumes: bool
-) -> None:
+    taught: Taught,
+    how: Execution,
+    run_dir: str | Path | None,
+    observer: LaunchObserver,
+    resumes: bool,
+    source: Mapping[str, Any],
+) -> Path:
+    if resumes and run_dir is None:
+        raise ConfigError("resume: expected the run_dir of the run to go on with")
+    recipe = taught.workloads[0].recipe
+    if recipe.steps.distills:
+        raise ConfigError(
+            f"blockwise: expected passes other than {recipe.passes}, whose first pass is a "
+            f"teacher already"
+        )
     training = Training(
         workloads=[replace(each, recompute=how.pipeline.recompute) for each in taught.workloads],
         execution=how,
-        path=path,
+        path=default_run_directory("blockwise") if run_dir is None else Path(run_dir),
         observer=observer,
         resumes=resumes,
+        sources=[source] * len(taught.workloads),
         taps=taught.taps,
         places=taught.places,
     )
     training.run()
+    return training.path

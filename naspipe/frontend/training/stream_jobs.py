@@ -8,10 +8,9 @@ from itertools import compress
 from naspipe.core.access import Access
 from naspipe.core.config import Definition, Execution
 from naspipe.core.errors import ConfigError, InvariantError
-from naspipe.core.ids import FIRST_STREAM, LayerId, SequenceId, StageId, StreamId
+from naspipe.core.ids import FIRST_STREAM, SequenceId, StageId, StreamId
 from naspipe.core.rules import Follows
 from naspipe.core.space import Shared
-from naspipe.core.steps import Steps
 from naspipe.core.subnet import Subnet
 from naspipe.frontend.given.input_checks import check_batch, check_grouping, check_layers
 from naspipe.frontend.given.pass_streams import draw_passes
@@ -19,9 +18,9 @@ from naspipe.frontend.given.strategy_source import StrategySource, sample_stream
 from naspipe.runtime.jobs.job import StreamJob, TrainingJob
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.layers.optimizers import check_optimizer
-from naspipe.runtime.measuring.layer_sizes import buffered_layers
 from naspipe.schedule.invariants import led, violations
 from naspipe.schedule.traits import causal_policies, traits_of
+from naspipe.sim.cutting import is_joint
 from naspipe.sim.pipeline import StreamPlan
 from naspipe.stage.builder import build_controller
 from naspipe.trace.results.run_directory import RunDirectory
@@ -43,7 +42,7 @@ def check_stream(number: StreamId, workload: Workload, execution: Execution) -> 
         order=order if order != "auto" else "paper",
         steps=definition.recipe.steps,
     )
-    if execution.pipeline.stages > len(space) and not workload.is_whole:
+    if execution.pipeline.stages > len(space) and not is_joint(execution):
         raise ConfigError(
             f"{execution.pipeline.stages} stages for {len(space)} blocks: expected at most one "
             f"stage per block; choose --stages {len(space)} or less"
@@ -64,8 +63,13 @@ def draw_stream(number: StreamId, workload: Workload) -> tuple[Subnet, ...]:
         stream = sample_stream(space)
     else:
         stream = draw_passes(workload)
+    steps, left_out = workload.recipe.steps, workload.left_out
     return tuple(
-        Subnet(number, SequenceId(place), space.chain(choices))
+        Subnet(
+            number,
+            SequenceId(place),
+            () if steps.pass_of(place) in left_out else space.chain(choices),
+        )
         for place, choices in enumerate(stream)
     )
 
@@ -106,9 +110,13 @@ def stream_job(
 
 
 def choices_of(workload: Workload, subnets: Sequence[Subnet]) -> list[tuple[int, ...]]:
-    """Of every subnet, the candidate of each choice block."""
+    """Of every subnet, the candidate of each choice block; of an empty one, those before it."""
     is_choice = [not isinstance(block, Shared) for block in workload.space.blocks]
-    return [tuple(compress(subnet.chain, is_choice)) for subnet in subnets]
+    found: list[tuple[int, ...]] = []
+    for subnet in subnets:
+        is_empty = found and not subnet.chain
+        found.append(found[-1] if is_empty else tuple(compress(subnet.chain, is_choice)))
+    return found
 
 
 def check_order(number: StreamId, logs: Sequence[Sequence[Access]], job: TrainingJob) -> None:
@@ -129,9 +137,6 @@ def check_order(number: StreamId, logs: Sequence[Sequence[Access]], job: Trainin
     buffered = job.buffered and {
         each._replace(stream=FIRST_STREAM) for each in job.buffered if each.stream == number
     }
-    if buffered is None and _is_spread(accesses, steps):
-        own = buffered_layers(stream.workload.space, stream.workload.recipe.norms == "deferred")
-        buffered = {LayerId(FIRST_STREAM, *place) for place in own}
     found = violations(
         accesses,
         rules,
@@ -146,14 +151,3 @@ def check_order(number: StreamId, logs: Sequence[Sequence[Access]], job: Trainin
     unled = (line for each in leaders for line in led(logs[each], accesses, rules, steps))
     if broken := [*found, *unled]:
         raise InvariantError(f"{len(broken)} rules of the policy {policy} broken: {broken[0]}")
-
-
-def _is_spread(accesses: Sequence[Access], steps: Steps) -> bool:
-    """Whether passes of one step went through a layer on several stages: in an earlier life on
-    groups, where the last one has none."""
-    stages: dict[tuple[LayerId, int], StageId] = {}
-    return any(
-        stages.setdefault((each.layer, steps.step(each.sequence_id)), each.stage) != each.stage
-        for each in accesses
-        if steps.passes > 1
-    )

@@ -231,7 +231,9 @@ class Training:
                 "order": plan.order,
                 "window": plan.window,
                 "budgets": list(plan.memory.budgets) if plan.memory else [],
-                "partitions": sorted({str(each.partition) for each in stream.planned}),
+                "partitions": sorted(
+                    {str(each.partition) for each in stream.planned if each.subnet.chain}
+                ),
                 "streams": len(self.workloads),
             },
             "requested": self.execution.as_dict(),

@@ -60,8 +60,8 @@ class StepState:
     steps: Steps
     sums: dict[LayerId, PassSum] = field(default_factory=dict)
     """Of gradients so far, over passes in their order."""
-    statistics: dict[LayerId, list[Statistics]] = field(default_factory=dict)
-    """Of batch normalisation, a pass each, in their order."""
+    statistics: dict[LayerId, dict[int, Statistics]] = field(default_factory=dict)
+    """Of batch normalisation, by the number of the pass in its step."""
     counts: Counter[LayerId] = field(default_factory=Counter)
     """Passes whose gradients they hold."""
     contributions: dict[str, dict[StageId, Mapping[str, Any]]] = field(default_factory=dict)
@@ -75,11 +75,11 @@ class StepState:
         return self.sums[layer]
 
     def join(self, layer: LayerId, given: GradientSum) -> None:
-        """Let this stage's passes follow those of another group."""
+        """Add what another group has of its passes, all of them before this stage's."""
         self.counts[layer] += given.num_passes
         self.sum(layer).join(given.parts)
         if given.statistics:
-            self.statistics[layer] = given.statistics
+            self.statistics.setdefault(layer, {}).update(given.statistics)
 
     def gather(self, layer: LayerId, sequence_id: SequenceId, state: PassState) -> None:
         """Take over what a pass on this stage has left of a layer, once."""
@@ -87,9 +87,10 @@ class StepState:
         if gradients is None:
             return
         self.counts[layer] += 1
-        self.sum(layer).add(self.steps.pass_of(sequence_id), gradients)
+        number = self.steps.pass_of(sequence_id)
+        self.sum(layer).add(number, gradients)
         if (statistics := state.statistics.pop(layer, None)) is not None:
-            self.statistics.setdefault(layer, []).append(statistics)
+            self.statistics.setdefault(layer, {})[number] = statistics
 
     def total(self, layer: LayerId) -> Gradients:
         """The gradients of all passes that used a layer, averaged over them where that is asked."""
@@ -139,7 +140,7 @@ class StepStates:
         given = GradientSum(
             state.sum(layer).parts,
             state.counts.pop(layer, 0),
-            state.statistics.pop(layer, []),
+            state.statistics.pop(layer, {}),
         )
         del state.sums[layer]
         self._end(layer.stream, sequence_id)

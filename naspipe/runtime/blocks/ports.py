@@ -92,7 +92,7 @@ class Updates(Protocol):
         ...
 
     def join(self, command: JoinSum) -> None:
-        """Let this stage's gradients of a step follow those that came."""
+        """Add this stage's gradients of a step to those that came."""
         ...
 
     def contribution(self, command: Contribute) -> Mapping[str, Any]:

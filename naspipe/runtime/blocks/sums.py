@@ -26,8 +26,8 @@ class GradientSum(NamedTuple):
 
     parts: Mapping[Part, Gradients]
     num_passes: int
-    statistics: list[Statistics]
-    """Of batch normalisation, a pass each."""
+    statistics: Mapping[int, Statistics]
+    """Of batch normalisation, by the number of the pass in its step."""
 
 
 class Fold:

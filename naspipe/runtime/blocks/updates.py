@@ -75,7 +75,7 @@ class StageUpdates:
             self._step(command, stored, gradients, step.contributions)
         else:
             self._follow(command, stored, workload.follows)
-        for statistics in step.statistics.pop(layer, ()):
+        for _, statistics in sorted(step.statistics.pop(layer, {}).items()):
             if workload.follows is None or workload.follows.buffers == "own":
                 fold(stored.module, statistics)
         self._placement.synchronize()
@@ -119,15 +119,21 @@ class StageUpdates:
         self._sums[layer, version] = given
 
     def join(self, command: JoinSum) -> None:
-        """Let this stage's gradients of a step follow those that came."""
+        """Add this stage's gradients of a step to those that came."""
         layer, last = command.layer, SequenceId(command.version)
         given = self._sums.pop((layer, command.version))
         self._together.of(layer.stream, last).join(layer, given)
-        stored = self._stores[layer.stream][layer]
-        stored.advance(last, command.base, command.keeps_base)
+        if command.base is not None:
+            stored = self._stores[layer.stream][layer]
+            stored.advance(last, command.base, command.keeps_base)
 
     def contribution(self, command: Contribute) -> Mapping[str, Any]:
-        """What this stage contributes to an exchange of a step, all of whose gradients it has."""
+        """What this stage contributes to an exchange of a step, all of whose gradients it has.
+
+        Nothing to one that is no matter of gradients: there it counts that it came.
+        """
+        if command.exchange not in self._exchanges:
+            return {}
         stream, first = command.stream, command.sequence_id
         steps = self._steps[stream]
         for number in range(first, steps.end(first)):

@@ -34,14 +34,14 @@ def wants_hidden(loss: Loss) -> bool:
     return bool(getattr(loss, "wants_hidden", False))
 
 
-def untaught(loss: Loss, passes: int) -> Loss:
-    """The loss without a teacher, of steps of so many passes.
+def untaught(loss: Loss, passes: int, lessons: int) -> Loss:
+    """The loss without a teacher, of steps of so many passes and, with one, lessons.
 
     Of one that has no such form, that of an output that teaches itself.
     """
     if is_joined(loss):
         joined: Any = loss
-        return lambda output, *_: joined.joined([output] * passes, [output.detach()] * passes)
+        return lambda output, *_: joined.joined([output] * passes, [output.detach()] * lessons)
     if callable(loss):
         return loss
     return lambda output, *fields: distilling(loss)(output, output.detach(), *fields)

@@ -14,6 +14,7 @@ from naspipe.core.rules import Rule
 from naspipe.core.space import Space
 from naspipe.core.steps import Steps, parse_passes
 from naspipe.core.wiring import StreamWiring, Tap, Wiring
+from naspipe.data.views import Views
 from naspipe.runtime.jobs.losses import Loss, loss_fields, smoothed, untaught
 from naspipe.runtime.jobs.ports import Objective, OpenSource
 from naspipe.streams.ports import ExplorationStrategy
@@ -47,12 +48,17 @@ class Workload:
     """The stream whose cuts it has; None for its own."""
     in_training_mode: bool = False
     """Whether modules of a stream that is not trained run as in training."""
-    is_whole: bool = False
-    """Whether all of its blocks are on one stage, which the planner chooses."""
+    output_bytes: int = 1
+    """What its last block hands to other streams in a pass, where its placement depends on it."""
+    left_out: frozenset[int] = frozenset()
+    """Passes of a step that nobody needs, of a stream that is not trained."""
     rank: int = 0
     """Streams of a lower rank go first."""
     window: int | None = None
     """Subnets under way; None for the execution's."""
+    lingers: bool = True
+    """Where it is not trained: whether its window counts from the oldest of those that take its
+    outputs; otherwise only from those that have not taken them."""
     objectives: Mapping[int, Objective] = field(default_factory=dict)
     """Losses that arise in blocks of the chain before its last."""
     field_sources: Mapping[str, OpenSource] = field(default_factory=dict)
@@ -78,6 +84,7 @@ class Workload:
             rank=self.rank,
             cut_like=self.cut_like,
             window=self.window,
+            lingers=self.lingers,
             objectives=tuple(sorted(self.objectives)),
             late_fields=tuple(each for each in needed if each[1] in self.field_sources),
         )
@@ -127,8 +134,10 @@ class Workload:
         Raises:
             ConfigError: when it cannot be changed so.
         """
-        recipe = self.definition.recipe
-        return untaught(smoothed(self.loss, recipe.label_smoothing), recipe.steps.passes)
+        recipe, data = self.definition.recipe, self.data
+        passes = recipe.steps.passes
+        lessons = data.lessons if isinstance(data, Views) else passes
+        return untaught(smoothed(self.loss, recipe.label_smoothing), passes, lessons)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from torch import nn
 
 from naspipe.core.config import Recipe
 from naspipe.core.errors import ConfigError
+from naspipe.mixed.alphas import Alpha
 from naspipe.runtime.devices.host_arena import ALIGNMENT, round_up
 from naspipe.runtime.layers.optimizers import make_optimizer
 from naspipe.runtime.layers.ports import Layer, Place
@@ -19,7 +20,7 @@ class StateSizes:
     """How many bytes each tensor of an optimizer's state takes, learnt from a real step.
 
     Tensors without dimensions (Adam's ``step``) are left out: they stay where the optimizer
-    made them. Sizes are learnt once for each shape, strides and dtype of a parameter.
+    made them. Sizes are learnt once for each shape, strides, dtype and kind of a parameter.
     """
 
     def __init__(self, recipe: Recipe) -> None:
@@ -28,14 +29,15 @@ class StateSizes:
 
     def of(self, parameter: torch.Tensor) -> Mapping[str, int]:
         """Bytes by the names of the state, in their order."""
-        key = (parameter.shape, parameter.stride(), parameter.dtype)
+        kind = Alpha if isinstance(parameter, Alpha) else nn.Parameter
+        key = (parameter.shape, parameter.stride(), parameter.dtype, kind)
         if key not in self._known:
-            self._known[key] = self._learn(parameter)
+            self._known[key] = self._learn(parameter, kind)
         return self._known[key]
 
-    def _learn(self, like: torch.Tensor) -> Mapping[str, int]:
+    def _learn(self, like: torch.Tensor, kind: type[nn.Parameter]) -> Mapping[str, int]:
         zeros = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype).zero_()
-        parameter = nn.Parameter(zeros)
+        parameter = kind(zeros)
         parameter.grad = torch.ones_like(zeros)
         optimizer = make_optimizer(self._recipe, [parameter])
         optimizer.step()

@@ -11,6 +11,7 @@ import torch
 
 from naspipe.core.config import Recipe
 from naspipe.core.errors import ConfigError, reason
+from naspipe.mixed.alphas import Alpha, WithAlphas, alpha_optimizer
 from naspipe.runtime.layers.around_step import add_hooks
 from naspipe.runtime.layers.lars import LARS
 
@@ -34,6 +35,14 @@ MEANINGLESS = {
     "differentiable": "nothing is differentiated through a WRITE",
     "capturable": "no step is captured in a CUDA graph",
 }
+
+
+_OF_ALPHAS = {
+    name: option
+    for name, option in inspect.signature(alpha_optimizer).parameters.items()
+    if option.default is not inspect.Parameter.empty
+}
+"""Options of whatever optimizer, for layers with architecture parameters."""
 
 
 def check_optimizer(recipe: Recipe) -> None:
@@ -92,7 +101,7 @@ def _check_options(recipe: Recipe) -> None:
 
 def _options(name: str) -> dict[str, inspect.Parameter]:
     """What a user may set of an optimizer, by name."""
-    known = inspect.signature(_find(name)).parameters
+    known = {**inspect.signature(_find(name)).parameters, **_OF_ALPHAS}
     hidden = ("params", "lr", *MEANINGLESS)
     return {option: known[option] for option in known if option not in hidden}
 
@@ -103,8 +112,9 @@ def _find(name: str) -> Any:
 
 
 def _take_steps(recipe: Recipe) -> None:
-    """Two steps on a vector and a matrix: some options are first looked at there."""
-    parameters = [torch.nn.Parameter(torch.zeros(size)) for size in ((2,), (2, 2))]
+    """Two steps on vectors and a matrix: some options are first looked at there."""
+    weights = (torch.nn.Parameter(torch.zeros(size)) for size in ((2,), (2, 2)))
+    parameters = [*weights, Alpha(torch.zeros(2))]
     optimizer = make_optimizer(recipe, parameters)
     for _ in range(2):
         for parameter in parameters:
@@ -115,15 +125,32 @@ def _take_steps(recipe: Recipe) -> None:
 def make_optimizer(
     recipe: Recipe, parameters: Iterable[torch.nn.Parameter]
 ) -> torch.optim.Optimizer:
-    """One layer's optimizer; its rate is set before each step.
+    """One layer's optimizer; the rate of its first group is set before each step.
 
     Its step clips and averages as the recipe says (:mod:`naspipe.runtime.layers.around_step`).
+    Architecture parameters have an optimizer of their own in it, at a constant rate.
     """
     options = {
         key: tuple(value) if isinstance(value, list) else value
         for key, value in recipe.optimizer_options.items()
     }
+    of_alphas: dict[str, Any] = {name: options.pop(name) for name in _OF_ALPHAS if name in options}
+    weights, alphas = _split(parameters)
+    optimizer: torch.optim.Optimizer
     make = _find(recipe.optimizer)
-    optimizer: torch.optim.Optimizer = make(list(parameters), lr=recipe.lr, **options)
+    if alphas:
+        own = make([{"params": weights}], lr=recipe.lr, **options)
+        optimizer = WithAlphas(own, alpha_optimizer(alphas, **of_alphas))
+    else:
+        optimizer = make(weights, lr=recipe.lr, **options)
     add_hooks(optimizer, recipe)
     return optimizer
+
+
+def _split(
+    parameters: Iterable[torch.nn.Parameter],
+) -> tuple[list[torch.nn.Parameter], list[torch.nn.Parameter]]:
+    """Weights, and architecture parameters."""
+    found = list(parameters)
+    alphas: list[torch.nn.Parameter] = [each for each in found if isinstance(each, Alpha)]
+    return [each for each in found if not isinstance(each, Alpha)], alphas

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
+import time
 import traceback
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,7 +19,7 @@ import msgpack
 import torch
 
 from naspipe.core.errors import ConfigError, RunInterruptedError, StageFailedError, TransportError
-from naspipe.planning.cost import CostTable, LayerCost
+from naspipe.planning.cost import CostTable, LayerCost, mean_costs
 from naspipe.runtime.devices.cuda_device import start_cuda
 from naspipe.runtime.devices.determinism import deterministic_torch
 from naspipe.runtime.jobs.job import TrainingJob
@@ -140,8 +141,19 @@ def _interruption(job: TrainingJob, stop: Stop, publisher: Publisher) -> RunInte
     )
 
 
-def profile_apart(workload: Workload, timeout_seconds: float, device: str = "cpu") -> CostTable:
+def profile_apart(
+    workload: Workload, timeout_seconds: float, device: str = "cpu", copies: int = 1
+) -> CostTable:
     """The quick profile, in a process of its own, so that this one stays fit for forking.
+
+    Processes that compute at once share caches and memory's bandwidth, and each of them is slower
+    than one alone. So several copies of the profile measure what layers take side by side.
+
+    Args:
+        workload: whose layers are measured.
+        timeout_seconds: for all of it.
+        device: where they compute.
+        copies: how many processes measure at once; the result is their mean.
 
     Raises:
         StageFailedError: when a layer, the loss or the data raises.
@@ -149,21 +161,32 @@ def profile_apart(workload: Workload, timeout_seconds: float, device: str = "cpu
         TransportError: when the profile takes longer than the time-out.
     """
     check_fit_for_forking(device)
+    deadline = time.monotonic() + timeout_seconds
+    with ExitStack() as stack, quiet_fork():
+        started = [_start_profile(workload, device, stack) for _ in range(copies)]
+        return mean_costs([_profile_of(*each, deadline) for each in started])
+
+
+def _start_profile(workload: Workload, device: str, stack: ExitStack) -> tuple[Any, Any]:
+    """A process that measures, and where its answer comes."""
     receiver, sender = FORK.Pipe(duplex=False)
+    stack.enter_context(receiver)
     process = FORK.Process(
         target=_profile_main, args=(workload, device, sender), name="naspipe-profile"
     )
-    with receiver, quiet_fork():
-        process.start()
-        sender.close()
-        try:
-            if not receiver.poll(timeout_seconds):
-                raise TransportError(f"the profile took longer than {timeout_seconds:g} s")
-            costs, failure, refusal = msgpack.unpackb(receiver.recv_bytes())
-        except EOFError:
-            raise StageFailedError(0, "the profile of its layers", obituary(process)) from None
-        finally:
-            end_all([process])
+    process.start()
+    stack.callback(end_all, [process])
+    sender.close()
+    return process, receiver
+
+
+def _profile_of(process: Any, receiver: Any, deadline: float) -> CostTable:
+    try:
+        if not receiver.poll(max(0.0, deadline - time.monotonic())):
+            raise TransportError("the profile took longer than timeout_seconds allows")
+        costs, failure, refusal = msgpack.unpackb(receiver.recv_bytes())
+    except EOFError:
+        raise StageFailedError(0, "the profile of its layers", obituary(process)) from None
     if refusal:
         raise ConfigError(refusal)
     if failure:

@@ -130,7 +130,7 @@ class LayerExchange:
                 statistics.setdefault(int(first), {})[name] = tensor
             else:
                 parts.setdefault((int(first), int(number)), {})[name] = tensor
-        return GradientSum(parts, count, [statistics[each] for each in sorted(statistics)])
+        return GradientSum(parts, count, statistics)
 
 
 def _write_sum(given: GradientSum) -> list[tuple[str, Any]]:
@@ -141,7 +141,7 @@ def _write_sum(given: GradientSum) -> list[tuple[str, Any]]:
     ]
     statistics = [
         (f"{_STATISTICS} {number} 1 {buffer}", tensor)
-        for number, each in enumerate(given.statistics)
+        for number, each in given.statistics.items()
         for buffer, tensor in each.items()
     ]
     return [(_COUNT, given.num_passes), *gradients, *statistics]

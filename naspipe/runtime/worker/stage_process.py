@@ -139,6 +139,8 @@ class StageRun:
             steps=job.steps,
             wiring=job.wiring,
             buffered=job.buffered,
+            streams=[n for n, stages in enumerate(job.participants) if stage in stages],
+            reduction_launch=execution.pipeline.reduction_launch,
         )
         intakes = self._intakes()
         self._driver = StageDriver(
@@ -214,7 +216,7 @@ class StageRun:
         used = {
             each.subnet.layer(block)
             for each in planned[stream.first :]
-            for block in range(len(space))
+            for block in range(len(each.subnet.chain))
         }
         for layer, _, keeper in stream.kept:
             if keeper == self._stage and layer not in used and stream.restored:
@@ -232,7 +234,7 @@ class StageRun:
         ]
         homes: dict[LayerId, StageId] = {}
         for each in planned[stream.first :] if blocks else ():
-            for block in blocks:
+            for block in blocks if each.subnet.chain else ():
                 homes.setdefault(each.subnet.layer(block), each.partition.stage_of(block))
         return {layer for layer, stage in homes.items() if stage != self._stage}
 

@@ -82,14 +82,14 @@ class SelfAttention(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Attention, then a hidden layer of four times the width; a norm behind each sum."""
+    """Attention, then a hidden layer of so many times the width; a norm behind each sum."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, times: int = 4) -> None:
         super().__init__()
         self.attention = SelfAttention(width, heads)
         self.attention_norm = nn.LayerNorm(width, _EPSILON)
-        self.hidden = _linear(width, 4 * width)
-        self.output = _linear(4 * width, width)
+        self.hidden = _linear(width, times * width)
+        self.output = _linear(times * width, width)
         self.norm = nn.LayerNorm(width, _EPSILON)
         self.dropout = nn.Dropout(DROPOUT)
 

@@ -1,4 +1,4 @@
-"""BERT-base and DistilBERT: what their blocks are.
+"""BERT-base, BERT-mini and DistilBERT: what their blocks are.
 
 An embedding, 12 encoders and a head that guesses masked words, as Devlin et al. 2019 have them.
 Three things differ. There is no next-sentence task, and so neither segments nor a pooler. The
@@ -6,7 +6,7 @@ head's decoder has a weight of its own, as a parameter that two layers share is 
 optimizer decays every parameter, biases and norms too. A scale changes widths, never blocks.
 
 DistilBERT has half of the encoders (Sanh et al. 2019, section 3). Its head returns its input, too,
-for the loss of hidden states.
+for the loss of hidden states. BERT-mini has 4 encoders of 256 features (Turc et al. 2019).
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from naspipe.core.rules import Rule
 from naspipe.core.space import Block, Shared
 from search_spaces.common import Defaults
 
-NAMES = ("bert-base", "distil-bert")
+NAMES = ("bert-base", "distil-bert", "bert-mini")
 
-ENCODERS = {"bert-base": 12, "distil-bert": 6}
+ENCODERS = {"bert-base": 12, "distil-bert": 6, "bert-mini": 4}
 
 WIDTHS = {"tiny": 64, "small": 256, "paper": 768}
+MINI_WIDTHS = {"tiny": 64, "small": 128, "paper": 256}
 
 HEADS = {"tiny": 4, "small": 8, "paper": 12}
-"""Of each encoder's attention."""
+"""Of each encoder's attention; BERT-mini has 4."""
 
 PADDING = 1
 """The token that fills sentences up, in the data sets that come with naspipe."""
@@ -41,13 +42,26 @@ def chain(
     name: str, scale: str, info: Mapping[str, int], rule: Mapping[str, Rule]
 ) -> list[Block | Shared]:
     """The blocks of a network; there is nothing to choose."""
-    width, vocabulary = WIDTHS[scale], info["vocabulary"]
-    encoder = partial(_encoder, width, HEADS[scale])
+    vocabulary = info["vocabulary"]
+    width, heads = sizes(name, scale)
+    encoder = partial(_encoder, width, heads)
     return [
         Block([partial(_embedding, vocabulary, width, info["padding"])]),
         *(Block([encoder], kind="encoder") for _ in range(ENCODERS[name])),
-        Block([partial(_head if name == "bert-base" else _head_with_hidden, width, vocabulary)]),
+        Block([partial(_head_with_hidden if name == "distil-bert" else _head, width, vocabulary)]),
     ]
+
+
+def sizes(name: str, scale: str) -> tuple[int, int]:
+    """Features of a token, and heads."""
+    if name == "bert-mini":
+        return MINI_WIDTHS[scale], 4
+    return WIDTHS[scale], HEADS[scale]
+
+
+def cuts(name: str) -> tuple[int, ...]:
+    """Where it is cut to teach block by block: before every encoder but the first."""
+    return tuple(range(2, ENCODERS[name] + 1))
 
 
 def defaults(name: str, scale: str) -> Defaults:
@@ -57,7 +71,7 @@ def defaults(name: str, scale: str) -> Defaults:
         max_tokens={"tiny": 600, "small": 4096, "paper": 12288}[scale],
         optimizer="AdamW",
         lr={"tiny": 1e-3, "small": 3e-4, "paper": 1e-4}[scale],
-        loss=_loss if name == "bert-base" else _three_terms,
+        loss=_three_terms if name == "distil-bert" else _loss,
     )
 
 

@@ -63,7 +63,9 @@ def test_a_declared_field_is_in_help_and_lists(parser: argparse.ArgumentParser) 
     assert "  --teachers N          networks that teach (default: 0)\n" in text
     assert "  --no-keep-labels      keep 100% of what they say\n" in text
     assert "  teaching: teachers, keep_labels\n" in text
-    assert "  teaching: teachers, keep_labels\n" in key_list(Wider) and "teach" not in key_list()
+    assert (
+        "  teaching: teachers, keep_labels\n" in key_list(Wider) and "keep_labels" not in key_list()
+    )
     assert (
         "### Teaching\n\n- `teachers=0`, `--teachers` (0 to 8): networks that teach. Each has a "
         "worker of its own. As in `--set teachers=2`.\n- `keep_labels=true`, `--no-keep-labels`"

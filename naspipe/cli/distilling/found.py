@@ -1,0 +1,87 @@
+"""What the names of a distillation stand for: the teacher's blocks, the students and the data."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from naspipe.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from naspipe.cli.distilling.asked import Source
+    from naspipe.cli.run_source import RunSource
+    from naspipe.frontend.given.students import Students
+    from naspipe.runtime.jobs.workload import Batches
+
+
+class Found(NamedTuple):
+    """Of a distillation."""
+
+    teachers: list[nn.Module]
+    students: Students
+    data: Batches
+
+
+def find(source: Source, data_dir: Path | None) -> Found:
+    """The teacher's blocks, the students and the data.
+
+    Raises:
+        ConfigError: for a name that cannot be found, or a teacher that nobody knows how to cut.
+    """
+    import search_spaces
+    from naspipe.cli.teacher import find_teacher
+    from naspipe.core.rules import parse_rule
+    from naspipe.frontend.given.students import find_students
+
+    teacher = find_teacher(Path(source.teacher), source.subnet, data_dir)
+    named = _source_of_teacher(source)
+    network = named.space if named.space in search_spaces.networks() else None
+    cuts = source.cuts or (search_spaces.cuts(network) if network else ())
+    if not cuts:
+        raise ConfigError(
+            f"--cuts: expected the layers of {source.teacher} with which its blocks begin, but the "
+            f"first one, as in --cuts 3,6, found none for {named.space or 'an exported network'}; "
+            f"give them, or --network NAME where it is an exported one of naspipe's"
+        )
+    data = _data(named, data_dir)
+    students = find_students(source.student, network, named.scale, getattr(data, "info", {}))
+    rules = {name: parse_rule(text) for name, text in source.rules.items()}
+    return Found(teacher.blocks(cuts), students.with_rules(rules), data)
+
+
+def _source_of_teacher(source: Source) -> RunSource:
+    """What the teacher was trained on, and what is said in place of that."""
+    from naspipe.cli.run_source import RunSource, run_source
+    from naspipe.trace.results.run_directory import RunDirectory
+
+    path = Path(source.teacher)
+    if (path / "model.json").is_file():
+        scale, data = source.scale or "tiny", source.data
+        found = RunSource(source.network or "", scale, data, {})
+    else:
+        if source.network is not None:
+            raise ConfigError(
+                f"--network: expected it beside an exported network only, found it beside the run "
+                f"{path}, which says itself what it trained; leave it out"
+            )
+        nothing = argparse.Namespace(space=None, data=source.data, run=path)
+        found = run_source(nothing, RunDirectory(path).read_manifest())
+    return found._replace(scale=source.scale or found.scale, sizes={**found.sizes, **source.sizes})
+
+
+def _data(named: RunSource, data_dir: Path | None) -> Any:
+    """Of the teacher's batch sizes, unless others are given."""
+    import search_spaces
+    from naspipe.frontend.given.workloads import find_data, find_workload
+
+    if named.space in (*search_spaces.networks(), *search_spaces.names()):
+        return find_workload(*named[:3], data_dir, named.sizes).data
+    if named.data is None:
+        raise ConfigError(
+            "--data: expected a data set, or MODULE:FUNCTION, for a teacher without a name, found "
+            "none; give it, or --network NAME"
+        )
+    return find_data(named.data, data_dir, named.sizes)

@@ -1,0 +1,22 @@
+"""Layers that draw a path themselves, from architecture parameters that are trained, too.
+
+ProxylessNAS (Cai et al. 2019). A :class:`MixedEdge` is one layer of a chain; it holds all of its
+candidates and a number for each.
+
+=========================== =======================================================================
+:func:`student`              a space of mixed edges
+:class:`MixedEdge`           one of its layers
+:class:`Rounds`              data for weights, and every so often others for architecture parameters
+:func:`operations`           a table of operations, for :class:`naspipe.losses.CostTerm`
+=========================== =======================================================================
+"""
+
+from __future__ import annotations
+
+from naspipe.mixed.alphas import Alpha as Alpha
+from naspipe.mixed.mixed_edge import MixedEdge as MixedEdge
+from naspipe.mixed.operations import operations as operations
+from naspipe.mixed.rounds import Rounds as Rounds
+from naspipe.mixed.student_space import student as student
+
+__all__ = ["Alpha", "MixedEdge", "Rounds", "operations", "student"]

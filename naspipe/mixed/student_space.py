@@ -1,0 +1,66 @@
+"""Spaces whose layers are mixed edges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from torch import nn
+
+from naspipe.core.errors import ConfigError
+from naspipe.core.space import Block, Space
+from naspipe.mixed.mixed_edge import MixedEdge
+from naspipe.mixed.operations import Layers, candidates_of
+from naspipe.mixed.rounds import FIELD
+
+
+def student(
+    name: str,
+    layers: Layers,
+    *,
+    operations: Sequence[Sequence[float]] | None = None,
+    reference: float | None = None,
+) -> Space:
+    """A chain of mixed edges, each a block of the space with one candidate: itself.
+
+    Args:
+        name: how runs call it.
+        layers: of each its candidates, as factories; a factory alone is a layer without a choice.
+        operations: of each candidate of each layer, for :class:`naspipe.losses.CostTerm`.
+        reference: what the chain is to be compared with, such as the teacher's operations.
+
+    Raises:
+        ConfigError: for a reference without a table, or a table that does not fit.
+    """
+    found = candidates_of(layers)
+    if (operations is None) != (reference is None):
+        here, missing = ("operations", "reference") if operations else ("reference", "operations")
+        raise ConfigError(
+            f"student {name}: expected a table of operations and a reference, or neither, found "
+            f"{here} without {missing}; naspipe.mixed.operations makes a table"
+        )
+    table = [None] * len(found) if operations is None else [tuple(row) for row in operations]
+    if [len(row) for row in table if row is not None] not in ([], [len(each) for each in found]):
+        raise ConfigError(
+            f"student {name}: expected a table of operations for layers with "
+            f"{_listed(found)} candidates, found rows of {_listed(operations or ())}"
+        )
+    last = len(found) - 1
+    makers = [
+        partial(_edge, tuple(factories), row, reference if number == last else None)
+        for number, (factories, row) in enumerate(zip(found, table, strict=True))
+    ]
+    fields = [("input", FIELD), *[(FIELD,)] * last]
+    return Space(name, [Block([m], fields=f) for m, f in zip(makers, fields, strict=True)])
+
+
+def _edge(
+    factories: Sequence[Callable[[], nn.Module]],
+    operations: Sequence[float] | None,
+    reference: float | None,
+) -> MixedEdge:
+    return MixedEdge([make() for make in factories], operations, reference)
+
+
+def _listed(rows: Sequence[Sequence[object]]) -> str:
+    return ", ".join(str(len(row)) for row in rows) or "none"

@@ -1,0 +1,1 @@
+"""MobileNetV2 as a space of one candidate per block."""

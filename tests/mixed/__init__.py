@@ -1,0 +1,1 @@
+"""Layers that draw paths from architecture parameters."""

@@ -1,0 +1,55 @@
+"""Profiles in processes of their own, one or several at once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from multiprocessing import get_context
+
+import pytest
+
+from naspipe.core.config import Execution
+from naspipe.core.errors import ConfigError
+from naspipe.frontend.given import run_plan
+from naspipe.frontend.given.run_plan import cores_for
+from naspipe.runtime.measuring import profiler
+from naspipe.runtime.processes.launcher import profile_apart
+from tests.runtime.measuring.test_profiler import BATCH, noted_space, workload
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(profiler, "MAX_ROUNDS", profiler.MIN_ROUNDS)
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_copies_measure_at_once(copies):
+    """Each waits for the others to begin."""
+    barrier = get_context("fork").Barrier(copies)
+
+    def data(seed, number):
+        if number == 0:
+            barrier.wait(30)
+        return BATCH
+
+    found = profile_apart(replace(workload(noted_space([], (3, 2))), data=data), 60, copies=copies)
+    assert set(found.costs) == {(b, c) for b in range(4) for c in range((3, 3, 2, 2)[b])}
+    assert all(cost.forward_ns > 0 for cost in found.costs.values())
+
+
+def test_what_one_of_them_refuses_is_said():
+    def data(seed, number):
+        raise ConfigError("no such data")
+
+    with pytest.raises(ConfigError, match="no such data"):
+        profile_apart(replace(workload(noted_space([], (3, 2))), data=data), 60, copies=2)
+
+
+def test_as_many_at_once_as_cores_allow(monkeypatch):
+    monkeypatch.setattr(run_plan.os, "sched_getaffinity", lambda _: set(range(4)))
+    one, two = (
+        workload(noted_space([], (3, 2)), recipe={"threads": threads}) for threads in (1, 2)
+    )
+    counts = [cores_for(one, Execution(), workers) for workers in (1, 2, 4, 8)]
+    assert counts == [1, 2, 4, 4]
+    assert [cores_for(two, Execution(), workers) for workers in (1, 2, 4)] == [1, 2, 2]
+    assert cores_for(one, Execution(device="cuda"), 4) == 1

@@ -1,0 +1,27 @@
+"""Which stages hear of a stream."""
+
+from __future__ import annotations
+
+from naspipe.core.partition import make_partition
+from naspipe.core.wiring import Tap, TapRole, Wiring
+from naspipe.schedule.participation import participants
+
+
+def test_those_with_blocks_and_those_at_the_other_end_of_a_tap():
+    streams = [
+        [make_partition(each)] for each in ((0, 2, 2, 2, 2), (0, 0, 1, 1, 1), (0, 0, 0, 0, 3))
+    ]
+    assert participants(streams, Wiring(), 4) == [{0}, {1}, {3}]
+    wiring = Wiring(taps=(Tap((1, 0), (0, 1), TapRole.LESSON),))
+    assert participants(streams, wiring, 4) == [{0, 1}, {0, 1}, {3}]
+
+
+def test_a_stream_that_is_not_known_yet_may_come_to_any():
+    taught = [make_partition((0, 0, 1))]
+    wiring = Wiring(taps=(Tap((1, 0), (0, 0), TapRole.LESSON),))
+    assert participants([(), taught], wiring, 2) == [{0, 1}, {1}]
+
+
+def test_blocks_of_any_subnet_count():
+    cuts = [make_partition((0, 1, 1, 2)), make_partition((0, 0, 2, 2))]
+    assert participants([cuts], Wiring(), 3) == [{0, 1, 2}]

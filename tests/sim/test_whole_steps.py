@@ -1,0 +1,125 @@
+"""The order ``model-parallel``: one stage works at a time. A teacher's window: how far ahead."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+
+from naspipe.core.access import AccessKind
+from naspipe.core.ids import StreamId
+from naspipe.core.steps import Steps
+from naspipe.core.subnet import Subnet
+from naspipe.core.wiring import StreamWiring, Tap, TapRole, Wiring
+from naspipe.sim.costs import RandomCosts
+from naspipe.stage.taps import Taps
+from scripts import teachers_simulated
+from scripts.teachers_simulated import Setting, utilisation
+from tests.capabilities import simulated
+
+BLOCKS, PASSES = 6, 3
+
+
+class FreeMessages(RandomCosts):
+    """Random times of accesses; messages take none."""
+
+    def message_ns(self, receiver):
+        return 0
+
+
+def streams(passes, count=8):
+    """A supernet and its teacher of one subnet, one step after the other."""
+    draw = random.Random(1)
+    student = [
+        Subnet(StreamId(0), y, tuple(draw.randrange(2) for _ in range(BLOCKS)))
+        for y in range(count * passes)
+    ]
+    return [student, [Subnet(StreamId(1), y, (0,) * 4) for y in range(count * passes)]]
+
+
+def joined(role=TapRole.LESSON, sink=BLOCKS - 1, pairs=None):
+    tap = Tap((1, 3), (0, sink), role, pairs)
+    return Wiring(streams=(StreamWiring(), StreamWiring(is_trained=False, rank=1)), taps=(tap,))
+
+
+def cut(subnet):
+    return (0, 2, 4, 6) if subnet.stream == 0 else (0, 1, 3, 4)
+
+
+def run(order, passes=PASSES, wiring=None, seed=0):
+    return simulated.run(
+        streams(passes), cut, wiring=wiring or joined(), order=order, stages=3,
+        steps=Steps(passes, draws_each=passes > 1), costs=FreeMessages(seed),
+    )  # fmt: skip
+
+
+def at_once(accesses):
+    """Pairs of accesses on two stages at one time; what is written may be, at a step's end."""
+    spans = sorted(
+        (each.start_ns, each.end_ns, each.stage)
+        for each in accesses
+        if each.kind is not AccessKind.WRITE and each.end_ns > each.start_ns
+    )
+    return [(a, b) for a, b in pairwise(spans) if b[0] < a[1] and a[2] != b[2]]
+
+
+@pytest.mark.parametrize("pairs", [None, ((0, 1), (1, 2), (2, 0))])
+def test_one_stage_works_at_a_time(pairs):
+    for seed in range(8):
+        wiring = joined(pairs=pairs)
+        assert at_once(run("model-parallel", wiring=wiring, seed=seed)) == []
+        assert at_once(run("gpipe", wiring=wiring, seed=seed))
+
+
+def test_plain_streams_and_single_passes():
+    for passes in (1, PASSES):
+        own = streams(passes)[:1]
+        how = {"order": "model-parallel", "stages": 3, "steps": Steps(passes)}
+        assert at_once(simulated.run(own, cut, costs=FreeMessages(2), **how)) == []
+
+
+def test_a_stream_that_is_fed_early_is_not_waited_for():
+    """Its first block takes from the teacher's last stage: waiting for it would be for ever."""
+    assert run("model-parallel", wiring=joined(TapRole.INPUT, sink=0))
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+def test_one_of_the_stages_is_busy(stages):
+    for lag in (0, 1, None):
+        setting = Setting(stages=stages, batches=3, views=2, lag=lag, order="model-parallel")
+        assert utilisation(setting) == pytest.approx(1 / stages, abs=1e-3) == setting.formula
+
+
+def test_a_broken_turn_is_seen(monkeypatch):
+    monkeypatch.setattr("naspipe.stage.ready._Turn.is_open", lambda *_: True)
+    assert any(at_once(run("model-parallel", seed=seed)) for seed in range(4))
+
+
+def furthest(monkeypatch, **how):
+    """Passes that a frozen teacher of cheap forwards is ahead, at most."""
+    found, simulate = [], teachers_simulated.simulate
+
+    def spied(*arguments):
+        logs = simulate(*arguments)
+        for log in logs:
+            newest = [0, 0]
+            for access in sorted(log, key=lambda each: each.end_ns):
+                if access.layer.stream or access.kind is AccessKind.BACKWARD:
+                    stream = access.layer.stream
+                    newest[stream] = max(newest[stream], access.sequence_id)
+                    found.append(newest[1] - newest[0])
+        return logs
+
+    monkeypatch.setattr(teachers_simulated, "simulate", spied)
+    utilisation(Setting(stages=4, batches=6, ratio=0.5, **how))
+    return max(found)
+
+
+def test_a_teacher_is_no_further_ahead_than_its_window(monkeypatch):
+    assert furthest(monkeypatch) == 3 * 6
+
+
+def test_a_teacher_that_nothing_holds_runs_away(monkeypatch):
+    monkeypatch.setattr(Taps, "_lingers", lambda *_: False)
+    assert furthest(monkeypatch) > 40
