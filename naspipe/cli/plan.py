@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from naspipe.cli import teacher
 from naspipe.cli.display.plan_with_teacher import WIDTH, plan_taught, print_taught
+from naspipe.cli.distilling.plan_blocks import is_student, plan_blocks, print_blocks
 from naspipe.cli.flags import add_flags, flags
 from naspipe.cli.simulate import add_scenario_arguments, open_scenario
 from naspipe.core.config import Definition, Settings, apply_settings
@@ -30,6 +31,7 @@ examples:
   naspipe plan nlp.c1 --devices 8 --costs table5 --passes one,accumulate:4,subnets:4
   naspipe plan cv.c1 --devices 8 --costs table5 --no-shared --json
   naspipe plan cnn --devices 4 --teacher runs/vit --passes accumulate:4,accumulate:8
+  naspipe plan proxyless --devices 4 --teacher runs/mobile
   naspipe plan byol --devices 4 --momentum 0.99:1 --passes accumulate:4,accumulate:8
 
 stages: of each group, where steps have passes that groups can share: 2 x 4 is two groups of four
@@ -89,6 +91,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     if not 1 <= arguments.devices <= 256:
         raise ConfigError(f"--devices {arguments.devices}: expected 1 to 256")
+    if is_student(arguments.space):
+        return _of_blocks(arguments)
     if arguments.teacher or arguments.teacher_subnet or arguments.momentum:
         return _with_teacher(arguments)
     streams = [_count("--streams", word) for word in _listed("--streams", arguments.streams)]
@@ -124,6 +128,23 @@ def _with_teacher(arguments: argparse.Namespace) -> int:
         print(json.dumps([plan.as_dict() for plan in plans], indent=1))
     else:
         print_taught(plans)
+    return 0
+
+
+def _of_blocks(arguments: argparse.Namespace) -> int:
+    """As :func:`run`, for a student whose blocks have teachers of their own."""
+    from naspipe.core.errors import ConfigError
+
+    if not arguments.teacher:
+        raise ConfigError(
+            f"{arguments.space}: expected --teacher RUN, whose blocks teach it, found none"
+        )
+    kinds = _listed("--passes", arguments.passes) if arguments.passes else []
+    plans = plan_blocks(arguments, kinds, _counts(arguments.devices))
+    if arguments.json:
+        print(json.dumps([plan.as_dict() for plan in plans], indent=1))
+    else:
+        print_blocks(plans)
     return 0
 
 
