@@ -12,23 +12,29 @@ from naspipe.core.space import Block, Shared, Space
 
 if TYPE_CHECKING:
     from naspipe.data.views import Views as Views
+    from naspipe.export.composed import export_blocks as export_blocks
+    from naspipe.export.composed import validate_blocks as validate_blocks
     from naspipe.export.exporter import export_subnet as export_subnet
     from naspipe.frontend.given.momentum import Momentum as Momentum
     from naspipe.frontend.given.plain_chain import chain as chain
     from naspipe.frontend.given.run import Run as Run
     from naspipe.frontend.given.teachers import Teacher as Teacher
     from naspipe.frontend.search.api import search_subnets as search_subnets
+    from naspipe.frontend.search.block_rating import combine_blocks as combine_blocks
+    from naspipe.frontend.search.block_rating import rate_blocks as rate_blocks
     from naspipe.frontend.training.api import train as train
     from naspipe.frontend.training.api import train_together as train_together
     from naspipe.frontend.training.api import workload as workload
     from naspipe.frontend.training.distillation import distill_blockwise as distill_blockwise
+    from naspipe.frontend.training.distilled import Blockwise as Blockwise
     from naspipe.nni.adapter import from_nni as from_nni
 
 __all__ = [
-    "Block", "ConfigError", "Exact", "Execution", "Frozen", "Lag", "Momentum", "NaspipeError",
-    "Run", "Shared", "Space", "StageFailedError", "Teacher", "Views", "chain",
-    "distill_blockwise", "export_subnet", "from_nni", "losses", "mixed", "search_subnets",
-    "train", "train_together", "workload",
+    "Block", "Blockwise", "ConfigError", "Exact", "Execution", "Frozen", "Lag", "Momentum",
+    "NaspipeError", "Run", "Shared", "Space", "StageFailedError", "Teacher", "Views", "chain",
+    "combine_blocks", "distill_blockwise", "export_blocks", "export_subnet", "from_nni", "losses",
+    "mixed", "rate_blocks", "search_subnets", "train", "train_together", "validate_blocks",
+    "workload",
 ]  # fmt: skip
 __version__ = "0.1.0"
 
@@ -42,7 +48,12 @@ _NEED_TORCH = {
     "Momentum": "naspipe.frontend.given.momentum",
     "Views": "naspipe.data.views",
     "chain": "naspipe.frontend.given.plain_chain",
+    "rate_blocks": "naspipe.frontend.search.block_rating",
+    "combine_blocks": "naspipe.frontend.search.block_rating",
+    "Blockwise": "naspipe.frontend.training.distilled",
     "search_subnets": "naspipe.frontend.search.api",
+    "export_blocks": "naspipe.export.composed",
+    "validate_blocks": "naspipe.export.composed",
     "export_subnet": "naspipe.export.exporter",
     "from_nni": "naspipe.nni.adapter",
 }

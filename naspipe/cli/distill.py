@@ -16,7 +16,7 @@ from naspipe.cli.distilling.distill_arguments import add_arguments as add_argume
 
 if TYPE_CHECKING:
     from naspipe.cli.distilling.asked import Asked
-    from naspipe.frontend.training.distillation import Blockwise
+    from naspipe.frontend.training.distilled import Blockwise
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from naspipe.core.space import Space
+    from naspipe.export.exporter import Exported
     from naspipe.runtime.jobs.losses import Loss
     from naspipe.runtime.jobs.workload import Batches
 
@@ -23,6 +24,10 @@ examples:
   naspipe export runs/two --subnet 0,3,1,2 -o exported          one choice per choice block
   naspipe export runs/mine --space mymodule:space --data mymodule:batches --subnet last -o exported
   naspipe export runs/two --subnet first --retrain 500 -o alone  trained alone, from first weights
+  naspipe export runs/blocks --space mine:students --data mine:batches --subnet '0,1;2;' -o out
+
+A blockwise distillation has a path for each block: choices with ; between blocks, or best, the best
+of its newest ratings.
 
 A space of your own must be importable where the subnet is loaded, as its layers are your classes.
 """
@@ -56,15 +61,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Export; prints the directory on stdout, and what to know on stderr."""
-    import sys
-
+    from naspipe.cli.distilling.export_blocks import export_students
     from naspipe.core.errors import ConfigError
     from naspipe.export.assembly import check_space, find_choices
     from naspipe.export.exporter import export_subnet, train_alone
     from naspipe.export.onnx_form import check_onnx
+    from naspipe.frontend.given.blockwise import folder
     from naspipe.frontend.given.run import Run
     from naspipe.trace.results.run_directory import RunDirectory
 
+    if (Path(arguments.run) / folder(0)).is_dir():
+        return _finish(export_students(arguments))
     space, data, loss = _workload(arguments, RunDirectory(arguments.run).read_manifest())
     found = Run(space, Path(arguments.run))
     check_space(found)
@@ -83,6 +90,13 @@ def run(arguments: argparse.Namespace) -> int:
     done = export_subnet(
         found, choices, output, data=data, onnx=arguments.onnx, ema=ema, calibrate=calibrate
     )
+    return _finish(done)
+
+
+def _finish(done: Exported) -> int:
+    """Say what was exported, and what to know."""
+    import sys
+
     if done.needs:
         print(f"naspipe: loading it needs {', '.join(done.needs)} importable", file=sys.stderr)
     if done.untrained:

@@ -30,7 +30,7 @@ examples:
   naspipe search runs/mine --space mymodule:space --data mymodule:batches --validation mymodule:held
   naspipe export runs/two --subnet best -o exported
 
-strategies: evolution, random, greedy; nni:NAME (Random, GridSearch, RegularizedEvolution, TPE,
+strategies: evolution, random, greedy, all; nni:NAME (Random, GridSearch, RegularizedEvolution, TPE,
   PolicyBasedRL); MODULE:FUNCTION of your own
 """
 

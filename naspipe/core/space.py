@@ -100,6 +100,7 @@ class Space:
         proof: what a run asks before it starts, where the layers stand for something else.
         takes_input: the first block names ``("input",)`` unless it says otherwise; without, a tap
             brings it what it is called with.
+        weights: digest of the weights that layers begin with, where they are given and not drawn.
     """
 
     def __init__(
@@ -110,9 +111,11 @@ class Space:
         proof: Proof | None = None,
         *,
         takes_input: bool = True,
+        weights: str = "",
     ) -> None:
         self.name = name
         self.takes_input = takes_input
+        self.weights = weights
         self.decisions = decisions
         self.proof = proof
         self.blocks: tuple[Block | Shared, ...] = tuple(blocks)
@@ -186,6 +189,7 @@ class Space:
             self.decisions,
             self.proof,
             takes_input=self.takes_input,
+            weights=self.weights,
         )
 
     def cut(self, at: Iterable[int | str]) -> list[Space]:
@@ -232,6 +236,7 @@ class Space:
             decisions,
             None if number else self.proof,
             takes_input=self.takes_input and not number,
+            weights=self.weights,
         )
 
     def fields(self, block: int) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import torch
 from naspipe.core.config import Execution, Recipe
 from naspipe.core.errors import ConfigError, InvariantError
 from naspipe.core.user_code import users_code
-from naspipe.export.assembly import assemble, check_space
+from naspipe.export.assembly import ModuleChain, assemble, check_space
 from naspipe.export.calibrated import calibrate as take_statistics
 from naspipe.export.onnx_form import check_onnx, write_onnx
 from naspipe.export.pytorch_form import load_pytorch, same_outputs, write_pytorch
@@ -23,6 +23,7 @@ from naspipe.runtime.jobs.losses import Loss
 from naspipe.runtime.jobs.workload import Batches, Workload
 from naspipe.runtime.wire.ports import LaunchObserver
 from naspipe.runtime.wire.reports import SilentObserver
+from naspipe.search.scores import Scores
 from naspipe.streams.from_file import write_stream
 from naspipe.trace.results.run_directory import RunDirectory
 
@@ -42,6 +43,8 @@ class Exported:
     """The greatest difference of ONNX Runtime's outputs, where that form was asked for."""
     calibrated: int = 0
     """Batches that running statistics were taken from anew; 0 where they are the run's own."""
+    scores: Scores | None = None
+    """On held-out batches, where it was validated."""
 
 
 def export_subnet(
@@ -72,17 +75,44 @@ def export_subnet(
     """
     path = Path(directory)
     check_space(run)
+    check_place(path, data, onnx)
+    chain = assemble(run, choices, ema=ema)
+    note = f"Subnet {','.join(map(str, choices))} of {run.manifest['definition']['space']}."
+    calibrated = calibrate if take_statistics(chain, run, data, calibrate) else 0
+    return write_checked(chain, run, path, note, data=data, onnx=onnx, calibrated=calibrated)
+
+
+def check_place(path: Path, data: Batches | None, onnx: bool) -> None:
+    """What can be known to be wrong at first.
+
+    Raises:
+        ConfigError: for a directory in use, or ONNX without what it needs.
+    """
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise ConfigError(f"{path}: expected a new or empty directory; choose another with -o")
     if onnx:
         check_onnx()
         if data is None:
             raise ConfigError("ONNX needs a batch, whose shape it takes; give the run's --data")
+
+
+def write_checked(
+    chain: ModuleChain,
+    run: Run,
+    path: Path,
+    note: str,
+    *,
+    data: Batches | None,
+    onnx: bool,
+    calibrated: int,
+) -> Exported:
+    """Write a chain, load what was written, and compare on the first batch of a run's data.
+
+    Raises:
+        ConfigError: when a layer cannot be exported, or ONNX lacks an operator.
+    """
     definition = run.manifest["definition"]
-    chain = assemble(run, choices, ema=ema)
     batch = _first_batch(data, definition["seed"], chain.inputs) if data is not None else None
-    note = f"Subnet {','.join(map(str, choices))} of {definition['space']}."
-    calibrated = calibrate if take_statistics(chain, run, data, calibrate) else 0
     needs = write_pytorch(chain, path, note, calibrated)
     difference = None
     if batch is not None:

@@ -35,6 +35,8 @@ class SearchDefinition:
     limits: Limits = field(default_factory=Limits)
     data: Mapping[str, Any] = field(default_factory=dict)
     """What the held-out data say of themselves."""
+    loss: str = ""
+    """What subnets are judged by in the place of the run's loss."""
 
     def __post_init__(self) -> None:
         least = {"budget": 1, "seed": 0, "delay": 0, "calibration": 0, "validation": 1}

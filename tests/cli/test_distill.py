@@ -209,3 +209,21 @@ def test_under_torchrun_it_is_refused(
     monkeypatch.setenv("MASTER_PORT", "29500")
     assert main(["distill", "here", "separable"]) == 2
     assert "expected one machine" in capsys.readouterr().err
+
+
+def test_its_network_is_exported(tmp_path: Path, whole: Path, capsys) -> None:
+    """A run from the command line knows its students and data itself."""
+    from naspipe.export.pytorch_form import load_pytorch
+
+    spaces = [
+        RunDirectory(whole / f"block-{number}").read_manifest()["space"] for number in range(BLOCKS)
+    ]
+    counts = [each["shared"].count(False) for each in spaces]
+    text = ";".join(",".join("0" * count) for count in counts)
+    out = tmp_path / "out"
+    assert main(["export", str(whole), "--subnet", text, "-o", str(out)]) == 0
+    assert capsys.readouterr().out == f"{out}\n"
+    batch = open_data("digits", batch_size=8)(3, 0)
+    assert load_pytorch(out)(batch["input"]).shape == (8, 10)
+    assert main(["export", str(whole), "--subnet", "best", "-o", str(tmp_path / "best")]) == 2
+    assert "expected a finished search, found none" in capsys.readouterr().err

@@ -85,3 +85,20 @@ def test_the_modules_stay_as_they_are(tmp_path):
 def test_what_is_no_chain(modules, text):
     with pytest.raises(npp.ConfigError, match=text):
         npp.chain(modules)
+
+
+def test_the_weights_that_it_begins_with_are_part_of_its_definition(tmp_path):
+    def train(net, steps, path, **more):
+        return npp.train(npp.chain(net), spaces.vectors, nn.CrossEntropyLoss(), steps=steps, seed=1,
+                         run_dir=tmp_path / path, **more)  # fmt: skip
+
+    first = train(network(), 2, "one")
+    again = train(network(), 2, "two")
+    other = network()
+    with torch.no_grad():
+        other[0].weight[0, 0] += 1e-3
+    digests = [run.manifest["definition"]["weights"] for run in (first, again)]
+    assert digests[0] == digests[1] == npp.chain(network()).weights != npp.chain(other).weights
+    with pytest.raises(npp.ConfigError, match="is another run: its weights is"):
+        train(other, 2, "one", resume=True)
+    train(network(), 2, "one", resume=True)

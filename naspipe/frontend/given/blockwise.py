@@ -99,7 +99,7 @@ def blockwise(
     last = len(blocks) - 1
     losses = [*[loss or BlockLoss()] * last, last_loss or nn.CrossEntropyLoss()]
     own = [
-        _taught(define(_student_space(student, number), data, losses[number], number), digest)
+        _taught(define(student_space(student, number), data, losses[number], number), digest)
         for number, student in enumerate(students)
     ]
     own = [_fitting(number, each, blocks) for number, each in enumerate(own)]
@@ -141,7 +141,7 @@ def _fitting(number: int, student: Workload, blocks: Sequence[nn.Module]) -> Wor
 def _behind(blocks: Sequence[nn.Module], workload: Workload) -> Workload:
     """A block, with what whoever measures it has to know of the teacher's blocks before it."""
     batch = workload.data(workload.definition.seed, 0)
-    taken = _through(blocks, batch)
+    taken = through(blocks, batch)
     space, state = workload.space, taken
     with torch.no_grad():
         for block in space.blocks:
@@ -149,7 +149,7 @@ def _behind(blocks: Sequence[nn.Module], workload: Workload) -> Workload:
             state = result if isinstance(result, tuple) else (result,)
     return replace(
         workload,
-        tapped=partial(_through, blocks) if blocks else None,
+        tapped=partial(through, blocks) if blocks else None,
         output_bytes=sum(each.nbytes for each in state),
     )
 
@@ -187,7 +187,7 @@ def _taps(lengths: Sequence[int], firsts: Sequence[int]) -> Iterator[Tap]:
             yield Tap(source, (own, 0), TapRole.INPUT)
 
 
-def _student_space(student: Space | nn.Module, number: int) -> Space:
+def student_space(student: Space | nn.Module, number: int) -> Space:
     """A student block; all but the first are called with what the teacher's block before makes."""
     if isinstance(student, Space):
         own = student
@@ -198,11 +198,14 @@ def _student_space(student: Space | nn.Module, number: int) -> Space:
         return own
     first, *others = own.blocks
     first = replace(first, fields=tuple(name for name in first.fields if name != "input"))
-    return Space(own.name, [first, *others], own.decisions, own.proof, takes_input=False)
+    return Space(
+        own.name, [first, *others], own.decisions, own.proof, takes_input=False,
+        weights=own.weights,
+    )  # fmt: skip
 
 
 @torch.no_grad()
-def _through(
+def through(
     blocks: Sequence[nn.Module], batch: Mapping[str, torch.Tensor]
 ) -> tuple[torch.Tensor, ...]:
     """What the teacher's first blocks make of a batch: the input of the student behind them."""
@@ -216,7 +219,7 @@ def _through(
 def _check_shapes(number: int, student: Workload, blocks: Sequence[nn.Module]) -> None:
     batch = student.data(student.definition.seed, 0)
     inputs = (batch["input"],) if student.tapped is None else student.tapped(batch)
-    wanted = [tuple(each.shape) for each in _through(blocks, batch)]
+    wanted = [tuple(each.shape) for each in through(blocks, batch)]
     state: tuple[torch.Tensor, ...] = inputs
     for block in student.space.blocks:
         result = block.candidates[0]().eval()(*state)

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from copy import deepcopy
 from functools import partial
 
+import torch
 from torch import nn
 
 from naspipe.core.errors import ConfigError
 from naspipe.core.space import Block, Space
+from naspipe.runtime.devices.tensor_bytes import tensor_bytes
 
 
 def chain(modules: Iterable[nn.Module], *, name: str = "network") -> Space:
     """A ``torch.nn.Sequential``, or modules in their order, as a space with one subnet.
 
     It trains as any space does: on stages and groups, with any budget, with the bits of the plain
-    loop. The layers start as copies of the modules, with the weights that these have now.
+    loop. The layers start as copies of the modules, with the weights that these have now. A
+    digest of these is part of the run's definition.
 
     Args:
         modules: each takes what the one before returns: a tensor, or a tuple of tensors. The
@@ -39,4 +43,17 @@ def chain(modules: Iterable[nn.Module], *, name: str = "network") -> Space:
             raise ConfigError(
                 f"chain: expected modules, found a {type(part).__name__} at position {position}"
             )
-    return Space(name, [Block([partial(deepcopy, part)]) for part in parts])
+    blocks = [Block([partial(deepcopy, part)]) for part in parts]
+    return Space(name, blocks, weights=modules_digest(parts))
+
+
+def modules_digest(modules: Iterable[nn.Module]) -> str:
+    """Of every parameter and buffer of modules in their order, by place and name."""
+    found = hashlib.blake2b(digest_size=16)
+    for position, module in enumerate(modules):
+        for name, value in module.state_dict().items():
+            if not isinstance(value, torch.Tensor):
+                continue
+            found.update(f"{position}/{name}/{value.dtype}/{tuple(value.shape)}\0".encode())
+            found.update(tensor_bytes(value.detach().cpu()).numpy().data)
+    return found.hexdigest()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -19,11 +18,10 @@ from naspipe.core.rules import Frozen
 from naspipe.core.space import Block, Shared, Space
 from naspipe.core.wiring import Tap, TapRole
 from naspipe.frontend.given.lesson_pairs import lesson_pairs
-from naspipe.frontend.given.plain_chain import chain
+from naspipe.frontend.given.plain_chain import chain, modules_digest
 from naspipe.frontend.given.run import Run
 from naspipe.frontend.given.taught import Taught, only_student
 from naspipe.frontend.given.teacher_blocks import teacher_blocks
-from naspipe.runtime.devices.tensor_bytes import tensor_bytes
 from naspipe.runtime.jobs.losses import wants_hidden
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.teaching.momentum_update import MODES
@@ -203,9 +201,4 @@ def _with_hidden(space: Space) -> Space:
 
 def weights_digest(space: Space) -> str:
     """Of every parameter and buffer, by block and name."""
-    found = hashlib.blake2b(digest_size=16)
-    for position, block in enumerate(space.blocks):
-        for name, value in block.candidates[0]().state_dict().items():
-            found.update(f"{position}/{name}/{value.dtype}/{tuple(value.shape)}\0".encode())
-            found.update(tensor_bytes(value.detach().cpu()).numpy().data)
-    return found.hexdigest()
+    return modules_digest(block.candidates[0]() for block in space.blocks)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -19,6 +21,12 @@ from naspipe.search.strategies import STRATEGIES, Listed, make_strategy
 from naspipe.streams.from_file import read_stream
 from naspipe.streams.ports import ExplorationStrategy
 from naspipe.trace.snapshots.snapshot import Checkpoint, read_checkpoint
+
+ALL = "all"
+"""The strategy that proposes every subnet once."""
+
+_MOST = 1_000_000
+"""Subnets that it proposes."""
 
 
 def find_weights(run: Run) -> Checkpoint:
@@ -88,6 +96,8 @@ def find_strategy(
 
     if name.startswith("file:"):
         return _listed(definition, space, is_allowed)
+    if name == ALL:
+        return _every(definition, counts, is_allowed)
     if ":" in name:
         found = find_strategy_maker(name, space, definition.seed)
         if found is None or limits != Limits() or definition.options:
@@ -116,5 +126,25 @@ def _listed(
         raise ConfigError(
             f"{path}: expected subnets within the limits, of a space whose blocks choose each on "
             f"its own"
+        )
+    return lambda: Listed(listed)
+
+
+def _every(
+    definition: SearchDefinition,
+    counts: Sequence[int],
+    is_allowed: Callable[[Sequence[int]], bool],
+) -> Callable[[], ExplorationStrategy]:
+    """All subnets within the limits, in the order of their choices."""
+    if definition.options:
+        raise ConfigError(f"strategy {ALL}: expected no options, found {definition.options}")
+    count = math.prod(counts)
+    if count <= _MOST:
+        listed = [*filter(is_allowed, itertools.product(*map(range, counts)))]
+        count = len(listed)
+    if count != definition.budget or count > _MOST:
+        raise ConfigError(
+            f"strategy {ALL}: expected the budget {min(count, _MOST)}, found {definition.budget}: "
+            f"there are {count} subnets to judge"
         )
     return lambda: Listed(listed)

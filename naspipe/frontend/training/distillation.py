@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,11 @@ from torch import nn
 
 from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
-from naspipe.core.space import Shared, Space
+from naspipe.core.space import Space
 from naspipe.frontend.given.blockwise import DECOUPLED, RELAYS, blockwise
-from naspipe.frontend.given.run import Run
 from naspipe.frontend.given.taught import Taught, carried_out
 from naspipe.frontend.training.api import default_run_directory, recipe_execution, workload
+from naspipe.frontend.training.distilled import Blockwise, Keyed
 from naspipe.frontend.training.training import Training
 from naspipe.runtime.jobs.workload import Batches, Workload
 from naspipe.runtime.wire.ports import LaunchObserver
@@ -23,35 +23,6 @@ from naspipe.runtime.wire.reports import SilentObserver
 
 WINDOW = 4
 """Steps that a block of the teacher may be ahead of those who take its output."""
-
-
-@dataclass(frozen=True, slots=True)
-class Blockwise:
-    """A finished distillation."""
-
-    blocks: tuple[Run, ...]
-    """Of each student block."""
-
-    def network(self, choices: Sequence[Sequence[int]] | None = None) -> nn.Sequential:
-        """The student blocks as one network, with the weights that they have, in evaluation mode.
-
-        Args:
-            choices: of each block, one per choice block; needed where there is something to choose.
-
-        Raises:
-            ConfigError: for choices that do not fit.
-        """
-        parts: list[nn.Module] = []
-        for number, run in enumerate(self.blocks):
-            chosen = choices[number] if choices else [0] * len(run.space.candidate_counts)
-            chain, place = run.space.chain(tuple(chosen)), 0
-            for position, block in enumerate(run.space.blocks):
-                if isinstance(block, Shared):
-                    parts.append(run.shared(run.space.labels[position]))
-                else:
-                    parts.append(run.layer(place, chain[position]))
-                    place += 1
-        return nn.Sequential(*parts).eval()
 
 
 def distill_blockwise(
@@ -110,7 +81,8 @@ def distill_blockwise(
     settings = {"partition": RELAYS[relay], **(execution or {})}
     how = recipe_execution(recipe, stages=stages, **settings)
     taught = carried_out(taught, how)
-    return _train(taught, how, run_dir, observer or SilentObserver(), resume, source or {})
+    path = _train(taught, how, run_dir, observer or SilentObserver(), resume, source or {})
+    return Blockwise.of(path, teachers, students, data, loss=loss, last_loss=last_loss)
 
 
 def blockwise_streams(
@@ -136,7 +108,7 @@ def blockwise_streams(
         return workload(space, batches, chosen, seed=seed + number, **how)
 
     return blockwise(
-        teachers, students, _Keyed(data, seed), define, loss=losses[0], last_loss=losses[1],
+        teachers, students, Keyed(data, seed), define, loss=losses[0], last_loss=losses[1],
         relay=relay, window=window,
     )  # fmt: skip
 
@@ -148,7 +120,7 @@ def _train(
     observer: LaunchObserver,
     resumes: bool,
     source: Mapping[str, Any],
-) -> Blockwise:
+) -> Path:
     if resumes and run_dir is None:
         raise ConfigError("resume: expected the run_dir of the run to go on with")
     recipe = taught.workloads[0].recipe
@@ -168,17 +140,4 @@ def _train(
         places=taught.places,
     )
     training.run()
-    pairs = zip(taught.workloads, training.directories, strict=True)
-    return Blockwise(tuple(Run(each.space, place.path) for each, place in pairs if each.is_trained))
-
-
-class _Keyed:
-    """Data that all blocks see alike, whatever their seeds."""
-
-    def __init__(self, data: Batches, seed: int) -> None:
-        self._data, self._seed = data, seed
-        self.record = dict(getattr(data, "record", None) or {"name": getattr(data, "__name__", "")})
-        self.info = getattr(data, "info", {})
-
-    def __call__(self, seed: int, number: int) -> Mapping[str, Any]:
-        return self._data(self._seed, number)
+    return training.path

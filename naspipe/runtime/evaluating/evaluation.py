@@ -22,6 +22,7 @@ from naspipe.runtime.blocks.segment import Gradient, Tensors
 from naspipe.runtime.checkpoints.restored import Restored
 from naspipe.runtime.devices.determinism import block_seed, seed_draws
 from naspipe.runtime.devices.out_of_memory import DeviceFullError, explain_shortage
+from naspipe.runtime.evaluating.batch_fields import BatchFields
 from naspipe.runtime.evaluating.calibration import (
     blocks_to_calibrate,
     fresh_statistics,
@@ -31,7 +32,6 @@ from naspipe.runtime.evaluating.calibration import (
 from naspipe.runtime.evaluating.feature_probe import probe_sums
 from naspipe.runtime.jobs.evaluation_recipe import EvaluationRecipe, FeatureProbe
 from naspipe.runtime.jobs.losses import Loss
-from naspipe.runtime.jobs.workload import field_of
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.layers.stored_layer import StoredLayer
 from naspipe.runtime.memory.placement import Placement
@@ -127,7 +127,7 @@ class EvaluationCompute:
         """The layers of the one stream."""
         self._states: dict[SequenceId, list[Tensors]] = {}
         """Of each subnet, the tensors of every batch that still goes on."""
-        self._fields: dict[tuple[int, str], torch.Tensor] = {}
+        self._fields = BatchFields(evaluation.batch, placement.to_device)
 
     def accept(self, task: Task, tensors: tuple[Gradient, ...], name: InputName) -> None:
         """Take the input of a task: the tensors of every batch, one after the other."""
@@ -186,7 +186,7 @@ class EvaluationCompute:
 
     def _forward(self, layer: LayerId, module: nn.Module, state: Tensors, number: int) -> Tensors:
         fields = self._evaluation.space.fields(layer.block)
-        result = module(*state, *(self._field(number, name) for name in fields))
+        result = module(*state, *(self._fields.of(number, name) for name in fields))
         outputs = result if isinstance(result, tuple) else (result,)
         if not all(isinstance(output, torch.Tensor) for output in outputs):
             raise ConfigError(f"layer {self.label(layer)}: expected tensors, found {type(result)}")
@@ -196,24 +196,17 @@ class EvaluationCompute:
         """Of all validation batches, in their order."""
         probe = self._evaluation.probe
         if probe is not None:
-            targets = [self._field(number, "target") for number in numbers]
+            targets = [self._fields.of(number, "target") for number in numbers]
             return probe_sums(probe.kind, outputs, targets, probe.batches)
         with torch.no_grad(), self._autocast():
             rows = [
-                batch_sums(self._evaluation.loss, output, self._field(number, "target"))
+                batch_sums(self._evaluation.loss, output, self._fields.of(number, "target"))
                 for number, output in zip(numbers, outputs, strict=True)
             ]
         total = torch.zeros(5, dtype=torch.float64)
         for row in rows:
             total += row
         return total
-
-    def _field(self, number: int, name: str) -> torch.Tensor:
-        """A batch's field, on the device; fetched once for all subnets."""
-        if (number, name) not in self._fields:
-            field = field_of(self._evaluation.batch(number), name, number)
-            self._fields[number, name] = self.placement.to_device(field)
-        return self._fields[number, name]
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self._evaluation.recipe.precision == "bf16":
@@ -242,7 +235,7 @@ class EvaluationCompute:
         """What the subnets under way and the batches hold on the device."""
         tensors = (
             *chain.from_iterable(chain.from_iterable(self._states.values())),
-            *self._fields.values(),
+            *self._fields,
         )
         storages = (tensor.untyped_storage() for tensor in tensors)
         return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())

@@ -201,7 +201,7 @@ def define(
         loss=_described(loss),
         recipe=recipe.settled(space.drawn_counts),
         rules=_texts(space),
-        **identity,
+        **{"weights": space.weights, **identity},
     )
 
 

@@ -1,0 +1,124 @@
+"""Student blocks as one network: judged whole, and written as one subnet is."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from naspipe.core.config import Recipe
+from naspipe.export.assembly import ModuleChain, assemble
+from naspipe.export.calibrated import calibrate as take_statistics
+from naspipe.export.exporter import Exported, check_place, write_checked
+from naspipe.frontend.given.held_out import check_size
+from naspipe.frontend.training.distilled import Blockwise, Choices
+from naspipe.runtime.devices.determinism import deterministic_torch
+from naspipe.runtime.evaluating.evaluation import batch_sums
+from naspipe.runtime.jobs.losses import Loss
+from naspipe.runtime.jobs.workload import Batches
+from naspipe.search.scores import Scores, scores_of
+
+
+def compose(found: Blockwise, choices: Choices | None = None) -> ModuleChain:
+    """The layers of a path of every block, one chain; ``student0_block1`` is one's name.
+
+    Raises:
+        ConfigError: for choices that do not fit.
+    """
+    layers = []
+    chosen = found.checked(choices)
+    for number, (run, own) in enumerate(zip(found.blocks, chosen, strict=True)):
+        for layer in assemble(run, own).layers:
+            name, label = f"student{number}_{layer.name}", f"{number}/{layer.label}"
+            layers.append(replace(layer, name=name, label=label))
+    return ModuleChain(tuple(choice for own in chosen for choice in own), tuple(layers))
+
+
+def validate_blocks(
+    found: Blockwise,
+    choices: Choices | None,
+    held_out: Batches,
+    *,
+    loss: Loss | None = None,
+    calibrate: int = 0,
+    validate: int = 8,
+) -> Scores:
+    """How a network of student blocks does whole: mean loss, top-1 and top-5 on held-out batches.
+
+    Args:
+        found: a finished distillation.
+        choices: of each block, one per choice block.
+        held_out: (seed, number) -> named tensors, with ``target``.
+        loss: called with the last output and the target; cross entropy by default.
+        calibrate: batches of the distillation's data that running statistics are taken from anew,
+            through the whole network; 0 for those that the blocks have.
+        validate: batches of ``held_out``.
+
+    Raises:
+        ConfigError: for input that cannot be used.
+    """
+    chain = compose(found, choices)
+    take_statistics(chain, found.blocks[0], found.data, calibrate)
+    return _scores(chain, found, held_out, loss or nn.CrossEntropyLoss(), validate)
+
+
+def export_blocks(
+    found: Blockwise,
+    choices: Choices | None,
+    directory: str | Path,
+    *,
+    held_out: Batches | None = None,
+    loss: Loss | None = None,
+    calibrate: int = 0,
+    validate: int = 8,
+    onnx: bool = False,
+) -> Exported:
+    """Write a network of student blocks as ``model.py``, ``.json`` and ``.safetensors``.
+
+    What was written is loaded again, and must give the same bits for the first batch. With
+    ``held_out`` it is validated whole, as by :func:`validate_blocks`, whose arguments these are.
+
+    Args:
+        found: a finished distillation.
+        directory: one that does not exist yet, or is empty.
+        onnx: write ``model.onnx`` too, for batches of the shape of the first.
+
+    Raises:
+        ConfigError: for input that cannot be used, or a layer that cannot be exported.
+    """
+    path = Path(directory)
+    chosen, first = found.checked(choices), found.blocks[0]
+    check_place(path, found.data, onnx)
+    chain = compose(found, chosen)
+    calibrated = calibrate if take_statistics(chain, first, found.data, calibrate) else 0
+    scores = None
+    if held_out is not None:
+        scores = _scores(chain, found, held_out, loss or nn.CrossEntropyLoss(), validate)
+    note = f"Student blocks {text_of(chosen)} of {first.directory.path.parent.name}."
+    done = write_checked(
+        chain, first, path, note, data=found.data, onnx=onnx, calibrated=calibrated
+    )
+    return replace(done, scores=scores)
+
+
+def text_of(choices: Choices) -> str:
+    """As in ``0,1;2;``."""
+    return ";".join(",".join(map(str, own)) for own in choices)
+
+
+def _scores(
+    chain: ModuleChain, found: Blockwise, held_out: Batches, loss: Loss, batches: int
+) -> Scores:
+    check_size(held_out, batches)
+    recipe = Recipe(**found.blocks[0].manifest["definition"]["recipe"])
+    is_bf16 = recipe.precision == "bf16"
+    casts = torch.autocast("cpu", dtype=torch.bfloat16) if is_bf16 else nullcontext()
+    total = torch.zeros(5, dtype=torch.float64)
+    with deterministic_torch(recipe.threads), torch.no_grad(), casts:
+        for number in range(batches):
+            batch = held_out(found.seed, number)
+            total += batch_sums(loss, chain(batch), batch["target"])
+    return scores_of(total.tolist())

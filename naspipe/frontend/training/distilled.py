@@ -1,0 +1,202 @@
+"""A blockwise distillation that has ended: the runs of its student blocks, and what they make."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from naspipe.core.errors import ConfigError
+from naspipe.core.recipe import Recipe
+from naspipe.core.rules import parse_rule
+from naspipe.core.space import Block, Shared, Space
+from naspipe.frontend.given.blockwise import BlockLoss, folder, student_space
+from naspipe.frontend.given.plain_chain import modules_digest
+from naspipe.frontend.given.run import Run, check_space
+from naspipe.runtime.jobs.workload import Batches, define
+from naspipe.search.search_directory import Search, SearchDirectory, newest_search, search_path
+
+Choices = Sequence[Sequence[int]]
+"""Of each student block, one choice per choice block."""
+
+
+NETWORK = "students"
+"""The name of the network that student blocks make."""
+
+
+class Keyed:
+    """Data that all blocks see alike, whatever their seeds.
+
+    Args:
+        data: pure; (seed, number) -> named tensors.
+        seed: of all of them.
+    """
+
+    def __init__(self, data: Batches, seed: int) -> None:
+        self._data, self._seed = data, seed
+        self.record = dict(getattr(data, "record", None) or {"name": getattr(data, "__name__", "")})
+        self.info = getattr(data, "info", {})
+
+    def __call__(self, seed: int, number: int) -> Mapping[str, Any]:
+        """The batch of a number."""
+        return self._data(self._seed, number)
+
+
+@dataclass(frozen=True, slots=True)
+class Blockwise:
+    """A finished distillation."""
+
+    blocks: tuple[Run, ...]
+    """Of each student block."""
+    teachers: tuple[nn.Module, ...]
+    """The teacher's blocks, frozen, in evaluation mode."""
+    data: Batches
+    """What all blocks were trained on."""
+    losses: tuple[Any, ...]
+    """Of each student block."""
+
+    @classmethod
+    def of(
+        cls,
+        run_dir: str | Path,
+        teachers: Sequence[nn.Module],
+        students: Sequence[Space | nn.Module],
+        data: Batches,
+        *,
+        loss: Any = None,
+        last_loss: Any = None,
+    ) -> Blockwise:
+        """Read one back; the arguments are those of :func:`naspipe.distill_blockwise`.
+
+        Raises:
+            ConfigError: when the directory holds no such distillation, or one of another teacher,
+                other students or other losses.
+        """
+        blocks = tuple(deepcopy(each).eval().requires_grad_(False) for each in teachers)
+        last = last_loss or nn.CrossEntropyLoss()
+        losses: tuple[Any, ...] = (*[loss or BlockLoss()] * (len(blocks) - 1), last)
+        path, digest = Path(run_dir), modules_digest(blocks)
+        runs = read_blocks(path, students)
+        if len(runs) != len(blocks):
+            raise ConfigError(
+                f"{path}: expected {len(runs)} blocks of a teacher, found {len(blocks)}"
+            )
+        for run, own in zip(runs, losses, strict=True):
+            defined = define(run.space, Keyed(data, 0), own, recipe=Recipe(), steps=1)
+            given = {
+                "teacher": digest,
+                "loss": defined.loss,
+                "data": json.loads(json.dumps(dict(defined.data))),
+            }
+            recorded = run.manifest["definition"]
+            for name, found in given.items():
+                if recorded[name] != found:
+                    raise ConfigError(
+                        f"{run.directory.path}: expected the {name} that it was trained with, "
+                        f"{recorded[name]!r:.80}, found {found!r:.80}"
+                    )
+        return cls(runs, blocks, data, losses)
+
+    @property
+    def seed(self) -> int:
+        """Of the data."""
+        return int(self.blocks[0].manifest["definition"]["seed"])
+
+    def network(self, choices: Choices | None = None) -> nn.Sequential:
+        """The student blocks as one network, with the weights that they have, in evaluation mode.
+
+        Args:
+            choices: of each block, one per choice block; needed where there is something to choose.
+
+        Raises:
+            ConfigError: for choices that do not fit.
+        """
+        return nn.Sequential(*(_trained(*each) for each in self._chosen(choices))).eval()
+
+    def space(self, choices: Choices | None = None, *, anew: bool = False) -> Space:
+        """The same network as a space with one subnet, to be trained as any space is.
+
+        Args:
+            choices: as of :meth:`network`.
+            anew: layers begin with first weights, drawn for the seed of the run to come; otherwise
+                with those that they have.
+        """
+        blocks, modules = [], []
+        for run, position, candidate in self._chosen(choices):
+            block = run.space.blocks[position]
+            factory = block.candidates[candidate]
+            if not anew:
+                modules.append(_trained(run, position, candidate))
+                factory = partial(deepcopy, modules[-1])
+            blocks.append(Block([factory], fields=block.fields))
+        return Space(NETWORK, blocks, weights=modules_digest(modules) if modules else "")
+
+    def checked(self, choices: Choices | None) -> tuple[tuple[int, ...], ...]:
+        """Choices of every block, filled in where none are given and there is nothing to choose.
+
+        Raises:
+            ConfigError: for choices that do not fit.
+        """
+        counts = [run.space.candidate_counts for run in self.blocks]
+        if choices is None and all(count == 1 for each in counts for count in each):
+            choices = [(0,) * len(each) for each in counts]
+        if choices is None or len(choices) != len(counts):
+            found = "none" if choices is None else len(choices)
+            raise ConfigError(
+                f"choices: expected those of {len(counts)} blocks, one list for each, found {found}"
+            )
+        for run, own in zip(self.blocks, choices, strict=True):
+            run.space.chain(tuple(own))
+        return tuple(map(tuple, choices))
+
+    def ratings(self, name: str = "") -> tuple[Search, ...]:
+        """What :func:`naspipe.rate_blocks` found of each block; the newest one by default.
+
+        Raises:
+            ConfigError: when a block has not been rated.
+        """
+        paths = [run.directory.path for run in self.blocks]
+        if not name:
+            return tuple(map(newest_search, paths))
+        return tuple(SearchDirectory(search_path(path, name)).read() for path in paths)
+
+    def _chosen(self, choices: Choices | None) -> Iterator[tuple[Run, int, int]]:
+        """Run, place in its chain and candidate of every layer of a network."""
+        for run, own in zip(self.blocks, self.checked(choices), strict=True):
+            for position, candidate in enumerate(run.space.chain(own)):
+                yield run, position, candidate
+
+
+def read_blocks(path: Path, students: Sequence[Space | nn.Module]) -> tuple[Run, ...]:
+    """The runs of student blocks below a run directory.
+
+    Raises:
+        ConfigError: when they are not there, or of other students.
+    """
+    there = 0
+    while (path / folder(there) / "manifest.json").is_file():
+        there += 1
+    if there != len(students) or not there:
+        raise ConfigError(
+            f"{path}: expected the runs of {len(students)} student blocks, found {there}"
+        )
+    runs = []
+    for number, student in enumerate(students):
+        run = Run(student_space(student, number), path / folder(number))
+        check_space(run)
+        rules = run.manifest["definition"]["rules"]
+        parsed = {shared: parse_rule(rule) for shared, rule in rules.items()}
+        runs.append(Run(run.space.with_rules(parsed), run.directory.path))
+    return tuple(runs)
+
+
+def _trained(run: Run, position: int, candidate: int) -> nn.Module:
+    if isinstance(run.space.blocks[position], Shared):
+        return run.shared(run.space.labels[position])
+    return run.layer(int(run.space.labels[position]), candidate)

@@ -1,0 +1,209 @@
+"""One path of each block, together within limits: the least sum of scores, exactly.
+
+    block 0: (0,) 0.5 at 4, (1,) 0.2 at 9     block 1: (0,) 0.6 at 3, (1,) 0.1 at 8
+    limit 17: 0.3 at 17      limit 13: 0.6 at 12      limit 11: 1.1 at 7      limit 6: none
+
+All numbers are made whole ones first, so no sum is rounded. Combinations grow block by block. Of
+two that have come as far, one is dropped if it is no better in the score and no cheaper in any
+cost; and one that cannot come below a combination that is known, with the limits priced.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
+from itertools import accumulate
+from typing import NamedTuple
+
+from naspipe.core.errors import ConfigError
+from naspipe.search.limit_prices import FINE, Part, price_limits
+
+_WIDTHS = (30, 300, 3000)
+"""Beginnings that are kept in the first tries, which find combinations to compare with."""
+
+
+class RatedPath(NamedTuple):
+    """A path of a block."""
+
+    choices: tuple[int, ...]
+    score: float
+    """Less is better."""
+    costs: Mapping[str, float]
+    """By name."""
+
+
+class Combination(NamedTuple):
+    """One path of each block."""
+
+    choices: tuple[tuple[int, ...], ...]
+    score: float
+    """The sum over the blocks; so is each cost."""
+    costs: Mapping[str, float]
+
+
+def combine(
+    blocks: Sequence[Sequence[RatedPath]], limits: Mapping[str, float] | None = None
+) -> Combination:
+    """The combination with the least sum of scores whose sums of costs keep the limits.
+
+    Exact, and the same whatever the order of the paths. Of equal sums the one with the lowest
+    choices is taken, those of the first block first. Paths without a score, or without a cost that
+    is limited, are left out.
+
+    Args:
+        blocks: the paths of each.
+        limits: the most that costs of these names may sum up to.
+
+    Raises:
+        ConfigError: when nothing keeps them; it names the cheapest combination.
+    """
+    limits = limits or {}
+    names = sorted(limits)
+    kept = [_known(number, paths, names) for number, paths in enumerate(blocks)]
+    scores, _ = _whole([[path.score for path in paths] for paths in kept])
+    costs, most = [], []
+    for name in names:
+        whole, parts = _whole([[path.costs[name] for path in paths] for paths in kept])
+        costs.append(whole)
+        most.append(math.floor(Fraction(limits[name]) * parts))
+    options = [
+        [
+            Part(scores[number][place], (place,), tuple(cost[number][place] for cost in costs))
+            for place in range(len(paths))
+        ]
+        for number, paths in enumerate(kept)
+    ]
+    growth = _Growth([_undominated(each) for each in options], most)
+    for width in _WIDTHS:
+        growth.known = growth.best(width) or growth.known
+    found = growth.best()
+    if found is None:
+        raise ConfigError(_nothing_fits(kept, limits))
+    return _joined([paths[place] for paths, place in zip(kept, found.places, strict=True)])
+
+
+def _known(number: int, paths: Sequence[RatedPath], names: Sequence[str]) -> list[RatedPath]:
+    """In the order of their choices, each once."""
+    unique: dict[tuple[int, ...], RatedPath] = {}
+    for path in sorted(paths, key=lambda each: (each.choices, each.score)):
+        values = (path.score, *(path.costs.get(name, math.nan) for name in names))
+        if all(map(math.isfinite, values)):
+            unique.setdefault(path.choices, path)
+    if not unique:
+        raise ConfigError(
+            f"combination: expected paths of block {number} with "
+            f"{' and '.join(('a score', *names))}, found none among {len(paths)}"
+        )
+    return list(unique.values())
+
+
+def _whole(rows: Sequence[Sequence[float]]) -> tuple[list[list[int]], int]:
+    """The same numbers in a unit of which each is a whole multiple; how many make 1."""
+    exact = [[Fraction(value) for value in row] for row in rows]
+    parts = max(value.denominator for row in exact for value in row)  # powers of two
+    return [[int(value * parts) for value in row] for row in exact], parts
+
+
+class _Growth:
+    """Combinations that keep the limits, block by block.
+
+    Args:
+        blocks: the paths of each, none of them dominated.
+        most: what their costs may sum up to.
+    """
+
+    def __init__(self, blocks: Sequence[Sequence[Part]], most: Sequence[int]) -> None:
+        self._most = most
+        self._prices, self.known = price_limits(blocks, most)
+        self._blocks = [sorted((self._priced(part), part) for part in parts) for parts in blocks]
+        self._least = _behind([options[0][0]] for options in self._blocks)
+        self._needed = _behind(
+            [min(part.costs[number] for part in parts) for number in range(len(most))]
+            for parts in blocks
+        )
+
+    def _priced(self, part: Part) -> int:
+        """Its score, with what its costs are worth."""
+        paid = sum(map(int.__mul__, self._prices, part.costs))
+        return part.score * FINE + paid
+
+    def best(self, width: int | None = None) -> Part | None:
+        """The best, unless more than ``width`` beginnings had to be kept at a time."""
+        worst = math.inf
+        if self.known is not None:
+            worst = self.known.score * FINE + sum(map(int.__mul__, self._prices, self._most))
+        front = [Part(0, (), (0,) * len(self._most))]
+        for options, least, needed in zip(
+            self._blocks, self._least[1:], self._needed[1:], strict=True
+        ):
+            left = [most - least for most, least in zip(self._most, needed, strict=True)]
+            grown = []
+            for part in front:
+                bound = worst - self._priced(part) - least[0]
+                for price, option in options:
+                    if price > bound:
+                        break
+                    together = part.and_then(option)
+                    if all(map(int.__le__, together.costs, left)):
+                        grown.append(together)
+            if width is not None:
+                grown = sorted(grown, key=lambda part: (self._priced(part), part))[:width]
+            front = _undominated(grown)
+        return min(front, default=None)
+
+
+def _behind(blocks: Iterable[Sequence[int]]) -> list[list[int]]:
+    """Of each place in a row of blocks, the sums of all from there on; the last ones are 0."""
+    rows = [list(each) for each in blocks]
+    nothing = [0] * len(rows[0])
+    add = lambda one, other: [a + b for a, b in zip(one, other, strict=True)]  # noqa: E731
+    return [*accumulate(reversed(rows), add, initial=nothing)][::-1]
+
+
+def _undominated(parts: Sequence[Part]) -> list[Part]:
+    """Those to which no better one is as cheap in every cost, the best first."""
+    found: list[Part] = []
+    cheapest: list[tuple[int, ...]] = []
+    for part in sorted(parts):
+        if any(all(map(int.__le__, costs, part.costs)) for costs in cheapest):
+            continue
+        cheapest = [c for c in cheapest if not all(map(int.__le__, part.costs, c))]
+        cheapest.append(part.costs)
+        found.append(part)
+    return found
+
+
+def _joined(paths: Sequence[RatedPath]) -> Combination:
+    names = sorted(set.intersection(*(set(path.costs) for path in paths)))
+    return Combination(
+        tuple(path.choices for path in paths),
+        math.fsum(path.score for path in paths),
+        {name: math.fsum(path.costs[name] for path in paths) for name in names},
+    )
+
+
+def _nothing_fits(blocks: Sequence[Sequence[RatedPath]], limits: Mapping[str, float]) -> str:
+    """Where a limit cannot be kept even alone, about that one; otherwise about them all."""
+    said = []
+    for name in sorted(limits):
+        cheapest = _joined(
+            [min(paths, key=lambda path: (path.costs[name], path.choices)) for paths in blocks]
+        )
+        said.append((name, cheapest))
+    too_dear = [each for each in said if each[1].costs[each[0]] > limits[each[0]]]
+    found = [
+        f"{cheapest.costs[name]:g} {name} ({_text(cheapest.choices)})"
+        for name, cheapest in too_dear or said
+    ]
+    asked = " and ".join(f"{limits[name]:g} {name}" for name, _ in too_dear or said)
+    together = "" if too_dear else ", but not together"
+    return (
+        f"combination: expected one within {asked}, found the cheapest at {' and '.join(found)}"
+        f"{together}; raise the limits"
+    )
+
+
+def _text(choices: Sequence[Sequence[int]]) -> str:
+    """As ``naspipe export --subnet`` takes it."""
+    return ";".join(",".join(map(str, each)) for each in choices)
