@@ -82,6 +82,9 @@ def test_of_equal_scores_the_lowest_choices_whatever_they_cost():
     blocks = [[path((n,), 1.0, 9.0 - n, float(n)) for n in range(4)]] * 3
     assert combine(blocks, {"flops": 100}).choices == ((0,),) * 3
     assert combine(blocks, {"flops": 26}).choices == ((0,), (0,), (1,))
+    first = [path((0,), 1.0, 1.0), path((1,), 0.0, 5.0)]
+    other = [path((0,), 0.0, 6.0), path((1,), 1.0, 1.0)]
+    assert combine([first, other], {"flops": 8}).choices == ((0,), (0,))  # (1,), (1,) costs less
 
 
 def test_a_sum_is_not_rounded():
