@@ -214,7 +214,10 @@ class _Backwards:
 
     def _open(self, stream: _StreamEnd) -> None:
         for way in list(stream.open()):
-            self._offer(way)
+            if way.stages:
+                self._offer(way)
+            else:
+                stream.retire(way)  # a pass that nobody needs
 
     def _offer(self, way: _Way) -> None:
         if not way.unmet[way.place]:

@@ -30,5 +30,5 @@ def participants(
     ]
     for tap in wiring.taps:
         for (stream, _), (other, block) in ((tap.source, tap.sink), (tap.sink, tap.source)):
-            found[stream] |= {each.stage_of(block) for each in known[other]}
+            found[stream] |= {each.stage_of(block) for each in known[other] if each.num_blocks}
     return [frozenset(stages) for stages in found]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from naspipe.core.partition import make_partition
+from naspipe.core.partition import Partition, make_partition
 from naspipe.core.wiring import Tap, TapRole, Wiring
 from naspipe.schedule.participation import participants
 
@@ -25,3 +25,9 @@ def test_a_stream_that_is_not_known_yet_may_come_to_any():
 def test_blocks_of_any_subnet_count():
     cuts = [make_partition((0, 1, 1, 2)), make_partition((0, 0, 2, 2))]
     assert participants([cuts], Wiring(), 3) == [{0, 1, 2}]
+
+
+def test_a_pass_that_is_left_out_is_nowhere():
+    cuts = [make_partition((0, 1, 2)), Partition((0, 0, 0))]
+    wiring = Wiring(taps=(Tap((1, 1), (0, 0), TapRole.LESSON),))
+    assert participants([[make_partition((0, 1, 1))], cuts], wiring, 2) == [{0, 1}, {0, 1}]
