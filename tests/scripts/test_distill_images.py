@@ -15,8 +15,10 @@ def test_a_few_steps_on_digits(tmp_path, capsys):
     said, found = capsys.readouterr().out, json.loads(output.read_text())
     assert [pair["student"] for pair in found["pairs"]] == ["proxyless", "separable"]
     for pair in found["pairs"]:
-        assert f"{pair['student']} of {pair['teacher']}, which has top-1" in said
+        assert f"{pair['student']} of {pair['teacher']}, seed 7: teacher" in said.replace("\n", " ")
         assert len(pair["losses"]) == 6 and 0.0 <= pair["teacher_top1"] <= 1.0
+        own, of_teacher = pair["params"]
+        assert own < of_teacher and 0.0 <= pair["tuned_top1"] <= 1.0
 
 
 def test_first_and_last_losses():
