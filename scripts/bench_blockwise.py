@@ -2,7 +2,7 @@
 
 A searched network that MobileNetV2 teaches in six blocks, and the separable convolutions of a
 VGG-16: relayed without and with a barrier, layer by layer with the teacher's blocks repeated, and
-in one process. Beside each what the simulator expects of the costs that are profiled here.
+in one process. Beside each what the simulator expects of what layers took in one process.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import statistics
 import sys
 import tempfile
+from collections import defaultdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,10 +28,11 @@ import search_spaces  # noqa: E402
 from naspipe.core.access import Access, AccessKind  # noqa: E402
 from naspipe.core.ids import StreamId  # noqa: E402
 from naspipe.frontend.given.blockwise import RELAYS  # noqa: E402
-from naspipe.frontend.given.run_plan import make_pipeline, make_plan, measured_costs  # noqa: E402
+from naspipe.frontend.given.run_plan import make_pipeline, make_plan  # noqa: E402
 from naspipe.frontend.given.workloads import find_workload  # noqa: E402
 from naspipe.frontend.training.distillation import blockwise_streams  # noqa: E402
 from naspipe.frontend.training.stream_jobs import draw_stream  # noqa: E402
+from naspipe.planning.cost import CostTable, LayerCost  # noqa: E402
 from naspipe.runtime.devices.environment import describe_environment  # noqa: E402
 from naspipe.runtime.jobs.workload import wiring_of  # noqa: E402
 from naspipe.sim.costs import StreamCosts, TableCosts  # noqa: E402
@@ -60,6 +62,8 @@ WAYS = {
     "relayed": Way("decoupled", 2),
     "one process": Way("decoupled", 1),
 }
+ALONE = "one process"
+KINDS = (AccessKind.FORWARD, AccessKind.BACKWARD, AccessKind.WRITE)
 
 
 def parts(pair: Pair) -> tuple[list[Any], list[Any], Any]:
@@ -73,10 +77,42 @@ def parts(pair: Pair) -> tuple[list[Any], list[Any], Any]:
     return teachers, search_spaces.students_of(pair.teacher, pair.student, "tiny", info), named.data
 
 
-def expected(streams: Any, way: Way, execution: naspipe.Execution) -> float:
-    """Steps per second, simulated with the costs of this machine."""
-    workloads = streams.workloads
-    costs = measured_costs(workloads, execution)
+def costs_of(logs: list[list[Access]], relay: str) -> list[CostTable]:
+    """What each layer took in one process, of the streams of a way: medians of its log.
+
+    Profiles are measured at other times; on a shared machine they may be off by as much as a ratio.
+    """
+    tables = []
+    for log in logs:
+        taken: dict[tuple[int, int], dict[AccessKind, list[int]]] = defaultdict(
+            lambda: defaultdict(list)
+        )
+        for access in log:
+            place = (access.layer.block, access.layer.candidate)
+            taken[place][access.kind].append(access.end_ns - access.start_ns)
+        tables.append(
+            {
+                place: LayerCost(*(int(statistics.median(own[kind] or [0])) for kind in KINDS))
+                for place, own in taken.items()
+            }
+        )
+    count = len(tables) // 2
+    if RELAYS[relay] == RELAYS["apart"]:
+        alone = [own[0, 0] for own in tables[count:]]
+        tables[count:] = [
+            {(block, 0): alone[block] for block in range(number + 1)} for number in range(count)
+        ]
+    return [CostTable(own) for own in tables]
+
+
+def expected(pair: Pair, way: Way, steps: int, alone: list[list[Access]]) -> float:
+    """Steps per second, simulated with what layers took in one process."""
+    teachers, students, data = parts(pair)
+    streams = blockwise_streams(
+        teachers, students, data, steps=steps, relay=way.relay, recipe="blockwise"
+    )
+    workloads, costs = streams.workloads, costs_of(alone, way.relay)
+    execution = naspipe.Execution(stages=way.stages, partition=RELAYS[way.relay])
     subnets = [draw_stream(StreamId(n), each) for n, each in enumerate(workloads)]
     wiring = wiring_of(workloads, streams.taps)
     plan = make_plan(workloads, execution, subnets, costs, wiring)
@@ -102,30 +138,27 @@ def outputs_alive(logs: list[list[Access]]) -> int:
     return most
 
 
-def measure(pair: Pair, way: Way, steps: int) -> dict[str, float]:
-    """One run."""
+def measure(pair: Pair, way: Way, steps: int) -> tuple[dict[str, float], list[list[Access]]]:
+    """One run, and its logs: of the students, then of the teacher."""
     teachers, students, data = parts(pair)
-    how = {"steps": steps, "relay": way.relay, "recipe": "blockwise"}
-    settings = {"partition": RELAYS[way.relay]}
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "run"
         naspipe.distill_blockwise(
-            teachers, students, data, stages=way.stages, run_dir=path, execution=settings, **how
-        )
+            teachers, students, data, steps=steps, relay=way.relay, recipe="blockwise",
+            stages=way.stages, run_dir=path, execution={"partition": RELAYS[way.relay]},
+        )  # fmt: skip
         numbers = range(len(teachers))
         names = [f"{kind}-{number}" for kind in ("block", "teacher") for number in numbers]
         logs = read_joint_accesses([path / name for name in names])
     together = [access for log in logs for access in log]
     begin = min(access.start_ns for access in together)
     seconds = (max(access.end_ns for access in together) - begin) / 1e9
-    execution = naspipe.Execution(stages=way.stages, **settings)
-    streams = blockwise_streams(teachers, students, data, **how)
-    return {
+    found = {
         "steps_per_second": steps / seconds,
-        "simulated": expected(streams, way, execution),
         "teacher_reads": sum(len(log) for log in logs[len(teachers) :]) / steps,
         "outputs_alive": outputs_alive(logs),
     }
+    return found, logs
 
 
 def main() -> None:
@@ -141,9 +174,14 @@ def main() -> None:
     for name in arguments.only:
         rows: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
         for number in range(arguments.pairs):
+            logs = {}
             for way in sorted(WAYS, reverse=bool(number % 2)):
-                rows[way].append(measure(PAIRS[name], WAYS[way], arguments.steps))
-                console.print(f"{name}, {way}: {rows[way][-1]}")
+                row, logs[way] = measure(PAIRS[name], WAYS[way], arguments.steps)
+                rows[way].append(row)
+            for way, own in WAYS.items():
+                row = rows[way][-1]
+                row["simulated"] = expected(PAIRS[name], own, arguments.steps, logs[ALONE])
+                console.print(f"{name}, {way}: {row}")
         found[name] = rows
     table = Table("over", "measured", "simulated", "ratio", box=SIMPLE_HEAD)
     for name, rows in found.items():
