@@ -29,7 +29,7 @@ from scripts.blockwise_costs import BlockCost
 
 STEP_NS = 1_000_000
 """A step of all blocks on one stage."""
-STEPS = 24
+STEPS = 16
 """Of the shorter of two runs, whose difference is what steps take once the pipeline is full."""
 
 

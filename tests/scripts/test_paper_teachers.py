@@ -12,7 +12,9 @@ from scripts.paper.common import Options
 
 @pytest.fixture(scope="module")
 def result():
-    return tspipe.run(Options(stages=(2,)))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(tspipe, "BLOCKS", 32)  # enough for two stages
+        return tspipe.run(Options(stages=(2,)))
 
 
 def test_the_shape_holds(result):
