@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
+from naspipe.cli.display.simulated_plans import WIDTH, refuse_unused, show
 from naspipe.cli.flags import given
 from naspipe.cli.teacher import teacher_of, with_momentum
 from naspipe.core.config import Execution, Settings, apply_settings
@@ -14,15 +14,6 @@ from naspipe.core.config import Execution, Settings, apply_settings
 if TYPE_CHECKING:
     from naspipe.frontend.simulation.taught_plans import TaughtPlan
     from naspipe.runtime.jobs.workload import Workload
-
-_UNUSED = (
-    ("samplers", ""), ("partitions", ""), ("streams", "1"), ("budget", "none"),
-    ("costs", "profiled"), ("no_shared", False),
-)  # fmt: skip
-"""Options that say nothing here, and their defaults."""
-
-WIDTH = 120
-"""Columns of a table in a file or a pipe."""
 
 _COLUMNS = (
     "passes", "views", "stages", "cuts", "r", "fills from", "full", "order", "passes/s", "bubble",
@@ -33,11 +24,7 @@ def show_taught(
     arguments: argparse.Namespace, kinds: Sequence[str], devices: Sequence[int]
 ) -> None:
     """Simulate every choice and print them, the fastest first; arguments as below."""
-    plans = plan_taught(arguments, kinds, devices)
-    if arguments.json:
-        print(json.dumps([plan.as_dict() for plan in plans], indent=1))
-    else:
-        print_taught(plans)
+    show(plan_taught(arguments, kinds, devices), arguments.json, print_taught)
 
 
 def plan_taught(
@@ -53,14 +40,10 @@ def plan_taught(
     Raises:
         ConfigError: for whatever cannot be used.
     """
-    from naspipe.core.errors import ConfigError
     from naspipe.frontend.given.workloads import find_workload
     from naspipe.frontend.simulation.taught_plans import for_passes, taught_plans, with_passes
 
-    for name, usual in _UNUSED:
-        if getattr(arguments, name) != usual:
-            option = f"--{name.replace('_', '-')}"
-            raise ConfigError(f"{option}: expected nothing beside a teacher; leave it out")
+    refuse_unused(arguments, "a teacher")
     how = Execution(**given(Execution, arguments))
     asked = with_momentum(
         apply_settings(Settings(execution=how), arguments.set), arguments.momentum

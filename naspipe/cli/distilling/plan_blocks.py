@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
+from naspipe.cli.display.simulated_plans import WIDTH, refuse_unused, show
 from naspipe.cli.flags import given
 from naspipe.core.config import Execution
 
 if TYPE_CHECKING:
     from naspipe.frontend.given.taught import Taught
     from naspipe.frontend.simulation.blockwise_plans import BlockwisePlan
-
-_UNUSED = (
-    ("samplers", ""), ("partitions", ""), ("streams", "1"), ("budget", "none"),
-    ("costs", "profiled"), ("no_shared", False), ("momentum", None),
-)  # fmt: skip
-"""Options that say nothing here, and their defaults."""
 
 
 def is_student(name: str) -> bool:
@@ -33,11 +27,7 @@ def show_blocks(
     arguments: argparse.Namespace, kinds: Sequence[str], devices: Sequence[int]
 ) -> None:
     """Simulate every placement and print them, the fastest first; arguments as below."""
-    plans = plan_blocks(arguments, kinds, devices)
-    if arguments.json:
-        print(json.dumps([plan.as_dict() for plan in plans], indent=1))
-    else:
-        print_blocks(plans)
+    show(plan_blocks(arguments, kinds, devices), arguments.json, print_blocks)
 
 
 def plan_blocks(
@@ -63,12 +53,7 @@ def plan_blocks(
         raise ConfigError(
             f"{arguments.space}: expected --teacher RUN, whose blocks teach it, found none"
         )
-    for name, usual in _UNUSED:
-        if getattr(arguments, name) != usual:
-            option = f"--{name.replace('_', '-')}"
-            raise ConfigError(
-                f"{option}: expected nothing beside blocks with teachers; leave it out"
-            )
+    refuse_unused(arguments, "blocks with teachers", "momentum")
     nothing = ("network", "cuts", "recipe", "sampler", "run_dir")
     asked = read_asked(
         argparse.Namespace(
@@ -96,8 +81,6 @@ def print_blocks(plans: Sequence[BlockwisePlan]) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
-
-    from naspipe.cli.display.plan_with_teacher import WIDTH
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in ("passes", "stages", "placement", "steps/s", "bubble", "moved", "memory"):
