@@ -21,6 +21,7 @@ from naspipe.trace.results.run_directory import RunDirectory
 from tests.cli.test_resume import wait_for
 
 OWN = "tests.cli.own_students"
+SLOW = "tests.cli.slow_digits:batches"
 TEACHER = ["train", "vgg8", "--data", "digits", "--set", "data.batch_size=8", "--quiet"]
 BLOCKS = 6
 
@@ -85,7 +86,7 @@ def test_what_it_says(
 
 
 def test_a_resume_on_other_stages(tmp_path: Path, teacher: Path) -> None:
-    steps = ["--steps", "60", "--sampler", "fair", "--set", "lr=0.02"]
+    steps = ["--steps", "40", "--sampler", "fair", "--set", "lr=0.02", "--data", SLOW]
     assert main(words(teacher, tmp_path / "whole", *steps)) == 0
     path = tmp_path / "ended"
     how = ["--stages", "2", "--checkpoint-every", "5"]

@@ -21,7 +21,7 @@ RUN = (
 
 
 def test_a_resume_goes_on_with_both(tmp_path: Path) -> None:
-    length = ("--steps", "12")
+    length = ("--steps", "12", "--data", "tests.cli.slow_digits:views")
     assert main([*RUN, *length, "--run-dir", str(tmp_path / "whole")]) == 0
     path = tmp_path / "ended"
     words = [*RUN, *length, "--run-dir", str(path), "--stages", "2", "--checkpoint-every", "2"]
