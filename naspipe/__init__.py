@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from naspipe.export.composed import export_blocks as export_blocks
     from naspipe.export.composed import validate_blocks as validate_blocks
     from naspipe.export.exporter import export_subnet as export_subnet
-    from naspipe.frontend.given.momentum import Momentum as Momentum
     from naspipe.frontend.given.plain_chain import chain as chain
     from naspipe.frontend.given.run import Run as Run
-    from naspipe.frontend.given.teachers import Teacher as Teacher
     from naspipe.frontend.search.api import search_subnets as search_subnets
     from naspipe.frontend.search.block_rating import combine_blocks as combine_blocks
     from naspipe.frontend.search.block_rating import rate_blocks as rate_blocks
+    from naspipe.frontend.teaching.momentum import Momentum as Momentum
+    from naspipe.frontend.teaching.teachers import Teacher as Teacher
     from naspipe.frontend.training.api import train as train
     from naspipe.frontend.training.api import train_together as train_together
     from naspipe.frontend.training.api import workload as workload
@@ -44,8 +44,8 @@ _NEED_TORCH = {
     "workload": "naspipe.frontend.training.api",
     "distill_blockwise": "naspipe.frontend.training.distillation",
     "Run": "naspipe.frontend.given.run",
-    "Teacher": "naspipe.frontend.given.teachers",
-    "Momentum": "naspipe.frontend.given.momentum",
+    "Teacher": "naspipe.frontend.teaching.teachers",
+    "Momentum": "naspipe.frontend.teaching.momentum",
     "Views": "naspipe.data.views",
     "chain": "naspipe.frontend.given.plain_chain",
     "rate_blocks": "naspipe.frontend.search.block_rating",

@@ -11,10 +11,10 @@ from naspipe.core.ids import StreamId
 from naspipe.core.rules import Follows
 from naspipe.core.steps import parse_passes
 from naspipe.data.views import Views
-from naspipe.frontend.given.joined import join
-from naspipe.frontend.given.ports import MakesTeacher
 from naspipe.frontend.given.run_plan import make_pipeline, make_plan, measured_costs
-from naspipe.frontend.given.taught import Taught, carried_out, forward_ratio, passes_to_fill
+from naspipe.frontend.teaching.joined import join
+from naspipe.frontend.teaching.ports import MakesTeacher
+from naspipe.frontend.teaching.taught import Taught, carried_out, forward_ratio, passes_to_fill
 from naspipe.frontend.training.stream_jobs import draw_stream
 from naspipe.planning.cost import CostTable
 from naspipe.runtime.jobs.workload import Workload, wiring_of

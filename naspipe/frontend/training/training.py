@@ -22,7 +22,7 @@ from naspipe.frontend.given.input_checks import (
     check_taught,
 )
 from naspipe.frontend.given.run_plan import make_plan, planning_costs
-from naspipe.frontend.given.taught import how_full
+from naspipe.frontend.teaching.taught import how_full
 from naspipe.frontend.training.generations import Generations, check_resumable
 from naspipe.frontend.training.recording import Recording
 from naspipe.frontend.training.stream_jobs import check_order, check_stream, choices_of, stream_job
