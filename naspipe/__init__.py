@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from naspipe.frontend.search.api import search_subnets as search_subnets
     from naspipe.frontend.search.block_rating import combine_blocks as combine_blocks
     from naspipe.frontend.search.block_rating import rate_blocks as rate_blocks
+    from naspipe.frontend.teaching.label_writing import write_labels as write_labels
     from naspipe.frontend.teaching.momentum import Momentum as Momentum
     from naspipe.frontend.teaching.teachers import Teacher as Teacher
     from naspipe.frontend.training.api import train as train
@@ -34,7 +35,7 @@ __all__ = [
     "NaspipeError", "Run", "Shared", "Space", "StageFailedError", "Teacher", "Views", "chain",
     "combine_blocks", "distill_blockwise", "export_blocks", "export_subnet", "from_nni", "losses",
     "mixed", "rate_blocks", "search_subnets", "train", "train_together", "validate_blocks",
-    "workload",
+    "workload", "write_labels",
 ]  # fmt: skip
 __version__ = "0.1.0"
 
@@ -51,6 +52,7 @@ _NEED_TORCH = {
     "rate_blocks": "naspipe.frontend.search.block_rating",
     "combine_blocks": "naspipe.frontend.search.block_rating",
     "Blockwise": "naspipe.frontend.training.distilled",
+    "write_labels": "naspipe.frontend.teaching.label_writing",
     "search_subnets": "naspipe.frontend.search.api",
     "export_blocks": "naspipe.export.composed",
     "validate_blocks": "naspipe.export.composed",

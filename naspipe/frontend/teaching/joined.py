@@ -11,6 +11,7 @@ from naspipe.core.ids import StreamId
 from naspipe.core.space import Space
 from naspipe.core.wiring import Tap, TapRole
 from naspipe.frontend.given.joined_end import joined_end
+from naspipe.frontend.teaching.label_sources import with_labels
 from naspipe.frontend.teaching.lesson_shapes import check_lessons
 from naspipe.frontend.teaching.ports import MakesTeacher
 from naspipe.frontend.teaching.taught import Taught, carried_out
@@ -95,4 +96,4 @@ def join(
     found = replace(found, workloads=_needed_only(found))
     if teacher:
         check_lessons(found)
-    return carried_out(found, execution)
+    return with_labels(carried_out(found, execution), execution)
