@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import SequenceId
 from naspipe.core.settings.label_groups import FILE, INLINE, PIPELINE
 from naspipe.core.wiring import Tap
+from naspipe.frontend.teaching.label_service import LabelService
 from naspipe.frontend.teaching.taught import Taught
 from naspipe.runtime.jobs.losses import is_joined, wants_hidden
 from naspipe.runtime.jobs.ports import OpenSource
@@ -17,6 +20,9 @@ from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.labels.filed_labels import FiledLabels
 from naspipe.runtime.labels.inline_labels import InlineLabels
 from naspipe.runtime.labels.label_file import LabelFile, label_key
+from naspipe.runtime.labels.served_labels import ServedLabels
+
+Attendant = AbstractContextManager[Any]
 
 LABEL = "label"
 """The batch field that a teacher's output is then."""
@@ -35,11 +41,12 @@ def with_labels(taught: Taught, execution: Execution) -> Taught:
     if source == PIPELINE:
         return taught
     student, teacher = _ends(taught, source)
-    opened = _opened(source, student, teacher, execution)
+    opened, attendants = _opened(source, student, teacher, execution)
     student = replace(
         student,
         field_sources={**student.field_sources, LABEL: opened},
         lesson_fields=(LABEL,),
+        attendants=(*student.attendants, *attendants),
     )
     return Taught((student,), (), ("",))
 
@@ -80,13 +87,19 @@ def _is_plain(tap: Tap, taught: Taught) -> bool:
     return tap.passes is None and tap.source[1] == len(teacher.space) - 1
 
 
-def _opened(source: str, student: Workload, teacher: Workload, execution: Execution) -> OpenSource:
+def _opened(
+    source: str, student: Workload, teacher: Workload, execution: Execution
+) -> tuple[OpenSource, tuple[Attendant, ...]]:
+    """What a stage opens, and what has to be there for it."""
+    device = execution.hardware.device
     if source == INLINE:
-        return partial(InlineLabels, teacher, execution.hardware.device)
+        return partial(InlineLabels, teacher, device), ()
+    key = label_key(student.definition)
     if source.startswith(FILE):
-        key = label_key(student.definition)
         found = LabelFile(source.removeprefix(FILE))
         passes = student.definition.num_passes
         found.check(key, student.recipe.steps.batch(SequenceId(passes - 1)) + 1)
-        return partial(FiledLabels, found)
-    raise ConfigError("labels=service: not yet")
+        return partial(FiledLabels, found), ()
+    named = replace(teacher, definition=replace(teacher.definition, teacher=key["teacher"]))
+    service = LabelService(named, execution)
+    return partial(ServedLabels, service.begin), service.attendants

@@ -126,6 +126,9 @@ class Training:
                 if not self.resumes or self._comes_new(stream.directory, stream.workload):
                     begin_record(stream, manifest)
                     stack.enter_context(Claim(stream.directory.path))
+            for workload in self.workloads:
+                for attendant in workload.attendants:
+                    stack.enter_context(attendant)
             definitions = [workload.definition for workload in self.workloads]
             recording = stack.enter_context(
                 Recording(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
+from naspipe.runtime.jobs.ports import SourceSeat
 from naspipe.runtime.labels.label_file import LabelFile
 
 
@@ -15,12 +16,12 @@ class FiledLabels:
 
     Args:
         file: holds every label of the run.
-        wake: see :data:`naspipe.runtime.jobs.ports.OpenSource`.
+        seat: see :class:`naspipe.runtime.jobs.ports.SourceSeat`.
     """
 
-    def __init__(self, file: LabelFile, wake: Callable[[], None]) -> None:
+    def __init__(self, file: LabelFile, seat: SourceSeat) -> None:
         self._file = file
-        self._wake = wake
+        self._wake = seat.wake
         self._asked: deque[int] = deque()
 
     def request(self, batch: int) -> None:

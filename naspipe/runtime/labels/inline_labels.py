@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
+from naspipe.runtime.jobs.ports import SourceSeat
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.labels.label_network import LabelNetwork
 
@@ -17,15 +18,15 @@ class InlineLabels:
     Args:
         teacher: what computes them.
         device: of the stage.
-        wake: see :data:`naspipe.runtime.jobs.ports.OpenSource`.
+        seat: see :class:`naspipe.runtime.jobs.ports.SourceSeat`.
     """
 
-    def __init__(self, teacher: Workload, device: str, wake: Callable[[], None]) -> None:
+    def __init__(self, teacher: Workload, device: str, seat: SourceSeat) -> None:
         self._teacher = teacher
         self._device = device
         self._network: LabelNetwork | None = None
         """Made with the first request: only the stage of the loss has any."""
-        self._wake = wake
+        self._wake = seat.wake
         self._asked: deque[int] = deque()
 
     def request(self, batch: int) -> None:

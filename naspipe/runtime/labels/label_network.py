@@ -69,6 +69,22 @@ class LabelNetwork:
             for block in range(len(space))
         ]
 
+    def split(self, fields: Tensors) -> list[Tensors]:
+        """Fields that came in one row, block by block.
+
+        Raises:
+            ConfigError: when they are more or fewer.
+        """
+        space, rest = self.workload.space, list(fields)
+        found = []
+        for block in range(len(space)):
+            count = len(space.fields(block))
+            found.append(tuple(each.to(self.device) for each in rest[:count]))
+            del rest[:count]
+        if rest or any(len(f) != len(space.fields(b)) for b, f in enumerate(found)):
+            raise ConfigError(f"labels: expected the teacher's fields, found {len(fields)}")
+        return found
+
     def label_of(self, number: int, fields: list[Tensors]) -> torch.Tensor:
         """The label of a batch whose fields are given, block by block."""
         space, definition = self.workload.space, self.workload.definition
