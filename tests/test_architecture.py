@@ -16,7 +16,10 @@ import pytest
 import naspipe
 
 ROOT = Path(__file__).parent.parent
-PURE = ("core", "schedule", "residency", "planning", "trace", "streams", "stage", "sim", "report")
+PURE = (
+    "core", "schedule", "residency", "planning", "trace", "streams", "tutoring", "stage", "sim",
+    "report",
+)  # fmt: skip
 MAX_FILE_LINES = 300
 MAX_FUNCTION_LINES = 60
 MAX_PARAMETERS = 8

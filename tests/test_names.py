@@ -11,9 +11,12 @@ from tests.test_architecture import ROOT, product
 
 SAME_IDEA = {
     "api.py": "2026-11-22: the public function of a part of the frontend",
+    "balance.py": "2026-11-23: even shares, of blocks for stages and of teachers for students",
     "choices.py": "2026-11-22: what subnets are chosen from, of each family of spaces",
+    "commands.py": "2026-11-23: what is asked for by what decides: a stage's controller, a desk",
     "compare.py": "2026-11-22: a command, and what it calls",
     "driver.py": "2026-11-22: carries commands out, in processes and on the virtual clock",
+    "events.py": "2026-11-23: what is told to what decides: a stage's controller, a desk",
     "layers.py": "2026-11-22: the torch modules, of each family of spaces",
     "log.py": "2026-11-22: a command, and the file that it prints",
     "ports.py": "2026-11-22: the protocols of a room",

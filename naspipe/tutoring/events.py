@@ -1,0 +1,74 @@
+"""What a desk is told. Times are nanoseconds of one monotonic clock, and never fall.
+
+A label is a teacher's output for one batch, so it is named by the number of its batch. A teacher
+is named by a text that no other one has at the same time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherJoined:
+    """A teacher may be asked from now on; ``seconds`` is what one batch takes it (more than 0).
+
+    One that is known by this name already counts as having left before.
+    """
+
+    time_ns: int
+    teacher: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherLeft:
+    """A teacher is not there any longer; what it was asked for is asked of others."""
+
+    time_ns: int
+    teacher: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The student asks for a label; it may do so long before it needs it."""
+
+    time_ns: int
+    batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A label came whose key is the right one; ``digest`` is that of its bits."""
+
+    time_ns: int
+    teacher: str
+    batch: int
+    digest: str | bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A teacher will not make this label."""
+
+    time_ns: int
+    teacher: str
+    batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """The student is through with a label that was delivered: nobody will ask for it again."""
+
+    time_ns: int
+    batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time went on; due at :attr:`naspipe.tutoring.desk.Desk.deadline_ns`, harmless before."""
+
+    time_ns: int
+
+
+Event = TeacherJoined | TeacherLeft | Wanted | Answered | Refused | Used | Tick
