@@ -11,12 +11,12 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from naspipe.cli import teacher
 from naspipe.cli.display.plan_with_teacher import show_taught
 from naspipe.cli.display.simulated_plans import WIDTH
 from naspipe.cli.distilling.plan_blocks import is_student, show_blocks
 from naspipe.cli.flags import add_flags, flags
 from naspipe.cli.simulate import add_scenario_arguments, open_scenario
+from naspipe.cli.teaching import teacher
 from naspipe.core.config import Definition, Settings, apply_settings
 
 if TYPE_CHECKING:

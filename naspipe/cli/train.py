@@ -13,13 +13,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from naspipe.cli.flags import given
-from naspipe.cli.teacher import join_teacher, with_momentum
+from naspipe.cli.teaching.teacher import join_teacher, with_momentum
 from naspipe.cli.train_arguments import DEFAULTS
 from naspipe.cli.train_arguments import add_arguments as add_arguments
 
 if TYPE_CHECKING:
     from naspipe.cli.streams import StreamOptions
-    from naspipe.cli.teacher import Joined
+    from naspipe.cli.teaching.teacher import Joined
     from naspipe.core.config import Execution, Settings
     from naspipe.core.recipe_file import RecipeFile
     from naspipe.frontend.training.training import Training

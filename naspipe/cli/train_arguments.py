@@ -7,10 +7,10 @@ import math
 from pathlib import Path
 from typing import Any
 
-from naspipe.cli import teacher
 from naspipe.cli.flags import add_flags, flags
 from naspipe.cli.ports import Options
 from naspipe.cli.settings_lists import key_list
+from naspipe.cli.teaching import teacher
 from naspipe.core.config import Definition, Execution
 
 _EXAMPLE = """\

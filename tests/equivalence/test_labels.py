@@ -31,6 +31,21 @@ def source_of(name, labels):
     return labels if name == "file" else name
 
 
+@pytest.mark.parametrize(
+    ("stages", "teachers", "execution"),
+    [
+        (1, 1, {}),
+        (2, 2, {"recompute": True, "label_audit": 3}),
+        (1, 3, {"labels_ahead": 4, "labels_again": 1}),
+        (3, 5, {"window": 2, "teacher_inputs": "sent"}),
+    ],
+)
+def test_a_service(tmp_path, stages, teachers, execution):
+    how = {"labels": "service", "teachers": teachers, **execution}
+    run = train(tmp_path / "run", stages, execution=how)
+    assert_same_bits(run, plain_loop(run))
+
+
 @pytest.mark.parametrize("name", ["inline", "file"])
 @pytest.mark.parametrize(
     ("stages", "execution"),
@@ -174,3 +189,11 @@ def test_a_teacher_that_draws(tmp_path):
             npp.Teacher([Draws(16, 10)]), spaces.vectors, tmp_path / "labels", batches=2
         )
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("groups", "stages"), [(1, 2), (2, 1)])
+def test_a_service_of_passes_and_groups(tmp_path, monkeypatch, groups, stages):
+    restless(monkeypatch)
+    how = {"labels": "service", "teachers": 2, "groups": groups, "label_audit": 4}
+    run = train(tmp_path / "run", stages, "accumulate:4", how)
+    assert_same_bits(run, plain_loop(run, 4))

@@ -32,7 +32,7 @@ def find(source: Source, data_dir: Path | None) -> Found:
         ConfigError: for a name that cannot be found, or a teacher that nobody knows how to cut.
     """
     import search_spaces
-    from naspipe.cli.teacher import find_teacher
+    from naspipe.cli.teaching.teacher import find_teacher
     from naspipe.core.rules import parse_rule
     from naspipe.frontend.given.students import find_students
 

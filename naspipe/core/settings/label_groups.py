@@ -44,7 +44,7 @@ class LabelSettings:
         "",
         "where teachers that others started are found: redis://HOST[:PORT][/DB] or tcp://ADDRESS:"
         "PORT, on which the run listens. Empty for the run's own teachers alone.",
-        like(r"redis://.+|rediss://.+|tcp://.+:\d+", "redis://HOST or tcp://ADDRESS:PORT"),
+        like(r"(rediss?://.+|tcp://.+:\d+)?", "redis://HOST, tcp://ADDRESS:PORT or nothing"),
         key="teacher_registry",
         example="redis://localhost:6379",
     )

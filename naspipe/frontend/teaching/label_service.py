@@ -14,6 +14,7 @@ from naspipe.runtime.labels.applicants import Terms
 from naspipe.runtime.labels.entrance_exam import make_exam
 from naspipe.runtime.labels.label_file import label_key
 from naspipe.runtime.labels.label_reader import Asking, LabelReader
+from naspipe.runtime.registries.open_registry import open_registry
 from naspipe.runtime.registries.own_registry import OwnRegistry
 from naspipe.runtime.registries.registry_watch import RegistryWatch
 from naspipe.runtime.registries.teacher_card import numeric_class
@@ -31,12 +32,15 @@ class LabelService:
         execution: of the run.
 
     Raises:
-        ConfigError: for a file of keys that cannot be read.
+        ConfigError: for a file of keys that cannot be read, or without what the registry needs.
+        TransportError: when there is no registry.
     """
 
     def __init__(self, teacher: Workload, execution: Execution) -> None:
         self._teacher, self._execution = teacher, execution
         way = execution.teaching
+        if is_elsewhere(way.registry):
+            open_registry(way.registry).cards()
         self._keys = read_keys(Path(way.keys)) if way.keys else frozenset[str]()
         self._pool = TeacherPool(
             PoolSettings(
@@ -46,6 +50,7 @@ class LabelService:
                 most=way.teachers_most or way.teachers,
                 ttl_seconds=way.ttl_seconds,
                 pace_seconds=way.pace_seconds,
+                listens_at="" if is_elsewhere(way.registry) else way.registry,
             )
         )
 
@@ -65,6 +70,7 @@ class LabelService:
             deadline_factor=way.deadline,
             audit=way.audit,
             most=max(1, most) if not way.registry else 1 << 16,
+            load_seconds=max(1.0, way.ttl_seconds),
             last_batch=len(seat.batches) - 1,
         )
         terms = Terms(
@@ -81,8 +87,9 @@ class LabelService:
             timeout_seconds=self._execution.watch.timeout_seconds,
             fields=self._fields if way.inputs == "sent" else None,
         )
-        registry = OwnRegistry(self._pool.registry_address)
-        watch = RegistryWatch(registry, way.ttl_seconds, registry.hire, registry.release)
+        own = OwnRegistry(self._pool.registry_address)
+        more = [open_registry(way.registry)] if is_elsewhere(way.registry) else []
+        watch = RegistryWatch([own, *more], way.ttl_seconds, own.hire, own.release)
         return LabelReader(asking, seat, watch)
 
     def _fields(self, number: int) -> list[Any]:
@@ -91,3 +98,8 @@ class LabelService:
         batch = self._teacher.data(seed, number)
         names = chain.from_iterable(space.fields(block) for block in range(len(space)))
         return [field_of(batch, name, number) for name in names]
+
+
+def is_elsewhere(registry: str) -> bool:
+    """Whether it is a server, and not an address at which the run's own one listens, too."""
+    return bool(registry) and not registry.startswith("tcp://")

@@ -49,6 +49,7 @@ from naspipe.trace.access.labels import describe_space
 from naspipe.trace.access.log import read_joint_accesses, time_key
 from naspipe.trace.reading.metrics import bubble_ratio, hit_rate, stall_ratio
 from naspipe.trace.results.run_directory import RunDirectory, stream_directories
+from naspipe.trace.results.teacher_events import read_teacher_events, tally
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +152,9 @@ class Training:
             passes = (stream.num_passes - stream.first) / seconds
             speed = {"steps_per_second": passes / job.steps.passes}
             bad = {"nonfinite_steps": stream.directory.nonfinite_passes()}
-            complete = {"status": "complete", "measured": {**measured, **speed, **bad}}
+            taught = tally(read_teacher_events(stream.directory.path))
+            more = {"teachers": taught} if taught else {}
+            complete = {"status": "complete", "measured": {**measured, **speed, **bad, **more}}
             stream.directory.write_manifest({**manifest, **complete, "life": lives.life})
 
     def _claim(self, stack: ExitStack, subnets: Sequence[tuple[Subnet, ...]]) -> int:

@@ -38,12 +38,14 @@ def label_key(definition: Definition) -> dict[str, Any]:
     Args:
         definition: of the student.
     """
-    return {
+    key = {
         "teacher": definition.teacher,
         "seed": definition.seed,
         "data": dict(definition.data),
         "precision": definition.recipe.precision,
     }
+    plain: dict[str, Any] = msgpack.unpackb(msgpack.packb(key))  # as others read it
+    return plain
 
 
 class LabelWriter:

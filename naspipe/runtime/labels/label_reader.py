@@ -79,6 +79,8 @@ class LabelReader:
         self._events: queue.SimpleQueue[tuple[type[Wanted] | type[Used], int]] = queue.SimpleQueue()
         self._delivered: queue.SimpleQueue[tuple[int, torch.Tensor]] = queue.SimpleQueue()
         self._answers: dict[tuple[str, int], torch.Tensor] = {}
+        self._newest: torch.Tensor | None = None
+        """The answer that was taken last, unless its teacher had sent another one before."""
         self._sockets: dict[str, zmq.Socket[Any]] = {}
         self._applicants: dict[str, Applicant] = {}
         self._cards: dict[str, TeacherCard] = {}
@@ -87,6 +89,9 @@ class LabelReader:
         self._noted = self._alone_since
         self._failure: NaspipeError | None = None
         self._is_closing = False
+        self._missing_since: float | None = None
+        self._seconds_missing = 0.0
+        """In which the stage had asked for a label that was not there."""
         self._wakeup = Wakeup()
         self._poller = zmq.Poller()
         self._record = LabelRecord(seat.directory, seat.share[0])
@@ -118,7 +123,7 @@ class LabelReader:
         self._thread.join()
         self._wakeup.__exit__()
         self._watch.close()
-        self._record.close(self._desk.counts, self._desk.audits_missed)
+        self._record.close(self._desk.counts, self._desk.audits_missed, self._seconds_missing)
 
     def _tell(self, kind: type[Wanted] | type[Used], batch: int) -> None:
         self._events.put((kind, self._place[batch]))
@@ -223,7 +228,7 @@ class LabelReader:
                 self._take_answer(name, number, label)
             case No(why, None):
                 self._dismiss(name, why)
-            case No(why, number):
+            case No(_, int(number)):
                 place = self._place.get(number)
                 if place is not None:
                     self._handle(Refused(now_ns, name, place))
@@ -245,7 +250,8 @@ class LabelReader:
         elif not self._asking.terms.exam.fits(label):
             self._dismiss(name, f"found a label of {label.dtype} and {tuple(label.shape)}")
         else:
-            self._answers[name, place] = label
+            self._newest = None if (name, place) in self._answers else label
+            self._answers.setdefault((name, place), label)
             self._handle(Answered(time.monotonic_ns(), name, place, label_digest(label)))
 
     def _handle(self, event: Event) -> None:
@@ -259,7 +265,8 @@ class LabelReader:
                         del self._answers[key]
                     self._seat.wake()
                 case Drop(teacher, place):
-                    self._answers.pop((teacher, place), None)
+                    if self._newest is not None:  # otherwise an earlier one is still looked at
+                        self._answers.pop((teacher, place), None)
                 case Conflict(place, teachers, _):
                     raise ConfigError(
                         f"labels: expected the same bits of batch {self._seat.batches[place]} from "
@@ -286,8 +293,6 @@ class LabelReader:
         self._poller.unregister(socket)
         socket.close()
         del self._cards[name]
-        for key in [key for key in self._answers if key[0] == name]:
-            del self._answers[key]
         if self._applicants.pop(name, None) is None:
             self._record.event(how, name)
             self._handle(TeacherLeft(time.monotonic_ns(), name))
@@ -309,6 +314,9 @@ class LabelReader:
             ConfigError: when it has lasted too long.
         """
         now, missing = time.monotonic(), self._desk.first_missing
+        if self._missing_since is not None:
+            self._seconds_missing += now - self._missing_since
+        self._missing_since = None if missing is None else now
         if missing is None or self._desk.teachers:
             self._alone_since = self._noted = now
             return

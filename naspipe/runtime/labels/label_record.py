@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from naspipe.trace.results.teacher_events import teacher_events_file
 from naspipe.tutoring.teacher_queue import Counts
 
 
@@ -21,18 +22,20 @@ class LabelRecord:
     """
 
     def __init__(self, directory: Path, number: int) -> None:
-        path = directory / f"teachers-{number}.jsonl"
-        self._file = path.open("a", encoding="utf-8")
+        self._file = teacher_events_file(directory, number).open("a", encoding="utf-8")
 
     def event(self, what: str, teacher: str, **more: Any) -> None:
         """Something happened to a teacher."""
         self._write({"event": what, "teacher": teacher, **more})
 
-    def close(self, counts: Mapping[str, Counts], audits_missed: int) -> None:
+    def close(
+        self, counts: Mapping[str, Counts], audits_missed: int, seconds_missing: float
+    ) -> None:
         """Write what each teacher has done in this life, and close the file."""
         for teacher, found in sorted(counts.items()):
             self._write({"event": "counts", "teacher": teacher, **asdict(found)})
-        self._write({"event": "end", "audits_missed": audits_missed})
+        more = {"audits_missed": audits_missed, "seconds_missing": seconds_missing}
+        self._write({"event": "end", **more})
         self._file.close()
 
     def _write(self, values: Mapping[str, Any]) -> None:

@@ -28,13 +28,11 @@ class OwnRegistry:
 
     Args:
         address: of the registry.
-        server_key: its public CURVE key; empty where it is in the run's private directory.
         timeout_seconds: for an answer.
     """
 
-    def __init__(self, address: str, server_key: str = "", timeout_seconds: float = 2.0) -> None:
+    def __init__(self, address: str, timeout_seconds: float = 2.0) -> None:
         self._address = address
-        self._server_key = server_key
         self._timeout_ms = max(1, int(timeout_seconds * 1000))
         self._lock = threading.Lock()
 
@@ -69,9 +67,6 @@ class OwnRegistry:
         with self._lock, zmq.Context() as context, context.socket(zmq.REQ) as socket:
             socket.linger = 0
             socket.setsockopt(zmq.MAXMSGSIZE, MAX_CARDS * MAX_CARD_BYTES)
-            if self._server_key:
-                socket.curve_serverkey = self._server_key.encode("ascii")
-                socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
             socket.connect(self._address)
             socket.send(msgpack.packb(words))
             if not socket.poll(self._timeout_ms):

@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from naspipe.core.errors import TransportError
 from naspipe.runtime.registries.ports import Registry
@@ -15,6 +16,8 @@ from naspipe.runtime.wire.wakeup import Wakeup
 BEATS = 4
 """Of a card in the time that it lives."""
 
+_SHORTEST_SECONDS = 0.05
+
 
 class RegistryWatch:
     """A thread that keeps the cards up to date.
@@ -23,7 +26,7 @@ class RegistryWatch:
     again, nobody is let go of before every teacher had the time to show its card anew.
 
     Args:
-        registry: asked by this thread only.
+        registries: asked by this thread only, one after the other.
         ttl_seconds: of a card.
         hire: asks for so many more teachers, where there is somebody to ask.
         release: says that a teacher may go.
@@ -31,12 +34,12 @@ class RegistryWatch:
 
     def __init__(
         self,
-        registry: Registry,
+        registries: Sequence[Registry],
         ttl_seconds: float,
         hire: Callable[[int], None] | None = None,
         release: Callable[[str], None] | None = None,
     ) -> None:
-        self._registry = registry
+        self._asked = [_Asked(each, ttl_seconds) for each in registries]
         self._ttl = ttl_seconds
         self._hire, self._release = hire, release
         self._wishes: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -83,20 +86,35 @@ class RegistryWatch:
 
     def _run(self) -> None:
         known: dict[str, TeacherCard] = {}
-        patience_until = 0.0
+        pause = _SHORTEST_SECONDS
         while not self._is_closing:
-            try:
-                while not self._wishes.empty():
+            while not self._wishes.empty():
+                with suppress(TransportError):  # a wish is made again when it is still one
                     self._wishes.get()()
-                shown = {card.name: card for card in self._registry.cards()}
-            except TransportError:
-                patience_until = time.monotonic() + 2 * self._ttl
-            else:
-                if time.monotonic() < patience_until:
-                    shown = {**known, **shown}
-                if shown != known:
-                    known = shown
-                    self._found.put([known[name] for name in sorted(known)])
-                    self._news.set()
-            if self._leaving.wait(min(1.0, self._ttl / BEATS)):
+            shown = {card.name: card for each in self._asked for card in each.cards()}
+            pause = min(1.0, self._ttl / BEATS, 2 * pause)
+            if shown != known:
+                known, pause = shown, _SHORTEST_SECONDS  # others may be on their way
+                self._found.put([known[name] for name in sorted(known)])
+                self._news.set()
+            if self._leaving.wait(pause):
                 self._leaving.clear()
+
+
+class _Asked:
+    """One registry, and what it showed last."""
+
+    def __init__(self, registry: Registry, ttl_seconds: float) -> None:
+        self._registry, self._ttl = registry, ttl_seconds
+        self._known: dict[str, TeacherCard] = {}
+        self._patience_until = 0.0
+
+    def cards(self) -> Sequence[TeacherCard]:
+        try:
+            shown = {card.name: card for card in self._registry.cards()}
+        except TransportError:
+            self._patience_until = time.monotonic() + 2 * self._ttl
+        else:
+            is_patient = time.monotonic() < self._patience_until
+            self._known = {**self._known, **shown} if is_patient else shown
+        return list(self._known.values())

@@ -8,7 +8,7 @@ from pathlib import Path
 import zmq
 from zmq.utils import z85
 
-from naspipe.core.errors import ConfigError
+from naspipe.core.errors import ConfigError, reason
 
 _KEY_CHARACTERS = 40
 
@@ -24,7 +24,7 @@ def read_keys(path: Path) -> frozenset[str]:
         lines = path.read_text("ascii").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"teacher_keys: expected a file of keys at {path}, found {error}"
+            f"teacher_keys: expected a file at {path}, found {reason(error)}"
         ) from None
     for number, line in enumerate(lines, 1):
         words = line.split()
@@ -33,7 +33,7 @@ def read_keys(path: Path) -> frozenset[str]:
         if not _is_key(words[0]):
             raise ConfigError(
                 f"teacher_keys: {path}, line {number}: expected a public key of {_KEY_CHARACTERS} "
-                f"characters, found {words[0]:.60!r}"
+                f"characters, found {words[0]!r:.60}"
             )
         found.add(words[0])
     return frozenset(found)

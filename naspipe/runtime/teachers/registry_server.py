@@ -72,15 +72,10 @@ class CardTable:
         return []
 
 
-def listen(
-    context: zmq.Context[Any], address: str, keys: tuple[bytes, bytes] | None = None
-) -> zmq.Socket[Any]:
-    """The socket of a registry.
+def listen(context: zmq.Context[Any], address: str) -> zmq.Socket[Any]:
+    """The socket of a registry, at ``ipc://`` or ``tcp://``.
 
-    Args:
-        context: of the socket.
-        address: ``ipc://`` or ``tcp://``.
-        keys: public and secret CURVE key, where others than the run's own may come.
+    What comes in over it introduces and nothing more, so anybody may come.
 
     Raises:
         TransportError: when it cannot listen there.
@@ -88,9 +83,6 @@ def listen(
     socket: zmq.Socket[Any] = context.socket(zmq.ROUTER)
     socket.linger = 0
     socket.setsockopt(zmq.MAXMSGSIZE, 4 * MAX_CARD_BYTES)
-    if keys:
-        socket.curve_server = True
-        socket.curve_publickey, socket.curve_secretkey = keys
     try:
         socket.bind(address)
     except zmq.ZMQError as error:

@@ -40,6 +40,8 @@ class PoolSettings:
     """That may be hired."""
     ttl_seconds: float
     pace_seconds: float
+    listens_at: str = ""
+    """Where others find its registry, ``tcp://ADDRESS:PORT``; empty for nowhere."""
 
 
 @dataclass(slots=True)
@@ -100,9 +102,10 @@ def _pool_main(pool: TeacherPool) -> None:
     table = CardTable(hire=teachers.hire, release=teachers.release)
     try:
         teachers.start(settings.count)
-        with listen(context, pool.registry_address) as socket:
-            while not is_over.is_set():
-                serve([socket], table, _WAIT_MS)
+        addresses = [pool.registry_address, *filter(None, [settings.listens_at])]
+        sockets = [listen(context, address) for address in addresses]
+        while not is_over.is_set():
+            serve(sockets, table, _WAIT_MS)
     finally:
         teachers.end()
         context.destroy(linger=0)

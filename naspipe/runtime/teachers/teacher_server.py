@@ -127,9 +127,7 @@ class TeacherServer:
                 label = network.label_of(number, network.split(request.fields))
             else:
                 label = network.label(number)
-        except (
-            Exception
-        ) as error:  # the batch's or the layers' fault: another teacher may do better
+        except Exception as error:  # another teacher may do better
             return No(f"{type(error).__name__}: {error}", number)
         left = begin + self._seat.pace_seconds - time.monotonic()
         if left > 0:

@@ -1,0 +1,160 @@
+"""Compute a network's labels for students: into a file, or as a teacher that runs may ask.
+
+With --to the labels of the first batches are written once, for runs with --labels file:PATH. With
+--registry this is one more teacher, from now until Ctrl-C or SIGTERM, of every run that asks for
+this network's labels. A label is a function of network, seed and batch, so who computes it, and
+when, changes no bit of a student.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from naspipe.core.config import Settings
+    from naspipe.frontend.teaching.teachers import Teacher
+    from naspipe.runtime.jobs.workload import Batches
+
+_EXAMPLE = """\
+examples:
+  naspipe teach runs/large --to labels --batches 2000 --seed 1
+  naspipe train cnn --teacher runs/large --labels file:labels --seed 1 --steps 2000
+  naspipe teach runs/large --registry redis://head --host 10.0.0.7
+  naspipe teach exported --registry tcp://head:29700 --host 10.0.0.7 --data mine:batches
+
+A run admits a teacher by its public key, which this command prints: a line of the file that the
+run's teacher_keys names. The keys are kept in --key, for you alone.
+"""
+
+_EVERY_SECONDS = 10.0
+_SIZES = ("batch_size", "max_tokens", "batches")
+
+DEFAULT_KEY = Path("~/.config/naspipe/teacher.key")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.epilog = _EXAMPLE
+    parser.add_argument(
+        "teacher", metavar="RUN|DIR", type=Path, help="a run, or an exported subnet"
+    )
+    parser.add_argument(
+        "--subnet", metavar="ID", help="of a supernet's run: best, first, last, a step, or choices"
+    )
+    parser.add_argument("--data", metavar="NAME", help="the students' data (the teacher's own)")
+    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where prepared data is kept")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE",
+        help="sizes of the data, as in data.batch_size=32; precision and threads",
+    )  # fmt: skip
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    written = parser.add_argument_group("into a file")
+    written.add_argument("--to", type=Path, metavar="FILE", help="which does not exist yet")
+    written.add_argument("--batches", type=int, metavar="N", help="how many, from the first")
+    written.add_argument("--seed", type=int, default=0, metavar="K", help="of the students")
+    served = parser.add_argument_group("as a teacher")
+    served.add_argument(
+        "--registry", metavar="URL", help="redis://HOST, or tcp://HOST:PORT of a run"
+    )
+    served.add_argument(
+        "--host", default="127.0.0.1", metavar="ADDRESS", help="of this machine, as students see it"
+    )
+    served.add_argument("--port", type=int, default=0, metavar="N", help="0 for any that is free")
+    served.add_argument("--key", type=Path, default=DEFAULT_KEY, metavar="FILE")
+    served.add_argument("--ttl", type=float, default=6.0, metavar="SECONDS")
+    served.add_argument(
+        "--pace", type=float, default=0.0, metavar="SECONDS", help="answer no sooner"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write, or serve; says on stderr what goes on."""
+    from naspipe.core.errors import ConfigError
+
+    if (arguments.to is None) == (arguments.registry is None):
+        raise ConfigError("naspipe teach: expected either --to FILE or --registry URL")
+    return _write(arguments) if arguments.to else _serve(arguments)
+
+
+def _write(arguments: argparse.Namespace) -> int:
+    from naspipe.cli.display.bar import Bar
+    from naspipe.core.errors import ConfigError
+    from naspipe.frontend.teaching.label_writing import write_labels
+
+    if arguments.batches is None:
+        raise ConfigError("--to: expected --batches N with it, one for each pass of a run")
+    settings = _settings(arguments)
+    teacher, data = _teacher(arguments), _data(arguments, _own_record(arguments.teacher))
+    with Bar("labels", arguments.batches, arguments.quiet, _EVERY_SECONDS) as bar:
+
+        def on_label(number: int) -> None:
+            bar.show()
+            bar.update(number + 1, "")
+
+        write_labels(
+            teacher, data, arguments.to, batches=arguments.batches, seed=arguments.seed,
+            recipe=settings.recipe, device=arguments.device, on_label=on_label,
+        )  # fmt: skip
+    print(arguments.to)
+    return 0
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    from naspipe.frontend.teaching.label_teaching import Teaching, teach
+
+    key = arguments.key.expanduser()
+    key.parent.mkdir(parents=True, exist_ok=True)
+    way = Teaching(
+        registry=arguments.registry, host=arguments.host, port=arguments.port, key=key,
+        device=arguments.device, threads=_settings(arguments).recipe.threads,
+        ttl_seconds=arguments.ttl, pace_seconds=arguments.pace,
+    )  # fmt: skip
+    made = teach(_teacher(arguments), lambda record: _data(arguments, record), way, _say)
+    _say(f"{made} labels made")
+    return 0
+
+
+def _say(text: str) -> None:
+    print(f"naspipe: {text}", file=sys.stderr, flush=True)
+
+
+def _settings(arguments: argparse.Namespace) -> Settings:
+    from naspipe.core.config import Settings, apply_settings
+
+    return apply_settings(Settings(), arguments.set)
+
+
+def _teacher(arguments: argparse.Namespace) -> Teacher:
+    from naspipe.cli.teaching.teacher import find_teacher
+
+    return find_teacher(arguments.teacher, arguments.subnet or "last", arguments.data_dir)
+
+
+def _own_record(path: Path) -> Mapping[str, Any]:
+    """Of the data that the teacher was trained on, where that is known."""
+    from naspipe.trace.results.run_directory import RunDirectory
+
+    if (path / "model.json").is_file():
+        return {}
+    return dict(RunDirectory(path).read_manifest()["definition"]["data"])
+
+
+def _data(arguments: argparse.Namespace, record: Mapping[str, Any]) -> Batches:
+    """The data that the command names, or those that a record tells of; sizes are the record's.
+
+    Raises:
+        ConfigError: where neither says which, or for data that cannot be opened.
+    """
+    from naspipe.core.errors import ConfigError
+    from naspipe.frontend.given.workloads import find_data
+
+    name = arguments.data or record.get("name")
+    if not isinstance(name, str):
+        raise ConfigError("naspipe teach: expected --data NAME, the students' data")
+    known = {size: record[size] for size in _SIZES if isinstance(record.get(size), int)}
+    return find_data(name, arguments.data_dir, {**known, **_settings(arguments).data})

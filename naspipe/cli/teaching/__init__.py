@@ -1,0 +1,1 @@
+"""Teachers as the command line names them."""

@@ -1,0 +1,335 @@
+"""Teachers that die, hang, lie, come and go: the bits of the undisturbed run, or one clear line."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import threading
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+import torch
+
+import naspipe as npp
+from naspipe.core.errors import StageFailedError
+from naspipe.frontend.teaching.label_teaching import Teaching, teach
+from naspipe.runtime.labels.label_network import LabelNetwork
+from naspipe.runtime.registries.teacher_keys import own_pair
+from naspipe.trace.results.teacher_events import read_teacher_events
+from tests.cli.test_resume import wait_for
+from tests.equivalence import spaces
+from tests.equivalence.harness import assert_same_bits
+from tests.equivalence.test_teachers import network, plain_loop, train
+from tests.faults.helpers import Calm
+from tests.runtime.registries.servers import free_port, redis_server
+
+QUICK = {"teacher_ttl": 0.8, "labels": "service"}
+
+
+def slow(seed, number):
+    """A step takes long enough for something to happen to its teacher."""
+    time.sleep(0.01)
+    return spaces.vectors(seed, number)
+
+
+SLOW = Calm(slow)
+
+
+def children(pid):
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def teacher_pids():
+    """Of the run's own teachers."""
+    pools = [each for each in multiprocessing.active_children() if each.name == "naspipe-teachers"]
+    return [pid for pool in pools for pid in children(pool.pid)]
+
+
+@contextmanager
+def meanwhile(path, lines, do):
+    """Something that is done when so many losses are there."""
+
+    def wait():
+        wait_for(path / "losses.jsonl", lines)
+        do()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    yield
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def same_bits(run):
+    assert_same_bits(run, plain_loop(run))
+
+
+def records(path):
+    return read_teacher_events(path)
+
+
+@pytest.mark.parametrize("lines", [2, 9, 20])
+@pytest.mark.parametrize("stages", [1, 2])
+def test_one_is_killed(tmp_path, stages, lines):
+    path = tmp_path / "run"
+    with meanwhile(path, lines, lambda: os.kill(teacher_pids()[0], signal.SIGKILL)):
+        how = {**QUICK, "teachers": 2}
+        run = train(path, stages, execution=how, data=SLOW, steps=80)
+    same_bits(run)
+    assert not teacher_pids()
+
+
+def test_all_are_killed_and_hired_anew(tmp_path):
+    def kill():
+        for pid in teacher_pids():
+            os.kill(pid, signal.SIGKILL)
+
+    path = tmp_path / "run"
+    with meanwhile(path, 5, kill):
+        how = {**QUICK, "teachers": 2, "labels_ahead": 4, "labels_again": 2}
+        run = train(path, 1, execution=how, data=SLOW, steps=80)
+    same_bits(run)
+    assert [each["event"] for each in records(path)].count("joined") > 2
+
+
+@pytest.mark.parametrize("seconds", [0.3, 2.0])
+def test_one_is_stopped_for_less_and_for_more_than_it_may_be_silent(tmp_path, seconds):
+    def stop():
+        pid = teacher_pids()[0]
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(seconds)
+        with suppress(ProcessLookupError):  # the run did without it, and is over
+            os.kill(pid, signal.SIGCONT)
+
+    path = tmp_path / "run"
+    with meanwhile(path, 5, stop):
+        how = {**QUICK, "teachers": 2}
+        run = train(path, 1, execution=how, data=SLOW, steps=120)
+    same_bits(run)
+
+
+def test_nobody_is_left(tmp_path):
+    """The first label that is missing is named, and the run goes on with another one later."""
+
+    def kill():
+        for pid in [*teacher_pids()]:
+            os.kill(pid, signal.SIGSTOP)
+
+    path = tmp_path / "run"
+    how = {**QUICK, "teachers": 1, "labels_ahead": 4, "labels_again": 2, "checkpoint_every": 4}
+    with meanwhile(path, 9, kill), pytest.raises(npp.ConfigError) as caught:
+        more = {"timeout_seconds": 1.5, "window": 3}
+        train(path, 1, execution={**how, **more}, data=SLOW, steps=60)
+    assert "expected a teacher within 1.5 s" in str(caught.value)
+    assert "the first label that is missing is that of batch" in str(caught.value)
+    run = train(path, 2, execution={**how, "teachers": 3}, data=SLOW, steps=60, resume=True)
+    assert run.manifest["life"]["first"][0] > 0
+    same_bits(run)
+
+
+def flip(space, position):
+    """One bit of one weight of a teacher's first layer."""
+    first = space.blocks[0].candidates[0]
+
+    def made():
+        layer = first()
+        layer.weight.data.view(torch.int32)[0, position] ^= 1
+        return layer
+
+    return npp.Space(space.name, [npp.Block([made]), *space.blocks[1:]])
+
+
+class Liar(npp.Teacher):
+    """Says the digest of the teacher that it was before a bit of it was flipped."""
+
+    def __init__(self, position):
+        super().__init__(network())
+        self.space = flip(self.space, position)
+
+
+@contextmanager
+def elsewhere(tmp_path, registry, teacher=None, key="teacher.key", **more):
+    """A teacher that somebody else started; a process of its own."""
+    way = Teaching(registry=registry, key=tmp_path / key, ttl_seconds=0.8, **more)
+    public, _ = own_pair(way.key)
+    with (tmp_path / "known").open("a") as file:
+        file.write(f"{public} {key}\n")
+    process = multiprocessing.get_context("fork").Process(
+        target=_teach, args=(teacher or npp.Teacher(network()), way, tmp_path / f"{key}.said")
+    )
+    process.start()
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.join(10)
+        process.kill()
+
+
+def _teach(teacher, way, said):
+    def say(text):
+        with said.open("a") as file:
+            file.write(text + "\n")
+
+    teach(teacher, lambda record: SLOW, way, say)
+    os._exit(0)
+
+
+def of_registry(tmp_path, registry):
+    (tmp_path / "known").touch()
+    return {**QUICK, "teacher_registry": registry, "teacher_keys": str(tmp_path / "known")}
+
+
+@pytest.mark.parametrize("inputs", ["numbers", "sent"])
+@pytest.mark.parametrize("stages", [1, 2])
+def test_teachers_from_elsewhere(tmp_path, stages, inputs):
+    with redis_server(tmp_path) as server, elsewhere(tmp_path, server.url):
+        how = {**of_registry(tmp_path, server.url), "teacher_inputs": inputs}
+        run = train(tmp_path / "run", stages, execution=how, data=SLOW, steps=30)
+        same_bits(run)
+        keys = server_keys(server)
+    assert keys <= 1
+
+
+def server_keys(server):
+    import redis
+
+    with redis.Redis.from_url(server.url) as client:
+        return client.dbsize()
+
+
+def test_one_joins_over_the_runs_own_registry(tmp_path):
+    registry = f"tcp://127.0.0.1:{free_port()}"
+    path = tmp_path / "run"
+    (tmp_path / "known").write_text(own_pair(tmp_path / "teacher.key")[0] + "\n")
+    stack = []
+
+    def join():
+        context = elsewhere(tmp_path, registry)
+        stack.append(context)
+        context.__enter__()
+
+    with meanwhile(path, 5, join):
+        how = {**of_registry(tmp_path, registry), "teachers": 1}
+        run = train(path, 2, execution=how, data=SLOW, steps=150)
+    stack[0].__exit__(None, None, None)
+    same_bits(run)
+    joined = {each["teacher"] for each in records(path) if each["event"] == "joined"}
+    assert len(joined) == 2
+
+
+def test_redis_is_killed_and_comes_back_empty(tmp_path):
+    path = tmp_path / "run"
+    with redis_server(tmp_path) as server, elsewhere(tmp_path, server.url):
+
+        def restart():
+            server.kill()
+            time.sleep(1.5)
+            server.start()
+
+        how = of_registry(tmp_path, server.url)
+        with meanwhile(path, 5, restart):
+            run = train(path, 1, execution=how, data=SLOW, steps=250)
+        same_bits(run)
+        assert [each["event"] for each in records(path)].count("left") == 0
+
+
+def test_no_registry_at_the_start(tmp_path):
+    how = of_registry(tmp_path, f"redis://127.0.0.1:{free_port()}")
+    with pytest.raises(npp.NaspipeError, match="the registry does not answer"):
+        train(tmp_path / "run", 1, execution=how)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("teacher", "known", "why"),
+    [
+        (lambda: npp.Teacher(network()[:1]), True, "expected a teacher of digest"),
+        (lambda: npp.Teacher(network()), False, "expected a key of teacher_keys, found"),
+        (lambda: Liar(3), True, "expected the bits of this run's label of batch 0, found others"),
+    ],
+)
+def test_whom_a_run_refuses(tmp_path, teacher, known, why):
+    """By one line that names it; the run goes on with its own teacher."""
+    said = []
+    path = tmp_path / "run"
+    with redis_server(tmp_path) as server, elsewhere(tmp_path, server.url, teacher()):
+        if not known:
+            (tmp_path / "known").write_text("")
+        how = {**of_registry(tmp_path, server.url), "teachers": 1}
+        run = train(path, 1, execution=how, data=SLOW, steps=60, observer=Noting(said))
+    same_bits(run)
+    assert [text for text in said if "is refused: " in text and why in text], said
+    refused = [each for each in records(path) if each["event"] == "refused"]
+    assert len(refused) == 1 and why in refused[0]["why"]
+
+
+class Noting:
+    def __init__(self, said):
+        self._said = said
+
+    def on_note(self, text):
+        self._said.append(text)
+
+    def __getattr__(self, name):
+        return lambda *values: None
+
+
+def test_a_bit_is_flipped_after_the_exam(tmp_path, monkeypatch):
+    """The audit finds it, and the run ends with both names."""
+    answer = LabelNetwork.label_of
+    marker = tmp_path / "bad"
+
+    def label_of(network, number, fields):
+        label = answer(network, number, fields)
+        if number >= 10 and is_bad(marker):
+            label.view(torch.int32)[0, 0] ^= 1
+        return label
+
+    monkeypatch.setattr(LabelNetwork, "label_of", label_of)
+    how = {**QUICK, "teachers": 2, "label_audit": 4}
+    with pytest.raises((npp.ConfigError, StageFailedError)) as caught:
+        train(tmp_path / "run", 1, execution=how, data=SLOW, steps=60)
+    text = str(caught.value)
+    assert "expected the same bits of batch" in text
+    assert "teacher-0" in text and "teacher-1" in text
+
+
+def is_bad(marker):
+    """The first process that asks is; no other one."""
+    try:
+        marker.open("x").write(str(os.getpid()))
+    except FileExistsError:
+        return marker.read_text() == str(os.getpid())
+    return True
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_they_come_and_go(tmp_path, seed):
+    """At random moments, of which each has its own seed."""
+    draws = random.Random(seed)
+    path = tmp_path / "run"
+    is_over = threading.Event()
+
+    def storm():
+        while not is_over.wait(draws.uniform(0.1, 0.6)):
+            if pids := teacher_pids():
+                how = draws.choice([signal.SIGKILL, signal.SIGTERM])
+                try:
+                    os.kill(draws.choice(pids), how)
+                except ProcessLookupError:
+                    continue
+
+    thread = threading.Thread(target=storm)
+    thread.start()
+    how = {**QUICK, "teachers": 3, "teachers_most": 3, "label_audit": 8}
+    try:
+        run = train(path, draws.choice([1, 2]), execution=how, data=SLOW, steps=60)
+    finally:
+        is_over.set()
+        thread.join()
+    same_bits(run)

@@ -1,0 +1,168 @@
+"""Every registry does the same: cards live as long as they are renewed."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import zmq
+
+from naspipe.core.errors import ConfigError, TransportError
+from naspipe.runtime.registries.open_registry import open_registry
+from naspipe.runtime.registries.own_registry import OwnRegistry
+from naspipe.runtime.registries.redis_registry import PREFIX, RedisRegistry
+from naspipe.runtime.registries.registry_watch import RegistryWatch
+from naspipe.runtime.registries.teacher_card import TeacherCard, pack_card, read_card
+from naspipe.runtime.registries.teacher_keys import own_pair, read_keys
+from naspipe.runtime.teachers.registry_server import CardTable, listen, serve
+from tests.runtime.registries.servers import KIND, free_port, redis_server
+
+
+def card(name="a", address="ipc:///nowhere"):
+    return TeacherCard(name, address, "", "digest", "class")
+
+
+class OwnServer:
+    """A run's registry in a thread."""
+
+    def __init__(self, directory):
+        self.address = f"ipc://{directory}/registry"
+        self._is_over = threading.Event()
+        self.start()
+
+    def start(self):
+        self._is_over.clear()
+        self.table = CardTable()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self):
+        with zmq.Context() as context, listen(context, self.address) as socket:
+            while not self._is_over.is_set():
+                serve([socket], self.table, 10)
+
+    def kill(self):
+        self._is_over.set()
+        self._thread.join()
+
+
+@pytest.fixture(params=["own", "redis"])
+def registry_and_server(request, tmp_path):
+    if request.param == "own":
+        server = OwnServer(tmp_path)
+        yield OwnRegistry(server.address, timeout_seconds=0.3), server
+        server.kill()
+    else:
+        print(f"the Redis server of this test: {KIND}")
+        with redis_server(tmp_path) as server:
+            yield RedisRegistry(server.url), server
+
+
+def test_cards_are_shown_until_they_expire_or_are_withdrawn(registry_and_server):
+    registry, _ = registry_and_server
+    assert list(registry.cards()) == []
+    registry.announce(card("b"), 5)
+    registry.announce(card("a"), 0.2)
+    registry.announce(card("c"), 5)
+    assert [each.name for each in registry.cards()] == ["a", "b", "c"]
+    registry.withdraw("c")
+    registry.announce(card("b", "ipc:///elsewhere"), 5)
+    time.sleep(0.3)
+    assert list(registry.cards()) == [card("b", "ipc:///elsewhere")]
+
+
+def test_a_registry_that_is_gone_and_comes_back_empty(registry_and_server):
+    registry, server = registry_and_server
+    registry.announce(card(), 5)
+    server.kill()
+    for ask in (registry.cards, lambda: registry.announce(card(), 5)):
+        with pytest.raises(TransportError, match="does not answer"):
+            ask()
+    server.start()
+    assert list(registry.cards()) == []
+    registry.announce(card(), 5)
+    assert list(registry.cards()) == [card()]
+
+
+def test_who_is_known_stays_known_while_the_registry_is_down(registry_and_server):
+    registry, server = registry_and_server
+    registry.announce(card(), 60)
+    watch = RegistryWatch([registry], ttl_seconds=0.8)
+    try:
+        assert waited(watch) == [card()]
+        server.kill()
+        time.sleep(0.5)
+        server.start()
+        time.sleep(0.5)  # empty, and nobody has shown a card yet
+        assert not watch.take()
+        registry.announce(card("b"), 60)
+        assert [each.name for each in waited(watch)] == ["a", "b"]
+        deadline = time.monotonic() + 10
+        while [each.name for each in waited(watch)] != ["b"] and time.monotonic() < deadline:
+            pass
+    finally:
+        watch.close()
+
+
+def waited(watch):
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        if found := watch.take():
+            return list(found)
+        time.sleep(0.01)
+    raise AssertionError("no news")
+
+
+@pytest.mark.parametrize(
+    "words", [b"", b"\xc1", b"\x91\xa4nope", b"\x93\xa8announce\xc4\x01x\x01", b"\x90" * 99]
+)
+def test_garbage_is_answered_with_nothing(words):
+    assert CardTable().answer(words) is None
+
+
+def test_a_registry_holds_no_more_than_so_many(monkeypatch):
+    monkeypatch.setattr("naspipe.runtime.teachers.registry_server.MAX_CARDS", 2)
+    table = CardTable()
+    for name in "abc":
+        table._answer(["announce", pack_card(card(name)), 5])
+    assert len(table._answer(["cards"])) == 2
+
+
+@pytest.mark.parametrize("data", [b"", b"\x90", b"\x95\x01\x02\x03\x04\x05", b"x" * 5000])
+def test_what_is_no_card(data):
+    with pytest.raises(TransportError, match="a teacher's card cannot be read"):
+        read_card(data)
+
+
+def test_foreign_values_in_a_redis_are_left_out(tmp_path):
+    with redis_server(tmp_path) as server:
+        registry = RedisRegistry(server.url)
+        registry.announce(card(), 5)
+        registry._client.set(f"{PREFIX}x", b"not a card")
+        registry._client.set("others", b"data")
+        assert list(registry.cards()) == [card()]
+
+
+def test_registries_by_address():
+    assert isinstance(open_registry("tcp://127.0.0.1:1"), OwnRegistry)
+    with pytest.raises(ConfigError, match="expected redis://HOST or tcp://HOST:PORT, found http"):
+        open_registry("http://nobody")
+    registry = open_registry(f"redis://127.0.0.1:{free_port()}")
+    with pytest.raises(TransportError, match="does not answer"):
+        registry.cards()
+
+
+def test_keys(tmp_path):
+    public, _ = own_pair(tmp_path / "own")
+    assert own_pair(tmp_path / "own")[0] == public
+    (tmp_path / "known").write_text(f"# of our teachers\n\n{public} teacher on host 7\n")
+    assert read_keys(tmp_path / "known") == {public}
+    (tmp_path / "known").write_text(f"{public}\nno-key\n")
+    with pytest.raises(ConfigError, match="line 2: expected a public key of 40 characters"):
+        read_keys(tmp_path / "known")
+    with pytest.raises(ConfigError, match="expected a file at"):
+        read_keys(tmp_path / "nothing")
+    (tmp_path / "own").chmod(0o644)
+    with pytest.raises(ConfigError, match="only you may read"):
+        own_pair(tmp_path / "own")
