@@ -99,8 +99,8 @@ def test_what_is_queued_ahead_counts_in_a_deadline() -> None:
     at.joins(0, "a", 1.0)
     at.joins(0, "b", 10.0)
     assert at.ticks(3) == ["ask b 0"]
-    assert at.due == 6.0
-    assert at.ticks(6) == ["ask b 1"]
+    assert at.due == 4.0, "1 s for the one ahead, and three times 1 s"
+    assert at.ticks(4) == ["ask b 1"]
 
 
 def test_deadlines_follow_the_measured_time() -> None:
@@ -187,6 +187,36 @@ def test_what_one_refuses_another_makes() -> None:
     assert at.refuses(3, "b", 0) == [], "nobody is left, and nobody is asked twice"
     assert at.desk.counts["a"].refused == 1
     assert at.joins(4, "a") == ["ask a 0"]
+
+
+def test_a_doubtful_one_makes_what_all_others_refuse() -> None:
+    at = AtDesk(last_batch=1, requests=1)
+    at.joins(0, "a")
+    at.joins(0, "b")
+    assert at.refuses(1, "a", 0) == []
+    assert at.answers(1, "b", 1) == ["deliver 1 b", "ask b 0"]
+    assert at.refuses(2, "b", 0) == []
+    at = AtDesk(last_batch=2, requests=1)
+    at.joins(0, "a")
+    at.joins(0, "b")
+    assert at.refuses(1, "a", 0) == []
+    assert at.refuses(1, "b", 1) == ["ask b 0", "ask a 1"], "nobody is left who refused nothing"
+    assert at.answers(2, "a", 1) == ["deliver 1 a", "ask a 2"]
+    assert at.refuses(2.5, "a", 2) == []
+    assert at.answers(3, "b", 0) == ["deliver 0 b", "ask b 2"]
+
+
+def test_the_last_resort_is_one_that_is_doubtful() -> None:
+    at = AtDesk(last_batch=2, requests=1)
+    at.joins(0, "a")
+    at.joins(0, "b")
+    assert at.refuses(1, "b", 1) == []
+    assert at.refuses(1, "a", 0) == ["ask b 0", "ask a 1"]
+    assert at.answers(2, "a", 1) == ["deliver 1 a", "ask a 2"]
+    at.leaves(2.1, "b")
+    assert at.joins(2.1, "c") == ["ask c 0"]
+    assert at.refuses(2.2, "c", 0) == []
+    assert at.joins(2.3, "b") == ["ask b 0"]
 
 
 def test_unequal_bits_of_a_repeated_label_are_a_conflict() -> None:
