@@ -121,7 +121,7 @@ def leaving() -> AtDesk:
 def test_one_that_leaves_is_asked_nothing_and_goes_when_it_is_idle() -> None:
     at = leaving()
     assert at.answers(1, "a", 0) == ["deliver 0 a", "ask a 2"]
-    assert at.answers(2, "b", 1) == ["deliver 1 b", "release b"]
+    assert at.answers(1.2, "b", 1) == ["deliver 1 b", "release b"], "it would have 3 before a"
     assert at.desk.teachers == ("a",)
 
 
