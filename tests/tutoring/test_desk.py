@@ -170,7 +170,7 @@ def test_answers_never_asked_for_are_dropped() -> None:
     at = AtDesk(last_batch=1, requests=1)
     at.joins(0, "a")
     at.joins(0, "b")
-    assert at.answers(0.5, "b", 0) == ["drop b 0"]
+    assert at.answers(0.5, "b", 0) == ["drop b 0"] and at.desk.counts["b"].dropped == 1
     assert at.answers(0.5, "nobody", 0) == ["drop nobody 0"]
     assert at.answers(0.5, "a", 7) == ["drop a 7"]
     assert at.answers(1, "a", 0) == ["deliver 0 a"]
@@ -226,6 +226,19 @@ def test_unequal_bits_of_a_repeated_label_are_a_conflict() -> None:
     at.ticks(3)
     assert at.answers(4, "b", 0, "one") == ["deliver 0 b"]
     assert at.answers(5, "a", 0, "two") == ["conflict 0 b a"]
+
+
+def test_nothing_is_kept_of_what_is_gone() -> None:
+    at = AtDesk()
+    at.joins(0, "a")
+    for batch in range(300):
+        served(at, "a", batch, batch + 1.0)
+        if batch % 2:  # the later one is used first
+            at.uses(batch + 1.0, batch)
+            at.uses(batch + 1.0, batch - 1)
+    table = at.desk._table
+    assert at.desk.num_labels <= 8 and not table._gone and not table._missing
+    assert len(at.desk._queues["a"].requests) == 2
 
 
 def test_the_first_missing_label_is_known() -> None:
