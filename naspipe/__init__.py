@@ -15,13 +15,14 @@ if TYPE_CHECKING:
     from naspipe.export.composed import export_blocks as export_blocks
     from naspipe.export.composed import validate_blocks as validate_blocks
     from naspipe.export.exporter import export_subnet as export_subnet
-    from naspipe.frontend.given.momentum import Momentum as Momentum
     from naspipe.frontend.given.plain_chain import chain as chain
     from naspipe.frontend.given.run import Run as Run
-    from naspipe.frontend.given.teachers import Teacher as Teacher
     from naspipe.frontend.search.api import search_subnets as search_subnets
     from naspipe.frontend.search.block_rating import combine_blocks as combine_blocks
     from naspipe.frontend.search.block_rating import rate_blocks as rate_blocks
+    from naspipe.frontend.teaching.label_writing import write_labels as write_labels
+    from naspipe.frontend.teaching.momentum import Momentum as Momentum
+    from naspipe.frontend.teaching.teachers import Teacher as Teacher
     from naspipe.frontend.training.api import train as train
     from naspipe.frontend.training.api import train_together as train_together
     from naspipe.frontend.training.api import workload as workload
@@ -34,7 +35,7 @@ __all__ = [
     "NaspipeError", "Run", "Shared", "Space", "StageFailedError", "Teacher", "Views", "chain",
     "combine_blocks", "distill_blockwise", "export_blocks", "export_subnet", "from_nni", "losses",
     "mixed", "rate_blocks", "search_subnets", "train", "train_together", "validate_blocks",
-    "workload",
+    "workload", "write_labels",
 ]  # fmt: skip
 __version__ = "0.1.0"
 
@@ -44,13 +45,14 @@ _NEED_TORCH = {
     "workload": "naspipe.frontend.training.api",
     "distill_blockwise": "naspipe.frontend.training.distillation",
     "Run": "naspipe.frontend.given.run",
-    "Teacher": "naspipe.frontend.given.teachers",
-    "Momentum": "naspipe.frontend.given.momentum",
+    "Teacher": "naspipe.frontend.teaching.teachers",
+    "Momentum": "naspipe.frontend.teaching.momentum",
     "Views": "naspipe.data.views",
     "chain": "naspipe.frontend.given.plain_chain",
     "rate_blocks": "naspipe.frontend.search.block_rating",
     "combine_blocks": "naspipe.frontend.search.block_rating",
     "Blockwise": "naspipe.frontend.training.distilled",
+    "write_labels": "naspipe.frontend.teaching.label_writing",
     "search_subnets": "naspipe.frontend.search.api",
     "export_blocks": "naspipe.export.composed",
     "validate_blocks": "naspipe.export.composed",

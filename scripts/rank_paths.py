@@ -26,8 +26,8 @@ from rich.console import Console  # noqa: E402
 import naspipe as npp  # noqa: E402
 import search_spaces  # noqa: E402
 from naspipe.core.space import Block, Space  # noqa: E402
-from naspipe.frontend.given.blockwise import BlockLoss  # noqa: E402
 from naspipe.frontend.search.block_rating import Lessons  # noqa: E402
+from naspipe.frontend.teaching.blockwise import BlockLoss  # noqa: E402
 from naspipe.runtime.devices.environment import describe_environment  # noqa: E402
 from scripts.distill_images import PAIRS, Pair, Task, teach  # noqa: E402
 

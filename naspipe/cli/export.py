@@ -66,8 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
     from naspipe.export.assembly import check_space, find_choices
     from naspipe.export.exporter import export_subnet, train_alone
     from naspipe.export.onnx_form import check_onnx
-    from naspipe.frontend.given.blockwise import folder
     from naspipe.frontend.given.run import Run
+    from naspipe.frontend.teaching.blockwise import folder
     from naspipe.trace.results.run_directory import RunDirectory
 
     if (Path(arguments.run) / folder(0)).is_dir():

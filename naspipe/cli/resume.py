@@ -95,8 +95,8 @@ def _workload(
 ) -> Workload:
     from naspipe.core.rules import parse_rule
     from naspipe.frontend.given.held_out import held_out_for
+    from naspipe.frontend.given.joined_end import END
     from naspipe.frontend.given.strategies import find_strategy_maker
-    from naspipe.frontend.given.taught import END
     from naspipe.frontend.given.workloads import find_workload
 
     definition, source = manifest.get("definition"), manifest.get("source")

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from naspipe.cli.ports import Options
     from naspipe.core.config import Execution, Settings
     from naspipe.core.wiring import Tap
-    from naspipe.frontend.given.momentum import Momentum
-    from naspipe.frontend.given.ports import MakesTeacher
-    from naspipe.frontend.given.teachers import Teacher
+    from naspipe.frontend.teaching.momentum import Momentum
+    from naspipe.frontend.teaching.ports import MakesTeacher
+    from naspipe.frontend.teaching.teachers import Teacher
     from naspipe.runtime.jobs.workload import Workload
 
 
@@ -78,7 +78,7 @@ def join_teacher(
         ConfigError: for a teacher that cannot be used.
     """
     from naspipe.core.errors import ConfigError
-    from naspipe.frontend.given.joined import join
+    from naspipe.frontend.teaching.joined import join
 
     asked = sources[0].get("teacher") if arguments.resume else None
     if arguments.resume and (arguments.teacher or arguments.momentum):
@@ -132,7 +132,7 @@ def momentum_of(said: Mapping[str, Any]) -> Momentum:
         ConfigError: where they do not say how much of it stays.
     """
     from naspipe.core.errors import ConfigError
-    from naspipe.frontend.given.momentum import Momentum
+    from naspipe.frontend.teaching.momentum import Momentum
 
     if "tau" not in said:
         raise ConfigError(
@@ -152,8 +152,8 @@ def find_teacher(path: Path, subnet: str, data_dir: Path | None) -> Teacher:
     from naspipe.cli.run_source import run_source
     from naspipe.export.assembly import check_space, find_choices
     from naspipe.frontend.given.run import Run
-    from naspipe.frontend.given.teachers import Teacher
     from naspipe.frontend.given.workloads import as_trained, find_workload
+    from naspipe.frontend.teaching.teachers import Teacher
     from naspipe.trace.results.run_directory import RunDirectory
 
     if (path / "model.json").is_file():

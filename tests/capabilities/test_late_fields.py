@@ -54,7 +54,7 @@ def test_the_bits_are_those_of_the_plain_loop(tmp_path, stages, name):
     workload = npp.workload(
         space, spaces.vectors, LOSS, steps=14, seed=SEED, lr=0.05, optimizer="SGD"
     )
-    workload = replace(workload, field_sources={name: lambda wake: SlowSource(name, wake)})
+    workload = replace(workload, field_sources={name: lambda seat: SlowSource(name, seat.wake)})
     (run,) = npp.train_together([workload], npp.Execution(stages=stages), tmp_path / "run")
     loop = plain_loop(space, spaces.vectors, LOSS, run, seed=SEED, optimizer="SGD", lr=0.05)
     assert_same_bits(run, loop)

@@ -12,8 +12,8 @@ from naspipe.cli.flags import given
 from naspipe.core.config import Execution
 
 if TYPE_CHECKING:
-    from naspipe.frontend.given.taught import Taught
     from naspipe.frontend.simulation.blockwise_plans import BlockwisePlan
+    from naspipe.frontend.teaching.taught import Taught
 
 
 def is_student(name: str) -> bool:

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from naspipe.core.settings.checks import expect
 from naspipe.core.settings.declare import declared, group, unknown_key
+from naspipe.core.settings.label_groups import LabelSettings
 from naspipe.core.settings.pipeline_groups import (
     HardwareSettings,
     MemorySettings,
@@ -33,6 +34,7 @@ class Execution:
     """
 
     pipeline: PipelineSettings = group(PipelineSettings(), "pipeline")
+    teaching: LabelSettings = group(LabelSettings(), "labels of a teacher")
     memory: MemorySettings = group(MemorySettings(), "memory")
     hardware: HardwareSettings = group(HardwareSettings(), "hardware")
     wire: WireSettings = group(WireSettings(), "between stages")

@@ -107,7 +107,8 @@ def check_taught(workloads: Sequence[Workload], taps: Sequence[Tap]) -> None:
     lessons = (tap for tap in taps if tap.role is TapRole.LESSON)
     taught = {tap.sink[0] for tap in lessons if tap.source[0] != tap.sink[0]}
     for number, workload in enumerate(workloads):
-        if workload.is_trained and needs_teacher(workload.loss) and number not in taught:
+        is_taught = number in taught or workload.lesson_fields
+        if workload.is_trained and needs_teacher(workload.loss) and not is_taught:
             raise ConfigError(
                 f"loss {type(workload.loss).__name__}: expected a teacher, whose output it "
                 f"compares with, found none; use --momentum TAU, or --teacher RUN"

@@ -16,8 +16,7 @@ from naspipe.core.space import Space
 from naspipe.core.user_code import import_attribute
 from naspipe.data.registry import find_entry, has_known_prefix, names_of_kind, open_data
 from naspipe.frontend.given.input_checks import check_batch, check_layers
-from naspipe.frontend.given.joined import joined_end
-from naspipe.frontend.given.taught import END
+from naspipe.frontend.given.joined_end import END, joined_end
 from naspipe.runtime.jobs.workload import Batches, Workload
 from naspipe.runtime.layers.optimizers import check_optimizer
 

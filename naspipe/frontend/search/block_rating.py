@@ -18,13 +18,13 @@ from torch import nn
 from naspipe.core.config import Execution, Recipe
 from naspipe.core.errors import ConfigError
 from naspipe.core.space import Space
-from naspipe.frontend.given.blockwise import through
 from naspipe.frontend.given.held_out import check_size, held_out_of
 from naspipe.frontend.given.run import Run
 from naspipe.frontend.search.ports import SearchObserver
 from naspipe.frontend.search.search_parts import ALL
 from naspipe.frontend.search.search_record import SilentSearchObserver
 from naspipe.frontend.search.searching import Searching
+from naspipe.frontend.teaching.blockwise import through
 from naspipe.frontend.training.distilled import Blockwise, Keyed
 from naspipe.runtime.jobs.losses import Loss, distilling, loss_fields
 from naspipe.runtime.jobs.workload import Batches, define

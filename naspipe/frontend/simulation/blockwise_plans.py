@@ -11,7 +11,7 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.ids import StageId, StreamId
 from naspipe.core.partition import Partition
 from naspipe.frontend.given.run_plan import make_pipeline, make_plan, measured_costs
-from naspipe.frontend.given.taught import Taught
+from naspipe.frontend.teaching.taught import Taught
 from naspipe.frontend.training.stream_jobs import draw_stream
 from naspipe.planning.cost import CostTable
 from naspipe.planning.joint_placements import Pieces, moved_bytes

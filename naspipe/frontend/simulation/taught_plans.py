@@ -13,10 +13,10 @@ from naspipe.core.steps import parse_passes
 from naspipe.core.subnet import Subnet
 from naspipe.core.wiring import Wiring
 from naspipe.data.views import Views
-from naspipe.frontend.given.joined import join
-from naspipe.frontend.given.ports import MakesTeacher
 from naspipe.frontend.given.run_plan import make_pipeline, make_plan, measured_costs
-from naspipe.frontend.given.taught import (
+from naspipe.frontend.teaching.joined import join
+from naspipe.frontend.teaching.ports import MakesTeacher
+from naspipe.frontend.teaching.taught import (
     Taught,
     carried_out,
     forward_ns,

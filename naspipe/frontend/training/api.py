@@ -13,10 +13,10 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.recipe_file import NO_RECIPE, RecipeFile, read_recipe
 from naspipe.core.space import Space
 from naspipe.core.wiring import Tap
-from naspipe.frontend.given.joined import join
-from naspipe.frontend.given.ports import MakesTeacher
 from naspipe.frontend.given.run import Run
 from naspipe.frontend.given.strategies import find_strategy_maker
+from naspipe.frontend.teaching.joined import join
+from naspipe.frontend.teaching.ports import MakesTeacher
 from naspipe.frontend.training.training import Training
 from naspipe.runtime.jobs.losses import Loss
 from naspipe.runtime.jobs.workload import Batches, Workload

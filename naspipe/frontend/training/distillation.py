@@ -12,8 +12,8 @@ from torch import nn
 from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
 from naspipe.core.space import Space
-from naspipe.frontend.given.blockwise import DECOUPLED, RELAYS, blockwise
-from naspipe.frontend.given.taught import Taught, carried_out
+from naspipe.frontend.teaching.blockwise import DECOUPLED, RELAYS, blockwise
+from naspipe.frontend.teaching.taught import Taught, carried_out
 from naspipe.frontend.training.api import default_run_directory, recipe_execution, workload
 from naspipe.frontend.training.distilled import Blockwise, Keyed
 from naspipe.frontend.training.training import Training
@@ -66,7 +66,7 @@ def distill_blockwise(
         sampler: of every block's paths; ``recipe``, ``execution``, ``resume``, ``observer`` and
             ``optimizer`` (with ``lr`` and ``optimizer_options``) as of :func:`naspipe.train`.
         relay: ``decoupled``; for comparison ``barrier`` or ``apart``, see
-            :data:`naspipe.frontend.given.blockwise.RELAYS`. Changes no bit.
+            :data:`naspipe.frontend.teaching.blockwise.RELAYS`. Changes no bit.
         window: steps that a block of the teacher may be ahead of those who take its output.
         run_dir: ``block-0``, ... and ``teacher-0``, ... lie below it.
         source: what a command line called it all, for the manifests.

@@ -16,9 +16,9 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.recipe import Recipe
 from naspipe.core.rules import parse_rule
 from naspipe.core.space import Block, Shared, Space
-from naspipe.frontend.given.blockwise import BlockLoss, folder, student_space
 from naspipe.frontend.given.plain_chain import modules_digest
 from naspipe.frontend.given.run import Run, check_space
+from naspipe.frontend.teaching.blockwise import BlockLoss, folder, student_space
 from naspipe.runtime.jobs.workload import Batches, define
 from naspipe.search.search_directory import Search, SearchDirectory, newest_search, search_path
 

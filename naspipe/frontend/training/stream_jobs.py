@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import compress
+from typing import Any
 
 from naspipe.core.access import Access
 from naspipe.core.config import Definition, Execution
@@ -23,6 +24,7 @@ from naspipe.schedule.traits import causal_policies, traits_of
 from naspipe.sim.cutting import is_joint
 from naspipe.sim.pipeline import StreamPlan
 from naspipe.stage.builder import build_controller
+from naspipe.streams.from_file import write_stream
 from naspipe.trace.results.run_directory import RunDirectory
 
 
@@ -109,6 +111,14 @@ def stream_job(
     return StreamJob(workload=workload, planned=(), source=source, directory=directory)
 
 
+def begin_record(stream: StreamJob, manifest: Mapping[str, Any]) -> None:
+    """A new directory of a stream, with what is known of it."""
+    stream.directory.create()
+    subnets = [each.subnet for each in stream.planned]
+    write_stream(stream.directory.stream, choices_of(stream.workload, subnets))
+    stream.directory.write_manifest(dict(manifest))
+
+
 def choices_of(workload: Workload, subnets: Sequence[Subnet]) -> list[tuple[int, ...]]:
     """Of every subnet, the candidate of each choice block; of an empty one, those before it."""
     is_choice = [not isinstance(block, Shared) for block in workload.space.blocks]
@@ -133,6 +143,10 @@ def check_order(number: StreamId, logs: Sequence[Sequence[Access]], job: Trainin
     stream, accesses = job.streams[number], logs[number]
     rules, policy = stream.workload.space.rules, stream.workload.definition.policy
     alone = [each.subnet._replace(stream=FIRST_STREAM) for each in stream.so_far]
+    if not stream.workload.is_written:  # in an earlier life its labels may have come from elsewhere
+        logged = {each.sequence_id for each in accesses}
+        begins = stream.begins
+        alone = [each for each in alone if (y := each.sequence_id) >= begins or y in logged]
     steps = stream.workload.definition.recipe.steps
     buffered = job.buffered and {
         each._replace(stream=FIRST_STREAM) for each in job.buffered if each.stream == number

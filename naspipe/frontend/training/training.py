@@ -22,10 +22,16 @@ from naspipe.frontend.given.input_checks import (
     check_taught,
 )
 from naspipe.frontend.given.run_plan import make_plan, planning_costs
-from naspipe.frontend.given.taught import how_full
+from naspipe.frontend.teaching.taught import how_full
 from naspipe.frontend.training.generations import Generations, check_resumable
 from naspipe.frontend.training.recording import Recording
-from naspipe.frontend.training.stream_jobs import check_order, check_stream, choices_of, stream_job
+from naspipe.frontend.training.stream_jobs import (
+    begin_record,
+    check_order,
+    check_stream,
+    choices_of,
+    stream_job,
+)
 from naspipe.frontend.training.tensorboard_file import check_tensorboard
 from naspipe.frontend.training.validation_plan import check_validation, describe, plan_validation
 from naspipe.planning.cost import CostTable
@@ -39,7 +45,6 @@ from naspipe.runtime.wire.endpoints import check_endpoints
 from naspipe.runtime.wire.ports import LaunchObserver
 from naspipe.schedule.traits import PolicyTraits, causal_policies, traits_of
 from naspipe.sim.pipeline import Plan
-from naspipe.streams.from_file import write_stream
 from naspipe.trace.access.labels import describe_space
 from naspipe.trace.access.log import read_joint_accesses, time_key
 from naspipe.trace.reading.metrics import bubble_ratio, hit_rate, stall_ratio
@@ -117,15 +122,13 @@ class Training:
                 self.observer.on_note(said)
             job = self.job(plan, costs)
             manifests = [self._manifest(*each, plan) for each in enumerate(job.streams)]
-            if not self.resumes:
-                for stream, manifest in zip(job.streams, manifests, strict=True):
-                    stream.directory.create()
-                    write_stream(
-                        stream.directory.stream,
-                        choices_of(stream.workload, [each.subnet for each in stream.planned]),
-                    )
-                    stream.directory.write_manifest(manifest)
+            for stream, manifest in zip(job.streams, manifests, strict=True):
+                if not self.resumes or self._comes_new(stream.directory, stream.workload):
+                    begin_record(stream, manifest)
                     stack.enter_context(Claim(stream.directory.path))
+            for workload in self.workloads:
+                for attendant in workload.attendants:
+                    stack.enter_context(attendant)
             definitions = [workload.definition for workload in self.workloads]
             recording = stack.enter_context(
                 Recording(
@@ -157,6 +160,8 @@ class Training:
         for directory, workload, of_stream in zip(
             self.directories, self.workloads, subnets, strict=True
         ):
+            if self._comes_new(directory, workload):
+                continue
             choices = None if workload.make_strategy else choices_of(workload, of_stream)
             earlier.append(check_resumable(directory, workload.definition, choices))
             stack.enter_context(Claim(directory.path))
@@ -164,6 +169,11 @@ class Training:
             self.observer.on_note(f"{self.path} is complete: there is nothing to resume")
             return -1
         return 1 + max(int(each.get("life", {}).get("generation", 0)) for each in earlier)
+
+    @staticmethod
+    def _comes_new(directory: RunDirectory, workload: Workload) -> bool:
+        """Whether it is a teacher's, whose labels came from elsewhere in earlier lives."""
+        return not workload.is_written and not directory.path.exists()
 
     def job(self, plan: Plan, costs: Sequence[CostTable | None]) -> TrainingJob:
         """What every stage needs to know; nothing is restored yet."""

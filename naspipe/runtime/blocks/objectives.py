@@ -22,18 +22,24 @@ class EndObjective:
         loss: the user's.
         recipe: what it changes of it, and whether a step's first pass teaches the others.
         is_taught: whether lessons come from a tap.
+        lesson_fields: batch fields that are lessons, too.
 
     Raises:
         ConfigError: when the loss cannot be used so.
     """
 
-    def __init__(self, loss: Loss, recipe: Recipe, is_taught: bool) -> None:
-        self.fields = loss_fields(loss)
+    def __init__(
+        self, loss: Loss, recipe: Recipe, is_taught: bool, lesson_fields: tuple[str, ...] = ()
+    ) -> None:
+        self.fields = (*loss_fields(loss), *lesson_fields)
+        self._own = len(self.fields) - len(lesson_fields)
+        """How many of them are the loss's."""
         self._loss = smoothed(loss, recipe.label_smoothing)
-        self._distilled = distilling(loss) if is_taught else None
+        self._distilled = distilling(loss) if is_taught or lesson_fields else None
 
     def __call__(self, outputs: Tensors, lessons: Tensors, fields: Tensors) -> torch.Tensor:
         """See :class:`naspipe.runtime.jobs.ports.Objective`."""
+        lessons, fields = (*lessons, *fields[self._own :]), fields[: self._own]
         if lessons and self._distilled is not None:
             return self._distilled(*outputs, *lessons, *fields)
         return self._loss(*outputs, *fields)
@@ -75,7 +81,7 @@ def objectives_of(workload: Workload, is_taught: bool) -> Mapping[int, Objective
     if is_joined(workload.loss):
         end = JoinedObjective(workload.loss, recipe.steps.passes)
     else:
-        end = EndObjective(workload.loss, recipe, is_taught)
+        end = EndObjective(workload.loss, recipe, is_taught, workload.lesson_fields)
     return {**workload.objectives, len(workload.space) - 1: end}
 
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -70,9 +71,24 @@ class FieldSource(Protocol):
         ...
 
 
-OpenSource = Callable[[Callable[[], None]], FieldSource]
-"""Makes a stage's own source in the stage's process. What it is given is to be called, from any
-thread, when something has come."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceSeat:
+    """Where a source sits: what it may tell its stage, and what the stage will ask for."""
+
+    wake: Callable[[], None]
+    """To be called when something has come; from any thread."""
+    note: Callable[[str], None]
+    """Tells the user a line; from any thread."""
+    batches: Sequence[int]
+    """That the stage will ask for, in the order of their passes."""
+    directory: Path
+    """Where the stream is recorded."""
+    share: tuple[int, int]
+    """Which of how many stages this is that ask, one for each group."""
+
+
+OpenSource = Callable[[SourceSeat], FieldSource]
+"""Makes a stage's own source in the stage's process."""
 
 
 class PipelineJob(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -63,6 +64,10 @@ class Workload:
     """Losses that arise in blocks of the chain before its last."""
     field_sources: Mapping[str, OpenSource] = field(default_factory=dict)
     """Batch fields that come later than the others, by name."""
+    attendants: tuple[AbstractContextManager[Any], ...] = ()
+    """What is there, beside the stages, as long as the run is: processes that sources ask."""
+    lesson_fields: tuple[str, ...] = ()
+    """Batch fields that are lessons of the loss, as a teacher's outputs are."""
 
     @property
     def is_written(self) -> bool:
@@ -94,7 +99,7 @@ class Workload:
         objective = self.objectives.get(block)
         own = objective.fields if objective else ()
         if block == len(self.space) - 1 and self.is_trained:
-            own = loss_fields(self.loss)
+            own = (*loss_fields(self.loss), *self.lesson_fields)
         return (*self.space.fields(block), *own)
 
     @classmethod

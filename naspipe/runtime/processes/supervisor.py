@@ -130,6 +130,8 @@ class Collector(StageReports):
             case "busy":
                 self._observer.on_busy(stage, body["busy_ns"], body["elapsed_ns"])
                 self._observer.on_hits(stage, body["hits"], body["reads"])
+            case "note":
+                self._observer.on_note(str(body["text"]))
             case "part":
                 self._publisher.take(stage, body)
             case "held":

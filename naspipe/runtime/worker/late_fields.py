@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Self
 
 from naspipe.core.events import InputArrived
-from naspipe.core.ids import StreamId
+from naspipe.core.ids import SequenceId, StageId, StreamId
 from naspipe.core.task import Task
 from naspipe.core.wiring import field_input
 from naspipe.runtime.blocks.ports import BlockCompute
-from naspipe.runtime.jobs.ports import FieldSource
-from naspipe.runtime.jobs.workload import Workload
+from naspipe.runtime.jobs.job import StreamJob, TrainingJob
+from naspipe.runtime.jobs.ports import FieldSource, SourceSeat
+from naspipe.runtime.wire.ports import Reporter
 from naspipe.runtime.wire.wakeup import Wakeup
 
 
@@ -21,23 +23,33 @@ class LateFields:
     """The sources of one stage; a context manager.
 
     Args:
-        workloads: of each stream.
+        job: whose streams may have sources.
+        stage: which.
         compute: takes the fields.
         wakeup: set when something has come.
+        reporter: takes notes to the user.
     """
 
     def __init__(
-        self, workloads: Sequence[Workload], compute: BlockCompute, wakeup: Wakeup
+        self,
+        job: TrainingJob,
+        stage: StageId,
+        compute: BlockCompute,
+        wakeup: Wakeup,
+        reporter: Reporter,
     ) -> None:
-        self._steps = [workload.definition.recipe.steps for workload in workloads]
+        self._steps = [workload.definition.recipe.steps for workload in job.workloads]
         self._compute = compute
+        self._reporter = reporter
+        self._notes: deque[str] = deque()
+        """From the sources' own threads."""
         self._waiting: dict[tuple[StreamId, str, int], list[Task]] = {}
         """By stream, field and batch."""
         self._sources: dict[tuple[StreamId, str], FieldSource] = {}
         with ExitStack() as stack:
-            for number, workload in enumerate(workloads):
-                for name, make in workload.field_sources.items():
-                    source = make(wakeup.set)
+            for number, stream in enumerate(job.streams):
+                for name, make in stream.workload.field_sources.items():
+                    source = make(self._seat(job, stage, stream, wakeup))
                     stack.callback(source.close)
                     self._sources[StreamId(number), name] = source
             self._resources = stack.pop_all()
@@ -58,9 +70,31 @@ class LateFields:
 
     def take(self) -> Iterator[InputArrived]:
         """The fields that have come are handed to the compute."""
+        while self._notes:
+            self._reporter.report("note", {"text": self._notes.popleft()})
         for (stream, field), source in self._sources.items():
             for batch, value in source.take():
                 for task in self._waiting.pop((stream, field, batch)):
                     name = field_input(field)
                     self._compute.accept(task, (value,), name)
                     yield InputArrived(time.monotonic_ns(), task, (), name)
+
+    def _seat(
+        self, job: TrainingJob, stage: StageId, stream: StreamJob, wakeup: Wakeup
+    ) -> SourceSeat:
+        groups, steps = job.execution.pipeline.groups, stream.workload.recipe.steps
+        group = stage // job.execution.pipeline.stages
+        passes = map(SequenceId, range(stream.first, stream.num_passes))
+        own = (steps.batch(each) for each in passes if steps.group(each, groups) == group)
+
+        def note(text: str) -> None:
+            self._notes.append(text)
+            wakeup.set()
+
+        return SourceSeat(
+            wake=wakeup.set,
+            note=note,
+            batches=tuple(dict.fromkeys(own)) if stream.workload.field_sources else (),
+            directory=stream.directory.path,
+            share=(group, groups),
+        )

@@ -91,7 +91,8 @@ class StageRun:
                 events = stack.enter_context(EventLogWriter(path))
             restored = [stream.restored for stream in job.streams]
             compute = StageCompute(job.workloads, self._placement, restored, job.wiring)
-            fields = stack.enter_context(LateFields(job.workloads, compute, self._wakeup))
+            sources = LateFields(job, stage, compute, self._wakeup, self._reporter)
+            fields = stack.enter_context(sources)
             checkpointer = stack.enter_context(self._checkpointer(compute, logs))
             effects = Effects(
                 compute=compute,

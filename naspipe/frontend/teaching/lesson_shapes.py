@@ -10,7 +10,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from naspipe.core.errors import ConfigError
 from naspipe.core.space import Space
-from naspipe.frontend.given.taught import END, Taught
+from naspipe.frontend.given.joined_end import END
+from naspipe.frontend.teaching.taught import Taught
 from naspipe.runtime.jobs.workload import Workload, field_of
 from naspipe.runtime.measuring.layer_sizes import sketch
 

@@ -1,8 +1,8 @@
 """Who can make a teacher.
 
 ========================= ==========================================================================
-:class:`MakesTeacher`      :class:`~naspipe.frontend.given.teachers.Teacher`,
-                           :class:`~naspipe.frontend.given.momentum.Momentum`
+:class:`MakesTeacher`      :class:`~naspipe.frontend.teaching.teachers.Teacher`,
+                           :class:`~naspipe.frontend.teaching.momentum.Momentum`
 ========================= ==========================================================================
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from naspipe.frontend.given.taught import Taught
+from naspipe.frontend.teaching.taught import Taught
 from naspipe.runtime.jobs.workload import Workload
 
 

@@ -24,8 +24,8 @@ from naspipe.core.space import Block, Space
 from naspipe.core.user_code import users_code
 from naspipe.core.wiring import Tap, TapRole
 from naspipe.frontend.given.plain_chain import chain
-from naspipe.frontend.given.taught import Taught
-from naspipe.frontend.given.teachers import weights_digest
+from naspipe.frontend.teaching.taught import Taught
+from naspipe.frontend.teaching.teachers import weights_digest
 from naspipe.runtime.jobs.workload import Batches, Workload
 
 DECOUPLED, BARRIER, APART = "decoupled", "barrier", "apart"

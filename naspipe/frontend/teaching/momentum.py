@@ -13,10 +13,11 @@ from naspipe.core.rules import Follows, Frozen
 from naspipe.core.space import Block, Shared, Space
 from naspipe.core.wiring import Tap, TapRole
 from naspipe.data.views import Views
-from naspipe.frontend.given.lesson_pairs import lesson_pairs
+from naspipe.frontend.given.joined_end import END
 from naspipe.frontend.given.plain_chain import chain
-from naspipe.frontend.given.taught import END, Taught, only_student
-from naspipe.frontend.given.teachers import weights_digest
+from naspipe.frontend.teaching.lesson_pairs import lesson_pairs
+from naspipe.frontend.teaching.taught import Taught, only_student
+from naspipe.frontend.teaching.teachers import weights_digest
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.layers.following import check_pair
 from naspipe.runtime.layers.layer_store import LayerStore

@@ -14,10 +14,6 @@ from naspipe.runtime.jobs.losses import distilling, is_joined
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.sim.cutting import is_joint
 
-END = "joined"
-"""The last block of a student with a joined loss. It changes nothing: there the outputs of the
-block before it, of all passes, meet."""
-
 
 @dataclass(frozen=True, slots=True)
 class Taught:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from torch import nn
-
 from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import StreamId
-from naspipe.core.space import Shared, Space
+from naspipe.core.space import Space
 from naspipe.core.wiring import Tap, TapRole
-from naspipe.frontend.given.lesson_shapes import check_lessons
-from naspipe.frontend.given.ports import MakesTeacher
-from naspipe.frontend.given.taught import END, Taught, carried_out
+from naspipe.frontend.given.joined_end import joined_end
+from naspipe.frontend.teaching.label_sources import with_labels
+from naspipe.frontend.teaching.lesson_shapes import check_lessons
+from naspipe.frontend.teaching.ports import MakesTeacher
+from naspipe.frontend.teaching.taught import Taught, carried_out
 from naspipe.runtime.jobs.losses import is_joined
 from naspipe.runtime.jobs.workload import Workload
 
@@ -37,11 +37,6 @@ def with_end(student: Workload) -> Workload:
     blocks = [*space.blocks, joined_end()]
     longer = Space(space.name, blocks, space.decisions, space.proof)
     return replace(student, space=longer).redefined()
-
-
-def joined_end() -> Shared:
-    """The block in which the outputs of all passes meet."""
-    return Shared(END, nn.Identity)
 
 
 def _exchanged(stream: StreamId, student: Workload) -> list[Tap]:
@@ -101,4 +96,4 @@ def join(
     found = replace(found, workloads=_needed_only(found))
     if teacher:
         check_lessons(found)
-    return carried_out(found, execution)
+    return with_labels(carried_out(found, execution), execution)

@@ -17,11 +17,11 @@ from naspipe.core.ids import StreamId
 from naspipe.core.rules import Frozen
 from naspipe.core.space import Block, Shared, Space
 from naspipe.core.wiring import Tap, TapRole
-from naspipe.frontend.given.lesson_pairs import lesson_pairs
 from naspipe.frontend.given.plain_chain import chain, modules_digest
 from naspipe.frontend.given.run import Run
-from naspipe.frontend.given.taught import Taught, only_student
-from naspipe.frontend.given.teacher_blocks import teacher_blocks
+from naspipe.frontend.teaching.lesson_pairs import lesson_pairs
+from naspipe.frontend.teaching.taught import Taught, only_student
+from naspipe.frontend.teaching.teacher_blocks import teacher_blocks
 from naspipe.runtime.jobs.losses import wants_hidden
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.teaching.momentum_update import MODES

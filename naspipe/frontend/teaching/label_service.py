@@ -1,0 +1,93 @@
+"""Labels from processes that come and go: a run's own teachers, and how its student asks."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from naspipe.core.config import Execution
+from naspipe.runtime.jobs.ports import SourceSeat
+from naspipe.runtime.jobs.workload import Workload, field_of
+from naspipe.runtime.labels.applicants import Terms
+from naspipe.runtime.labels.entrance_exam import make_exam
+from naspipe.runtime.labels.label_file import label_key
+from naspipe.runtime.labels.label_reader import Asking, LabelReader
+from naspipe.runtime.registries.own_registry import OwnRegistry
+from naspipe.runtime.registries.registry_watch import RegistryWatch
+from naspipe.runtime.registries.teacher_card import numeric_class
+from naspipe.runtime.registries.teacher_keys import read_keys
+from naspipe.runtime.teachers.teacher_pool import PoolSettings, TeacherPool
+from naspipe.tutoring.desk import Desk
+from naspipe.tutoring.settings import DeskSettings
+
+
+class LabelService:
+    """What a run with ``labels=service`` needs, on both sides.
+
+    Args:
+        teacher: its network, with the student's data; its definition names its digest.
+        execution: of the run.
+
+    Raises:
+        ConfigError: for a file of keys that cannot be read.
+    """
+
+    def __init__(self, teacher: Workload, execution: Execution) -> None:
+        self._teacher, self._execution = teacher, execution
+        way = execution.teaching
+        self._keys = read_keys(Path(way.keys)) if way.keys else frozenset[str]()
+        self._pool = TeacherPool(
+            PoolSettings(
+                workload=teacher,
+                device=execution.hardware.device,
+                count=way.teachers,
+                most=way.teachers_most or way.teachers,
+                ttl_seconds=way.ttl_seconds,
+                pace_seconds=way.pace_seconds,
+            )
+        )
+
+    @property
+    def attendants(self) -> tuple[AbstractContextManager[Any], ...]:
+        """What has to be there while the run is."""
+        return (self._pool,)
+
+    def begin(self, seat: SourceSeat) -> LabelReader:
+        """The student's reader, in the process of the stage that computes the loss."""
+        way, recipe = self._execution.teaching, self._teacher.recipe
+        device = self._execution.hardware.device
+        most = way.teachers_most or way.teachers
+        settings = DeskSettings(
+            upper=way.ahead,
+            lower=way.again,
+            deadline_factor=way.deadline,
+            audit=way.audit,
+            most=max(1, most) if not way.registry else 1 << 16,
+            last_batch=len(seat.batches) - 1,
+        )
+        terms = Terms(
+            digest=self._teacher.definition.teacher,
+            numeric_class=numeric_class(device, recipe.threads),
+            exam=make_exam(self._teacher, device, seat.batches),
+            keys=self._keys,
+            private=f"ipc://{self._pool.directory}/",
+        )
+        asking = Asking(
+            desk=Desk(settings, self._teacher.definition.seed),
+            key=label_key(self._teacher.definition),
+            terms=terms,
+            timeout_seconds=self._execution.watch.timeout_seconds,
+            fields=self._fields if way.inputs == "sent" else None,
+        )
+        registry = OwnRegistry(self._pool.registry_address)
+        watch = RegistryWatch(registry, way.ttl_seconds, registry.hire, registry.release)
+        return LabelReader(asking, seat, watch)
+
+    def _fields(self, number: int) -> list[Any]:
+        """What the teacher takes of a batch, block by block, in one row."""
+        space, seed = self._teacher.space, self._teacher.definition.seed
+        batch = self._teacher.data(seed, number)
+        names = chain.from_iterable(space.fields(block) for block in range(len(space)))
+        return [field_of(batch, name, number) for name in names]

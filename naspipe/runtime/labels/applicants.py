@@ -1,0 +1,88 @@
+"""Who may be asked: a teacher is looked at from its card to the last batch of its exam."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+from naspipe.runtime.labels.entrance_exam import Exam
+from naspipe.runtime.registries.teacher_card import TeacherCard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What a student expects of its teachers."""
+
+    digest: str
+    """Of their weights."""
+    numeric_class: str
+    """Of the process that made the exam."""
+    exam: Exam
+    keys: frozenset[str]
+    """CURVE keys that are known; see :func:`naspipe.runtime.labels.teacher_keys.read_keys`."""
+    private: str
+    """What the addresses of the run's own teachers begin with, who need no key."""
+
+
+def problem_of(card: TeacherCard, terms: Terms) -> str:
+    """Why a teacher is refused by its card alone; empty where it may be greeted."""
+    if card.public_key:
+        if card.public_key not in terms.keys:
+            return f"expected a key of teacher_keys, found {card.public_key:.40}"
+    elif not card.address.startswith(terms.private):
+        return f"expected a key of teacher_keys, found none at {card.address:.80}"
+    if card.digest != terms.digest:
+        return f"expected a teacher of digest {terms.digest}, found {card.digest:.80}"
+    return class_problem(card.numeric_class, terms)
+
+
+def class_problem(found: str, terms: Terms) -> str:
+    """Why a teacher is refused for what it computes with; empty where that is alike."""
+    if found == terms.numeric_class:
+        return ""
+    return f"expected {terms.numeric_class}, found {found:.200}"
+
+
+@dataclass(slots=True)
+class Applicant:
+    """A teacher that was greeted and is examined."""
+
+    card: TeacherCard
+    left: list[int] = field(default_factory=list)
+    """Batches of the exam that it has not answered, the next one first."""
+    asked_ns: int = 0
+    seconds: float = 0.0
+    """Of its fastest answer."""
+
+    @property
+    def next_batch(self) -> int | None:
+        """What to ask it; None when it has answered everything."""
+        return self.left[0] if self.left else None
+
+    def answer(self, number: int, label: torch.Tensor, exam: Exam, now_ns: int) -> str:
+        """Take an answer.
+
+        Returns:
+            Why it has failed; empty where the answer is right.
+        """
+        if number != self.next_batch:
+            return f"expected the label of batch {self.next_batch}, found that of {number}"
+        if not exam.fits(label):
+            return (
+                f"expected labels of {exam.dtype} and {exam.trailing} a sample, found "
+                f"{label.dtype} and {tuple(label.shape[1:])}"
+            )
+        if not exam.is_right(number, label):
+            return f"expected the bits of this run's label of batch {number}, found others"
+        took = (now_ns - self.asked_ns) / 1e9
+        self.seconds = min(self.seconds, took) if self.seconds else took
+        del self.left[0]
+        return ""
+
+
+def gone(known: Collection[str], cards: Collection[TeacherCard]) -> Iterator[str]:
+    """Teachers whose cards are shown no longer, in order."""
+    shown = {card.name for card in cards}
+    return (name for name in sorted(known) if name not in shown)

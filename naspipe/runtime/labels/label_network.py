@@ -1,0 +1,117 @@
+"""A frozen teacher as a function: from a batch's number to its label."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from naspipe.core.errors import ConfigError
+from naspipe.core.rules import Frozen
+from naspipe.runtime.blocks.forward_only import forward_only
+from naspipe.runtime.blocks.segment import SegmentSpec, Tensors
+from naspipe.runtime.devices.determinism import block_seed
+from naspipe.runtime.jobs.workload import Workload, field_of
+from naspipe.runtime.layers.bound_layer import BoundLayer
+from naspipe.runtime.wire.tensor_codec import describe, encode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelNetwork:
+    """Every layer of a teacher, ready on one device.
+
+    A label is what a teacher that is a stream of the pipeline hands to the loss: its forward in
+    evaluation mode on the student's batch, one pass of ``accumulate:S`` at a time, with the same
+    draws. The unit is the batch. It is never split, joined or padded.
+    """
+
+    workload: Workload
+    """Of the teacher: its data and its seed are the student's."""
+    modules: tuple[nn.Module, ...]
+    device: torch.device
+
+    @classmethod
+    def of(cls, workload: Workload, device: str = "cpu") -> LabelNetwork:
+        """Make the layers.
+
+        Args:
+            workload: of a teacher; its space has one candidate per block.
+            device: ``cpu``, ``cuda`` or ``cuda:N``.
+        """
+        where = torch.device(device)
+        modules = (block.candidates[0]() for block in workload.space.blocks)
+        return cls(
+            workload=workload,
+            modules=tuple(module.eval().to(where) for module in modules),
+            device=where,
+        )
+
+    def label(self, number: int) -> torch.Tensor:
+        """The label of a batch.
+
+        Args:
+            number: of the batch, which is that of its pass.
+
+        Raises:
+            ConfigError: for a batch without the fields that the teacher takes, or a teacher whose
+                last block returns several tensors.
+        """
+        return self.label_of(number, self.fields(number))
+
+    def fields(self, number: int) -> list[Tensors]:
+        """What each block takes of a batch."""
+        space, definition = self.workload.space, self.workload.definition
+        batch = self.workload.data(definition.seed, number)
+        return [
+            tuple(field_of(batch, name, number).to(self.device) for name in space.fields(block))
+            for block in range(len(space))
+        ]
+
+    def split(self, fields: Tensors) -> list[Tensors]:
+        """Fields that came in one row, block by block.
+
+        Raises:
+            ConfigError: when they are more or fewer.
+        """
+        space, rest = self.workload.space, list(fields)
+        found = []
+        for block in range(len(space)):
+            count = len(space.fields(block))
+            found.append(tuple(each.to(self.device) for each in rest[:count]))
+            del rest[:count]
+        if rest or any(len(f) != len(space.fields(b)) for b, f in enumerate(found)):
+            raise ConfigError(f"labels: expected the teacher's fields, found {len(fields)}")
+        return found
+
+    def label_of(self, number: int, fields: list[Tensors]) -> torch.Tensor:
+        """The label of a batch whose fields are given, block by block."""
+        space, definition = self.workload.space, self.workload.definition
+        steps = definition.recipe.steps
+        step, in_step = steps.step(number), steps.pass_of(number)
+        state: Tensors = ()
+        for block, module in enumerate(self.modules):
+            spec = SegmentSpec(
+                label=space.label(block, 0),
+                rule=Frozen(),
+                seed=block_seed(definition.seed, step, block, in_step, is_teacher=True),
+                precision=definition.recipe.precision,
+                device_type=self.device.type,
+                fields=fields[block],
+            )
+            state, _ = forward_only(spec, BoundLayer(module, module, {}), state)
+        if len(state) != 1:
+            raise ConfigError(
+                f"labels: expected a teacher whose last block returns one tensor, found "
+                f"{len(state)}; use labels=pipeline"
+            )
+        return state[0]
+
+
+def label_digest(label: torch.Tensor) -> str:
+    """Of a label's dtype, shape, strides and bytes: equal for the same bits only."""
+    name, sizes, strides, *_ = describe(label)
+    _, raw = encode(label)
+    said = f"{name}/{list(sizes)}/{list(strides)}/".encode()
+    return hashlib.blake2b(said + bytes(raw), digest_size=16).hexdigest()

@@ -1,0 +1,41 @@
+"""What a run records of its teachers: who came and went, and what each has done."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from naspipe.tutoring.teacher_queue import Counts
+
+
+class LabelRecord:
+    """Appends lines to ``teachers-N.jsonl``: events as they come, and counts at the end.
+
+    Args:
+        directory: of the stream.
+        number: of the student among those of the run (its group).
+    """
+
+    def __init__(self, directory: Path, number: int) -> None:
+        path = directory / f"teachers-{number}.jsonl"
+        self._file = path.open("a", encoding="utf-8")
+
+    def event(self, what: str, teacher: str, **more: Any) -> None:
+        """Something happened to a teacher."""
+        self._write({"event": what, "teacher": teacher, **more})
+
+    def close(self, counts: Mapping[str, Counts], audits_missed: int) -> None:
+        """Write what each teacher has done in this life, and close the file."""
+        for teacher, found in sorted(counts.items()):
+            self._write({"event": "counts", "teacher": teacher, **asdict(found)})
+        self._write({"event": "end", "audits_missed": audits_missed})
+        self._file.close()
+
+    def _write(self, values: Mapping[str, Any]) -> None:
+        line = {"time_ns": time.monotonic_ns(), **values}
+        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+        self._file.flush()

@@ -1,0 +1,102 @@
+"""Asks a registry for its cards over and over, beside whoever needs them."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from naspipe.core.errors import TransportError
+from naspipe.runtime.registries.ports import Registry
+from naspipe.runtime.registries.teacher_card import TeacherCard
+from naspipe.runtime.wire.wakeup import Wakeup
+
+BEATS = 4
+"""Of a card in the time that it lives."""
+
+
+class RegistryWatch:
+    """A thread that keeps the cards up to date.
+
+    A registry that does not answer changes nothing: who is known stays known. Once it answers
+    again, nobody is let go of before every teacher had the time to show its card anew.
+
+    Args:
+        registry: asked by this thread only.
+        ttl_seconds: of a card.
+        hire: asks for so many more teachers, where there is somebody to ask.
+        release: says that a teacher may go.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        ttl_seconds: float,
+        hire: Callable[[int], None] | None = None,
+        release: Callable[[str], None] | None = None,
+    ) -> None:
+        self._registry = registry
+        self._ttl = ttl_seconds
+        self._hire, self._release = hire, release
+        self._wishes: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._found: queue.SimpleQueue[Sequence[TeacherCard]] = queue.SimpleQueue()
+        self._news = Wakeup()
+        self._leaving = Wakeup()
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._run, name="naspipe-registry", daemon=True)
+        self._thread.start()
+
+    def fileno(self) -> int:
+        """For pollers: readable when :meth:`take` has news."""
+        return self._news.fileno()
+
+    def take(self) -> Sequence[TeacherCard]:
+        """The newest cards."""
+        self._news.clear()
+        cards: Sequence[TeacherCard] = ()
+        while not self._found.empty():
+            cards = self._found.get()
+        return cards
+
+    def hire(self, count: int) -> None:
+        """Ask for more teachers; who asks does not wait."""
+        if (hire := self._hire) is not None:
+            self._wish(lambda: hire(count))
+
+    def release(self, teacher: str) -> None:
+        """Say that a teacher may go."""
+        if (release := self._release) is not None:
+            self._wish(lambda: release(teacher))
+
+    def close(self) -> None:
+        """End the thread: within one answer of the registry, or its time-out."""
+        self._is_closing = True
+        self._leaving.set()
+        self._thread.join()
+        self._leaving.__exit__()
+        self._news.__exit__()
+
+    def _wish(self, wish: Callable[[], None]) -> None:
+        self._wishes.put(wish)
+        self._leaving.set()
+
+    def _run(self) -> None:
+        known: dict[str, TeacherCard] = {}
+        patience_until = 0.0
+        while not self._is_closing:
+            try:
+                while not self._wishes.empty():
+                    self._wishes.get()()
+                shown = {card.name: card for card in self._registry.cards()}
+            except TransportError:
+                patience_until = time.monotonic() + 2 * self._ttl
+            else:
+                if time.monotonic() < patience_until:
+                    shown = {**known, **shown}
+                if shown != known:
+                    known = shown
+                    self._found.put([known[name] for name in sorted(known)])
+                    self._news.set()
+            if self._leaving.wait(min(1.0, self._ttl / BEATS)):
+                self._leaving.clear()

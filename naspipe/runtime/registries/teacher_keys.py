@@ -1,0 +1,67 @@
+"""Files of CURVE keys: a teacher's own pair, and the public keys that a run knows."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import zmq
+from zmq.utils import z85
+
+from naspipe.core.errors import ConfigError
+
+_KEY_CHARACTERS = 40
+
+
+def read_keys(path: Path) -> frozenset[str]:
+    """Public keys, one on a line; what follows a key on its line, and lines with #, are comments.
+
+    Raises:
+        ConfigError: naming the line that is none, or a file that cannot be read.
+    """
+    found = set()
+    try:
+        lines = path.read_text("ascii").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"teacher_keys: expected a file of keys at {path}, found {error}"
+        ) from None
+    for number, line in enumerate(lines, 1):
+        words = line.split()
+        if not words or line.startswith("# "):
+            continue
+        if not _is_key(words[0]):
+            raise ConfigError(
+                f"teacher_keys: {path}, line {number}: expected a public key of {_KEY_CHARACTERS} "
+                f"characters, found {words[0]:.60!r}"
+            )
+        found.add(words[0])
+    return frozenset(found)
+
+
+def own_pair(path: Path) -> tuple[str, bytes]:
+    """A teacher's public and secret key; made and kept for its user alone where there is none.
+
+    Raises:
+        ConfigError: for a file that holds something else, or that others may read.
+    """
+    if not path.exists():
+        public, secret = zmq.curve_keypair()
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(public + b" " + secret + b"\n")
+    if path.stat().st_mode & 0o077:
+        raise ConfigError(f"{path}: expected a file that only you may read; chmod 600 {path}")
+    words = path.read_bytes().split()
+    if len(words) != 2 or not all(_is_key(word.decode("latin1")) for word in words):
+        raise ConfigError(f"{path}: expected a public and a secret key, found something else")
+    return words[0].decode("ascii"), words[1]
+
+
+def _is_key(text: str) -> bool:
+    if len(text) != _KEY_CHARACTERS:
+        return False
+    try:
+        return len(z85.decode(text.encode("ascii"))) == 32
+    except (ValueError, KeyError, UnicodeEncodeError):
+        return False

@@ -1,0 +1,186 @@
+"""A run's own registry and its own teachers: one process that keeps both, and ends with the run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
+from types import TracebackType
+from typing import Any, Self
+
+import zmq
+
+from naspipe.runtime.devices.determinism import deterministic_torch
+from naspipe.runtime.jobs.workload import Workload
+from naspipe.runtime.labels.label_file import label_key
+from naspipe.runtime.labels.label_network import LabelNetwork
+from naspipe.runtime.processes.stage_pool import FORK, end_all, quiet_fork
+from naspipe.runtime.registries.own_registry import OwnRegistry
+from naspipe.runtime.registries.teacher_card import TeacherCard, numeric_class
+from naspipe.runtime.teachers.registry_server import CardTable, listen, serve
+from naspipe.runtime.teachers.teacher_server import TeacherSeat, TeacherServer, check_wanted
+from naspipe.runtime.wire.endpoints import SOCKETS_PREFIX
+
+_WAIT_MS = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSettings:
+    """How many teachers a run has of its own, and how they are."""
+
+    workload: Workload
+    """Of the teacher."""
+    device: str
+    count: int
+    most: int
+    """That may be hired."""
+    ttl_seconds: float
+    pace_seconds: float
+
+
+@dataclass(slots=True)
+class TeacherPool:
+    """Processes beside the stages; a context manager. None is left when it ends, or this process.
+
+    Args:
+        settings: of the teachers.
+    """
+
+    settings: PoolSettings
+    directory: str = ""
+    """Private; holds the sockets."""
+    _folder: Any = None
+    _process: BaseProcess | None = None
+    _lifeline: tuple[int, int] = field(default=(-1, -1))
+
+    @property
+    def registry_address(self) -> str:
+        """Where its registry listens."""
+        return f"ipc://{self.directory}/registry"
+
+    def __enter__(self) -> Self:
+        self._folder = tempfile.TemporaryDirectory(prefix=SOCKETS_PREFIX)
+        self.directory = self._folder.name
+        self._lifeline = os.pipe()
+        with quiet_fork():
+            self._process = FORK.Process(
+                target=_pool_main, args=(self,), name="naspipe-teachers", daemon=False
+            )
+            self._process.start()
+        os.close(self._lifeline[0])
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        os.close(self._lifeline[1])
+        if self._process is not None:
+            self._process.join(10)
+            end_all([self._process])
+        self._folder.cleanup()
+
+
+def _pool_main(pool: TeacherPool) -> None:
+    """Keep the registry, and as many teachers as were started or hired."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    read_end, write_end = pool._lifeline
+    os.close(write_end)
+    settings, teachers = pool.settings, _Teachers(pool)
+    is_over = threading.Event()
+    threading.Thread(target=_wait_for_end, args=(read_end, is_over), daemon=True).start()
+    context: zmq.Context[Any] = zmq.Context()
+    table = CardTable(hire=teachers.hire, release=teachers.release)
+    try:
+        teachers.start(settings.count)
+        with listen(context, pool.registry_address) as socket:
+            while not is_over.is_set():
+                serve([socket], table, _WAIT_MS)
+    finally:
+        teachers.end()
+        context.destroy(linger=0)
+
+
+def _wait_for_end(read_end: int, is_over: threading.Event) -> None:
+    """Until the only holder of the pipe's other end has closed it, or is gone."""
+    os.read(read_end, 1)
+    is_over.set()
+
+
+class _Teachers:
+    """The processes of the teachers, by name."""
+
+    def __init__(self, pool: TeacherPool) -> None:
+        self._pool = pool
+        self._lifeline = os.pipe()
+        self._processes: dict[str, BaseProcess] = {}
+        self._number = 0
+
+    def start(self, count: int) -> None:
+        for _ in range(count):
+            name = f"teacher-{self._number}"
+            self._number += 1
+            process = FORK.Process(
+                target=_teacher_main,
+                args=(self._pool, name, self._lifeline),
+                name=f"naspipe-{name}",
+            )
+            with quiet_fork():
+                process.start()
+            self._processes[name] = process
+
+    def hire(self, count: int) -> None:
+        alive = sum(process.is_alive() for process in self._processes.values())
+        self.start(max(0, min(count, self._pool.settings.most - alive)))
+
+    def release(self, name: str) -> None:
+        process = self._processes.get(name)
+        if process is not None and process.pid is not None and process.is_alive():
+            os.kill(process.pid, signal.SIGTERM)
+
+    def end(self) -> None:
+        end_all(list(self._processes.values()))
+
+
+def _teacher_main(pool: TeacherPool, name: str, lifeline: tuple[int, int]) -> None:
+    read_end, write_end = lifeline
+    os.close(write_end)
+    settings = pool.settings
+    threads = settings.workload.recipe.threads
+    with deterministic_torch(threads):
+        network = LabelNetwork.of(settings.workload, settings.device)
+        own = label_key(settings.workload.definition)
+
+        def open_network(wanted: Mapping[str, Any]) -> LabelNetwork:
+            check_wanted(own, wanted)
+            return network
+
+        card = TeacherCard(
+            name=name,
+            address=f"ipc://{pool.directory}/{name}",
+            public_key="",
+            digest=settings.workload.definition.teacher,
+            numeric_class=numeric_class(settings.device, threads),
+        )
+        seat = TeacherSeat(
+            card=card,
+            registry=OwnRegistry(pool.registry_address),
+            ttl_seconds=settings.ttl_seconds,
+            pace_seconds=settings.pace_seconds,
+        )
+        server = TeacherServer(seat, open_network)
+        signal.signal(signal.SIGTERM, lambda number, frame: server.end())
+        threading.Thread(target=_end_with_parent, args=(read_end,), daemon=True).start()
+        server.run()
+
+
+def _end_with_parent(read_end: int) -> None:
+    os.read(read_end, 1)
+    os._exit(0)
