@@ -24,3 +24,7 @@ class VirtualClock:
         while self._heap:
             self.now_ns, _, callback = heapq.heappop(self._heap)
             callback()
+
+    def stop(self) -> None:
+        """Call nothing more of what was asked for so far."""
+        self._heap.clear()

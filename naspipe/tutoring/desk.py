@@ -259,6 +259,8 @@ class Desk:
         self, late: list[tuple[TeacherQueue, Request, bool]], commands: list[Command]
     ) -> None:
         """Ask the same teacher once more where no other took its place: requests may be lost."""
+        if not late:
+            return
         deal = Deal(self._queues, self._settings.requests, self._now_ns)
         for queue, request, is_first in late:
             label = self._table.find(request.batch)

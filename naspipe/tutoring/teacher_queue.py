@@ -82,7 +82,7 @@ class TeacherQueue:
         if not self.requests:
             self.started_ns = now_ns
         ahead, patience_ns = self.load, self._patience_ns
-        begins_ns = max(now_ns, self.started_ns + ahead * patience_ns)
+        begins_ns = max(now_ns, self.started_ns + ahead * self.pace_ns)
         self.requests.append(Request(batch, begins_ns + patience_ns))
         self.counts.asked += 1
 
@@ -119,14 +119,16 @@ class TeacherQueue:
 
     def _remove(self, request: Request, now_ns: int) -> None:
         place = self.requests.index(request)
-        # Answers come in order: earlier requests that nobody needs now were lost.
-        self.requests[: place + 1] = [e for e in self.requests[:place] if not e.is_void]
+        behind = self.requests[place + 1 :]
+        # Answers come in order, so those before it were lost; what somebody waits for keeps its
+        # deadline, at which it is asked for again.
+        self.requests = [each for each in self.requests[:place] if not each.is_void] + behind
         self.started_ns = now_ns
         ahead = 0
-        for each in self.requests:
-            ahead += not each.is_void
+        for each in behind:
             if not each.is_missed:
-                each.deadline_ns = now_ns + ahead * self._patience_ns
+                each.deadline_ns = now_ns + ahead * self.pace_ns + self._patience_ns
+            ahead += not each.is_void
 
     @property
     def _patience_ns(self) -> int:

@@ -144,3 +144,43 @@ PIPEBD: dict[str, tuple[float, float]] = {
     "VGG-16 ImageNet": (3.78, 9.35),
 }
 """Pipe-BD, Table II: its speed over data parallelism, and over layerwise scheduling; four A6000."""
+
+
+class EdlCell(NamedTuple):
+    """Images per second of EDL-Dist's Tables 1 and 2."""
+
+    normal: float
+    """Without a teacher."""
+    online: float
+    """The teacher on the student's device."""
+    elastic: float
+    """Its own way: teachers on other devices."""
+
+
+EDL_STUDENTS: dict[int, EdlCell] = {
+    1: EdlCell(14.16, 5.92, 14.34),
+    2: EdlCell(28.44, 11.51, 28.07),
+    4: EdlCell(55.17, 21.76, 54.92),
+    8: EdlCell(101.59, 37.87, 102.40),
+    16: EdlCell(168.42, 59.94, 168.42),
+}
+"""Table 1: a student on so many CPU cores, its teacher on one P4; batch 64."""
+
+EDL_TEACHERS: dict[int, EdlCell] = {
+    8: EdlCell(57.14, 46.04, 35.68),
+    12: EdlCell(57.14, 46.04, 52.46),
+    16: EdlCell(57.14, 46.04, 57.65),
+}
+"""Table 2: a student on one P4, its teachers on so many CPU cores."""
+
+EDL_V100, EDL_P4 = 228.0, 47.6
+"""Section 4.3: images per second of the student on a V100 and of a teacher on a P4; batch 32."""
+
+EDL_LONGER = 0.929
+"""Section 4.3: Online takes up to so much longer."""
+
+EDL_EIGHT = {40: "lower", 48: "best", 56: "lower"}
+"""Section 4.4: throughput of eight V100 by P4."""
+
+EDL_GAIN, EDL_OVER_NORMAL = 1.235, 1.128
+"""Section 4.4, eight V100 and 48 P4: speed over Online, and time over normal training."""

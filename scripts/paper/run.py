@@ -24,7 +24,7 @@ from scripts.paper.summary import write_summary  # noqa: E402
 
 EXPERIMENTS = (
     "table2", "table3", "table4", "table5", "figure4", "figure5", "figure6", "figure7",
-    "throughput", "table6", "figure8", "figure14", "tspipe", "pipebd",
+    "throughput", "table6", "figure8", "figure14", "tspipe", "pipebd", "edl",
 )  # fmt: skip
 NEEDS_DATA = {
     "table3": ("en-de-2k", "fashion-mnist"), "table5": ("en-de-2k", "fashion-mnist"),

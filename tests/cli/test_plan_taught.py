@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from naspipe.cli.main import main
+from naspipe.frontend.simulation import taught_plans
 from tests.cli.test_resume import RUN
 
 STUDENT = ("plan", "moco-v3", "--data", "views:digits", "--devices", "4", "--steps", "32")
@@ -34,6 +35,7 @@ def test_one_that_follows_has_joint_cuts(capsys: pytest.CaptureFixture[str]) -> 
     """The data have as many micro-batches of each view as steps have passes for."""
     found = rows(capsys, *FOLLOWS)
     assert {row["cuts"] for row in found} == {"joint"} and {row["views"] for row in found} == {2}
+    assert {row["teachers"] for row in found} == {None}
     places = {(row["passes"], row["stages"]) for row in found}
     assert places == {(f"accumulate:{n}", stages) for n in (4, 8) for stages in (1, 2, 4)}
     now = rows(capsys, *FOLLOWS, "--set", "momentum.lag=0")
@@ -55,9 +57,25 @@ def test_a_frozen_one_has_either(tmp_path: Path, capsys: pytest.CaptureFixture[s
         for passes in ("accumulate:2", "one")
         for each in ((1, "own"), (2, "own"), (2, "joint"))
     }
+    needed = {row["stages"]: row["teachers"] for row in found if row["passes"] == "one"}
+    assert 1 <= needed[1] <= needed[2], "a student on two stages is faster"
     assert main(words) == 0
     out = capsys.readouterr().out
+    assert "teachers: with devices of their own" in out
     assert "fills from" in out and "r: the teacher's forward over the student's" in out
+
+
+def test_a_slower_teacher_needs_more_of_its_kind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "teacher"
+    assert main([*RUN, "--steps", "4", "--run-dir", str(path)]) == 0
+    words = ["plan", *RUN[1:4], "--devices", "1", "--steps", "12", "--teacher", str(path)]
+    needed = []
+    for seconds in (100, 200):
+        monkeypatch.setattr(taught_plans, "forward_ns", lambda *_, s=seconds: s * 10**9)
+        needed.append(rows(capsys, *words)[0]["teachers"])
+    assert needed[0] > 100 and needed[1] in (2 * needed[0], 2 * needed[0] - 1)
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,11 @@ def test_one_that_joins_moves_nobody() -> None:
     assert balanced("ab", "0123", before) == {"a": ("1", "2"), "b": ("0", "3")}
 
 
+def test_who_has_the_odd_one_keeps_it() -> None:
+    before = {"a": ("0",), "b": ("1", "2")}
+    assert balanced("ab", "012", before) == before
+
+
 def moved(before, after, teachers) -> int:
     """Teachers that have another student than before, of those that had one."""
     then = {teacher: student for student, some in before.items() for teacher in some}

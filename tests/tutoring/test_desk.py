@@ -99,8 +99,8 @@ def test_what_is_queued_ahead_counts_in_a_deadline() -> None:
     at.joins(0, "a", 1.0)
     at.joins(0, "b", 10.0)
     assert at.ticks(3) == ["ask b 0"]
-    assert at.due == 6.0
-    assert at.ticks(6) == ["ask b 1"]
+    assert at.due == 4.0, "1 s for the one ahead, and three times 1 s"
+    assert at.ticks(4) == ["ask b 1"]
 
 
 def test_deadlines_follow_the_measured_time() -> None:
@@ -170,7 +170,7 @@ def test_answers_never_asked_for_are_dropped() -> None:
     at = AtDesk(last_batch=1, requests=1)
     at.joins(0, "a")
     at.joins(0, "b")
-    assert at.answers(0.5, "b", 0) == ["drop b 0"]
+    assert at.answers(0.5, "b", 0) == ["drop b 0"] and at.desk.counts["b"].dropped == 1
     assert at.answers(0.5, "nobody", 0) == ["drop nobody 0"]
     assert at.answers(0.5, "a", 7) == ["drop a 7"]
     assert at.answers(1, "a", 0) == ["deliver 0 a"]
@@ -189,6 +189,36 @@ def test_what_one_refuses_another_makes() -> None:
     assert at.joins(4, "a") == ["ask a 0"]
 
 
+def test_a_doubtful_one_makes_what_all_others_refuse() -> None:
+    at = AtDesk(last_batch=1, requests=1)
+    at.joins(0, "a")
+    at.joins(0, "b")
+    assert at.refuses(1, "a", 0) == []
+    assert at.answers(1, "b", 1) == ["deliver 1 b", "ask b 0"]
+    assert at.refuses(2, "b", 0) == []
+    at = AtDesk(last_batch=2, requests=1)
+    at.joins(0, "a")
+    at.joins(0, "b")
+    assert at.refuses(1, "a", 0) == []
+    assert at.refuses(1, "b", 1) == ["ask b 0", "ask a 1"], "nobody is left who refused nothing"
+    assert at.answers(2, "a", 1) == ["deliver 1 a", "ask a 2"]
+    assert at.refuses(2.5, "a", 2) == []
+    assert at.answers(3, "b", 0) == ["deliver 0 b", "ask b 2"]
+
+
+def test_the_last_resort_is_one_that_is_doubtful() -> None:
+    at = AtDesk(last_batch=2, requests=1)
+    at.joins(0, "a")
+    at.joins(0, "b")
+    assert at.refuses(1, "b", 1) == []
+    assert at.refuses(1, "a", 0) == ["ask b 0", "ask a 1"]
+    assert at.answers(2, "a", 1) == ["deliver 1 a", "ask a 2"]
+    at.leaves(2.1, "b")
+    assert at.joins(2.1, "c") == ["ask c 0"]
+    assert at.refuses(2.2, "c", 0) == []
+    assert at.joins(2.3, "b") == ["ask b 0"]
+
+
 def test_unequal_bits_of_a_repeated_label_are_a_conflict() -> None:
     at = AtDesk(last_batch=0)
     at.joins(0, "a", 1.0)
@@ -196,6 +226,19 @@ def test_unequal_bits_of_a_repeated_label_are_a_conflict() -> None:
     at.ticks(3)
     assert at.answers(4, "b", 0, "one") == ["deliver 0 b"]
     assert at.answers(5, "a", 0, "two") == ["conflict 0 b a"]
+
+
+def test_nothing_is_kept_of_what_is_gone() -> None:
+    at = AtDesk()
+    at.joins(0, "a")
+    for batch in range(300):
+        served(at, "a", batch, batch + 1.0)
+        if batch % 2:  # the later one is used first
+            at.uses(batch + 1.0, batch)
+            at.uses(batch + 1.0, batch - 1)
+    table = at.desk._table
+    assert at.desk.num_labels <= 8 and not table._gone and not table._missing
+    assert len(at.desk._queues["a"].requests) == 2
 
 
 def test_the_first_missing_label_is_known() -> None:

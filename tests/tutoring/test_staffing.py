@@ -74,35 +74,58 @@ def test_no_more_than_the_most_are_hired() -> None:
     at = AtDesk(most=1)
     at.joins(0, "a", 1.0)
     at.ticks(3)
+    at.ticks(4)
     assert at.wants(5, 0) == [] and at.desk.first_missing == 0
 
 
 def run_a_and_b(release_seconds: float) -> list[str]:
-    """A student that takes 2 s a label; a and b make one in 1 s each; what is said behind 10 s."""
+    """A student that takes 2 s a label; a and b make one in 1 s each; what is said, and when."""
     at = AtDesk(upper=8, lower=6, release_seconds=release_seconds)
     said: list[str] = []
     busy: dict[str, list[int]] = {"a": [], "b": []}
 
-    def note(words: list[str]) -> None:
+    def note(second: int, words: list[str]) -> None:
         for word in words:
             name, *rest = word.split()
             if name == "ask":
                 busy[rest[0]].append(int(rest[1]))
             elif name != "deliver":
-                said.append(word)
+                said.append(f"{word} at {second}")
 
-    note(at.joins(0, "a"))
-    note(at.joins(0, "b"))
+    note(0, at.joins(0, "a"))
+    note(0, at.joins(0, "b"))
     for second in range(1, 41):
         for teacher, batches in busy.items():
             if batches:
-                note(at.answers(second, teacher, batches.pop(0)))
+                note(second, at.answers(second, teacher, batches.pop(0)))
         if second % 2 == 0:
             at.wants(second, second // 2 - 1)
-            note(at.uses(second, second // 2 - 1))
+            note(second, at.uses(second, second // 2 - 1))
     return said
 
 
 def test_the_desk_releases_what_is_idle() -> None:
-    assert run_a_and_b(16) == ["release b"]
+    assert run_a_and_b(16) == ["release b at 17"], "chosen at 16, when it had work"
     assert run_a_and_b(0) == []
+
+
+def leaving() -> AtDesk:
+    """A desk of which b is about to go, with one request under way."""
+    at = AtDesk(last_batch=5, upper=4, lower=3, requests=1)
+    at.joins(0, "a")
+    at.joins(0, "b")
+    at.desk._queues["b"].is_leaving = True
+    return at
+
+
+def test_one_that_leaves_is_asked_nothing_and_goes_when_it_is_idle() -> None:
+    at = leaving()
+    assert at.answers(1, "a", 0) == ["deliver 0 a", "ask a 2"]
+    assert at.answers(1.2, "b", 1) == ["deliver 1 b", "release b"], "it would have 3 before a"
+    assert at.desk.teachers == ("a",)
+
+
+def test_one_that_leaves_stays_where_the_student_runs_dry() -> None:
+    at = leaving()
+    assert at.wants(0.5, 0) == []
+    assert at.answers(1, "b", 1) == ["deliver 1 b", "ask b 3"]

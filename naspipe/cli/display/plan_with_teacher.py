@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _COLUMNS = (
     "passes", "views", "stages", "cuts", "r", "fills from", "full", "order", "passes/s", "bubble",
+    "teachers",
 )  # fmt: skip
 
 
@@ -84,6 +85,7 @@ def print_taught(plans: Sequence[TaughtPlan]) -> None:
             plan.passes, str(plan.views), str(plan.stages), plan.cuts, f"{plan.ratio:.2f}",
             needed, "yes" if plan.is_filled else "no", plan.order,
             f"{plan.passes_per_second:.3f}", f"{plan.bubble_ratio:.3f}",
+            "-" if plan.teachers is None else str(plan.teachers),
         )  # fmt: skip
     console = Console(highlight=False)
     if not console.is_terminal:
@@ -94,3 +96,8 @@ def print_taught(plans: Sequence[TaughtPlan]) -> None:
         "times micro-batches) from which on r * passes >= 3 * (stages - 1), so that a teacher "
         "that is ahead fills the pipeline"
     )
+    if any(plan.teachers for plan in plans):
+        console.print(
+            "teachers: with devices of their own, that make labels as fast as the student takes "
+            "them if it is alone on its stages"
+        )

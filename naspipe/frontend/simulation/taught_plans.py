@@ -10,15 +10,26 @@ from naspipe.core.config import Execution
 from naspipe.core.ids import StreamId
 from naspipe.core.rules import Follows
 from naspipe.core.steps import parse_passes
+from naspipe.core.subnet import Subnet
+from naspipe.core.wiring import Wiring
 from naspipe.data.views import Views
 from naspipe.frontend.given.run_plan import make_pipeline, make_plan, measured_costs
 from naspipe.frontend.teaching.joined import join
 from naspipe.frontend.teaching.ports import MakesTeacher
-from naspipe.frontend.teaching.taught import Taught, carried_out, forward_ratio, passes_to_fill
+from naspipe.frontend.teaching.taught import (
+    Taught,
+    carried_out,
+    forward_ns,
+    forward_ratio,
+    passes_to_fill,
+)
 from naspipe.frontend.training.stream_jobs import draw_stream
 from naspipe.planning.cost import CostTable
 from naspipe.runtime.jobs.workload import Workload, wiring_of
+from naspipe.sim.pipeline import Plan
 from naspipe.sim.simulation import measured_timing, simulate_run
+from naspipe.trace.reading.metrics import Summary
+from naspipe.tutoring.rates import teachers_needed
 
 CUTS = ("own", "joint")
 """Where a teacher may be cut: where it is balanced by itself, or where the student is cut."""
@@ -46,6 +57,9 @@ class TaughtPlan:
     passes_per_second: float
     """The student's."""
     bubble_ratio: float
+    teachers: int | None
+    """That make labels as fast as the student takes them if it is alone on its stages, each with a
+    device of its own; None for one that follows, which makes no labels ahead of the student."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -77,9 +91,10 @@ def taught_plans(
         taught = join([student], execution, teacher=teacher())
         costs = measured_costs(taught.workloads, execution)
         for stages in devices:
+            needed = _teachers(taught.workloads, costs, execution.changed(stages=stages))
             for cuts in _possible(taught, stages):
                 how = execution.changed(stages=stages, teacher_cuts=cuts)
-                found.append(_simulated(carried_out(taught, how), costs, how))
+                found.append(_simulated(carried_out(taught, how), costs, how, needed))
     return sorted(found, key=lambda each: (-each.passes_per_second, each.stages, each.cuts))
 
 
@@ -108,14 +123,41 @@ def _possible(taught: Taught, stages: int) -> Iterator[str]:
         yield "joint"
 
 
-def _simulated(taught: Taught, costs: Sequence[CostTable], execution: Execution) -> TaughtPlan:
+def _teachers(
+    workloads: Sequence[Workload], costs: Sequence[CostTable], execution: Execution
+) -> int | None:
+    """By the rate of the student alone on so many stages, and of one teacher alone."""
+    student, teacher = workloads
+    label_ns = forward_ns(teacher, costs[1])
+    if teacher.follows is not None or execution.pipeline.stages > len(student.space):
+        return None
+    subnets = [draw_stream(StreamId(0), student)]
+    _, summary = _run([student], subnets, costs[:1], wiring_of([student], ()), execution)
+    if not label_ns or not summary.seconds:
+        return None
+    return teachers_needed(len(subnets[0]) / summary.seconds, 1e9 / label_ns)
+
+
+def _run(
+    workloads: Sequence[Workload],
+    subnets: Sequence[Sequence[Subnet]],
+    costs: Sequence[CostTable],
+    wiring: Wiring,
+    execution: Execution,
+) -> tuple[Plan, Summary]:
+    pipeline = make_pipeline(workloads, execution, subnets, costs, wiring)
+    plan = make_plan(workloads, execution, subnets, costs, wiring)
+    timing = measured_timing(pipeline, execution, plan.memory)
+    return plan, simulate_run(pipeline, plan, execution, timing).summary
+
+
+def _simulated(
+    taught: Taught, costs: Sequence[CostTable], execution: Execution, teachers: int | None
+) -> TaughtPlan:
     student, teacher = taught.workloads
     subnets = [draw_stream(StreamId(n), each) for n, each in enumerate(taught.workloads)]
     wiring = wiring_of(taught.workloads, taught.taps)
-    pipeline = make_pipeline(taught.workloads, execution, subnets, costs, wiring)
-    plan = make_plan(taught.workloads, execution, subnets, costs, wiring)
-    timing = measured_timing(pipeline, execution, plan.memory)
-    summary = simulate_run(pipeline, plan, execution, timing).summary
+    plan, summary = _run(taught.workloads, subnets, costs, wiring, execution)
     stages, passes = execution.pipeline.stages, student.recipe.steps.passes - len(teacher.left_out)
     ratio = forward_ratio(taught.workloads, costs) or 0.0
     is_ahead = not any(isinstance(r, Follows) and not r.steps for r in teacher.space.rules)
@@ -131,6 +173,7 @@ def _simulated(taught: Taught, costs: Sequence[CostTable], execution: Execution)
         order=plan.order,
         passes_per_second=len(subnets[0]) / summary.seconds if summary.seconds else 0.0,
         bubble_ratio=summary.bubble_ratio,
+        teachers=teachers,
     )
 
 

@@ -65,7 +65,7 @@ def forward_ratio(workloads: Sequence[Workload], costs: Sequence[CostTable | Non
     student, *teachers = zip(workloads, costs, strict=True)
     if not teachers or any(each.is_trained for each, _ in teachers):
         return None
-    own, of_teacher = (_forward_ns(*each) for each in (student, teachers[0]))
+    own, of_teacher = (forward_ns(*each) for each in (student, teachers[0]))
     return of_teacher / own if own and of_teacher else None
 
 
@@ -95,8 +95,8 @@ def how_full(
     )
 
 
-def _forward_ns(workload: Workload, costs: CostTable | None) -> int:
-    """Of a subnet with the first candidates."""
+def forward_ns(workload: Workload, costs: CostTable | None) -> int:
+    """Of a subnet with the first candidates, on one batch; 0 without costs."""
     blocks = range(len(workload.space))
     return sum(costs.of(block, 0).forward_ns for block in blocks) if costs else 0
 
