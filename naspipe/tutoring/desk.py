@@ -126,7 +126,8 @@ class Desk:
     def _join(self, event: TeacherJoined) -> None:
         pace_ns = nanoseconds(event.seconds)
         counts = self.counts.setdefault(event.teacher, Counts())
-        queue = TeacherQueue(event.teacher, [pace_ns], self._settings.deadline_factor, counts)
+        factor, grace_ns = self._settings.deadline_factor, round(self._settings.grace_seconds * 1e9)
+        queue = TeacherQueue(event.teacher, [pace_ns], factor, counts, grace_ns)
         self._queues[event.teacher] = queue
         self._staffing.joined(pace_ns, event.time_ns)
 
@@ -174,7 +175,9 @@ class Desk:
         if len(label.answers) < label.copies:
             # Time for a full queue of the slowest teacher, until which another one has answered.
             wait_ns = slowest_pace_ns(self._queues.values()) * self._settings.requests
-            label.limit_ns = self._now_ns + round(self._settings.deadline_factor * wait_ns)
+            grace_ns = round(self._settings.grace_seconds * 1e9)
+            late_ns = round(self._settings.deadline_factor * wait_ns) + grace_ns
+            label.limit_ns = self._now_ns + late_ns
             return
         if label.copies > 1:
             for name, _ in label.answers:

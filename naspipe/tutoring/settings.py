@@ -24,6 +24,8 @@ class DeskSettings:
     """It asks ahead again when so many are left; less than ``upper``."""
     deadline_factor: float = 3.0
     """An answer is late after so many times its teacher's measured time; more than 1."""
+    grace_seconds: float = 0.0
+    """Beside that: what a busy machine may take longer at any time."""
     audit: int = 0
     """One in so many labels is made by two teachers; 0 for none."""
     most: int = 64
@@ -45,6 +47,7 @@ class DeskSettings:
             ("upper", self.upper >= 1, "1 or more"),
             ("lower", 0 <= self.lower < self.upper, f"0 or more and less than upper={self.upper}"),
             ("deadline_factor", 1 < self.deadline_factor < math.inf, "more than 1"),
+            ("grace_seconds", 0 <= self.grace_seconds < math.inf, "0 or more"),
             ("audit", self.audit >= 0, "0 or more"),
             ("most", self.most >= 1, "1 or more"),
             ("requests", self.requests >= 1, "1 or more"),

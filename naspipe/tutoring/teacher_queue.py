@@ -44,6 +44,8 @@ class TeacherQueue:
     """Of one batch, at most three, the newest last: first what the teacher said, then measured."""
     factor: float
     counts: Counts
+    grace_ns: int = 0
+    """That an answer may take longer."""
     requests: list[Request] = field(default_factory=list)
     started_ns: int = 0
     """When the first of ``requests`` was begun: asked for, or the one before answered."""
@@ -115,7 +117,9 @@ class TeacherQueue:
         request.is_missed = True
         self.is_doubtful = True
         self.counts.missed += 1
-        request.deadline_ns = now_ns + round(self.factor * self.likely_pace_ns(now_ns))
+        request.deadline_ns = (
+            now_ns + round(self.factor * self.likely_pace_ns(now_ns)) + self.grace_ns
+        )
 
     def _remove(self, request: Request, now_ns: int) -> None:
         place = self.requests.index(request)
@@ -132,4 +136,4 @@ class TeacherQueue:
 
     @property
     def _patience_ns(self) -> int:
-        return round(self.pace_ns * self.factor)
+        return round(self.pace_ns * self.factor) + self.grace_ns

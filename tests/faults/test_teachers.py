@@ -2,66 +2,34 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import signal
 import threading
 import time
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import suppress
 
 import pytest
 import torch
 
 import naspipe as npp
 from naspipe.core.errors import StageFailedError
-from naspipe.frontend.teaching.label_teaching import Teaching, teach
 from naspipe.runtime.labels.label_network import LabelNetwork
 from naspipe.runtime.registries.teacher_keys import own_pair
 from naspipe.trace.results.teacher_events import read_teacher_events
-from tests.cli.test_resume import wait_for
-from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits
 from tests.equivalence.test_teachers import network, plain_loop, train
-from tests.faults.helpers import Calm
+from tests.faults.other_teachers import (
+    QUICK,
+    SLOW,
+    Liar,
+    Noting,
+    elsewhere,
+    meanwhile,
+    of_registry,
+    teacher_pids,
+)
 from tests.runtime.registries.servers import free_port, redis_server
-
-QUICK = {"teacher_ttl": 0.8, "labels": "service"}
-
-
-def slow(seed, number):
-    """A step takes long enough for something to happen to its teacher."""
-    time.sleep(0.01)
-    return spaces.vectors(seed, number)
-
-
-SLOW = Calm(slow)
-
-
-def children(pid):
-    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def teacher_pids():
-    """Of the run's own teachers."""
-    pools = [each for each in multiprocessing.active_children() if each.name == "naspipe-teachers"]
-    return [pid for pool in pools for pid in children(pool.pid)]
-
-
-@contextmanager
-def meanwhile(path, lines, do):
-    """Something that is done when so many losses are there."""
-
-    def wait():
-        wait_for(path / "losses.jsonl", lines)
-        do()
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    yield
-    thread.join(60)
-    assert not thread.is_alive()
 
 
 def same_bits(run):
@@ -129,59 +97,6 @@ def test_nobody_is_left(tmp_path):
     run = train(path, 2, execution={**how, "teachers": 3}, data=SLOW, steps=60, resume=True)
     assert run.manifest["life"]["first"][0] > 0
     same_bits(run)
-
-
-def flip(space, position):
-    """One bit of one weight of a teacher's first layer."""
-    first = space.blocks[0].candidates[0]
-
-    def made():
-        layer = first()
-        layer.weight.data.view(torch.int32)[0, position] ^= 1
-        return layer
-
-    return npp.Space(space.name, [npp.Block([made]), *space.blocks[1:]])
-
-
-class Liar(npp.Teacher):
-    """Says the digest of the teacher that it was before a bit of it was flipped."""
-
-    def __init__(self, position):
-        super().__init__(network())
-        self.space = flip(self.space, position)
-
-
-@contextmanager
-def elsewhere(tmp_path, registry, teacher=None, key="teacher.key", **more):
-    """A teacher that somebody else started; a process of its own."""
-    way = Teaching(registry=registry, key=tmp_path / key, ttl_seconds=0.8, **more)
-    public, _ = own_pair(way.key)
-    with (tmp_path / "known").open("a") as file:
-        file.write(f"{public} {key}\n")
-    process = multiprocessing.get_context("fork").Process(
-        target=_teach, args=(teacher or npp.Teacher(network()), way, tmp_path / f"{key}.said")
-    )
-    process.start()
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.join(10)
-        process.kill()
-
-
-def _teach(teacher, way, said):
-    def say(text):
-        with said.open("a") as file:
-            file.write(text + "\n")
-
-    teach(teacher, lambda record: SLOW, way, say)
-    os._exit(0)
-
-
-def of_registry(tmp_path, registry):
-    (tmp_path / "known").touch()
-    return {**QUICK, "teacher_registry": registry, "teacher_keys": str(tmp_path / "known")}
 
 
 @pytest.mark.parametrize("inputs", ["numbers", "sent"])
@@ -266,17 +181,6 @@ def test_whom_a_run_refuses(tmp_path, teacher, known, why):
     assert [text for text in said if "is refused: " in text and why in text], said
     refused = [each for each in records(path) if each["event"] == "refused"]
     assert len(refused) == 1 and why in refused[0]["why"]
-
-
-class Noting:
-    def __init__(self, said):
-        self._said = said
-
-    def on_note(self, text):
-        self._said.append(text)
-
-    def __getattr__(self, name):
-        return lambda *values: None
 
 
 def test_a_bit_is_flipped_after_the_exam(tmp_path, monkeypatch):

@@ -111,13 +111,21 @@ class LabelSettings:
 
     def __post_init__(self) -> None:
         check(self)
-        allowed = f"less than labels_ahead={self.ahead}"
-        expect(self.again < self.ahead, "labels_again", allowed, self.again)
-        is_served = self.source == SERVICE
+
+    def check_together(self) -> None:
+        """What several of them must be together, once all are known.
+
+        Raises:
+            ConfigError: naming what does not fit.
+        """
+        expect(
+            self.again < self.ahead, "labels_again", f"less than labels_ahead={self.ahead}",
+            self.again,
+        )  # fmt: skip
         has_any = bool(self.teachers or self.registry)
-        if is_served and not has_any:
+        if self.source == SERVICE and not has_any:
             raise ConfigError("labels=service: expected --teachers N or teacher_registry with it")
-        if has_any and self.source == PIPELINE:
+        if self.source == PIPELINE and has_any:
             raise ConfigError("teachers: expected labels=service with them, found labels=pipeline")
         most, allowed = self.teachers_most, f"0, or {self.teachers} or more, as teachers says"
         expect(not most or most >= self.teachers, "teachers_most", allowed, most)

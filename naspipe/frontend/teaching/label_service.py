@@ -11,9 +11,10 @@ from naspipe.core.config import Execution
 from naspipe.runtime.jobs.ports import SourceSeat
 from naspipe.runtime.jobs.workload import Workload, field_of
 from naspipe.runtime.labels.applicants import Terms
+from naspipe.runtime.labels.asking import Asking
 from naspipe.runtime.labels.entrance_exam import make_exam
 from naspipe.runtime.labels.label_file import label_key
-from naspipe.runtime.labels.label_reader import Asking, LabelReader
+from naspipe.runtime.labels.label_reader import LabelReader
 from naspipe.runtime.registries.open_registry import open_registry
 from naspipe.runtime.registries.own_registry import OwnRegistry
 from naspipe.runtime.registries.registry_watch import RegistryWatch
@@ -22,6 +23,9 @@ from naspipe.runtime.registries.teacher_keys import read_keys
 from naspipe.runtime.teachers.teacher_pool import PoolSettings, TeacherPool
 from naspipe.tutoring.desk import Desk
 from naspipe.tutoring.settings import DeskSettings
+
+_GRACE_SECONDS = 0.1
+"""That an answer may take longer, for a machine that is busy with something else."""
 
 
 class LabelService:
@@ -68,6 +72,7 @@ class LabelService:
             upper=way.ahead,
             lower=way.again,
             deadline_factor=way.deadline,
+            grace_seconds=_GRACE_SECONDS,
             audit=way.audit,
             most=max(1, most) if not way.registry else 1 << 16,
             load_seconds=max(1.0, way.ttl_seconds),

@@ -37,6 +37,7 @@ def with_labels(taught: Taught, execution: Execution) -> Taught:
         ConfigError: without a frozen teacher in evaluation mode that says one thing of each batch,
             or for a file of another teacher's labels.
     """
+    execution.teaching.check_together()
     source = execution.teaching.source
     if source == PIPELINE:
         return taught

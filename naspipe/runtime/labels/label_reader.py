@@ -5,33 +5,29 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
 import torch
-import zmq
 
 from naspipe.core.errors import ConfigError, NaspipeError, TransportError
 from naspipe.runtime.jobs.ports import SourceSeat
-from naspipe.runtime.labels.applicants import Applicant, Terms, class_problem, gone, problem_of
+from naspipe.runtime.labels.applicants import Applicant, class_problem, gone, problem_of
+from naspipe.runtime.labels.asking import Asking
 from naspipe.runtime.labels.label_messages import (
     Hello,
     LabelAnswer,
     LabelRequest,
     No,
     Ready,
-    read_teacher,
-    student_frames,
 )
 from naspipe.runtime.labels.label_network import label_digest
 from naspipe.runtime.labels.label_record import LabelRecord
+from naspipe.runtime.labels.teacher_lines import TeacherLines
 from naspipe.runtime.registries.registry_watch import RegistryWatch
 from naspipe.runtime.registries.teacher_card import TeacherCard
 from naspipe.runtime.wire.wakeup import Wakeup
 from naspipe.tutoring.balance import balanced
 from naspipe.tutoring.commands import Ask, Conflict, Deliver, Drop, Hire, Release
-from naspipe.tutoring.desk import Desk
 from naspipe.tutoring.events import (
     Answered,
     Event,
@@ -43,23 +39,8 @@ from naspipe.tutoring.events import (
     Wanted,
 )
 
-_MAX_FRAME_BYTES = 1 << 30
 _MOST_WAIT_MS = 1000
 _NOTE_SECONDS = 60.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asking:
-    """How a student asks."""
-
-    desk: Desk
-    key: dict[str, Any]
-    """Whose labels; see :func:`naspipe.runtime.labels.label_file.label_key`."""
-    terms: Terms
-    timeout_seconds: float
-    """Without any teacher, until the run ends."""
-    fields: Callable[[int], Sequence[torch.Tensor]] | None = None
-    """What goes with the request of a batch; None where teachers have the data."""
 
 
 class LabelReader:
@@ -81,7 +62,6 @@ class LabelReader:
         self._answers: dict[tuple[str, int], torch.Tensor] = {}
         self._newest: torch.Tensor | None = None
         """The answer that was taken last, unless its teacher had sent another one before."""
-        self._sockets: dict[str, zmq.Socket[Any]] = {}
         self._applicants: dict[str, Applicant] = {}
         self._cards: dict[str, TeacherCard] = {}
         self._refused: dict[str, TeacherCard] = {}
@@ -93,7 +73,7 @@ class LabelReader:
         self._seconds_missing = 0.0
         """In which the stage had asked for a label that was not there."""
         self._wakeup = Wakeup()
-        self._poller = zmq.Poller()
+        self._lines = TeacherLines(self._wakeup.fileno, watch.fileno)
         self._record = LabelRecord(seat.directory, seat.share[0])
         self._thread = threading.Thread(target=self._run, name="naspipe-labels", daemon=True)
         self._thread.start()
@@ -130,41 +110,37 @@ class LabelReader:
         self._wakeup.set()
 
     def _run(self) -> None:
-        context: zmq.Context[Any] = zmq.Context()
         try:
-            self._poller.register(self._wakeup.fileno(), zmq.POLLIN)
-            self._poller.register(self._watch.fileno(), zmq.POLLIN)
             while not self._is_closing and self._failure is None:
-                self._turn(context)
+                self._turn()
         except NaspipeError as error:
             self._failure = error
         except Exception as error:  # the stage has to hear of it, whatever it is
             self._failure = TransportError(f"labels: {type(error).__name__}: {error}")
         finally:
-            context.destroy(linger=0)
+            self._lines.end()
             self._seat.wake()
 
-    def _turn(self, context: zmq.Context[Any]) -> None:
+    def _turn(self) -> None:
         due = self._desk.deadline_ns
         wait_ms = _MOST_WAIT_MS
         if due is not None:
             wait_ms = min(wait_ms, max(0, -(-(due - time.monotonic_ns()) // 1_000_000)))
-        ready = dict(self._poller.poll(wait_ms))
+        ready = self._lines.wait(wait_ms)
         if self._wakeup.fileno() in ready:
             self._wakeup.clear()
         while not self._events.empty():
             kind, place = self._events.get()
             self._handle(kind(time.monotonic_ns(), place))
         if self._watch.fileno() in ready:
-            self._look_at(self._watch.take(), context)
-        for name in [name for name, socket in self._sockets.items() if socket in ready]:
-            while name in self._sockets and self._sockets[name].poll(0):
-                self._hear(name, self._sockets[name].recv_multipart())
+            self._look_at(self._watch.take())
+        for name, message in self._lines.heard():
+            self._hear(name, message)
         if due is not None and due <= time.monotonic_ns():
             self._handle(Tick(time.monotonic_ns()))
         self._mind_being_alone()
 
-    def _look_at(self, cards: Sequence[TeacherCard], context: zmq.Context[Any]) -> None:
+    def _look_at(self, cards: Sequence[TeacherCard]) -> None:
         """Greet who is new, and let go of who is not shown any longer."""
         for name in list(gone(self._cards, cards)):
             self._let_go(name, "left")
@@ -182,37 +158,24 @@ class LabelReader:
             if problem := problem_of(card, self._asking.terms):
                 self._refuse(card, problem)
             else:
-                self._greet(card, context)
+                self._greet(card)
 
-    def _greet(self, card: TeacherCard, context: zmq.Context[Any]) -> None:
-        socket: zmq.Socket[Any] = context.socket(zmq.DEALER)
-        socket.linger = 0
-        socket.set_hwm(0)
-        socket.setsockopt(zmq.MAXMSGSIZE, _MAX_FRAME_BYTES)
-        if card.public_key:
-            socket.curve_serverkey = card.public_key.encode("ascii")
-            socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
+    def _greet(self, card: TeacherCard) -> None:
         try:
-            socket.connect(card.address)
-        except zmq.ZMQError as error:
-            socket.close()
-            self._refuse(card, f"expected an address, found {card.address:.80}: {error}")
+            self._lines.open(card)
+        except TransportError as error:
+            self._refuse(card, str(error))
             return
-        self._poller.register(socket, zmq.POLLIN)
-        self._sockets[card.name], self._cards[card.name] = socket, card
-        exam = sorted(self._asking.terms.exam.digests)
-        self._applicants[card.name] = Applicant(card, exam)
-        self._send(card.name, Hello(self._asking.key))
+        self._cards[card.name] = card
+        self._applicants[card.name] = Applicant(card, sorted(self._asking.terms.exam.digests))
+        self._lines.send(card.name, Hello(self._asking.key))
 
-    def _hear(self, name: str, frames: Sequence[Any]) -> None:
+    def _hear(self, name: str, message: Ready | LabelAnswer | No | TransportError) -> None:
         """A message of a teacher; what cannot be read costs it its place."""
         now_ns, applicant = time.monotonic_ns(), self._applicants.get(name)
-        try:
-            message = read_teacher(frames)
-        except TransportError as error:
-            self._dismiss(name, str(error))
-            return
         match message:
+            case TransportError():
+                self._dismiss(name, str(message))
             case Ready(found) if applicant is not None:
                 if problem := class_problem(found, self._asking.terms):
                     self._dismiss(name, problem)
@@ -237,7 +200,7 @@ class LabelReader:
         number = applicant.next_batch
         if number is not None:
             applicant.asked_ns = time.monotonic_ns()
-            self._send(name, self._request(number))
+            self._lines.send(name, self._request(number))
             return
         del self._applicants[name]
         self._record.event("joined", name, seconds=applicant.seconds)
@@ -258,7 +221,7 @@ class LabelReader:
         for command in self._desk.handle(event):
             match command:
                 case Ask(teacher, place):
-                    self._send(teacher, self._request(self._seat.batches[place]))
+                    self._lines.send(teacher, self._request(self._seat.batches[place]))
                 case Deliver(place, teacher):
                     self._delivered.put((self._seat.batches[place], self._answers[teacher, place]))
                     for key in [key for key in self._answers if key[1] == place]:
@@ -284,14 +247,9 @@ class LabelReader:
         fields = self._asking.fields
         return LabelRequest(number, tuple(fields(number)) if fields else ())
 
-    def _send(self, name: str, message: Hello | LabelRequest) -> None:
-        self._sockets[name].send_multipart(student_frames(message))
-
     def _let_go(self, name: str, how: str) -> None:
         """A teacher is gone; what it was asked for is asked of others."""
-        socket = self._sockets.pop(name)
-        self._poller.unregister(socket)
-        socket.close()
+        self._lines.close(name)
         del self._cards[name]
         if self._applicants.pop(name, None) is None:
             self._record.event(how, name)

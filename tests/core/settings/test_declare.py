@@ -22,7 +22,7 @@ from naspipe.core.settings.declare import Flag, check, declared, group, setting
 class TeacherSettings:
     """A group that no other code knows."""
 
-    teachers: int = setting(
+    tutors: int = setting(
         0, "networks that teach. Each has a worker of its own.", between(0, 8), flag=Flag("N"),
         example="2",
     )  # fmt: skip
@@ -36,7 +36,7 @@ class TeacherSettings:
 class Wider(Execution):
     """An execution with one group more."""
 
-    teaching: TeacherSettings = group(TeacherSettings(), "teaching")
+    schooling: TeacherSettings = group(TeacherSettings(), "schooling")
 
 
 @pytest.fixture
@@ -48,47 +48,47 @@ def parser(monkeypatch: pytest.MonkeyPatch) -> argparse.ArgumentParser:
 
 
 def test_a_declared_field_has_a_flag(parser: argparse.ArgumentParser) -> None:
-    arguments = parser.parse_args(["--teachers", "3", "--no-keep-labels", "--stages", "2"])
-    assert given(Wider, arguments) == {"teachers": 3, "keep_labels": False, "stages": 2}
+    arguments = parser.parse_args(["--tutors", "3", "--no-keep-labels", "--stages", "2"])
+    assert given(Wider, arguments) == {"tutors": 3, "keep_labels": False, "stages": 2}
     execution = Wider(**given(Wider, arguments))
-    assert execution.teaching == TeacherSettings(teachers=3, keep_labels=False)
+    assert execution.schooling == TeacherSettings(tutors=3, keep_labels=False)
     assert execution.pipeline.stages == 2
     assert given(Wider, parser.parse_args([])) == {}
-    with pytest.raises(ConfigError, match="--teachers: expected a whole number, found 'many'"):
-        parser.parse_args(["--teachers", "many"])
+    with pytest.raises(ConfigError, match="--tutors: expected a whole number, found 'many'"):
+        parser.parse_args(["--tutors", "many"])
 
 
 def test_a_declared_field_is_in_help_and_lists(parser: argparse.ArgumentParser) -> None:
     text = parser.format_help()
-    assert "  --teachers N          networks that teach (default: 0)\n" in text
+    assert "  --tutors N            networks that teach (default: 0)\n" in text
     assert "  --no-keep-labels      keep 100% of what they say\n" in text
-    assert "  teaching: teachers, keep_labels\n" in text
+    assert "  schooling: tutors, keep_labels\n" in text
     assert (
-        "  teaching: teachers, keep_labels\n" in key_list(Wider) and "keep_labels" not in key_list()
+        "  schooling: tutors, keep_labels\n" in key_list(Wider) and "keep_labels" not in key_list()
     )
     assert (
-        "### Teaching\n\n- `teachers=0`, `--teachers` (0 to 8): networks that teach. Each has a "
-        "worker of its own. As in `--set teachers=2`.\n- `keep_labels=true`, `--no-keep-labels`"
+        "### Schooling\n\n- `tutors=0`, `--tutors` (0 to 8): networks that teach. Each has a "
+        "worker of its own. As in `--set tutors=2`.\n- `keep_labels=true`, `--no-keep-labels`"
     ) in page(Wider)
 
 
 def test_a_declared_field_is_reached_by_set_and_checked() -> None:
-    settings = apply_settings(Settings(execution=Wider()), ["teachers=8", "keep_labels=0"])
+    settings = apply_settings(Settings(execution=Wider()), ["tutors=8", "keep_labels=0"])
     assert isinstance(settings.execution, Wider)
-    assert settings.execution.teaching == TeacherSettings(teachers=8, keep_labels=False)
-    for refused in (lambda: TeacherSettings(teachers=9), lambda: Wider(teachers=9)):
-        with pytest.raises(ConfigError, match=r"^teachers: expected 0 to 8, found 9$"):
+    assert settings.execution.schooling == TeacherSettings(tutors=8, keep_labels=False)
+    for refused in (lambda: TeacherSettings(tutors=9), lambda: Wider(tutors=9)):
+        with pytest.raises(ConfigError, match=r"^tutors: expected 0 to 8, found 9$"):
             refused()
-    with pytest.raises(ConfigError, match=r"^--set teachers: expected a whole number, found 'x'$"):
-        apply_settings(settings, ["teachers=x"])
-    with pytest.raises(ConfigError, match=r"^--set teacher: unknown key .did you mean teachers?"):
-        apply_settings(settings, ["teacher=1"])
+    with pytest.raises(ConfigError, match=r"^--set tutors: expected a whole number, found 'x'$"):
+        apply_settings(settings, ["tutors=x"])
+    with pytest.raises(ConfigError, match=r"^--set tutor: unknown key .did you mean tutors?"):
+        apply_settings(settings, ["tutor=1"])
 
 
 def test_a_declared_field_is_in_the_json() -> None:
-    found = Wider(teachers=1, stages=2).as_dict()
-    assert found == {**Execution(stages=2).as_dict(), "teachers": 1, "keep_labels": True}
-    assert Wider(**json.loads(json.dumps(found))) == Wider(teachers=1, stages=2)
+    found = Wider(tutors=1, stages=2).as_dict()
+    assert found == {**Execution(stages=2).as_dict(), "tutors": 1, "keep_labels": True}
+    assert Wider(**json.loads(json.dumps(found))) == Wider(tutors=1, stages=2)
     assert Wider(**Execution(stages=2).as_dict()) == Wider(stages=2), "a manifest from before"
 
 
@@ -101,7 +101,7 @@ def test_a_key_is_declared_once() -> None:
     @dataclass(frozen=True, slots=True, init=False)
     class Clash(Execution):
         more: Twice = group(TeacherSettings(), "more")  # type: ignore[assignment]
-        teachers: TeacherSettings = group(TeacherSettings(), "teachers")
+        tutors: TeacherSettings = group(TeacherSettings(), "tutors")
 
     for node in (Twice, Clash):
         with pytest.raises(InvariantError, match="is declared twice"):
@@ -113,4 +113,4 @@ def test_every_flag_says_what_it_is() -> None:
         assert each.brief and each.help[0].islower() and each.help.endswith("."), each.key
         assert each.example and "\n" not in each.help, each.key
         assert (each.kind in (int, float)) <= bool(each.allowed), f"{each.key} has no bounds"
-    assert len(flags(Execution)) == 13
+    assert len(flags(Execution)) == 15

@@ -1,0 +1,112 @@
+"""``naspipe teach``: labels into a file, and one more teacher for a run."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from naspipe.cli.main import main
+from naspipe.runtime.registries.teacher_keys import own_pair
+from naspipe.trace.reading.compare import compare_runs
+from naspipe.trace.results.teacher_events import read_teacher_events
+from tests.runtime.registries.servers import redis_server
+
+TRAIN = (
+    "train", "vgg8", "--data", "digits", "--set", "data.batch_size=8", "--quiet", "--steps", "12",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("teacher") / "run"
+    assert main([*TRAIN, "--seed", "8", "--run-dir", str(path)]) == 0
+    return path
+
+
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory: pytest.TempPathFactory, teacher: Path) -> Path:
+    path = tmp_path_factory.mktemp("taught") / "run"
+    assert main([*TRAIN, "--seed", "3", "--teacher", str(teacher), "--run-dir", str(path)]) == 0
+    return path
+
+
+def assert_same(one: Path, other: Path) -> None:
+    (found,) = compare_runs([one, other])
+    assert found.is_identical, str(found)
+
+
+def test_labels_in_a_file(tmp_path: Path, teacher: Path, taught: Path) -> None:
+    file = tmp_path / "labels"
+    words = ["teach", str(teacher), "--to", str(file), "--batches", "12", "--seed", "3", "--quiet"]
+    assert main(words) == 0
+    more = ["--seed", "3", "--teacher", str(teacher), "--labels", f"file:{file}"]
+    assert main([*TRAIN, *more, "--stages", "2", "--run-dir", str(tmp_path / "run")]) == 0
+    assert_same(taught, tmp_path / "run")
+    assert main(words) == 2  # it is there already
+
+
+def test_a_teacher_that_joins(tmp_path: Path, teacher: Path, taught: Path) -> None:
+    (tmp_path / "known").write_text(own_pair(tmp_path / "key")[0] + "\n")
+    with redis_server(tmp_path) as server:
+        command = ["teach", str(teacher), "--registry", server.url, "--key", str(tmp_path / "key")]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "naspipe", *command], stderr=subprocess.PIPE, text=True
+        )
+        try:
+            more = ["--seed", "3", "--teacher", str(teacher), "--labels", "service"]
+            more += ["--set", f"teacher_registry={server.url}"]
+            more += ["--set", f"teacher_keys={tmp_path / 'known'}"]
+            assert main([*TRAIN, *more, "--run-dir", str(tmp_path / "run")]) == 0
+        finally:
+            process.send_signal(signal.SIGTERM)
+            _, said = process.communicate(timeout=30)
+    assert process.returncode == 0, said
+    assert "public key" in said and "a student of seed 3 is served" in said
+    assert int(said.strip().splitlines()[-1].split()[1]) >= 12
+    assert_same(taught, tmp_path / "run")
+    joined = [each for each in read_teacher_events(tmp_path / "run") if each["event"] == "joined"]
+    assert len(joined) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["teach", "TEACHER"], "expected either --to FILE or --registry URL"),
+        (["teach", "TEACHER", "--to", "x"], "--to: expected --batches N with it"),
+        (["teach", "TEACHER", "--registry", "http://x"], "expected redis://HOST or tcp://"),
+        (["teach", "nothing", "--to", "x", "--batches", "2"], "nothing is not a run directory"),
+        ([*TRAIN, "--teacher", "TEACHER", "--labels", "service"], "expected --teachers N or"),
+        ([*TRAIN, "--teacher", "TEACHER", "--teachers", "2"], "expected labels=service with them"),
+        ([*TRAIN, "--labels", "inline"], "labels=inline: expected a frozen teacher"),
+        (
+            [*TRAIN, "--teacher", "TEACHER", "--labels", "file:nowhere"],
+            "labels: expected a file of labels at nowhere, found No such file",
+        ),
+        (
+            [*TRAIN, "--teacher", "TEACHER", "--set", "labels_again=64"],
+            "labels_again: expected less than labels_ahead=64, found 64",
+        ),
+        (
+            [*TRAIN, "--teacher", "TEACHER", "--set", "teacher_ttl=0"],
+            "teacher_ttl: expected more than 0, at most 86400",
+        ),
+    ],
+)
+def test_bad_input_is_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    teacher: Path,
+    words: list[str],
+    text: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = [str(teacher) if word == "TEACHER" else word for word in words]
+    assert main(command) == 2
+    said = capsys.readouterr().err
+    assert text in said and said.count("\n") == 1, said
+    assert not list(tmp_path.iterdir())
