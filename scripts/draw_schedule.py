@@ -1,10 +1,16 @@
-"""Draw what the stages of a run did in a few of its steps, its teacher included, as an SVG."""
+"""Draw what the stages of a run did in a few of its steps, its teacher included, as an SVG.
+
+With --blockwise it trains first: six blocks that MobileNetV2's teach, with and without a barrier.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
@@ -13,78 +19,132 @@ from naspipe.core.access import Access, AccessKind  # noqa: E402
 from naspipe.trace.access.log import read_joint_accesses  # noqa: E402
 from naspipe.trace.reading.compare import RecordedRun  # noqa: E402
 
-WIDTH, LANE, MARGIN, LABEL = 1000, 34, 24, 70
+WIDTH, LANE, MARGIN, LABEL, TITLE = 1000, 34, 24, 70, 22
 COLOURS = {
     "teacher's forward": "#8fbf8f", "student's forward": "#7aa6d8",
     "student's backward": "#3b5f93", "WRITE": "#d98a4a",
 }  # fmt: skip
+TITLES = {
+    "barrier": "with a barrier: all blocks end a step together",
+    "decoupled": "without (decoupled)",
+}
 
 
-def kind_of(stream: int, access: Access) -> str:
-    """What a bar stands for."""
-    if access.kind is AccessKind.WRITE:
-        return "WRITE"
-    if stream:
-        return "teacher's forward"
-    return f"student's {access.kind.name.lower()}"
+class Recorded(NamedTuple):
+    """A run as it is drawn."""
+
+    title: str
+    stages: int
+    passes: int
+    students: list[list[Access]]
+    """Of each trained stream."""
+    teachers: list[list[Access]]
+
+    def span(self, first: int, count: int) -> tuple[int, int]:
+        """From the first student's beginning of a step to the last one's end of a later one."""
+        found = [(a.sequence_id // self.passes, a) for log in self.students for a in log]
+        start = min(access.start_ns for step, access in found if step == first)
+        return start, max(access.end_ns for step, access in found if step < first + count)
+
+    def bars(self) -> Iterator[tuple[str, Access]]:
+        """Every access with what its bar stands for."""
+        yield from (("teacher's forward", access) for log in self.teachers for access in log)
+        for access in (access for log in self.students for access in log):
+            is_write = access.kind is AccessKind.WRITE
+            yield "WRITE" if is_write else f"student's {access.kind.name.lower()}", access
 
 
-def drawing(path: Path, first: int, count: int) -> str:
-    """Steps ``first`` to ``first + count - 1`` of a run.
+def recorded(path: Path, title: str = "") -> Recorded:
+    """A run with the teacher that it may have, or a blockwise distillation."""
+    students = sorted(path.glob("block-*")) or [path]
+    teachers = [*sorted(path.glob("teacher-*")), *filter(Path.is_dir, [path / "teacher"])]
+    logs, run = read_joint_accesses([*students, *teachers]), RecordedRun(students[0])
+    count = len(students)
+    return Recorded(title, run.num_stages, run.passes_per_step, logs[:count], logs[count:])
+
+
+def drawing(runs: Sequence[Recorded], first: int, count: int) -> str:
+    """Steps ``first`` to ``first + count - 1`` of each run, the runs below each other on one scale.
 
     Each lane is a stage. A bar's height tells odd steps from even ones: those are lower.
     """
-    run = RecordedRun(path)
-    logs = read_joint_accesses([path, *filter(Path.is_dir, [path / "teacher"])])
-    passes = run.passes_per_step
-    ends = [each.end_ns for each in logs[0] if each.sequence_id // passes == first - 1]
-    start = max(ends, default=0)
-    stop = max(e.end_ns for e in logs[0] if e.sequence_id // passes == first + count - 1)
-    scale = (WIDTH - LABEL - MARGIN) / (stop - start)
-    height = MARGIN * 2 + LANE * run.num_stages + 30
-    parts = [
+    spans = [run.span(first, count) for run in runs]
+    scale = (WIDTH - LABEL - MARGIN) / max(stop - start for start, stop in spans)
+    parts, top = [], MARGIN
+    for run, (start, _) in zip(runs, spans, strict=True):
+        if run.title:
+            parts.append(f'<text x="{LABEL}" y="{top + 12}">{run.title}</text>')
+            top += TITLE
+        parts += _lanes(run, start, scale, top)
+        top += LANE * run.stages + 6 * bool(run.title)
+    parts += _legend(top + 12)
+    height = top + MARGIN + 30
+    return "\n".join([
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
-        f'font-family="sans-serif" font-size="13">',
+        f'font-family="sans-serif" font-size="13" shape-rendering="crispEdges">',
         f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
-    ]
-    for stage in range(run.num_stages):
-        top = MARGIN + LANE * stage
-        parts.append(f'<text x="8" y="{top + 20}">stage {stage}</text>')
-        parts.append(
-            f'<rect x="{LABEL}" y="{top}" width="{WIDTH - LABEL - MARGIN}" height="{LANE - 6}" '
+        *parts,
+        "</svg>\n",
+    ])  # fmt: skip
+
+
+def _lanes(run: Recorded, start: int, scale: float, top: int) -> Iterator[str]:
+    stop = start + int((WIDTH - LABEL - MARGIN) / scale)
+    for stage in range(run.stages):
+        lane = top + LANE * stage
+        yield f'<text x="8" y="{lane + 20}">stage {stage}</text>'
+        yield (
+            f'<rect x="{LABEL}" y="{lane}" width="{WIDTH - LABEL - MARGIN}" height="{LANE - 6}" '
             f'fill="#f2f2f2"/>'
         )
-    for stream, log in enumerate(logs):
-        for access in log:
-            if access.end_ns <= start or access.start_ns >= stop:
-                continue
-            left = LABEL + (max(access.start_ns, start) - start) * scale
-            right = LABEL + (min(access.end_ns, stop) - start) * scale
-            is_even = access.sequence_id // passes % 2 == 0
-            top = MARGIN + LANE * access.stage + (8 if is_even else 0)
-            parts.append(
-                f'<rect x="{left:.1f}" y="{top}" width="{max(0.5, right - left):.1f}" '
-                f'height="{LANE - 6 - (8 if is_even else 0)}" '
-                f'fill="{COLOURS[kind_of(stream, access)]}"/>'
-            )
-    left = LABEL
-    for name, colour in COLOURS.items():
-        top = MARGIN + LANE * run.num_stages + 12
-        parts.append(f'<rect x="{left}" y="{top}" width="14" height="14" fill="{colour}"/>')
-        parts.append(f'<text x="{left + 20}" y="{top + 12}">{name}</text>')
-        left += 190
-    return "\n".join([*parts, "</svg>"]) + "\n"
+    for kind, access in run.bars():
+        if access.end_ns <= start or access.start_ns >= stop:
+            continue
+        left = LABEL + (max(access.start_ns, start) - start) * scale
+        right = LABEL + (min(access.end_ns, stop) - start) * scale
+        lower = 8 * (access.sequence_id // run.passes % 2 == 0)
+        yield (
+            f'<rect x="{left:.1f}" y="{top + LANE * access.stage + lower}" '
+            f'width="{max(0.5, right - left):.1f}" height="{LANE - 6 - lower}" '
+            f'fill="{COLOURS[kind]}"/>'
+        )
+
+
+def _legend(top: int) -> Iterator[str]:
+    for place, (name, colour) in enumerate(COLOURS.items()):
+        left = LABEL + 190 * place
+        yield f'<rect x="{left}" y="{top}" width="14" height="14" fill="{colour}"/>'
+        yield f'<text x="{left + 20}" y="{top + 12}">{name}</text>'
+
+
+def blockwise(scratch: Path, steps: int) -> list[Recorded]:
+    """Consecutive pairs on two stages, with a barrier and without."""
+    import naspipe
+    from scripts.bench_blockwise import PAIRS, parts
+
+    teachers, students, data = parts(PAIRS["NAS"])
+    for relay in TITLES:
+        naspipe.distill_blockwise(
+            teachers, students, data, steps=steps, stages=2, relay=relay, recipe="blockwise",
+            execution={"partition": "pairs"}, run_dir=scratch / relay,
+        )  # fmt: skip
+    return [recorded(scratch / relay, title) for relay, title in TITLES.items()]
 
 
 def main() -> None:
     """Write the drawing."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("run", type=Path)
     parser.add_argument("output", type=Path)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--run", type=Path, help="a run directory")
+    what.add_argument("--blockwise", action="store_true")
     parser.add_argument("--first", type=int, default=8, help="the first step to draw")
     parser.add_argument("--steps", type=int, default=3)
     arguments = parser.parse_args()
-    arguments.output.write_text(drawing(arguments.run, arguments.first, arguments.steps))
+    first, count = arguments.first, arguments.steps
+    with tempfile.TemporaryDirectory() as scratch:
+        runs = [recorded(arguments.run)] if arguments.run else blockwise(Path(scratch), first * 3)
+        arguments.output.write_text(drawing(runs, first, count))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ candidates and a number for each.
 =========================== =======================================================================
 :func:`student`              a space of mixed edges
 :class:`MixedEdge`           one of its layers
+:class:`PairEdge`            one that learns from two sampled paths
 :class:`Rounds`              data for weights, and every so often others for architecture parameters
 :func:`operations`           a table of operations, for :class:`naspipe.losses.CostTerm`
 =========================== =======================================================================
@@ -16,7 +17,8 @@ from __future__ import annotations
 from naspipe.mixed.alphas import Alpha as Alpha
 from naspipe.mixed.mixed_edge import MixedEdge as MixedEdge
 from naspipe.mixed.operations import operations as operations
+from naspipe.mixed.pair_edge import PairEdge as PairEdge
 from naspipe.mixed.rounds import Rounds as Rounds
 from naspipe.mixed.student_space import student as student
 
-__all__ = ["Alpha", "MixedEdge", "Rounds", "operations", "student"]
+__all__ = ["Alpha", "MixedEdge", "PairEdge", "Rounds", "operations", "student"]

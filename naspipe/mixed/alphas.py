@@ -12,6 +12,33 @@ class Alpha(nn.Parameter):
     """One number for each candidate of a layer; paths are drawn from their softmax."""
 
 
+class PairAlpha(Alpha):
+    """Alphas of which a step changes two, without a change of the others' path weights.
+
+    Behind the step, the same number is added to all that had a gradient other than 0, so that the
+    sum of their exponentials is what it was.
+    """
+
+
+class _OfAlphas(torch.optim.Adam):
+    """Adam, and what kinds of alphas want behind its step."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        alphas = [each for group in self.param_groups for each in group["params"]]
+        before = {
+            each: each.clone()
+            for each in alphas
+            if isinstance(each, PairAlpha) and each.grad is not None
+        }
+        super().step(closure)
+        for alpha, old in before.items():
+            is_changed = torch.ne(alpha.grad, 0)  # type: ignore[arg-type]  # it has one
+            if is_changed.any():
+                offset = old[is_changed].logsumexp(0) - alpha[is_changed].logsumexp(0)
+                alpha.copy_(torch.where(is_changed, alpha + offset, alpha))
+
+
 def alpha_optimizer(
     alphas: Iterable[nn.Parameter],
     alpha_lr: float = 1e-3,
@@ -19,7 +46,7 @@ def alpha_optimizer(
 ) -> torch.optim.Optimizer:
     """Adam without decay. Its rate is constant; that of the weights is set before each step."""
     first, second = alpha_betas
-    return torch.optim.Adam([{"params": list(alphas)}], lr=alpha_lr, betas=(first, second))
+    return _OfAlphas([{"params": list(alphas)}], lr=alpha_lr, betas=(first, second))
 
 
 class WithAlphas(torch.optim.Optimizer):

@@ -39,6 +39,9 @@ class MixedEdge(nn.Module):
         ConfigError: for a table of another length, or a reference that has no logarithm above 0.
     """
 
+    kind = Alpha
+    """What ``alpha`` is."""
+
     def __init__(
         self,
         candidates: Sequence[nn.Module],
@@ -58,7 +61,7 @@ class MixedEdge(nn.Module):
             )
         self.candidates = nn.ModuleList(candidates)
         has_choice = len(candidates) > 1
-        self.alpha = Alpha(torch.zeros(len(candidates))) if has_choice else None
+        self.alpha = self.kind(torch.zeros(len(candidates))) if has_choice else None
         self.operations = None if operations is None else tuple(map(float, operations))
         self.reference = reference
 
@@ -84,37 +87,53 @@ class MixedEdge(nn.Module):
             return self.chosen(x)
         *before, kind = rest
         learns = self.training and int(kind) == ARCHITECTURE
-        drawn = self._draw() if self.training else self.path
-        output = self._through_all(x, drawn) if learns else self.candidates[drawn](x)
+        among: Sequence[int] | None = None
+        if learns:
+            output, among = self._learned(x)
+        else:
+            output = self.candidates[self._draw() if self.training else self.path](x)
         if self.operations is None:
             return output
-        return output, self._cost(before, learns, x.device)
+        return output, self._cost(before, learns, among, x.device)
 
     def _draw(self) -> int:
         if self.alpha is None:
             return 0
         return int(torch.multinomial(self.alpha.detach().cpu().softmax(0), 1))
 
-    def _through_all(self, x: torch.Tensor, drawn: int) -> torch.Tensor:
+    def _learned(self, x: torch.Tensor) -> tuple[torch.Tensor, Sequence[int] | None]:
+        """Of an architecture round: the output, and the candidates that it is about (all: None)."""
+        return self._through_all(x, self._draw()), None
+
+    def _through(self, number: int, x: torch.Tensor, is_drawn: bool) -> torch.Tensor:
         """Without gradients of weights. Norms see the batch, those of other candidates too."""
-        outputs: list[torch.Tensor] = []
-        is_recorded = torch.is_grad_enabled()
-        for number, candidate in enumerate(self.candidates):
-            weights = {name: value.detach() for name, value in candidate.named_parameters()}
-            with torch.set_grad_enabled(is_recorded and number == drawn):
-                outputs.append(functional_call(candidate, weights, (x,)))
+        candidate = self.candidates[number]
+        weights = {name: value.detach() for name, value in candidate.named_parameters()}
+        with torch.set_grad_enabled(is_drawn and torch.is_grad_enabled()):
+            output: torch.Tensor = functional_call(candidate, weights, (x,))
+        return output
+
+    def _through_all(self, x: torch.Tensor, drawn: int) -> torch.Tensor:
+        numbers = range(len(self.candidates))
+        outputs = [self._through(number, x, number == drawn) for number in numbers]
         if self.alpha is None:
             return outputs[0]
         found: torch.Tensor = _Gates.apply(self.alpha, drawn, *outputs)  # type: ignore[no-untyped-call]
         return found
 
     def _cost(
-        self, before: Sequence[torch.Tensor], learns: bool, device: torch.device
+        self,
+        before: Sequence[torch.Tensor],
+        learns: bool,
+        among: Sequence[int] | None,
+        device: torch.device,
     ) -> torch.Tensor:
-        """What is expected of this layer and those before it."""
+        """What is expected of this layer, of some of its candidates, and those before it."""
         alpha = torch.zeros(1, device=device) if self.alpha is None else self.alpha
         table = torch.tensor(self.operations, dtype=alpha.dtype, device=device)
         with torch.set_grad_enabled(learns and torch.is_grad_enabled()):
+            if among is not None:
+                alpha, table = alpha[among], table[among]
             cost = (alpha.softmax(0) * table).sum()
             for each in before:
                 cost = each + cost

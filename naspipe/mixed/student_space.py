@@ -11,7 +11,12 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.space import Block, Space
 from naspipe.mixed.mixed_edge import MixedEdge
 from naspipe.mixed.operations import Layers, candidates_of
+from naspipe.mixed.pair_edge import PairEdge
 from naspipe.mixed.rounds import FIELD
+
+FULL, PAIR = "full", "pair"
+EDGES = {FULL: MixedEdge, PAIR: PairEdge}
+"""Layers by what their architecture rounds run."""
 
 
 def student(
@@ -20,6 +25,7 @@ def student(
     *,
     operations: Sequence[Sequence[float]] | None = None,
     reference: float | None = None,
+    gates: str = FULL,
 ) -> Space:
     """A chain of mixed edges, each a block of the space with one candidate: itself.
 
@@ -28,10 +34,16 @@ def student(
         layers: of each its candidates, as factories; a factory alone is a layer without a choice.
         operations: of each candidate of each layer, for :class:`naspipe.losses.CostTerm`.
         reference: what the chain is to be compared with, such as the teacher's operations.
+        gates: which candidates an architecture round runs: ``full`` for all of them, ``pair`` for
+            two that are sampled.
 
     Raises:
-        ConfigError: for a reference without a table, or a table that does not fit.
+        ConfigError: for a reference without a table, or a table that does not fit, or other gates.
     """
+    if gates not in EDGES:
+        raise ConfigError(
+            f"student {name}: expected gates {' or '.join(EDGES)}, found {gates!r:.80}"
+        )
     found = candidates_of(layers)
     if (operations is None) != (reference is None):
         here, missing = ("operations", "reference") if operations else ("reference", "operations")
@@ -47,7 +59,7 @@ def student(
         )
     last = len(found) - 1
     makers = [
-        partial(_edge, tuple(factories), row, reference if number == last else None)
+        partial(_edge, EDGES[gates], tuple(factories), row, reference if number == last else None)
         for number, (factories, row) in enumerate(zip(found, table, strict=True))
     ]
     fields = [("input", FIELD), *[(FIELD,)] * last]
@@ -55,11 +67,12 @@ def student(
 
 
 def _edge(
+    kind: type[MixedEdge],
     factories: Sequence[Callable[[], nn.Module]],
     operations: Sequence[float] | None,
     reference: float | None,
 ) -> MixedEdge:
-    return MixedEdge([make() for make in factories], operations, reference)
+    return kind([make() for make in factories], operations, reference)
 
 
 def _listed(rows: Sequence[Sequence[object]]) -> str:

@@ -98,7 +98,8 @@ def plan_memory(
     ``is_shared`` says of each stream, of each block, whether every subnet uses its only layer.
 
     ``3x`` is the stage's shared layers and three times what a subnet has there on average, but
-    never less than the stage can run with; ``512MiB`` is the same for every stage.
+    never less than the stage can run with, and a byte where it has no layers; ``512MiB`` is the
+    same for every stage.
     """
     needs = tuple(
         _stage_need(StageId(stage), subnets, partitions, sizes, is_shared)
@@ -109,7 +110,7 @@ def plan_memory(
         needs = tuple(replace(need, largest_bytes=largest) for need in needs)
     count = parse_subnets(budget)
     budgets = tuple(
-        max(need.least_bytes, int(need.permanent_bytes + count * need.subnet_bytes))
+        max(1, need.least_bytes, int(need.permanent_bytes + count * need.subnet_bytes))
         if count
         else parse_bytes(budget)
         for need in needs

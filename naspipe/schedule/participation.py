@@ -14,7 +14,8 @@ def participants(
 ) -> list[frozenset[StageId]]:
     """Of each stream, the stages that take part in it.
 
-    They have blocks of some subnet of it, or of one that takes its outputs or hands it some.
+    They have blocks of some subnet of it, or of one that takes its outputs or hands it some; of one
+    that is not trained and hands it some, any block: what a checkpoint relies on is logged there.
 
     Args:
         partitions: of each stream, all that its subnets have; none where they are not known, so
@@ -31,4 +32,7 @@ def participants(
     for tap in wiring.taps:
         for (stream, _), (other, block) in ((tap.source, tap.sink), (tap.sink, tap.source)):
             found[stream] |= {each.stage_of(block) for each in known[other] if each.num_blocks}
+        if not wiring.of(tap.source[0]).is_trained:
+            source = known[tap.source[0]]
+            found[tap.sink[0]] |= {s for s in every for each in source if each.blocks(s)}
     return [frozenset(stages) for stages in found]

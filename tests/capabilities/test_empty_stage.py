@@ -12,6 +12,7 @@ from naspipe.planning.partitions import register_placement
 from tests.capabilities import simulated
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, plain_loop
+from tests.faults.helpers import assert_identical
 
 SEED, LOSS = 1, nn.CrossEntropyLoss()
 ALWAYS = {2: [(0, 0, 8)], 3: [(0, 4, 4, 8)]}
@@ -41,6 +42,20 @@ def test_the_bits_are_those_of_the_plain_loop(tmp_path, stages, bounds, recipe):
         space, spaces.vectors, LOSS, run, seed=SEED, optimizer="SGD", lr=0.05, **recipe
     )
     assert_same_bits(run, loop)
+
+
+def test_a_stage_without_a_layer_needs_no_memory(tmp_path):
+    """Of a budget in subnets it gets nothing, and is none the worse for it."""
+    register_placement("holes", placed(ALWAYS))
+    space = spaces.mixed()
+    runs = [
+        npp.train(
+            space, spaces.vectors, LOSS, steps=8, seed=SEED, lr=0.05, optimizer="SGD", stages=2,
+            run_dir=tmp_path / f"run-{len(budget)}", execution={"partition": "holes", **budget},
+        )
+        for budget in ({}, {"memory_budget": "1x"})
+    ]  # fmt: skip
+    assert_identical(*runs)
 
 
 @pytest.mark.parametrize("steps", [Steps(), Steps(2, is_gated=True), Steps(3, distills=True)])

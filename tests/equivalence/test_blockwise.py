@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import time
+from collections import Counter
 
 import pytest
 import torch
@@ -11,8 +13,11 @@ from torch.nn import functional
 
 import naspipe as npp
 from naspipe.core.errors import RunInterruptedError
+from naspipe.core.partition import Partition
+from naspipe.runtime.blocks.compute import StageCompute
 from naspipe.streams.from_file import read_stream
 from naspipe.trace.access.log import read_run_accesses
+from naspipe.trace.results.run_directory import RunDirectory
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, plain_torch
 from tests.equivalence.test_timing_and_mutations import inject_delays
@@ -136,6 +141,32 @@ def test_passes_of_a_step_on_several_stages(tmp_path, monkeypatch, stages, norms
     if stages > 1:
         cuts = [each.directory.read_manifest()["execution"]["partitions"] for each in found.blocks]
         assert max(map(len, cuts)) > 1
+
+
+@pytest.mark.parametrize("partition", ["pairs", "free", "layers"])
+@pytest.mark.parametrize("window", [1, 3])
+def test_held_outputs_of_a_run_are_bounded_by_windows(tmp_path, monkeypatch, partition, window):
+    """A window's for each end of a tap on a stage, with a last student that is far behind."""
+    run_block = StageCompute.run_block
+
+    def slowly(self, task, *rest):
+        time.sleep(0.005 * (task.stream == 2))
+        return run_block(self, task, *rest)
+
+    monkeypatch.setattr(StageCompute, "run_block", slowly)
+    found = distill(tmp_path / "run", 2, window=window, execution={"partition": partition})
+    folders = [*(f"block-{n}" for n in range(3)), *(f"teacher-{n}" for n in range(3))]
+    texts = [
+        RunDirectory(tmp_path / "run" / each).read_manifest()["execution"]["partitions"]
+        for each in folders
+    ]
+    cuts = [Partition(tuple(map(int, text.split(":")))) for (text,) in texts]
+    taps = [((3, 0), (0, 1)), ((4, 0), (1, 0)), ((5, 0), (2, 0)), ((3, 0), (1, 0)),
+            ((3, 0), (4, 0)), ((4, 0), (2, 0)), ((4, 0), (5, 0))]  # fmt: skip
+    ends = Counter(cuts[stream].stage_of(block) for tap in taps for stream, block in tap)
+    held = [each["most_tapped"] for each in found.blocks[0].manifest["measured"]["stages"]]
+    assert all(0 < most <= window * ends[stage] for stage, most in enumerate(held)), (held, ends)
+    assert sum(held) > window * 2, "some wait"
 
 
 def test_delays(tmp_path, monkeypatch):

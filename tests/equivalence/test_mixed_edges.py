@@ -54,12 +54,12 @@ def layers():
     ]
 
 
-def students(with_costs=False):
+def students(with_costs=False, gates="full"):
     names = ("first", "second", "third")
     if not with_costs:
-        return [npp.mixed.student(*each) for each in zip(names, layers(), strict=True)]
+        return [npp.mixed.student(*each, gates=gates) for each in zip(names, layers(), strict=True)]
     return [
-        npp.mixed.student(name, chain, operations=table, reference=reference)
+        npp.mixed.student(name, chain, operations=table, reference=reference, gates=gates)
         for name, chain, table, reference in zip(names, layers(), TABLES, REFERENCES, strict=True)
     ]
 
@@ -72,7 +72,7 @@ def rounds(data=spaces.vectors):
     return npp.mixed.Rounds(data, held_out, every=EVERY, start=START)
 
 
-def distill(path, stages, *, data=None, steps=STEPS, with_costs=False, **more):
+def distill(path, stages, *, data=None, steps=STEPS, with_costs=False, gates="full", **more):
     losses = {}
     if with_costs:
         losses = {
@@ -80,18 +80,18 @@ def distill(path, stages, *, data=None, steps=STEPS, with_costs=False, **more):
             "last_loss": npp.losses.CostTerm(nn.CrossEntropyLoss(), weight=1.5),
         }
     return npp.distill_blockwise(
-        teachers(), students(with_costs), data or rounds(), steps=steps, stages=stages, seed=SEED,
-        lr=LR, optimizer_options={**MOMENTUM, "alpha_lr": 0.1}, recipe={"schedule": "cosine"},
-        run_dir=path, **losses, **more,
+        teachers(), students(with_costs, gates), data or rounds(), steps=steps, stages=stages,
+        seed=SEED, lr=LR, optimizer_options={**MOMENTUM, "alpha_lr": 0.1},
+        recipe={"schedule": "cosine"}, run_dir=path, **losses, **more,
     )  # fmt: skip
 
 
-def plain_blocks(steps=STEPS, with_costs=False):
+def plain_blocks(steps=STEPS, with_costs=False, block=PlainBlock):
     """The teacher through a batch, then one step of each block."""
     teacher, recipe = [each.eval() for each in teachers()], Recipe(lr=LR, schedule="cosine")
     costs = zip(TABLES, REFERENCES, strict=True) if with_costs else [()] * 3
     loops = [
-        PlainBlock(chain, SEED + number, lambda y: learning_rate(recipe, y, steps),
+        block(chain, SEED + number, lambda y: learning_rate(recipe, y, steps),
                    {"lr": LR, **MOMENTUM}, *cost)
         for number, (chain, cost) in enumerate(zip(layers(), costs, strict=True))
     ]  # fmt: skip
@@ -102,9 +102,9 @@ def plain_blocks(steps=STEPS, with_costs=False):
             source = held_out if is_architecture else spaces.vectors
             x = source(SEED, told[is_architecture])["input"]
             told[is_architecture] += 1
-            for number, block in enumerate(teacher):
+            for number, part in enumerate(teacher):
                 with torch.no_grad():
-                    taught = block(x)
+                    taught = part(x)
 
                 def learn(output, taught=taught, number=number):
                     if number == 2:

@@ -133,9 +133,12 @@ class Killer:
             return
         with contextlib.suppress(FileExistsError):
             self.marker.touch(exist_ok=False)
-            at_launcher = self.case.victim == "launcher"
-            os.kill(self.launcher if at_launcher else os.getpid(), signal.SIGKILL)
-            time.sleep(30)  # the launcher's death ends this process, too
+            self.strike()
+
+    def strike(self) -> None:
+        at_launcher = self.case.victim == "launcher"
+        os.kill(self.launcher if at_launcher else os.getpid(), signal.SIGKILL)
+        time.sleep(30)  # the launcher's death ends this process, too
 
 
 def before(owner, name, killer, when=lambda *args: True):

@@ -8,6 +8,7 @@ import pytest
 
 from naspipe.core.config import Execution
 from naspipe.core.wiring import TapRole
+from naspipe.planning.joint_placements import on_one_stage, register_joint_placement
 from naspipe.sim.costs import RandomCosts, StreamCosts, TableCosts
 from naspipe.sim.pipeline import plan_pipeline
 from naspipe.sim.simulation import simulate_run
@@ -100,3 +101,55 @@ def test_a_slow_stage_does_not_slow_those_before_it():
         _, run = simulated(costs, way)
         ends.append([max(a.end_ns for a in run.accesses if a.layer.stream == s) for s in range(3)])
     assert ends[0][:2] == ends[1][:2] and ends[1][2] > 2 * ends[0][2]
+
+
+def teachers_first(pieces, num_stages):
+    """The teacher's blocks on stage 0, each student on a stage of its own."""
+    count = len(pieces.pairs)
+    stages = [*range(1, count + 1), *[0] * count]
+    return [
+        [on_one_stage(stage, len(own), num_stages)]
+        for stage, own in zip(stages, pieces.costs, strict=True)
+    ]
+
+
+def ends_of(run, stream):
+    """When the last access of each step of a student is over."""
+    ends = {}
+    for access in run.accesses:
+        if access.layer.stream == stream:
+            y = access.sequence_id
+            ends[y] = max(ends.get(y, 0), access.end_ns)
+    return [ends[y] for y in sorted(ends)]
+
+
+@pytest.mark.parametrize("window", [2, 5, 30])
+@pytest.mark.parametrize("slow", range(4))
+def test_a_slow_student_slows_nobody_within_the_window(slow, window):
+    """Whoever has no block on its stage, and none behind it, takes each step at the same time.
+
+    Beyond the window the teacher waits for the slow one, as its outputs would pile up.
+    """
+    register_joint_placement("teachers-first", teachers_first)
+    way = Way(stages=5, placement="teachers-first", window=window)
+    alike, one_slow = (
+        [BlockCost(0.25, (factor if number == slow else 1.0,)) for number in range(4)]
+        for factor in (1.0, 6.0)
+    )
+    (_, before), (_, then) = simulated(alike, way), simulated(one_slow, way)
+    for student in {*range(4)} - {slow}:
+        one, other = ends_of(before, student), ends_of(then, student)
+        assert other[:window] == one[:window]
+        is_held = [b > a for a, b in zip(one, other, strict=True)]
+        assert any(is_held) == (window < 30)
+    assert ends_of(then, slow)[-1] > 4 * ends_of(before, slow)[-1]
+
+
+@pytest.mark.parametrize("window", [1, 3])
+def test_with_a_teacher_each_nobody_is_ever_slowed(window):
+    way = Way(stages=3, placement="pairs", window=window, is_relayed=False)
+    costs = [[*equal(2), BlockCost(1.0, (last,))] for last in (1.0, 6.0)]
+    runs = [simulated(each, way)[1] for each in costs]
+    for student in (0, 1):
+        assert ends_of(runs[0], student) == ends_of(runs[1], student)
+    assert ends_of(runs[1], 2)[-1] > 2 * ends_of(runs[0], 2)[-1]

@@ -96,10 +96,14 @@ class Generations:
         for together in self.job.wiring.joined(len(streams)):
             written = [number for number in together if streams[number].workload.is_written]
             first = min((found[number].first for number in written), default=0)
+            newest = {number: found[number].first for number in written}
             while any(found[number].first > first for number in written):
                 for number in written:
                     found[number] = self._behind(StreamId(number), streams[number], first)
                 first = min(found[number].first for number in written)
+            for number in written:
+                if newest[number] > first:  # the losses that they rely on are to be done again
+                    streams[number].directory.checkpoints.remove_beyond(first)
             for number in together - set(written):
                 found[number] = replace(found[number], begins=first)
         return tuple(found)

@@ -57,6 +57,7 @@ class StageCompute:
         self._together = StepStates(self._steps)
         self._averaging = tuple(map(Averaging, workloads))
         self._passes: Passes = {}
+        self._tapped = self._most_tapped = 0
         self.updates = StageUpdates(
             workloads, self._passes, self._together, self.stores, placement, wiring.exchanges
         )
@@ -87,6 +88,7 @@ class StageCompute:
             (state.fields[name.removeprefix(FIELD)],) = there
         else:
             state.arrived[name] = there
+            self._count_tapped(bool(there))
 
     def output(self, task: Task, name: InputName = CHAIN) -> tuple[Gradient, ...]:
         """What a task hands on: leaf tensors, or gradients (absent ones as None).
@@ -123,6 +125,14 @@ class StageCompute:
         state.parameter_gradients[layer] = segment.take_gradients()
         self.placement.synchronize()
         return None
+
+    @property
+    def measured(self) -> dict[str, int]:
+        """``most_tapped``: outputs that were held at once for others, or taken from others.
+
+        At most a window's passes for each end of a tap on this stage.
+        """
+        return {"most_tapped": self._most_tapped}
 
     @property
     def kept_bytes(self) -> int:
@@ -165,7 +175,8 @@ class StageCompute:
 
     def retire(self, stream: StreamId, sequence_id: SequenceId) -> None:
         """Forget a subnet's tensors, and with the last pass of a step what they had in common."""
-        self._passes.pop((stream, sequence_id), None)
+        state = self._passes.pop((stream, sequence_id), None)
+        self._count_tapped(-state.num_tapped if state else 0)
         self._together.retire(stream, sequence_id)
 
     def _forward(
@@ -246,9 +257,15 @@ class StageCompute:
         return tuple(tensor for tap in taps for tensor in state.arrived.get(tap.name, ()))
 
     def _keep_tapped(self, state: PassState, place: _Place, outputs: Tensors) -> None:
+        before = len(state.tapped)
         for tap in self._taps:
             if tap.source == place:
                 state.tapped[tap.name] = tuple(output.detach() for output in outputs)
+        self._count_tapped(len(state.tapped) - before)
+
+    def _count_tapped(self, change: int) -> None:
+        self._tapped += change
+        self._most_tapped = max(self._most_tapped, self._tapped)
 
     def _field(self, state: PassState, task: Task, name: str) -> torch.Tensor:
         """A batch field: one that has arrived, or from the batch, which is made when needed."""

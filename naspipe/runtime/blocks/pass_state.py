@@ -39,6 +39,11 @@ class PassState:
     fields: dict[str, torch.Tensor] = field(default_factory=dict)
     """Of the batch, on the device."""
 
+    @property
+    def num_tapped(self) -> int:
+        """Tapped outputs that are held: to be handed on, or for this pass. A credit is none."""
+        return len(self.tapped) + sum(map(bool, self.arrived.values()))
+
     def tensors(self) -> Iterator[torch.Tensor]:
         """All on the device but those that only autograd knows of."""
         yield from self.inputs

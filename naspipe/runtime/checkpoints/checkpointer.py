@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from queue import Queue
 from typing import Any, NamedTuple, Self
@@ -156,12 +156,18 @@ class Checkpointer:
 
     def finish(self, stream: StreamId, cut: SequenceId) -> None:
         """Write what was captured, and put the log of what led to it on disk first."""
-        self._streams[stream].log.flush()
+        for log in self._logs(stream):
+            log.flush()
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="naspipe-checkpoint")
             self._thread.start()
         self._jobs.put(self._job(stream, cut))
         del self._under_way[stream, cut]
+
+    def _logs(self, stream: StreamId) -> Iterator[Log]:
+        """The stream's own, and those of whoever may have taught it: they have no checkpoints."""
+        yield self._streams[stream].log
+        yield from (each.log for each in self._streams if not each.is_written)
 
     def _job(self, stream: StreamId, cut: SequenceId) -> _Job:
         if (stream, cut) not in self._under_way:
@@ -212,7 +218,8 @@ class Checkpointer:
 
     def _write(self, job: _Job) -> dict[str, Any]:
         stream = self._streams[job.stream]
-        os.fsync(stream.log.fileno())
+        for log in self._logs(job.stream):
+            os.fsync(log.fileno())
         directory = stream.folder.working(cut_name(job.cut), self._generation)
         return write_part(directory, self._stage, job.layers)
 

@@ -29,7 +29,7 @@ class StateSizes:
 
     def of(self, parameter: torch.Tensor) -> Mapping[str, int]:
         """Bytes by the names of the state, in their order."""
-        kind = Alpha if isinstance(parameter, Alpha) else nn.Parameter
+        kind = type(parameter) if isinstance(parameter, Alpha) else nn.Parameter
         key = (parameter.shape, parameter.stride(), parameter.dtype, kind)
         if key not in self._known:
             self._known[key] = self._learn(parameter, kind)

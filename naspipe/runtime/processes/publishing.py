@@ -24,7 +24,8 @@ class Publisher:
         losses: of each stream; what belongs to a checkpoint is put on disk with it.
         keep: how many checkpoints of a stream are kept.
         reader: told of each; those that it still needs are kept, too.
-        joined: streams that can only go on at the same cut: the newest that all have is kept.
+        joined: streams that can only go on at the same cut: the newest that all have is kept, and
+            what those that are ahead have beyond it, which will be the next.
     """
 
     def __init__(
@@ -78,10 +79,12 @@ class Publisher:
 
     def _prune(self, stream: int) -> None:
         together = next((each for each in self._joined if stream in each), (stream,))
-        cuts = (set(self._folders[number].cuts) for number in together)
-        shared = sorted(set.intersection(*cuts))[-1:] if len(together) > 1 else []
-        for number in together:
-            spared = {*self._reader.needed(number), *shared}
+        cuts = [set(self._folders[number].cuts) for number in together]
+        newest_of_all = max(set.intersection(*cuts), default=0)
+        newest_of_slowest = min(max(own, default=0) for own in cuts)
+        for number, own in zip(together, cuts, strict=True):
+            to_come = (cut for cut in own if cut > newest_of_slowest)
+            spared = {*self._reader.needed(number), newest_of_all, *to_come}
             self._folders[number].prune(self._keep, spared)
 
 

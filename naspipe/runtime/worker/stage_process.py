@@ -105,7 +105,7 @@ class StageRun:
                 updates=compute.updates,
                 fields=fields,
             )
-            self._train(effects)
+            self._train(effects, compute)
 
     def _checkpointer(self, compute: StageCompute, logs: Sequence[AccessLogWriter]) -> Checkpointer:
         job = self._job
@@ -127,7 +127,7 @@ class StageRun:
             self._stage, job.generation, streams, every, self._reporter, self._wakeup.set
         )
 
-    def _train(self, effects: Effects) -> None:
+    def _train(self, effects: Effects, compute: StageCompute) -> None:
         job, stage, execution = self._job, self._stage, self._job.execution
         controller = build_controller(
             stage,
@@ -161,6 +161,7 @@ class StageRun:
         self._driver.finishing()
         measured = {
             **self._driver.measured,
+            **compute.measured,
             **self._placement.measured(),
             **measured_memory(),
         }

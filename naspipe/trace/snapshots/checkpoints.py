@@ -65,6 +65,12 @@ class CheckpointFolder:
             if cut not in spared:
                 _remove(path)
 
+    def remove_beyond(self, cut: int) -> None:
+        """Remove the checkpoints of later cuts: the run goes on at this one."""
+        for later, path in self._cuts():
+            if later > cut:
+                _remove(path)
+
     def sweep(self) -> None:
         """Remove what earlier lives of the run left unfinished."""
         for path in self.path.glob(".*.gen-*"):

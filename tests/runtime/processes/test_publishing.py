@@ -109,6 +109,28 @@ def test_old_ones_go_but_not_those_that_are_still_read(bench):
     assert bench.folder.cuts == [16, 12, 8]
 
 
+def test_of_joined_streams_a_cut_stays_until_all_have_one_beyond_it(tmp_path, request):
+    """They go on at the newest cut that all have; one of them may be many cuts ahead."""
+    folders = [CheckpointFolder(tmp_path / name) for name in ("fast", "slow")]
+    losses = [SectionLosses([tmp_path / f"{n}.jsonl"], is_trained=False) for n in range(2)]
+    for each in losses:
+        request.addfinalizer(each.__exit__)
+    publisher = Publisher([[0], [0]], 0, folders, losses, 1, Reader(), [{0, 1}])
+    kinds = {kind: {} for kind in ("versions", "history", "scalars", "strides")}
+
+    def publish(stream, cut):
+        folder = folders[stream].working(cut_name(cut), 0)
+        shard = write_shard(folder, "stage-0.safetensors", {})
+        publisher.take(0, {"stream": stream, "cut": cut, "shard": shard, **kinds})
+        return [folder.cuts for folder in folders]
+
+    for cut in (4, 8, 12, 16):
+        publish(0, cut)
+    assert publish(1, 4) == [[16, 12, 8, 4], [4]]
+    assert publish(1, 8) == [[16, 12, 8], [8]]
+    assert publish(0, 20) == [[20, 16, 12, 8], [8]]
+
+
 def test_a_disk_that_fails_is_one_line_and_the_older_ones_stay(bench, monkeypatch):
     bench.lose(*range(8))
     bench.publish(4)
