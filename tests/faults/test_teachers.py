@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import signal
@@ -151,6 +152,31 @@ def test_redis_is_killed_and_comes_back_empty(tmp_path):
             run = train(path, 1, execution=how, data=SLOW, steps=250)
         same_bits(run)
         assert [each["event"] for each in records(path)].count("left") == 0
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_stage_is_killed(tmp_path, which):
+    """The teachers stay; the next life asks again for what it needs."""
+
+    def kill():
+        stages = {each.name: each.pid for each in multiprocessing.active_children()}
+        os.kill(stages[f"naspipe-stage-{which}"], signal.SIGKILL)
+
+    path = tmp_path / "run"
+    how = {**QUICK, "teachers": 2, "checkpoint_every": 4, "max_restarts": 1, "window": 4}
+    with meanwhile(path, 9, kill):
+        run = train(path, 2, execution=how, data=SLOW, steps=60)
+    same_bits(run)
+    assert run.manifest["life"] == {"generation": 1, "first": run.manifest["life"]["first"]}
+    assert run.manifest["life"]["first"][0] > 0
+    assert run.manifest["measured"]["teachers"]["by_teacher"]["teacher-0"]["answered"] > 0
+
+
+def test_one_joins_while_checkpoints_are_taken(tmp_path):
+    path = tmp_path / "run"
+    how = {**QUICK, "teachers": 1, "teachers_most": 3, "checkpoint_every": 1, "labels_ahead": 2}
+    run = train(path, 2, execution={**how, "labels_again": 1}, data=SLOW, steps=60)
+    same_bits(run)
 
 
 def test_no_registry_at_the_start(tmp_path):

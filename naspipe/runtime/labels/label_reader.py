@@ -21,6 +21,7 @@ from naspipe.runtime.labels.label_messages import (
     Ready,
 )
 from naspipe.runtime.labels.label_network import label_digest
+from naspipe.runtime.labels.label_patience import LabelPatience
 from naspipe.runtime.labels.label_record import LabelRecord
 from naspipe.runtime.labels.teacher_lines import TeacherLines
 from naspipe.runtime.registries.registry_watch import RegistryWatch
@@ -40,7 +41,6 @@ from naspipe.tutoring.events import (
 )
 
 _MOST_WAIT_MS = 1000
-_NOTE_SECONDS = 60.0
 
 
 class LabelReader:
@@ -65,13 +65,9 @@ class LabelReader:
         self._applicants: dict[str, Applicant] = {}
         self._cards: dict[str, TeacherCard] = {}
         self._refused: dict[str, TeacherCard] = {}
-        self._alone_since = time.monotonic()
-        self._noted = self._alone_since
+        self._patience = LabelPatience(asking.timeout_seconds, time.monotonic())
         self._failure: NaspipeError | None = None
         self._is_closing = False
-        self._missing_since: float | None = None
-        self._seconds_missing = 0.0
-        """In which the stage had asked for a label that was not there."""
         self._wakeup = Wakeup()
         self._lines = TeacherLines(self._wakeup.fileno, watch.fileno)
         self._record = LabelRecord(seat.directory, seat.share[0])
@@ -103,7 +99,7 @@ class LabelReader:
         self._thread.join()
         self._wakeup.__exit__()
         self._watch.close()
-        self._record.close(self._desk.counts, self._desk.audits_missed, self._seconds_missing)
+        self._record.close(self._desk.counts, self._desk.audits_missed, self._patience.seconds)
 
     def _tell(self, kind: type[Wanted] | type[Used], batch: int) -> None:
         self._events.put((kind, self._place[batch]))
@@ -138,7 +134,10 @@ class LabelReader:
             self._hear(name, message)
         if due is not None and due <= time.monotonic_ns():
             self._handle(Tick(time.monotonic_ns()))
-        self._mind_being_alone()
+        missing = self._desk.first_missing
+        batch = None if missing is None else self._seat.batches[missing]
+        if said := self._patience.tell(time.monotonic(), batch, len(self._desk.teachers)):
+            self._seat.note(said)
 
     def _look_at(self, cards: Sequence[TeacherCard]) -> None:
         """Greet who is new, and let go of who is not shown any longer."""
@@ -264,27 +263,3 @@ class LabelReader:
         self._refused[card.name] = card
         self._record.event("refused", card.name, why=why)
         self._seat.note(f"teacher {card.name:.80} is refused: {why}")
-
-    def _mind_being_alone(self) -> None:
-        """Say once a minute that nobody is there, and end the run when that lasts.
-
-        Raises:
-            ConfigError: when it has lasted too long.
-        """
-        now, missing = time.monotonic(), self._desk.first_missing
-        if self._missing_since is not None:
-            self._seconds_missing += now - self._missing_since
-        self._missing_since = None if missing is None else now
-        if missing is None or self._desk.teachers:
-            self._alone_since = self._noted = now
-            return
-        alone, batch = now - self._alone_since, self._seat.batches[missing]
-        if alone >= self._asking.timeout_seconds:
-            raise ConfigError(
-                f"labels: expected a teacher within {self._asking.timeout_seconds:g} s "
-                f"(timeout_seconds), found none; the first label that is missing is that of batch "
-                f"{batch}; start one with naspipe teach and resume the run"
-            )
-        if now - self._noted >= _NOTE_SECONDS:
-            self._noted = now
-            self._seat.note(f"no teacher for {alone:.0f} s; the label of batch {batch} is missing")
