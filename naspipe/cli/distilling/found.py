@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from naspipe.cli.distilling.asked import Source
     from naspipe.cli.run_source import RunSource
+    from naspipe.core.space import Space
     from naspipe.frontend.given.students import Students
     from naspipe.runtime.jobs.workload import Batches
 
@@ -47,9 +48,45 @@ def find(source: Source, data_dir: Path | None) -> Found:
             f"give them, or --network NAME where it is an exported one of naspipe's"
         )
     data = _data(named, data_dir)
-    students = find_students(source.student, network, named.scale, getattr(data, "info", {}))
+    info = getattr(data, "info", {})
+    if network is not None and source.network is not None:
+        _check_layers(teacher.space, search_spaces.build(network, named.scale, info), source)
+    students = find_students(source.student, network, named.scale, info)
     rules = {name: parse_rule(text) for name, text in source.rules.items()}
     return Found(teacher.blocks(cuts), students.with_rules(rules), data)
+
+
+def _check_layers(found: Space, expected: Space, source: Source) -> None:
+    """A file of weights does not say what it is: its layers must be those of the network.
+
+    Raises:
+        ConfigError: naming the first layer that is another one.
+    """
+    told = f"{source.teacher}: expected the layers of {expected.name}"
+    told += f" at the scale {source.scale or 'tiny'}"
+    if len(found) != len(expected):
+        raise ConfigError(
+            f"{told}, {len(expected)}, found {len(found)}; give the --network and the --scale that "
+            f"it was exported from"
+        )
+    for position in range(len(found)):
+        own, other = (_shapes(space, position) for space in (found, expected))
+        if own != other:
+            raise ConfigError(
+                f"{told}, found layer {position} with tensors of {_said(own)}, not {_said(other)}; "
+                f"give the --network and the --scale that it was exported from"
+            )
+
+
+def _shapes(space: Space, position: int) -> list[tuple[int, ...]]:
+    from naspipe.runtime.measuring.layer_sizes import sketch
+
+    values = sketch(space, position, 0).state_dict().values()
+    return [tuple(each.shape) for each in values if hasattr(each, "shape")]
+
+
+def _said(shapes: list[tuple[int, ...]]) -> str:
+    return f"{' and '.join(map(str, shapes)) or 'no shape':.80}"
 
 
 def _source_of_teacher(source: Source) -> RunSource:
