@@ -255,16 +255,6 @@ def _modules(teacher: Path) -> list[nn.Module]:
     return npp.Teacher(npp.Run(named.space, teacher)).blocks([4])
 
 
-def test_under_torchrun_it_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "localhost")):
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("MASTER_PORT", "29500")
-    assert main(["distill", "here", "separable"]) == 2
-    assert "expected one machine" in capsys.readouterr().err
-
-
 def test_its_network_is_exported(tmp_path: Path, whole: Path, capsys) -> None:
     """A run from the command line knows its students and data itself."""
     from naspipe.export.pytorch_form import load_pytorch
