@@ -6,6 +6,8 @@ here fails, in every tier, and says so.
 
 LAUNCHING = (
     "capabilities/test_order.py::test_a_run_under_it_has_the_bits_of_the_plain_loop",
+    "cli/test_bad_blockwise.py",
+    "cli/test_combine.py",
     "cli/test_distill.py",
     "cli/test_momentum.py::test_a_resume_goes_on_with_both",
     "cli/test_progress.py",
@@ -24,6 +26,7 @@ LAUNCHING = (
     "export/test_refusals.py",
     "faults/test_block_storm.py",
     "faults/test_hosts.py",
+    "faults/test_hosts_blockwise.py",
     "faults/test_links.py",
     "faults/test_storage.py",
     "faults/test_storm.py",

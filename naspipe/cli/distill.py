@@ -9,45 +9,79 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import asdict, fields
+from contextlib import ExitStack
+from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING
 
 from naspipe.cli.distilling.distill_arguments import add_arguments as add_arguments
 
 if TYPE_CHECKING:
     from naspipe.cli.distilling.asked import Asked
-    from naspipe.frontend.training.distilled import Blockwise
+    from naspipe.frontend.training.training import Training
+    from naspipe.runtime.processes.rendezvous import Worker
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Distil; prints the run directory of each block on stdout."""
-    from naspipe.cli.distilling.asked import read_asked, read_resumed
+    """Distil; prints the run directory of each block. Under torchrun, this is one of its workers.
+
+    Each worker makes all streams for itself; the first one alone shows progress and results.
+    """
     from naspipe.core.errors import ConfigError, RunInterruptedError
+    from naspipe.frontend.training.workers import refuse, train_as_worker
     from naspipe.runtime.processes.rendezvous import Worker
 
-    if Worker.find() is not None:
-        raise ConfigError("naspipe distill: expected one machine, found torchrun's workers of it")
-    asked = read_resumed(arguments) if arguments.resume else read_asked(arguments)
-    try:
-        found = _distilled(asked, arguments)
-    except RunInterruptedError as error:
-        said = str(error).partition("; go on with")[0]
-        raise RunInterruptedError(
-            error.signal_number, f"{said}; go on with: naspipe distill --resume {asked.path}"
-        ) from None
-    places = [str(each.directory.path) for each in found.blocks]
-    print("\n".join(places))
+    worker = Worker.find()
+    is_first = worker is None or worker.rank == 0
+    arguments.quiet = arguments.quiet or not is_first
+    with ExitStack() as shown:
+        try:
+            asked = _asked(arguments, worker)
+            training = _training(asked, arguments, shown)
+        except ConfigError as error:
+            if worker is not None:
+                refuse(worker, str(error))
+            raise
+        try:
+            if worker is None:
+                training.run()
+            else:
+                has_place = bool(arguments.resume or arguments.run_dir)
+                train_as_worker(training, worker, has_place=has_place)
+        except RunInterruptedError as error:
+            said = str(error).partition("; go on with")[0]
+            raise RunInterruptedError(
+                error.signal_number, f"{said}; go on with: naspipe distill --resume {asked.path}"
+            ) from None
+    trained = zip(training.workloads, training.directories, strict=True)
+    places = [str(directory.path) for workload, directory in trained if workload.is_trained]
+    if is_first:
+        print("\n".join(places))
     if not arguments.quiet:
         page = asked.path / "report.html"
         print(f"next: naspipe report {' '.join(places)} -o {page}", file=sys.stderr)
     return 0
 
 
-def _distilled(asked: Asked, arguments: argparse.Namespace) -> Blockwise:
+def _asked(arguments: argparse.Namespace, worker: Worker | None) -> Asked:
+    """What is trained and how: by the command line, the run to go on with, and torchrun."""
+    from naspipe.cli.distilling.asked import read_asked, read_resumed
+    from naspipe.core.config import Execution
+    from naspipe.frontend.training.workers import execution_of
+
+    asked = read_resumed(arguments) if arguments.resume else read_asked(arguments)
+    if worker is None:
+        return asked
+    how = execution_of(worker, Execution(**asked.execution), arguments.stages)
+    given = {"stages": how.pipeline.stages, "transport": how.wire.transport}
+    return replace(asked, execution={**asked.execution, **given})
+
+
+def _training(asked: Asked, arguments: argparse.Namespace, shown: ExitStack) -> Training:
+    """All streams, and their progress."""
     from naspipe.cli.display.training_progress import TrainingProgress
     from naspipe.cli.distilling.found import find
     from naspipe.core.config import Recipe
-    from naspipe.frontend.training.distillation import distill_blockwise
+    from naspipe.frontend.training.distillation import Kept, blockwise_training
 
     teachers, students, data = find(asked.source, arguments.data_dir)
     stages = asked.execution.get("stages", 1)
@@ -55,21 +89,21 @@ def _distilled(asked: Asked, arguments: argparse.Namespace) -> Blockwise:
     passes = asked.recipe.steps.passes
     count = len(teachers) * asked.steps * passes
     unit = "passes" if passes > 1 else "steps"
-    with TrainingProgress(title, count, arguments.quiet, arguments.log_every, unit) as progress:
-        return distill_blockwise(
-            teachers,
-            students.blocks,
-            data,
-            steps=asked.steps,
-            loss=students.loss,
-            last_loss=students.last_loss,
-            seed=asked.seed,
-            sampler=asked.sampler,
-            recipe={each.name: getattr(asked.recipe, each.name) for each in fields(Recipe)},
-            execution={key: each for key, each in asked.execution.items() if key != "stages"},
-            stages=stages,
+    progress = TrainingProgress(title, count, arguments.quiet, arguments.log_every, unit)
+    return blockwise_training(
+        teachers,
+        students.blocks,
+        data,
+        losses=(students.loss, students.last_loss),
+        execution=asked.execution,
+        kept=Kept(
             run_dir=asked.path,
-            resume=arguments.resume is not None,
-            observer=progress,
+            resumes=arguments.resume is not None,
+            observer=shown.enter_context(progress),
             source=asdict(asked.source),
-        )
+        ),
+        steps=asked.steps,
+        seed=asked.seed,
+        sampler=asked.sampler,
+        recipe={each.name: getattr(asked.recipe, each.name) for each in fields(Recipe)},
+    )

@@ -18,8 +18,10 @@ from naspipe.core.config import Execution
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from naspipe.cli.ports import Options
     from naspipe.frontend.search.searching import Searching
     from naspipe.search.definition import SearchDefinition
+    from naspipe.search.limits import Limits
     from naspipe.search.search_directory import Candidate, Search
 
 _EXAMPLE = """\
@@ -43,7 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLE
     parser.add_argument("run", metavar="RUN", type=Path, help="run directory")
     _add_definition(parser)
-    _add_limits(parser)
+    add_cost_limits(parser)
+    parser.add_argument(
+        "--latency", default="profile",
+        help="profile: the sum of the layers' times; measured: also time the best subnets whole",
+    )  # fmt: skip
     add_flags(parser, flags(Execution, "stages", "device", "memory_budget"), {})
     parser.add_argument("--name", default="", help="of the search (default: the next number)")
     parser.add_argument("--top", type=int, default=10, metavar="K", help="subnets to show")
@@ -87,14 +93,26 @@ def _add_definition(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def _add_limits(parser: argparse.ArgumentParser) -> None:
+def add_cost_limits(parser: Options) -> None:
+    """Declare the options that :func:`cost_limits` reads."""
     parser.add_argument("--max-flops", metavar="N", help="of one sample, such as 20M")
     parser.add_argument("--max-params", metavar="N", help="such as 60k")
     parser.add_argument("--max-latency-ms", type=float, default=0.0, metavar="MS")
-    parser.add_argument(
-        "--latency", default="profile",
-        help="profile: the sum of the layers' times; measured: also time the best subnets whole",
-    )  # fmt: skip
+
+
+def cost_limits(arguments: argparse.Namespace) -> Limits:
+    """The most that a subnet may cost.
+
+    Raises:
+        ConfigError: for a limit that is none.
+    """
+    from naspipe.search.limits import Limits, parse_count
+
+    return Limits(
+        flops=parse_count(arguments.max_flops, "--max-flops") if arguments.max_flops else 0.0,
+        params=parse_count(arguments.max_params, "--max-params") if arguments.max_params else 0.0,
+        latency_ms=arguments.max_latency_ms,
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -160,13 +178,7 @@ def _examine(
 
 def _definition(arguments: argparse.Namespace) -> SearchDefinition:
     from naspipe.search.definition import SearchDefinition
-    from naspipe.search.limits import Limits, parse_count
 
-    limits = Limits(
-        flops=parse_count(arguments.max_flops, "--max-flops") if arguments.max_flops else 0.0,
-        params=parse_count(arguments.max_params, "--max-params") if arguments.max_params else 0.0,
-        latency_ms=arguments.max_latency_ms,
-    )
     return SearchDefinition(
         strategy=arguments.strategy,
         options=dict(_option(text) for text in arguments.set),
@@ -176,7 +188,7 @@ def _definition(arguments: argparse.Namespace) -> SearchDefinition:
         score=arguments.score,
         calibration=arguments.calibrate,
         validation=_BATCHES if arguments.validate is None else arguments.validate,
-        limits=limits,
+        limits=cost_limits(arguments),
         ema=arguments.ema,
     )
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from naspipe.cli.flags import given
 from naspipe.cli.teaching.teacher import join_teacher, with_momentum
-from naspipe.cli.train_arguments import DEFAULTS
-from naspipe.cli.train_arguments import add_arguments as add_arguments
+from naspipe.cli.training.train_arguments import DEFAULTS
+from naspipe.cli.training.train_arguments import add_arguments as add_arguments
 
 if TYPE_CHECKING:
     from naspipe.cli.streams import StreamOptions

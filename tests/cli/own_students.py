@@ -46,3 +46,8 @@ def broken():
 
 number = 7
 mixed = [listed[1], "head"]
+
+
+def far(output, taught):
+    """A measure of the user's."""
+    return (output - taught).abs().max()

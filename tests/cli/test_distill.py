@@ -14,8 +14,10 @@ from torch import nn
 import naspipe as npp
 import search_spaces
 from naspipe.cli.main import main
+from naspipe.core.access import AccessKind
 from naspipe.data import open_data
 from naspipe.frontend.given.workloads import find_workload
+from naspipe.trace.access.log import read_run_accesses
 from naspipe.trace.reading.compare import compare_runs
 from naspipe.trace.results.run_directory import RunDirectory
 from tests.cli.test_resume import wait_for
@@ -139,6 +141,37 @@ def test_rules_and_settings_reach_the_blocks(tmp_path: Path, teacher: Path) -> N
     assert manifests[0]["definition"]["recipe"]["optimizer_options"] == {"momentum": 0.5}
 
 
+def lead(path: Path) -> int:
+    """The most steps that the teacher's first block was ahead of its student's optimizer step."""
+    taught, learned = (read_run_accesses(path / name) for name in ("teacher-0", "block-0"))
+    ends = [access.end_ns for access in learned if access.kind is AccessKind.WRITE]
+    return max(each.sequence_id - sum(end < each.start_ns for end in ends) for each in taught)
+
+
+@pytest.mark.parametrize("stages", ["1", "2"])
+@pytest.mark.parametrize(("setting", "most"), [("relay=barrier", 0), ("teacher_window=2", 3)])
+def test_how_far_the_teacher_is_ahead(
+    tmp_path: Path, teacher: Path, whole: Path, stages: str, setting: str, most: int
+) -> None:
+    """As many steps as its outputs wait where they are made, and where they are taken."""
+    path = tmp_path / "run"
+    assert main(words(teacher, path, "--stages", stages, "--set", setting)) == 0
+    assert_same(whole, path)
+    assert lead(path) <= most < lead(whole)
+
+
+def test_each_student_with_a_teacher_of_its_own(tmp_path: Path, teacher: Path, whole: Path) -> None:
+    """A resume goes on with the same relay; where blocks are follows from it."""
+    path, more = tmp_path / "run", ["--stages", "2", "--set", "relay=apart"]
+    assert main(words(teacher, path, *more)) == 0
+    assert_same(whole, path)
+    manifests = [RunDirectory(path / f"teacher-{n}").read_manifest() for n in (0, 5)]
+    assert [len(each["space"]["labels"]) for each in manifests] == [1, BLOCKS]
+    requested = manifests[0]["requested"]
+    assert (requested["relay"], requested["partition"]) == ("apart", "packed")
+    assert main(["distill", "--resume", str(path), "--quiet"]) == 0
+
+
 @pytest.mark.parametrize(
     ("command", "text"),
     [
@@ -153,6 +186,15 @@ def test_rules_and_settings_reach_the_blocks(tmp_path: Path, teacher: Path) -> N
         (["TEACHER", "separable", "--cuts", "9"], "rising places from 1 to 7 to be cut at"),
         (["TEACHER", "separable", "--network", "vgg8"], "beside an exported network only"),
         (["TEACHER", "separable", "--validate-every", "2"], "--validate-every: expected none"),
+        (
+            ["TEACHER", "separable", "--set", "relay=apar"],
+            "relay: expected decoupled or barrier or",
+        ),
+        (
+            ["TEACHER", "separable", "--set", "relay=barrier", "--set", "teacher_window=2"],
+            "teacher_window=2: expected none with relay=barrier",
+        ),
+        (["TEACHER", "separable", "--set", "teacher_window=-1"], "teacher_window: expected 0 or"),
         (["TEACHER", "separable", "--recipe", "byol"], "momentum: expected none"),
         (["TEACHER", "separable", "--recipe", "sandwich"], "passes other than sandwich:2"),
         (["TEACHER", "separable", "--set", "rule.head=exact"], "rule.head: expected a shared"),
@@ -162,6 +204,7 @@ def test_rules_and_settings_reach_the_blocks(tmp_path: Path, teacher: Path) -> N
         (["TEACHER", f"{OWN}:nobody"], "expected module:attribute, importable"),
         (["--resume", "nothing"], "nothing/block-0 is not a run directory"),
         (["TEACHER", "--resume", "WHOLE"], "TEACHER: expected nothing beside --resume"),
+        (["--resume", "WHOLE", "--set", "relay=apart"], "relay=apart: expected decoupled, with"),
         (["--resume", "WHOLE", "--steps", "9"], "--steps: expected nothing beside --resume"),
         (["--resume", "WHOLE", "--set", "lr=1"], "--set: expected settings of execution only"),
     ],
@@ -182,6 +225,16 @@ def test_bad_input_is_one_line(
     assert not (tmp_path / "run").exists()
 
 
+def test_others_have_no_blocks_to_relay_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run"
+    assert main([*TEACHER, "--steps", "6", "--set", "relay=apart", "--run-dir", str(path)]) == 2
+    said = capsys.readouterr().err
+    assert "relay=apart: expected blocks with teachers of their own" in said
+    assert said.count("\n") == 1 and not path.exists()
+
+
 def test_a_resume_is_the_same_command_s(
     tmp_path: Path, teacher: Path, whole: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -200,16 +253,6 @@ def test_a_resume_is_the_same_command_s(
 def _modules(teacher: Path) -> list[nn.Module]:
     named = find_workload("vgg8", "tiny", "digits", None, {})
     return npp.Teacher(npp.Run(named.space, teacher)).blocks([4])
-
-
-def test_under_torchrun_it_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "localhost")):
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("MASTER_PORT", "29500")
-    assert main(["distill", "here", "separable"]) == 2
-    assert "expected one machine" in capsys.readouterr().err
 
 
 def test_its_network_is_exported(tmp_path: Path, whole: Path, capsys) -> None:

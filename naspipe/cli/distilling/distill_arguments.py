@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from naspipe.cli.flags import add_flags, flags
 from naspipe.cli.settings_lists import key_list
-from naspipe.cli.train_arguments import add_run
+from naspipe.cli.training.train_arguments import add_run
 from naspipe.core.config import Definition, Execution
 
 if TYPE_CHECKING:

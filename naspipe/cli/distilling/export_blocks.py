@@ -36,8 +36,7 @@ def export_students(arguments: argparse.Namespace) -> Exported:
 
 def _found(arguments: argparse.Namespace) -> Blockwise:
     """The distillation, by what the command line once called it or what it is now told."""
-    from naspipe.cli.distilling.asked import Source
-    from naspipe.cli.distilling.found import find
+    from naspipe.cli.distilling.found import read_distilled
     from naspipe.core.errors import ConfigError
     from naspipe.core.user_code import import_attribute
     from naspipe.frontend.given.workloads import find_data
@@ -47,9 +46,7 @@ def _found(arguments: argparse.Namespace) -> Blockwise:
     path = Path(arguments.run)
     source = RunDirectory(path / "block-0").read_manifest().get("source") or {}
     if source.get("command") == "distill" and not (arguments.space or arguments.data):
-        teachers, students, data = find(Source(**source), arguments.data_dir)
-        losses = {"loss": students.loss, "last_loss": students.last_loss}
-        return Blockwise.of(path, teachers, students.blocks, data, **losses)
+        return read_distilled(path, arguments.data_dir).found
     if arguments.space is None or arguments.data is None:
         raise ConfigError(
             f"{path}: a blockwise distillation: expected --space MODULE:ATTRIBUTE, the list of its "

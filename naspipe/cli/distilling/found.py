@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
     from naspipe.cli.distilling.asked import Source
     from naspipe.cli.run_source import RunSource
+    from naspipe.core.space import Space
     from naspipe.frontend.given.students import Students
+    from naspipe.frontend.training.distilled import Blockwise
     from naspipe.runtime.jobs.workload import Batches
 
 
@@ -47,9 +49,99 @@ def find(source: Source, data_dir: Path | None) -> Found:
             f"give them, or --network NAME where it is an exported one of naspipe's"
         )
     data = _data(named, data_dir)
-    students = find_students(source.student, network, named.scale, getattr(data, "info", {}))
+    info = getattr(data, "info", {})
+    if network is not None and source.network is not None:
+        _check_layers(teacher.space, search_spaces.build(network, named.scale, info), source)
+    students = find_students(source.student, network, named.scale, info)
     rules = {name: parse_rule(text) for name, text in source.rules.items()}
     return Found(teacher.blocks(cuts), students.with_rules(rules), data)
+
+
+class Distilled(NamedTuple):
+    """A distillation from the command line, read back."""
+
+    found: Blockwise
+    source: Source
+
+    def held_out(self, split: str, own: str | None, data_dir: Path | None) -> Batches:
+        """Held-out batches of the same data, or a user's own.
+
+        Raises:
+            ConfigError: when there are none.
+        """
+        import search_spaces
+        from naspipe.frontend.given.held_out import find_held_out
+
+        space, scale, data, sizes = _source_of_teacher(self.source)
+        if data is None and own is None:
+            data = search_spaces.defaults(space, scale).data
+        return find_held_out(
+            space, scale, data or "", root=data_dir, split=split, own=own, sizes=sizes
+        )
+
+    @property
+    def loss(self) -> Any:
+        """Of the network that the teacher is, where that has a name."""
+        import search_spaces
+
+        named = _source_of_teacher(self.source)
+        is_named = named.space in search_spaces.networks()
+        return search_spaces.defaults(named.space, named.scale).loss() if is_named else None
+
+
+def read_distilled(path: Path, data_dir: Path | None) -> Distilled:
+    """A distillation, with the teacher, students and data that its command line named.
+
+    Raises:
+        ConfigError: when ``naspipe distill`` has left none there.
+    """
+    from naspipe.cli.distilling.asked import Source
+    from naspipe.frontend.training.distilled import Blockwise
+    from naspipe.trace.results.run_directory import RunDirectory
+
+    said = RunDirectory(path / "block-0").read_manifest().get("source") or {}
+    if said.get("command") != "distill":
+        raise ConfigError(
+            f"{path} was not started by `naspipe distill`: rate and combine its blocks with "
+            f"naspipe.rate_blocks and naspipe.combine_blocks"
+        )
+    source = Source(**said)
+    teachers, students, data = find(source, data_dir)
+    losses = {"loss": students.loss, "last_loss": students.last_loss}
+    return Distilled(Blockwise.of(path, teachers, students.blocks, data, **losses), source)
+
+
+def _check_layers(found: Space, expected: Space, source: Source) -> None:
+    """A file of weights does not say what it is: its layers must be those of the network.
+
+    Raises:
+        ConfigError: naming the first layer that is another one.
+    """
+    told = f"{source.teacher}: expected the layers of {expected.name}"
+    told += f" at the scale {source.scale or 'tiny'}"
+    if len(found) != len(expected):
+        raise ConfigError(
+            f"{told}, {len(expected)}, found {len(found)}; give the --network and the --scale that "
+            f"it was exported from"
+        )
+    for position in range(len(found)):
+        own, other = (_shapes(space, position) for space in (found, expected))
+        if own != other:
+            raise ConfigError(
+                f"{told}, found layer {position} with tensors of {_said(own)}, not {_said(other)}; "
+                f"give the --network and the --scale that it was exported from"
+            )
+
+
+def _shapes(space: Space, position: int) -> list[tuple[int, ...]]:
+    from naspipe.runtime.measuring.layer_sizes import sketch
+
+    values = sketch(space, position, 0).state_dict().values()
+    return [tuple(each.shape) for each in values if hasattr(each, "shape")]
+
+
+def _said(shapes: list[tuple[int, ...]]) -> str:
+    return f"{' and '.join(map(str, shapes)) or 'no shape':.80}"
 
 
 def _source_of_teacher(source: Source) -> RunSource:

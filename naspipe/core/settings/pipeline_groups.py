@@ -70,7 +70,7 @@ class PipelineSettings:
     teacher_window: int = setting(
         0,
         "passes that a teacher may be ahead of the student's oldest one. 0 is as it is made: 16 of "
-        "a frozen one.",
+        "a frozen one, those of 4 steps where blocks have teachers of their own.",
         at_least(0),
         example="8",
     )
@@ -81,6 +81,15 @@ class PipelineSettings:
         "joint ones.",
         one_of("auto", "own", "joint"),
         example="joint",
+    )
+    relay: str = setting(
+        "decoupled",
+        "how blocks with teachers of their own get the teacher's outputs: decoupled (handed on, "
+        "and nobody waits for a student), barrier (for comparison: no block begins a step before "
+        "all are through the one before) or apart (for comparison: each student has the teacher's "
+        "blocks up to its own for itself).",
+        one_of("decoupled", "barrier", "apart"),
+        example="barrier",
     )
     recompute: bool = setting(
         False,

@@ -24,9 +24,11 @@ from naspipe.core.space import Block, Space
 from naspipe.core.user_code import users_code
 from naspipe.core.wiring import Tap, TapRole
 from naspipe.frontend.given.plain_chain import chain
+from naspipe.frontend.teaching.lesson_shapes import check_block
 from naspipe.frontend.teaching.taught import Taught
+from naspipe.frontend.teaching.teacher_blocks import check_teaching
 from naspipe.frontend.teaching.teachers import weights_digest
-from naspipe.runtime.jobs.workload import Batches, Workload
+from naspipe.runtime.jobs.workload import Batches, Workload, field_of
 
 DECOUPLED, BARRIER, APART = "decoupled", "barrier", "apart"
 RELAYS = {
@@ -84,17 +86,15 @@ def blockwise(
         window: steps that a block of the teacher may be ahead of those who take its output.
 
     Raises:
-        ConfigError: for another number of students, or outputs of another shape than the
-            teacher's, or another way of relaying.
+        ConfigError: for another number of students, outputs of another shape than the teacher's,
+            a loss that needs more than these, a teacher that changes its inputs or itself, or
+            another way of relaying.
     """
-    if relay not in RELAYS:
-        raise ConfigError(f"relay: expected {' or '.join(RELAYS)}, found {relay!r:.80}")
-    if len(teachers) != len(students) or not teachers:
-        raise ConfigError(
-            f"blockwise: expected a student for each block of the teacher, found {len(students)} "
-            f"for {len(teachers)}"
-        )
+    _check_asked(len(teachers), len(students), relay, window)
     blocks = [deepcopy(each).eval().requires_grad_(False) for each in teachers]
+    with users_code("data: expected a batch from data(seed, 0), found"):
+        batch = data(0, 0)
+    check_teaching(blocks, field_of(batch, "input", 0))
     digest = _digest(blocks)
     last = len(blocks) - 1
     losses = [*[loss or BlockLoss()] * last, last_loss or nn.CrossEntropyLoss()]
@@ -104,10 +104,11 @@ def blockwise(
     ]
     own = [_fitting(number, each, blocks) for number, each in enumerate(own)]
     firsts = [number if relay != APART else 0 for number in range(len(blocks))]
-    teaching = [
-        _behind(blocks[:first], _teaching(blocks[: end + 1], first, own[0], digest))
-        for end, first in enumerate(firsts)
-    ]
+    teaching = []
+    for end, first in enumerate(firsts):
+        stream = _teaching(blocks[: end + 1], first, own[0], digest)
+        before = blocks[:first]
+        teaching.append(_behind(before, stream, _outputs(before, stream)))
     under_way = (1 if relay == BARRIER else window) * own[0].recipe.steps.passes
     own = [replace(each, window=under_way) for each in own]
     lingers = relay == BARRIER
@@ -116,6 +117,18 @@ def blockwise(
     places = (*map(folder, numbers), *map(teacher_folder, numbers))
     lengths = [len(each.space) for each in own]
     return Taught((*own, *teaching), tuple(_taps(lengths, firsts)), places)
+
+
+def _check_asked(teachers: int, students: int, relay: str, window: int) -> None:
+    if relay not in RELAYS:
+        raise ConfigError(f"relay: expected {' or '.join(RELAYS)}, found {relay!r:.80}")
+    if window < 1:
+        raise ConfigError(f"window: expected 1 step or more, found {window}")
+    if teachers != students or not teachers:
+        raise ConfigError(
+            f"blockwise: expected a student for each block of the teacher, found {students} for "
+            f"{teachers}"
+        )
 
 
 def _digest(blocks: Sequence[nn.Module]) -> str:
@@ -133,25 +146,32 @@ def _fitting(number: int, student: Workload, blocks: Sequence[nn.Module]) -> Wor
     """A student block that takes and makes what the teacher's block in its place does."""
     what = f"blockwise: expected student block {number} to take the output of the teacher's block"
     with users_code(f"{what} before it, found"):
-        student = _behind(blocks[:number], student)
-    _check_shapes(number, student, blocks[: number + 1])
+        outputs = _outputs(blocks[:number], student)
+    student = _behind(blocks[:number], student, outputs)
+    batch = student.data(student.definition.seed, 0)
+    check_block(number, student, outputs, through(blocks[: number + 1], batch))
     return student
 
 
-def _behind(blocks: Sequence[nn.Module], workload: Workload) -> Workload:
+def _behind(
+    blocks: Sequence[nn.Module], workload: Workload, outputs: Sequence[torch.Tensor]
+) -> Workload:
     """A block, with what whoever measures it has to know of the teacher's blocks before it."""
-    batch = workload.data(workload.definition.seed, 0)
-    taken = through(blocks, batch)
-    space, state = workload.space, taken
-    with torch.no_grad():
-        for block in space.blocks:
-            result = block.candidates[0]().eval()(*state)
-            state = result if isinstance(result, tuple) else (result,)
     return replace(
         workload,
         tapped=partial(through, blocks) if blocks else None,
-        output_bytes=sum(each.nbytes for each in state),
+        output_bytes=sum(each.nbytes for each in outputs),
     )
+
+
+@torch.no_grad()
+def _outputs(blocks: Sequence[nn.Module], workload: Workload) -> tuple[torch.Tensor, ...]:
+    """What first candidates make of what the teacher's blocks before them make of a batch."""
+    state = through(blocks, workload.data(workload.definition.seed, 0))
+    for block in workload.space.blocks:
+        result = block.candidates[0]().eval()(*(each.clone() for each in state))
+        state = result if isinstance(result, tuple) else (result,)
+    return state
 
 
 def _teaching(blocks: Sequence[nn.Module], first: int, student: Workload, digest: str) -> Workload:
@@ -213,20 +233,3 @@ def through(
     for block in blocks:
         state = block(*state) if isinstance(state, tuple) else block(state)
     return state if isinstance(state, tuple) else (state,)
-
-
-@torch.no_grad()
-def _check_shapes(number: int, student: Workload, blocks: Sequence[nn.Module]) -> None:
-    batch = student.data(student.definition.seed, 0)
-    inputs = (batch["input"],) if student.tapped is None else student.tapped(batch)
-    wanted = [tuple(each.shape) for each in through(blocks, batch)]
-    state: tuple[torch.Tensor, ...] = inputs
-    for block in student.space.blocks:
-        result = block.candidates[0]().eval()(*state)
-        state = result if isinstance(result, tuple) else (result,)
-    found = [tuple(each.shape) for each in state]
-    if found != wanted:
-        raise ConfigError(
-            f"blockwise: expected the output of student block {number} to have the shape of its "
-            f"teacher's, {' and '.join(map(str, wanted))}, found {' and '.join(map(str, found))}"
-        )

@@ -77,6 +77,11 @@ def join(
     Raises:
         ConfigError: for a teacher or a loss that does not fit them.
     """
+    if (relay := execution.pipeline.relay) != "decoupled":
+        raise ConfigError(
+            f"relay={relay}: expected blocks with teachers of their own, as of naspipe distill, "
+            f"found none; leave it out"
+        )
     workloads = [with_end(each) for each in workloads]
     found = teacher.beside(workloads) if teacher else Taught(tuple(workloads), tuple(taps))
     ends: list[Tap] = []

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from naspipe.core.errors import ConfigError
 from naspipe.core.space import Space
+from naspipe.core.user_code import users_code
+from naspipe.frontend.given.expected_costs import check_costs
 from naspipe.frontend.given.joined_end import END
 from naspipe.frontend.teaching.taught import Taught
+from naspipe.mixed.mixed_edge import MixedEdge
+from naspipe.runtime.jobs.losses import distilling, is_joined, loss_fields, wants_hidden
 from naspipe.runtime.jobs.workload import Workload, field_of
 from naspipe.runtime.measuring.layer_sizes import sketch
 
 Shapes = list[tuple[int, ...]]
+Tensors = tuple[torch.Tensor, ...]
 
 
 def check_lessons(taught: Taught) -> None:
@@ -77,3 +83,103 @@ def _forward(space: Space, batch: Mapping[str, Any]) -> Shapes:
             result = module(*state, *fields)
             state = result if isinstance(result, tuple) else (result,)
     return [tuple(each.shape) for each in state]
+
+
+@torch.no_grad()
+def check_block(number: int, student: Workload, outputs: Tensors, lessons: Tensors) -> None:
+    """A student block must make what its teacher's block makes, and learn by that alone.
+
+    On whatever path: those with one other candidate than the first are tried without memory for
+    tensors, as far as layers can be computed so.
+
+    Args:
+        number: of the block.
+        student: whose space and loss.
+        outputs: of its first candidates.
+        lessons: what the teacher's block makes of the same batch.
+
+    Raises:
+        ConfigError: for outputs of other shapes, or a loss that needs more than the two.
+    """
+    wanted = _of(lessons)
+    inputs = student.data(student.definition.seed, 0)
+    taken = (inputs["input"],) if student.tapped is None else student.tapped(inputs)
+    for found, how in [(_of(outputs), ""), *_other_paths(student.space, taken)]:
+        if found != wanted:
+            raise ConfigError(
+                f"blockwise: expected the output of student block {number} to have the shape of "
+                f"its teacher's, {' and '.join(map(str, wanted))}, found "
+                f"{' and '.join(map(str, found))}{how}"
+            )
+    _check_loss(number, student, inputs, lessons)
+
+
+def _of(tensors: Sequence[torch.Tensor]) -> Shapes:
+    return [tuple(each.shape) for each in tensors]
+
+
+def _other_paths(space: Space, inputs: Tensors) -> Iterator[tuple[Shapes, str]]:
+    """Of each path with one other candidate than the first, the shapes of what it makes."""
+    try:
+        choices = [list(_candidates(space, position)) for position in range(len(space))]
+        states = [tuple(each.to("meta") for each in inputs)]
+        for (first, _), *_ in choices:
+            states.append(_through([first], states[-1]))
+    except Exception:  # whatever is wrong is said when real layers compute
+        return
+    for position, (_, *others) in enumerate(choices):
+        behind = [options[0][0] for options in choices[position + 1 :]]
+        for module, label in others:
+            try:
+                found = _through([module, *behind], states[position])
+            except Exception:  # likewise
+                continue
+            yield _of(found), f" of candidate {label}"
+
+
+def _candidates(space: Space, position: int) -> Iterator[tuple[nn.Module, str]]:
+    """Without memory, and what each is called; those of a mixed edge are its own."""
+    for candidate in range(len(space.blocks[position].candidates)):
+        module = sketch(space, position, candidate).eval().to("meta")
+        label = space.label(position, candidate)
+        if isinstance(module, MixedEdge):
+            yield from ((each, f"{label}/{n}") for n, each in enumerate(module.candidates))
+        else:
+            yield module, label
+
+
+def _through(modules: Sequence[nn.Module], state: Tensors) -> Tensors:
+    with torch.device("meta"):
+        for module in modules:
+            result = module(*state)
+            state = result if isinstance(result, tuple) else (result,)
+    return state
+
+
+def _check_loss(number: int, student: Workload, batch: Mapping[str, Any], lessons: Tensors) -> None:
+    """Raises ConfigError for a loss that is not of one output and its lesson."""
+    loss, name = student.loss, type(student.loss).__name__
+    check_costs(student.space, loss)
+    more = "the outputs of other passes" if is_joined(loss) else "what the block before it makes"
+    if is_joined(loss) or wants_hidden(loss):
+        raise ConfigError(
+            f"blockwise: expected a loss of block {number} that compares its output with the "
+            f"lesson, distill(output, taught), found {name}, which needs {more}"
+        )
+    compare = distilling(loss)
+    fields = [field_of(batch, field, 0) for field in loss_fields(loss)]
+    if getattr(loss, "needs_cost", False):
+        return
+    with (
+        users_code(
+            f"blockwise: expected the loss of block {number}, {name}, to be called with an output, "
+            f"its lesson and its fields {list(loss_fields(loss))}, found"
+        ),
+        torch.enable_grad(),
+        torch.random.fork_rng(devices=[]),
+    ):
+        compare(*map(_leaf, lessons), *(each.clone() for each in lessons), *fields)
+
+
+def _leaf(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.clone().requires_grad_(tensor.is_floating_point())

@@ -35,6 +35,11 @@ def carried_out(taught: Taught, execution: Execution) -> Taught:
     window, cuts = way.teacher_window, way.teacher_cuts
     if not window and cuts == "auto":
         return taught
+    if window and way.relay == "barrier":
+        raise ConfigError(
+            f"teacher_window={window}: expected none with relay=barrier, as no block begins a step "
+            f"before all are through the one before; leave one of them out"
+        )
     if cuts == "joint" and is_joint(execution):
         raise ConfigError(
             f"teacher_cuts=joint: expected own ones with partition={way.partition}, which places "
@@ -48,8 +53,8 @@ def carried_out(taught: Taught, execution: Execution) -> Taught:
 
 
 def _carried_out(one: Workload, window: int, cuts: str) -> Workload:
-    if one.is_trained:
-        return one
+    if one.is_trained:  # a window of its own is that of its teachers
+        return replace(one, window=window) if window and one.window else one
     if cuts == "own" and one.follows is not None:
         raise ConfigError(
             "teacher_cuts=own: expected joint ones for a teacher that follows the student, as "

@@ -16,6 +16,7 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.ids import StreamId
 from naspipe.core.rules import Frozen
 from naspipe.core.space import Block, Shared, Space
+from naspipe.core.user_code import users_code
 from naspipe.core.wiring import Tap, TapRole
 from naspipe.frontend.given.plain_chain import chain, modules_digest
 from naspipe.frontend.given.run import Run
@@ -94,8 +95,13 @@ class Teacher:
 
         Raises:
             ConfigError: for cuts that the chain does not have, or for a teacher that takes more of
-                a batch than its first layer's ``input``.
+                a batch than its first layer's ``input``, or is not in evaluation mode.
         """
+        if self.mode != "eval":
+            raise ConfigError(
+                f"teacher: expected mode eval of one whose blocks each teach a student, as no "
+                f"order of its forwards may reach a result, found mode {self.mode}"
+            )
         return teacher_blocks(self.space, cuts)
 
     def beside(self, students: Sequence[Workload]) -> Taught:
@@ -135,11 +141,14 @@ def _of_run(run: Run, choices: Sequence[int] | None, ema: bool) -> Space:
         choices = [0] * len(space.candidate_counts)
     subnet, blocks, number = space.chain(tuple(choices)), [], 0
     for position, block in enumerate(space.blocks):
-        if isinstance(block, Shared):
-            module = run.shared(space.labels[position], ema=ema)
-        else:
-            module = run.layer(number, subnet[position], ema=ema)
-            number += 1
+        with users_code(
+            f"teacher: expected the weights of {space.name} in the run {run.directory.path}, found"
+        ):
+            if isinstance(block, Shared):
+                module = run.shared(space.labels[position], ema=ema)
+            else:
+                module = run.layer(number, subnet[position], ema=ema)
+                number += 1
         blocks.append(Block([partial(deepcopy, module)], fields=space.fields(position)))
     return _frozen(Space(f"{space.name}:{'.'.join(map(str, choices)) or 'all'}", blocks))
 

@@ -121,14 +121,23 @@ def _compare(rank: int, own: Mapping[str, Any], expected: Mapping[str, Any]) -> 
     for key, value in expected.items():
         if own[key] == value:
             continue
-        here, there = own[key], value
-        if isinstance(value, dict):
-            name = next(k for k in value if own[key].get(k) != value[k])
-            key, here, there = f"{key} {name}", own[key].get(name), value[name]
+        key, here, there = _difference(key, own[key], value)
         raise ConfigError(
             f"rank {rank}: expected the {key} of rank 0, {there!r:.80}, found {here!r:.80}; every "
             f"host needs the same command, code, software and kind of processor"
         )
+
+
+def _difference(key: str, here: Any, there: Any) -> tuple[str, Any, Any]:
+    """The first thing that is not the same, by its name."""
+    if isinstance(there, list) and len(here) == len(there):
+        numbers = range(len(there))
+        number = next(each for each in numbers if here[each] != there[each])
+        return _difference(f"{key} {number}", here[number], there[number])
+    if isinstance(there, dict):
+        name = next(each for each in there if here.get(each) != there[each])
+        return f"{key} {name}", here.get(name), there[name]
+    return key, here, there
 
 
 def _check_shared(rank: int, path: Path, token: str) -> None:

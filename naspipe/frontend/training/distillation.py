@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
 from naspipe.core.space import Space
-from naspipe.frontend.teaching.blockwise import DECOUPLED, RELAYS, blockwise
+from naspipe.frontend.teaching.blockwise import APART, DECOUPLED, RELAYS, blockwise, folder
 from naspipe.frontend.teaching.taught import Taught, carried_out
 from naspipe.frontend.training.api import default_run_directory, recipe_execution, workload
 from naspipe.frontend.training.distilled import Blockwise, Keyed
@@ -20,6 +20,7 @@ from naspipe.frontend.training.training import Training
 from naspipe.runtime.jobs.workload import Batches, Workload
 from naspipe.runtime.wire.ports import LaunchObserver
 from naspipe.runtime.wire.reports import SilentObserver
+from naspipe.trace.results.run_directory import RunDirectory
 
 WINDOW = 4
 """Steps that a block of the teacher may be ahead of those who take its output."""
@@ -66,23 +67,79 @@ def distill_blockwise(
         sampler: of every block's paths; ``recipe``, ``execution``, ``resume``, ``observer`` and
             ``optimizer`` (with ``lr`` and ``optimizer_options``) as of :func:`naspipe.train`.
         relay: ``decoupled``; for comparison ``barrier`` or ``apart``, see
-            :data:`naspipe.frontend.teaching.blockwise.RELAYS`. Changes no bit.
-        window: steps that a block of the teacher may be ahead of those who take its output.
+            :data:`naspipe.frontend.teaching.blockwise.RELAYS`. Changes no bit. Or as a setting of
+            ``execution``, which then counts.
+        window: steps that a block of the teacher may be ahead of those who take its output; or
+            ``execution={"teacher_window": passes}``.
         run_dir: ``block-0``, ... and ``teacher-0``, ... lie below it.
         source: what a command line called it all, for the manifests.
 
     Raises:
         ConfigError: for input that cannot be used; nothing is written then.
     """
-    taught = blockwise_streams(
-        teachers, students, data, seed=seed, losses=(loss, last_loss), relay=relay,
-        window=window, steps=steps, sampler=sampler, recipe=recipe, **optimizer,
+    training = blockwise_training(
+        teachers, students, data, losses=(loss, last_loss), window=window,
+        execution={"relay": relay, "stages": stages, **(execution or {})},
+        kept=Kept(run_dir, resume, observer or SilentObserver(), source or {}),
+        steps=steps, seed=seed, sampler=sampler, recipe=recipe, **optimizer,
     )  # fmt: skip
-    settings = {"partition": RELAYS[relay], **(execution or {})}
-    how = recipe_execution(recipe, stages=stages, **settings)
-    taught = carried_out(taught, how)
-    path = _train(taught, how, run_dir, observer or SilentObserver(), resume, source or {})
-    return Blockwise.of(path, teachers, students, data, loss=loss, last_loss=last_loss)
+    training.run()
+    return Blockwise.of(training.path, teachers, students, data, loss=loss, last_loss=last_loss)
+
+
+class Kept(NamedTuple):
+    """Where a distillation leaves what it finds, and who is told of it."""
+
+    run_dir: str | Path | None = None
+    resumes: bool = False
+    observer: LaunchObserver = SilentObserver()
+    source: Mapping[str, Any] = {}
+
+
+def blockwise_training(
+    teachers: Sequence[nn.Module],
+    students: Sequence[Space | nn.Module],
+    data: Batches,
+    *,
+    losses: tuple[Any, Any] = (None, None),
+    window: int = WINDOW,
+    execution: Mapping[str, Any],
+    kept: Kept,
+    **how: Any,
+) -> Training:
+    """What :func:`distill_blockwise` runs, before it does.
+
+    Args:
+        teachers: ``students``, ``data`` and ``window`` as there; so is ``how``.
+        losses: as of :func:`blockwise_streams`.
+        execution: settings, with ``stages`` and ``relay``.
+        kept: where.
+
+    Raises:
+        ConfigError: for input that cannot be used.
+    """
+    relay = execution.get("relay", DECOUPLED)
+    taught = blockwise_streams(
+        teachers, students, data, losses=losses, relay=relay, window=window, **how
+    )
+    asked = {"partition": RELAYS[relay], **execution}
+    carried = recipe_execution(how.get("recipe"), **asked)
+    if kept.resumes:
+        _check_resumed(kept.run_dir, relay)
+    return _training(carried_out(taught, carried), carried, kept)
+
+
+def _check_resumed(run_dir: str | Path | None, relay: str) -> None:
+    """A resume must find streams of the same blocks."""
+    if run_dir is None:
+        raise ConfigError("resume: expected the run_dir of the run to go on with")
+    manifest = RunDirectory(Path(run_dir) / folder(0)).read_manifest()
+    began = (manifest.get("requested") or {}).get("relay", DECOUPLED)
+    if relay != began and APART in (relay, began):
+        raise ConfigError(
+            f"relay={relay}: expected {began}, with which {run_dir} began, as each student has the "
+            f"teacher's blocks for itself with one of them alone; leave it out"
+        )
 
 
 def blockwise_streams(
@@ -113,31 +170,20 @@ def blockwise_streams(
     )  # fmt: skip
 
 
-def _train(
-    taught: Taught,
-    how: Execution,
-    run_dir: str | Path | None,
-    observer: LaunchObserver,
-    resumes: bool,
-    source: Mapping[str, Any],
-) -> Path:
-    if resumes and run_dir is None:
-        raise ConfigError("resume: expected the run_dir of the run to go on with")
+def _training(taught: Taught, how: Execution, kept: Kept) -> Training:
     recipe = taught.workloads[0].recipe
     if recipe.steps.distills:
         raise ConfigError(
             f"blockwise: expected passes other than {recipe.passes}, whose first pass is a "
             f"teacher already"
         )
-    training = Training(
+    return Training(
         workloads=[replace(each, recompute=how.pipeline.recompute) for each in taught.workloads],
         execution=how,
-        path=default_run_directory("blockwise") if run_dir is None else Path(run_dir),
-        observer=observer,
-        resumes=resumes,
-        sources=[source] * len(taught.workloads),
+        path=default_run_directory("blockwise") if kept.run_dir is None else Path(kept.run_dir),
+        observer=kept.observer,
+        resumes=kept.resumes,
+        sources=[kept.source] * len(taught.workloads),
         taps=taught.taps,
         places=taught.places,
     )
-    training.run()
-    return training.path

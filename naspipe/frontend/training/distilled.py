@@ -40,6 +40,7 @@ class Keyed:
 
     def __init__(self, data: Batches, seed: int) -> None:
         self._data, self._seed = data, seed
+        self.__module__ = getattr(data, "__module__", type(data).__module__)  # whose code it is
         self.record = dict(getattr(data, "record", None) or {"name": getattr(data, "__name__", "")})
         self.info = getattr(data, "info", {})
 

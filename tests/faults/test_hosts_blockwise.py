@@ -1,0 +1,126 @@
+"""``naspipe distill`` as torchrun's workers: the same bits, and one line for what cannot be."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from naspipe.cli.main import main
+from naspipe.trace.reading.compare import compare_runs
+from naspipe.trace.results.run_directory import RunDirectory
+from tests.cli.test_bad_input import free_ports
+from tests.runtime.processes.test_launcher_death import wait_until
+
+STEPS, BLOCKS = 30, 6
+SLOW = "tests.cli.slow_digits:batches"
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    path = tmp_path_factory.mktemp("teacher") / "run"
+    words = ["train", "vgg8", "--data", "digits", "--set", "data.batch_size=8", "--steps", "6"]
+    assert main([*words, "--quiet", "--run-dir", str(path)]) == 0
+    return path
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, teacher):
+    path = tmp_path_factory.mktemp("whole") / "run"
+    assert main(distill(teacher, path)) == 0
+    return path
+
+
+def distill(teacher, path, *more):
+    return [
+        "distill", str(teacher), "separable", "--steps", str(STEPS), "--seed", "3", "--quiet",
+        "--data", SLOW, "--checkpoint-every", "5", "--set", "timeout_seconds=30",
+        "--run-dir", str(path), *more,
+    ]  # fmt: skip
+
+
+class Workers:
+    """The same command, once per worker, on loopback."""
+
+    def __init__(self, stack, words, count, last=()):
+        first = free_ports(2 * count + 1)
+        self.started = []
+        for rank in range(count):
+            own = last if rank == count - 1 else ()
+            command = [sys.executable, "-m", "naspipe", *words, "--set", f"port={first}", *own]
+            named = {
+                "RANK": rank, "WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": first + 2 * count,
+            }  # fmt: skip
+            environment = os.environ | {key: str(each) for key, each in named.items()}
+            process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+            stack.callback(process.kill)
+            self.started.append(process)
+
+    def join(self, seconds=90):
+        said = [each.communicate(timeout=seconds)[1] for each in self.started]
+        return [each.returncode for each in self.started], said
+
+
+def assert_identical(whole: Path, path: Path) -> None:
+    for number in range(BLOCKS):
+        (found,) = compare_runs([whole / f"block-{number}", path / f"block-{number}"])
+        assert found.is_identical, str(found)
+
+
+@pytest.mark.parametrize("setting", ["partition=free", "relay=apart"])
+def test_the_bits_of_one_process(tmp_path, teacher, whole, setting):
+    path = tmp_path / "run"
+    with ExitStack() as stack:
+        ends, said = Workers(stack, distill(teacher, path, "--set", setting), 2).join()
+        assert ends == [0, 0], said
+    assert_identical(whole, path)
+    execution = RunDirectory(path / "block-0").read_manifest()["execution"]
+    assert (execution["stages"], execution["transport"]) == (2, "tcp")
+
+
+def test_a_signal_and_a_resume_with_another_number_of_workers(tmp_path, teacher, whole):
+    path = tmp_path / "run"
+    with ExitStack() as stack:
+        first = Workers(stack, distill(teacher, path), 3)
+        losses = path / "block-0" / "losses.jsonl"
+        wait_until(lambda: losses.exists() and losses.read_bytes().count(b"\n") >= 8, 60)
+        os.kill(first.started[2].pid, signal.SIGTERM)
+        ends, said = first.join(40)
+        assert ends == [143, 1, 1], said
+        assert f"go on with: naspipe distill --resume {path}" in said[0]
+        resumed = ["distill", "--resume", str(path), "--quiet"]
+        ends, said = Workers(stack, resumed, 2).join()
+        assert ends == [0, 0], said
+    assert_identical(whole, path)
+
+
+@pytest.mark.parametrize(
+    ("last", "ends", "text"),
+    [
+        (["--stages", "4"], [2, 2], "--stages 4: expected one stage for each of torchrun's"),
+        (["--cuts", "9"], [2, 2], "rising places from 1 to 7 to be cut at"),
+        (["--seed", "4"], [2, 1], "rank 1: expected the definition 0 seed of rank 0, 3, found 4"),
+        (["--set", "teacher_window=2"], [2, 1], "execution teacher_window of rank 0, 0, found 2"),
+    ],
+)  # fmt: skip
+def test_other_commands_end_with_one_line(tmp_path, teacher, last, ends, text):
+    path = tmp_path / "run"
+    with ExitStack() as stack:
+        found, said = Workers(stack, distill(teacher, path), 2, last=last).join(40)
+    assert found == ends, said
+    assert all(text in each and each.count("\n") == 1 for each in said), said
+    assert path.exists() == (ends == [2, 1])
+
+
+def test_a_run_directory_is_named(tmp_path, teacher):
+    words = distill(teacher, tmp_path)
+    place = words.index("--run-dir")
+    with ExitStack() as stack:
+        ends, said = Workers(stack, [*words[:place], *words[place + 2 :]], 2).join(40)
+    assert ends == [2, 2] and "--run-dir: expected a directory" in said[0], said
