@@ -83,7 +83,7 @@ class LabelService:
             numeric_class=numeric_class(device, recipe.threads),
             exam=make_exam(self._teacher, device, seat.batches),
             keys=self._keys,
-            private=f"ipc://{self._pool.directory}/",
+            private=self._pool.private,
         )
         asking = Asking(
             desk=Desk(settings, self._teacher.definition.seed),
@@ -92,9 +92,12 @@ class LabelService:
             timeout_seconds=self._execution.watch.timeout_seconds,
             fields=self._fields if way.inputs == "sent" else None,
         )
-        own = OwnRegistry(self._pool.registry_address)
         more = [open_registry(way.registry)] if is_elsewhere(way.registry) else []
-        watch = RegistryWatch([own, *more], way.ttl_seconds, own.hire, own.release)
+        if self._pool.directory:
+            own = OwnRegistry(self._pool.registry_address)
+            watch = RegistryWatch([own, *more], way.ttl_seconds, own.hire, own.release)
+        else:  # a stage on another host
+            watch = RegistryWatch(more, way.ttl_seconds)
         return LabelReader(asking, seat, watch)
 
     def _fields(self, number: int) -> list[Any]:

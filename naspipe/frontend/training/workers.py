@@ -50,6 +50,17 @@ def execution_of(worker: Worker, execution: Execution, asked_stages: int | None)
             f"data_path={execution.wire.data_path}: expected zmq under torchrun; use --set "
             f"data_path=zmq"
         )
+    if execution.teaching.teachers:
+        raise ConfigError(
+            f"--teachers {execution.teaching.teachers}: expected none under torchrun, as hosts "
+            f"share no directory; start them with naspipe teach --registry redis://HOST, and name "
+            f"it by --set teacher_registry=redis://HOST"
+        )
+    if execution.teaching.registry.startswith("tcp://"):
+        raise ConfigError(
+            "teacher_registry=tcp://...: expected redis://HOST under torchrun, where no host is "
+            "the run's own"
+        )
     if execution.wire.link_bandwidth or execution.wire.link_latency:
         raise ConfigError(
             "link_bandwidth, link_latency: expected none under torchrun, as hosts have no common "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import tempfile
 import threading
@@ -60,12 +61,19 @@ class TeacherPool:
     _lifeline: tuple[int, int] = field(default=(-1, -1))
 
     @property
+    def private(self) -> str:
+        """What the addresses of its teachers begin with."""
+        return f"ipc://{self.directory or '/nowhere'}/"
+
+    @property
     def registry_address(self) -> str:
         """Where its registry listens."""
         return f"ipc://{self.directory}/registry"
 
     def __enter__(self) -> Self:
-        self._folder = tempfile.TemporaryDirectory(prefix=SOCKETS_PREFIX)
+        self._folder = tempfile.TemporaryDirectory(
+            prefix=SOCKETS_PREFIX, ignore_cleanup_errors=True
+        )
         self.directory = self._folder.name
         self._lifeline = os.pipe()
         with quiet_fork():
@@ -109,6 +117,7 @@ def _pool_main(pool: TeacherPool) -> None:
     finally:
         teachers.end()
         context.destroy(linger=0)
+        shutil.rmtree(pool.directory, ignore_errors=True)  # whoever made it may be gone
 
 
 def _wait_for_end(read_end: int, is_over: threading.Event) -> None:
