@@ -53,8 +53,8 @@ class Pair:
 
 
 PAIRS = (
-    Pair("mobilenet-v2", "proxyless", 500, 500, 300),
-    Pair("vgg8", "separable", 800, 400, 300),
+    Pair("mobilenet-v2", "proxyless", 500, 500, 800),
+    Pair("vgg8", "separable", 800, 400, 800),
 )
 
 QUICK = tuple(Pair(pair.teacher, pair.student, 4, 60, 4) for pair in PAIRS)
