@@ -22,6 +22,7 @@ from naspipe.core.errors import ConfigError, RunInterruptedError, StageFailedErr
 from naspipe.planning.cost import CostTable, LayerCost, mean_costs
 from naspipe.runtime.devices.cuda_device import start_cuda
 from naspipe.runtime.devices.determinism import deterministic_torch
+from naspipe.runtime.devices.own_thread import in_own_thread
 from naspipe.runtime.jobs.job import TrainingJob
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.measuring.profiler import profile
@@ -194,14 +195,19 @@ def _profile_of(process: Any, receiver: Any, deadline: float) -> CostTable:
     return CostTable({(block, candidate): LayerCost(*cost) for block, candidate, cost in costs})
 
 
+def _profiled(workload: Workload, device: str, threads: int) -> CostTable:
+    with deterministic_torch(threads), calm_collector():
+        if device != "cpu":
+            start_cuda(torch.device(device))
+        return profile(workload, device=device)
+
+
 def _profile_main(workload: Workload, device: str, sender: Any) -> None:
     costs: list[Any] = []
     failure = refusal = ""
     try:
-        with deterministic_torch(workload.definition.recipe.threads), calm_collector():
-            if device != "cpu":
-                start_cuda(torch.device(device))
-            table = profile(workload, device=device)
+        threads = workload.definition.recipe.threads
+        table = in_own_thread(threads, lambda: _profiled(workload, device, threads))
         costs = [[*key, list(cost)] for key, cost in table.costs.items()]
     except ConfigError as error:
         refusal = str(error)

@@ -186,7 +186,8 @@ def end_all(processes: Collection[BaseProcess]) -> None:
 def quiet_fork() -> Iterator[None]:
     """Fork without Python 3.12's warning about threads.
 
-    torch and numpy keep idle pools, which a stage, computing on its own thread, never touches.
+    torch and numpy keep idle pools, which a stage never touches: see
+    :mod:`naspipe.runtime.devices.own_thread`.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)

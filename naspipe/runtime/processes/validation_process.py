@@ -20,6 +20,7 @@ from naspipe.core.ids import FIRST_STREAM, SequenceId
 from naspipe.core.partition import Partition
 from naspipe.core.planned import Planned
 from naspipe.core.subnet import Subnet
+from naspipe.runtime.devices.own_thread import in_own_thread
 from naspipe.runtime.evaluating.evaluation import evaluation_of
 from naspipe.runtime.evaluating.evaluation_stage import EvaluationJob
 from naspipe.runtime.jobs.evaluation_recipe import EvaluationRecipe
@@ -77,7 +78,8 @@ def _read(connection: Connection, questions: Queue[Any]) -> None:
 
 def _answer(validation: ValidationPlan, path: Path, cut: int, device: str) -> dict[str, Any]:
     try:
-        return {"scores": judge(validation, path, device)}
+        threads = validation.evaluation.workload.definition.recipe.threads
+        return {"scores": in_own_thread(threads, lambda: judge(validation, path, device))}
     except LogError as error:
         return {"note": str(error)}
     except StageFailedError as error:

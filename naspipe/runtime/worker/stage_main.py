@@ -17,6 +17,7 @@ from typing import Any
 from naspipe.core.errors import ConfigError, StorageError, reason
 from naspipe.core.ids import WorkerId
 from naspipe.runtime.devices.determinism import deterministic_torch
+from naspipe.runtime.devices.own_thread import in_own_thread
 from naspipe.runtime.jobs.ports import PipelineJob
 from naspipe.runtime.wire.endpoints import Endpoints
 from naspipe.runtime.wire.messages import LauncherMessage
@@ -123,7 +124,7 @@ def stage_main(
             reporter.report("failed", failure_report("its preparation", error))
             return
         transport = partial(connect, job, worker, endpoints)
-        _run_stage(job, worker, transport, reporter, make)
+        in_own_thread(job.threads, lambda: _run_stage(job, worker, transport, reporter, make))
 
 
 def _end_with_parent(read_end: int, say: Callable[[], None]) -> None:
