@@ -65,3 +65,19 @@ def test_what_is_raised_is_raised_where_it_is_waited_for():
         with pytest.raises(npp.ConfigError, match="one line"):
             in_own_thread(threads, fail)
         assert in_own_thread(threads, lambda: 5) == 5
+
+
+def test_teachers_of_its_own(tmp_path):
+    torch.manual_seed(0)
+    teacher = npp.Teacher(
+        nn.Sequential(nn.Linear(16, 512), nn.BatchNorm1d(512), nn.Linear(512, 10))
+    )
+    runs = [
+        npp.train(
+            spaces.mixed(), spaces.vectors, nn.CrossEntropyLoss(), steps=8, seed=3, stages=2,
+            run_dir=tmp_path / labels, recipe={"threads": 2}, teacher=teacher,
+            execution={**LIMIT, "labels": labels, "teachers": 2 * (labels == "service")},
+        )
+        for labels in ("pipeline", "service")
+    ]  # fmt: skip
+    assert_identical(*runs)

@@ -6,6 +6,7 @@ import os
 import secrets
 import signal
 import socket
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,9 +94,10 @@ def teach(
         return made[text]
 
     with deterministic_torch(way.threads):
-        server = TeacherServer(seat, open_network, say)
+        is_over = threading.Event()
+        server = TeacherServer(seat, open_network, say, is_over)
         before = {
-            number: signal.signal(number, lambda *_: server.end())
+            number: signal.signal(number, lambda *_: is_over.set())
             for number in (signal.SIGTERM, signal.SIGINT)
         }
         say(f"{card.name} at {card.address}, public key {public}")

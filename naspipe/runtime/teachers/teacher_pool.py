@@ -16,6 +16,7 @@ from typing import Any, Self
 import zmq
 
 from naspipe.runtime.devices.determinism import deterministic_torch
+from naspipe.runtime.devices.own_thread import in_own_thread
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.labels.label_file import label_key
 from naspipe.runtime.labels.label_network import LabelNetwork
@@ -164,6 +165,14 @@ class _Teachers:
 def _teacher_main(pool: TeacherPool, name: str, lifeline: tuple[int, int]) -> None:
     read_end, write_end = lifeline
     os.close(write_end)
+    is_over = threading.Event()
+    signal.signal(signal.SIGTERM, lambda number, frame: is_over.set())
+    threading.Thread(target=_end_with_parent, args=(read_end,), daemon=True).start()
+    threads = pool.settings.workload.recipe.threads
+    in_own_thread(threads, lambda: _serve_labels(pool, name, is_over))
+
+
+def _serve_labels(pool: TeacherPool, name: str, is_over: threading.Event) -> None:
     settings = pool.settings
     threads = settings.workload.recipe.threads
     with deterministic_torch(threads):
@@ -187,10 +196,7 @@ def _teacher_main(pool: TeacherPool, name: str, lifeline: tuple[int, int]) -> No
             ttl_seconds=settings.ttl_seconds,
             pace_seconds=settings.pace_seconds,
         )
-        server = TeacherServer(seat, open_network)
-        signal.signal(signal.SIGTERM, lambda number, frame: server.end())
-        threading.Thread(target=_end_with_parent, args=(read_end,), daemon=True).start()
-        server.run()
+        TeacherServer(seat, open_network, is_over=is_over).run()
 
 
 def _end_with_parent(read_end: int) -> None:

@@ -52,6 +52,7 @@ class TeacherServer:
         open_network: makes the network for what a student wants: its key, see
             :func:`naspipe.runtime.labels.label_file.label_key`.
         say: takes a line for whoever watches it.
+        is_over: set when it is to end; also from a signal.
 
     Raises:
         TransportError: when it cannot listen.
@@ -62,19 +63,16 @@ class TeacherServer:
         seat: TeacherSeat,
         open_network: Callable[[Mapping[str, Any]], LabelNetwork],
         say: Callable[[str], None] = lambda text: None,
+        is_over: threading.Event | None = None,
     ) -> None:
         self._seat, self._open, self._say = seat, open_network, say
         self._students: dict[bytes, LabelNetwork] = {}
         self._asked: deque[tuple[bytes, LabelRequest]] = deque()
-        self._is_over = threading.Event()
+        self._is_over = is_over or threading.Event()
         self.num_answered = 0
 
-    def end(self) -> None:
-        """Have :meth:`run` return behind the batch that is computed; also from a signal."""
-        self._is_over.set()
-
     def run(self) -> None:
-        """Serve; shows its card as long as it does."""
+        """Serve, to the end of the batch in which it is told to end; shows its card until then."""
         context: zmq.Context[Any] = zmq.Context()
         beating = threading.Thread(target=self._beat, name="naspipe-beat", daemon=True)
         try:
