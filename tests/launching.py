@@ -53,6 +53,7 @@ LAUNCHING = (
     "runtime/*test_registries.py",
     "runtime/*test_stage_pool.py",
     "runtime/*test_validating.py",
+    "scripts/test_bench_elastic.py::test_a_few_steps",
     "scripts/test_check_memory.py",
     "scripts/test_distill_images.py::test_a_few_steps_on_digits",
     "scripts/test_gpu_check.py",
