@@ -26,6 +26,7 @@ LAUNCHING = (
     "faults/test_hosts.py",
     "faults/test_links.py",
     "faults/test_storage.py",
+    "faults/test_shared_teachers.py",
     "faults/test_storm.py",
     "faults/test_teachers.py",
     "faults/test_zombies.py",
