@@ -13,6 +13,7 @@ from search_spaces.cv import spec as _cv
 from search_spaces.networks import spec as _image_networks
 from search_spaces.networks.bert import spec as _bert
 from search_spaces.networks.mobile import spec as _mobile
+from search_spaces.networks.mobile_v3 import spec as _mobile_v3
 from search_spaces.networks.taught import spec as _taught
 from search_spaces.networks.views import spec as _views
 from search_spaces.nlp import spec as _nlp
@@ -27,7 +28,7 @@ __all__ = [
 _SPECS: dict[str, ModuleType] = {
     name: module for module in (_nlp, _cv) for name in module.CANDIDATES.variants
 }
-_NETWORK_SPECS = (_image_networks, _bert, _taught, _views, _mobile)
+_NETWORK_SPECS = (_image_networks, _bert, _taught, _views, _mobile, _mobile_v3)
 _NETWORKS: dict[str, ModuleType] = {
     name: module for module in _NETWORK_SPECS for name in module.NAMES
 }

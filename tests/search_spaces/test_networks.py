@@ -32,6 +32,7 @@ OUT = {"byol": 16, "moco-v3": 16}
         ("resnet101", 35, 44_549_160),
         ("resnet152", 52, 60_192_808),
         ("mobilenet-v2", 20, 3_504_872),
+        ("mobilenet-v3", 14, 2_542_856),
     ],
 )
 def test_their_sizes_are_those_that_were_published(name, blocks, parameters):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
 
 from naspipe.runtime.labels.entrance_exam import Exam
 from naspipe.runtime.registries.teacher_card import TeacherCard
+from naspipe.tutoring.balance import balanced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,3 +87,23 @@ def gone(known: Collection[str], cards: Collection[TeacherCard]) -> Iterator[str
     """Teachers whose cards are shown no longer, in order."""
     shown = {card.name for card in cards}
     return (name for name in sorted(known) if name not in shown)
+
+
+def share_of(
+    shown: Collection[TeacherCard], refused: Mapping[str, TeacherCard], share: tuple[int, int]
+) -> list[TeacherCard]:
+    """The teachers of one student, evenly among all: so none is without one while there is any.
+
+    Every student works it out by itself, from the cards alone, as all see the same ones sooner or
+    later. A teacher that it has refused is none for it.
+
+    Args:
+        shown: cards of all teachers.
+        refused: cards that this student has refused, by name.
+        share: the number of this student, and how many there are.
+    """
+    able = [card for card in shown if refused.get(card.name) != card]
+    which, count = share
+    students = [f"{number:06}" for number in range(count)]
+    mine = balanced(students, [card.name for card in able])[students[which]]
+    return [card for card in able if card.name in mine]

@@ -11,7 +11,7 @@ import torch
 
 from naspipe.core.errors import ConfigError, NaspipeError, TransportError
 from naspipe.runtime.jobs.ports import SourceSeat
-from naspipe.runtime.labels.applicants import Applicant, class_problem, gone, problem_of
+from naspipe.runtime.labels.applicants import Applicant, class_problem, gone, problem_of, share_of
 from naspipe.runtime.labels.asking import Asking
 from naspipe.runtime.labels.label_messages import (
     Hello,
@@ -27,7 +27,6 @@ from naspipe.runtime.labels.teacher_lines import TeacherLines
 from naspipe.runtime.registries.registry_watch import RegistryWatch
 from naspipe.runtime.registries.teacher_card import TeacherCard
 from naspipe.runtime.wire.wakeup import Wakeup
-from naspipe.tutoring.balance import balanced
 from naspipe.tutoring.commands import Ask, Conflict, Deliver, Drop, Hire, Release
 from naspipe.tutoring.events import (
     Answered,
@@ -66,6 +65,7 @@ class LabelReader:
         self._cards: dict[str, TeacherCard] = {}
         self._refused: dict[str, TeacherCard] = {}
         self._patience = LabelPatience(asking.timeout_seconds, time.monotonic())
+        self._shown: Sequence[TeacherCard] = ()
         self._failure: NaspipeError | None = None
         self._is_closing = False
         self._wakeup = Wakeup()
@@ -145,19 +145,27 @@ class LabelReader:
             self._let_go(name, "left")
         for name in list(gone(self._refused, cards)):
             del self._refused[name]
-        which, count = self._seat.share
-        students = [f"{number:06}" for number in range(count)]
-        mine = balanced(students, [card.name for card in cards])[students[which]]
-        for card in cards:
-            known = self._cards.get(card.name)
-            if card.name not in mine or known == card or self._refused.get(card.name) == card:
-                continue
-            if known is not None:
-                self._let_go(card.name, "left")
-            if problem := problem_of(card, self._asking.terms):
-                self._refuse(card, problem)
-            else:
-                self._greet(card)
+        self._shown = cards
+        self._share_out()
+
+    def _share_out(self) -> None:
+        """Greet this student's share; teachers of others go when one of its own is there."""
+        while new := [each for each in self._mine if self._cards.get(each.name) != each]:
+            for card in new:
+                if card.name in self._cards:
+                    self._let_go(card.name, "left")
+                if problem := problem_of(card, self._asking.terms):
+                    self._refuse(card, problem)
+                else:
+                    self._greet(card)
+        mine = {card.name for card in self._mine}
+        if not mine.isdisjoint(self._desk.teachers):
+            for name in sorted(self._cards.keys() - mine):
+                self._let_go(name, "moved")
+
+    @property
+    def _mine(self) -> Sequence[TeacherCard]:
+        return share_of(self._shown, self._refused, self._seat.share)
 
     def _greet(self, card: TeacherCard) -> None:
         try:
@@ -204,6 +212,7 @@ class LabelReader:
         del self._applicants[name]
         self._record.event("joined", name, seconds=applicant.seconds)
         self._handle(TeacherJoined(time.monotonic_ns(), name, max(applicant.seconds, 1e-6)))
+        self._share_out()
 
     def _take_answer(self, name: str, number: int, label: torch.Tensor) -> None:
         place = self._place.get(number)
@@ -258,6 +267,7 @@ class LabelReader:
         card = self._cards[name]
         self._let_go(name, "dismissed")
         self._refuse(card, why)
+        self._share_out()
 
     def _refuse(self, card: TeacherCard, why: str) -> None:
         self._refused[card.name] = card

@@ -43,7 +43,7 @@ class RegistryWatch:
         self._ttl = ttl_seconds
         self._hire, self._release = hire, release
         self._wishes: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._found: queue.SimpleQueue[Sequence[TeacherCard]] = queue.SimpleQueue()
+        self._newest: Sequence[TeacherCard] = ()
         self._news = Wakeup()
         self._leaving = Wakeup()
         self._is_closing = False
@@ -57,10 +57,7 @@ class RegistryWatch:
     def take(self) -> Sequence[TeacherCard]:
         """The newest cards."""
         self._news.clear()
-        cards: Sequence[TeacherCard] = ()
-        while not self._found.empty():
-            cards = self._found.get()
-        return cards
+        return self._newest
 
     def hire(self, count: int) -> None:
         """Ask for more teachers; who asks does not wait."""
@@ -95,7 +92,7 @@ class RegistryWatch:
             pause = min(1.0, self._ttl / BEATS, 2 * pause)
             if shown != known:
                 known, pause = shown, _SHORTEST_SECONDS  # others may be on their way
-                self._found.put([known[name] for name in sorted(known)])
+                self._newest = [known[name] for name in sorted(known)]
                 self._news.set()
             if self._leaving.wait(pause):
                 self._leaving.clear()
