@@ -156,5 +156,11 @@ def _data(arguments: argparse.Namespace, record: Mapping[str, Any]) -> Batches:
     name = arguments.data or record.get("name")
     if not isinstance(name, str):
         raise ConfigError("naspipe teach: expected --data NAME, the students' data")
+    is_known = name in (arguments.data, _own_record(arguments.teacher).get("name"))
+    if ":" in name and not is_known:  # nothing is imported or opened because a student says so
+        raise ConfigError(
+            f"a student's data are {name:.80}, which this teacher was not given; start it with "
+            f"--data {name:.80}"
+        )
     known = {size: record[size] for size in _SIZES if isinstance(record.get(size), int)}
     return find_data(name, arguments.data_dir, {**known, **_settings(arguments).data})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import signal
 import subprocess
 import sys
@@ -9,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from naspipe.cli import teach
 from naspipe.cli.main import main
+from naspipe.core.errors import ConfigError
 from naspipe.runtime.registries.teacher_keys import own_pair
 from naspipe.trace.reading.compare import compare_runs
 from naspipe.trace.results.teacher_events import read_teacher_events
@@ -110,3 +113,19 @@ def test_bad_input_is_one_line(
     said = capsys.readouterr().err
     assert text in said and said.count("\n") == 1, said
     assert not list(tmp_path.iterdir())
+
+
+def test_nothing_is_imported_because_a_student_says_so(teacher: Path) -> None:
+    """A student names its data; a teacher opens what it was given, or what the library has."""
+    given = parser().parse_args([str(teacher), "--registry", "tcp://x:1"])
+    with pytest.raises(ConfigError, match="a student's data are os:kill, which this teacher was"):
+        teach._data(given, {"name": "os:kill"})
+    assert callable(teach._data(given, {"name": "digits", "batch_size": 8}))
+    own = parser().parse_args([str(teacher), "--registry", "tcp://x:1", "--data", "os:kill"])
+    assert callable(teach._data(own, {"name": "digits"}))
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser()
+    teach.add_arguments(made)
+    return made

@@ -9,10 +9,7 @@ import hashlib
 import json
 import struct
 import zlib
-from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
-from typing import NamedTuple
 
 import msgpack
 import numpy as np
@@ -48,23 +45,12 @@ from naspipe.trace.results.validation_file import read_validations
 from naspipe.trace.snapshots.shards import RawTensor, pack, write_shard
 from naspipe.trace.snapshots.snapshot import read_checkpoint, write_checkpoint_manifest
 from naspipe.trace.storage.framing import encode_frame
+from tests.faults.fuzz_target import Target, pieces, put, texts
+from tests.faults.label_targets import LABEL_TARGETS
 
 LOG_HEADER = MAGIC + struct.pack("<I", SCHEMA_VERSION)
 OLD_LOG_HEADER = MAGIC + struct.pack("<I", 2)
 EVENTS_HEADER, OLD_EVENTS_HEADER = (b"NPEVENTS" + struct.pack("<I", v) for v in (2, 1))
-
-
-class Target(NamedTuple):
-    """A reader, the errors it may raise, and inputs to begin with."""
-
-    read: Callable[[bytes, Path], object]
-    errors: tuple[type[Exception], ...]
-    seeds: Callable[[Path], list[bytes]]
-
-
-def put(path: Path, data: bytes) -> Path:
-    path.write_bytes(data)
-    return path
 
 
 def access_log(data, place):
@@ -87,11 +73,6 @@ def old_access_records(data, place):
 
 def old_events(data, place):
     return events(data, place, OLD_EVENTS_HEADER)
-
-
-def pieces(data):
-    """One part, or as many as its separators make."""
-    return data.split(b"\xfe\xfe")
 
 
 def message(data, place):
@@ -249,10 +230,6 @@ def fairseq_seeds(place):
     return [index + b"\xfe\xfe" + data, lazy + b"\xfe\xfe" + np.array([5, 3], "<i4").tobytes()]
 
 
-def texts(*found):
-    return lambda place: [text.encode() for text in found]
-
-
 RUN = {"format": 1, "status": "running", "requested": {"stages": 2, "port": 29600, "order": "auto"}}
 VALIDATION = (
     '{"sequence_id": 4, "steps": 4, "loss": 1.5, "loss_bits": "3ff8000000000000", '
@@ -278,4 +255,5 @@ TARGETS = {
     "settings": Target(settings, (ConfigError,), texts("lr=0.1\nrule.stem=lag(4)")),
     "recipes": Target(recipe, (ConfigError,), texts('lr = 0.1\n[optimizer]\nname = "Adam"\n')),
     "fairseq files": Target(fairseq, (DataError,), fairseq_seeds),
+    **LABEL_TARGETS,
 }  # fmt: skip

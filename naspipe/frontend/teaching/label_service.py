@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from itertools import chain
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from naspipe.core.config import Execution
 from naspipe.runtime.jobs.ports import SourceSeat
-from naspipe.runtime.jobs.workload import Workload, field_of
+from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.labels.applicants import Terms
 from naspipe.runtime.labels.asking import Asking
 from naspipe.runtime.labels.entrance_exam import make_exam
 from naspipe.runtime.labels.label_file import label_key
+from naspipe.runtime.labels.label_network import fields_of
 from naspipe.runtime.labels.label_reader import LabelReader
 from naspipe.runtime.registries.open_registry import open_registry
 from naspipe.runtime.registries.own_registry import OwnRegistry
@@ -90,7 +91,7 @@ class LabelService:
             key=label_key(self._teacher.definition),
             terms=terms,
             timeout_seconds=self._execution.watch.timeout_seconds,
-            fields=self._fields if way.inputs == "sent" else None,
+            fields=partial(fields_of, self._teacher) if way.inputs == "sent" else None,
         )
         more = [open_registry(way.registry)] if is_elsewhere(way.registry) else []
         if self._pool.directory:
@@ -99,13 +100,6 @@ class LabelService:
         else:  # a stage on another host
             watch = RegistryWatch(more, way.ttl_seconds)
         return LabelReader(asking, seat, watch)
-
-    def _fields(self, number: int) -> list[Any]:
-        """What the teacher takes of a batch, block by block, in one row."""
-        space, seed = self._teacher.space, self._teacher.definition.seed
-        batch = self._teacher.data(seed, number)
-        names = chain.from_iterable(space.fields(block) for block in range(len(space)))
-        return [field_of(batch, name, number) for name in names]
 
 
 def is_elsewhere(registry: str) -> bool:

@@ -8,7 +8,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,12 @@ from naspipe.runtime.registries.open_registry import open_registry
 from naspipe.runtime.registries.teacher_card import TeacherCard, numeric_class
 from naspipe.runtime.registries.teacher_keys import own_pair
 from naspipe.runtime.teachers.teacher_server import TeacherSeat, TeacherServer, check_wanted
+
+_MOST_KINDS = 16
+"""Students' seeds and data that are kept at a time; a new one takes the place of the oldest."""
+
+_MOST_KINDS = 16
+"""Students' seeds and data that are kept at a time; a new one takes the place of the oldest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,15 +90,7 @@ def teach(
         ttl_seconds=way.ttl_seconds,
         pace_seconds=way.pace_seconds,
     )
-    made: dict[str, LabelNetwork] = {}
-
-    def open_network(wanted: Mapping[str, Any]) -> LabelNetwork:
-        text = repr(sorted(wanted.items()))
-        if text not in made:
-            made[text] = _network(teacher, find_data, wanted, way)
-            say(f"a student of seed {wanted.get('seed')} is served")
-        return made[text]
-
+    open_network = _networks(teacher, find_data, way, say)
     with deterministic_torch(way.threads):
         is_over = threading.Event()
         server = TeacherServer(seat, open_network, say, is_over)
@@ -109,12 +107,36 @@ def teach(
     return server.num_answered
 
 
+def _networks(
+    teacher: Teacher,
+    find_data: Callable[[Mapping[str, Any]], Batches],
+    way: Teaching,
+    say: Callable[[str], None],
+) -> Callable[[Mapping[str, Any]], LabelNetwork]:
+    """Makes the network for what a student wants, or finds it."""
+    made: dict[str, LabelNetwork] = {}
+
+    def open_network(wanted: Mapping[str, Any]) -> LabelNetwork:
+        text = repr(sorted(wanted.items()))
+        if text not in made:
+            found = _network(teacher, find_data, wanted, way, next(iter(made.values()), None))
+            while len(made) >= _MOST_KINDS:
+                del made[next(iter(made))]
+            made[text] = found
+            say(f"a student of seed {wanted.get('seed')} is served")
+        return made[text]
+
+    return open_network
+
+
 def _network(
     teacher: Teacher,
     find_data: Callable[[Mapping[str, Any]], Batches],
     wanted: Mapping[str, Any],
     way: Teaching,
+    another: LabelNetwork | None,
 ) -> LabelNetwork:
+    """For what a student wants, with the layers of another student's."""
     seed, precision, record = (wanted.get(name) for name in ("seed", "precision", "data"))
     if type(seed) is not int or not isinstance(precision, str) or not isinstance(record, dict):
         raise ConfigError("labels: expected a student's seed, precision and data, found others")
@@ -130,7 +152,10 @@ def _network(
 
         own = {"teacher": teacher.digest}
     check_wanted(own, wanted)
-    return LabelNetwork.of(label_workload(teacher, data, seed, recipe), way.device)
+    workload = label_workload(teacher, data, seed, recipe)
+    if another is not None:
+        return replace(another, workload=workload)
+    return LabelNetwork.of(workload, way.device)
 
 
 def _free_port(host: str) -> int:

@@ -32,11 +32,16 @@ def problem_of(card: TeacherCard, terms: Terms) -> str:
     if card.public_key:
         if card.public_key not in terms.keys:
             return f"expected a key of teacher_keys, found {card.public_key:.40}"
-    elif not card.address.startswith(terms.private):
+    elif not _is_within(card.address, terms.private):
         return f"expected a key of teacher_keys, found none at {card.address:.80}"
     if card.digest != terms.digest:
         return f"expected a teacher of digest {terms.digest}, found {card.digest:.80}"
     return class_problem(card.numeric_class, terms)
+
+
+def _is_within(address: str, private: str) -> bool:
+    """Whether a socket lies in the run's private directory, and not below or beside it."""
+    return address.startswith(private) and "/" not in address.removeprefix(private)
 
 
 def class_problem(found: str, terms: Terms) -> str:
@@ -70,11 +75,8 @@ class Applicant:
         """
         if number != self.next_batch:
             return f"expected the label of batch {self.next_batch}, found that of {number}"
-        if not exam.fits(label):
-            return (
-                f"expected labels of {exam.dtype} and {exam.trailing} a sample, found "
-                f"{label.dtype} and {tuple(label.shape[1:])}"
-            )
+        if problem := exam.misfit(number, label):
+            return problem
         if not exam.is_right(number, label):
             return f"expected the bits of this run's label of batch {number}, found others"
         took = (now_ns - self.asked_ns) / 1e9

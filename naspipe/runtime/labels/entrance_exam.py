@@ -7,13 +7,16 @@ student's own process made of the same weights.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 
 from naspipe.runtime.jobs.workload import Workload
-from naspipe.runtime.labels.label_network import LabelNetwork, label_digest
+from naspipe.runtime.labels.label_network import LabelNetwork, fields_of, label_digest
+
+Shapes = tuple[tuple[int, ...], ...]
 
 LOOKED_AT = 64
 """Batches, from the first, among which shapes are looked for; and the last one."""
@@ -27,14 +30,34 @@ class Exam:
     dtype: torch.dtype
     trailing: tuple[int, ...]
     """Sizes of a label behind its first."""
+    shapes: Mapping[Shapes, torch.Size]
+    """Of a label, by the shapes of what the teacher takes of its batch."""
+    field_shapes: Callable[[int], Shapes]
+    """Of what the teacher takes of any batch; makes the batch."""
 
     def is_right(self, number: int, label: torch.Tensor) -> bool:
         """Whether a label of one of the batches has the right bits."""
         return self.digests.get(number) == label_digest(label)
 
-    def fits(self, label: torch.Tensor) -> bool:
-        """Whether any label can look so: kind of numbers, classes."""
-        return label.dtype == self.dtype and tuple(label.shape[1:]) == self.trailing
+    def misfit(self, number: int, label: torch.Tensor) -> str:
+        """Why the label of a batch cannot look so; empty where it may.
+
+        The batch is made only where no batch of the exam had a label of this shape.
+        """
+        if label.dtype != self.dtype or tuple(label.shape[1:]) != self.trailing:
+            return (
+                f"expected labels of {self.dtype} and {self.trailing} a sample, found "
+                f"{label.dtype} and {tuple(label.shape[1:])}"
+            )
+        if label.shape in self.shapes.values():
+            return ""
+        expected = self.shapes.get(self.field_shapes(number), label.shape)
+        if expected != label.shape:
+            return (
+                f"expected a label of {tuple(expected)} for batch {number}, found "
+                f"{tuple(label.shape)}"
+            )
+        return ""
 
 
 def make_exam(teacher: Workload, device: str, batches: Sequence[int]) -> Exam:
@@ -50,12 +73,23 @@ def make_exam(teacher: Workload, device: str, batches: Sequence[int]) -> Exam:
     """
     network = LabelNetwork.of(teacher, device)
     digests: dict[int, str] = {}
-    seen = set()
+    found: dict[Shapes, torch.Size] = {}
     for number in (*batches[:LOOKED_AT], *batches[-1:]):
         fields = network.fields(number)
-        shapes = tuple(tuple(each.shape) for of_block in fields for each in of_block)
-        if shapes not in seen:
-            seen.add(shapes)
+        shapes = shapes_of(chain.from_iterable(fields))
+        if shapes not in found:
             label = network.label_of(number, fields).cpu()
+            found[shapes] = label.shape
             digests[number] = label_digest(label)
-    return Exam(digests, label.dtype, tuple(label.shape[1:]))
+    return Exam(
+        digests,
+        label.dtype,
+        tuple(label.shape[1:]),
+        found,
+        lambda number: shapes_of(fields_of(teacher, number)),
+    )
+
+
+def shapes_of(fields: Iterable[torch.Tensor]) -> Shapes:
+    """Of what a teacher takes of a batch."""
+    return tuple(tuple(each.shape) for each in fields)

@@ -30,6 +30,7 @@ _COVERED = struct.Struct("<Qq")
 _LENGTH = struct.Struct("<I")
 _KEY = -1
 _MAX_DESCRIPTION = 1 << 12
+_UNREADABLE = (ValueError, TypeError, struct.error, msgpack.UnpackException)
 
 
 def label_key(definition: Definition) -> dict[str, Any]:
@@ -156,14 +157,14 @@ class LabelFile:
         with self._path.open("rb") as file:
             file.seek(start - _RECORD.size)
             payload = self._payload(file, number, length)
-        (described,) = _LENGTH.unpack_from(payload)
         try:
+            (described,) = _LENGTH.unpack_from(payload)
             if described > min(_MAX_DESCRIPTION, len(payload)):
                 raise ValueError(f"a description of {described} bytes")
             entry = msgpack.unpackb(payload[_LENGTH.size : _LENGTH.size + described])
             found = decode(entry, payload[_LENGTH.size + described :])
-        except (ValueError, TransportError, msgpack.UnpackException) as error:
-            raise self._damaged(start, f"a label, found {error}") from error
+        except (*_UNREADABLE, TransportError) as error:
+            raise self._damaged(start, f"a label, found {error!s:.200}") from error
         if found is None:
             raise self._damaged(start, "a label, found none")
         return found
@@ -180,7 +181,7 @@ class LabelFile:
             if number == _KEY:
                 try:
                     self.key = dict(msgpack.unpackb(payload))
-                except (ValueError, TypeError, msgpack.UnpackException) as error:
+                except _UNREADABLE as error:
                     raise self._damaged(start, "whose labels they are") from error
             else:
                 self._places[number] = start, len(payload)

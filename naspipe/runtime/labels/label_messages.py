@@ -89,7 +89,8 @@ def read_student(frames: Sequence[Any]) -> Hello | LabelRequest:
     kind, *rest = _header(frames)
     match kind, rest:
         case "hello", [int(version), dict(key)] if version == PROTOCOL and len(frames) == 1:
-            return Hello(key)
+            if all(isinstance(name, str) for name in key):
+                return Hello(key)
         case "ask", [int(number)] if len(frames) == 1:
             return LabelRequest(_number(number))
         case "ask", [int(number), list(entries)] if len(entries) == len(frames) - 1:
@@ -138,4 +139,6 @@ def _tensor(entry: Any, frame: Any) -> torch.Tensor:
     found = decode(entry, frame)
     if found is None:
         raise TransportError("expected a tensor, found none")
+    if found.requires_grad:
+        raise TransportError("expected a tensor without a gradient, found one with it")
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import nn
@@ -107,6 +108,18 @@ class LabelNetwork:
                 f"{len(state)}; use labels=pipeline"
             )
         return state[0]
+
+
+def fields_of(workload: Workload, number: int) -> list[torch.Tensor]:
+    """What a teacher takes of a batch, block by block, in one row.
+
+    Raises:
+        ConfigError: for a batch without one of them.
+    """
+    space = workload.space
+    batch = workload.data(workload.definition.seed, number)
+    names = chain.from_iterable(space.fields(block) for block in range(len(space)))
+    return [field_of(batch, name, number) for name in names]
 
 
 def label_digest(label: torch.Tensor) -> str:

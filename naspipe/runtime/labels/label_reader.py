@@ -196,12 +196,10 @@ class LabelReader:
                     self._examine(name, applicant)
             case LabelAnswer(number, label):
                 self._take_answer(name, number, label)
-            case No(why, None):
+            case No(why, number) if number is None or applicant is not None:
                 self._dismiss(name, why)
             case No(_, int(number)):
-                place = self._place.get(number)
-                if place is not None:
-                    self._handle(Refused(now_ns, name, place))
+                self._handle(Refused(now_ns, name, self._place[number]))
 
     def _examine(self, name: str, applicant: Applicant) -> None:
         number = applicant.next_batch
@@ -215,11 +213,9 @@ class LabelReader:
         self._share_out()
 
     def _take_answer(self, name: str, number: int, label: torch.Tensor) -> None:
-        place = self._place.get(number)
-        if place is None:
-            self._dismiss(name, f"expected labels that were asked for, found that of {number}")
-        elif not self._asking.terms.exam.fits(label):
-            self._dismiss(name, f"found a label of {label.dtype} and {tuple(label.shape)}")
+        place = self._place[number]
+        if problem := self._asking.terms.exam.misfit(number, label):
+            self._dismiss(name, problem)
         else:
             self._newest = None if (name, place) in self._answers else label
             self._answers.setdefault((name, place), label)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import zmq
@@ -20,6 +22,42 @@ from naspipe.runtime.labels.label_messages import (
 from naspipe.runtime.registries.teacher_card import TeacherCard
 
 _MAX_FRAME_BYTES = 1 << 30
+_MOST_AT_ONCE = 64
+"""Messages of one teacher that are heard before others have their turn."""
+
+
+@dataclass(slots=True)
+class _Line:
+    """A socket, and what was said over it that is not answered yet."""
+
+    socket: zmq.Socket[Any]
+    is_greeting: bool = False
+    asked: Counter[int] = field(default_factory=Counter)
+
+    def said(self, message: Hello | LabelRequest) -> None:
+        if isinstance(message, Hello):
+            self.is_greeting = True
+        else:
+            self.asked[message.number] += 1
+
+    def check(self, message: Ready | LabelAnswer | No) -> None:
+        """What comes must answer something.
+
+        Raises:
+            TransportError: when it does not.
+        """
+        if isinstance(message, Ready):
+            if not self.is_greeting:
+                raise TransportError("expected labels, found another greeting")
+            self.is_greeting = False
+        elif message.number is not None:
+            number = message.number
+            if not self.asked[number]:
+                raise TransportError(
+                    f"expected labels that it was asked for, found an answer for batch {number}"
+                )
+            self.asked[number] -= 1
+            self.asked += Counter()  # without those that are answered
 
 
 class TeacherLines:
@@ -34,7 +72,7 @@ class TeacherLines:
         self._poller = zmq.Poller()
         for fileno in others:
             self._poller.register(fileno(), zmq.POLLIN)
-        self._sockets: dict[str, zmq.Socket[Any]] = {}
+        self._lines: dict[str, _Line] = {}
         self._ready: dict[Any, int] = {}
 
     def open(self, card: TeacherCard) -> None:
@@ -58,11 +96,11 @@ class TeacherLines:
                 f"expected an address and a key, found {card.address:.80}: {error}"
             ) from error
         self._poller.register(socket, zmq.POLLIN)
-        self._sockets[card.name] = socket
+        self._lines[card.name] = _Line(socket)
 
     def close(self, name: str) -> None:
         """End a line; what was said over it and not heard is lost."""
-        socket = self._sockets.pop(name)
+        socket = self._lines.pop(name).socket
         self._poller.unregister(socket)
         socket.close()
 
@@ -73,17 +111,24 @@ class TeacherLines:
 
     def send(self, name: str, message: Hello | LabelRequest) -> None:
         """Say something to a teacher."""
-        self._sockets[name].send_multipart(student_frames(message))
+        line = self._lines[name]
+        line.said(message)
+        line.socket.send_multipart(student_frames(message))
 
     def heard(self) -> Iterator[tuple[str, Ready | LabelAnswer | No | TransportError]]:
-        """What teachers have said since the last wait began, or why it cannot be read."""
-        for name in [name for name, socket in self._sockets.items() if socket in self._ready]:
-            while name in self._sockets and self._sockets[name].poll(0):
-                frames = self._sockets[name].recv_multipart()
+        """What teachers have said since the last wait began, or why it cannot be taken."""
+        for name in [name for name, line in self._lines.items() if line.socket in self._ready]:
+            for _ in range(_MOST_AT_ONCE):
+                line = self._lines.get(name)
+                if line is None or not line.socket.poll(0):
+                    break
                 try:
-                    yield name, read_teacher(frames)
+                    message = read_teacher(line.socket.recv_multipart())
+                    line.check(message)
                 except TransportError as error:
                     yield name, error
+                else:
+                    yield name, message
 
     def end(self) -> None:
         """Close everything."""

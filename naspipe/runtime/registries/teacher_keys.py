@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 from pathlib import Path
 
 import zmq
@@ -63,5 +64,5 @@ def _is_key(text: str) -> bool:
         return False
     try:
         return len(z85.decode(text.encode("ascii"))) == 32
-    except (ValueError, KeyError, UnicodeEncodeError):
+    except (ValueError, KeyError, UnicodeEncodeError, struct.error):
         return False

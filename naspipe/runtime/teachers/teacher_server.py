@@ -29,6 +29,8 @@ from naspipe.runtime.registries.teacher_card import TeacherCard
 _MAX_FRAME_BYTES = 1 << 30
 _POLL_MS = 500
 _MAX_STUDENTS = 256
+_MAX_WAITING = 256
+"""Requests of one student that wait, and messages that are taken before the next label is made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +93,9 @@ class TeacherServer:
 
     def _receive(self, socket: zmq.Socket[Any], wait_ms: int) -> None:
         """Take everything that has come; what cannot be read is answered so."""
-        while socket.poll(wait_ms) and not self._is_over.is_set():
+        for _ in range(_MAX_WAITING):
+            if not socket.poll(wait_ms) or self._is_over.is_set():
+                break
             wait_ms = 0
             student, *frames = socket.recv_multipart()
             try:
@@ -100,16 +104,24 @@ class TeacherServer:
                 self._send(socket, student, No(str(error)))
                 continue
             if isinstance(message, LabelRequest):
-                self._asked.append((student, message))
+                self._take(socket, student, message)
             else:
                 self._send(socket, student, self._greet(student, message))
+
+    def _take(self, socket: zmq.Socket[Any], student: bytes, request: LabelRequest) -> None:
+        if sum(each == student for each, _ in self._asked) < _MAX_WAITING:
+            self._asked.append((student, request))
+        else:
+            self._send(socket, student, No("expected fewer requests at a time", request.number))
 
     def _greet(self, student: bytes, hello: Hello) -> Ready | No:
         try:
             network = self._open(hello.key)
-        except NaspipeError as error:
-            self._say(f"a student is refused: {error}")
-            return No(str(error))
+        except Exception as error:  # anybody may greet, with any key
+            kind = "" if isinstance(error, NaspipeError) else f"{type(error).__name__}: "
+            why = " ".join(f"{kind}{error}".split())
+            self._say(f"a student is refused: {why:.400}")
+            return No(why)
         while len(self._students) >= _MAX_STUDENTS:  # the oldest has most likely gone
             del self._students[next(iter(self._students))]
         self._students[student] = network
@@ -162,7 +174,7 @@ class TeacherServer:
 def _listen(context: zmq.Context[Any], seat: TeacherSeat) -> zmq.Socket[Any]:
     socket: zmq.Socket[Any] = context.socket(zmq.ROUTER)
     socket.linger = 1000
-    socket.set_hwm(0)
+    socket.set_hwm(_MAX_WAITING)  # who sends without end, or never reads, has no more memory
     socket.setsockopt(zmq.MAXMSGSIZE, _MAX_FRAME_BYTES)
     if seat.secret_key:
         socket.curve_server = True

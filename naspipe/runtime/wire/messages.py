@@ -188,7 +188,7 @@ def read_message(
         *layer, version, parcel = subject
         state = list(_read_state(entries, frames))
         return VersionMessage(LayerId(*layer), Version(version), state, _parcel(parcel))
-    except (TypeError, ValueError, ConfigError, msgpack.UnpackException) as error:
+    except (TypeError, ValueError, OverflowError, ConfigError, msgpack.UnpackException) as error:
         raise TransportError(f"a message header cannot be read: {error}") from error
 
 

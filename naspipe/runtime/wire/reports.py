@@ -100,5 +100,5 @@ def read_report(data: bytes) -> tuple[str, int, dict[str, Any]]:
     try:
         kind, stage, body = msgpack.unpackb(data)
         return str(kind), int(stage), dict(body)
-    except (TypeError, ValueError, msgpack.UnpackException) as error:
+    except (TypeError, ValueError, OverflowError, msgpack.UnpackException) as error:
         raise TransportError(f"a report cannot be read: {error}") from error

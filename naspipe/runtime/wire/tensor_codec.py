@@ -7,6 +7,7 @@ covers, and the receiver rebuilds the same strides at the same offset from an al
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -109,8 +110,10 @@ def blank(
         if phase % dtype.itemsize:
             raise ValueError(f"an alignment of {phase} for {name}")
         size = _span(sizes, strides) * dtype.itemsize
-        if size > MAX_BYTES or nbytes not in (None, size):
+        if max(size, math.prod(sizes) * dtype.itemsize) > MAX_BYTES or nbytes not in (None, size):
             raise ValueError(f"it takes {size} bytes, found {nbytes}")
+        if requires_grad and not (dtype.is_floating_point or dtype.is_complex):
+            raise ValueError(f"a gradient of {name}")
     except (KeyError, TypeError, ValueError) as error:
         raise TransportError(f"tensor header {entry!r:.200} does not fit: {error}") from error
     memory = allocate(size + 2 * ALIGNMENT)
@@ -141,10 +144,11 @@ def _filled(raw: torch.Tensor, frame: Any) -> torch.Tensor:
 
 
 def _check(sizes: Sequence[int], strides: Sequence[int], phase: int) -> None:
-    if len(sizes) != len(strides) or not 0 <= phase < ALIGNMENT:
+    numbers = (*sizes, *strides, phase)
+    if len(sizes) != len(strides) or any(type(number) is not int for number in numbers):
         raise ValueError("sizes, strides or alignment")
-    if any(size < 0 or stride < 0 for size, stride in zip(sizes, strides, strict=True)):
-        raise ValueError("negative sizes or strides")
+    if not all(0 <= number <= MAX_BYTES for number in numbers) or phase >= ALIGNMENT:
+        raise ValueError("sizes, strides or alignment out of range")
 
 
 def _span(sizes: Sequence[int], strides: Sequence[int]) -> int:

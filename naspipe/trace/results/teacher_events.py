@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from naspipe.core.errors import ConfigError
 from naspipe.core.json_text import parse_json
 
-_COUNTED = ("asked", "answered", "repeated", "dropped", "audited", "missed", "refused")
+COUNTED = ("asked", "answered", "repeated", "dropped", "audited", "missed", "refused")
+"""What is counted of each teacher."""
+
+_FIELDS: dict[str, dict[str, type]] = {
+    "joined": {"teacher": str, "seconds": float},
+    "left": {"teacher": str},
+    "dismissed": {"teacher": str},
+    "released": {"teacher": str},
+    "refused": {"teacher": str, "why": str},
+    "hire": {"count": int},
+    "counts": {"teacher": str, **dict.fromkeys(COUNTED, int)},
+    "end": {"audits_missed": int, "seconds_missing": float},
+}
+"""What each kind of event has, beside its time."""
 
 
 def teacher_events_file(directory: Path, number: int) -> Path:
@@ -19,15 +32,38 @@ def teacher_events_file(directory: Path, number: int) -> Path:
 
 
 def read_teacher_events(directory: Path) -> list[dict[str, Any]]:
-    """All that is there, by time; a torn last line is left out."""
+    """All that is there, by time, with the group as ``student``.
+
+    What is no event is left out: a run that was killed may leave a torn line, behind which its
+    next life goes on.
+    """
     found = []
     for path in sorted(directory.glob("teachers-*.jsonl")):
+        student = path.stem.removeprefix("teachers-")
         for line in path.read_bytes().split(b"\n"):
             try:
-                found.append(dict(parse_json(line)))
-            except (ConfigError, ValueError, TypeError):
+                event = parse_json(line)
+            except ValueError:
                 continue
-    return sorted(found, key=lambda each: int(each.get("time_ns", 0)))
+            if _is_event(event):
+                found.append({**event, "student": student})
+    return sorted(found, key=lambda each: each["time_ns"])
+
+
+def _is_event(value: Any) -> bool:
+    if not isinstance(value, dict) or not _is_of(value.get("time_ns"), int):
+        return False
+    kind = value.get("event")
+    fields = _FIELDS.get(kind) if isinstance(kind, str) else None
+    return fields is not None and all(_is_of(value.get(name), of) for name, of in fields.items())
+
+
+def _is_of(value: Any, expected: type) -> bool:
+    if expected is str:
+        return isinstance(value, str)
+    if type(value) is not int and (expected is int or not isinstance(value, float)):
+        return False
+    return bool(math.isfinite(value)) and 0 <= value < 1 << 63
 
 
 def tally(events: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -38,7 +74,7 @@ def tally(events: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     for event in events:
         match event["event"]:
             case "counts":
-                counts[event["teacher"]].update({name: event[name] for name in _COUNTED})
+                counts[event["teacher"]].update({name: event[name] for name in COUNTED})
             case "refused":
                 refused[event["teacher"]] = event["why"]
             case "end":
