@@ -125,7 +125,10 @@ class LabelSettings:
         has_any = bool(self.teachers or self.registry)
         if self.source == SERVICE and not has_any:
             raise ConfigError("labels=service: expected --teachers N or teacher_registry with it")
-        if self.source == PIPELINE and has_any:
-            raise ConfigError("teachers: expected labels=service with them, found labels=pipeline")
+        if self.source != SERVICE and has_any:
+            raise ConfigError(
+                f"teachers, teacher_registry: expected labels=service with them, found "
+                f"labels={self.source:.80}; set teachers=0 and teacher_registry= otherwise"
+            )
         most, allowed = self.teachers_most, f"0, or {self.teachers} or more, as teachers says"
         expect(not most or most >= self.teachers, "teachers_most", allowed, most)

@@ -10,8 +10,7 @@ from typing import Any
 from naspipe.core.config import Execution
 from naspipe.runtime.jobs.ports import SourceSeat
 from naspipe.runtime.jobs.workload import Workload
-from naspipe.runtime.labels.applicants import Terms
-from naspipe.runtime.labels.asking import Asking
+from naspipe.runtime.labels.applicants import Asking, Terms
 from naspipe.runtime.labels.entrance_exam import make_exam
 from naspipe.runtime.labels.label_file import label_key
 from naspipe.runtime.labels.label_network import fields_of
@@ -27,6 +26,10 @@ from naspipe.tutoring.settings import DeskSettings
 
 _GRACE_SECONDS = 0.1
 """That an answer may take longer, for a machine that is busy with something else."""
+
+
+_RELEASE_SECONDS = 300.0
+"""After which a teacher of the run's own goes that is not needed; others go when they like."""
 
 
 class LabelService:
@@ -76,6 +79,7 @@ class LabelService:
             grace_seconds=_GRACE_SECONDS,
             audit=way.audit,
             most=max(1, most) if not way.registry else 1 << 16,
+            release_seconds=0.0 if way.registry else _RELEASE_SECONDS,
             load_seconds=max(1.0, way.ttl_seconds),
             last_batch=len(seat.batches) - 1,
         )
@@ -91,7 +95,8 @@ class LabelService:
             key=label_key(self._teacher.definition),
             terms=terms,
             timeout_seconds=self._execution.watch.timeout_seconds,
-            fields=partial(fields_of, self._teacher) if way.inputs == "sent" else None,
+            fields=partial(fields_of, self._teacher),
+            sends_fields=way.inputs == "sent",
         )
         more = [open_registry(way.registry)] if is_elsewhere(way.registry) else []
         if self._pool.directory:

@@ -24,7 +24,7 @@ from naspipe.runtime.labels.served_labels import ServedLabels
 
 Attendant = AbstractContextManager[Any]
 
-LABEL = "label"
+LABEL = "naspipe.label"
 """The batch field that a teacher's output is then."""
 
 

@@ -27,7 +27,6 @@ from naspipe.runtime.registries.teacher_card import TeacherCard, numeric_class
 from naspipe.runtime.registries.teacher_keys import own_pair
 from naspipe.runtime.teachers.teacher_server import TeacherSeat, TeacherServer, check_wanted
 
-_MOST_KINDS = 16
 """Students' seeds and data that are kept at a time; a new one takes the place of the oldest."""
 
 _MOST_KINDS = 16

@@ -14,7 +14,7 @@ from naspipe.frontend.teaching.teachers import Teacher
 from naspipe.runtime.devices.determinism import deterministic_torch
 from naspipe.runtime.jobs.workload import Batches, Workload
 from naspipe.runtime.labels.label_file import LabelWriter, label_key
-from naspipe.runtime.labels.label_network import LabelNetwork
+from naspipe.runtime.labels.label_network import LabelNetwork, check_draws
 
 
 def write_labels(
@@ -58,7 +58,7 @@ def write_labels(
     ):
         network = LabelNetwork.of(workload, device)
         for number in range(batches):
-            file.write(number, _drawn_nothing(network, number))
+            file.write(number, check_draws(network, number, network.fields(number)))
             if on_label is not None:
                 on_label(number)
 
@@ -73,20 +73,3 @@ def label_workload(teacher: Teacher, data: Batches, seed: int, recipe: Recipe) -
     )
     definition = replace(made.definition, teacher=teacher.digest)
     return replace(made, definition=definition, is_trained=False)
-
-
-def _drawn_nothing(network: LabelNetwork, number: int) -> torch.Tensor:
-    """A label; it must not depend on the step and the pass that the batch is in.
-
-    Raises:
-        ConfigError: when a layer has drawn.
-    """
-    fields = network.fields(number)
-    label = network.label_of(number, fields)
-    again = network.label_of(number + 1, fields)
-    if not torch.equal(label.nan_to_num(), again.nan_to_num()):
-        raise ConfigError(
-            "labels: expected a teacher that draws nothing in evaluation mode, found other labels "
-            "with other draws; use labels=inline"
-        )
-    return label

@@ -14,7 +14,7 @@ from naspipe.core.errors import (
     StageFailedError,
     TransportError,
 )
-from naspipe.core.ids import StreamId
+from naspipe.core.ids import SequenceId, StreamId
 from naspipe.runtime.checkpoints.restored import Restored
 from naspipe.runtime.jobs.job import StreamJob, TrainingJob
 from naspipe.runtime.processes.hosts import OtherHosts
@@ -23,6 +23,7 @@ from naspipe.runtime.wire.ports import LaunchObserver
 from naspipe.streams.from_file import read_stream
 from naspipe.trace.results.losses_file import check_losses
 from naspipe.trace.results.run_directory import RunDirectory
+from naspipe.trace.results.teacher_events import first_in_doubt, read_teacher_events, settle
 
 
 @dataclass(slots=True)
@@ -112,6 +113,7 @@ class Generations:
         """A stream behind its newest whole checkpoint, or the newest up to a cut."""
         folder = stream.directory.checkpoints
         folder.sweep()
+        self._leave_doubtful(stream)
         if not stream.workload.is_written or up_to == 0:
             return replace(stream, restored=None, kept=())
         latest = folder.latest(up_to)
@@ -124,6 +126,18 @@ class Generations:
         restored = Restored(stream.workload.space, number, latest.checkpoint)
         kept = restored.layers(self.job.participants[number])
         return replace(stream, restored=restored, kept=kept)
+
+    def _leave_doubtful(self, stream: StreamJob) -> None:
+        """Remove the checkpoints that rest on labels which two teachers did not agree on."""
+        directory, steps = stream.directory, stream.workload.recipe.steps
+        batch = first_in_doubt(read_teacher_events(directory.path))
+        if batch is None:
+            return
+        passes = (SequenceId(each) for each in range(stream.num_passes))
+        first = next(each for each in passes if steps.batch(each) >= batch)
+        directory.checkpoints.remove_beyond(steps.first(first))
+        settle(directory.path)
+        self.observer.on_note(f"{directory.path}: going on before the labels in doubt, {batch} on")
 
     def _note(self, status: str, error: BaseException) -> None:
         """Leave the end of a life in the manifests; where that fails too, the cause stays."""

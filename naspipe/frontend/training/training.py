@@ -123,13 +123,13 @@ class Training:
                 self.observer.on_note(said)
             job = self.job(plan, costs)
             manifests = [self._manifest(*each, plan) for each in enumerate(job.streams)]
+            for workload in self.workloads:
+                for attendant in workload.attendants:
+                    stack.enter_context(attendant)
             for stream, manifest in zip(job.streams, manifests, strict=True):
                 if not self.resumes or self._comes_new(stream.directory, stream.workload):
                     begin_record(stream, manifest)
                     stack.enter_context(Claim(stream.directory.path))
-            for workload in self.workloads:
-                for attendant in workload.attendants:
-                    stack.enter_context(attendant)
             definitions = [workload.definition for workload in self.workloads]
             recording = stack.enter_context(
                 Recording(

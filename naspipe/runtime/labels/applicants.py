@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from naspipe.runtime.labels.entrance_exam import Exam
 from naspipe.runtime.registries.teacher_card import TeacherCard
 from naspipe.tutoring.balance import balanced
+from naspipe.tutoring.desk import Desk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,22 @@ def class_problem(found: str, terms: Terms) -> str:
     return f"expected {terms.numeric_class}, found {found:.200}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asking:
+    """How a student asks."""
+
+    desk: Desk
+    key: dict[str, Any]
+    """Whose labels; see :func:`naspipe.runtime.labels.label_file.label_key`."""
+    terms: Terms
+    timeout_seconds: float
+    """For one label, until the run ends."""
+    fields: Callable[[int], Sequence[torch.Tensor]]
+    """What a teacher takes of a batch; called on the stage's thread only."""
+    sends_fields: bool = False
+    """Whether they go with each request, as teachers have not the data."""
+
+
 @dataclass(slots=True)
 class Applicant:
     """A teacher that was greeted and is examined."""
@@ -59,6 +77,7 @@ class Applicant:
     left: list[int] = field(default_factory=list)
     """Batches of the exam that it has not answered, the next one first."""
     asked_ns: int = 0
+    """When it was greeted, or asked for the next batch."""
     seconds: float = 0.0
     """Of its fastest answer."""
 
@@ -75,7 +94,9 @@ class Applicant:
         """
         if number != self.next_batch:
             return f"expected the label of batch {self.next_batch}, found that of {number}"
-        if problem := exam.misfit(number, label):
+        if problem := exam.misfit(label):
+            return problem
+        if problem := exam.shape_problem(number, label, exam.fields[number]):
             return problem
         if not exam.is_right(number, label):
             return f"expected the bits of this run's label of batch {number}, found others"

@@ -7,14 +7,14 @@ student's own process made of the same weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
 import torch
 
 from naspipe.runtime.jobs.workload import Workload
-from naspipe.runtime.labels.label_network import LabelNetwork, fields_of, label_digest
+from naspipe.runtime.labels.label_network import LabelNetwork, check_draws, label_digest
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -32,32 +32,40 @@ class Exam:
     """Sizes of a label behind its first."""
     shapes: Mapping[Shapes, torch.Size]
     """Of a label, by the shapes of what the teacher takes of its batch."""
-    field_shapes: Callable[[int], Shapes]
-    """Of what the teacher takes of any batch; makes the batch."""
+    fields: Mapping[int, Shapes]
+    """Of what the teacher takes of each batch of the exam."""
 
     def is_right(self, number: int, label: torch.Tensor) -> bool:
         """Whether a label of one of the batches has the right bits."""
         return self.digests.get(number) == label_digest(label)
 
-    def misfit(self, number: int, label: torch.Tensor) -> str:
-        """Why the label of a batch cannot look so; empty where it may.
-
-        The batch is made only where no batch of the exam had a label of this shape.
-        """
-        if label.dtype != self.dtype or tuple(label.shape[1:]) != self.trailing:
-            return (
-                f"expected labels of {self.dtype} and {self.trailing} a sample, found "
-                f"{label.dtype} and {tuple(label.shape[1:])}"
-            )
-        if label.shape in self.shapes.values():
+    def misfit(self, label: torch.Tensor) -> str:
+        """Why no label can look so; empty where it may."""
+        if label.dtype == self.dtype and tuple(label.shape[1:]) == self.trailing:
             return ""
-        expected = self.shapes.get(self.field_shapes(number), label.shape)
-        if expected != label.shape:
-            return (
-                f"expected a label of {tuple(expected)} for batch {number}, found "
-                f"{tuple(label.shape)}"
-            )
-        return ""
+        return (
+            f"expected labels of {self.dtype} and {self.trailing} a sample, found {label.dtype} "
+            f"and {tuple(label.shape[1:])}"
+        )
+
+    def has_shape(self, label: torch.Tensor) -> bool:
+        """Whether a label of the exam had this shape."""
+        return label.shape in self.shapes.values()
+
+    def shape_problem(self, number: int, label: torch.Tensor, taken: Shapes) -> str:
+        """Why the label of a batch cannot have this shape; empty where it may.
+
+        Args:
+            number: of the batch.
+            label: its label.
+            taken: shapes of what the teacher takes of the batch.
+        """
+        expected = self.shapes.get(taken, label.shape)
+        if expected == label.shape:
+            return ""
+        return (
+            f"expected a label of {tuple(expected)} for batch {number}, found {tuple(label.shape)}"
+        )
 
 
 def make_exam(teacher: Workload, device: str, batches: Sequence[int]) -> Exam:
@@ -74,20 +82,16 @@ def make_exam(teacher: Workload, device: str, batches: Sequence[int]) -> Exam:
     network = LabelNetwork.of(teacher, device)
     digests: dict[int, str] = {}
     found: dict[Shapes, torch.Size] = {}
+    taken: dict[int, Shapes] = {}
     for number in (*batches[:LOOKED_AT], *batches[-1:]):
         fields = network.fields(number)
         shapes = shapes_of(chain.from_iterable(fields))
         if shapes not in found:
             label = network.label_of(number, fields).cpu()
             found[shapes] = label.shape
-            digests[number] = label_digest(label)
-    return Exam(
-        digests,
-        label.dtype,
-        tuple(label.shape[1:]),
-        found,
-        lambda number: shapes_of(fields_of(teacher, number)),
-    )
+            digests[number], taken[number] = label_digest(label), shapes
+            check_draws(network, number, fields)
+    return Exam(digests, label.dtype, tuple(label.shape[1:]), found, taken)
 
 
 def shapes_of(fields: Iterable[torch.Tensor]) -> Shapes:

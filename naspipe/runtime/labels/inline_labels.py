@@ -9,7 +9,7 @@ import torch
 
 from naspipe.runtime.jobs.ports import SourceSeat
 from naspipe.runtime.jobs.workload import Workload
-from naspipe.runtime.labels.label_network import LabelNetwork
+from naspipe.runtime.labels.label_network import LabelNetwork, check_draws
 
 
 class InlineLabels:
@@ -40,6 +40,8 @@ class InlineLabels:
             return ()
         if self._network is None:
             self._network = LabelNetwork.of(self._teacher, self._device)
+            if self._teacher.recipe.steps.shares_batch:  # a label belongs to several passes
+                check_draws(self._network, self._asked[0], self._network.fields(self._asked[0]))
         batch = self._asked.popleft()
         if self._asked:
             self._wake()

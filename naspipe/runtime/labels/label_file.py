@@ -44,6 +44,7 @@ def label_key(definition: Definition) -> dict[str, Any]:
         "seed": definition.seed,
         "data": dict(definition.data),
         "precision": definition.recipe.precision,
+        "threads": definition.recipe.threads,
     }
     plain: dict[str, Any] = msgpack.unpackb(msgpack.packb(key))  # as others read it
     return plain

@@ -2,7 +2,7 @@
 
     student  [hello, key]            teacher  [ready, class]  or  [no, why]
              [ask, number]                    [label, number, description] bytes
-             [ask, number, descriptions] bytes ...            or  [no, why, number]
+             [ask, number, descriptions] bytes ...            or  [no, why, number]  or  [who]
 
 The key says whose labels these are (``label_file.label_key``). A request is the number of a batch;
 where the teacher has not the data, what it takes of the batch comes with it.
@@ -22,7 +22,7 @@ from naspipe.runtime.wire.tensor_codec import decode, encode
 PROTOCOL = 1
 MAX_NUMBER = 1 << 62
 _MAX_HEADER = 1 << 16
-_MAX_FIELDS = 64
+_MAX_FIELDS = 4096
 
 
 class Hello(NamedTuple):
@@ -52,11 +52,18 @@ class LabelAnswer(NamedTuple):
     label: torch.Tensor
 
 
+class Stranger(NamedTuple):
+    """A teacher does not know who asks: a greeting was lost, or is long ago."""
+
+
 class No(NamedTuple):
     """A teacher will not: at all, or this batch."""
 
     why: str
     number: int | None = None
+
+
+TeacherMessage = Ready | LabelAnswer | No | Stranger
 
 
 def student_frames(message: Hello | LabelRequest) -> list[Any]:
@@ -70,8 +77,10 @@ def student_frames(message: Hello | LabelRequest) -> list[Any]:
     return [msgpack.packb(header), *(raw for _, raw in encoded)]
 
 
-def teacher_frames(message: Ready | LabelAnswer | No) -> list[Any]:
+def teacher_frames(message: TeacherMessage) -> list[Any]:
     """What a teacher sends."""
+    if isinstance(message, Stranger):
+        return [msgpack.packb(["who"])]
     if isinstance(message, Ready):
         return [msgpack.packb(["ready", message.numeric_class])]
     if isinstance(message, No):
@@ -100,7 +109,7 @@ def read_student(frames: Sequence[Any]) -> Hello | LabelRequest:
     raise TransportError(f"expected what a student says, found {kind!r:.80}")
 
 
-def read_teacher(frames: Sequence[Any]) -> Ready | LabelAnswer | No:
+def read_teacher(frames: Sequence[Any]) -> TeacherMessage:
     """What a teacher sent.
 
     Raises:
@@ -110,6 +119,8 @@ def read_teacher(frames: Sequence[Any]) -> Ready | LabelAnswer | No:
     match kind, rest:
         case "ready", [str(found)] if len(frames) == 1:
             return Ready(found)
+        case "who", [] if len(frames) == 1:
+            return Stranger()
         case "no", [str(why), number] if len(frames) == 1:
             return No(" ".join(why.split())[:400], None if number is None else _number(number))
         case "label", [int(number), entry] if len(frames) == 2:

@@ -122,6 +122,22 @@ def fields_of(workload: Workload, number: int) -> list[torch.Tensor]:
     return [field_of(batch, name, number) for name in names]
 
 
+def check_draws(network: LabelNetwork, number: int, fields: list[Tensors]) -> torch.Tensor:
+    """A label must not depend on the step and the pass that its batch is in; returns it.
+
+    Raises:
+        ConfigError: when a layer has drawn.
+    """
+    label = network.label_of(number, fields)
+    again = network.label_of(number + 1, fields)
+    if not torch.equal(label.nan_to_num(), again.nan_to_num()):
+        raise ConfigError(
+            "labels: expected a teacher that draws nothing in evaluation mode, found other labels "
+            "with other draws; use labels=pipeline"
+        )
+    return label
+
+
 def label_digest(label: torch.Tensor) -> str:
     """Of a label's dtype, shape, strides and bytes: equal for the same bits only."""
     name, sizes, strides, *_ = describe(label)

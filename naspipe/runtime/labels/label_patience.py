@@ -22,13 +22,14 @@ class LabelPatience:
         self.seconds = 0.0
         """In all, in which the student had asked for a label that was not there."""
 
-    def tell(self, now: float, missing: int | None, num_teachers: int) -> str:
+    def tell(self, now: float, missing: int | None, num_teachers: int, why: str = "") -> str:
         """A line for the user, mostly empty.
 
         Args:
             now: the time.
             missing: the first batch whose label was asked for and is not there.
             num_teachers: that may be asked.
+            why: one of them would not make a batch, where that is known.
 
         Raises:
             ConfigError: when it has been missing for too long.
@@ -41,6 +42,7 @@ class LabelPatience:
             return ""
         waited = now - self._since
         there = f"{num_teachers} teachers that do not answer" if num_teachers else "none"
+        there += f" ({why:.200})" if why else ""
         if waited >= self._timeout:
             raise ConfigError(
                 f"labels: expected a teacher within {self._timeout:g} s (timeout_seconds), found "

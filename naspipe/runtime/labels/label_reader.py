@@ -5,29 +5,22 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Sequence
 
 import torch
 
 from naspipe.core.errors import ConfigError, NaspipeError, TransportError
 from naspipe.runtime.jobs.ports import SourceSeat
-from naspipe.runtime.labels.applicants import Applicant, class_problem, gone, problem_of, share_of
-from naspipe.runtime.labels.asking import Asking
-from naspipe.runtime.labels.label_messages import (
-    Hello,
-    LabelAnswer,
-    LabelRequest,
-    No,
-    Ready,
-)
+from naspipe.runtime.labels.applicants import Asking
 from naspipe.runtime.labels.label_network import label_digest
 from naspipe.runtime.labels.label_patience import LabelPatience
 from naspipe.runtime.labels.label_record import LabelRecord
+from naspipe.runtime.labels.stage_errands import StageErrands
 from naspipe.runtime.labels.teacher_lines import TeacherLines
+from naspipe.runtime.labels.teacher_roll import RollEvents, TeacherRoll
 from naspipe.runtime.registries.registry_watch import RegistryWatch
-from naspipe.runtime.registries.teacher_card import TeacherCard
 from naspipe.runtime.wire.wakeup import Wakeup
 from naspipe.tutoring.commands import Ask, Conflict, Deliver, Drop, Hire, Release
+from naspipe.tutoring.doubt import Doubt
 from naspipe.tutoring.events import (
     Answered,
     Event,
@@ -52,7 +45,6 @@ class LabelReader:
     """
 
     def __init__(self, asking: Asking, seat: SourceSeat, watch: RegistryWatch) -> None:
-        self._asking = asking
         self._desk, self._seat, self._watch = asking.desk, seat, watch
         self._place = {batch: index for index, batch in enumerate(seat.batches)}
         """The desk counts the batches of this student only."""
@@ -61,16 +53,22 @@ class LabelReader:
         self._answers: dict[tuple[str, int], torch.Tensor] = {}
         self._newest: torch.Tensor | None = None
         """The answer that was taken last, unless its teacher had sent another one before."""
-        self._applicants: dict[str, Applicant] = {}
-        self._cards: dict[str, TeacherCard] = {}
-        self._refused: dict[str, TeacherCard] = {}
         self._patience = LabelPatience(asking.timeout_seconds, time.monotonic())
-        self._shown: Sequence[TeacherCard] = ()
+        self._doubt = Doubt()
         self._failure: NaspipeError | None = None
         self._is_closing = False
         self._wakeup = Wakeup()
         self._lines = TeacherLines(self._wakeup.fileno, watch.fileno)
         self._record = LabelRecord(seat.directory, seat.share[0])
+        self._errands = StageErrands(asking.fields, seat.wake, self._wakeup.set)
+        told = RollEvents(
+            joined=lambda name, seconds: self._handle(TeacherJoined(_now(), name, seconds)),
+            left=lambda name: self._handle(TeacherLeft(_now(), name)),
+            answered=self._take_answer,
+            refused=lambda name, number: self._handle(Refused(_now(), name, self._place[number])),
+            note=seat.note,
+        )
+        self._roll = TeacherRoll(asking, seat.share, self._lines, self._errands, self._record, told)
         self._thread = threading.Thread(target=self._run, name="naspipe-labels", daemon=True)
         self._thread.start()
 
@@ -79,13 +77,14 @@ class LabelReader:
         self._tell(Wanted, batch)
 
     def take(self) -> list[tuple[int, torch.Tensor]]:
-        """Labels that have come, each once.
+        """Labels that have come, each once; makes batches that the reader needs.
 
         Raises:
             ConfigError: when two teachers disagree, or when there has been none for too long.
         """
         if self._failure is not None:
             raise self._failure
+        self._errands.run()
         return [self._delivered.get() for _ in range(self._delivered.qsize())]
 
     def used(self, batch: int) -> None:
@@ -118,128 +117,48 @@ class LabelReader:
             self._seat.wake()
 
     def _turn(self) -> None:
-        due = self._desk.deadline_ns
-        wait_ms = _MOST_WAIT_MS
+        due, wait_ms = self._desk.deadline_ns, _MOST_WAIT_MS
         if due is not None:
-            wait_ms = min(wait_ms, max(0, -(-(due - time.monotonic_ns()) // 1_000_000)))
+            wait_ms = min(wait_ms, max(0, -(-(due - _now()) // 1_000_000)))
         ready = self._lines.wait(wait_ms)
         if self._wakeup.fileno() in ready:
             self._wakeup.clear()
         while not self._events.empty():
             kind, place = self._events.get()
-            self._handle(kind(time.monotonic_ns(), place))
-        if self._watch.fileno() in ready:
-            self._look_at(self._watch.take())
-        for name, message in self._lines.heard():
-            self._hear(name, message)
-        if due is not None and due <= time.monotonic_ns():
-            self._handle(Tick(time.monotonic_ns()))
+            self._handle(kind(_now(), place))
+        if self._watch.fileno() in ready and (cards := self._watch.take()) is not None:
+            self._roll.look_at(cards)
+        self._errands.settle()
+        self._roll.hear()
+        if due is not None and due <= _now():
+            self._handle(Tick(_now()))
         missing = self._desk.first_missing
         batch = None if missing is None else self._seat.batches[missing]
-        if said := self._patience.tell(time.monotonic(), batch, len(self._desk.teachers)):
+        teachers, why = len(self._desk.teachers), self._roll.last_no
+        if said := self._patience.tell(time.monotonic(), batch, teachers, why):
             self._seat.note(said)
-
-    def _look_at(self, cards: Sequence[TeacherCard]) -> None:
-        """Greet who is new, and let go of who is not shown any longer."""
-        for name in list(gone(self._cards, cards)):
-            self._let_go(name, "left")
-        for name in list(gone(self._refused, cards)):
-            del self._refused[name]
-        self._shown = cards
-        self._share_out()
-
-    def _share_out(self) -> None:
-        """Greet this student's share; teachers of others go when one of its own is there."""
-        while new := [each for each in self._mine if self._cards.get(each.name) != each]:
-            for card in new:
-                if card.name in self._cards:
-                    self._let_go(card.name, "left")
-                if problem := problem_of(card, self._asking.terms):
-                    self._refuse(card, problem)
-                else:
-                    self._greet(card)
-        mine = {card.name for card in self._mine}
-        if not mine.isdisjoint(self._desk.teachers):
-            for name in sorted(self._cards.keys() - mine):
-                self._let_go(name, "moved")
-
-    @property
-    def _mine(self) -> Sequence[TeacherCard]:
-        return share_of(self._shown, self._refused, self._seat.share)
-
-    def _greet(self, card: TeacherCard) -> None:
-        try:
-            self._lines.open(card)
-        except TransportError as error:
-            self._refuse(card, str(error))
-            return
-        self._cards[card.name] = card
-        self._applicants[card.name] = Applicant(card, sorted(self._asking.terms.exam.digests))
-        self._lines.send(card.name, Hello(self._asking.key))
-
-    def _hear(self, name: str, message: Ready | LabelAnswer | No | TransportError) -> None:
-        """A message of a teacher; what cannot be read costs it its place."""
-        now_ns, applicant = time.monotonic_ns(), self._applicants.get(name)
-        match message:
-            case TransportError():
-                self._dismiss(name, str(message))
-            case Ready(found) if applicant is not None:
-                if problem := class_problem(found, self._asking.terms):
-                    self._dismiss(name, problem)
-                else:
-                    self._examine(name, applicant)
-            case LabelAnswer(number, label) if applicant is not None:
-                problem = applicant.answer(number, label, self._asking.terms.exam, now_ns)
-                if problem:
-                    self._dismiss(name, problem)
-                else:
-                    self._examine(name, applicant)
-            case LabelAnswer(number, label):
-                self._take_answer(name, number, label)
-            case No(why, number) if number is None or applicant is not None:
-                self._dismiss(name, why)
-            case No(_, int(number)):
-                self._handle(Refused(now_ns, name, self._place[number]))
-
-    def _examine(self, name: str, applicant: Applicant) -> None:
-        number = applicant.next_batch
-        if number is not None:
-            applicant.asked_ns = time.monotonic_ns()
-            self._lines.send(name, self._request(number))
-            return
-        del self._applicants[name]
-        self._record.event("joined", name, seconds=applicant.seconds)
-        self._handle(TeacherJoined(time.monotonic_ns(), name, max(applicant.seconds, 1e-6)))
-        self._share_out()
 
     def _take_answer(self, name: str, number: int, label: torch.Tensor) -> None:
         place = self._place[number]
-        if problem := self._asking.terms.exam.misfit(number, label):
-            self._dismiss(name, problem)
-        else:
-            self._newest = None if (name, place) in self._answers else label
-            self._answers.setdefault((name, place), label)
-            self._handle(Answered(time.monotonic_ns(), name, place, label_digest(label)))
+        self._newest = None if (name, place) in self._answers else label
+        if self._newest is not None:
+            self._answers[name, place] = label
+            self._doubt.answered(number, name)
+        self._handle(Answered(_now(), name, place, label_digest(label)))
 
     def _handle(self, event: Event) -> None:
         for command in self._desk.handle(event):
             match command:
                 case Ask(teacher, place):
-                    self._lines.send(teacher, self._request(self._seat.batches[place]))
+                    self._roll.request(teacher, self._seat.batches[place])
                 case Deliver(place, teacher):
-                    self._delivered.put((self._seat.batches[place], self._answers[teacher, place]))
-                    for key in [key for key in self._answers if key[1] == place]:
-                        del self._answers[key]
-                    self._seat.wake()
+                    self._deliver(place, teacher)
                 case Drop(teacher, place):
                     if self._newest is not None:  # otherwise an earlier one is still looked at
                         self._answers.pop((teacher, place), None)
+                        self._doubt.dropped(self._seat.batches[place], teacher)
                 case Conflict(place, teachers, _):
-                    raise ConfigError(
-                        f"labels: expected the same bits of batch {self._seat.batches[place]} from "
-                        f"all teachers, found others from {' and '.join(teachers)}; leave one out "
-                        f"and resume the run"
-                    )
+                    raise self._conflict(place, teachers)
                 case Hire(count):
                     self._record.event("hire", "", count=count)
                     self._watch.hire(count)
@@ -247,25 +166,26 @@ class LabelReader:
                     self._record.event("released", teacher)
                     self._watch.release(teacher)
 
-    def _request(self, number: int) -> LabelRequest:
-        fields = self._asking.fields
-        return LabelRequest(number, tuple(fields(number)) if fields else ())
+    def _deliver(self, place: int, teacher: str) -> None:
+        batch = self._seat.batches[place]
+        makers = sorted(name for name, of in self._answers if of == place)
+        self._doubt.delivered(batch, makers)
+        self._delivered.put((batch, self._answers[teacher, place]))
+        for name in makers:
+            del self._answers[name, place]
+        self._seat.wake()
 
-    def _let_go(self, name: str, how: str) -> None:
-        """A teacher is gone; what it was asked for is asked of others."""
-        self._lines.close(name)
-        del self._cards[name]
-        if self._applicants.pop(name, None) is None:
-            self._record.event(how, name)
-            self._handle(TeacherLeft(time.monotonic_ns(), name))
+    def _conflict(self, place: int, teachers: tuple[str, str]) -> ConfigError:
+        """Two teachers do not agree, and earlier labels of one of them may be wrong, too."""
+        batch = self._seat.batches[place]
+        first = min((batch, *(self._doubt.since(name, batch) for name in teachers)))
+        self._record.doubt(first)
+        return ConfigError(
+            f"labels: expected the same bits of batch {batch} from all teachers, found others from "
+            f"{' and '.join(teachers)}; labels from batch {first} on are in doubt; leave one "
+            f"teacher out and resume the run, which then begins before them"
+        )
 
-    def _dismiss(self, name: str, why: str) -> None:
-        card = self._cards[name]
-        self._let_go(name, "dismissed")
-        self._refuse(card, why)
-        self._share_out()
 
-    def _refuse(self, card: TeacherCard, why: str) -> None:
-        self._refused[card.name] = card
-        self._record.event("refused", card.name, why=why)
-        self._seat.note(f"teacher {card.name:.80} is refused: {why}")
+def _now() -> int:
+    return time.monotonic_ns()

@@ -28,6 +28,10 @@ class LabelRecord:
         """Something happened to a teacher."""
         self._write({"event": what, "teacher": teacher, **more})
 
+    def doubt(self, batch: int) -> None:
+        """Labels from this batch on may be wrong: the next life begins before them."""
+        self._write({"event": "doubt", "batch": batch})
+
     def close(
         self, counts: Mapping[str, Counts], audits_missed: int, seconds_missing: float
     ) -> None:

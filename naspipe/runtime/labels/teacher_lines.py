@@ -12,16 +12,17 @@ import zmq
 from naspipe.core.errors import TransportError
 from naspipe.runtime.labels.label_messages import (
     Hello,
-    LabelAnswer,
     LabelRequest,
-    No,
     Ready,
+    Stranger,
+    TeacherMessage,
     read_teacher,
     student_frames,
 )
 from naspipe.runtime.registries.teacher_card import TeacherCard
 
 _MAX_FRAME_BYTES = 1 << 30
+_MOST_LINES = 512
 _MOST_AT_ONCE = 64
 """Messages of one teacher that are heard before others have their turn."""
 
@@ -40,7 +41,7 @@ class _Line:
         else:
             self.asked[message.number] += 1
 
-    def check(self, message: Ready | LabelAnswer | No) -> None:
+    def check(self, message: TeacherMessage) -> None:
         """What comes must answer something.
 
         Raises:
@@ -50,6 +51,9 @@ class _Line:
             if not self.is_greeting:
                 raise TransportError("expected labels, found another greeting")
             self.is_greeting = False
+        elif isinstance(message, Stranger):
+            if not self.asked:
+                raise TransportError("expected an answer to something, found a stranger")
         elif message.number is not None:
             number = message.number
             if not self.asked[number]:
@@ -81,11 +85,13 @@ class TeacherLines:
         Raises:
             TransportError: for an address or a key that is none.
         """
+        if len(self._lines) >= _MOST_LINES:
+            raise TransportError(f"expected {_MOST_LINES} teachers at most")
         socket: zmq.Socket[Any] = self._context.socket(zmq.DEALER)
-        socket.linger = 0
-        socket.set_hwm(0)
-        socket.setsockopt(zmq.MAXMSGSIZE, _MAX_FRAME_BYTES)
         try:
+            socket.linger = 0
+            socket.set_hwm(0)
+            socket.setsockopt(zmq.MAXMSGSIZE, _MAX_FRAME_BYTES)
             if card.public_key:
                 socket.curve_serverkey = card.public_key.encode("ascii")
                 socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
@@ -115,7 +121,7 @@ class TeacherLines:
         line.said(message)
         line.socket.send_multipart(student_frames(message))
 
-    def heard(self) -> Iterator[tuple[str, Ready | LabelAnswer | No | TransportError]]:
+    def heard(self) -> Iterator[tuple[str, TeacherMessage | TransportError]]:
         """What teachers have said since the last wait began, or why it cannot be taken."""
         for name in [name for name, line in self._lines.items() if line.socket in self._ready]:
             for _ in range(_MOST_AT_ONCE):

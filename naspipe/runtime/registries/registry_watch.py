@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+import zmq
+
 from naspipe.core.errors import TransportError
 from naspipe.runtime.registries.ports import Registry
 from naspipe.runtime.registries.teacher_card import TeacherCard
@@ -15,6 +17,9 @@ from naspipe.runtime.wire.wakeup import Wakeup
 
 BEATS = 4
 """Of a card in the time that it lives."""
+
+_UNREACHABLE = (TransportError, OSError, zmq.ZMQError)
+"""Also where this process has no socket left."""
 
 _SHORTEST_SECONDS = 0.05
 
@@ -86,7 +91,7 @@ class RegistryWatch:
         pause = _SHORTEST_SECONDS
         while not self._is_closing:
             while not self._wishes.empty():
-                with suppress(TransportError):  # a wish is made again when it is still one
+                with suppress(*_UNREACHABLE):  # a wish is made again when it is still one
                     self._wishes.get()()
             shown = {card.name: card for each in self._asked for card in each.cards()}
             pause = min(1.0, self._ttl / BEATS, 2 * pause)
@@ -109,7 +114,7 @@ class _Asked:
     def cards(self) -> Sequence[TeacherCard]:
         try:
             shown = {card.name: card for card in self._registry.cards()}
-        except TransportError:
+        except _UNREACHABLE:
             self._patience_until = time.monotonic() + 2 * self._ttl
         else:
             is_patient = time.monotonic() < self._patience_until

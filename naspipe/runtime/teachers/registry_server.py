@@ -41,10 +41,17 @@ class CardTable:
         self._clock, self._hire, self._release = clock, hire, release
         self._cards: dict[str, tuple[bytes, float]] = {}
 
-    def answer(self, data: bytes) -> Any:
-        """What to answer; what cannot be read is answered with None."""
+    def answer(self, data: bytes, is_own: bool = True) -> Any:
+        """What to answer; what cannot be read is answered with None.
+
+        Args:
+            data: what was asked.
+            is_own: of the run itself, which alone may hire and release.
+        """
         try:
             words = msgpack.unpackb(data)
+            if not is_own and words[:1] in ([HIRE], [RELEASE]):
+                return None
             return self._answer(words)
         except (TypeError, ValueError, TransportError, msgpack.UnpackException, RecursionError):
             return None
@@ -92,7 +99,7 @@ def listen(context: zmq.Context[Any], address: str) -> zmq.Socket[Any]:
 
 
 def serve(sockets: Sequence[zmq.Socket[Any]], table: CardTable, wait_ms: int) -> None:
-    """Answer what has come, or comes in so many milliseconds."""
+    """Answer what has come, or comes in so many milliseconds; the first socket is the run's own."""
     poller = zmq.Poller()
     for socket in sockets:
         poller.register(socket, zmq.POLLIN)
@@ -100,5 +107,5 @@ def serve(sockets: Sequence[zmq.Socket[Any]], table: CardTable, wait_ms: int) ->
         while socket.poll(0):
             frames = socket.recv_multipart()
             if len(frames) == 3 and not frames[1]:  # of a REQ socket: who, nothing, what
-                answer = msgpack.packb(table.answer(frames[2]))
+                answer = msgpack.packb(table.answer(frames[2], socket is sockets[0]))
                 socket.send_multipart([frames[0], b"", answer])

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 import zmq
 
+from naspipe.core.errors import ConfigError, TransportError
 from naspipe.runtime.devices.determinism import deterministic_torch
 from naspipe.runtime.devices.own_thread import in_own_thread
 from naspipe.runtime.jobs.workload import Workload
@@ -28,6 +29,9 @@ from naspipe.runtime.teachers.teacher_server import TeacherSeat, TeacherServer, 
 from naspipe.runtime.wire.endpoints import SOCKETS_PREFIX
 
 _WAIT_MS = 200
+_START_SECONDS = 30.0
+_MOST_FAILED = 3
+"""Teachers that end with an error of their own: the next one would, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,12 +81,23 @@ class TeacherPool:
         )
         self.directory = self._folder.name
         self._lifeline = os.pipe()
+        receiver, sender = FORK.Pipe(duplex=False)
         with quiet_fork():
             self._process = FORK.Process(
-                target=_pool_main, args=(self,), name="naspipe-teachers", daemon=False
+                target=_pool_main, args=(self, sender), name="naspipe-teachers", daemon=False
             )
             self._process.start()
+        sender.close()
         os.close(self._lifeline[0])
+        try:
+            with receiver:
+                problem = receiver.recv_bytes() if receiver.poll(_START_SECONDS) else b"no answer"
+        except EOFError:
+            problem = b"its end"
+        if problem:
+            self.__exit__(None, None, None)
+            said = problem.decode("utf-8", "replace")
+            raise ConfigError(f"teachers: expected the run's own registry to start, found {said}")
         return self
 
     def __exit__(
@@ -98,7 +113,7 @@ class TeacherPool:
         self._folder.cleanup()
 
 
-def _pool_main(pool: TeacherPool) -> None:
+def _pool_main(pool: TeacherPool, sender: Any) -> None:
     """Keep the registry, and as many teachers as were started or hired."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -110,9 +125,15 @@ def _pool_main(pool: TeacherPool) -> None:
     context: zmq.Context[Any] = zmq.Context()
     table = CardTable(hire=teachers.hire, release=teachers.release)
     try:
-        teachers.start(settings.count)
         addresses = [pool.registry_address, *filter(None, [settings.listens_at])]
-        sockets = [listen(context, address) for address in addresses]
+        try:
+            sockets = [listen(context, address) for address in addresses]
+        except TransportError as error:
+            sender.send_bytes(str(error).encode())
+            return
+        sender.send_bytes(b"")
+        sender.close()
+        teachers.start(settings.count)
         while not is_over.is_set():
             serve(sockets, table, _WAIT_MS)
     finally:
@@ -150,6 +171,10 @@ class _Teachers:
             self._processes[name] = process
 
     def hire(self, count: int) -> None:
+        """Start so many, as far as the settings go; none when they fail one after the other."""
+        failed = sum((process.exitcode or 0) > 0 for process in self._processes.values())
+        if failed >= _MOST_FAILED:
+            return
         alive = sum(process.is_alive() for process in self._processes.values())
         self.start(max(0, min(count, self._pool.settings.most - alive)))
 

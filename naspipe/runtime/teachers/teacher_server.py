@@ -18,6 +18,8 @@ from naspipe.runtime.labels.label_messages import (
     LabelRequest,
     No,
     Ready,
+    Stranger,
+    TeacherMessage,
     read_student,
     teacher_frames,
 )
@@ -127,10 +129,11 @@ class TeacherServer:
         self._students[student] = network
         return Ready(self._seat.card.numeric_class)
 
-    def _answer(self, student: bytes, request: LabelRequest) -> LabelAnswer | No:
+    def _answer(self, student: bytes, request: LabelRequest) -> LabelAnswer | No | Stranger:
         network, number = self._students.get(student), request.number
         if network is None:
-            return No("expected a greeting first, found a request")
+            return Stranger()
+        self._students[student] = self._students.pop(student)  # the newest now
         begin = time.monotonic()
         try:
             if request.fields:
@@ -145,9 +148,7 @@ class TeacherServer:
         self.num_answered += 1
         return LabelAnswer(number, label.cpu())
 
-    def _send(
-        self, socket: zmq.Socket[Any], student: bytes, message: Ready | LabelAnswer | No
-    ) -> None:
+    def _send(self, socket: zmq.Socket[Any], student: bytes, message: TeacherMessage) -> None:
         frames: Sequence[Any] = teacher_frames(message)
         socket.send_multipart([student, *frames], copy=True)
 

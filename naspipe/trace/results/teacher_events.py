@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -64,6 +66,23 @@ def _is_of(value: Any, expected: type) -> bool:
     if type(value) is not int and (expected is int or not isinstance(value, float)):
         return False
     return bool(math.isfinite(value)) and 0 <= value < 1 << 63
+
+
+def first_in_doubt(events: Iterable[Mapping[str, Any]]) -> int | None:
+    """The lowest batch whose label may be wrong, by what the last life found; None for none."""
+    first: int | None = None
+    for event in events:
+        if event["event"] == "doubt":
+            first = event["batch"] if first is None else min(first, event["batch"])
+        elif event["event"] == "settled":
+            first = None
+    return first
+
+
+def settle(directory: Path) -> None:
+    """Nothing is in doubt any longer: what rested on it is gone."""
+    with teacher_events_file(directory, 0).open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"time_ns": time.monotonic_ns(), "event": "settled"}) + "\n")
 
 
 def tally(events: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
