@@ -33,6 +33,7 @@ LAUNCHING = (
     "faults/test_shared_teachers.py",
     "faults/test_storm.py",
     "faults/test_teachers.py",
+    "faults/test_wrong_teachers.py",
     "faults/test_zombies.py",
     "frontend/*test_recording.py",
     "frontend/test_log_and_compare.py",

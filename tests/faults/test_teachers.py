@@ -11,11 +11,8 @@ import time
 from contextlib import suppress
 
 import pytest
-import torch
 
 import naspipe as npp
-from naspipe.core.errors import StageFailedError
-from naspipe.runtime.labels.label_network import LabelNetwork
 from naspipe.runtime.registries.teacher_keys import own_pair
 from naspipe.trace.results.teacher_events import read_teacher_events
 from tests.equivalence.harness import assert_same_bits
@@ -207,35 +204,6 @@ def test_whom_a_run_refuses(tmp_path, teacher, known, why):
     assert [text for text in said if "is refused: " in text and why in text], said
     refused = [each for each in records(path) if each["event"] == "refused"]
     assert len(refused) == 1 and why in refused[0]["why"]
-
-
-def test_a_bit_is_flipped_after_the_exam(tmp_path, monkeypatch):
-    """The audit finds it, and the run ends with both names."""
-    answer = LabelNetwork.label_of
-    marker = tmp_path / "bad"
-
-    def label_of(network, number, fields):
-        label = answer(network, number, fields)
-        if number >= 10 and is_bad(marker):
-            label.view(torch.int32)[0, 0] ^= 1
-        return label
-
-    monkeypatch.setattr(LabelNetwork, "label_of", label_of)
-    how = {**QUICK, "teachers": 2, "label_audit": 4}
-    with pytest.raises((npp.ConfigError, StageFailedError)) as caught:
-        train(tmp_path / "run", 1, execution=how, data=SLOW, steps=60)
-    text = str(caught.value)
-    assert "expected the same bits of batch" in text
-    assert "teacher-0" in text and "teacher-1" in text
-
-
-def is_bad(marker):
-    """The first process that asks is; no other one."""
-    try:
-        marker.open("x").write(str(os.getpid()))
-    except FileExistsError:
-        return marker.read_text() == str(os.getpid())
-    return True
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -23,7 +23,7 @@ from naspipe.runtime.wire.ports import LaunchObserver
 from naspipe.streams.from_file import read_stream
 from naspipe.trace.results.losses_file import check_losses
 from naspipe.trace.results.run_directory import RunDirectory
-from naspipe.trace.results.teacher_events import first_in_doubt, read_teacher_events, settle
+from naspipe.trace.results.teacher_events import first_in_doubt, settle
 
 
 @dataclass(slots=True)
@@ -130,7 +130,7 @@ class Generations:
     def _leave_doubtful(self, stream: StreamJob) -> None:
         """Remove the checkpoints that rest on labels which two teachers did not agree on."""
         directory, steps = stream.directory, stream.workload.recipe.steps
-        batch = first_in_doubt(read_teacher_events(directory.path))
+        batch = first_in_doubt(directory.path)
         if batch is None:
             return
         passes = (SequenceId(each) for each in range(stream.num_passes))

@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,13 @@ _FIELDS: dict[str, dict[str, type]] = {
     "joined": {"teacher": str, "seconds": float},
     "left": {"teacher": str},
     "dismissed": {"teacher": str},
+    "moved": {"teacher": str},
     "released": {"teacher": str},
     "refused": {"teacher": str, "why": str},
     "hire": {"count": int},
     "counts": {"teacher": str, **dict.fromkeys(COUNTED, int)},
+    "doubt": {"batch": int},
+    "settled": {},
     "end": {"audits_missed": int, "seconds_missing": float},
 }
 """What each kind of event has, beside its time."""
@@ -39,17 +42,27 @@ def read_teacher_events(directory: Path) -> list[dict[str, Any]]:
     What is no event is left out: a run that was killed may leave a torn line, behind which its
     next life goes on.
     """
-    found = []
-    for path in sorted(directory.glob("teachers-*.jsonl")):
-        student = path.stem.removeprefix("teachers-")
-        for line in path.read_bytes().split(b"\n"):
-            try:
-                event = parse_json(line)
-            except ValueError:
-                continue
-            if _is_event(event):
-                found.append({**event, "student": student})
+    found = [
+        {**event, "student": path.stem.removeprefix("teachers-")}
+        for path in _files(directory)
+        for event in _events(path)
+    ]
     return sorted(found, key=lambda each: each["time_ns"])
+
+
+def _files(directory: Path) -> list[Path]:
+    return sorted(directory.glob("teachers-*.jsonl"))
+
+
+def _events(path: Path) -> Iterator[dict[str, Any]]:
+    """In the order in which they were written."""
+    for line in path.read_bytes().split(b"\n"):
+        try:
+            event = parse_json(line)
+        except ValueError:
+            continue
+        if _is_event(event):
+            yield event
 
 
 def _is_event(value: Any) -> bool:
@@ -68,21 +81,26 @@ def _is_of(value: Any, expected: type) -> bool:
     return bool(math.isfinite(value)) and 0 <= value < 1 << 63
 
 
-def first_in_doubt(events: Iterable[Mapping[str, Any]]) -> int | None:
-    """The lowest batch whose label may be wrong, by what the last life found; None for none."""
-    first: int | None = None
-    for event in events:
-        if event["event"] == "doubt":
-            first = event["batch"] if first is None else min(first, event["batch"])
-        elif event["event"] == "settled":
-            first = None
-    return first
+def first_in_doubt(directory: Path) -> int | None:
+    """The lowest batch whose label may be wrong, by what earlier lives found; None for none."""
+    found = []
+    for path in _files(directory):
+        first: int | None = None
+        for event in _events(path):
+            if event["event"] == "doubt":
+                first = event["batch"] if first is None else min(first, event["batch"])
+            elif event["event"] == "settled":
+                first = None
+        found += [] if first is None else [first]
+    return min(found, default=None)
 
 
 def settle(directory: Path) -> None:
     """Nothing is in doubt any longer: what rested on it is gone."""
-    with teacher_events_file(directory, 0).open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"time_ns": time.monotonic_ns(), "event": "settled"}) + "\n")
+    line = json.dumps({"time_ns": time.monotonic_ns(), "event": "settled"})
+    for path in _files(directory):
+        with path.open("a", encoding="utf-8") as file:
+            file.write(f"\n{line}\n")  # behind a line that may be torn
 
 
 def tally(events: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
