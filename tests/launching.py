@@ -92,6 +92,7 @@ LAUNCHING = (
     "faults/test_trust.py::test_a_run_over_ipc_listens_nowhere",
     "frontend/*test_arguments.py::test_an_argument_goes_before_the_recipe",
     "nni/test_own.py::test_without_nni_the_extra_is_named",
+    "report/test_elastic_teachers.py::test_in_a_browser",
     "report/test_searches.py::test_in_a_browser",
     "runtime/*test_gpus.py::test_a_machine_without_gpus_answers_none",
     "runtime/*test_gpus.py::test_a_question_without_an_answer_is_one_line",

@@ -74,7 +74,7 @@ class LabelReader:
         """In which the stage had asked for a label that was not there."""
         self._wakeup = Wakeup()
         self._lines = TeacherLines(self._wakeup.fileno, watch.fileno)
-        self._record = LabelRecord(seat.directory, seat.share[0])
+        self._record = LabelRecord(seat.directory, seat.share[0], seat.generation)
         self._thread = threading.Thread(target=self._run, name="naspipe-labels", daemon=True)
         self._thread.start()
 

@@ -14,6 +14,7 @@ COUNTED = ("asked", "answered", "repeated", "dropped", "audited", "missed", "ref
 """What is counted of each teacher."""
 
 _FIELDS: dict[str, dict[str, type]] = {
+    "begin": {"generation": int},
     "joined": {"teacher": str, "seconds": float},
     "left": {"teacher": str},
     "dismissed": {"teacher": str},
@@ -32,22 +33,24 @@ def teacher_events_file(directory: Path, number: int) -> Path:
 
 
 def read_teacher_events(directory: Path) -> list[dict[str, Any]]:
-    """All that is there, by time, with the group as ``student``.
+    """All that is there, by generation and time, with the group as ``student``.
 
+    Every event has the ``generation`` that it is of, the run's life: their clocks may differ.
     What is no event is left out: a run that was killed may leave a torn line, behind which its
     next life goes on.
     """
     found = []
     for path in sorted(directory.glob("teachers-*.jsonl")):
-        student = path.stem.removeprefix("teachers-")
+        student, generation = path.stem.removeprefix("teachers-"), 0
         for line in path.read_bytes().split(b"\n"):
             try:
                 event = parse_json(line)
             except ValueError:
                 continue
             if _is_event(event):
-                found.append({**event, "student": student})
-    return sorted(found, key=lambda each: each["time_ns"])
+                generation = event.get("generation", generation)
+                found.append({**event, "student": student, "generation": generation})
+    return sorted(found, key=lambda each: (each["generation"], each["time_ns"]))
 
 
 def _is_event(value: Any) -> bool:
