@@ -28,6 +28,7 @@ LAUNCHING = (
     "faults/test_links.py",
     "faults/test_storage.py",
     "faults/test_storm.py",
+    "faults/test_teacher_hosts.py",
     "faults/test_teachers.py",
     "faults/test_zombies.py",
     "frontend/*test_recording.py",
