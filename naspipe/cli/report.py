@@ -3,6 +3,7 @@
 The page needs no network and no server: open it in any browser. A trace of each run's timeline
 for https://ui.perfetto.dev is left beside its logs, as trace.json. Of a run on groups the page
 shows when each sum of gradients went from group to group, and a line says what stages waited.
+Teachers that came and went (--labels service) are bars above the timeline, with what each did.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 Per stage one track of records and one of waits, an arrow for every message between stages,
 and counters. The sums that come from other groups are stretches of their own, with an arrow each.
+Teachers that came and went have a track each.
 Times are microseconds since the run's first record, exact to the nanosecond ("Trace Event
 Format", google/trace-viewer, sections on complete, async, flow, counter and metadata events).
 """
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from naspipe.core.access import Access, AccessKind
+from naspipe.report.elastic_teachers import stays_and_refusals
 from naspipe.report.needs import Needs
 from naspipe.report.reasons import Reason
 from naspipe.report.recorded import Recorded
@@ -60,6 +62,7 @@ def trace_events(run: Recorded) -> Iterator[_Event]:
     yield from _messages(accesses, needs, start_ns)
     yield from _sums(needs.reductions.handovers, run.labels, start_ns)
     yield from _counters(run, accesses, waits, start_ns)
+    yield from _teachers(run, start_ns)
 
 
 def _tracks(run: Recorded) -> Iterator[_Event]:
@@ -156,6 +159,24 @@ def _sums(handovers: Sequence[Handover], labels: SpaceLabels, start_ns: int) -> 
         left_us, end_us = ((ns - start_ns) / 1000 for ns in (each.left_ns, each.joined_ns))
         yield _event("b", name, track, ts=left_us, args=args, **common)
         yield _event("e", name, track, ts=end_us, **common)
+
+
+def _teachers(run: Recorded, start_ns: int) -> Iterator[_Event]:
+    """A track behind the stages' for each teacher that came and went, with a mark per refusal."""
+    stays, refusals = stays_and_refusals(run.teacher_events, run.lives)
+    tracks: dict[str, int] = {}
+    for name in (*(each.teacher for each in stays), *(each.teacher for each in refusals)):
+        if name not in tracks:
+            tracks[name] = track = 2 * run.num_stages + len(tracks)
+            yield _event("M", "thread_name", track, args={"name": f"teacher {name:.80}"})
+            yield _event("M", "thread_sort_index", track, args={"sort_index": track})
+    for stay in stays:
+        ts, dur = (stay.start_ns - start_ns) / 1000, (stay.end_ns - stay.start_ns) / 1000
+        args = {"ends": stay.ends, "student": stay.student}
+        yield _event("X", "teaches", tracks[stay.teacher], cat="teacher", ts=ts, dur=dur, args=args)
+    for each in refusals:
+        ts = (each.time_ns - start_ns) / 1000
+        yield _event("i", "refused", tracks[each.teacher], s="t", ts=ts, args={"why": each.why})
 
 
 def _counters(

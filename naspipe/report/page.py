@@ -16,7 +16,7 @@ from typing import Any
 
 from naspipe.trace.storage.whole_files import atomic_file
 
-_SCRIPTS = ("timeline.js", "sums.js", "charts.js", "search.js", "page.js")
+_SCRIPTS = ("timeline.js", "sums.js", "teachers.js", "charts.js", "search.js", "page.js")
 
 
 def render_page(title: str, runs: Sequence[Mapping[str, Any]]) -> str:

@@ -16,9 +16,10 @@ from naspipe.report.needs import Schedule
 from naspipe.report.ordered_layers import ordered_layers
 from naspipe.schedule.traits import TRAITS, PolicyTraits
 from naspipe.trace.access.labels import SpaceLabels
-from naspipe.trace.access.log import read_joint_accesses
+from naspipe.trace.access.log import Life, read_joint_lives
 from naspipe.trace.reading.compare import RecordedRun
 from naspipe.trace.results.losses_file import Loss
+from naspipe.trace.results.teacher_events import read_teacher_events
 from naspipe.trace.results.validation_file import Validation, read_validations
 
 
@@ -36,6 +37,10 @@ class Recorded(NamedTuple):
     """See :class:`naspipe.report.needs.Schedule`."""
     teacher: Sequence[Access] = ()
     """The log of the run's teacher, on the same clock, where there is one."""
+    lives: Sequence[Life] = ()
+    """When each generation was, on that clock."""
+    teacher_events: Sequence[Mapping[str, Any]] = ()
+    """Of teachers that came and went."""
 
     @property
     def num_stages(self) -> int:
@@ -84,7 +89,8 @@ def read_run(path: Path) -> Recorded:
     try:
         has_losses = is_complete or run.directory.losses.exists()
         losses = run.losses if has_losses else []
-        accesses, *teacher = read_joint_accesses([path, *_teachers(path)])
+        (accesses, *teacher), lives = read_joint_lives([path, *_teachers(path)])
+        teacher_events = read_teacher_events(path)
         validations = read_validations(run.directory.validation)
     except (LogError, OSError) as error:
         raise ConfigError(
@@ -94,7 +100,7 @@ def read_run(path: Path) -> Recorded:
     ordered = ordered_layers(run.directory, run.labels, recipe)
     recorded = Recorded(
         path, run.manifest, run.labels, accesses, losses, remarks, validations, ordered,
-        *teacher,
+        teacher[0] if teacher else (), lives, teacher_events,
     )  # fmt: skip
     _check(recorded)
     return recorded

@@ -11,6 +11,7 @@ from typing import Any
 
 from naspipe.core.access import Access
 from naspipe.core.ids import LayerId
+from naspipe.report.elastic_teachers import teacher_tables
 from naspipe.report.layer_orders import layer_orders
 from naspipe.report.reasons import Reason
 from naspipe.report.recorded import Recorded
@@ -68,6 +69,7 @@ def run_tables(run: Recorded, name: str) -> dict[str, Any]:
         },
         "validations": _validation_columns(run),
         "searches": search_tables(run.path),
+        "teachers": teacher_tables(run.teacher_events, run.lives, run.manifest, start_ns),
     }
 
 

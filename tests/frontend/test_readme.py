@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 
+from naspipe.cli.main import main
+
 README = Path(__file__).parents[2] / "README.md"
 
 
@@ -25,3 +27,15 @@ def test_the_example(tmp_path, monkeypatch):
     assert trained.keys() == fresh.keys()
     assert trained["norm.num_batches_tracked"] == len(steps) // 2
     assert torch.isfinite(trained["conv.weight"]).all()
+
+
+def test_teachers_that_come_and_go(tmp_path, monkeypatch, capsys):
+    """The commands of that paragraph, one after the other."""
+    monkeypatch.chdir(tmp_path)
+    found = r"\*\*Teachers that come and go\.\*\*.*?\n\n((?:    naspipe [^\n]*\n)+)"
+    (paragraph,) = re.findall(found, README.read_text(), re.DOTALL)
+    commands = [line.split()[1:] for line in paragraph.splitlines()]
+    assert len(commands) == 5
+    for words in commands:
+        assert main(words) == 0, words
+    assert "IDENTICAL" in capsys.readouterr().out.upper()

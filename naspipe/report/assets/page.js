@@ -158,8 +158,10 @@ async function drawTimeline(from, to) {
   const { traces, isExact, records } = timelineTraces(run, start, start + length, Math.max(300, plot.clientWidth - 90));
   const shape = layout(110 + (run.sums.start.length ? 120 : 84) * run.num_stages, {
     xaxis: { ...title("time since the first record (s)"), range: [start / SECOND, (start + length) / SECOND] },
-    yaxis: stageAxis(run), barmode: "overlay", hovermode: "closest", dragmode: "zoom", showlegend: true,
+    yaxis: { ...stageAxis(run), ...(run.teachers.names.length ? { automargin: false } : {}) }, barmode: "overlay",
+    hovermode: "closest", dragmode: "zoom", showlegend: true, ...besideNames(run),
   });
+  await drawStays(run, start, start + length);
   byId("detail").textContent = isExact ? `${records} records, each one drawn` : `${records} records, merged: zoom in for each one`;
   naspipe.isDrawing = true;
   await Plotly.react(plot, traces, shape, CONFIG);
@@ -212,6 +214,7 @@ async function showRun(run) {
   drawTiles(run);
   drawWaits(run);
   drawRoutes(run);
+  drawTaught(run);
   await drawTimeline(0, run.end_ns);
   await drawCharts(run);
   naspipe.isReady = true;

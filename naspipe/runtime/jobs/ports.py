@@ -85,6 +85,8 @@ class SourceSeat:
     """Where the stream is recorded."""
     share: tuple[int, int]
     """Which of how many stages this is that ask, one for each group."""
+    generation: int
+    """How often the run has gone on."""
 
 
 OpenSource = Callable[[SourceSeat], FieldSource]

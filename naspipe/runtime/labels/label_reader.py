@@ -59,7 +59,7 @@ class LabelReader:
         self._is_closing = False
         self._wakeup = Wakeup()
         self._lines = TeacherLines(self._wakeup.fileno, watch.fileno)
-        self._record = LabelRecord(seat.directory, seat.share[0])
+        self._record = LabelRecord(seat.directory, seat.share[0], seat.generation)
         self._errands = StageErrands(asking.fields, seat.wake, self._wakeup.set)
         told = RollEvents(
             joined=lambda name, seconds: self._handle(TeacherJoined(_now(), name, seconds)),

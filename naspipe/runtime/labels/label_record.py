@@ -19,10 +19,15 @@ class LabelRecord:
     Args:
         directory: of the stream.
         number: of the student among those of the run (its group).
+        generation: how often the run has gone on.
     """
 
-    def __init__(self, directory: Path, number: int) -> None:
-        self._file = teacher_events_file(directory, number).open("a", encoding="utf-8")
+    def __init__(self, directory: Path, number: int, generation: int) -> None:
+        path = teacher_events_file(directory, number)
+        is_torn = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
+        self._file = path.open("a", encoding="utf-8")
+        self._file.write("\n" if is_torn else "")
+        self._write({"event": "begin", "generation": generation})
 
     def event(self, what: str, teacher: str, **more: Any) -> None:
         """Something happened to a teacher."""

@@ -97,4 +97,5 @@ class LateFields:
             batches=tuple(dict.fromkeys(own)) if stream.workload.field_sources else (),
             directory=stream.directory.path,
             share=(group, groups),
+            generation=job.generation,
         )

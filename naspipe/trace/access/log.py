@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from naspipe.core.access import Access, AccessKind
 from naspipe.core.errors import LogError
@@ -74,6 +74,20 @@ class AccessLogWriter:
         self.close()
 
 
+class Life(NamedTuple):
+    """When one generation of a run was, on the clock on which all are laid end to end."""
+
+    generation: int
+    start_ns: int
+    end_ns: int
+    """Of what the result rests on: what was done again later has no time."""
+    shift_ns: int
+
+    def place(self, time_ns: int) -> int:
+        """Where a time of its own clock is, at most at its edges."""
+        return min(max(time_ns + self.shift_ns, self.start_ns), self.end_ns)
+
+
 def read_access_log(path: Path) -> list[Access]:
     """Every record of one file, in the order written; a torn tail is dropped.
 
@@ -95,6 +109,11 @@ def read_run_accesses(run_directory: Path) -> list[Access]:
 
 def read_joint_accesses(run_directories: Sequence[Path]) -> list[list[Access]]:
     """The same of several runs that shared a pipeline, on one clock."""
+    return read_joint_lives(run_directories)[0]
+
+
+def read_joint_lives(run_directories: Sequence[Path]) -> tuple[list[list[Access]], list[Life]]:
+    """The same, and when each generation was, to place what others recorded of it."""
     found = []
     for directory in run_directories:
         by_generation: dict[int, list[Access]] = defaultdict(list)
@@ -155,8 +174,11 @@ def _first_subnets(accesses: Iterable[Access], known: dict[StreamId, int]) -> di
     return first
 
 
-def _laid_end_to_end(runs: Sequence[dict[int, list[Access]]]) -> list[list[Access]]:
+def _laid_end_to_end(
+    runs: Sequence[dict[int, list[Access]]],
+) -> tuple[list[list[Access]], list[Life]]:
     """The generations of each run, one after another, at the same time in all runs."""
+    lives: list[Life] = []
     results: list[list[Access]] = [[] for _ in runs]
     end = None
     for generation in sorted({each for run in runs for each in run}):
@@ -172,4 +194,5 @@ def _laid_end_to_end(runs: Sequence[dict[int, list[Access]]]) -> list[list[Acces
             )
             result.extend(sorted(moved if shift else part, key=time_key))
         end = max(access.end_ns for part in parts for access in part) + shift
-    return results
+        lives.append(Life(generation, start + shift, end, shift))
+    return results, lives

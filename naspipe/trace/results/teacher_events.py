@@ -16,6 +16,7 @@ COUNTED = ("asked", "answered", "repeated", "dropped", "audited", "missed", "ref
 """What is counted of each teacher."""
 
 _FIELDS: dict[str, dict[str, type]] = {
+    "begin": {"generation": int},
     "joined": {"teacher": str, "seconds": float},
     "left": {"teacher": str},
     "dismissed": {"teacher": str},
@@ -37,8 +38,9 @@ def teacher_events_file(directory: Path, number: int) -> Path:
 
 
 def read_teacher_events(directory: Path) -> list[dict[str, Any]]:
-    """All that is there, by time, with the group as ``student``.
+    """All that is there, by generation and time, with the group as ``student``.
 
+    Every event has the ``generation`` that it is of, the run's life: their clocks may differ.
     What is no event is left out: a run that was killed may leave a torn line, behind which its
     next life goes on.
     """
@@ -47,7 +49,7 @@ def read_teacher_events(directory: Path) -> list[dict[str, Any]]:
         for path in _files(directory)
         for event in _events(path)
     ]
-    return sorted(found, key=lambda each: each["time_ns"])
+    return sorted(found, key=lambda each: (each["generation"], each["time_ns"]))
 
 
 def _files(directory: Path) -> list[Path]:
@@ -55,14 +57,16 @@ def _files(directory: Path) -> list[Path]:
 
 
 def _events(path: Path) -> Iterator[dict[str, Any]]:
-    """In the order in which they were written."""
+    """In the order in which they were written, each with its life."""
+    generation = 0
     for line in path.read_bytes().split(b"\n"):
         try:
             event = parse_json(line)
         except ValueError:
             continue
         if _is_event(event):
-            yield event
+            generation = event.get("generation", generation)
+            yield {**event, "generation": generation}
 
 
 def _is_event(value: Any) -> bool:
