@@ -25,8 +25,8 @@ class Exam:
 
     digests: dict[int, str]
     dtype: torch.dtype
-    trailing: tuple[int, ...]
-    """Sizes of a label behind its first."""
+    trailing: tuple[int | None, ...]
+    """Sizes of a label behind its first; None for one that is not the same in all batches."""
 
     def is_right(self, number: int, label: torch.Tensor) -> bool:
         """Whether a label of one of the batches has the right bits."""
@@ -34,7 +34,10 @@ class Exam:
 
     def fits(self, label: torch.Tensor) -> bool:
         """Whether any label can look so: kind of numbers, classes."""
-        return label.dtype == self.dtype and tuple(label.shape[1:]) == self.trailing
+        if label.dtype != self.dtype or label.dim() != 1 + len(self.trailing):
+            return False
+        pairs = zip(label.shape[1:], self.trailing, strict=True)
+        return all(expected is None or found == expected for found, expected in pairs)
 
 
 def make_exam(teacher: Workload, device: str, batches: Sequence[int]) -> Exam:
@@ -50,6 +53,7 @@ def make_exam(teacher: Workload, device: str, batches: Sequence[int]) -> Exam:
     """
     network = LabelNetwork.of(teacher, device)
     digests: dict[int, str] = {}
+    labels: list[torch.Size] = []
     seen = set()
     for number in (*batches[:LOOKED_AT], *batches[-1:]):
         fields = network.fields(number)
@@ -58,4 +62,7 @@ def make_exam(teacher: Workload, device: str, batches: Sequence[int]) -> Exam:
             seen.add(shapes)
             label = network.label_of(number, fields).cpu()
             digests[number] = label_digest(label)
-    return Exam(digests, label.dtype, tuple(label.shape[1:]))
+            labels.append(label.shape[1:])
+    sizes = (set(each) for each in zip(*labels, strict=True))
+    trailing = tuple(each.pop() if len(each) == 1 else None for each in sizes)
+    return Exam(digests, label.dtype, trailing)
