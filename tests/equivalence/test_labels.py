@@ -216,10 +216,11 @@ class OfTokens(nn.Module):
 
 def test_labels_of_many_lengths(tmp_path):
     torch.manual_seed(2)
+    space = npp.chain([nn.Linear(6, 5)])
     teacher = npp.Teacher([nn.Linear(6, 9), nn.Linear(9, 5)])
     runs = [
         npp.train(
-            npp.chain([nn.Linear(6, 5)]), sentences, OfTokens(), steps=12, seed=SEED,
+            space, sentences, OfTokens(), steps=12, seed=SEED,
             teacher=teacher, run_dir=tmp_path / name,
             execution={"labels": name, "teachers": 2 * (name == "service"), "timeout_seconds": 20},
         )
