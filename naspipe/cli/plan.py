@@ -42,7 +42,7 @@ memory: the most that one stage's layers occupy (with a budget) and its passes k
 """
 
 
-_TEACHING = ("teacher", "teacher_subnet", "momentum")
+_TEACHING = ("teacher", "teacher_subnet", "teacher_top", "momentum")
 """Options that a plan with a teacher has."""
 
 

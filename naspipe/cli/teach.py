@@ -45,6 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--subnet", metavar="ID", help="of a supernet's run: best, first, last, a step, or choices"
     )
+    parser.add_argument(
+        "--top", type=int, default=0, metavar="K", help="as --teacher-top says of the students"
+    )
     parser.add_argument("--data", metavar="NAME", help="the students' data (the teacher's own)")
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where prepared data is kept")
     parser.add_argument(
@@ -132,7 +135,8 @@ def _settings(arguments: argparse.Namespace) -> Settings:
 def _teacher(arguments: argparse.Namespace) -> Teacher:
     from naspipe.cli.teaching.teacher import find_teacher
 
-    return find_teacher(arguments.teacher, arguments.subnet or "last", arguments.data_dir)
+    subnet = arguments.subnet or "last"
+    return find_teacher(arguments.teacher, subnet, arguments.data_dir, arguments.top)
 
 
 def _own_record(path: Path) -> Mapping[str, Any]:

@@ -6,6 +6,7 @@ pass. ``joined(outputs, lessons)`` is one loss over all passes of a step.
 
 ========================= ==========================================================================
 :class:`SoftTarget`        the label, and the teacher's softened scores (Hinton et al. 2015)
+:class:`TopTarget`         the label, and the teacher's greatest scores alone
 :class:`DistilBert`        soft scores, masked words, hidden states (Sanh et al. 2019)
 :class:`HiddenStates`      hidden states alone: of an encoder that is taught block by block
 :class:`BYOL`              agreement of two views (Grill et al. 2020)
@@ -22,5 +23,8 @@ from naspipe.losses.cost_term import CostTerm as CostTerm
 from naspipe.losses.distil_bert import DistilBert as DistilBert
 from naspipe.losses.hidden_states import HiddenStates as HiddenStates
 from naspipe.losses.soft_target import SoftTarget as SoftTarget
+from naspipe.losses.top_target import TopTarget as TopTarget
 
-__all__ = ["BYOL", "Contrastive", "CostTerm", "DistilBert", "HiddenStates", "SoftTarget"]
+__all__ = [
+    "BYOL", "Contrastive", "CostTerm", "DistilBert", "HiddenStates", "SoftTarget", "TopTarget",
+]  # fmt: skip

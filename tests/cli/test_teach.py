@@ -52,6 +52,20 @@ def test_labels_in_a_file(tmp_path: Path, teacher: Path, taught: Path) -> None:
     assert main(words) == 2  # it is there already
 
 
+def test_labels_of_the_greatest_scores(tmp_path: Path, teacher: Path, taught: Path) -> None:
+    """From the pipeline and from a file; a run that learns all of them is another one."""
+    file = tmp_path / "labels"
+    words = ["teach", str(teacher), "--top", "3", "--to", str(file), "--batches", "12"]
+    assert main([*words, "--seed", "3", "--quiet"]) == 0
+    more = ["--seed", "3", "--teacher", str(teacher), "--teacher-top", "3"]
+    for name, labels in (("one", []), ("two", ["--labels", f"file:{file}"])):
+        assert main([*TRAIN, *more, *labels, "--run-dir", str(tmp_path / name)]) == 0
+    assert_same(tmp_path / "one", tmp_path / "two")
+    assert "teacher" in compare_runs([taught, tmp_path / "one"])[0].reason
+    other = [*TRAIN, *more[:-1], "4", "--labels", f"file:{file}", "--run-dir", str(tmp_path / "no")]
+    assert main(other) == 2  # labels of another teacher
+
+
 def test_a_teacher_that_joins(tmp_path: Path, teacher: Path, taught: Path) -> None:
     (tmp_path / "known").write_text(own_pair(tmp_path / "key")[0] + "\n")
     with redis_server(tmp_path) as server:

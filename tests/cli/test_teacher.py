@@ -52,6 +52,8 @@ def test_another_teacher_is_another_run(tmp_path: Path, teacher: Path) -> None:
     [
         (("--teacher", "nowhere"), "nowhere is not a run directory"),
         (("--teacher-subnet", "last"), "expected --teacher RUN with it"),
+        (("--teacher-top", "3"), "--teacher-top: expected --teacher RUN with it"),
+        (("--teacher", "TEACHER", "--teacher-subnet", "first", "--teacher-top", "-3"), "found -3"),
         (("--teacher", "TEACHER", "--teacher-subnet", "best"), "search"),
         (("--teacher", "TEACHER", "--teacher-subnet", "0,1"), "6 choices"),
         (("--teacher", "TEACHER", "--streams", "2"), "expected one stream to teach"),

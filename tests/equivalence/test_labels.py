@@ -197,3 +197,34 @@ def test_a_service_of_passes_and_groups(tmp_path, monkeypatch, groups, stages):
     how = {"labels": "service", "teachers": 2, "groups": groups, "label_audit": 4}
     run = train(tmp_path / "run", stages, "accumulate:4", how)
     assert_same_bits(run, plain_loop(run, 4))
+
+
+def sentences(seed, number):
+    """Of a length that each batch has for itself."""
+    torch.manual_seed(1000 * seed + number)
+    shape = (4, 3 + number % 5)
+    return {"input": torch.randn(*shape, 6), "target": torch.randint(0, 5, shape)}
+
+
+class OfTokens(nn.Module):
+    def forward(self, output, target):
+        return nn.functional.cross_entropy(output.flatten(0, 1), target.flatten())
+
+    def distill(self, output, taught, target):
+        return self(output, target) + (output - taught).square().mean()
+
+
+def test_labels_of_many_lengths(tmp_path):
+    torch.manual_seed(2)
+    space = npp.chain([nn.Linear(6, 5)])
+    teacher = npp.Teacher([nn.Linear(6, 9), nn.Linear(9, 5)])
+    runs = [
+        npp.train(
+            space, sentences, OfTokens(), steps=12, seed=SEED,
+            teacher=teacher, run_dir=tmp_path / name,
+            execution={"labels": name, "teachers": 2 * (name == "service"), "timeout_seconds": 20},
+        )
+        for name in ("inline", "service")
+    ]  # fmt: skip
+    assert runs[0].losses == runs[1].losses
+    assert compare_runs([tmp_path / "inline", tmp_path / "service"])[0].is_identical

@@ -65,6 +65,22 @@ def test_bits_of_a_bert_that_guesses_masked_words(tmp_path):
         )  # fmt: skip
 
 
+@pytest.mark.parametrize("name", ["mobilenet-v2", "mobilenet-v3"])
+def test_gradients_keep_their_strides_from_block_to_block(tmp_path, name):
+    """Images are channels last all the way; the gradient of a mean comes channels first."""
+    info = {"channels": 1, "height": 28, "width": 28, "classes": 10}
+
+    def images(seed, number):
+        torch.manual_seed(1000 * seed + number)
+        found = torch.randn(64, 28, 28, 1).permute(0, 3, 1, 2)
+        return {"input": found, "target": torch.randint(0, 10, (64,))}
+
+    space = search_spaces.build(name, "tiny", info)
+    loss = nn.CrossEntropyLoss()
+    for execution in ({}, {"recompute": True}):
+        check(tmp_path, space, images, loss, stages=(1, 2), steps=2, execution=execution)
+
+
 def test_the_modules_stay_as_they_are(tmp_path):
     net = network()
     before = deepcopy(net.state_dict())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -38,6 +39,12 @@ def add_arguments(parser: Options) -> None:
         "--teacher-subnet",
         metavar="CHOICES",
         help="of its supernet: best, first, last, a step, or choices as in 0,1,3 (default: last)",
+    )
+    parser.add_argument(
+        "--teacher-top",
+        type=int,
+        metavar="K",
+        help="only its K greatest scores are learned, made to sum to one: another teacher, too",
     )
     parser.add_argument(
         "--momentum",
@@ -79,6 +86,7 @@ def join_teacher(
     """
     from naspipe.core.errors import ConfigError
     from naspipe.frontend.teaching.joined import join
+    from naspipe.losses.top_target import TopTarget
 
     asked = sources[0].get("teacher") if arguments.resume else None
     if arguments.resume and (arguments.teacher or arguments.momentum):
@@ -87,6 +95,8 @@ def join_teacher(
                           f"{arguments.resume}; leave it out")  # fmt: skip
     asked = asked or _asked(arguments)
     teacher = _made(asked, sources[0].get("momentum") or {}, arguments.data_dir)
+    if asked and "top" in asked:
+        workloads = [replace(each, loss=TopTarget(each.loss)) for each in workloads]
     taught = join(workloads, execution, teacher=teacher)
     named = list(sources)
     if teacher is not None:
@@ -100,16 +110,20 @@ def teacher_of(arguments: argparse.Namespace, momentum: Mapping[str, Any]) -> Ma
     Raises:
         ConfigError: for a teacher that cannot be used.
     """
-    return _made(_asked(arguments), momentum, arguments.data_dir)
+    asked = _asked(arguments) or {}
+    asked.pop("top", None)  # no matter of what it costs
+    return _made(asked or None, momentum, arguments.data_dir)
 
 
 def _asked(arguments: argparse.Namespace) -> dict[str, str] | None:
     from naspipe.core.errors import ConfigError
 
     if arguments.teacher is not None:
-        return {"run": str(arguments.teacher), "subnet": arguments.teacher_subnet or "last"}
-    if arguments.teacher_subnet is not None:
-        raise ConfigError("--teacher-subnet: expected --teacher RUN with it, found none")
+        top = {} if arguments.teacher_top is None else {"top": str(arguments.teacher_top)}
+        return {"run": str(arguments.teacher), "subnet": arguments.teacher_subnet or "last", **top}
+    for name in ("subnet", "top"):
+        if getattr(arguments, f"teacher_{name}") is not None:
+            raise ConfigError(f"--teacher-{name}: expected --teacher RUN with it, found none")
     return None
 
 
@@ -121,7 +135,8 @@ def _made(
     if asked is not None and momentum:
         raise ConfigError("--teacher: expected no momentum teacher beside it, found one; choose")
     if asked is not None:
-        return find_teacher(Path(asked["run"]), asked["subnet"], data_dir)
+        top = int(asked.get("top", 0))
+        return find_teacher(Path(asked["run"]), asked["subnet"], data_dir, top)
     return momentum_of(momentum) if momentum else None
 
 
@@ -143,7 +158,7 @@ def momentum_of(said: Mapping[str, Any]) -> Momentum:
     return Momentum(**{**said, "without": blocks})
 
 
-def find_teacher(path: Path, subnet: str, data_dir: Path | None) -> Teacher:
+def find_teacher(path: Path, subnet: str, data_dir: Path | None, top: int = 0) -> Teacher:
     """A subnet of a run that was started from the command line, or one that was exported.
 
     Raises:
@@ -159,11 +174,11 @@ def find_teacher(path: Path, subnet: str, data_dir: Path | None) -> Teacher:
     if (path / "model.json").is_file():
         from naspipe.export.pytorch_form import load_pytorch
 
-        return Teacher(load_pytorch(path))
+        return Teacher(load_pytorch(path), top=top)
     nothing = argparse.Namespace(space=None, data=None, run=path)
     manifest = RunDirectory(path).read_manifest()
     source = run_source(nothing, manifest)
     named = find_workload(source.space, source.scale, source.data, data_dir, source.sizes)
     run = Run(as_trained(named, manifest).space, path)
     check_space(run)
-    return Teacher(run, find_choices(run, subnet))
+    return Teacher(run, find_choices(run, subnet), top=top)

@@ -15,6 +15,7 @@ from naspipe.core.user_code import users_code
 from naspipe.frontend.given.expected_costs import check_costs
 from naspipe.frontend.given.joined_end import END
 from naspipe.frontend.teaching.taught import Taught
+from naspipe.losses.top_classes import KeepsTop, top_classes
 from naspipe.mixed.mixed_edge import MixedEdge
 from naspipe.runtime.jobs.losses import distilling, is_joined, loss_fields, wants_hidden
 from naspipe.runtime.jobs.workload import Workload, field_of
@@ -68,6 +69,8 @@ def _shapes(workload: Workload) -> Shapes | None:
     batch = workload.data(workload.definition.seed, 0)
     try:
         return _forward(workload.space, batch)
+    except ConfigError:
+        raise
     except Exception:  # whatever is wrong is said when real layers compute
         return None
 
@@ -78,8 +81,12 @@ def _forward(space: Space, batch: Mapping[str, Any]) -> Shapes:
         for position in range(len(space)):
             if space.labels[position] == END:
                 break
-            module = sketch(space, position, 0).eval().to("meta")
+            module: Any = sketch(space, position, 0).eval().to("meta")
             fields = [field_of(batch, name, 0).to("meta") for name in space.fields(position)]
+            if isinstance(module, KeepsTop):
+                found = module.block(*state, *fields)
+                top_classes(found, module.top)
+                return [tuple(found.shape)]
             result = module(*state, *fields)
             state = result if isinstance(result, tuple) else (result,)
     return [tuple(each.shape) for each in state]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -23,6 +23,7 @@ from naspipe.frontend.given.run import Run
 from naspipe.frontend.teaching.lesson_pairs import lesson_pairs
 from naspipe.frontend.teaching.taught import Taught, only_student
 from naspipe.frontend.teaching.teacher_blocks import teacher_blocks
+from naspipe.losses.top_classes import KeepsTop
 from naspipe.runtime.jobs.losses import wants_hidden
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.teaching.momentum_update import MODES
@@ -49,6 +50,9 @@ class Teacher:
         joint_cuts: cut it where the student is cut, block by block; otherwise both are balanced by
             themselves. Changes no bit.
         weights: a safetensors file for modules, with the names of ``Sequential(*modules)``.
+        top: put out so many scores alone, the greatest of the last dimension, with their classes:
+            for losses like :class:`naspipe.losses.TopTarget`. Another teacher than with all of
+            them, in a run's definition too. 0 for all.
 
     Raises:
         ConfigError: for anything else, a layer that the run never trained, or weights that are not
@@ -65,6 +69,7 @@ class Teacher:
         mode: str = "eval",
         joint_cuts: bool = False,
         weights: str | Path | None = None,
+        top: int = 0,
     ) -> None:
         if isinstance(network, Run):
             if weights is not None:
@@ -82,9 +87,14 @@ class Teacher:
             raise ConfigError(f"teacher: expected a window of 1 pass or more, found {window}")
         if mode not in MODES:
             raise ConfigError(f"teacher: expected mode {' or '.join(MODES)}, found {mode!r:.80}")
-        self.window, self.mode, self._joint_cuts = window, mode, joint_cuts
+        if top < 0:
+            raise ConfigError(f"teacher: expected top of 0 classes or more, found {top}")
+        self.window, self.mode, self._joint_cuts, self._top = window, mode, joint_cuts, top
         self.digest = weights_digest(self.space) + ("" if mode == "eval" else f"/{mode}")
         _check_finite(self.space)
+        if top:
+            self.digest += f"/top:{top}"
+            self.space = _with_last(self.space, lambda block: KeepsTop(block, top))
 
     def blocks(self, cuts: Sequence[int]) -> list[nn.Module]:
         """Its layers in several modules, for :func:`naspipe.distill_blockwise`.
@@ -102,6 +112,8 @@ class Teacher:
                 f"teacher: expected mode eval of one whose blocks each teach a student, as no "
                 f"order of its forwards may reach a result, found mode {self.mode}"
             )
+        if self._top:
+            raise ConfigError(f"teacher: expected blocks of all scores, found top={self._top}")
         return teacher_blocks(self.space, cuts)
 
     def beside(self, students: Sequence[Workload]) -> Taught:
@@ -112,7 +124,9 @@ class Teacher:
                 have one already.
         """
         student = only_student(students)
-        space = _with_hidden(self.space) if wants_hidden(student.loss) else self.space
+        self._check_top(student.loss)
+        is_seen = wants_hidden(student.loss)
+        space = _with_last(self.space, _WithHidden) if is_seen else self.space
         own = replace(student.definition, teacher=self.digest)
         definition = replace(
             student.definition, space=space.name, sampler="uniform", rules={}, teacher="",
@@ -127,6 +141,14 @@ class Teacher:
         pairs = lesson_pairs(student, are_crossed=False)
         tap = Tap(source=ends[1], sink=ends[0], role=TapRole.LESSON, passes=pairs)
         return Taught((replace(student, definition=own), teacher), (tap,), ("", "teacher"))
+
+    def _check_top(self, loss: Any) -> None:
+        if bool(self._top) != bool(getattr(loss, "takes_top", False)):
+            expected = "TopTarget, as for top=K" if self._top else "a teacher with top=K"
+            raise ConfigError(
+                f"teacher: expected {expected}, found a loss {type(loss).__name__} and top="
+                f"{self._top}"
+            )
 
 
 def _of_run(run: Run, choices: Sequence[int] | None, ema: bool) -> Space:
@@ -201,10 +223,11 @@ class _WithHidden(nn.Module):
         return (*(outputs if isinstance(outputs, tuple) else (outputs,)), inputs[0])
 
 
-def _with_hidden(space: Space) -> Space:
+def _with_last(space: Space, wrap: Callable[[nn.Module], nn.Module]) -> Space:
+    """A space whose last block's module is wrapped."""
     *blocks, last = space.blocks
     (factory,) = last.candidates
-    wrapped = Block([lambda: _WithHidden(factory())], fields=last.fields, rule=Frozen())
+    wrapped = Block([lambda: wrap(factory())], fields=last.fields, rule=Frozen())
     return Space(space.name, [*blocks, wrapped])
 
 

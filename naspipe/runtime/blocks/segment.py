@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -67,6 +68,8 @@ class Segment:
         self._layer = layer
         self._inputs = inputs
         self._outputs: Tensors | None = None
+        self._arrived: list[Gradient] = [None] * len(inputs)
+        """What the backward has brought to each input, in the layout in which it came."""
         self._buffers: dict[tuple[nn.Module, str], torch.Tensor] = {}
         self.statistics: Statistics = {}
         """Of the forward, where they are deferred."""
@@ -115,9 +118,8 @@ class Segment:
         ]
         if roots:
             torch.autograd.backward([o for o, _ in roots], [g for _, g in roots])
-        found = tuple(leaf.grad for leaf in self._inputs)
-        for leaf in self._inputs:
-            leaf.grad = None
+        found = tuple(self._arrived)
+        self._arrived[:] = [None] * len(found)
         return found
 
     @property
@@ -139,8 +141,6 @@ class Segment:
         """As if a backward that failed half-way had never begun."""
         self.drop_graph()
         self._layer.take_gradients()
-        for leaf in self._inputs:
-            leaf.grad = None
 
     def take_gradients(self) -> dict[str, torch.Tensor]:
         """Move the parameters' gradients out of the layer."""
@@ -177,6 +177,10 @@ class Segment:
         seed_draws(self._spec.seed)
         with torch.enable_grad(), autocast(self._spec.precision, self._spec.device_type):
             aliases = [leaf.view_as(leaf) for leaf in self._inputs]
+            self._arrived[:] = [None] * len(aliases)
+            for place, alias in enumerate(aliases):
+                if alias.grad_fn is not None:
+                    alias.grad_fn.register_prehook(partial(_arrive, self._arrived, place))
             try:
                 outputs = self._call(aliases, statistics)
             except RuntimeError as error:
@@ -208,6 +212,18 @@ def same_bits(one: torch.Tensor | None, other: torch.Tensor) -> bool:
     if one is None or one.shape != other.shape or one.dtype != other.dtype:
         return False
     return torch.equal(tensor_bytes(one), tensor_bytes(other))
+
+
+def _arrive(
+    arrived: list[Gradient], place: int, gradients: tuple[Gradient, ...]
+) -> tuple[None, ...]:
+    """Take an input's gradient as it is, and leave nothing for the leaf.
+
+    A leaf's ``grad`` is given the leaf's own layout. In a graph that is not cut the gradient keeps
+    its strides, and kernels of the block before may add in another order for others.
+    """
+    (arrived[place],) = gradients
+    return (None,)
 
 
 def _leaf(output: torch.Tensor) -> torch.Tensor:

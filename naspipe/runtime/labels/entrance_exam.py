@@ -28,8 +28,8 @@ class Exam:
 
     digests: dict[int, str]
     dtype: torch.dtype
-    trailing: tuple[int, ...]
-    """Sizes of a label behind its first."""
+    trailing: tuple[int | None, ...]
+    """Sizes of a label behind its first; None for one that is not the same in all batches."""
     shapes: Mapping[Shapes, torch.Size]
     """Of a label, by the shapes of what the teacher takes of its batch."""
     fields: Mapping[int, Shapes]
@@ -41,8 +41,10 @@ class Exam:
 
     def misfit(self, label: torch.Tensor) -> str:
         """Why no label can look so; empty where it may."""
-        if label.dtype == self.dtype and tuple(label.shape[1:]) == self.trailing:
-            return ""
+        if label.dtype == self.dtype and label.dim() == 1 + len(self.trailing):
+            pairs = zip(label.shape[1:], self.trailing, strict=True)
+            if all(expected in (None, found) for found, expected in pairs):
+                return ""
         return (
             f"expected labels of {self.dtype} and {self.trailing} a sample, found {label.dtype} "
             f"and {tuple(label.shape[1:])}"
@@ -91,7 +93,9 @@ def make_exam(teacher: Workload, device: str, batches: Sequence[int]) -> Exam:
             found[shapes] = label.shape
             digests[number], taken[number] = label_digest(label), shapes
             check_draws(network, number, fields)
-    return Exam(digests, label.dtype, tuple(label.shape[1:]), found, taken)
+    sizes = (set(each) for each in zip(*(shape[1:] for shape in found.values()), strict=True))
+    trailing = tuple(each.pop() if len(each) == 1 else None for each in sizes)
+    return Exam(digests, label.dtype, trailing, found, taken)
 
 
 def shapes_of(fields: Iterable[torch.Tensor]) -> Shapes:

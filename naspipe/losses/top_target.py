@@ -1,0 +1,67 @@
+"""The label's loss, and the divergence from the teacher's greatest scores alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from naspipe.losses.top_classes import split_top
+
+
+class TopTarget:
+    """Distillation from a teacher's K greatest scores v of classes c, as of ``Teacher(top=K)``::
+
+        loss(output, target) + weight * T² * sum_k p_k * (log p_k - log_softmax(output / T)[c_k])
+
+    with p = softmax(v / T) over the K kept ones: what the teacher gives to others is left out and
+    the rest is made to sum to one. The student's softmax is over all classes. The sum is averaged
+    over the targets that count: all but the loss's ``padding`` or ``ignore_index``.
+
+    Args:
+        loss: of an output and the batch field ``target``; cross entropy by default.
+        temperature: T.
+        weight: of the divergence.
+    """
+
+    same_shapes = True
+    """The teacher has the student's classes."""
+
+    takes_top = True
+
+    def __init__(self, loss: Any = None, *, temperature: float = 1.0, weight: float = 1.0) -> None:
+        self._loss = nn.CrossEntropyLoss() if loss is None else loss
+        self._temperature, self._weight = temperature, weight
+        self._padding = getattr(loss, "padding", getattr(loss, "ignore_index", None))
+        self.record = {"temperature": temperature, "weight": weight}
+        """What of it is part of a run's definition."""
+
+    def __call__(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """Without a teacher: where the student is validated."""
+        found: torch.Tensor = self._loss(output, target)
+        return found
+
+    def distill(
+        self, output: torch.Tensor, taught: torch.Tensor, target: torch.Tensor
+    ) -> torch.Tensor:
+        """With the teacher's label for the same batch.
+
+        Args:
+            output: of shape (..., classes).
+            taught: of shape (..., 2, K); see :func:`naspipe.losses.top_classes.top_classes`.
+            target: of shape (...), or of any other one where all count.
+        """
+        t = self._temperature
+        scores, classes = split_top(taught)
+        expected = functional.log_softmax(scores / t, -1)
+        found = functional.log_softmax(output / t, -1).gather(-1, classes)
+        divergence = (expected.exp() * (expected - found)).sum(-1)
+        if self._padding is not None and target.shape == divergence.shape:
+            counts = (target != self._padding).to(divergence.dtype)
+            mean = (divergence * counts).sum() / counts.sum()
+        else:
+            mean = divergence.mean()
+        total: torch.Tensor = self(output, target) + mean * (self._weight * t * t)
+        return total
