@@ -81,7 +81,28 @@ def run(arguments: argparse.Namespace) -> int:
 
     if (arguments.to is None) == (arguments.registry is None):
         raise ConfigError("naspipe teach: expected either --to FILE or --registry URL")
+    _check(arguments)
     return _write(arguments) if arguments.to else _serve(arguments)
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """What is no setting of a run is checked as those are.
+
+    Raises:
+        ConfigError: for a value that is not allowed.
+    """
+    from naspipe.core.config import Execution
+    from naspipe.core.errors import ConfigError
+    from naspipe.frontend.given.input_checks import check_device
+    from naspipe.runtime.devices.gpus import find_gpus
+
+    device = arguments.device
+    Execution(device=device, teacher_ttl=arguments.ttl, teacher_pace=arguments.pace)
+    check_device(device, 0 if device == "cpu" else len(find_gpus()))
+    if not 0 <= arguments.port < 1 << 16:
+        raise ConfigError(f"--port: expected 0 to 65535, found {arguments.port}")
+    if arguments.to and not arguments.to.absolute().parent.is_dir():
+        raise ConfigError(f"--to {arguments.to}: expected a folder that is there, found none")
 
 
 def _write(arguments: argparse.Namespace) -> int:
@@ -111,7 +132,6 @@ def _serve(arguments: argparse.Namespace) -> int:
     from naspipe.frontend.teaching.label_teaching import Teaching, teach
 
     key = arguments.key.expanduser()
-    key.parent.mkdir(parents=True, exist_ok=True)
     way = Teaching(
         registry=arguments.registry, host=arguments.host, port=arguments.port, key=key,
         device=arguments.device, threads=_settings(arguments).recipe.threads,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from naspipe.core.errors import ConfigError
 from naspipe.runtime.registries.own_registry import OwnRegistry
 from naspipe.runtime.registries.ports import Registry
@@ -16,6 +18,6 @@ def open_registry(url: str) -> Registry:
     """
     if url.startswith(("redis://", "rediss://")):
         return RedisRegistry(url)
-    if url.startswith("tcp://"):
+    if re.fullmatch(r"tcp://[^:/]+:\d{1,5}", url):
         return OwnRegistry(url)
     raise ConfigError(f"registry: expected redis://HOST or tcp://HOST:PORT, found {url:.80}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+from contextlib import suppress
 from pathlib import Path
 
 import zmq
@@ -46,17 +47,32 @@ def own_pair(path: Path) -> tuple[str, bytes]:
     Raises:
         ConfigError: for a file that holds something else, or that others may read.
     """
-    if not path.exists():
-        public, secret = zmq.curve_keypair()
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(public + b" " + secret + b"\n")
+    try:
+        if not path.exists():
+            _make_pair(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: expected a place for a key, found {reason(error)}") from None
     if path.stat().st_mode & 0o077:
         raise ConfigError(f"{path}: expected a file that only you may read; chmod 600 {path}")
     words = path.read_bytes().split()
     if len(words) != 2 or not all(_is_key(word.decode("latin1")) for word in words):
         raise ConfigError(f"{path}: expected a public and a secret key, found something else")
     return words[0].decode("ascii"), words[1]
+
+
+def _make_pair(path: Path) -> None:
+    """A file that is whole when it is there; the first of several who make it at once wins."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    public, secret = zmq.curve_keypair()
+    beside = path.with_name(f"{path.name}.{os.getpid()}")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(public + b" " + secret + b"\n")
+        with suppress(FileExistsError):
+            os.link(beside, path)
+    finally:
+        beside.unlink()
 
 
 def _is_key(text: str) -> bool:

@@ -160,6 +160,9 @@ def test_keys(tmp_path):
         read_keys(tmp_path / "known")
     with pytest.raises(ConfigError, match="expected a file at"):
         read_keys(tmp_path / "nothing")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="expected a place for a key, found"):
+        own_pair(tmp_path / "file" / "key")
     (tmp_path / "own").chmod(0o644)
     with pytest.raises(ConfigError, match="only you may read"):
         own_pair(tmp_path / "own")
