@@ -103,7 +103,9 @@ def _pool_main(pool: TeacherPool) -> None:
     try:
         teachers.start(settings.count)
         addresses = [pool.registry_address, *filter(None, [settings.listens_at])]
-        sockets = [listen(context, address) for address in addresses]
+        sockets = {
+            listen(context, address): address == pool.registry_address for address in addresses
+        }
         while not is_over.is_set():
             serve(sockets, table, _WAIT_MS)
     finally:

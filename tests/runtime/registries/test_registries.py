@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
+import msgpack
 import pytest
 import zmq
 
@@ -40,7 +41,7 @@ class OwnServer:
     def _run(self):
         with zmq.Context() as context, listen(context, self.address) as socket:
             while not self._is_over.is_set():
-                serve([socket], self.table, 10)
+                serve({socket: True}, self.table, 10)
 
     def kill(self):
         self._is_over.set()
@@ -125,8 +126,10 @@ def test_a_registry_holds_no_more_than_so_many(monkeypatch):
     monkeypatch.setattr("naspipe.runtime.teachers.registry_server.MAX_CARDS", 2)
     table = CardTable()
     for name in "abc":
-        table._answer(["announce", pack_card(card(name)), 5])
-    assert len(table._answer(["cards"])) == 2
+        assert table.answer(words("announce", pack_card(card(name)), 5), is_own=False) == []
+    assert len(table.answer(words("cards"))) == 2
+    assert table.answer(words("announce", pack_card(card("own")), 5)) == []
+    assert len(table.answer(words("cards"))) == 3, "strangers take no place of the run's own"
 
 
 @pytest.mark.parametrize("data", [b"", b"\x90", b"\x95\x01\x02\x03\x04\x05", b"x" * 5000])
@@ -166,3 +169,27 @@ def test_keys(tmp_path):
     (tmp_path / "own").chmod(0o644)
     with pytest.raises(ConfigError, match="only you may read"):
         own_pair(tmp_path / "own")
+
+
+def test_strangers_hire_nobody_and_leave_the_runs_own_cards_alone():
+    """Over the address at which a run's registry listens for others."""
+    done = []
+    table = CardTable(hire=done.append, release=done.append)
+    own, other = card("teacher-0"), card("other")
+    assert table.answer(words("announce", pack_card(own), 5.0)) == []
+    for said in (
+        words("hire", 3),
+        words("release", "teacher-0"),
+        words("withdraw", "teacher-0"),
+        words("announce", pack_card(card("teacher-0", "tcp://1.2.3.4:5")), 5.0),
+    ):
+        assert table.answer(said, is_own=False) is None
+    assert not done
+    assert table.answer(words("announce", pack_card(other), 5.0), is_own=False) == []
+    assert table.answer(words("cards"), is_own=False) == [pack_card(own), pack_card(other)]
+    assert table.answer(words("withdraw", "other"), is_own=False) == []
+    assert table.answer(words("hire", 3)) == [] and done == [3]
+
+
+def words(*said):
+    return msgpack.packb(list(said))
