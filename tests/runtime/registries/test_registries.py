@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 import time
 
@@ -193,3 +195,25 @@ def test_strangers_hire_nobody_and_leave_the_runs_own_cards_alone():
 
 def words(*said):
     return msgpack.packb(list(said))
+
+
+@pytest.mark.parametrize(
+    "answer", [b":x\r\n", b"*x\r\n", b"$zz\r\n", b"*1\r\n:1\r\n", b"\xff\xfe", b"+OK\r\n", b""]
+)
+def test_a_server_that_is_no_redis(answer):
+    """Whatever its client makes of the bytes, whoever looks for cards goes on."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve_garbage():
+            with contextlib.suppress(OSError):
+                while True:
+                    line, _ = listening.accept()
+                    with line:
+                        line.recv(4096)
+                        line.sendall(answer * 20)
+
+        threading.Thread(target=serve_garbage, daemon=True).start()
+        registry = RedisRegistry(f"redis://127.0.0.1:{listening.getsockname()[1]}")
+        with pytest.raises(TransportError, match="the registry does not answer"):
+            registry.cards()
+        listening.shutdown(socket.SHUT_RDWR)
