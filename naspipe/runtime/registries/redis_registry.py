@@ -77,5 +77,5 @@ class RedisRegistry:
             said = kind + " ".join(str(error).split())
             raise TransportError(f"the registry does not answer: {said:.200}") from error
         finally:
-            with suppress(Exception):  # of a line that is broken
-                self._client.connection_pool.disconnect()  # processes that are forked have their own
+            with suppress(Exception):  # processes that are forked have connections of their own
+                self._client.connection_pool.disconnect()
