@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from naspipe.core.errors import ConfigError, TransportError
@@ -71,8 +72,10 @@ class RedisRegistry:
     def _try(self, do: Callable[[], T]) -> T:
         try:
             return do()
-        except self._problems as error:
-            said = " ".join(str(error).split())
+        except Exception as error:  # also what its client says of a server that is none
+            kind = "" if isinstance(error, self._problems) else f"{type(error).__name__}: "
+            said = kind + " ".join(str(error).split())
             raise TransportError(f"the registry does not answer: {said:.200}") from error
         finally:
-            self._client.connection_pool.disconnect()  # processes that are forked have their own
+            with suppress(Exception):  # processes that are forked have connections of their own
+                self._client.connection_pool.disconnect()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import msgpack
 import zmq
@@ -21,6 +21,13 @@ from naspipe.runtime.registries.own_registry import (
 from naspipe.runtime.registries.teacher_card import MAX_CARD_BYTES, read_card
 
 _MAX_TTL_SECONDS = 86_400.0
+_MOST_AT_ONCE = 256
+
+
+class _Shown(NamedTuple):
+    card: bytes
+    until: float
+    is_own: bool
 
 
 class CardTable:
@@ -39,44 +46,50 @@ class CardTable:
         release: Callable[[str], None] = lambda name: None,
     ) -> None:
         self._clock, self._hire, self._release = clock, hire, release
-        self._cards: dict[str, tuple[bytes, float]] = {}
+        self._cards: dict[str, _Shown] = {}
 
     def answer(self, data: bytes, is_own: bool = True) -> Any:
-        """What to answer; what cannot be read is answered with None.
+        """What to answer; what cannot be read, or is not for strangers, is answered with None.
 
         Args:
-            data: what was asked.
-            is_own: of the run itself, which alone may hire and release.
+            data: what is asked.
+            is_own: whether a process of the run asks. Others hire and release nobody, and leave
+                the cards of the run's own teachers alone.
         """
         try:
             words = msgpack.unpackb(data)
-            if not is_own and words[:1] in ([HIRE], [RELEASE]):
-                return None
-            return self._answer(words)
+            return self._answer(words, is_own)
         except (TypeError, ValueError, TransportError, msgpack.UnpackException, RecursionError):
             return None
 
-    def _answer(self, words: Any) -> Any:
+    def _answer(self, words: Any, is_own: bool) -> Any:
         now = self._clock()
-        self._cards = {name: each for name, each in self._cards.items() if each[1] > now}
+        self._cards = {name: each for name, each in self._cards.items() if each.until > now}
         match words:
             case [kind, bytes(card), int(ttl) | float(ttl)] if kind == ANNOUNCE:
                 name = read_card(card).name
                 if not 0 < ttl <= _MAX_TTL_SECONDS:
                     raise ValueError(f"a time of {ttl} seconds")
-                if name in self._cards or len(self._cards) < MAX_CARDS:
-                    self._cards[name] = card, now + ttl
+                self._check(name, is_own)
+                if is_own or name in self._cards or len(self._cards) < MAX_CARDS:
+                    self._cards[name] = _Shown(card, now + ttl, is_own)
             case [kind, str(name)] if kind == WITHDRAW:
+                self._check(name, is_own)
                 self._cards.pop(name, None)
             case [kind] if kind == CARDS:
-                return [card for card, _ in self._cards.values()]
-            case [kind, int(count)] if kind == HIRE:
+                return [each.card for each in self._cards.values()]
+            case [kind, int(count)] if kind == HIRE and is_own:
                 self._hire(count)
-            case [kind, str(name)] if kind == RELEASE:
+            case [kind, str(name)] if kind == RELEASE and is_own:
                 self._release(name)
             case _:
                 raise ValueError("unknown words")
         return []
+
+    def _check(self, name: str, is_own: bool) -> None:
+        shown = self._cards.get(name)
+        if shown is not None and shown.is_own and not is_own:
+            raise ValueError(f"{name:.80} is a teacher of the run")
 
 
 def listen(context: zmq.Context[Any], address: str) -> zmq.Socket[Any]:
@@ -98,14 +111,22 @@ def listen(context: zmq.Context[Any], address: str) -> zmq.Socket[Any]:
     return socket
 
 
-def serve(sockets: Sequence[zmq.Socket[Any]], table: CardTable, wait_ms: int) -> None:
-    """Answer what has come, or comes in so many milliseconds; the first socket is the run's own."""
+def serve(sockets: Mapping[zmq.Socket[Any], bool], table: CardTable, wait_ms: int) -> None:
+    """Answer what has come, or comes in so many milliseconds.
+
+    Args:
+        sockets: and of each whether only processes of the run reach it.
+        table: what is asked.
+        wait_ms: at most.
+    """
     poller = zmq.Poller()
     for socket in sockets:
         poller.register(socket, zmq.POLLIN)
     for socket, _ in poller.poll(wait_ms):
-        while socket.poll(0):
+        for _ in range(_MOST_AT_ONCE):
+            if not socket.poll(0):
+                break
             frames = socket.recv_multipart()
             if len(frames) == 3 and not frames[1]:  # of a REQ socket: who, nothing, what
-                answer = msgpack.packb(table.answer(frames[2], socket is sockets[0]))
+                answer = msgpack.packb(table.answer(frames[2], sockets[socket]))
                 socket.send_multipart([frames[0], b"", answer])

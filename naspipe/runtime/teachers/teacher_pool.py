@@ -127,7 +127,9 @@ def _pool_main(pool: TeacherPool, sender: Any) -> None:
     try:
         addresses = [pool.registry_address, *filter(None, [settings.listens_at])]
         try:
-            sockets = [listen(context, address) for address in addresses]
+            sockets = {
+                listen(context, address): address == pool.registry_address for address in addresses
+            }
         except TransportError as error:
             sender.send_bytes(str(error).encode())
             return

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import select
+import socket
 import threading
 import time
 
+import msgpack
 import pytest
 import zmq
 
@@ -41,7 +44,7 @@ class OwnServer:
     def _run(self):
         with zmq.Context() as context, listen(context, self.address) as socket:
             while not self._is_over.is_set():
-                serve([socket], self.table, 10)
+                serve({socket: True}, self.table, 10)
 
     def kill(self):
         self._is_over.set()
@@ -122,8 +125,10 @@ def test_a_registry_holds_no_more_than_so_many(monkeypatch):
     monkeypatch.setattr("naspipe.runtime.teachers.registry_server.MAX_CARDS", 2)
     table = CardTable()
     for name in "abc":
-        table._answer(["announce", pack_card(card(name)), 5])
-    assert len(table._answer(["cards"])) == 2
+        assert table.answer(words("announce", pack_card(card(name)), 5), is_own=False) == []
+    assert len(table.answer(words("cards"))) == 2
+    assert table.answer(words("announce", pack_card(card("own")), 5)) == []
+    assert len(table.answer(words("cards"))) == 3, "strangers take no place of the run's own"
 
 
 @pytest.mark.parametrize("data", [b"", b"\x90", b"\x95\x01\x02\x03\x04\x05", b"x" * 5000])
@@ -166,3 +171,49 @@ def test_keys(tmp_path):
     (tmp_path / "own").chmod(0o644)
     with pytest.raises(ConfigError, match="only you may read"):
         own_pair(tmp_path / "own")
+
+
+def test_strangers_hire_nobody_and_leave_the_runs_own_cards_alone():
+    """Over the address at which a run's registry listens for others."""
+    done = []
+    table = CardTable(hire=done.append, release=done.append)
+    own, other = card("teacher-0"), card("other")
+    assert table.answer(words("announce", pack_card(own), 5.0)) == []
+    for said in (
+        words("hire", 3),
+        words("release", "teacher-0"),
+        words("withdraw", "teacher-0"),
+        words("announce", pack_card(card("teacher-0", "tcp://1.2.3.4:5")), 5.0),
+    ):
+        assert table.answer(said, is_own=False) is None
+    assert not done
+    assert table.answer(words("announce", pack_card(other), 5.0), is_own=False) == []
+    assert table.answer(words("cards"), is_own=False) == [pack_card(own), pack_card(other)]
+    assert table.answer(words("withdraw", "other"), is_own=False) == []
+    assert table.answer(words("hire", 3)) == [] and done == [3]
+
+
+def words(*said):
+    return msgpack.packb(list(said))
+
+
+@pytest.mark.parametrize(
+    "answer", [b":x\r\n", b"*x\r\n", b"$zz\r\n", b"*1\r\n:1\r\n", b"\xff\xfe", b"+OK\r\n", b""]
+)
+def test_a_server_that_is_no_redis(answer):
+    """Whatever its client makes of the bytes, whoever looks for cards goes on."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve_garbage():
+            with contextlib.suppress(OSError):
+                while True:
+                    line, _ = listening.accept()
+                    with line:
+                        line.recv(4096)
+                        line.sendall(answer * 20)
+
+        threading.Thread(target=serve_garbage, daemon=True).start()
+        registry = RedisRegistry(f"redis://127.0.0.1:{listening.getsockname()[1]}")
+        with pytest.raises(TransportError, match="the registry does not answer"):
+            registry.cards()
+        listening.shutdown(socket.SHUT_RDWR)
