@@ -171,7 +171,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--teachers", type=int, nargs="+", default=list(TEACHERS))
     parser.add_argument("--stages", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--moments", type=int, default=50)
-    parser.add_argument("--moment-case", choices=CASES, default="text")
+    parser.add_argument("--moment-case", choices=CASES, default="mobile")
     parser.add_argument("--moment-steps", type=int, default=60)
     parser.add_argument("--output", type=Path, default=ROOT / "artifacts/elastic/bits.json")
     arguments = parser.parse_args(words)
