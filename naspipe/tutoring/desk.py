@@ -173,16 +173,20 @@ class Desk:
 
     def _look_at_answers(self, label: Label, commands: list[Command]) -> None:
         if len(label.answers) < label.copies:
-            # Time for a full queue of the slowest teacher, until which another one has answered.
-            wait_ns = slowest_pace_ns(self._queues.values()) * self._settings.requests
-            grace_ns = round(self._settings.grace_seconds * 1e9)
-            late_ns = round(self._settings.deadline_factor * wait_ns) + grace_ns
-            label.limit_ns = self._now_ns + late_ns
+            label.limit_ns = self._now_ns + self._wait_for_another_ns(label)
             return
         if label.copies > 1:
             for name, _ in label.answers:
                 self.counts[name].audited += 1
         self._deliver(label, commands)
+
+    def _wait_for_another_ns(self, label: Label) -> int:
+        """Time for a full queue of the slowest teacher, until which another one has answered."""
+        if not self._queues.keys() - {name for name, _ in label.answers}:
+            return 0  # nobody else is there
+        wait_ns = slowest_pace_ns(self._queues.values()) * self._settings.requests
+        grace_ns = round(self._settings.grace_seconds * 1e9)
+        return round(self._settings.deadline_factor * wait_ns) + grace_ns
 
     def _deliver(self, label: Label, commands: list[Command]) -> None:
         self._table.hold(label)

@@ -32,12 +32,21 @@ def test_unequal_bits_in_an_audit_are_a_conflict() -> None:
     assert at.due is None and at.desk.num_held == 0
 
 
-def test_without_another_an_audit_waits_a_deadline() -> None:
+def test_where_nobody_else_is_an_audit_is_missed_at_once() -> None:
     at = audit(requests=1)
     at.joins(0, "a", 1.0)
+    assert at.answers(1, "a", 0) == ["deliver 0 a"]
+    assert at.desk.audits_missed == 1 and at.desk.counts["a"].audited == 0
+
+
+def test_an_audit_waits_a_deadline_for_another_one() -> None:
+    at = audit(requests=1)
+    at.joins(0, "a", 1.0)
+    at.joins(0, "b", 1.0)
     assert at.answers(1, "a", 0) == []
-    assert at.due == 4
-    assert at.ticks(4) == ["deliver 0 a"]
+    at.ticks(3)
+    assert at.desk.audits_missed == 0
+    assert "deliver 0 a" in at.ticks(4)
     assert at.desk.audits_missed == 1 and at.desk.counts["a"].audited == 0
 
 
