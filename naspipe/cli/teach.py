@@ -68,6 +68,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--host", default="127.0.0.1", metavar="ADDRESS", help="of this machine, as students see it"
     )
     served.add_argument("--port", type=int, default=0, metavar="N", help="0 for any that is free")
+    served.add_argument(
+        "--stages", type=int, default=1, metavar="K", help="processes that its blocks lie in"
+    )
     served.add_argument("--key", type=Path, default=DEFAULT_KEY, metavar="FILE")
     served.add_argument("--ttl", type=float, default=6.0, metavar="SECONDS")
     served.add_argument(
@@ -97,7 +100,10 @@ def _check(arguments: argparse.Namespace) -> None:
     from naspipe.runtime.devices.gpus import find_gpus
 
     device = arguments.device
-    Execution(device=device, teacher_ttl=arguments.ttl, teacher_pace=arguments.pace)
+    Execution(
+        device=device, teacher_ttl=arguments.ttl, teacher_pace=arguments.pace,
+        teacher_stages=arguments.stages,
+    )  # fmt: skip
     check_device(device, 0 if device == "cpu" else len(find_gpus()))
     if not 0 <= arguments.port < 1 << 16:
         raise ConfigError(f"--port: expected 0 to 65535, found {arguments.port}")
@@ -134,7 +140,8 @@ def _serve(arguments: argparse.Namespace) -> int:
     key = arguments.key.expanduser()
     way = Teaching(
         registry=arguments.registry, host=arguments.host, port=arguments.port, key=key,
-        device=arguments.device, threads=_settings(arguments).recipe.threads,
+        device=arguments.device, stages=arguments.stages,
+        threads=_settings(arguments).recipe.threads,
         ttl_seconds=arguments.ttl, pace_seconds=arguments.pace,
     )  # fmt: skip
     made = teach(_teacher(arguments), lambda record: _data(arguments, record), way, _say)

@@ -70,6 +70,7 @@ def test_a_teacher_that_joins(tmp_path: Path, teacher: Path, taught: Path) -> No
     (tmp_path / "known").write_text(own_pair(tmp_path / "key")[0] + "\n")
     with redis_server(tmp_path) as server:
         command = ["teach", str(teacher), "--registry", server.url, "--key", str(tmp_path / "key")]
+        command += ["--stages", "2"]
         process = subprocess.Popen(
             [sys.executable, "-m", "naspipe", *command], stderr=subprocess.PIPE, text=True
         )
@@ -102,6 +103,7 @@ def test_a_teacher_that_joins(tmp_path: Path, teacher: Path, taught: Path) -> No
         (["teach", "TEACHER", "--to", "no/where", "--batches", "2"], "expected a folder"),
         (["teach", "TEACHER", "--to", "x", "--batches", "2", "--device", "foo"], "device: expect"),
         (["teach", "TEACHER", "--to", "x", "--batches", "2", "--device", "cuda"], "no CUDA device"),
+        (["teach", "TEACHER", "--registry", "redis://x", "--stages", "99"], "99 for 8 blocks"),
         (["teach", "nothing", "--to", "x", "--batches", "2"], "nothing is not a run directory"),
         ([*TRAIN, "--teacher", "TEACHER", "--labels", "service"], "expected --teachers N or"),
         ([*TRAIN, "--teacher", "TEACHER", "--teachers", "2"], "expected labels=service with them"),

@@ -38,6 +38,8 @@ def source_of(name, labels):
         (2, 2, {"recompute": True, "label_audit": 3}),
         (1, 3, {"labels_ahead": 4, "labels_again": 1}),
         (3, 5, {"window": 2, "teacher_inputs": "sent"}),
+        (1, 2, {"teacher_stages": 3}),
+        (2, 1, {"teacher_stages": 2, "teacher_inputs": "sent"}),
     ],
 )
 def test_a_service(tmp_path, stages, teachers, execution):

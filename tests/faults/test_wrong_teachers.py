@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import socket
 
 import pytest
@@ -19,7 +20,10 @@ from tests.equivalence.test_teachers import plain_loop, train
 from tests.faults.other_teachers import (
     QUICK,
     SLOW,
+    children,
+    meanwhile,
     of_registry,
+    teacher_pids,
 )
 
 
@@ -119,3 +123,19 @@ def test_teachers_that_cannot_start_are_not_started_for_ever(tmp_path, monkeypat
     with pytest.raises(npp.ConfigError, match="expected a teacher within 6 s"):
         train(tmp_path / "run", 1, execution=how, steps=5)
     assert 1 <= capfd.readouterr().err.count("MemoryError: no room for a teacher") <= 4
+
+
+def test_a_part_of_a_teacher_is_killed(tmp_path):
+    """It refuses what it is asked; another one is asked."""
+
+    def kill():
+        parts = [part for pid in teacher_pids() for part in children(pid)]
+        os.kill(parts[0], signal.SIGKILL)
+
+    path = tmp_path / "run"
+    with meanwhile(path, 9, kill):
+        how = {**QUICK, "teachers": 2, "teacher_stages": 2}
+        run = train(path, 1, execution=how, data=SLOW, steps=80)
+    same_bits(run)
+    counts = run.manifest["measured"]["teachers"]["by_teacher"].values()
+    assert sum(each["refused"] for each in counts) > 0

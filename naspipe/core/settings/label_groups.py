@@ -40,6 +40,13 @@ class LabelSettings:
         at_least(0),
         example="5",
     )
+    teacher_stages: int = setting(
+        1,
+        "processes over which the blocks of each of the run's own teachers are cut, where one "
+        "device is too small; with cuda a GPU for each.",
+        at_least(1),
+        example="2",
+    )
     registry: str = setting(
         "",
         "where teachers that others started are found: redis://HOST[:PORT][/DB] or tcp://ADDRESS:"

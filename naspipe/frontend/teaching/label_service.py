@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from naspipe.core.config import Execution
+from naspipe.core.errors import ConfigError
+from naspipe.core.space import Space
 from naspipe.runtime.jobs.ports import SourceSeat
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.labels.applicants import Asking, Terms
@@ -47,6 +49,7 @@ class LabelService:
     def __init__(self, teacher: Workload, execution: Execution) -> None:
         self._teacher, self._execution = teacher, execution
         way = execution.teaching
+        check_stages(teacher.space, way.teacher_stages)
         if is_elsewhere(way.registry):
             open_registry(way.registry).cards()
         self._keys = read_keys(Path(way.keys)) if way.keys else frozenset[str]()
@@ -58,6 +61,7 @@ class LabelService:
                 most=way.teachers_most or way.teachers,
                 ttl_seconds=way.ttl_seconds,
                 pace_seconds=way.pace_seconds,
+                stages=way.teacher_stages,
                 listens_at="" if is_elsewhere(way.registry) else way.registry,
             )
         )
@@ -105,6 +109,19 @@ class LabelService:
         else:  # a stage on another host
             watch = RegistryWatch(more, way.ttl_seconds)
         return LabelReader(asking, seat, watch)
+
+
+def check_stages(space: Space, stages: int) -> None:
+    """Every process of a teacher has a block or more.
+
+    Raises:
+        ConfigError: when there are more.
+    """
+    if stages > len(space):
+        raise ConfigError(
+            f"teacher: expected one process per block at most, found {stages} for {len(space)} "
+            f"blocks"
+        )
 
 
 def is_elsewhere(registry: str) -> bool:

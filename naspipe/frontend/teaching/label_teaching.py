@@ -8,7 +8,8 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,17 @@ import torch
 
 from naspipe.core.config import Recipe
 from naspipe.core.errors import ConfigError
+from naspipe.frontend.teaching.label_service import check_stages
 from naspipe.frontend.teaching.label_writing import label_workload
 from naspipe.frontend.teaching.teachers import Teacher
 from naspipe.runtime.devices.determinism import deterministic_torch
-from naspipe.runtime.jobs.workload import Batches
+from naspipe.runtime.jobs.workload import Batches, Workload
 from naspipe.runtime.labels.label_file import label_key
-from naspipe.runtime.labels.label_network import LabelNetwork
+from naspipe.runtime.labels.label_network import Forward, LabelNetwork
 from naspipe.runtime.registries.open_registry import open_registry
 from naspipe.runtime.registries.teacher_card import TeacherCard, numeric_class
 from naspipe.runtime.registries.teacher_keys import own_pair
+from naspipe.runtime.teachers.staged_blocks import stage_devices, staged_network
 from naspipe.runtime.teachers.teacher_server import TeacherSeat, TeacherServer, check_wanted
 
 """Students' seeds and data that are kept at a time; a new one takes the place of the oldest."""
@@ -46,6 +49,8 @@ class Teaching:
     key: Path
     """Its CURVE keys; made where the file does not exist."""
     device: str = "cpu"
+    stages: int = 1
+    """Processes that its blocks lie in, where one device is too small."""
     threads: int = 1
     ttl_seconds: float = 6.0
     pace_seconds: float = 0.0
@@ -72,6 +77,7 @@ def teach(
     """
     if teacher.mode != "eval":
         raise ConfigError(f"labels: expected a teacher in mode eval, found {teacher.mode}")
+    check_stages(teacher.space, way.stages)
     registry = open_registry(way.registry)
     registry.cards()
     public, secret = own_pair(way.key)
@@ -89,8 +95,9 @@ def teach(
         ttl_seconds=way.ttl_seconds,
         pace_seconds=way.pace_seconds,
     )
-    open_network = _networks(teacher, find_data, way, say)
-    with deterministic_torch(way.threads):
+    with ExitStack() as stack:
+        open_network = _networks(teacher, find_data, way, say, stack)
+        stack.enter_context(deterministic_torch(way.threads))
         is_over = threading.Event()
         server = TeacherServer(seat, open_network, say, is_over)
         before = {
@@ -111,14 +118,22 @@ def _networks(
     find_data: Callable[[Mapping[str, Any]], Batches],
     way: Teaching,
     say: Callable[[str], None],
+    stack: ExitStack,
 ) -> Callable[[Mapping[str, Any]], LabelNetwork]:
     """Makes the network for what a student wants, or finds it."""
     made: dict[str, LabelNetwork] = {}
+    forwards: list[Forward] = []
+    """The layers, made for the first student and the same for all."""
 
     def open_network(wanted: Mapping[str, Any]) -> LabelNetwork:
         text = repr(sorted(wanted.items()))
         if text not in made:
-            found = _network(teacher, find_data, wanted, way, next(iter(made.values()), None))
+            workload = _wanted_of(teacher, find_data, wanted, way)
+            if not forwards:
+                devices = stage_devices(way.device, way.stages)
+                forwards.append(staged_network(workload, devices, stack).forward)
+            where = torch.device(way.device if way.stages == 1 else "cpu")
+            found = LabelNetwork(workload=workload, forward=forwards[0], device=where)
             while len(made) >= _MOST_KINDS:
                 del made[next(iter(made))]
             made[text] = found
@@ -128,14 +143,13 @@ def _networks(
     return open_network
 
 
-def _network(
+def _wanted_of(
     teacher: Teacher,
     find_data: Callable[[Mapping[str, Any]], Batches],
     wanted: Mapping[str, Any],
     way: Teaching,
-    another: LabelNetwork | None,
-) -> LabelNetwork:
-    """For what a student wants, with the layers of another student's."""
+) -> Workload:
+    """The teacher's network with a student's data, seed and precision."""
     seed, precision, record = (wanted.get(name) for name in ("seed", "precision", "data"))
     if type(seed) is not int or not isinstance(precision, str) or not isinstance(record, dict):
         raise ConfigError("labels: expected a student's seed, precision and data, found others")
@@ -151,10 +165,7 @@ def _network(
 
         own = {"teacher": teacher.digest}
     check_wanted(own, wanted)
-    workload = label_workload(teacher, data, seed, recipe)
-    if another is not None:
-        return replace(another, workload=workload)
-    return LabelNetwork.of(workload, way.device)
+    return label_workload(teacher, data, seed, recipe)
 
 
 def _free_port(host: str) -> int:

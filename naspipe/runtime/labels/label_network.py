@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
 
@@ -18,10 +19,13 @@ from naspipe.runtime.jobs.workload import Workload, field_of
 from naspipe.runtime.layers.bound_layer import BoundLayer
 from naspipe.runtime.wire.tensor_codec import describe, encode
 
+Forward = Callable[[Workload, int, list[Tensors]], Tensors]
+"""(teacher, number of a batch, what each block takes of it) -> what the last block hands on."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelNetwork:
-    """Every layer of a teacher, ready on one device.
+    """A teacher, ready to compute labels.
 
     A label is what a teacher that is a stream of the pipeline hands to the loss: its forward in
     evaluation mode on the student's batch, one pass of ``accumulate:S`` at a time, with the same
@@ -30,12 +34,14 @@ class LabelNetwork:
 
     workload: Workload
     """Of the teacher: its data and its seed are the student's."""
-    modules: tuple[nn.Module, ...]
+    forward: Forward
+    """Its layers, wherever they are."""
     device: torch.device
+    """Where its fields are given to them."""
 
     @classmethod
     def of(cls, workload: Workload, device: str = "cpu") -> LabelNetwork:
-        """Make the layers.
+        """Make the layers, all in this process.
 
         Args:
             workload: of a teacher; its space has one candidate per block.
@@ -43,11 +49,8 @@ class LabelNetwork:
         """
         where = torch.device(device)
         modules = (block.candidates[0]() for block in workload.space.blocks)
-        return cls(
-            workload=workload,
-            modules=tuple(module.eval().to(where) for module in modules),
-            device=where,
-        )
+        local = LocalBlocks(tuple(module.eval().to(where) for module in modules))
+        return cls(workload=workload, forward=local, device=where)
 
     def label(self, number: int) -> torch.Tensor:
         """The label of a batch.
@@ -88,26 +91,60 @@ class LabelNetwork:
 
     def label_of(self, number: int, fields: list[Tensors]) -> torch.Tensor:
         """The label of a batch whose fields are given, block by block."""
-        space, definition = self.workload.space, self.workload.definition
-        steps = definition.recipe.steps
-        step, in_step = steps.step(number), steps.pass_of(number)
-        state: Tensors = ()
-        for block, module in enumerate(self.modules):
-            spec = SegmentSpec(
-                label=space.label(block, 0),
-                rule=Frozen(),
-                seed=block_seed(definition.seed, step, block, in_step, is_teacher=True),
-                precision=definition.recipe.precision,
-                device_type=self.device.type,
-                fields=fields[block],
-            )
-            state, _ = forward_only(spec, BoundLayer(module, module, {}), state)
+        state = self.forward(self.workload, number, fields)
         if len(state) != 1:
             raise ConfigError(
                 f"labels: expected a teacher whose last block returns one tensor, found "
                 f"{len(state)}; use labels=pipeline"
             )
         return state[0]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalBlocks:
+    """Layers of this process, on one device."""
+
+    modules: tuple[nn.Module, ...]
+
+    def __call__(self, teacher: Workload, number: int, fields: list[Tensors]) -> Tensors:
+        """See :data:`Forward`."""
+        state: Tensors = ()
+        for block, module in enumerate(self.modules):
+            state = run_block(teacher, block, module, number, fields[block], state)
+        return state
+
+
+def run_block(
+    workload: Workload,
+    block: int,
+    module: nn.Module,
+    number: int,
+    fields: Tensors,
+    state: Tensors,
+) -> Tensors:
+    """One block of a teacher's forward; what it hands on.
+
+    Args:
+        workload: of the teacher.
+        block: its position in the chain.
+        module: its layer, on the device of what it is given.
+        number: of the batch.
+        fields: that the block takes of it.
+        state: what the block before hands on.
+    """
+    definition = workload.definition
+    steps = definition.recipe.steps
+    step, in_step = steps.step(number), steps.pass_of(number)
+    spec = SegmentSpec(
+        label=workload.space.label(block, 0),
+        rule=Frozen(),
+        seed=block_seed(definition.seed, step, block, in_step, is_teacher=True),
+        precision=definition.recipe.precision,
+        device_type=(*state, *fields)[0].device.type,
+        fields=fields,
+    )
+    outputs, _ = forward_only(spec, BoundLayer(module, module, {}), state)
+    return outputs
 
 
 def fields_of(workload: Workload, number: int) -> list[torch.Tensor]:

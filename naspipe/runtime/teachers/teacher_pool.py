@@ -8,6 +8,7 @@ import signal
 import tempfile
 import threading
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from types import TracebackType
@@ -25,6 +26,7 @@ from naspipe.runtime.processes.stage_pool import FORK, end_all, quiet_fork
 from naspipe.runtime.registries.own_registry import OwnRegistry
 from naspipe.runtime.registries.teacher_card import TeacherCard, numeric_class
 from naspipe.runtime.teachers.registry_server import CardTable, listen, serve
+from naspipe.runtime.teachers.staged_blocks import stage_devices, staged_network
 from naspipe.runtime.teachers.teacher_server import TeacherSeat, TeacherServer, check_wanted
 from naspipe.runtime.wire.endpoints import SOCKETS_PREFIX
 
@@ -46,6 +48,8 @@ class PoolSettings:
     """That may be hired."""
     ttl_seconds: float
     pace_seconds: float
+    stages: int = 1
+    """Processes of each teacher."""
     listens_at: str = ""
     """Where others find its registry, ``tcp://ADDRESS:PORT``; empty for nowhere."""
 
@@ -202,8 +206,10 @@ def _teacher_main(pool: TeacherPool, name: str, lifeline: tuple[int, int]) -> No
 def _serve_labels(pool: TeacherPool, name: str, is_over: threading.Event) -> None:
     settings = pool.settings
     threads = settings.workload.recipe.threads
-    with deterministic_torch(threads):
-        network = LabelNetwork.of(settings.workload, settings.device)
+    with ExitStack() as stack:
+        stack.enter_context(deterministic_torch(threads))
+        devices = stage_devices(settings.device, settings.stages)
+        network = staged_network(settings.workload, devices, stack)
         own = label_key(settings.workload.definition)
 
         def open_network(wanted: Mapping[str, Any]) -> LabelNetwork:

@@ -141,6 +141,8 @@ class TeacherServer:
             else:
                 label = network.label(number)
         except Exception as error:  # another teacher may do better
+            if isinstance(error, TransportError):  # a part of this one is gone
+                self._is_over.set()
             return No(f"{type(error).__name__}: {error}", number)
         left = begin + self._seat.pace_seconds - time.monotonic()
         if left > 0:
