@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import shutil
 import socket
 import subprocess
-import threading
 import time
 from contextlib import contextmanager
 
@@ -53,7 +53,7 @@ class RealServer:
 
 
 class FakeServer:
-    """fakeredis's, in threads of this process."""
+    """fakeredis's, in a process of its own: others that are forked do not hold its port."""
 
     def __init__(self, directory):
         self.port = free_port()
@@ -61,15 +61,19 @@ class FakeServer:
         self.start()
 
     def start(self):
-        from fakeredis import TcpFakeServer
-
-        self._server = TcpFakeServer(("127.0.0.1", self.port), server_type="redis")
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        self._process = multiprocessing.get_context("fork").Process(target=self._serve)
+        self._process.start()
         wait_for_port(self.port)
 
+    def _serve(self):
+        from fakeredis import TcpFakeServer
+
+        TcpFakeServer.allow_reuse_address = True
+        TcpFakeServer(("127.0.0.1", self.port), server_type="redis").serve_forever()
+
     def kill(self):
-        self._server.shutdown()
-        self._server.server_close()
+        self._process.kill()
+        self._process.join(10)
 
 
 @contextmanager
