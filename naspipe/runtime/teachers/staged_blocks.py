@@ -23,6 +23,7 @@ from naspipe.runtime.devices.own_thread import in_own_thread
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.labels.label_network import LabelNetwork, run_block
 from naspipe.runtime.processes.stage_pool import FORK, end_all, quiet_fork
+from naspipe.runtime.teachers.lifeline import end_with_parent
 from naspipe.runtime.wire.tensor_codec import decode, encode
 
 _TIMEOUT_SECONDS = 300.0
@@ -135,7 +136,7 @@ def _stage_main(
 ) -> None:
     read_end, write_end = lifeline
     os.close(write_end)
-    threading.Thread(target=_end_with_parent, args=(read_end,), daemon=True).start()
+    threading.Thread(target=end_with_parent, args=(read_end,), daemon=True).start()
     threads = teacher.recipe.threads
     in_own_thread(threads, lambda: _run(teacher, blocks, device, connection))
 
@@ -174,8 +175,3 @@ def _receive(connection: Connection) -> tuple[Any, Tensors]:
     header, entries = msgpack.unpackb(connection.recv_bytes())
     found = (decode(entry, connection.recv_bytes()) for entry in entries)
     return header, tuple(each for each in found if each is not None)
-
-
-def _end_with_parent(read_end: int) -> None:
-    os.read(read_end, 1)
-    os._exit(0)

@@ -25,6 +25,7 @@ from naspipe.runtime.labels.label_network import LabelNetwork
 from naspipe.runtime.processes.stage_pool import FORK, end_all, quiet_fork
 from naspipe.runtime.registries.own_registry import OwnRegistry
 from naspipe.runtime.registries.teacher_card import TeacherCard, numeric_class
+from naspipe.runtime.teachers.lifeline import end_with_parent
 from naspipe.runtime.teachers.registry_server import CardTable, listen, serve
 from naspipe.runtime.teachers.staged_blocks import stage_devices, staged_network
 from naspipe.runtime.teachers.teacher_server import TeacherSeat, TeacherServer, check_wanted
@@ -198,7 +199,7 @@ def _teacher_main(pool: TeacherPool, name: str, lifeline: tuple[int, int]) -> No
     os.close(write_end)
     is_over = threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: is_over.set())
-    threading.Thread(target=_end_with_parent, args=(read_end,), daemon=True).start()
+    threading.Thread(target=end_with_parent, args=(read_end,), daemon=True).start()
     threads = pool.settings.workload.recipe.threads
     in_own_thread(threads, lambda: _serve_labels(pool, name, is_over))
 
@@ -230,8 +231,3 @@ def _serve_labels(pool: TeacherPool, name: str, is_over: threading.Event) -> Non
             pace_seconds=settings.pace_seconds,
         )
         TeacherServer(seat, open_network, is_over=is_over).run()
-
-
-def _end_with_parent(read_end: int) -> None:
-    os.read(read_end, 1)
-    os._exit(0)
