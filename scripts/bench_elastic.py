@@ -181,11 +181,11 @@ def apart(bench: Bench) -> dict[str, Any]:
 
 def as_dear_as_a_step(bench: Bench) -> int:
     """Convolutions of a teacher whose label costs a step of the student with labels at hand."""
-    layers = 12
+    layers, steps = 12, 192
     for _ in range(3):
         teacher = deep(layers)
-        alone = bench.train(teacher, 48, labels=bench.labels(teacher, 48))
-        both = bench.train(teacher, 48, labels="inline")
+        alone = bench.train(teacher, steps, labels=bench.labels(teacher, steps))
+        both = bench.train(teacher, steps, labels="inline")
         layers = max(1, round((layers + 1) / (alone / both - 1.0)) - 1)
     return layers
 

@@ -11,21 +11,23 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
-from collections import deque
 from contextlib import nullcontext
 
 import torch
+
+from tests.plain_rules import LateLayers
 
 
 def keyed_seed(text):
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
-class PlainLoop:
+class PlainLoop(LateLayers):
     """Trains ``stream`` (one choice per choice block and subnet) and keeps every result.
 
-    ``rules`` maps a block of the chain to ``"frozen"`` or to a number K for lag(K); every
-    other block is exact.
+    ``rules`` maps a block of the chain to ``"frozen"``, to a number K for lag(K), or to a dict:
+    ``lag`` (with ``over`` and ``predict``) or ``every``, ``momentum``, ``lr``; every other block is
+    exact.
     """
 
     def __init__(
@@ -40,10 +42,10 @@ class PlainLoop:
         self.nonfinite = nonfinite
         self.device = torch.device(device)
         self.factories, self.fields, self.rules = factories, fields, rules
+        self.begin_late(rules)
         self.seed, self.lr, self.bf16 = seed, lr, bf16
-        self.make_optimizer = lambda p: getattr(torch.optim, optimizer)(p, lr=0.1, **options or {})
+        self.optimizer, self.options = getattr(torch.optim, optimizer), options or {}
         self.layers, self.optimizers, self.losses = {}, {}, []
-        self.history = {b: deque(maxlen=k + 1) for b, k in rules.items() if k != "frozen"}
 
     def layer(self, block, candidate):
         if (block, candidate) not in self.layers:
@@ -52,9 +54,9 @@ class PlainLoop:
             module.requires_grad_(self.rules.get(block) != "frozen")
             self.layers[block, candidate] = module
             trained = [p for p in module.parameters() if p.requires_grad]
-            self.optimizers[block, candidate] = self.make_optimizer(trained) if trained else None
+            self.optimizers[block, candidate] = self.of(block, trained) if trained else None
             if block in self.history:
-                self.history[block].append(copy.deepcopy(module))
+                self.history[block].append((-1, copy.deepcopy(module)))
         return self.layers[block, candidate]
 
     def step(self, y, choices, batch, loss_fn):
@@ -80,9 +82,8 @@ class PlainLoop:
         for number, (choices, batch) in enumerate(passes):
             for block, candidate in enumerate(choices):
                 module = self.layer(block, candidate)
-                # The oldest of the last K + 1 versions: that of step - 1 - K, or the first.
                 lags = block in self.history
-                used[block, candidate] = self.history[block][0] if lags else module
+                used[block, candidate] = self.read(block, step) if lags else module
                 users[block, candidate] = users.get((block, candidate), 0) + 1
             modules = [used[pair] for pair in enumerate(choices)]
             end = learn if distill and number else loss_fn
@@ -186,8 +187,11 @@ class PlainLoop:
             self.clip([self.layers[pair] for pair in sorted(used)])
         for (block, candidate), newest in ((pair, self.layers[pair]) for pair in used):
             optimizer = self.optimizers[block, candidate]
-            if optimizer is not None:
-                optimizer.param_groups[0]["lr"] = self.lr(step) if callable(self.lr) else self.lr
+            rule = self.stale.get(block, {})
+            before = {p: p.detach().clone() for p in newest.parameters() if p.grad is not None}
+            if optimizer is not None and self.gathers(newest, step, rule.get("every", 1)):
+                lr = self.lr(step) if callable(self.lr) else self.lr
+                optimizer.param_groups[0]["lr"] = lr * rule.get("lr", 1.0)
                 if self.clip_layer_norm:
                     torch.nn.utils.clip_grad_norm_(newest.parameters(), self.clip_layer_norm)
                 optimizer.step()
@@ -195,7 +199,7 @@ class PlainLoop:
                     self.average(newest)
                 optimizer.zero_grad(set_to_none=True)
             if block in self.history:
-                self.history[block].append(copy.deepcopy(newest))
+                self.history[block].append((step, self.foreseen(newest, before, rule)))
 
     def clip(self, modules):
         """By the norm of all gradients: squares of the layers' norms, summed in block order."""
@@ -224,8 +228,11 @@ class PlainLoop:
             names = {p: name for name, p in module.named_parameters()}
             for name, p in module.named_parameters():
                 found[block, candidate, f"param/{name}"] = p.detach()
-                if p in self.averages:
-                    found[block, candidate, f"optimizer/{name}/naspipe_ema"] = self.averages[p]
+                own = {"naspipe_ema": self.averages.get(p), "naspipe_update": self.updates.get(p)}
+                own["naspipe_sum"], own["naspipe_count"] = self.gathered.get(p, (None, None))
+                for key, value in own.items():
+                    if value is not None:
+                        found[block, candidate, f"optimizer/{name}/{key}"] = value
             for name, buffer in module.named_buffers():
                 found[block, candidate, f"buffer/{name}"] = buffer
             optimizer = self.optimizers[block, candidate]

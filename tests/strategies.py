@@ -5,8 +5,25 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from naspipe.core.partition import Partition
-from naspipe.core.rules import Exact, Frozen, Lag
+from naspipe.core.rules import Every, Exact, Frozen, Lag, steps_behind
 from naspipe.core.subnet import Subnet
+
+rules_of_shared = st.one_of(
+    st.just(Exact()), st.just(Frozen()), st.builds(Lag, st.integers(0, 4)),
+    st.builds(Lag, st.integers(0, 3), over=st.integers(3, 9)), st.builds(Every, st.integers(2, 4)),
+)  # fmt: skip
+
+
+def sees(rule, writer, reader):
+    """Whether a step reads what another one wrote, or something newer: the rules' own words."""
+    match rule:
+        case Frozen():
+            return False
+        case Lag(k, over):
+            return writer < reader - (k * reader // over if reader < over else k)
+        case Every(m):
+            return writer // m < reader // m - 1
+    return writer < reader
 
 
 @st.composite
@@ -14,9 +31,8 @@ def pipelines(draw, max_subnets=14, max_blocks=7, max_candidates=3):
     """Rules of a chain, a stream of subnets over it, and a partition on 1 to 4 stages."""
     num_blocks = draw(st.integers(1, max_blocks))
     choice = st.just(Exact())
-    shared = st.one_of(st.just(Exact()), st.just(Frozen()), st.builds(Lag, st.integers(0, 4)))
     is_shared = draw(st.lists(st.booleans(), min_size=num_blocks, max_size=num_blocks))
-    rules = tuple(draw(shared if flag else choice) for flag in is_shared)
+    rules = tuple(draw(rules_of_shared if flag else choice) for flag in is_shared)
     counts = [1 if flag else draw(st.integers(1, max_candidates)) for flag in is_shared]
     chains = draw(
         st.lists(
@@ -51,7 +67,7 @@ def moving_pipelines(draw):
         own = Partition((0, *sorted(cuts), len(rules)))
         stays = all(
             own.stage_of(block) == partition.stage_of(block)
-            for block, rule in enumerate(rules) if isinstance(rule, Lag)
+            for block, rule in enumerate(rules) if steps_behind(rule) is not None
         )  # fmt: skip
         partitions.append(own if stays else partition)
     return rules, subnets, partitions

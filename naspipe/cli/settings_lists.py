@@ -21,7 +21,8 @@ _INTRODUCTION = (
 )
 _OTHERS = """\
 - `optimizer.OPTION`: a further argument of the optimizer, as in `--set optimizer.momentum=0.9`.
-- `rule.SHARED_LAYER`: exact, frozen or lag(K), as in `--set "rule.stem=lag(8)"`.
+- `rule.SHARED_LAYER`: exact, frozen, lag(K) or every(M), as in `--set "rule.stem=lag(8)"`;
+  [rules](rules.md) says which for what.
 """
 
 

@@ -178,7 +178,9 @@ def _assign(settings: Settings, key: str, value: str) -> Settings:
         except ConfigError as error:
             raise ConfigError(f"--set {key}: {error}") from None
         if isinstance(rule, Follows):
-            raise ConfigError(f"--set {key}: expected exact, frozen or lag(K), found {value}")
+            raise ConfigError(
+                f"--set {key}: expected exact, frozen, lag(K) or every(M), found {value}"
+            )
         return replace(settings, rules={**settings.rules, key.removeprefix("rule."): rule})
     if key in DATA_SIZES:
         size = _read(DATA_SIZES[key], value)

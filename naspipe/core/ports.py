@@ -51,6 +51,11 @@ class SyncPolicy(Protocol):
         """
         ...
 
+    def makes_version(self, rule: Rule, version: Version) -> bool:
+        """Whether a version differs from the one before, and subnets that are not yet admitted may
+        ask for it."""
+        ...
+
     def is_writer(self, rule: Rule) -> bool:
         """Whether the users of a layer with this rule WRITE it."""
         ...

@@ -1,16 +1,44 @@
-"""How a layer's READs follow its WRITEs: the rule each layer names (docs/design.md)."""
+"""How a layer's READs follow its WRITEs: the rule each layer names (docs/rules.md)."""
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from naspipe.core.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
+class OwnStep:
+    """What the optimizer steps of one layer do otherwise than the recipe says."""
+
+    momentum: float | None = None
+    """In place of the optimizer's ``momentum``, or of the first of its ``betas``."""
+    lr: float = 1.0
+    """Factor of every step's rate."""
+    every: int = 1
+    """Steps whose gradients are averaged in their order and then applied once."""
+    predicts: int = 0
+    """READs see the layer after so many more updates, each like its last one."""
+
+    def applies(self, step: int) -> bool:
+        """Whether a step changes the layer; others only gather their gradients."""
+        return (step + 1) % self.every == 0
+
+
+RECIPES = OwnStep()
+
+
+@dataclass(frozen=True, slots=True)
 class Exact:
     """Subnet y reads the version its previous user wrote. Every choice block has this rule."""
+
+    def last_read(self, step: int) -> int:
+        """The newest step whose WRITE the readers of a step see; below 0 for none."""
+        return step - 1
 
     def __str__(self) -> str:
         return "exact"
@@ -19,6 +47,10 @@ class Exact:
 @dataclass(frozen=True, slots=True)
 class Frozen:
     """Never updated: every subnet reads the initial version."""
+
+    def last_read(self, step: int) -> int:
+        """None, see :meth:`Exact.last_read`."""
+        return -1
 
     def __str__(self) -> str:
         return "frozen"
@@ -30,16 +62,102 @@ class Lag:
 
     Updates are applied strictly in sequence order. ``Lag(0)`` reads what :class:`Exact` reads.
     At most ``subnets + 1`` subnets can then be in flight.
+
+    Args:
+        subnets: K; with ``passes``, of steps.
+        over: steps in which K grows from 0 to its full size, one by one; 0 for at once.
+        momentum: of this layer's optimizer, in place of the recipe's: staleness acts as momentum of
+            its own (Mitliagkas et al. 2016). The first of the betas where there is no momentum.
+        lr: factor of this layer's rate.
+        predicts: READs see the layer where it will be, as if its last update came K more times
+            (SpecTrain, Chen et al. 2018, with Adam XPipe, Guan et al. 2019).
+
+    Raises:
+        ConfigError: when a number is not what it should be.
     """
 
     subnets: int
+    over: int = 0
+    momentum: float | None = None
+    lr: float = 1.0
+    predicts: bool = False
 
     def __post_init__(self) -> None:
         if self.subnets < 0:
             raise ConfigError(f"lag({self.subnets}): expected 0 or more subnets of lag")
+        if self.over and self.over < self.subnets:
+            raise ConfigError(
+                f"{self}: expected over={self.subnets} or more, as K grows by one a step at most"
+            )
+        if self.over and self.predicts:
+            raise ConfigError(f"{self}: expected predict or over, found both")
+        _check_own(self, self.own_step)
+
+    @property
+    def own_step(self) -> OwnStep:
+        """How the layer's optimizer steps."""
+        return OwnStep(self.momentum, self.lr, predicts=self.subnets if self.predicts else 0)
+
+    @property
+    def most_under_way(self) -> int:
+        """Subnets at once, of which each reads what it should."""
+        return self.subnets + 1
+
+    def last_read(self, step: int) -> int:
+        """Of ``step``, see :meth:`Exact.last_read`; it never falls from one step to the next."""
+        behind = self.subnets
+        if step < self.over:
+            behind = behind * step // self.over
+        return step - 1 - behind
 
     def __str__(self) -> str:
-        return f"lag({self.subnets})"
+        first = f"0..{self.subnets}" if self.over else str(self.subnets)
+        own = [*_own_texts(self.own_step), *(["predict"] if self.predicts else [])]
+        return f"lag({','.join([first, *([f'over={self.over}'] if self.over else []), *own])})"
+
+
+@dataclass(frozen=True, slots=True)
+class Every:
+    """The gradients of ``steps`` steps are averaged in order and applied once, behind the last one.
+
+    Step y reads the version from before the one that was made last before ``y - y % steps``: so
+    no step waits for the one just before it. ``Every(4)`` lets as many be under way as ``Lag(4)``.
+    What is gathered at the end of a run and not a whole number of them is not applied.
+
+    Args:
+        steps: M, 2 or more.
+        momentum: of this layer's optimizer, in place of the recipe's.
+        lr: factor of this layer's rate.
+
+    Raises:
+        ConfigError: when a number is not what it should be.
+    """
+
+    steps: int
+    momentum: float | None = None
+    lr: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.steps < 2:
+            raise ConfigError(f"every({self.steps}): expected 2 or more steps")
+        _check_own(self, self.own_step)
+
+    @property
+    def own_step(self) -> OwnStep:
+        """How the layer's optimizer steps."""
+        return OwnStep(self.momentum, self.lr, self.steps)
+
+    @property
+    def most_under_way(self) -> int:
+        """Subnets at once, whenever that is."""
+        return self.steps + 1
+
+    def last_read(self, step: int) -> int:
+        """Of ``step``, see :meth:`Exact.last_read`; it never falls from one step to the next."""
+        return (step // self.steps - 1) * self.steps - 1
+
+    def __str__(self) -> str:
+        return f"every({','.join([str(self.steps), *_own_texts(self.own_step)])})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,22 +179,39 @@ class Follows:
         if self.steps < 0:
             raise ConfigError(f"{self}: expected 0 or more steps of lag")
 
+    def last_read(self, step: int) -> int:
+        """Of ``step``, see :meth:`Exact.last_read`."""
+        return step - 1 - self.steps
+
     def __str__(self) -> str:
         return f"follows({self.stream}.{self.block},{self.steps})"
 
 
-Rule = Exact | Frozen | Lag | Follows
+Rule = Exact | Frozen | Lag | Every | Follows
 
 
 def steps_behind(rule: Rule) -> int | None:
-    """How old the versions are that readers of a layer ask for, in steps.
+    """How old the oldest versions are that readers of a layer ask for, in steps.
 
     None where only the newest is ever read, so that no older ones are kept.
     """
     match rule:
         case Lag(steps) | Follows(_, _, steps):
             return steps
+        case Every(steps):
+            return 2 * steps - 1
     return None
+
+
+def most_copies(rule: Rule) -> int:
+    """Versions of a layer that are kept for readers at most, beside the newest."""
+    behind = steps_behind(rule)
+    return 2 if isinstance(rule, Every) else 0 if behind is None else behind + 1
+
+
+def own_step(rule: Rule) -> OwnStep:
+    """How the optimizer of a layer steps, beside what the recipe says."""
+    return rule.own_step if isinstance(rule, Lag | Every) else RECIPES
 
 
 def untrained(rule: Rule) -> Rule:
@@ -84,20 +219,60 @@ def untrained(rule: Rule) -> Rule:
     return rule if isinstance(rule, Follows) else Frozen()
 
 
-def parse_rule(text: str) -> Rule:
-    """Read a rule's text form: ``exact``, ``frozen``, ``lag(K)`` or ``follows(STREAM.BLOCK,K)``.
+_FORM = re.compile(r"(lag|every)\((0\.\.)?([0-9]{1,99})((?:,[a-z]+(?:=[0-9.e+-]{1,40})?)*)\)")
+_FOLLOWS = re.compile(r"follows\(([0-9]{1,9})\.([0-9]{1,9}),([0-9]{1,9})\)")
+_OPTIONS: dict[str, Callable[[str], Any]] = {"momentum": float, "lr": float, "over": int}
 
-    The last is for layers of teachers; nobody gives it by hand.
+
+def parse_rule(text: str) -> Rule:
+    """Read a rule's text form: as in ``exact``, ``frozen``, ``lag(8)`` or ``every(4,lr=2)``.
+
+    There is also ``follows(STREAM.BLOCK,K)``, for layers of teachers; nobody gives it by hand.
 
     Raises:
         ConfigError: for any other text.
     """
-    if text == "exact":
-        return Exact()
-    if text == "frozen":
-        return Frozen()
-    if match := re.fullmatch(r"lag\(([0-9]{1,99})\)", text):
-        return Lag(int(match.group(1)))
-    if match := re.fullmatch(r"follows\(([0-9]{1,9})\.([0-9]{1,9}),([0-9]{1,9})\)", text):
+    if text in ("exact", "frozen"):
+        return Exact() if text == "exact" else Frozen()
+    if match := _FOLLOWS.fullmatch(text):
         return Follows(*map(int, match.groups()))
-    raise ConfigError(f"unknown rule {text!r:.80}: expected exact, frozen or lag(K), as in lag(8)")
+    if match := _FORM.fullmatch(text):
+        kind, grows, number, words = match.groups()
+        options = _options(words.split(",")[1:])
+        if options is not None and bool(grows) == ("over" in options):
+            if kind == "lag":
+                return Lag(int(number), **options)
+            if not {"over", "predicts"} & {*options}:
+                return Every(int(number), **options)
+    raise ConfigError(
+        f"unknown rule {text!r:.80}: expected exact, frozen, lag(K) or every(M), as in lag(8) or "
+        f"every(4,lr=2)"
+    )
+
+
+def _options(words: Sequence[str]) -> dict[str, Any] | None:
+    """What stands behind a rule's number, or None where it cannot be read."""
+    found: dict[str, Any] = {}
+    for word in words:
+        name, sign, value = word.partition("=")
+        key = "predicts" if name == "predict" else name
+        if key in found or (name not in _OPTIONS if sign else name != "predict"):
+            return None
+        try:
+            found[key] = _OPTIONS[name](value) if sign else True
+        except ValueError:
+            return None
+    return found
+
+
+def _check_own(rule: Lag | Every, own: OwnStep) -> None:
+    momentum = own.momentum
+    if momentum is not None and not 0.0 <= momentum < 1.0:
+        raise ConfigError(f"{rule}: expected a momentum from 0 to below 1, found {momentum}")
+    if not (math.isfinite(own.lr) and own.lr > 0.0):
+        raise ConfigError(f"{rule}: expected lr to be a factor above 0, found {own.lr}")
+
+
+def _own_texts(own: OwnStep) -> list[str]:
+    momentum = [] if own.momentum is None else [f"momentum={own.momentum!r}"]
+    return [*momentum, *([] if own.lr == 1.0 else [f"lr={own.lr!r}"])]

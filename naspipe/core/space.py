@@ -14,7 +14,7 @@ from typing import Any
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import FIRST_STREAM, LayerId, StreamId
 from naspipe.core.ports import Decisions, Proof
-from naspipe.core.rules import Exact, Lag, Rule
+from naspipe.core.rules import Every, Exact, Lag, Rule
 
 Factory = Callable[[], Any]
 """Makes one candidate: a ``torch.nn.Module`` with freshly initialised parameters."""
@@ -53,7 +53,7 @@ class Block:
         object.__setattr__(self, "rule", rule)
         if not self.candidates:
             raise ConfigError("a block needs at least one candidate, found none")
-        if isinstance(rule, Lag):
+        if isinstance(rule, Lag | Every):
             raise ConfigError(f"a choice block: expected the rule exact, found {rule}")
 
 
@@ -64,7 +64,7 @@ class Shared:
     Args:
         name: how logs, checkpoints and errors call it.
         factory: makes the module.
-        rule: ``Exact()``, ``Frozen()`` or ``Lag(K)``.
+        rule: ``Exact()``, ``Frozen()``, ``Lag(K)`` or ``Every(M)``.
         fields: batch fields handed to the module after the tensors of the block before.
     """
 

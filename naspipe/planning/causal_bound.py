@@ -114,8 +114,9 @@ class StreamChain:
     work_ns: int = 0
     longest_ns: int = 0
     """When the last access of all subnets so far could end at the earliest."""
-    _written: dict[LayerId, deque[int]] = field(default_factory=dict)
-    """When the layer's last WRITEs could end, the newest last: as many as a READ looks back."""
+    _written: dict[LayerId, deque[tuple[int, int]]] = field(default_factory=dict)
+    """Steps of the layer's last WRITEs, the newest last, and when they could end: as many as a
+    READ looks back."""
     _unwritten: dict[LayerId, int] = field(default_factory=dict)
     """When the gradients of the step so far could be there."""
     _step_ns: int = 0
@@ -125,9 +126,9 @@ class StreamChain:
         """Add the stream's next subnet."""
         layers = list(map(subnet.layer, range(len(subnet.chain))))
         chain = [self.costs.of(layer.block, layer.candidate) for layer in layers]
-        clock = 0
+        clock, step = 0, self.steps.step(self.num_passes)
         for layer, cost in zip(layers, chain, strict=True):
-            clock = max(clock, self._readable_ns(layer)) + cost.forward_ns
+            clock = max(clock, self._readable_ns(layer, step)) + cost.forward_ns
         for layer, cost in zip(reversed(layers), reversed(chain), strict=True):
             clock += cost.backward_ns
             self.work_ns += cost.forward_ns + cost.backward_ns
@@ -148,23 +149,21 @@ class StreamChain:
         self._unwritten.clear()
         self._step_ns = 0
 
-    def _readable_ns(self, layer: LayerId) -> int:
-        """When the version that the next user reads exists."""
-        written = self._written.get(layer)
-        return written[0] if written and len(written) == self._reach(layer) else 0
+    def _readable_ns(self, layer: LayerId, step: int) -> int:
+        """When the version that a step reads exists."""
+        last = self.rules[layer.block].last_read(step)
+        written = reversed(self._written.get(layer, ()))
+        return next((end_ns for number, end_ns in written if number <= last), 0)
 
     def _write(self, layer: LayerId, after_ns: int, write_ns: int) -> None:
         """A WRITE follows its backward and the WRITE before it."""
         written = self._written.get(layer)
         if written is None:
-            written = self._written[layer] = deque(maxlen=self._reach(layer))
-        end_ns = max(after_ns, written[-1] if written else 0) + write_ns
-        written.append(end_ns)
+            behind = steps_behind(self.rules[layer.block]) or 0
+            written = self._written[layer] = deque(maxlen=behind + 1)
+        end_ns = max(after_ns, written[-1][1] if written else 0) + write_ns
+        written.append((self.steps.step(self.num_passes - 1), end_ns))
         self.longest_ns = max(self.longest_ns, end_ns)
-
-    def _reach(self, layer: LayerId) -> int:
-        """How many users back the WRITE lies that a READ waits for; 1 is the previous user."""
-        return 1 + (steps_behind(self.rules[layer.block]) or 0)
 
 
 def chain_lengths(

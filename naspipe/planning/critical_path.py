@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from naspipe.core.events import Priorities
 from naspipe.core.ids import LayerId
-from naspipe.core.rules import Frozen, Rule, steps_behind
+from naspipe.core.rules import Rule, steps_behind
 from naspipe.core.steps import ONE_PASS, Steps
 from naspipe.core.subnet import Subnet
 from naspipe.planning.causal_bound import chain_lengths
@@ -105,20 +105,24 @@ def critical_path_priorities(
     The passes of a step wait for WRITEs of earlier steps alone, and their own end the step. The
     stream begins with a step.
     """
-    waiting: dict[LayerId, tuple[int, ...]] = {}
+    waiting: dict[LayerId, tuple[tuple[int, int], ...]] = {}
     together: dict[LayerId, int] = {}
     result: list[Priorities] = []
     for number in reversed(range(len(subnets))):
         layers = list(map(subnets[number].layer, range(len(subnets[number].chain))))
         chain = [costs.of(layer.block, layer.candidate) for layer in layers]
-        after_write = [_next_reader(rules[layer.block], waiting.get(layer, ())) for layer in layers]
+        step = steps.step(subnets[number].sequence_id)
+        after_write = [
+            _next_reader(rules[layer.block], step, waiting.get(layer, ())) for layer in layers
+        ]
         priorities = _levels(chain, after_write)
         result.append(priorities)
         for layer, level in zip(layers, priorities.forward, strict=True):
             together[layer] = max(level, together.get(layer, 0))
         if steps.pass_of(number) == 0:
             for layer, level in together.items():
-                waiting[layer] = (level, *waiting.get(layer, ())[: _reach(rules[layer.block])])
+                behind = steps_behind(rules[layer.block]) or 0
+                waiting[layer] = ((step, level), *waiting.get(layer, ())[:behind])
             together.clear()
     return result[::-1]
 
@@ -137,15 +141,9 @@ def _levels(chain: Sequence[LayerCost], after_write: Sequence[int]) -> Prioritie
     return Priorities(tuple(reversed(forward)), tuple(backward))
 
 
-def _next_reader(rule: Rule, later: tuple[int, ...]) -> int:
-    """The forward level of the first later step that reads this WRITE, 0 when there is none.
+def _next_reader(rule: Rule, step: int, later: tuple[tuple[int, int], ...]) -> int:
+    """The forward level of the first later step that reads the WRITE of ``step``, 0 for none.
 
-    ``later`` holds the levels of later steps with the layer, the next one first.
+    ``later`` holds later steps with the layer and their levels, the next one first.
     """
-    place = _reach(rule)
-    return 0 if isinstance(rule, Frozen) or place >= len(later) else later[place]
-
-
-def _reach(rule: Rule) -> int:
-    """How many steps lie between a WRITE and the reader that waits for it."""
-    return steps_behind(rule) or 0
+    return next((level for number, level in later if rule.last_read(number) >= step), 0)

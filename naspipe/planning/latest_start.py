@@ -174,9 +174,9 @@ class _StreamEnd:
     ) -> None:
         """Each backward behind the forwards that read what its step WRITEs."""
         for layer, own in users.items():
-            reach = steps_behind(self._stream.rules[layer.block]) or 0
+            rule = self._stream.rules[layer.block]
             later = self._readers.get(layer, ())
-            readers = next((ways for number, ways in later if number > step + reach), ())
+            readers = next((ways for number, ways in later if rule.last_read(number) >= step), ())
             for reader in readers:
                 until = len(reader.stages) - 1 - layer.block
                 for way in ways if self._steps.is_gated else own:

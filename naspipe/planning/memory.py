@@ -9,14 +9,14 @@ from naspipe.core.config import parse_bytes, parse_subnets
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import LayerId, StageId, StreamId
 from naspipe.core.partition import Partition
-from naspipe.core.rules import Rule, steps_behind
+from naspipe.core.rules import Rule, most_copies
 from naspipe.core.subnet import Subnet
 from naspipe.planning.size import LayerSize, SizeTable
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceSizes:
-    """Layer sizes with what readers of older versions need: K + 1 copies of a lagging layer."""
+    """Layer sizes with what readers of older versions need: copies, as many as its rule says."""
 
     table: SizeTable
     rules: tuple[Rule, ...]
@@ -24,10 +24,7 @@ class DeviceSizes:
     def of(self, block: int, candidate: int, stream: int = 0) -> LayerSize:
         """A layer's size on the device, in any stream of the space."""
         size = self.table.of(block, candidate)
-        behind = steps_behind(self.rules[block])
-        if behind is None:
-            return size
-        copies = (behind + 1) * size.parameter_bytes
+        copies = most_copies(self.rules[block]) * size.parameter_bytes
         return size._replace(state_bytes=size.state_bytes + copies)
 
     def on_host(self, block: int, candidate: int, stream: int = 0) -> int:

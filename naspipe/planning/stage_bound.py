@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from naspipe.core.ids import LayerId
-from naspipe.core.rules import Exact, Follows, Frozen, steps_behind
+from naspipe.core.rules import Exact, Follows, Frozen
 from naspipe.core.steps import ONE_PASS, Steps
 from naspipe.core.subnet import Subnet
 from naspipe.planning.latest_start import CutStream
@@ -144,7 +144,7 @@ class _Graph:
 
     def _read(self, layer: LayerId, step: int) -> list[int]:
         """The WRITE whose version a step reads, if any."""
-        latest = step - 1 - (steps_behind(self.stream.rules[layer.block]) or 0)
+        latest = self.stream.rules[layer.block].last_read(step)
         found = (node for of, node in reversed(self._written.get(layer, ())) if of <= latest)
         return [node] if (node := next(found, None)) is not None else []
 

@@ -23,6 +23,10 @@ class AsynchronousPolicy:
         """The newest when the forward begins on the stage."""
         return LATEST
 
+    def makes_version(self, rule: Rule, version: Version) -> bool:
+        """Any may be read."""
+        return True
+
     def is_writer(self, rule: Rule) -> bool:
         """All but frozen layers are written by each of their users."""
         return not isinstance(rule, Frozen)

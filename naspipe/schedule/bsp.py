@@ -37,6 +37,10 @@ class BulkPolicy:
         first_of_bulk = reader - reader % self._bulk
         return users[max(0, bisect_left(users, first_of_bulk) - 1)]
 
+    def makes_version(self, rule: Rule, version: Version) -> bool:
+        """Any may be read."""
+        return True
+
     def is_writer(self, rule: Rule) -> bool:
         """All but frozen layers are written by each of their users."""
         return not isinstance(rule, Frozen)

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from naspipe.core.ids import SequenceId, Version
-from naspipe.core.rules import Exact, Follows, Frozen, Lag, Rule, steps_behind
+from naspipe.core.rules import Exact, Frozen, Rule, own_step, steps_behind
 from naspipe.core.steps import ONE_PASS, Steps
 
 
@@ -23,8 +23,8 @@ class CausalPolicy:
         self.steps = steps
 
     def version_to_read(self, rule: Rule, users: Sequence[Version], reader: SequenceId) -> Version:
-        """Exact: that of the last step that used it. Where readers are K steps behind: of the last
-        one that is K + 1 or more steps older than the reader's."""
+        """Exact: that of the last step that used it. Where readers are behind: of the last one
+        that the rule lets them see."""
         match rule:
             case Exact():
                 first = self.steps.first(reader)
@@ -33,9 +33,13 @@ class CausalPolicy:
                 return users[max(0, bisect_left(users, first) - 1)]
             case Frozen():
                 return users[0]
-            case Lag(steps) | Follows(_, _, steps):
-                bound = self.steps.first(reader) - steps * self.steps.passes
+            case _:
+                bound = (rule.last_read(self.steps.step(reader)) + 1) * self.steps.passes
                 return users[max(0, bisect_left(users, bound) - 1)]
+
+    def makes_version(self, rule: Rule, version: Version) -> bool:
+        """Steps that only gather gradients leave the layer as it was."""
+        return own_step(rule).applies(self.steps.step(version))
 
     def is_writer(self, rule: Rule) -> bool:
         """All but frozen layers are written by each of their users."""

@@ -12,7 +12,7 @@ from itertools import groupby, pairwise
 
 from naspipe.core.access import Access, AccessKind
 from naspipe.core.ids import INITIAL, LayerId
-from naspipe.core.rules import Exact, Follows, Frozen, Rule, steps_behind, untrained
+from naspipe.core.rules import Exact, Follows, Frozen, Rule, untrained
 from naspipe.core.steps import ONE_PASS, Steps
 from naspipe.core.subnet import Subnet
 from naspipe.schedule.traits import traits_of
@@ -81,12 +81,12 @@ def _not_forward(
     for subnet in subnets:
         number = subnet.sequence_id
         for block, rule in enumerate(rules if subnet.chain else ()):
-            layer, lag = subnet.layer(block), steps_behind(untrained(rule))
-            last = steps.step(number) - 1 - (lag or 0)
+            layer, own = subnet.layer(block), untrained(rule)
+            last = own.last_read(steps.step(number))
             earlier = (user for user in reversed(users[layer]) if steps.step(user) <= last)
-            reads = INITIAL if lag is None else next(earlier, INITIAL)
+            reads = next(earlier, INITIAL)
             expected[layer, number, AccessKind.FORWARD] = reads
-            if lag is not None:
+            if not isinstance(own, Frozen):
                 users[layer].append(number)
                 expected[layer, number, AccessKind.WRITE] = number
     written: dict[tuple[LayerId, int], int] = {}
@@ -276,6 +276,6 @@ class _Layer:
         if self._traits.has_bulks:
             first_of_bulk = reader - reader % self._bulk
             return max((user for user in earlier if user < first_of_bulk), default=INITIAL)
-        step = self._steps.step(reader) - 1 - (steps_behind(self._rule) or 0)
+        step = self._rule.last_read(self._steps.step(reader))
         allowed = (user for user in earlier if self._steps.step(user) <= step)
         return max(allowed, default=INITIAL)

@@ -158,14 +158,16 @@ class VersionBook:
     def keeps(self, layer: LayerId, version: Version) -> bool:
         """Whether a version will be read again, by an admitted subnet or by a later one."""
         state = self._state(layer)
-        is_readable = version >= self._floor(layer, state) and version not in state.parts
-        return is_readable or state.readers.get(version, 0) > 0
+        is_known = version >= self._floor(layer, state) and version not in state.parts
+        is_made = self._policy.makes_version(self.rule(layer), version)
+        return (is_known and is_made) or state.readers.get(version, 0) > 0
 
     def readable(self, layer: LayerId) -> tuple[Version, ...]:
-        """The versions that subnets not yet admitted can ask for, oldest first."""
-        state = self._state(layer)
-        floor = self._floor(layer, state)
-        return tuple(version for version in state.users if version >= floor)
+        """The versions that subnets not yet admitted can ask for, oldest first, and the newest."""
+        state, rule = self._state(layer), self.rule(layer)
+        floor, newest = self._floor(layer, state), state.users[-1]
+        known = (version for version in state.users if version >= floor)
+        return tuple(v for v in known if v == newest or self._policy.makes_version(rule, v))
 
     def hold(self, layer: LayerId) -> tuple[Version, ...]:
         """Be a reader of every readable version, until it is released; returns them."""
@@ -288,11 +290,8 @@ class VersionBook:
     def _drop(self, layer: LayerId, state: _Layer) -> list[Version]:
         if len(state.existing) == 1:
             return []
-        floor = self._floor(layer, state)
-        dropped = [
-            version
-            for version in sorted(state.existing)
-            if version != state.newest and version < floor and not state.readers.get(version)
-        ]
+        floor, rule = self._floor(layer, state), self.rule(layer)
+        unread = (v for v in sorted(state.existing - {state.newest}) if not state.readers.get(v))
+        dropped = [v for v in unread if v < floor or not self._policy.makes_version(rule, v)]
         state.existing.difference_update(dropped)
         return dropped

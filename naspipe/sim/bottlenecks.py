@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from naspipe.core.rules import Exact, Lag
+from naspipe.core.rules import Every, Exact, Lag
 from naspipe.core.subnet import Subnet
 from naspipe.planning.causal_bound import CausalBound
 from naspipe.planning.cost import CostTable
@@ -119,12 +119,13 @@ def _shared(
                     f"{busy:.1f} stages; lag(K) or frozen would lift that",
                 )
             )
-        elif isinstance(rule, Lag):
-            busy = together * (rule.subnets + 1) * work_ns / serial_ns
+        elif isinstance(rule, Lag | Every):
+            most = rule.most_under_way
+            busy = together * most * work_ns / serial_ns
             found.append(
                 Bottleneck(
                     busy,
-                    f"{rule} of {labels[block]}: at most {rule.subnets + 1} steps are under "
+                    f"{rule} of {labels[block]}: at most {most} steps are under "
                     f"way, which keeps at most {busy:.1f} stages busy",
                 )
             )

@@ -69,7 +69,7 @@ SETTINGS = [
     ("transport=udp", "transport: expected ipc or tcp, found 'udp'"),
     ("port=80", "port: expected 1024 to 65000, found 80"),
     ("rule.tail=exact", "space mine has no shared layer 'tail'", "expected stem, head"),
-    ("rule.stem=late", "unknown rule 'late'", "expected exact, frozen or lag(K)"),
+    ("rule.stem=late", "unknown rule 'late'", "expected exact, frozen, lag(K) or every(M)"),
     (f"rule.stem=lag({LONG})", "lag"),
 ]
 

@@ -57,7 +57,7 @@ def test_a_resume_goes_on_with_both(tmp_path: Path) -> None:
         (("--policy", "bsp"), "expected"),
         (("--data", "digits"), "expected --data views:NAME"),
         (("--data", "views:en-de-2k"), "expected views: before one of"),
-        (("--set", "rule.projector=follows(0.1,1)"), "expected exact, frozen or lag(K)"),
+        (("--set", "rule.projector=follows(0.1,1)"), "expected exact, frozen, lag(K) or every(M)"),
         (("--teacher", "nowhere"), "expected no momentum teacher beside it"),
     ],
 )

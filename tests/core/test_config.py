@@ -105,7 +105,8 @@ def test_rules_of_shared_layers() -> None:
     settings = applied("rule.stem=lag(3)", "rule.head=frozen", "rule.a.b=exact")
     assert settings.rules == {"stem": Lag(3), "head": Frozen(), "a.b": Exact()}
     assert refusal("rule.stem=late") == (
-        "--set rule.stem: unknown rule 'late': expected exact, frozen or lag(K), as in lag(8)"
+        "--set rule.stem: unknown rule 'late': expected exact, frozen, lag(K) or every(M), "
+        "as in lag(8) or every(4,lr=2)"
     )
 
 

@@ -131,7 +131,7 @@ def test_every_kind_of_value(tmp_path):
         ("[optimizer]\nt0 = 2026-11-21", "optimizer.t0: expected a plain value, found datetime."),
         ("[optimizer]\nx = inf", "optimizer.x: expected finite numbers, found inf"),
         ("[rule]\nstem = 8", "rule.stem: expected a text, found 8"),
-        ("[rule]\nstem = 'late'", "rule.stem: unknown rule 'late': expected exact, frozen or lag"),
+        ("[rule]\nstem = 'late'", "rule.stem: unknown rule 'late': expected exact, frozen, lag"),
         ("[data]\nbatch_size = 0", "data.batch_size: expected 1 or more, found 0"),
         ("[data]\nimages = 3", "data.images: unknown key"),
         ("[data]\nbatch_size = 2026-11-21", "data.batch_size: expected a whole number, found"),

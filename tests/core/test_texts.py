@@ -12,7 +12,7 @@ from naspipe.core.access import Access, AccessKind
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import INITIAL, LayerId
 from naspipe.core.partition import Partition, make_partition
-from naspipe.core.rules import Exact, Frozen, Lag, parse_rule
+from naspipe.core.rules import Every, Exact, Frozen, Lag, Rule, parse_rule, steps_behind
 from naspipe.core.subnet import Subnet
 from naspipe.core.task import Task, TaskKind, parse_task
 
@@ -51,9 +51,25 @@ def test_what_is_no_task(text: str) -> None:
     assert str(caught.value) == f"expected a task such as 0.12F@3, found {text!r}"
 
 
-@given(st.one_of(st.just(Exact()), st.just(Frozen()), st.builds(Lag, st.integers(0, 1 << 70))))
-def test_a_rule_parses_back(rule: Exact | Frozen | Lag) -> None:
+OWN = {"momentum": st.none() | st.floats(0, 0.999), "lr": st.floats(1e-9, 1e9)}
+RULES = st.one_of(
+    st.just(Exact()), st.just(Frozen()), st.builds(Lag, st.integers(0, 1 << 70)),
+    st.builds(Lag, st.integers(0, 9), over=st.integers(9, 99), **OWN),
+    st.builds(Lag, st.integers(0, 9), predicts=st.booleans(), **OWN),
+    st.builds(Every, st.integers(2, 99), **OWN),
+)  # fmt: skip
+
+
+@given(RULES)
+def test_a_rule_parses_back(rule: Rule) -> None:
     assert parse_rule(str(rule)) == rule
+
+
+@given(RULES, st.integers(0, 1000))
+def test_what_steps_read_never_gets_older(rule: Rule, step: int) -> None:
+    behind = steps_behind(rule) or 0
+    assert rule.last_read(step) <= rule.last_read(step + 1) <= step
+    assert isinstance(rule, Frozen) or rule.last_read(step) >= step - 1 - behind
 
 
 def test_rules_are_told_apart() -> None:
@@ -61,13 +77,37 @@ def test_rules_are_told_apart() -> None:
     assert [str(rule) for rule in (Exact(), Frozen(), Lag(8))] == ["exact", "frozen", "lag(8)"]
 
 
-@pytest.mark.parametrize("text", ["", "Exact", "lag", "lag()", "lag(-1)", "lag(1.5)", "lag(8) "])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "Exact", "lag", "lag()", "lag(-1)", "lag(1.5)", "lag(8) ", "lag(0..8)", "lag(8,over=9)",
+        "lag(8,lr)", "lag(8,lr=)", "lag(8,lr=1,lr=2)", "lag(8,predict=1)", "lag(8,rate=1)",
+        "every(4,predict)", "every()", "every(4,momentum=1.2.3)",
+    ],
+)  # fmt: skip
 def test_what_is_no_rule(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_rule(text)
     assert str(caught.value) == (
-        f"unknown rule {text!r}: expected exact, frozen or lag(K), as in lag(8)"
+        f"unknown rule {text!r}: expected exact, frozen, lag(K) or every(M), as in lag(8) or "
+        f"every(4,lr=2)"
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("lag(0..8,over=3)", "expected over=8 or more, as K grows by one a step at most"),
+        ("lag(0..8,over=9,predict)", "expected predict or over, found both"),
+        ("lag(8,momentum=1.0)", "expected a momentum from 0 to below 1, found 1.0"),
+        ("every(4,lr=0.0)", "expected lr to be a factor above 0, found 0.0"),
+        ("every(1)", "expected 2 or more steps"),
+    ],
+)
+def test_rules_that_cannot_be(text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_rule(text)
+    assert str(caught.value) == f"{text}: {said}"
 
 
 def test_a_lag_is_not_negative() -> None:

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 import naspipe
 from naspipe.core.partition import Partition
-from naspipe.core.rules import Frozen, Lag
+from naspipe.core.rules import Every, Frozen, Lag
 from naspipe.planning.partitions import PLACEMENTS
 from naspipe.runtime.checkpoints.layer_bytes import from_raw
 from naspipe.runtime.layers import layer_store
@@ -22,8 +22,12 @@ from tests.oracle import PlainLoop, bits
 def oracle_of(space, seed, optimizer, lr, options=None, bf16=False, device="cpu", **recipe):
     rules = {}
     for block, rule in enumerate(space.rules):
-        if isinstance(rule, Lag):
-            rules[block] = rule.subnets
+        if isinstance(rule, Lag | Every):
+            own = {"momentum": rule.momentum, "lr": rule.lr}
+            rules[block] = own | (
+                {"every": rule.steps} if isinstance(rule, Every) else
+                {"lag": rule.subnets, "over": rule.over, "predict": rule.predicts}
+            )  # fmt: skip
         elif isinstance(rule, Frozen):
             rules[block] = "frozen"
     return PlainLoop(

@@ -136,7 +136,7 @@ def test_optimizer_state_that_arrives_goes_beside_its_parameter():
     def step(layer, number):
         bound = layer.bind(Version(number - 1))
         bound.call(inputs).square().mean().backward()
-        layer.write(bound.take_gradients(), number, Version(number - 1), False, 0.05)
+        layer.write(bound.take_gradients(), number, Version(number - 1), False, number, 0.05)
 
     step(here, 0)
     header, *frames = stage_frames(

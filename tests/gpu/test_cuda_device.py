@@ -119,7 +119,7 @@ def test_a_swapped_layer_has_the_bits_of_one_that_stays(device, arena, optimizer
             for stored in layers:
                 bound = stored.bind(Version(step - 1))
                 bound.call(inputs).square().mean().backward()
-                stored.write(bound.take_gradients(), step, Version(step - 1), False, 0.05)
+                stored.write(bound.take_gradients(), step, Version(step - 1), False, step, 0.05)
             memory.adopt_state()
             swapper.save(layer, memory)
             wait(swapper, woken)

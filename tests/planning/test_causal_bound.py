@@ -16,7 +16,7 @@ from naspipe.planning.cost import CostTable, LayerCost
 from naspipe.sim.costs import TableCosts
 from naspipe.trace.reading import metrics
 from tests.sim.test_causal_order import run
-from tests.strategies import pipelines
+from tests.strategies import pipelines, sees
 
 
 def table(rules):
@@ -37,14 +37,8 @@ def longest_path(subnets, rules, costs):
         return [x for x in range(y) if subnets[x].chain[block] == subnets[y].chain[block]]
 
     def version_read(y, block):
-        before = users_before(y, block)
-        match rules[block]:
-            case Exact():
-                return before[-1] if before else INITIAL
-            case Lag(lag):
-                return max((x for x in before if x <= y - 1 - lag), default=INITIAL)
-            case Frozen():
-                return INITIAL
+        seen = (x for x in users_before(y, block) if sees(rules[block], x, y))
+        return max(seen, default=INITIAL)
 
     @cache
     def end(kind, y, block):

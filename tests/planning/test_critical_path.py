@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from naspipe.core.events import Priorities
-from naspipe.core.rules import Exact, Frozen, Lag
+from naspipe.core.rules import Exact
 from naspipe.core.steps import Steps
 from naspipe.core.subnet import Subnet
 from naspipe.core.task import Task, TaskKind
@@ -24,7 +24,7 @@ from naspipe.schedule.dispatch_order import CriticalPathOrder
 from naspipe.schedule.invariants import violations
 from naspipe.sim.costs import RandomCosts, TableCosts
 from tests.sim.test_causal_order import run
-from tests.strategies import pipelines
+from tests.strategies import pipelines, sees
 
 
 def table(rules):
@@ -40,15 +40,8 @@ def longest_paths(subnets, rules, costs, passes=1):
 
     def readers(y, block):
         users = [z.sequence_id for z in subnets if z.chain[block] == subnets[y].chain[block]]
-        later = sorted({z // passes for z in users if z // passes > y // passes})
-        match rules[block]:
-            case Exact():
-                place = 0
-            case Lag(lag):
-                place = lag
-            case Frozen():
-                return []
-        return [z for z in users if later[place : place + 1] == [z // passes]]
+        later = sorted({z // passes for z in users if sees(rules[block], y // passes, z // passes)})
+        return [z for z in users if later[:1] == [z // passes]]
 
     @cache
     def level(kind, y, block):

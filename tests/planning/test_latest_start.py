@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from naspipe.core.ids import LayerId
 from naspipe.core.partition import Partition
-from naspipe.core.rules import Exact, Frozen, steps_behind
+from naspipe.core.rules import Exact, Frozen
 from naspipe.core.steps import Steps
 from naspipe.core.subnet import Subnet
 from naspipe.planning.cost import CostTable, LayerCost
@@ -20,7 +20,7 @@ from naspipe.schedule.invariants import violations
 from naspipe.sim.costs import RandomCosts
 from tests.planning.test_critical_path import table
 from tests.sim.test_causal_order import run
-from tests.strategies import moving_pipelines
+from tests.strategies import moving_pipelines, sees
 
 F, B = "F", "B"
 
@@ -88,8 +88,8 @@ def dependents(stream, steps):
         if isinstance(rule, Frozen):
             continue
         for y in own:
-            last = steps.step(y) - 1 - (steps_behind(rule) or 0)
-            read = max((steps.step(x) for x in own if steps.step(x) <= last), default=None)
+            seen = (step for x in own if sees(rule, step := steps.step(x), steps.step(y)))
+            read = max(seen, default=None)
             writers = [x for x in own if steps.step(x) == read]
             if steps.is_gated and read is not None:
                 first = read * steps.passes

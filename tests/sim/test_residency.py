@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from naspipe.core.access import AccessKind
 from naspipe.core.errors import InvariantError
 from naspipe.core.partition import Partition
-from naspipe.core.rules import Exact, Lag
+from naspipe.core.rules import Exact, steps_behind
 from naspipe.core.steps import ONE_PASS
 from naspipe.core.subnet import Subnet
 from naspipe.residency.ledger import Ledger
@@ -41,7 +41,7 @@ def run(
     steps=ONE_PASS, permanent=(), **how,
 ):  # fmt: skip
     """Simulate with the least budget of each stage plus ``extra`` bytes."""
-    permanent = {b for b, rule in enumerate(rules) if isinstance(rule, Lag)} | {*permanent}
+    permanent = {b for b, rule in enumerate(rules) if steps_behind(rule) is not None} | {*permanent}
     managers = []
     for stage in range(partitions[0].num_stages):
         used = {

@@ -33,7 +33,7 @@ from naspipe.stage import cuts
 from naspipe.stage.admission import AdmissionWindow
 from naspipe.stage.builder import build_controller
 from naspipe.stage.cuts import Cuts
-from tests.strategies import moving_pipelines
+from tests.strategies import moving_pipelines, sees
 
 
 class Spy:
@@ -72,14 +72,11 @@ def expected_versions(rules, subnets, cut):
         for block in range(len(rules)):
             found.setdefault(subnet.layer(block), [INITIAL]).append(subnet.sequence_id)
     for layer, users in found.items():
-        match rules[layer.block]:
-            case Exact():
-                found[layer] = (users[-1],)
-            case Frozen():
-                found[layer] = (INITIAL,)
-            case Lag(k):
-                floor = max(user for user in users if user <= cut - 1 - k or user == INITIAL)
-                found[layer] = tuple(user for user in users if user >= floor)
+        rule = rules[layer.block]
+        readers = range(cut, cut + 12)
+        read = {max(v for v in users if v < 0 or sees(rule, v, reader)) for reader in readers}
+        newest = INITIAL if isinstance(rule, Frozen) else users[-1]
+        found[layer] = tuple(sorted(read | {newest}))
     return found
 
 

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from naspipe.core.config import Execution
+from naspipe.core.config import Definition, Execution
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import FIRST_STREAM, LayerId
-from naspipe.core.rules import Exact, Follows, steps_behind
+from naspipe.core.rules import Exact, Follows, own_step, steps_behind
 from naspipe.core.space import Shared, Space
 from naspipe.core.user_code import users_code
 from naspipe.core.wiring import Tap, TapRole
@@ -23,6 +23,7 @@ from naspipe.runtime.jobs.losses import loss_fields, needs_teacher
 from naspipe.runtime.jobs.workload import Workload, field_of
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.layers.norm_statistics import unknown_norm
+from naspipe.runtime.layers.optimizers import check_optimizer
 from naspipe.runtime.layers.stored_layer import StoredLayer
 from naspipe.runtime.measuring.layer_sizes import sketch
 from naspipe.schedule.groups import check_groups
@@ -181,12 +182,24 @@ def check_layers(workload: Workload) -> None:
     with deterministic_torch(definition.recipe.threads):
         for position, block in enumerate(space.blocks):
             if isinstance(block, Shared):
+                _check_own_step(block, definition)
                 _check_statistics(_made(store, space, position), block, defers_norms)
         for position in _first_of_kinds(space):
             _made(LayerStore(space, definition.seed, definition.recipe), space, position)
     if workload.is_trained:
         check_costs(space, workload.loss)
     check_proof(workload)
+
+
+def _check_own_step(block: Shared, definition: Definition) -> None:
+    own = own_step(block.rule)
+    if own.predicts and definition.policy != "csp":
+        raise ConfigError(
+            f"layer {block.name}: rule {block.rule} foresees the layer K steps on, but policy "
+            f"{definition.policy} does not say how old what is read will be; leave predict out"
+        )
+    if own.momentum is not None:
+        check_optimizer(definition.recipe, own)
 
 
 def check_proof(workload: Workload) -> Mapping[str, Any]:

@@ -95,7 +95,7 @@ class StageUpdates:
         definition = self._workloads[layer.stream].definition
         number = self._steps[layer.stream].step(sequence_id)
         lr = learning_rate(definition.recipe, number, definition.steps)
-        stored.write(gradients, sequence_id, command.base, command.keeps_base, lr)
+        stored.write(gradients, sequence_id, command.base, command.keeps_base, number, lr)
 
     def _follow(self, command: WriteLayer, stored: StoredLayer, update: MomentumUpdate) -> None:
         """One step towards the layer's source, which has made its own."""

@@ -11,9 +11,11 @@ import torch
 
 from naspipe.core.config import Recipe
 from naspipe.core.errors import ConfigError, reason
+from naspipe.core.rules import RECIPES, OwnStep
 from naspipe.mixed.alphas import Alpha, WithAlphas, alpha_optimizer
 from naspipe.runtime.layers.around_step import add_hooks
 from naspipe.runtime.layers.lars import LARS
+from naspipe.runtime.layers.own_steps import with_momentum
 
 PER_LAYER = (
     "SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam",
@@ -45,8 +47,10 @@ _OF_ALPHAS = {
 """Options of whatever optimizer, for layers with architecture parameters."""
 
 
-def check_optimizer(recipe: Recipe) -> None:
+def check_optimizer(recipe: Recipe, own: OwnStep = RECIPES) -> None:
     """Check the name and the options, with real steps, before anything is written.
+
+    With the momentum of one layer, where it has its own.
 
     Raises:
         ConfigError: for an unknown name, one that does not work per layer, or bad options.
@@ -54,7 +58,9 @@ def check_optimizer(recipe: Recipe) -> None:
     _check_name(recipe.optimizer)
     _check_options(recipe)
     try:
-        _take_steps(recipe)
+        _take_steps(recipe, own)
+    except ConfigError:
+        raise
     except Exception as error:
         options = recipe.optimizer_options
         known = _options(recipe.optimizer)
@@ -111,11 +117,11 @@ def _find(name: str) -> Any:
     return OWN.get(name) or getattr(torch.optim, name)
 
 
-def _take_steps(recipe: Recipe) -> None:
+def _take_steps(recipe: Recipe, own: OwnStep) -> None:
     """Two steps on vectors and a matrix: some options are first looked at there."""
     weights = (torch.nn.Parameter(torch.zeros(size)) for size in ((2,), (2, 2)))
     parameters = [*weights, Alpha(torch.zeros(2))]
-    optimizer = make_optimizer(recipe, parameters)
+    optimizer = make_optimizer(recipe, parameters, own)
     for _ in range(2):
         for parameter in parameters:
             parameter.grad = torch.ones_like(parameter)
@@ -123,13 +129,18 @@ def _take_steps(recipe: Recipe) -> None:
 
 
 def make_optimizer(
-    recipe: Recipe, parameters: Iterable[torch.nn.Parameter]
+    recipe: Recipe, parameters: Iterable[torch.nn.Parameter], own: OwnStep = RECIPES
 ) -> torch.optim.Optimizer:
-    """One layer's optimizer; the rate of its first group is set before each step.
+    """One layer's optimizer, for :func:`~naspipe.runtime.layers.own_steps.take_step`.
 
     Its step clips and averages as the recipe says (:mod:`naspipe.runtime.layers.around_step`).
     Architecture parameters have an optimizer of their own in it, at a constant rate.
+
+    Raises:
+        ConfigError: when the layer has a momentum of its own and the optimizer none.
     """
+    known = _options(recipe.optimizer)
+    recipe = with_momentum(recipe, own, {name: each.default for name, each in known.items()})
     options = {
         key: tuple(value) if isinstance(value, list) else value
         for key, value in recipe.optimizer_options.items()
@@ -139,8 +150,8 @@ def make_optimizer(
     optimizer: torch.optim.Optimizer
     make = _find(recipe.optimizer)
     if alphas:
-        own = make([{"params": weights}], lr=recipe.lr, **options)
-        optimizer = WithAlphas(own, alpha_optimizer(alphas, **of_alphas))
+        of_weights = make([{"params": weights}], lr=recipe.lr, **options)
+        optimizer = WithAlphas(of_weights, alpha_optimizer(alphas, **of_alphas))
     else:
         optimizer = make(weights, lr=recipe.lr, **options)
     add_hooks(optimizer, recipe)

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from naspipe.core.rules import OwnStep
+
 
 class Layer(Protocol):
     """What is laid out in one piece of memory."""
@@ -21,6 +23,7 @@ class Layer(Protocol):
     module: nn.Module
     parameters: dict[str, nn.Parameter]
     optimizer: torch.optim.Optimizer | None
+    own_step: OwnStep
 
 
 class Place(Protocol):

@@ -13,11 +13,12 @@ from torch.func import functional_call
 from naspipe.core.config import Recipe
 from naspipe.core.errors import InvariantError, TransportError
 from naspipe.core.ids import INITIAL, SequenceId, Version
-from naspipe.core.rules import Follows, Frozen, Rule
+from naspipe.core.rules import Follows, Frozen, Rule, own_step
 from naspipe.runtime.devices.tensor_bytes import tensor_bytes
 from naspipe.runtime.layers.bound_layer import BoundLayer, Gradients
 from naspipe.runtime.layers.layer_layout import is_moved
 from naspipe.runtime.layers.optimizers import make_optimizer
+from naspipe.runtime.layers.own_steps import UPDATE, ahead, take_step
 from naspipe.runtime.layers.ports import Received
 
 
@@ -41,12 +42,13 @@ class StoredLayer:
         self.module = module
         self.version = INITIAL
         self._keeps_versions = keeps_versions
+        self.own_step = own_step(rule)
         self.parameters = dict(module.named_parameters())
         if isinstance(rule, Frozen | Follows):
             module.requires_grad_(False)
         self._reads_buffers = isinstance(rule, Follows) and not module.training
         trained = [p for p in self.parameters.values() if p.requires_grad]
-        self.optimizer = make_optimizer(recipe, trained) if trained else None
+        self.optimizer = make_optimizer(recipe, trained, self.own_step) if trained else None
         self._copies: dict[Version, dict[str, torch.Tensor]] = {}
         self._buffers: list[tuple[str, Received]] = []
         """What another stage's forwards left, for the next one here."""
@@ -72,9 +74,17 @@ class StoredLayer:
         return BoundLayer(self.module, self.module, self.parameters)
 
     def write(
-        self, gradients: Gradients, version: SequenceId, base: Version, keeps_base: bool, lr: float
+        self,
+        gradients: Gradients,
+        version: SequenceId,
+        base: Version,
+        keeps_base: bool,
+        step: int,
+        lr: float,
     ) -> None:
         """One optimizer step on top of ``base``; parameters without a gradient are left alone.
+
+        ``step`` is its number, ``lr`` the rate by the recipe.
 
         Raises:
             InvariantError: when the newest version is not ``base``.
@@ -83,8 +93,7 @@ class StoredLayer:
         if self.optimizer is not None:
             for name, gradient in gradients.items():
                 self.parameters[name].grad = gradient
-            self.optimizer.param_groups[0]["lr"] = lr
-            self.optimizer.step()
+            take_step(self.optimizer, self.own_step, step, lr)
             for name in gradients:
                 self.parameters[name].grad = None
 
@@ -150,6 +159,8 @@ class StoredLayer:
     def copied(self, *kinds: str, lends: bool = False) -> list[tuple[str, Any]]:
         """The tensors and values whose names begin so, for stages that only read them.
 
+        With parameters goes what says where they will be.
+
         Args:
             kinds: how names begin.
             lends: share the memory of all but the buffers, which the next forward here may change.
@@ -158,7 +169,7 @@ class StoredLayer:
         return [
             (name, value.clone() if self._must_copy(name, value, lends) else value)
             for name, value in self.tensors()
-            if name.startswith(kinds)
+            if name.startswith(kinds) or (name.endswith(f"/{UPDATE}") and "param/" in kinds)
         ]
 
     @staticmethod
@@ -234,7 +245,9 @@ class StoredLayer:
                     f"and copies of {sorted(self._copies)}"
                 )
             copy = {
-                name: parameter.detach().clone().requires_grad_(parameter.requires_grad)
+                name: ahead(parameter, self.optimizer, self.own_step).requires_grad_(
+                    parameter.requires_grad
+                )
                 for name, parameter in self.parameters.items()
             }
             if self._reads_buffers:

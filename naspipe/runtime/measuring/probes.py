@@ -83,7 +83,9 @@ class TrainedProbe(Probe):
 
     def _write(self, segment: Segment) -> None:
         version = SequenceId(self.stored.version + 1)
-        self.stored.write(segment.take_gradients(), version, self.stored.version, False, 0.0)
+        step = self.stored.own_step.every - 1  # one that changes the layer
+        gradients = segment.take_gradients()
+        self.stored.write(gradients, version, self.stored.version, False, step, 0.0)
 
 
 @dataclass(slots=True)

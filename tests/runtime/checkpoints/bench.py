@@ -73,7 +73,7 @@ class Bench:
         """One WRITE with gradients of ones."""
         stored = self.store[layer]
         gradients = {name: torch.ones_like(p) for name, p in stored.parameters.items()}
-        stored.write(gradients, subnet, stored.version, keeps_base, 0.1)
+        stored.write(gradients, subnet, stored.version, keeps_base, int(subnet), 0.1)
 
     def wait(self, parts=1):
         for _ in range(parts):

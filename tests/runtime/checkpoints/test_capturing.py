@@ -44,7 +44,7 @@ def write(stored, subnet, names=None):
         for name, parameter in stored.parameters.items()
         if names is None or name in names
     }
-    stored.write(gradients, subnet, stored.version, False, 0.1)
+    stored.write(gradients, subnet, stored.version, False, int(subnet), 0.1)
 
 
 def check(capturer, stored):
@@ -118,7 +118,9 @@ def test_layers_alike_share_their_names():
 
 def test_older_versions_come_with_their_parameters():
     stored, capturer = StoredLayer("0.0", Lag(1), linear(), SGD, keeps_versions=True), Capturer()
-    stored.write({n: torch.ones_like(p) for n, p in stored.parameters.items()}, 0, INITIAL, True, 1)
+    stored.write(
+        {n: torch.ones_like(p) for n, p in stored.parameters.items()}, 0, INITIAL, True, 0, 1
+    )
     older = {n: bits(p) for n, p in stored.bind(INITIAL)._parameters.items()}
     (packed,) = capturer.capture(stored, (INITIAL, 0), CaptureMemory().lend()).tensors
     names = [name for name, _ in packed.tensors]

@@ -106,7 +106,7 @@ def step(layer, number):
     outputs = outputs[0] if isinstance(outputs, tuple) else outputs
     if outputs.requires_grad:
         outputs.square().mean().backward()
-    layer.write(bound.take_gradients(), number, base, False, 0.05)
+    layer.write(bound.take_gradients(), number, base, False, int(number), 0.05)
     return outputs.detach()
 
 

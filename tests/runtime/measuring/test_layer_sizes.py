@@ -41,7 +41,7 @@ def real_bytes(space: Space, recipe: Recipe, block: int, candidate: int) -> tupl
     layer = LayerStore(space, 0, recipe).make(LayerId(FIRST_STREAM, block, candidate))
     trained = {name: p for name, p in layer.parameters.items() if p.requires_grad}
     gradients = {name: torch.ones_like(p) for name, p in trained.items()}
-    layer.write(gradients, SequenceId(0), INITIAL, False, 0.1)
+    layer.write(gradients, SequenceId(0), INITIAL, False, 0, 0.1)
 
     def total(*kinds: str) -> int:
         return sum(

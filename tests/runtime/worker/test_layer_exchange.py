@@ -61,7 +61,7 @@ class Stage:
     def write(self, subnet):
         stored = self.store[LAYER]
         gradients = {name: torch.ones_like(p) for name, p in stored.parameters.items()}
-        stored.write(gradients, subnet, stored.version, False, 0.1)
+        stored.write(gradients, subnet, stored.version, False, int(subnet), 0.1)
 
 
 @pytest.fixture

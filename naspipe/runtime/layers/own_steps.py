@@ -1,0 +1,119 @@
+"""How one layer's optimizer steps where its rule says otherwise than the recipe.
+
+What that takes is in the optimizer's state, so that it goes with its layer wherever that goes: to
+other stages, into checkpoints, digests and comparisons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from naspipe.core.config import Recipe
+from naspipe.core.errors import ConfigError
+from naspipe.core.rules import OwnStep
+
+SUM = "naspipe_sum"
+"""In a parameter's state: its gradients since the layer was changed last, added up."""
+COUNT = "naspipe_count"
+"""How many they are."""
+UPDATE = "naspipe_update"
+"""What its last step added to it; zeros where it had no gradient."""
+
+
+def with_momentum(recipe: Recipe, own: OwnStep, known: Mapping[str, Any]) -> Recipe:
+    """The recipe with a layer's own momentum, where it has one.
+
+    Args:
+        recipe: names the optimizer.
+        own: the layer's.
+        known: the optimizer's options, and their defaults.
+
+    Raises:
+        ConfigError: when the optimizer has none.
+    """
+    if own.momentum is None:
+        return recipe
+    options = {**known, **recipe.optimizer_options}
+    changed: dict[str, Any]
+    if "momentum" in known:
+        changed = {"momentum": own.momentum}
+    elif "betas" in known:
+        changed = {"betas": (own.momentum, options["betas"][1])}
+    else:
+        raise ConfigError(
+            f"a rule's momentum={own.momentum}: expected an optimizer with an option momentum or "
+            f"betas, found {recipe.optimizer}"
+        )
+    return replace(recipe, optimizer_options={**recipe.optimizer_options, **changed})
+
+
+@torch.no_grad()
+def take_step(optimizer: torch.optim.Optimizer, own: OwnStep, step: int, lr: float) -> None:
+    """One step of a layer's optimizer, or only gather the gradients that are there for it.
+
+    Args:
+        optimizer: of one layer; its parameters have the gradients of one step.
+        own: how it steps.
+        step: its number.
+        lr: by the recipe.
+    """
+    optimizer.param_groups[0]["lr"] = lr * own.lr
+    parameters = list(_parameters(optimizer))
+    before = {each: each.clone() for each in parameters if own.predicts and each.grad is not None}
+    if own.every == 1:
+        optimizer.step()
+    else:
+        _gather(optimizer, parameters)
+        if own.applies(step):
+            _apply(optimizer, parameters, own.every)
+    for parameter in parameters if own.predicts else ():
+        # Not before its first step: to most optimizers an empty state means that they begin.
+        if parameter in before or UPDATE in optimizer.state.get(parameter, {}):
+            optimizer.state[parameter][UPDATE] = parameter - before.get(parameter, parameter)
+
+
+def ahead(
+    parameter: torch.nn.Parameter, optimizer: torch.optim.Optimizer | None, own: OwnStep
+) -> torch.Tensor:
+    """A parameter as readers of its layer see it, in memory of its own, not for a gradient."""
+    value = parameter.detach()
+    state = optimizer.state.get(parameter, {}) if optimizer is not None and own.predicts else {}
+    return value + state[UPDATE] * own.predicts if UPDATE in state else value.clone()
+
+
+def _gather(optimizer: torch.optim.Optimizer, parameters: list[torch.nn.Parameter]) -> None:
+    for parameter in parameters:
+        if parameter.grad is not None:
+            state = optimizer.state[parameter]
+            if SUM not in state:
+                state[SUM], state[COUNT] = torch.zeros_like(parameter), 0
+            state[SUM].add_(parameter.grad)
+            state[COUNT] += 1
+            parameter.grad = None
+
+
+def _apply(
+    optimizer: torch.optim.Optimizer, parameters: list[torch.nn.Parameter], every: int
+) -> None:
+    """Step with the mean of what was gathered; without, a parameter is left alone."""
+    gathered = {}
+    for parameter in parameters:
+        state = optimizer.state.get(parameter, {})
+        if state.get(COUNT):
+            # Not while it steps: to most optimizers an empty state means that they begin.
+            gathered[parameter] = state.pop(SUM)
+            del state[COUNT]
+            parameter.grad = gathered[parameter] / every
+    optimizer.step()
+    for parameter, total in gathered.items():
+        parameter.grad = None
+        optimizer.state[parameter] |= {SUM: total.zero_(), COUNT: 0}
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.nn.Parameter]:
+    for group in optimizer.param_groups:
+        yield from group["params"]

@@ -1,0 +1,90 @@
+"""Layers that are read late, with what makes up for it: the bits of the plain loop."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from torch import nn
+
+import naspipe as npp
+from naspipe.core.rules import parse_rule
+from tests.equivalence import spaces
+from tests.equivalence.harness import assert_same_bits, check, plain_loop
+from tests.faults.helpers import interrupt_and_resume
+
+LOSS = nn.CrossEntropyLoss()
+MOMENTUM = {"momentum": 0.9, "weight_decay": 1e-3}
+RULES = (
+    "lag(3,momentum=0.5,lr=0.25)", "lag(0..4,over=12)", "every(3)", "every(4,momentum=0.0,lr=2.0)",
+    "lag(3,predict)", "lag(2,momentum=0.3,predict)",
+)  # fmt: skip
+
+
+def space_of(text, end=None):
+    return spaces.mixed(parse_rule(text), end or npp.Exact())
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize("text", RULES)
+def test_on_any_number_of_stages(tmp_path, text, stages):
+    optimizer = ("SGD", "Adam")[(RULES.index(text) + stages) % 2]
+    check(
+        tmp_path, space_of(text), spaces.vectors, LOSS, stages=(stages,), steps=25,
+        options=MOMENTUM if optimizer == "SGD" else {"betas": (0.8, 0.99)}, lr=0.01,
+        optimizer=optimizer, sampler="spaced:3",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("text", RULES)
+def test_with_a_budget_and_recompute(tmp_path, text):
+    """The layer lags at both ends, and what is kept of it goes through host memory."""
+    check(
+        tmp_path, space_of(text, parse_rule(text)), spaces.vectors, nn.CrossEntropyLoss(),
+        stages=(2,), steps=20, optimizer="Adam", lr=0.01,
+        execution={"recompute": True, "memory_budget": "0.001x"},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "passes", "execution"),
+    [
+        ("lag(3,predict)", "accumulate:3", {}), ("every(3)", "accumulate:2", {}),
+        ("lag(0..3,over=6)", "subnets:2", {}), ("lag(2,predict)", "accumulate:4", {"groups": 2}),
+        ("every(3,lr=2.0)", "accumulate:4", {"groups": 2}),
+        ("lag(3,momentum=0.0)", "accumulate:4", {"groups": 2}),
+    ],
+)  # fmt: skip
+def test_steps_of_several_passes(tmp_path, text, passes, execution):
+    """K and M count steps, whoever computes their passes."""
+    number = int(passes.partition(":")[2])
+    check(
+        tmp_path, space_of(text), spaces.vectors, LOSS, stages=(2,),
+        steps=14 * number, optimizer="Adam", lr=0.01, recipe={"passes": passes},
+        execution=execution,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("text", RULES)
+def test_through_a_resume(tmp_path, text):
+    """It ends within what is gathered, and within K's growth; other stages go on."""
+    kw = {"space": space_of(text, parse_rule(text)), "optimizer": "Adam", "lr": 0.01}
+    then = {"stages": 3, "execution": {"memory_budget": "0.001x"}}
+    run = interrupt_and_resume(tmp_path, spaces.vectors, {"stages": 2}, then, **kw)
+    how = {"seed": 1, "optimizer": "Adam", "lr": 0.01}
+    assert_same_bits(run, plain_loop(kw["space"], spaces.vectors, LOSS, run, **how))
+
+
+@pytest.mark.parametrize("recipe", [{"nonfinite": "skip"}, {"ema": 0.9}, {"clip_layer_norm": 0.1}])
+@pytest.mark.parametrize("text", ["every(3)", "lag(2,predict)"])
+def test_beside_what_else_a_step_does(tmp_path, text, recipe):
+    data = spaces.vectors if "nonfinite" not in recipe else now_and_then_infinite
+    check(
+        tmp_path, space_of(text), data, LOSS, stages=(2,), steps=20, optimizer="Adam", lr=0.01,
+        recipe=recipe,
+    )  # fmt: skip
+
+
+def now_and_then_infinite(seed, step):
+    batch = spaces.vectors(seed, step)
+    return {**batch, "input": batch["input"] * (math.inf if step in (4, 5, 11) else 1.0)}

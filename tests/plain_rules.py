@@ -1,0 +1,68 @@
+"""The oracle's layers that are read late, and step otherwise than others: see tests/oracle.py."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+
+import torch
+
+
+class LateLayers:
+    """The part of a plain loop that keeps older versions of layers."""
+
+    def begin_late(self, rules):
+        self.stale = {
+            b: rule if isinstance(rule, dict) else {"lag": rule}
+            for b, rule in rules.items() if rule != "frozen"
+        }  # fmt: skip
+        self.history = {b: [] for b in self.stale}
+        self.gathered, self.updates = {}, {}
+
+    def of(self, block, trained):
+        """The optimizer of a layer, with its own momentum."""
+        options, own = dict(self.options), self.stale.get(block, {}).get("momentum")
+        if own is not None and "betas" in inspect.signature(self.optimizer).parameters:
+            options["betas"] = (own, options.get("betas", (0.9, 0.999))[1])
+        elif own is not None:
+            options["momentum"] = own
+        return self.optimizer(trained, lr=0.1, **options)
+
+    def read(self, block, step):
+        """The module that a step reads: the newest that is old enough."""
+        rule = self.stale[block]
+        if "every" in rule:
+            wanted = step - step % rule["every"] - rule["every"] - 1
+        elif step < rule.get("over", 0):
+            wanted = step - 1 - math.floor(rule["lag"] * step / rule["over"])
+        else:
+            wanted = step - 1 - rule["lag"]
+        versions = self.history[block]
+        while len(versions) > 1 and versions[1][0] <= wanted:
+            versions.pop(0)
+        return versions[0][1]
+
+    def gathers(self, module, step, every):
+        """Add up the gradients of ``every`` steps; whether there is their mean to step with."""
+        if every == 1:
+            return True
+        for p in (p for p in module.parameters() if p.grad is not None):
+            total, count = self.gathered.get(p, (torch.zeros_like(p), 0))
+            self.gathered[p], p.grad = (total + p.grad, count + 1), None
+        if step % every != every - 1:
+            return False
+        for p in (p for p in module.parameters() if self.gathered.get(p, (0, 0))[1]):
+            p.grad = self.gathered[p][0] / every
+            self.gathered[p] = torch.zeros_like(p), 0
+        return True
+
+    @torch.no_grad()
+    def foreseen(self, newest, before, rule):
+        """What readers see: with ``predict`` the layer behind K more updates like its last one."""
+        seen = copy.deepcopy(newest)
+        for p, q in zip(newest.parameters(), seen.parameters(), strict=True):
+            if rule.get("predict") and (p in before or p in self.updates):
+                self.updates[p] = p - before.get(p, p)
+                q.add_(self.updates[p] * rule["lag"])
+        return seen
