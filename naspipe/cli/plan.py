@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from naspipe.frontend.simulation.scenario import Scenario
     from naspipe.sim.bottlenecks import Bottleneck
     from naspipe.sim.outcome import Outcome
+    from naspipe.sim.pipeline import Pipeline
+    from naspipe.sim.simulation import SimulatedRun
 
 _EXAMPLE = """\
 examples:
@@ -67,6 +69,8 @@ class Row(NamedTuple):
     budget: str
     outcome: Outcome
     limits: list[Bottleneck]
+    lag: int | None
+    """The least K of lag(K) that is enough; looked for on all devices in one group."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -117,7 +121,7 @@ def run(arguments: argparse.Namespace) -> int:
             for count in streams
             for how in _ways(arguments.devices, kinds[words], partitions, budgets)
         ),
-        key=lambda row: (-row.outcome.passes_per_second, row.outcome.stages, *row[:-2]),
+        key=lambda row: (-row.outcome.passes_per_second, row.outcome.stages, *row[:-3]),
     )
     if arguments.json:
         print(json.dumps([_as_json(row) for row in rows], indent=1))
@@ -183,24 +187,31 @@ def _row(
     stream: tuple[str, str, int],
 ) -> Row:
     """One simulation; ``stream`` is a sampler, what a step is made of, and how many streams."""
+    from naspipe.frontend.simulation.lag_needed import lag_needed
     from naspipe.sim.bottlenecks import bottlenecks
     from naspipe.sim.outcome import bound_of, outcome_of
 
     (sampler, passes, streams), way = stream, execution.pipeline
+    steps = max(1, arguments.steps // scenario.steps.passes)
+
+    def simulated(scenario: Scenario) -> tuple[Pipeline, SimulatedRun]:
+        pipeline = scenario.pipeline(sampler, arguments.seed, steps, streams=streams)
+        return pipeline, scenario.run(pipeline, execution)
+
+    def rate(scenario: Scenario) -> float:
+        return simulated(scenario)[1].summary.passes_per_second
+
     scenario = scenario.on_workers(execution.workers)
-    pipeline = scenario.pipeline(
-        sampler,
-        arguments.seed,
-        max(1, arguments.steps // scenario.steps.passes),
-        streams=streams,
-    )
-    simulated = scenario.run(pipeline, execution)
+    pipeline, found = simulated(scenario)
     bound = bound_of(pipeline)
-    outcome = outcome_of(simulated, pipeline, bound)
+    outcome = outcome_of(found, pipeline, bound)
     labels, budget = scenario.space.labels, execution.memory.budget or "none"
-    reasons = bottlenecks(pipeline, labels, bound, simulated.plan, outcome, way.groups)
+    reasons = bottlenecks(pipeline, labels, bound, found.plan, outcome, way.groups)
+    lag = None
+    if 1 < way.stages == min(arguments.devices, len(labels)):
+        lag = lag_needed(scenario, way.stages, rate)
     shape = Shape(way.groups, way.stages)
-    return Row(sampler, passes, streams, shape, way.partition, budget, outcome, reasons)
+    return Row(sampler, passes, streams, shape, way.partition, budget, outcome, reasons, lag)
 
 
 def _as_json(row: Row) -> dict[str, object]:
@@ -214,6 +225,7 @@ def _as_json(row: Row) -> dict[str, object]:
         "budget": row.budget,
         **row.outcome.as_dict(),
         "limits": [limit.text for limit in row.limits],
+        "lag_needed": row.lag,
     }
 
 
@@ -250,6 +262,8 @@ def _print(rows: list[Row]) -> None:
         passes = f" {widest.passes}" if widest.passes != "one" else ""
         head = f"{widest.sampler}{passes}{streams} on {widest.shape} stages is limited by"
         lines = [f"  {limit.text}" for limit in widest.limits] or ["  nothing that was looked for"]
+        if widest.lag is not None:
+            lines.append(f"  from lag({widest.lag}) on a longer lag does not make it faster")
         console.print(Text("\n".join([head, *lines])))
 
 

@@ -139,6 +139,7 @@ def open_scenario(arguments: argparse.Namespace, **execution: Any) -> tuple[Scen
             arguments.space,
             with_shared=not arguments.no_shared,
             recipe=settings.recipe,
+            rules=settings.rules,
         )
         return space, settings.execution.changed(recompute=True)
     from naspipe.frontend.given.workloads import find_measurable

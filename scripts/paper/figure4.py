@@ -12,7 +12,7 @@ from scripts.paper.common import Headline, Options, Result, mean, real_run
 STEPS = {"nlp.c3": 240, "cv.c3": 300}
 SYSTEMS: dict[str, dict[str, Any]] = {
     "naspipe": {"policy": "csp"},
-    "naspipe, no lag": {"policy": "csp", "exact": True},
+    "naspipe, no lag": {"policy": "csp", "rule": "exact"},
     "gpipe": {"policy": "bsp"},
     "pipedream": {"policy": "asp"},
     "vpipe": {"policy": "bsp", "execution": {"memory_budget": "2x", "prefetch": False}},

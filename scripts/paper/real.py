@@ -19,7 +19,7 @@ import torch  # noqa: E402
 import naspipe  # noqa: E402
 import search_spaces  # noqa: E402
 from naspipe.core.access import Access, AccessKind  # noqa: E402
-from naspipe.core.rules import Exact, Lag  # noqa: E402
+from naspipe.core.rules import parse_rule, steps_behind  # noqa: E402
 from naspipe.core.space import Shared, Space  # noqa: E402
 from naspipe.data.registry import open_data  # noqa: E402
 from naspipe.frontend.given.run import Run  # noqa: E402
@@ -35,12 +35,13 @@ SEARCH_SEED = 20_220_228
 
 
 def space_of(job: dict[str, Any], named: Workload) -> Space:
-    """The space as it is, or with every lagging layer ``exact``, if the job says so."""
-    if not job.get("exact"):
+    """The space as it is, or with another rule for the layers that lag, if the job names one."""
+    if "rule" not in job:
         return named.space
     layers = [block for block in named.space.blocks if isinstance(block, Shared)]
+    rule = parse_rule(job["rule"])
     return named.space.with_rules(
-        {layer.name: Exact() for layer in layers if isinstance(layer.rule, Lag)}
+        {layer.name: rule for layer in layers if steps_behind(layer.rule) is not None}
     )
 
 
@@ -52,9 +53,9 @@ def train(job: dict[str, Any], named: Workload, path: Path) -> Run:
         named.data,
         named.loss,
         steps=job["steps"],
-        optimizer=recipe.optimizer,
-        lr=recipe.lr,
-        optimizer_options=recipe.optimizer_options,
+        optimizer=job.get("optimizer", recipe.optimizer),
+        lr=job.get("lr", recipe.lr),
+        optimizer_options=job.get("options", recipe.optimizer_options),
         sampler=job.get("sampler", "uniform"),
         seed=job.get("seed", 0),
         stages=job["stages"],

@@ -130,6 +130,25 @@ def test_a_plan_lists_the_best_first_and_says_why(capsys: pytest.CaptureFixture[
     assert "causal order: the longest chain" in out
 
 
+def test_a_plan_says_how_late_is_late_enough(capsys: pytest.CaptureFixture[str]) -> None:
+    """The least K that is about as fast as a long one: one less is slower."""
+    words = ("plan", "cv.c1", "--costs", "table5", "--devices", "4", "--steps", "80")
+    words = (*words, "--samplers", "spaced:8")
+
+    def found(*more: str) -> dict[str, float]:
+        rows = json.loads(run(capsys, *words, *more, "--json"))
+        assert {row["lag_needed"] for row in rows if row["stages"] < 4} == {None}
+        return next(row for row in rows if row["stages"] == 4)
+
+    needed = int(found()["lag_needed"])
+    assert 4 <= needed <= 6
+    assert f"from lag({needed}) on a longer lag does not make it faster" in run(capsys, *words)
+    speeds = [
+        found("--set", f"rule.stem=lag({k})")["steps_per_second"] for k in (needed - 1, needed, 8)
+    ]
+    assert speeds[0] < 0.99 * speeds[2] <= speeds[1]
+
+
 def test_a_plan_over_groups_passes_and_cuts(capsys: pytest.CaptureFixture[str]) -> None:
     """Of four devices: every way to deal them to groups that have a pass each."""
     words = ("plan", *TABLE5, "--devices", "4", "--steps", "48", "--order", "paper", "--no-shared")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from torch import nn
 
 import naspipe as npp
-from naspipe.core.rules import parse_rule
+from naspipe.core.rules import Every, Lag, OwnStep, parse_rule
+from naspipe.runtime.layers import own_steps, stored_layer
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, check, plain_loop
 from tests.faults.helpers import interrupt_and_resume
@@ -88,3 +90,53 @@ def test_beside_what_else_a_step_does(tmp_path, text, recipe):
 def now_and_then_infinite(seed, step):
     batch = spaces.vectors(seed, step)
     return {**batch, "input": batch["input"] * (math.inf if step in (4, 5, 11) else 1.0)}
+
+
+def newer(rule, step, read=Lag.last_read):
+    return min(read(rule, step) + 1, step - 1)
+
+
+def grows_late(rule, step):
+    return step - 1 - rule.subnets * max(0, step - 1) // rule.over
+
+
+def a_boundary_on(rule, step, read=Every.last_read):
+    return read(rule, step) + rule.steps
+
+
+def at_the_first(own, step):
+    return step % own.every == 0
+
+
+def a_step_short(parameter, optimizer, own):
+    return own_steps.ahead(parameter, optimizer, replace(own, predicts=own.predicts - 1))
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "name", "wrong"),
+    [
+        ("lag(3)", Lag, "last_read", newer), ("lag(0..4,over=12)", Lag, "last_read", grows_late),
+        ("every(3)", Every, "last_read", a_boundary_on),
+        ("every(3)", OwnStep, "applies", at_the_first),
+        ("lag(3,predict)", stored_layer, "ahead", a_step_short),
+    ],
+)  # fmt: skip
+def test_a_wrong_step_is_seen(tmp_path, monkeypatch, text, where, name, wrong):
+    """Off by one in K, in its growth, at the boundary, in what is foreseen."""
+    monkeypatch.setattr(where, name, wrong)
+    with pytest.raises(AssertionError, match="first loss that differs"):
+        check(tmp_path, space_of(text), spaces.vectors, LOSS, stages=(2,), steps=16, lr=0.05)
+
+
+def test_what_a_rule_cannot_have(tmp_path):
+    how = {"steps": 3, "run_dir": tmp_path / "run"}
+    with pytest.raises(
+        npp.ConfigError, match=r"momentum=0.5: expected an optimizer with an option"
+    ):
+        space = space_of("lag(3,momentum=0.5)")
+        npp.train(space, spaces.vectors, LOSS, optimizer="Adagrad", **how)
+    with pytest.raises(npp.ConfigError, match=r"layer stem: rule lag.* policy asp .*predict out"):
+        npp.train(space_of("lag(3,predict)"), spaces.vectors, LOSS, policy="asp", **how)
+    with pytest.raises(npp.ConfigError, match="a choice block: expected the rule exact"):
+        npp.Block([nn.Identity], rule=Every(2))
+    assert not how["run_dir"].exists()

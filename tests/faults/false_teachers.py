@@ -106,14 +106,14 @@ class FalseServer(TeacherServer):
 
 
 @contextmanager
-def false_teacher(tmp_path, registry, twist, since=1, times=1):
+def false_teacher(tmp_path, registry, twist, since=1, times=1, name="false"):
     """Its key is known to the run."""
-    public, secret = own_pair(tmp_path / "false.key")
+    public, secret = own_pair(tmp_path / f"{name}.key")
     with (tmp_path / "known").open("a") as file:
-        file.write(f"{public} false\n")
+        file.write(f"{public} {name}\n")
     address = f"tcp://127.0.0.1:{free_port()}"
     teacher = npp.Teacher(network())
-    card = TeacherCard("false", address, public, teacher.digest, numeric_class("cpu", 1))
+    card = TeacherCard(name, address, public, teacher.digest, numeric_class("cpu", 1))
 
     def serve():
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import ExitStack
 
 import pytest
 import torch
@@ -32,35 +33,37 @@ def run_beside(tmp_path, url, said, **more):
     )
 
 
-@pytest.mark.parametrize(
-    ("twist", "why"),
-    [
-        ("garbage", "a message about labels cannot be read"),
-        ("oversized", "a message about labels cannot be read"),
-        ("foreign", "expected what a teacher says, found"),
-        ("more_frames", "expected what a teacher says, found 'label'"),
-        ("never_asked", "expected labels that it was asked for, found an answer for batch"),
-        ("short", r"expected a label of (12, 10) for batch"),
-        ("other_classes", "(10,) a sample, found torch.float32 and (9,)"),
-        (
-            "other_numbers",
-            "(10,) a sample, found torch.float64 and (10,)",
-        ),
-        ("with_a_gradient", "expected a tensor without a gradient"),
-        ("without_end", "does not fit: it takes 4 bytes"),
-        ("another_greeting", "expected labels, found another greeting"),
-    ],
-)
-def test_a_false_teacher_is_refused_by_one_line(tmp_path, twist, why):
-    said = []
-    made = getattr(false_teachers, twist)
-    with redis_server(tmp_path) as server, false_teacher(tmp_path, server.url, made):
+FALSE = {
+    "garbage": "a message about labels cannot be read",
+    "oversized": "a message about labels cannot be read",
+    "foreign": "expected what a teacher says, found",
+    "more_frames": "expected what a teacher says, found 'label'",
+    "never_asked": "expected labels that it was asked for, found an answer for batch",
+    "short": "expected a label of (12, 10) for batch",
+    "other_classes": "(10,) a sample, found torch.float32 and (9,)",
+    "other_numbers": "(10,) a sample, found torch.float64 and (10,)",
+    "with_a_gradient": "expected a tensor without a gradient",
+    "without_end": "does not fit: it takes 4 bytes",
+    "another_greeting": "expected labels, found another greeting",
+}
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_false_teachers_are_refused_by_a_line_each(tmp_path, part):
+    """Three at a time, beside one that is right."""
+    said, names = [], sorted(FALSE)[part::4]
+    with redis_server(tmp_path) as server, ExitStack() as stack:
+        for name in names:
+            twist = getattr(false_teachers, name)
+            stack.enter_context(false_teacher(tmp_path, server.url, twist, name=name))
         run = run_beside(tmp_path, server.url, said)
     assert_same_bits(run, plain_loop(run))
-    refused = [text for text in said if "is refused: " in text]
-    assert len(refused) == 1 and refused[0].startswith("teacher false is refused: ")
-    assert why in refused[0] and "\n" not in refused[0], refused
-    assert run.manifest["measured"]["teachers"]["refused"].keys() == {"false"}
+    refused = sorted(text for text in said if "is refused: " in text)
+    assert len(refused) == len(names), refused
+    for name, line in zip(names, refused, strict=True):
+        assert line.startswith(f"teacher {name} is refused: ") and "\n" not in line, line
+        assert FALSE[name] in line, line
+    assert run.manifest["measured"]["teachers"]["refused"].keys() == set(names)
 
 
 @pytest.mark.parametrize("since", [-1, 3])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ import search_spaces
 from naspipe.core.config import Execution, Recipe
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import SequenceId, StreamId
+from naspipe.core.rules import Rule
 from naspipe.core.space import Space
 from naspipe.core.steps import ONE_PASS, Steps
 from naspipe.core.subnet import Subnet
@@ -172,7 +173,12 @@ def _buffered(space: Space, defers_norms: bool = False) -> frozenset[tuple[int, 
 
 
 def table5_scenario(
-    name: str, *, with_shared: bool = True, recompute: bool = True, recipe: Recipe | None = None
+    name: str,
+    *,
+    with_shared: bool = True,
+    recompute: bool = True,
+    recipe: Recipe | None = None,
+    rules: Mapping[str, Rule] | None = None,
 ) -> Scenario:
     """A space of naspipe's with the published costs of its layers; needs neither torch nor data.
 
@@ -181,16 +187,17 @@ def table5_scenario(
         with_shared: keep the embeddings, the stem and the head; the paper freezes them.
         recompute: count each forward twice, as the paper does.
         recipe: says how passes form steps.
+        rules: of shared layers, in place of the space's.
 
     Raises:
-        ConfigError: for a space that the table knows nothing of.
+        ConfigError: for a space that the table knows nothing of, or a layer that it does not have.
     """
     if ":" in name:
         raise ConfigError(
             f"{name}: expected one of {', '.join(search_spaces.names())}, as Table 5 lists their "
             f"layers; use --costs profiled for a space of your own"
         )
-    space = search_spaces.build(name, "paper", DATA_INFO)
+    space = search_spaces.build(name, "paper", DATA_INFO).with_rules(rules or {})
     if not with_shared:
         space = without_shared(space)
     costs, sizes = table5_costs(space, recompute), table5_sizes(space)

@@ -1,0 +1,187 @@
+"""What it costs that the shared layers in front are read late, and what remedies win back.
+
+    scripts/rule_prices.py --spaces cv.c3 --rules exact "lag(3)" "lag(3,predict)" --seeds 0 1 2
+
+Each rule is given to the layers that lag by default. Losses are those of real runs on one stage:
+those of any number of stages are the same, bit for bit. What is already in the output file is not
+trained again. Writes artifacts/rules/prices.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from rich.box import SIMPLE_HEAD  # noqa: E402
+from rich.console import Console  # noqa: E402
+from rich.table import Table  # noqa: E402
+
+from naspipe.core.config import Execution  # noqa: E402
+from naspipe.core.rules import parse_rule  # noqa: E402
+from naspipe.frontend.simulation.lag_needed import with_late  # noqa: E402
+from naspipe.frontend.simulation.scenario import profiled_scenario  # noqa: E402
+from naspipe.runtime.devices.environment import describe_environment  # noqa: E402
+from scripts.paper.common import draw_to, real_run  # noqa: E402
+from scripts.tiny_workload import tiny_workload  # noqa: E402
+
+SPACES = ("cv.c3", "nlp.c3", "nasbench201")
+LAGS = ("exact", *(f"lag({k})" for k in (1, 2, 3, 4, 8, 16)))
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "sgd": {"optimizer": "SGD", "lr": 0.1, "options": {"momentum": 0.9}},
+    "adam": {"optimizer": "Adam", "lr": 1e-3, "options": {}},
+}
+STAGES = (1, 2, 4, 8)
+SAMPLERS = ("uniform", "spaced:8")
+SIMULATED = 200
+"""Steps of a simulation."""
+GRAIN = 25
+"""Steps of which the mean is kept."""
+TAIL = 100
+"""Steps at the end of a run whose mean loss is its result."""
+
+Key = tuple[str, str, str, int, int]
+"""Space, optimizer, rule, steps and seed."""
+
+
+def key_of(row: dict[str, Any]) -> Key:
+    """What a run is told apart by."""
+    return row["space"], row["optimizer"], row["rule"], row["steps"], row["seed"]
+
+
+def trained(space: str, optimizer: str, rule: str, seed: int, steps: int) -> dict[str, Any]:
+    """One run, in a process of its own."""
+    how = OPTIMIZERS[optimizer]
+    losses = real_run(space=space, rule=rule, seed=seed, steps=steps, stages=1, **how)["losses"]
+    means = [statistics.fmean(losses[n : n + GRAIN]) for n in range(0, steps, GRAIN)]
+    return {
+        "space": space, "optimizer": optimizer, "rule": rule, "seed": seed, "steps": steps,
+        "end": statistics.fmean(losses[-TAIL:]), "means": [round(mean, 5) for mean in means],
+    }  # fmt: skip
+
+
+def rates_of(space: str, rules: Sequence[str]) -> list[dict[str, Any]]:
+    """Steps per second of each rule, simulated with costs profiled here."""
+    workload = tiny_workload(space)
+    rows = []
+    for sampler, stages, rule in itertools.product(SAMPLERS, STAGES, rules):
+        execution = Execution(stages=stages)
+        scenario = with_late(profiled_scenario(workload, execution), parse_rule(rule))
+        run = scenario.run(scenario.pipeline(sampler, 0, SIMULATED), execution)
+        speed = run.summary.passes_per_second
+        rows.append(
+            {
+                "space": space, "sampler": sampler, "stages": stages, "rule": rule,
+                "steps_per_second": speed,
+            }
+        )  # fmt: skip
+    return rows
+
+
+def table_of(rows: Sequence[dict[str, Any]]) -> Table:
+    """End losses beside those of ``exact`` with the same seeds."""
+    table = Table("space", "optimizer", "rule", "seeds", "loss", "over exact", box=SIMPLE_HEAD)
+    ends = {key_of(row): row["end"] for row in rows}
+    for (space, optimizer, rule, steps), group in itertools.groupby(
+        sorted(rows, key=key_of),
+        key=lambda row: (row["space"], row["optimizer"], row["rule"], row["steps"]),
+    ):
+        own = list(group)
+        exact = [ends.get((space, optimizer, "exact", steps, row["seed"])) for row in own]
+        over = [row["end"] / to - 1.0 for row, to in zip(own, exact, strict=True) if to]
+        shown = f"{statistics.fmean(over):+.1%} ({min(over):+.1%} to {max(over):+.1%})"
+        loss = statistics.fmean(row["end"] for row in own)
+        table.add_row(space, optimizer, rule, str(len(own)), f"{loss:.4f}", shown if over else "?")
+    return table
+
+
+def draw(rows: Sequence[dict[str, Any]], rates: Sequence[dict[str, Any]], figure: Any) -> None:
+    """Loss over steps, and over seconds on two and four stages, a line for each rule: of one space.
+
+    Every line is the mean of its seeds; a band reaches from the least to the most.
+    """
+    sampler = SAMPLERS[-1]
+    speeds = {
+        (r["stages"], r["rule"]): r["steps_per_second"] for r in rates if r["sampler"] == sampler
+    }
+    axes = figure.subplots(1, 3, sharey=True)
+    figure.set_size_inches(14, 4.2)
+    for rule in dict.fromkeys(row["rule"] for row in rows):
+        seeds = [row["means"] for row in rows if row["rule"] == rule]
+        count = min(map(len, seeds))
+        middle = [statistics.fmean(each[n] for each in seeds) for n in range(count)]
+        ends = [[end(each[n] for each in seeds) for n in range(count)] for end in (min, max)]
+        steps = [GRAIN * (n + 1) for n in range(count)]
+        for axis, stages in zip(axes, (0, 2, 4), strict=True):
+            speed = speeds.get((stages, rule)) if stages else 1.0
+            if speed:
+                times = [step / speed for step in steps]
+                (line,) = axis.plot(times, middle, label=rule)
+                axis.fill_between(times, *ends, color=line.get_color(), alpha=0.15, linewidth=0)
+    for axis, name in zip(
+        axes, ("steps", "seconds on 2 stages", "seconds on 4 stages"), strict=True
+    ):
+        axis.set_xlabel(name)
+    axes[0].set_ylabel(f"loss, mean of {GRAIN} steps")
+    axes[0].legend(fontsize="small")
+
+
+def main() -> int:
+    """Train what is missing, two runs at a time; print, draw and write."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--spaces", nargs="+", choices=SPACES, default=list(SPACES))
+    parser.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=["default"])
+    parser.add_argument("--rules", nargs="+", default=list(LAGS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--rates", action="store_true", help="simulate the speeds of all rules")
+    parser.add_argument("--at-once", type=int, default=2, help="runs, each on a core")
+    parser.add_argument("--output", type=Path, default=ROOT / "artifacts/rules/prices.json")
+    arguments = parser.parse_args()
+    result: dict[str, Any] = {"rows": [], "rates": []}
+    if arguments.output.exists():
+        result = json.loads(arguments.output.read_text())
+    rows: list[dict[str, Any]] = result["rows"]
+    known = {key_of(row) for row in rows}
+    wanted = itertools.product(
+        arguments.spaces, arguments.optimizers, arguments.rules, arguments.seeds
+    )
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(arguments.at_once) as pool:
+        jobs = [
+            pool.submit(trained, *job, arguments.steps)
+            for job in wanted if (*job[:3], arguments.steps, job[3]) not in known
+        ]  # fmt: skip
+        for done in as_completed(jobs):
+            rows = sorted([*rows, done.result()], key=key_of)
+            result |= {"environment": describe_environment(), "rows": rows}
+            arguments.output.write_text(json.dumps(result, indent=1) + "\n")
+            print(f"{len(rows)} runs", file=sys.stderr, flush=True)
+    if arguments.rates:
+        for space in arguments.spaces:
+            rules = dict.fromkeys(row["rule"] for row in rows if row["space"] == space)
+            others = [each for each in result["rates"] if each["space"] != space]
+            result["rates"] = [*others, *rates_of(space, list(rules))]
+        arguments.output.write_text(json.dumps(result, indent=1) + "\n")
+    for space, optimizer in itertools.product(arguments.spaces, arguments.optimizers):
+        own = [r for r in rows if (r["space"], r["optimizer"]) == (space, optimizer)]
+        rates = [each for each in result["rates"] if each["space"] == space]
+        path = arguments.output.parent / f"{space}-{optimizer}.png"
+        draw_to(path, lambda figure, own=own, rates=rates: draw(own, rates, figure))
+    shown = [row for row in rows if row["space"] in arguments.spaces]
+    Console(highlight=False).print(table_of(shown))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
