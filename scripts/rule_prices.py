@@ -28,6 +28,7 @@ from rich.table import Table  # noqa: E402
 
 from naspipe.core.config import Execution  # noqa: E402
 from naspipe.core.rules import parse_rule  # noqa: E402
+from naspipe.frontend.given.workloads import find_workload  # noqa: E402
 from naspipe.frontend.simulation.lag_needed import with_late  # noqa: E402
 from naspipe.frontend.simulation.scenario import profiled_scenario  # noqa: E402
 from naspipe.runtime.devices.environment import describe_environment  # noqa: E402
@@ -41,6 +42,13 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "sgd": {"optimizer": "SGD", "lr": 0.1, "options": {"momentum": 0.9}},
     "adam": {"optimizer": "Adam", "lr": 1e-3, "options": {}},
 }
+OWN: dict[str, dict[str, Any]] = {
+    "nasbench201": {
+        "space": "scripts.nasbench201:space", "data": "scripts.nasbench201:data",
+        "optimizer": "SGD", "lr": 0.05, "options": {"momentum": 0.9},
+        "recipe": {"norms": "deferred"},
+    }
+}  # fmt: skip
 STAGES = (1, 2, 4, 8)
 SAMPLERS = ("uniform", "spaced:8")
 SIMULATED = 200
@@ -61,8 +69,8 @@ def key_of(row: dict[str, Any]) -> Key:
 
 def trained(space: str, optimizer: str, rule: str, seed: int, steps: int) -> dict[str, Any]:
     """One run, in a process of its own."""
-    how = OPTIMIZERS[optimizer]
-    losses = real_run(space=space, rule=rule, seed=seed, steps=steps, stages=1, **how)["losses"]
+    how = {**OWN.get(space, {"space": space}), **OPTIMIZERS[optimizer]}
+    losses = real_run(rule=rule, seed=seed, steps=steps, stages=1, **how)["losses"]
     means = [statistics.fmean(losses[n : n + GRAIN]) for n in range(0, steps, GRAIN)]
     return {
         "space": space, "optimizer": optimizer, "rule": rule, "seed": seed, "steps": steps,
@@ -72,7 +80,11 @@ def trained(space: str, optimizer: str, rule: str, seed: int, steps: int) -> dic
 
 def rates_of(space: str, rules: Sequence[str]) -> list[dict[str, Any]]:
     """Steps per second of each rule, simulated with costs profiled here."""
-    workload = tiny_workload(space)
+    named = OWN.get(space, {"space": space})
+    if "data" not in named:
+        workload = tiny_workload(space)
+    else:
+        workload = find_workload(named["space"], "tiny", named["data"], None)
     rows = []
     for sampler, stages, rule in itertools.product(SAMPLERS, STAGES, rules):
         execution = Execution(stages=stages)
@@ -99,9 +111,11 @@ def table_of(rows: Sequence[dict[str, Any]]) -> Table:
         own = list(group)
         exact = [ends.get((space, optimizer, "exact", steps, row["seed"])) for row in own]
         over = [row["end"] / to - 1.0 for row, to in zip(own, exact, strict=True) if to]
-        shown = f"{statistics.fmean(over):+.1%} ({min(over):+.1%} to {max(over):+.1%})"
+        shown = ""
+        if over:
+            shown = f"{statistics.fmean(over):+.1%} ({min(over):+.1%} to {max(over):+.1%})"
         loss = statistics.fmean(row["end"] for row in own)
-        table.add_row(space, optimizer, rule, str(len(own)), f"{loss:.4f}", shown if over else "?")
+        table.add_row(space, optimizer, rule, str(len(own)), f"{loss:.4f}", shown)
     return table
 
 
@@ -136,7 +150,7 @@ def draw(rows: Sequence[dict[str, Any]], rates: Sequence[dict[str, Any]], figure
     axes[0].legend(fontsize="small")
 
 
-def main() -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Train what is missing, two runs at a time; print, draw and write."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--spaces", nargs="+", choices=SPACES, default=list(SPACES))
@@ -147,7 +161,7 @@ def main() -> int:
     parser.add_argument("--rates", action="store_true", help="simulate the speeds of all rules")
     parser.add_argument("--at-once", type=int, default=2, help="runs, each on a core")
     parser.add_argument("--output", type=Path, default=ROOT / "artifacts/rules/prices.json")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     result: dict[str, Any] = {"rows": [], "rates": []}
     if arguments.output.exists():
         result = json.loads(arguments.output.read_text())

@@ -63,6 +63,7 @@ def train(job: dict[str, Any], named: Workload, path: Path) -> Run:
         bulk=job.get("bulk", 0),
         run_dir=path,
         execution=job.get("execution"),
+        recipe=job.get("recipe"),
     )
 
 
