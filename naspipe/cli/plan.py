@@ -194,15 +194,16 @@ def _row(
     (sampler, passes, streams), way = stream, execution.pipeline
     steps = max(1, arguments.steps // scenario.steps.passes)
 
-    def simulated(scenario: Scenario) -> tuple[Pipeline, SimulatedRun]:
+    def simulated(scenario: Scenario, how: Execution) -> tuple[Pipeline, SimulatedRun]:
         pipeline = scenario.pipeline(sampler, arguments.seed, steps, streams=streams)
-        return pipeline, scenario.run(pipeline, execution)
+        return pipeline, scenario.run(pipeline, how)
 
     def rate(scenario: Scenario) -> float:
-        return simulated(scenario)[1].summary.passes_per_second
+        how = execution.changed(order=found.plan.order)
+        return simulated(scenario, how)[1].summary.passes_per_second
 
     scenario = scenario.on_workers(execution.workers)
-    pipeline, found = simulated(scenario)
+    pipeline, found = simulated(scenario, execution)
     bound = bound_of(pipeline)
     outcome = outcome_of(found, pipeline, bound)
     labels, budget = scenario.space.labels, execution.memory.budget or "none"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -33,7 +34,7 @@ def lag_needed(scenario: Scenario, stages: int, rate: Callable[[Scenario], float
     """The least K of ``lag(K)`` with which a pipeline is about as fast as with any.
 
     Args:
-        scenario: with whatever rules.
+        scenario: with whatever rules; the longer the lag, the faster it is.
         stages: of the pipeline; twice as many steps behind are always enough.
         rate: passes per second of a scenario on that pipeline, simulated.
 
@@ -44,5 +45,4 @@ def lag_needed(scenario: Scenario, stages: int, rate: Callable[[Scenario], float
         return None
     most = 2 * stages
     enough = ENOUGH * rate(with_late(scenario, Lag(most)))
-    lags = range(most)
-    return next((k for k in lags if rate(with_late(scenario, Lag(k))) >= enough), most)
+    return bisect_left(range(most), True, key=lambda k: rate(with_late(scenario, Lag(k))) >= enough)
