@@ -20,10 +20,14 @@ class LateLayers:
         self.history = {b: [] for b in self.stale}
         self.gathered, self.updates = {}, {}
 
+    @property
+    def known(self):
+        return inspect.signature(self.optimizer).parameters
+
     def of(self, block, trained):
         """The optimizer of a layer, with its own momentum."""
         options, own = dict(self.options), self.stale.get(block, {}).get("momentum")
-        if own is not None and "betas" in inspect.signature(self.optimizer).parameters:
+        if own is not None and "betas" in self.known:
             options["betas"] = (own, options.get("betas", (0.9, 0.999))[1])
         elif own is not None:
             options["momentum"] = own
@@ -57,6 +61,13 @@ class LateLayers:
             self.gathered[p] = torch.zeros_like(p), 0
         return True
 
+    def how_far(self, rule):
+        """Updates that momentum alone adds in K steps, in units of the last one."""
+        options = {"momentum": 0.0, "betas": (0.9,), **self.options}
+        again = options["betas"][0] if "betas" in self.known else options["momentum"]
+        again = again if rule["momentum"] is None else rule["momentum"]
+        return sum(again**k for k in range(1, rule["lag"] + 1))
+
     @torch.no_grad()
     def foreseen(self, newest, before, rule):
         """What readers see: with ``predict`` the layer behind K more updates like its last one."""
@@ -64,5 +75,5 @@ class LateLayers:
         for p, q in zip(newest.parameters(), seen.parameters(), strict=True):
             if rule.get("predict") and (p in before or p in self.updates):
                 self.updates[p] = p - before.get(p, p)
-                q.add_(self.updates[p] * rule["lag"])
+                q.add_(self.updates[p] * self.how_far(rule))
         return seen

@@ -22,7 +22,7 @@ class OwnStep:
     every: int = 1
     """Steps whose gradients are averaged in their order and then applied once."""
     predicts: int = 0
-    """READs see the layer after so many more updates, each like its last one."""
+    """READs see the layer after so many more steps, in each of which momentum alone moves it."""
 
     def applies(self, step: int) -> bool:
         """Whether a step changes the layer; others only gather their gradients."""
@@ -69,8 +69,8 @@ class Lag:
         momentum: of this layer's optimizer, in place of the recipe's: staleness acts as momentum of
             its own (Mitliagkas et al. 2016). The first of the betas where there is no momentum.
         lr: factor of this layer's rate.
-        predicts: READs see the layer where it will be, as if its last update came K more times
-            (SpecTrain, Chen et al. 2018, with Adam XPipe, Guan et al. 2019).
+        predicts: READs see the layer where its momentum alone will have taken it K steps on (after
+            SpecTrain, Chen et al. 2018, and XPipe, Guan et al. 2019, which repeat the last update).
 
     Raises:
         ConfigError: when a number is not what it should be.

@@ -30,28 +30,9 @@ def run(options: Options) -> Result:
     rows: list[dict[str, Any]] = []
     curves: dict[str, list[dict[str, Any]]] = {}
     for space, (system, how) in product(spaces, SYSTEMS.items()):
-        found = [
-            real_run(
-                space=space, scale=options.scale, stages=stages, curve=True, steps=steps,
-                seed=seed, **how,
-            )
-            for seed in seeds
-        ]  # fmt: skip
-        ends = [mean(each["losses"][-SMOOTHING:]) for each in found]
-        rows.append(
-            {
-                "space": space,
-                "system": system,
-                "stages": stages,
-                "steps": steps,
-                "seconds": mean([each["seconds"] for each in found]),
-                "steps_per_second": mean([each["steps_per_second"] for each in found]),
-                "loss": mean(ends),
-                "least": min(ends),
-                "most": max(ends),
-                "bubble": mean([each["bubble_ratio"] for each in found]),
-            }
-        )
+        job = {"space": space, "scale": options.scale, "stages": stages, "steps": steps, **how}
+        found = [real_run(curve=True, seed=seed, **job) for seed in seeds]
+        rows.append({"space": space, "system": system, "stages": stages, **figures_of(found)})
         curves[f"{space} {system}"] = [
             {"losses": each["losses"], "seconds": each["seconds_of_loss"]} for each in found
         ]
@@ -86,6 +67,19 @@ def run(options: Options) -> Result:
         settings={"scale": options.scale, "stages": stages, "sampler": "uniform"},
         extra={"curves": curves},
     )
+
+
+def figures_of(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of one system's runs, which differ in their seeds."""
+    ends = [mean(each["losses"][-SMOOTHING:]) for each in found]
+    names = {"seconds": "seconds", "steps_per_second": "steps_per_second", "bubble": "bubble_ratio"}
+    return {
+        "steps": len(found[0]["losses"]),
+        "loss": mean(ends),
+        "least": min(ends),
+        "most": max(ends),
+        **{name: mean([each[key] for each in found]) for name, key in names.items()},
+    }
 
 
 def loss_at(curve: dict[str, Any], seconds: float) -> float:

@@ -125,7 +125,9 @@ def test_a_wrong_step_is_seen(tmp_path, monkeypatch, text, where, name, wrong):
     """Off by one in K, in its growth, at the boundary, in what is foreseen."""
     monkeypatch.setattr(where, name, wrong)
     with pytest.raises(AssertionError, match="first loss that differs"):
-        check(tmp_path, space_of(text), spaces.vectors, LOSS, stages=(2,), steps=16, lr=0.05)
+        check(
+            tmp_path, space_of(text), spaces.vectors, LOSS, stages=(2,), steps=16, options=MOMENTUM
+        )
 
 
 def test_what_a_rule_cannot_have(tmp_path):

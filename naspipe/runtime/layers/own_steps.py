@@ -81,8 +81,12 @@ def ahead(
 ) -> torch.Tensor:
     """A parameter as readers of its layer see it, in memory of its own, not for a gradient."""
     value = parameter.detach()
-    state = optimizer.state.get(parameter, {}) if optimizer is not None and own.predicts else {}
-    return value + state[UPDATE] * own.predicts if UPDATE in state else value.clone()
+    if optimizer is None or not own.predicts or UPDATE not in optimizer.state.get(parameter, {}):
+        return value.clone()
+    momentum = _momentum(optimizer)
+    far = sum(momentum**step for step in range(1, own.predicts + 1))
+    update: torch.Tensor = optimizer.state[parameter][UPDATE]
+    return value + update * far
 
 
 def _gather(optimizer: torch.optim.Optimizer, parameters: list[torch.nn.Parameter]) -> None:
@@ -112,6 +116,12 @@ def _apply(
     for parameter, total in gathered.items():
         parameter.grad = None
         optimizer.state[parameter] |= {SUM: total.zero_(), COUNT: 0}
+
+
+def _momentum(optimizer: torch.optim.Optimizer) -> float:
+    """How much of an update comes again in the next one, without a gradient."""
+    options = optimizer.param_groups[0]
+    return float(options["momentum"] if "momentum" in options else options.get("betas", (0.0,))[0])
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.nn.Parameter]:
