@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from naspipe.core.access import AccessKind
 from naspipe.core.commands import Command
 from naspipe.core.ids import LayerId, SequenceId, Version
-from naspipe.core.rules import Rule
+from naspipe.core.rules import OwnStep, Rule
 from naspipe.core.steps import Steps
 from naspipe.core.task import Task
 
@@ -49,6 +49,10 @@ class SyncPolicy(Protocol):
         from the oldest that any later reader can ask for, of each step the last one only;
         INITIAL stands for "none yet".
         """
+        ...
+
+    def own_step(self, rule: Rule) -> OwnStep:
+        """How the optimizer of a layer steps, and what its readers foresee."""
         ...
 
     def makes_version(self, rule: Rule, version: Version) -> bool:

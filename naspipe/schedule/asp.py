@@ -7,9 +7,10 @@ on timing, and so does the result.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from naspipe.core.ids import LATEST, SequenceId, Version
-from naspipe.core.rules import Frozen, Rule
+from naspipe.core.rules import Frozen, OwnStep, Rule, own_step
 from naspipe.core.steps import ONE_PASS
 
 
@@ -22,6 +23,10 @@ class AsynchronousPolicy:
     def version_to_read(self, rule: Rule, users: Sequence[Version], reader: SequenceId) -> Version:
         """The newest when the forward begins on the stage."""
         return LATEST
+
+    def own_step(self, rule: Rule) -> OwnStep:
+        """What the rule says, but nothing is foreseen: nobody knows how far behind readers are."""
+        return replace(own_step(rule), predicts=0)
 
     def makes_version(self, rule: Rule, version: Version) -> bool:
         """Any may be read."""

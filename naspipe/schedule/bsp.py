@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import replace
 
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import SequenceId, Version
-from naspipe.core.rules import Frozen, Rule
+from naspipe.core.rules import Frozen, OwnStep, Rule, own_step
 from naspipe.core.steps import ONE_PASS
 
 
@@ -36,6 +37,10 @@ class BulkPolicy:
             return users[0]
         first_of_bulk = reader - reader % self._bulk
         return users[max(0, bisect_left(users, first_of_bulk) - 1)]
+
+    def own_step(self, rule: Rule) -> OwnStep:
+        """What the rule says, but nothing is foreseen: nobody knows how far behind readers are."""
+        return replace(own_step(rule), predicts=0)
 
     def makes_version(self, rule: Rule, version: Version) -> bool:
         """Any may be read."""

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from naspipe.core.ids import SequenceId, Version
-from naspipe.core.rules import Exact, Frozen, Rule, own_step, steps_behind
+from naspipe.core.rules import Exact, Frozen, OwnStep, Rule, own_step, steps_behind
 from naspipe.core.steps import ONE_PASS, Steps
 
 
@@ -36,6 +36,10 @@ class CausalPolicy:
             case _:
                 bound = (rule.last_read(self.steps.step(reader)) + 1) * self.steps.passes
                 return users[max(0, bisect_left(users, bound) - 1)]
+
+    def own_step(self, rule: Rule) -> OwnStep:
+        """What the rule says: readers are as far behind as it says."""
+        return own_step(rule)
 
     def makes_version(self, rule: Rule, version: Version) -> bool:
         """Steps that only gather gradients leave the layer as it was."""

@@ -193,11 +193,6 @@ def check_layers(workload: Workload) -> None:
 
 def _check_own_step(block: Shared, definition: Definition) -> None:
     own = own_step(block.rule)
-    if own.predicts and definition.policy != "csp":
-        raise ConfigError(
-            f"layer {block.name}: rule {block.rule} foresees the layer K steps on, but policy "
-            f"{definition.policy} does not say how old what is read will be; leave predict out"
-        )
     if own.momentum is not None:
         check_optimizer(definition.recipe, own)
 

@@ -285,7 +285,7 @@ class StageCompute:
             definition.seed,
             definition.recipe,
             self.placement.adopt,
-            build_policy(definition.policy).keeps_versions,
+            build_policy(definition.policy),
             restored.restore if restored else None,
             self.placement.forget,
             workload.runs_in_training_mode,

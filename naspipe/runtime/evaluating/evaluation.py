@@ -35,6 +35,7 @@ from naspipe.runtime.jobs.losses import Loss
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.layers.stored_layer import StoredLayer
 from naspipe.runtime.memory.placement import Placement
+from naspipe.schedule.bsp import BulkPolicy
 from naspipe.trace.snapshots.snapshot import Checkpoint
 
 TOP = 5
@@ -120,7 +121,7 @@ class EvaluationCompute:
             evaluation.seed,
             evaluation.stateless_recipe,
             placement.adopt,
-            keeps_versions=lambda rule: False,
+            policy=BulkPolicy(bulk=1),  # every layer is read as it is
             restore=self._restore,
         )
         self.stores = (store,)

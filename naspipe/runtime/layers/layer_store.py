@@ -9,7 +9,7 @@ from torch import nn
 from naspipe.core.config import Recipe
 from naspipe.core.errors import ConfigError, InvariantError
 from naspipe.core.ids import LayerId
-from naspipe.core.rules import Rule
+from naspipe.core.ports import SyncPolicy
 from naspipe.core.space import Space
 from naspipe.runtime.devices.determinism import layer_seed, seed_draws
 from naspipe.runtime.layers.stored_layer import StoredLayer
@@ -33,7 +33,7 @@ class LayerStore:
         recipe: names the optimizer.
         on_made: told of each layer, in host memory.
         restore: brings a layer that was just made to where a checkpoint left it.
-        keeps_versions: of the synchronisation policy; causal by default.
+        policy: says which layers are written while they are read, and how they step.
         on_dropped: told of each layer that left and that is not kept any longer.
         trains: whether modules are in training mode.
     """
@@ -44,13 +44,13 @@ class LayerStore:
         seed: int,
         recipe: Recipe,
         on_made: Callable[[LayerId, StoredLayer], None] | None = None,
-        keeps_versions: Callable[[Rule], bool] = _CAUSAL.keeps_versions,
+        policy: SyncPolicy = _CAUSAL,
         restore: Callable[[LayerId, StoredLayer], None] | None = None,
         on_dropped: Callable[[LayerId], None] | None = None,
         trains: bool = True,
     ) -> None:
         self._trains = trains
-        self._keeps_versions = keeps_versions
+        self._policy = policy
         self._on_made = on_made
         self._restore = restore
         self._on_dropped = on_dropped
@@ -140,5 +140,6 @@ class LayerStore:
                     f"layers {owner} and {label} share one parameter: tied parameters are not "
                     f"supported; let each factory make its own"
                 )
-        keeps_versions = self._keeps_versions(block.rule)
-        return StoredLayer(label, block.rule, module, self._recipe, keeps_versions)
+        keeps_versions = self._policy.keeps_versions(block.rule)
+        own = self._policy.own_step(block.rule)
+        return StoredLayer(label, block.rule, module, self._recipe, keeps_versions, own)

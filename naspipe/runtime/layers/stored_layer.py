@@ -13,7 +13,7 @@ from torch.func import functional_call
 from naspipe.core.config import Recipe
 from naspipe.core.errors import InvariantError, TransportError
 from naspipe.core.ids import INITIAL, SequenceId, Version
-from naspipe.core.rules import Follows, Frozen, Rule, own_step
+from naspipe.core.rules import Follows, Frozen, OwnStep, Rule, own_step
 from naspipe.runtime.devices.tensor_bytes import tensor_bytes
 from naspipe.runtime.layers.bound_layer import BoundLayer, Gradients
 from naspipe.runtime.layers.layer_layout import is_moved
@@ -37,12 +37,13 @@ class StoredLayer:
         module: nn.Module,
         recipe: Recipe,
         keeps_versions: bool = False,
+        own: OwnStep | None = None,
     ) -> None:
         self.label = label
         self.module = module
         self.version = INITIAL
         self._keeps_versions = keeps_versions
-        self.own_step = own_step(rule)
+        self.own_step = own_step(rule) if own is None else own
         self.parameters = dict(module.named_parameters())
         if isinstance(rule, Frozen | Follows):
             module.requires_grad_(False)
