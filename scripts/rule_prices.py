@@ -67,6 +67,14 @@ def key_of(row: dict[str, Any]) -> Key:
     return row["space"], row["optimizer"], row["rule"], row["steps"], row["seed"]
 
 
+def kept(path: Path) -> dict[str, Any]:
+    """What was found so far."""
+    if not path.exists():
+        return {"rows": [], "rates": []}
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
 def trained(space: str, optimizer: str, rule: str, seed: int, steps: int) -> dict[str, Any]:
     """One run, in a process of its own."""
     how = {**OWN.get(space, {"space": space}), **OPTIMIZERS[optimizer]}
@@ -162,9 +170,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--at-once", type=int, default=2, help="runs, each on a core")
     parser.add_argument("--output", type=Path, default=ROOT / "artifacts/rules/prices.json")
     arguments = parser.parse_args(words)
-    result: dict[str, Any] = {"rows": [], "rates": []}
-    if arguments.output.exists():
-        result = json.loads(arguments.output.read_text())
+    result = kept(arguments.output)
     rows: list[dict[str, Any]] = result["rows"]
     known = {key_of(row) for row in rows}
     wanted = itertools.product(
@@ -177,7 +183,8 @@ def main(words: Sequence[str] | None = None) -> int:
             for job in wanted if (*job[:3], arguments.steps, job[3]) not in known
         ]  # fmt: skip
         for done in as_completed(jobs):
-            rows = sorted([*rows, done.result()], key=key_of)
+            result = kept(arguments.output)  # others may have added to it
+            rows = sorted([*result["rows"], done.result()], key=key_of)
             result |= {"environment": describe_environment(), "rows": rows}
             arguments.output.write_text(json.dumps(result, indent=1) + "\n")
             print(f"{len(rows)} runs", file=sys.stderr, flush=True)

@@ -60,7 +60,7 @@ def run(options: Options) -> Result:
             "tiny spaces on CPU processes and 1, 2 and 4 stages instead of 4, 8 and 16 GPUs; the "
             f"score is the validation loss (lower is better) of the best of {SEARCHED} sampled "
             "subnets with inherited weights, not BLEU after a whole search; CSP trains the shared "
-            "front layers with lag(8), which costs at the beginning, while BSP and ASP know no "
+            "front layers late, which costs at the beginning, while BSP and ASP know no "
             "lag: on one stage both are the plain loop without it"
         ),
         settings={"spaces": spaces, "scale": options.scale, "steps": steps, "batches": BATCHES},
