@@ -75,7 +75,7 @@ def start(
         "--nnodes", case.nodes, "--nproc-per-node", "1", "--max-restarts", str(case.restarts),
         "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{hosts.addresses[0]}:29500",
         "--rdzv-id", "check", "--rdzv-conf", f"{RENDEZVOUS},is_host={1 - host}",
-        "--local-addr", address, "-m", *command,
+        "--local-addr", address, "--log-dir", str(log.parent), "-m", *command,
     ]  # fmt: skip
     with log.open("ab") as file:
         return subprocess.Popen(words, cwd=ROOT, stdout=file, stderr=file, start_new_session=True)

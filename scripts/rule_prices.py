@@ -136,24 +136,24 @@ def draw(rows: Sequence[dict[str, Any]], rates: Sequence[dict[str, Any]], figure
     speeds = {
         (r["stages"], r["rule"]): r["steps_per_second"] for r in rates if r["sampler"] == sampler
     }
-    axes = figure.subplots(1, 3, sharey=True)
-    figure.set_size_inches(14, 4.2)
+    names = {0: "steps", 2: "seconds on 2 stages", 4: "seconds on 4 stages"}
+    panels = [stages for stages in names if not stages or any(each == stages for each, _ in speeds)]
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    figure.set_size_inches(5 * len(panels), 4.2)
     for rule in dict.fromkeys(row["rule"] for row in rows):
         seeds = [row["means"] for row in rows if row["rule"] == rule]
         count = min(map(len, seeds))
         middle = [statistics.fmean(each[n] for each in seeds) for n in range(count)]
         ends = [[end(each[n] for each in seeds) for n in range(count)] for end in (min, max)]
         steps = [GRAIN * (n + 1) for n in range(count)]
-        for axis, stages in zip(axes, (0, 2, 4), strict=True):
+        for axis, stages in zip(axes, panels, strict=True):
             speed = speeds.get((stages, rule)) if stages else 1.0
             if speed:
                 times = [step / speed for step in steps]
                 (line,) = axis.plot(times, middle, label=rule)
                 axis.fill_between(times, *ends, color=line.get_color(), alpha=0.15, linewidth=0)
-    for axis, name in zip(
-        axes, ("steps", "seconds on 2 stages", "seconds on 4 stages"), strict=True
-    ):
-        axis.set_xlabel(name)
+    for axis, stages in zip(axes, panels, strict=True):
+        axis.set_xlabel(names[stages])
     axes[0].set_ylabel(f"loss, mean of {GRAIN} steps")
     axes[0].legend(fontsize="small")
 

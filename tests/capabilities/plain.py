@@ -9,12 +9,12 @@ from tests.equivalence.harness import oracle_of, plain_torch
 from tests.oracle import keyed_seed
 
 
-def modules_of(loop, chain):
-    """The modules that a subnet reads: of lagging blocks an older version."""
+def modules_of(loop, y, chain):
+    """The modules that subnet y reads: of lagging blocks an older version."""
     used = {}
     for block, candidate in enumerate(chain):
         newest = loop.layer(block, candidate)
-        used[block, candidate] = loop.history[block][0] if block in loop.history else newest
+        used[block, candidate] = loop.read(block, y) if block in loop.history else newest
     return used
 
 

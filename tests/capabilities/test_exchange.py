@@ -33,7 +33,7 @@ def registered(registries):
 
 
 def step(loop, y, chain, batch):
-    used, state = plain.modules_of(loop, chain), ()
+    used, state = plain.modules_of(loop, y, chain), ()
     for (block, _), module in used.items():
         state = plain.call(loop, y, block, module, state, batch)
     loss = LOSS(*state, batch["target"])

@@ -30,7 +30,7 @@ class Local:
 
 def plain_step(local_losses):
     def step(loop, y, chain, batch):
-        used, state = plain.modules_of(loop, chain), ()
+        used, state = plain.modules_of(loop, y, chain), ()
         for (block, _), module in used.items():
             state = plain.call(loop, y, block, module, state, batch)
             if block == CUT:

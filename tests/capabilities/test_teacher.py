@@ -47,7 +47,7 @@ def plain_step(teacher):
             for block in range(4):
                 module = teacher.layer(block, 0).eval()
                 taught = plain.call(teacher, y, block, module, taught, batch)
-        used, state = plain.modules_of(loop, chain), ()
+        used, state = plain.modules_of(loop, y, chain), ()
         for (block, _), module in used.items():
             state = plain.call(loop, y, block, module, state, batch)
         loss = Loss().distill(*state, *taught, batch["target"])

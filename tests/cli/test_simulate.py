@@ -132,21 +132,17 @@ def test_a_plan_lists_the_best_first_and_says_why(capsys: pytest.CaptureFixture[
 
 def test_a_plan_says_how_late_is_late_enough(capsys: pytest.CaptureFixture[str]) -> None:
     """The least K that is about as fast as a long one: one less is slower."""
-    words = ("plan", "cv.c1", "--costs", "table5", "--devices", "4", "--steps", "80")
-    words = (*words, "--samplers", "spaced:8")
-
-    def found(*more: str) -> dict[str, float]:
-        rows = json.loads(run(capsys, *words, *more, "--json"))
-        assert {row["lag_needed"] for row in rows if row["stages"] < 4} == {None}
-        return next(row for row in rows if row["stages"] == 4)
-
-    needed = int(found()["lag_needed"])
+    words = ("cv.c1", "--costs", "table5", "--steps", "80")
+    out = run(capsys, "plan", *words, "--devices", "4", "--samplers", "spaced:8")
+    (line,) = (line for line in out.splitlines() if "on a longer lag does not" in line)
+    needed = int(line.split("lag(")[1].split(")")[0])
     assert 4 <= needed <= 6
-    assert f"from lag({needed}) on a longer lag does not make it faster" in run(capsys, *words)
-    speeds = [
-        found("--set", f"rule.stem=lag({k})")["steps_per_second"] for k in (needed - 1, needed, 8)
-    ]
-    assert speeds[0] < 0.99 * speeds[2] <= speeds[1]
+
+    def speed(k: int) -> float:
+        more = ("--sampler", "spaced:8", "--stages", "4", "--set", f"rule.stem=lag({k})")
+        return float(figures(run(capsys, "simulate", *words, *more))["subnets per second"])
+
+    assert speed(needed - 1) < 0.99 * speed(8) <= speed(needed)
 
 
 def test_a_plan_over_groups_passes_and_cuts(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,8 +7,8 @@ import json
 from naspipe.runtime.labels.label_network import LabelNetwork
 from scripts import check_elastic
 
-SMALL = ["--cases", "digits", "--stages", "2", "--teachers", "1", "2"]
-MOMENTS = ["--moments", "5", "--moment-case", "digits", "--moment-steps", "30"]
+SMALL = ["--cases", "digits", "--stages", "2", "--teachers", "2"]
+MOMENTS = ["--moments", "3", "--moment-case", "digits", "--moment-steps", "30"]
 
 
 def test_all_sources_moments_and_resumes(tmp_path, capsys):
