@@ -132,7 +132,7 @@ def draw(rows: Sequence[dict[str, Any]], rates: Sequence[dict[str, Any]], figure
 
     Every line is the mean of its seeds; a band reaches from the least to the most.
     """
-    sampler = SAMPLERS[-1]
+    sampler = SAMPLERS[0]  # of the runs
     speeds = {
         (r["stages"], r["rule"]): r["steps_per_second"] for r in rates if r["sampler"] == sampler
     }

@@ -61,7 +61,7 @@ def test_what_is_known_is_not_trained_again(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("rates", [[], [(2, 4.0), (4, 8.0)]])
 def test_a_picture_has_a_line_for_each_rule(tmp_path, rates):
     speeds = [
-        {"space": "cv.c3", "sampler": "spaced:8", "stages": n, "rule": rule, "steps_per_second": at}
+        {"space": "cv.c3", "sampler": "uniform", "stages": n, "rule": rule, "steps_per_second": at}
         for n, at in rates for rule in ("exact", "lag(4)")
     ]  # fmt: skip
     seen = []
