@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError, NaspipeError, StageFailedError
-from naspipe.core.rules import Exact, Frozen, Lag
+from naspipe.core.rules import Every, Exact, Frozen, Lag
 from naspipe.core.space import Block, Shared, Space
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from naspipe.nni.adapter import from_nni as from_nni
 
 __all__ = [
-    "Block", "Blockwise", "ConfigError", "Exact", "Execution", "Frozen", "Lag", "Momentum",
+    "Block", "Blockwise", "ConfigError", "Every", "Exact", "Execution", "Frozen", "Lag", "Momentum",
     "NaspipeError", "Run", "Shared", "Space", "StageFailedError", "Teacher", "Views", "chain",
     "combine_blocks", "distill_blockwise", "export_blocks", "export_subnet", "from_nni", "losses",
     "mixed", "rate_blocks", "search_subnets", "train", "train_together", "validate_blocks",
