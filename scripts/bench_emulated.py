@@ -37,8 +37,8 @@ from naspipe.planning.cost import CostTable  # noqa: E402
 from naspipe.runtime.devices.environment import describe_environment  # noqa: E402
 from naspipe.runtime.jobs.workload import Workload  # noqa: E402
 from naspipe.runtime.measuring.layer_sizes import measure_sizes  # noqa: E402
+from naspipe.runtime.measuring.profile_apart import profile_apart  # noqa: E402
 from naspipe.runtime.measuring.profile_cache import ProfileCache  # noqa: E402
-from naspipe.runtime.processes.launcher import profile_apart  # noqa: E402
 from naspipe.runtime.wire.reports import SilentObserver  # noqa: E402
 from naspipe.sim.chains import Chain, Stream  # noqa: E402
 from naspipe.sim.fidelity import LoggedCosts, logged_costs  # noqa: E402
@@ -82,7 +82,7 @@ class RunCosts:
         """See :class:`naspipe.sim.ports.Costs`."""
         return self.logged.add_ns(layer, sequence_id)
 
-    def between_ns(self) -> int:
+    def between_ns(self, parcels: int = 0) -> int:
         """See :class:`naspipe.sim.ports.Costs`."""
         return self.logged.between_ns()
 

@@ -73,7 +73,7 @@ class GroupCosts:
         """See :class:`naspipe.sim.ports.Costs`."""
         return 0
 
-    def between_ns(self) -> int:
+    def between_ns(self, parcels: int = 0) -> int:
         """See :class:`naspipe.sim.ports.Costs`."""
         return 0
 

@@ -23,8 +23,8 @@ from naspipe.core.errors import NaspipeError  # noqa: E402
 from naspipe.frontend.given.workloads import find_measurable  # noqa: E402
 from naspipe.frontend.simulation.resimulation import logged_costs_of, simulate_again_with  # noqa: E402
 from naspipe.runtime.devices.environment import describe_environment  # noqa: E402
+from naspipe.runtime.measuring.profile_apart import profile_apart  # noqa: E402
 from naspipe.runtime.measuring.profile_cache import ProfileCache  # noqa: E402
-from naspipe.runtime.processes.launcher import profile_apart  # noqa: E402
 from naspipe.sim.costs import TableCosts  # noqa: E402
 from naspipe.trace.reading.compare import RecordedRun  # noqa: E402
 from scripts.tiny_workload import tiny_workload  # noqa: E402

@@ -21,8 +21,8 @@ import search_spaces
 from naspipe.core.config import Recipe
 from naspipe.core.space import Shared, Space
 from naspipe.runtime.jobs.workload import Workload
+from naspipe.runtime.measuring import profile_apart
 from naspipe.runtime.measuring.layer_sizes import measure_sizes
-from naspipe.runtime.processes import launcher
 from naspipe.trace.access.log import read_run_accesses
 from naspipe.trace.reading.metrics import hit_rate, makespan_seconds, stall_ratio
 
@@ -155,9 +155,9 @@ def free_host_bytes() -> int:
 @contextmanager
 def shortened() -> Iterator[None]:
     """Profiles take less than they would: how well stages are balanced is not looked at here."""
-    usual = launcher.profile
-    launcher.profile = partial(usual, budget_seconds=0.5)
+    usual = profile_apart.profile
+    profile_apart.profile = partial(usual, budget_seconds=0.5)
     try:
         yield
     finally:
-        launcher.profile = usual
+        profile_apart.profile = usual

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import settings
 
 from naspipe.frontend.given import run_plan as plan
-from naspipe.runtime.processes import launcher
+from naspipe.runtime.measuring import profile_apart
 from tests.tiers import Alone, Launches
 
 settings.register_profile("naspipe", deadline=None, print_blob=True)
@@ -32,5 +32,5 @@ def own_profiles(tmp_path_factory):
     root = tmp_path_factory.mktemp("profiles")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan, "cached_profile", partial(plan.cached_profile, root=root))
-        patch.setattr(launcher, "profile", partial(launcher.profile, budget_seconds=1.0))
+        patch.setattr(profile_apart, "profile", partial(profile_apart.profile, budget_seconds=1.0))
         yield

@@ -19,7 +19,6 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.space import Block, Shared
 from naspipe.core.user_code import users_code
 from naspipe.nni.alike import difference, tensor_pairs
-from naspipe.nni.apart import done_apart
 from naspipe.nni.candidates import counterparts, fixed_model
 from naspipe.nni.counterparts import Counterparts
 from naspipe.nni.cover import cover
@@ -29,6 +28,7 @@ from naspipe.nni.trace import Traced
 from naspipe.nni.values import attribute
 from naspipe.runtime.devices.determinism import deterministic_torch, layer_seed, seed_draws
 from naspipe.runtime.devices.tensor_bytes import tensor_bytes
+from naspipe.runtime.forking.apart import done_apart
 
 ROWS = 4
 """Of a batch; a proof does not need more, unless the forward does."""

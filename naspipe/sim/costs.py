@@ -43,7 +43,7 @@ class BlockCosts:
         """See :class:`Costs`."""
         return 0
 
-    def between_ns(self) -> int:
+    def between_ns(self, parcels: int = 0) -> int:
         """See :class:`Costs`."""
         return 0
 
@@ -68,6 +68,14 @@ ADDING = 0.07
 """Of a layer's WRITE, what adding one pass's gradients takes; 0.05 (Adam) to 0.1 (SGD) was seen."""
 
 
+PAUSE_NS = 140_000
+"""Between two accesses of a real stage, see artifacts/simulator: 0.13 to 0.15 ms."""
+
+
+PARCEL_NS = 300_000
+"""What a real stage takes to send or to take (a part of) a small layer."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableCosts:
     """Measured costs, with a fixed time for each message."""
@@ -84,6 +92,8 @@ class TableCosts:
     copy_latency_ns: int = 0
     pause_ns: int = 0
     """Between two accesses of a stage that has work: the stage's own administration."""
+    parcel_ns: int = 0
+    """Of a stage's own time, for each (part of a) layer that it sends or takes."""
 
     def access_ns(self, layer: LayerId, kind: AccessKind, sequence_id: int = -1) -> int:
         """See :class:`Costs`."""
@@ -100,9 +110,9 @@ class TableCosts:
         """See :class:`Costs`."""
         return int(ADDING * self.table.of(layer.block, layer.candidate).write_ns)
 
-    def between_ns(self) -> int:
+    def between_ns(self, parcels: int = 0) -> int:
         """See :class:`Costs`."""
-        return self.pause_ns
+        return self.pause_ns + parcels * self.parcel_ns
 
     def message_ns(self, receiver: Task) -> int:
         """See :class:`Costs`."""
@@ -132,9 +142,9 @@ class StreamCosts:
         """See :class:`Costs`."""
         return self.streams[layer.stream].add_ns(layer, sequence_id)
 
-    def between_ns(self) -> int:
+    def between_ns(self, parcels: int = 0) -> int:
         """See :class:`Costs`."""
-        return max(costs.between_ns() for costs in self.streams)
+        return max(costs.between_ns(parcels) for costs in self.streams)
 
     def message_ns(self, receiver: Task) -> int:
         """See :class:`Costs`."""
@@ -169,7 +179,7 @@ class RandomCosts:
         """See :class:`Costs`."""
         return self._random.randint(0, self.max_access_ns)
 
-    def between_ns(self) -> int:
+    def between_ns(self, parcels: int = 0) -> int:
         """See :class:`Costs`."""
         return 0
 

@@ -93,6 +93,8 @@ class SimulatedStage:
         self._unadmitted: deque[tuple[StreamId, int]] = deque()
         self._task: Task | None = None
         self._is_busy = False
+        self._parcels = 0
+        """Sent or taken since the last access, while there was something to do."""
         self._lane_in, self._lane_out = _CopyLane(clock), _CopyLane(clock)
 
     def start(self) -> None:
@@ -115,6 +117,7 @@ class SimulatedStage:
 
     def receive_parcel(self, push: PushVersion) -> None:
         """Another stage pushed (a part of) a layer."""
+        self._parcels += 1
         self._tell(VersionArrived(self._clock.now_ns, push.layer, push.version, push.parcel))
 
     def receive_contribution(self, command: Contribute, sender: StageId) -> None:
@@ -165,6 +168,7 @@ class SimulatedStage:
             case Contribute():
                 self._contribute(command)
             case PushVersion(layer, _, stage, parcel):
+                self._parcels += 1
                 receive = partial(self.peers[stage].receive_parcel, command)
                 self._clock.after(self._costs.push_ns(layer, parcel), receive)
             case LoadLayer(layer):
@@ -187,7 +191,8 @@ class SimulatedStage:
     def _advance(self) -> None:
         if self._is_busy:
             return
-        between_ns = self._costs.between_ns()
+        between_ns = self._costs.between_ns(self._parcels)
+        self._parcels = 0
         start_ns = self._clock.now_ns + between_ns
         if self._writes:
             write = self._writes.popleft()

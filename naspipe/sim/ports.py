@@ -25,8 +25,12 @@ class Costs(Protocol):
         """Of a WRITE that only adds a pass's gradients to its step's."""
         ...
 
-    def between_ns(self) -> int:
-        """Before every access: what the stage itself takes, which counts as idle."""
+    def between_ns(self, parcels: int = 0) -> int:
+        """Before every access: what the stage itself takes, which counts as idle.
+
+        ``parcels`` (parts of) layers were sent to other stages or taken from them since the one
+        before it.
+        """
         ...
 
     def message_ns(self, receiver: Task) -> int:

@@ -13,7 +13,7 @@ from naspipe.planning.cost import CostTable
 from naspipe.planning.memory import MemoryPlan
 from naspipe.schedule.participation import participants
 from naspipe.sim.access_table import AccessTable
-from naspipe.sim.costs import StreamCosts, TableCosts
+from naspipe.sim.costs import PARCEL_NS, PAUSE_NS, StreamCosts, TableCosts
 from naspipe.sim.driver import Admitted, simulate_into
 from naspipe.sim.pipeline import RANKINGS, Pipeline, Plan
 from naspipe.sim.ports import Costs
@@ -183,4 +183,6 @@ def table_timing(
         pushed_bytes=lambda layer: 4 * parameters(layer.block, layer.candidate),
         bytes_per_ns=execution.hardware.bandwidth / 1e9,
         copy_latency_ns=int(execution.hardware.latency * 1e9),
+        pause_ns=PAUSE_NS,
+        parcel_ns=PARCEL_NS,
     )

@@ -114,7 +114,7 @@ class LinkCosts:
         """See :class:`naspipe.sim.ports.Costs`."""
         return 0
 
-    def between_ns(self) -> int:
+    def between_ns(self, parcels: int = 0) -> int:
         """See :class:`naspipe.sim.ports.Costs`."""
         return 0
 

@@ -20,7 +20,7 @@ from torch import nn
 
 import naspipe as npp
 from naspipe.frontend.given import run_plan as plan
-from naspipe.runtime.processes import launcher
+from naspipe.runtime.measuring import profile_apart
 from naspipe.streams.from_file import read_stream
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, oracle_of
@@ -149,7 +149,7 @@ def deterministic():
 def short_profiles(root):
     """Profiles of these runs are short, and kept apart from the user's."""
     plan.cached_profile = partial(plan.cached_profile, root=root)
-    launcher.profile = partial(launcher.profile, budget_seconds=0.5)
+    profile_apart.profile = partial(profile_apart.profile, budget_seconds=0.5)
 
 
 def check_cases(chosen, device, place, report):

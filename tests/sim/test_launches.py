@@ -41,7 +41,7 @@ class SharedLink:
     def add_ns(self, layer, sequence_id):
         return 0
 
-    def between_ns(self):
+    def between_ns(self, parcels=0):
         return 0
 
     def message_ns(self, receiver):

@@ -37,6 +37,7 @@ from naspipe.frontend.training.validation_plan import check_validation, describe
 from naspipe.planning.cost import CostTable
 from naspipe.runtime.devices.environment import describe_environment
 from naspipe.runtime.devices.gpus import NO_GPUS, Gpus, find_gpus
+from naspipe.runtime.forking.fitness import check_fit_for_forking
 from naspipe.runtime.jobs.job import StreamJob, TrainingJob
 from naspipe.runtime.jobs.workload import Workload, common, wiring_of
 from naspipe.runtime.processes.claim import Claim
@@ -218,6 +219,7 @@ class Training:
                 f"restarts and --resume: what the others train depends on timing"
             )
         check_device(self.execution.hardware.device, len(self._gpus))
+        check_fit_for_forking(self.execution.hardware.device)
         check_data_path(self.execution, len(self._gpus))
         if self.execution.records.tensorboard:
             check_tensorboard()

@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch.utils import deterministic as torch_deterministic
@@ -59,17 +60,14 @@ def deterministic_torch(threads: int) -> Iterator[None]:
         torch_deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
         torch.backends.cudnn.benchmark,
         torch.backends.cudnn.deterministic,
-        torch.backends.cudnn.allow_tf32,
-        torch.backends.cuda.matmul.allow_tf32,
         torch.get_num_threads(),
     )
+    precisions = _no_tf32()
     draws = torch.get_rng_state()
     torch.use_deterministic_algorithms(True)
     torch_deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
-    torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cuda.matmul.allow_tf32 = False
     torch.set_num_threads(threads)
     try:
         yield
@@ -78,7 +76,39 @@ def deterministic_torch(threads: int) -> Iterator[None]:
         torch_deterministic.fill_uninitialized_memory = flags[2]  # type: ignore[attr-defined]
         torch.backends.cudnn.benchmark = flags[3]
         torch.backends.cudnn.deterministic = flags[4]
-        torch.backends.cudnn.allow_tf32 = flags[5]
-        torch.backends.cuda.matmul.allow_tf32 = flags[6]
-        torch.set_num_threads(flags[7])
+        torch.set_num_threads(flags[5])
+        _restore_tf32(precisions)
         torch.set_rng_state(draws)
+
+
+_PRECISIONS: tuple[Any, ...] = (
+    torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn,
+)  # fmt: skip
+_SWITCHES: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
+"""An older way to say the same, and torch keeps both; where they differ, reading it raises."""
+
+
+def _no_tf32() -> tuple[list[str], list[bool | None]]:
+    """Compute float32 as float32; returns what was there. None is a switch that raised."""
+    found = [each.fp32_precision for each in _PRECISIONS], [_switch(each) for each in _SWITCHES]
+    for switch in _SWITCHES:
+        switch.allow_tf32 = False
+    for each in _PRECISIONS:  # behind the switches: that of cuDNN leaves these as they are
+        each.fp32_precision = "ieee"
+    return found
+
+
+def _restore_tf32(found: tuple[list[str], list[bool | None]]) -> None:
+    precisions, switches = found
+    for switch, was in zip(_SWITCHES, switches, strict=True):
+        if was is not None:
+            switch.allow_tf32 = was
+    for each, precision in zip(_PRECISIONS, precisions, strict=True):
+        each.fp32_precision = precision
+
+
+def _switch(backend: Any) -> bool | None:
+    try:
+        return bool(backend.allow_tf32)
+    except RuntimeError:
+        return None

@@ -17,13 +17,13 @@ from naspipe.planning.memory import MemoryPlan
 from naspipe.runtime.blocks.ports import BlockResult
 from naspipe.runtime.checkpoints.checkpointer import Checkpointer
 from naspipe.runtime.devices.cuda_device import measured_memory
+from naspipe.runtime.devices.garbage import calm_collector
 from naspipe.runtime.evaluating.evaluation import Evaluation, EvaluationCompute
 from naspipe.runtime.jobs.ports import Positions, SubnetSource
 from naspipe.runtime.jobs.positions import OnePipeline
 from naspipe.runtime.wire.ports import Reporter
 from naspipe.runtime.worker.driver import StageDriver
 from naspipe.runtime.worker.effects import DriverOptions, Effects
-from naspipe.runtime.worker.garbage import calm_collector
 from naspipe.runtime.worker.stage_process import GRACE_SECONDS, StageSeat
 from naspipe.stage.admission import AdmissionWindow
 from naspipe.stage.builder import build_controller

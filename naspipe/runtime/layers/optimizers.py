@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import inspect
 from collections.abc import Iterable
 from typing import Any
@@ -13,6 +14,7 @@ from naspipe.core.config import Recipe
 from naspipe.core.errors import ConfigError, reason
 from naspipe.core.rules import RECIPES, OwnStep
 from naspipe.mixed.alphas import Alpha, WithAlphas, alpha_optimizer
+from naspipe.runtime.forking.fitness import done_fit
 from naspipe.runtime.layers.around_step import add_hooks
 from naspipe.runtime.layers.lars import LARS
 from naspipe.runtime.layers.own_steps import with_momentum
@@ -57,6 +59,11 @@ def check_optimizer(recipe: Recipe, own: OwnStep = RECIPES) -> None:
     """
     _check_name(recipe.optimizer)
     _check_options(recipe)
+    importlib.import_module("torch._dynamo")  # as the first step does: once here, not in each fork
+    done_fit(lambda: _check_steps(recipe, own), f"the check of the optimizer {recipe.optimizer}")
+
+
+def _check_steps(recipe: Recipe, own: OwnStep) -> dict[str, Any]:
     try:
         _take_steps(recipe, own)
     except ConfigError:
@@ -70,6 +77,7 @@ def check_optimizer(recipe: Recipe, own: OwnStep = RECIPES) -> None:
             f"{', '.join(f'{key}={value!r:.40}' for key, value in options.items()) or 'none'}: "
             f"{reason(error)}; change them with --set optimizer.OPTION=VALUE"
         ) from error
+    return {}
 
 
 def _check_name(name: str) -> None:

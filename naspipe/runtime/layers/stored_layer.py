@@ -134,6 +134,21 @@ class StoredLayer:
                 value.requires_grad_(own is not None and own.requires_grad)
             self._copies[older] = dict(parameters)
 
+    def move(self, device: torch.device) -> None:
+        """Have all of it on a device: the module, what its optimizer keeps, and older versions."""
+        self.module.to(device)
+        states = self.optimizer.state.values() if self.optimizer is not None else ()
+        for state in states:
+            for name, value in state.items():
+                state[name] = value.to(device) if is_moved(value) else value
+        self.move_copies(device)
+
+    def move_copies(self, device: torch.device) -> None:
+        """Have the older versions on a device: readers take them from there."""
+        for copy in self._copies.values():
+            for name, value in copy.items():
+                copy[name] = value.detach().to(device).requires_grad_(value.requires_grad)
+
     def drop(self, version: Version) -> None:
         """Forget the copy of an older version, if there is one."""
         self._copies.pop(version, None)

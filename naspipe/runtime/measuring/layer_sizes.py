@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -14,6 +14,7 @@ from naspipe.core.space import Space
 from naspipe.planning.cost import first_of_kind
 from naspipe.planning.size import LayerSize, SizeTable
 from naspipe.runtime.devices.host_arena import round_up
+from naspipe.runtime.forking.fitness import done_fit
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.layers.layer_layout import StateSizes, lay_out
 from naspipe.runtime.layers.norm_statistics import other_buffers
@@ -29,17 +30,21 @@ def measure_sizes(workload: Workload) -> SizeTable:
     Raises:
         ConfigError: when a factory makes no module, or one whose tensors cannot be moved.
     """
-    space = workload.space
-    twins = first_of_kind(space)
+    twins = first_of_kind(workload.space)
+    kinds = sorted(set(twins))
+    found = done_fit(lambda: {"rows": _rows(workload, kinds)}, "measuring the layers' sizes")
+    rows = (tuple(LayerSize(*size) for size in row) for row in found["rows"])
+    return SizeTable(twins, dict(zip(kinds, rows, strict=True)))
+
+
+def _rows(workload: Workload, kinds: Sequence[int]) -> list[list[LayerSize]]:
+    """Sizes by kind of block and candidate."""
     learnt = StateSizes(workload.definition.recipe)
-    rows = {
-        twin: tuple(
-            _size(workload, twin, candidate, learnt)
-            for candidate in range(len(space.blocks[twin].candidates))
-        )
-        for twin in sorted(set(twins))
-    }
-    return SizeTable(twins, rows)
+    candidates = [range(len(workload.space.blocks[kind].candidates)) for kind in kinds]
+    return [
+        [_size(workload, kind, candidate, learnt) for candidate in those]
+        for kind, those in zip(kinds, candidates, strict=True)
+    ]
 
 
 def buffered_layers(space: Space, defers_norms: bool = False) -> frozenset[tuple[int, int]]:

@@ -75,7 +75,7 @@ class Placement:
     def adopt(self, layer: LayerId, stored: StoredLayer) -> None:
         """A layer was made in host memory."""
         if self.torch_device.type != "cpu":
-            stored.module.to(self.torch_device)
+            stored.move(self.torch_device)
 
     def leave(self, layer: LayerId, is_sent: Callable[[], bool]) -> None:
         """A layer is handed over to another stage: its memory is free as soon as it is sent."""
@@ -170,6 +170,8 @@ class SwappedPlacement(Placement):
     def adopt(self, layer: LayerId, stored: StoredLayer) -> None:
         """See :class:`Placement`. Raises HostMemoryError when host memory has no room left."""
         self._memories[layer] = LayerMemory(stored, self._sizes[layer.stream], self._arena)
+        if self.torch_device.type != "cpu":
+            stored.move_copies(self.torch_device)
 
     def leave(self, layer: LayerId, is_sent: Callable[[], bool]) -> None:
         """See :class:`Placement`."""

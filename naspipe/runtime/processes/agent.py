@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import time
 from collections.abc import Callable
@@ -19,17 +18,15 @@ import zmq
 from naspipe.core.config import Execution
 from naspipe.core.errors import TransportError
 from naspipe.core.ids import WorkerId
+from naspipe.runtime.forking.fork import FORK, end_all, obituary, quiet_fork
 from naspipe.runtime.jobs.job import TrainingJob
 from naspipe.runtime.processes.hosts import ALIVE, END, JOB, Hosts, read_word
-from naspipe.runtime.processes.stage_pool import end_all, quiet_fork
 from naspipe.runtime.processes.stopping import answered_signals
-from naspipe.runtime.processes.supervisor import obituary
 from naspipe.runtime.wire.authenticator import Authenticator
 from naspipe.runtime.wire.transport import bind_inbox, connect_outbox
 from naspipe.runtime.wire.wakeup import Wakeup
 from naspipe.runtime.worker.stage_main import stage_main
 
-_FORK = multiprocessing.get_context("fork")
 _POLL_MS = 500
 _LINGER_MS = 2_000
 
@@ -50,8 +47,8 @@ def run_agent(
     rank = hosts.worker.rank
     parent = os.getppid()
     lifeline = os.pipe()
-    receiver, sender = _FORK.Pipe(duplex=False)
-    process = _FORK.Process(
+    receiver, sender = FORK.Pipe(duplex=False)
+    process = FORK.Process(
         target=stage_main,
         args=(partial(_prepared, receiver, prepare), WorkerId(rank), hosts.endpoints, lifeline),
         kwargs={"launcher_is_elsewhere": True},

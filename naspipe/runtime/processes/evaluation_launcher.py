@@ -12,6 +12,7 @@ from naspipe.core.ids import FIRST_STREAM
 from naspipe.core.planned import Planned
 from naspipe.runtime.evaluating.evaluation_stage import EvaluationJob, EvaluationStage
 from naspipe.runtime.evaluating.ports import ScoreObserver
+from naspipe.runtime.forking.fitness import may_compute_here
 from naspipe.runtime.processes.stage_pool import LauncherSide, Mailboxes, run_stages
 from naspipe.runtime.processes.stopping import Stop
 from naspipe.runtime.processes.supervisor import StageReports
@@ -43,7 +44,8 @@ def evaluate(
     with ExitStack() as stack:
         stack.callback(job.source.close)
         wakeup = stack.enter_context(Wakeup())
-        if job.execution.pipeline.stages == 1 and job.execution.hardware.device == "cpu":
+        is_alone = job.execution.pipeline.stages == 1
+        if is_alone and may_compute_here(job.execution.hardware.device):
             collector.start()
             run_alone(job, collector, mailboxes.local, EvaluationStage)
         else:

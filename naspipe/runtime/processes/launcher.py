@@ -9,43 +9,23 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
-import time
-import traceback
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import msgpack
-import torch
-
-from naspipe.core.errors import ConfigError, RunInterruptedError, StageFailedError, TransportError
-from naspipe.planning.cost import CostTable, LayerCost, mean_costs
-from naspipe.runtime.devices.cuda_device import start_cuda
-from naspipe.runtime.devices.determinism import deterministic_torch
-from naspipe.runtime.devices.own_thread import in_own_thread
+from naspipe.core.errors import RunInterruptedError
+from naspipe.runtime.forking.fitness import may_compute_here
 from naspipe.runtime.jobs.job import TrainingJob
-from naspipe.runtime.jobs.workload import Workload
-from naspipe.runtime.measuring.profiler import profile
 from naspipe.runtime.processes.growing_streams import GrowingStreams
 from naspipe.runtime.processes.hosts import OtherHosts
 from naspipe.runtime.processes.publishing import Publisher, merge_parts
-from naspipe.runtime.processes.stage_pool import (
-    FORK,
-    Elsewhere,
-    LauncherSide,
-    Mailboxes,
-    check_fit_for_forking,
-    end_all,
-    quiet_fork,
-    run_stages,
-)
+from naspipe.runtime.processes.stage_pool import Elsewhere, LauncherSide, Mailboxes, run_stages
 from naspipe.runtime.processes.stopping import Stop, answered_signals
-from naspipe.runtime.processes.supervisor import Collector, obituary
+from naspipe.runtime.processes.supervisor import Collector
 from naspipe.runtime.processes.validation_launcher import ValidationLauncher
 from naspipe.runtime.wire.endpoints import SOCKETS_PREFIX, make_endpoints
 from naspipe.runtime.wire.ports import LaunchObserver
 from naspipe.runtime.wire.wakeup import Wakeup
-from naspipe.runtime.worker.garbage import calm_collector
 from naspipe.runtime.worker.stage_main import run_alone
 from naspipe.runtime.worker.stage_process import StageRun
 from naspipe.trace.results.losses_file import SectionLosses
@@ -108,9 +88,9 @@ def launch(
 
 
 def _run(job: TrainingJob, side: LauncherSide, others: OtherHosts | None, stack: ExitStack) -> None:
-    """Have the stages work to their end: a single one in this process, unless it has a GPU."""
+    """Have the stages work to their end: a single one in this process, where that does no harm."""
     execution = job.execution
-    if execution.workers == 1 and execution.hardware.device == "cpu":
+    if execution.workers == 1 and may_compute_here(execution.hardware.device):
         side.start()
         run_alone(job, side.collector, side.mailboxes.local)
         return
@@ -140,77 +120,3 @@ def _interruption(job: TrainingJob, stop: Stop, publisher: Publisher) -> RunInte
         f"interrupted by {signal.Signals(stop.signal_number).name}, with a checkpoint at subnet "
         f"{' and '.join(map(str, cuts))}; go on with: naspipe train --resume {where}",
     )
-
-
-def profile_apart(
-    workload: Workload, timeout_seconds: float, device: str = "cpu", copies: int = 1
-) -> CostTable:
-    """The quick profile, in a process of its own, so that this one stays fit for forking.
-
-    Processes that compute at once share caches and memory's bandwidth, and each of them is slower
-    than one alone. So several copies of the profile measure what layers take side by side.
-
-    Args:
-        workload: whose layers are measured.
-        timeout_seconds: for all of it.
-        device: where they compute.
-        copies: how many processes measure at once; the result is their mean.
-
-    Raises:
-        StageFailedError: when a layer, the loss or the data raises.
-        ConfigError: when one of them is not what it should be.
-        TransportError: when the profile takes longer than the time-out.
-    """
-    check_fit_for_forking(device)
-    deadline = time.monotonic() + timeout_seconds
-    with ExitStack() as stack, quiet_fork():
-        started = [_start_profile(workload, device, stack) for _ in range(copies)]
-        return mean_costs([_profile_of(*each, deadline) for each in started])
-
-
-def _start_profile(workload: Workload, device: str, stack: ExitStack) -> tuple[Any, Any]:
-    """A process that measures, and where its answer comes."""
-    receiver, sender = FORK.Pipe(duplex=False)
-    stack.enter_context(receiver)
-    process = FORK.Process(
-        target=_profile_main, args=(workload, device, sender), name="naspipe-profile"
-    )
-    process.start()
-    stack.callback(end_all, [process])
-    sender.close()
-    return process, receiver
-
-
-def _profile_of(process: Any, receiver: Any, deadline: float) -> CostTable:
-    try:
-        if not receiver.poll(max(0.0, deadline - time.monotonic())):
-            raise TransportError("the profile took longer than timeout_seconds allows")
-        costs, failure, refusal = msgpack.unpackb(receiver.recv_bytes())
-    except EOFError:
-        raise StageFailedError(0, "the profile of its layers", obituary(process)) from None
-    if refusal:
-        raise ConfigError(refusal)
-    if failure:
-        raise StageFailedError(0, "the profile of its layers", failure)
-    return CostTable({(block, candidate): LayerCost(*cost) for block, candidate, cost in costs})
-
-
-def _profiled(workload: Workload, device: str, threads: int) -> CostTable:
-    with deterministic_torch(threads), calm_collector():
-        if device != "cpu":
-            start_cuda(torch.device(device))
-        return profile(workload, device=device)
-
-
-def _profile_main(workload: Workload, device: str, sender: Any) -> None:
-    costs: list[Any] = []
-    failure = refusal = ""
-    try:
-        threads = workload.definition.recipe.threads
-        table = in_own_thread(threads, lambda: _profiled(workload, device, threads))
-        costs = [[*key, list(cost)] for key, cost in table.costs.items()]
-    except ConfigError as error:
-        refusal = str(error)
-    except Exception:
-        failure = traceback.format_exc()
-    sender.send_bytes(msgpack.packb([costs, failure, refusal]))

@@ -6,22 +6,20 @@ pickled.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import time
-import warnings
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-import torch
 import zmq
 
-from naspipe.core.errors import ConfigError
 from naspipe.core.ids import WorkerId
+from naspipe.runtime.forking.fitness import check_fit_for_forking
+from naspipe.runtime.forking.fork import FORK, end_all, quiet_fork
 from naspipe.runtime.jobs.ports import PipelineJob
 from naspipe.runtime.processes.claim import record_processes
 from naspipe.runtime.processes.hosts import JOB, Announcer, Hosts
@@ -36,7 +34,6 @@ from naspipe.runtime.wire.wakeup import Wakeup
 from naspipe.runtime.worker.ports import StageWork
 from naspipe.runtime.worker.stage_main import stage_main
 
-FORK = multiprocessing.get_context("fork")
 _GRACE_SECONDS = 2.0
 
 
@@ -128,19 +125,6 @@ def run_stages(
             process.join(_GRACE_SECONDS + 10)
 
 
-def check_fit_for_forking(device: str) -> None:
-    """CUDA does not survive a fork, so only stages may start it.
-
-    Raises:
-        ConfigError: when this process has started it.
-    """
-    if device != "cpu" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        raise ConfigError(
-            "this process has used CUDA already, so stages cannot be forked from it; "
-            "start training before the first CUDA call, or use the naspipe command"
-        )
-
-
 @contextmanager
 def _stage_processes(
     job: PipelineJob,
@@ -171,24 +155,3 @@ def _stage_processes(
     finally:
         end_all(processes.values())
         os.close(lifeline[1])
-
-
-def end_all(processes: Collection[BaseProcess]) -> None:
-    """Leave none of these processes behind: what they wrote can bear it."""
-    for process in processes:
-        process.kill()
-    for process in processes:
-        process.join()
-        process.close()
-
-
-@contextmanager
-def quiet_fork() -> Iterator[None]:
-    """Fork without Python 3.12's warning about threads.
-
-    torch and numpy keep idle pools, which a stage never touches: see
-    :mod:`naspipe.runtime.devices.own_thread`.
-    """
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
-        yield

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import zmq
 
 from naspipe.core.errors import ConfigError, StageFailedError, StorageError
+from naspipe.runtime.forking.fork import obituary
 from naspipe.runtime.processes.growing_streams import GrowingStreams
 from naspipe.runtime.processes.liveness import Liveness
 from naspipe.runtime.processes.publishing import Publisher
@@ -205,12 +206,3 @@ def _task(collector: StageReports, stage: int) -> str:
     """What a stage that died was last heard to do."""
     doing = collector.liveness.doing(stage) if collector.liveness else ""
     return f"an unknown task (last heard at: {doing})" if doing else "an unknown task"
-
-
-def obituary(process: BaseProcess) -> str:
-    """How a process ended that did not say so itself."""
-    process.join(1)
-    code = process.exitcode
-    if code is not None and code < 0:
-        return f"its process was killed by signal {-code}"
-    return f"its process ended with exit status {code} and no report"

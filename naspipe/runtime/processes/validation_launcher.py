@@ -14,9 +14,9 @@ from typing import Any, NoReturn
 import msgpack
 
 from naspipe.core.errors import StageFailedError
+from naspipe.runtime.forking.fork import FORK, end_all, obituary, quiet_fork
 from naspipe.runtime.jobs.job import TrainingJob
-from naspipe.runtime.processes.stage_pool import FORK, end_all, quiet_fork
-from naspipe.runtime.processes.supervisor import obituary, raise_failure
+from naspipe.runtime.processes.supervisor import raise_failure
 from naspipe.runtime.processes.validation_process import means, validation_main
 from naspipe.runtime.wire.ports import LaunchObserver
 from naspipe.runtime.wire.wakeup import Wakeup

@@ -20,9 +20,9 @@ from naspipe.core.ids import FIRST_STREAM, SequenceId
 from naspipe.core.partition import Partition
 from naspipe.core.planned import Planned
 from naspipe.core.subnet import Subnet
-from naspipe.runtime.devices.own_thread import in_own_thread
 from naspipe.runtime.evaluating.evaluation import evaluation_of
 from naspipe.runtime.evaluating.evaluation_stage import EvaluationJob
+from naspipe.runtime.forking.own_thread import in_own_thread
 from naspipe.runtime.jobs.evaluation_recipe import EvaluationRecipe
 from naspipe.runtime.jobs.job import ValidationPlan
 from naspipe.runtime.processes.evaluation_launcher import evaluate

@@ -19,10 +19,10 @@ from naspipe.core.errors import ConfigError, TransportError
 from naspipe.planning.balance import balanced_partition
 from naspipe.runtime.blocks.segment import Tensors
 from naspipe.runtime.devices.determinism import deterministic_torch
-from naspipe.runtime.devices.own_thread import in_own_thread
+from naspipe.runtime.forking.fork import FORK, end_all, quiet_fork
+from naspipe.runtime.forking.own_thread import in_own_thread
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.labels.label_network import LabelNetwork, run_block
-from naspipe.runtime.processes.stage_pool import FORK, end_all, quiet_fork
 from naspipe.runtime.teachers.lifeline import end_with_parent
 from naspipe.runtime.wire.tensor_codec import decode, encode
 

@@ -18,11 +18,11 @@ import zmq
 
 from naspipe.core.errors import ConfigError, TransportError
 from naspipe.runtime.devices.determinism import deterministic_torch
-from naspipe.runtime.devices.own_thread import in_own_thread
+from naspipe.runtime.forking.fork import FORK, end_all, quiet_fork
+from naspipe.runtime.forking.own_thread import in_own_thread
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.labels.label_file import label_key
 from naspipe.runtime.labels.label_network import LabelNetwork
-from naspipe.runtime.processes.stage_pool import FORK, end_all, quiet_fork
 from naspipe.runtime.registries.own_registry import OwnRegistry
 from naspipe.runtime.registries.teacher_card import TeacherCard, numeric_class
 from naspipe.runtime.teachers.lifeline import end_with_parent

@@ -17,7 +17,7 @@ from typing import Any
 from naspipe.core.errors import ConfigError, StorageError, reason
 from naspipe.core.ids import WorkerId
 from naspipe.runtime.devices.determinism import deterministic_torch
-from naspipe.runtime.devices.own_thread import in_own_thread
+from naspipe.runtime.forking.own_thread import in_own_thread
 from naspipe.runtime.jobs.ports import PipelineJob
 from naspipe.runtime.wire.endpoints import Endpoints
 from naspipe.runtime.wire.messages import LauncherMessage

@@ -21,6 +21,7 @@ from naspipe.runtime.checkpoints.capturing import Capturer
 from naspipe.runtime.checkpoints.checkpointer import Checkpointer, CheckpointStream, write_part
 from naspipe.runtime.checkpoints.layer_bytes import layer_key
 from naspipe.runtime.devices.cuda_device import measured_memory
+from naspipe.runtime.devices.garbage import calm_collector
 from naspipe.runtime.devices.open_device import open_device
 from naspipe.runtime.devices.out_of_memory import LayerUse
 from naspipe.runtime.jobs.job import StreamJob, TrainingJob
@@ -32,7 +33,6 @@ from naspipe.runtime.wire.wakeup import Wakeup
 from naspipe.runtime.worker.connections import start_device
 from naspipe.runtime.worker.driver import StageDriver
 from naspipe.runtime.worker.effects import DriverOptions, Effects
-from naspipe.runtime.worker.garbage import calm_collector
 from naspipe.runtime.worker.late_fields import LateFields
 from naspipe.runtime.worker.stage_files import StageFiles
 from naspipe.stage.builder import build_admission, build_controller

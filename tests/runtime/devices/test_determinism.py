@@ -40,6 +40,52 @@ def test_inside_and_after(monkeypatch, workspace):
     assert torch.equal(torch.get_rng_state(), draws)
 
 
+PRECISIONS = ("cuda.matmul", "cudnn.conv", "cudnn.rnn")
+
+
+def precisions():
+    places = (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn)
+    return dict(zip(PRECISIONS, (each.fp32_precision for each in places), strict=True))
+
+
+def set_precisions(**values):
+    backends = torch.backends
+    backends.cuda.matmul.fp32_precision = values["matmul"]
+    backends.cudnn.conv.fp32_precision = values["conv"]
+    backends.cudnn.rnn.fp32_precision = values["rnn"]
+
+
+@pytest.fixture
+def usual_precisions():
+    before = precisions()
+    yield
+    set_precisions(**{name.split(".")[1]: value for name, value in before.items()})
+
+
+@pytest.mark.parametrize("matmul", ["tf32", "ieee"])
+@pytest.mark.parametrize("conv", ["tf32", "ieee"])
+def test_the_newer_way_to_ask_for_tf32(usual_precisions, matmul, conv):
+    """Beside it torch's older switches raise when they are read: that must end no run."""
+    set_precisions(matmul=matmul, conv=conv, rnn="tf32")
+    before = precisions()
+    with deterministic_torch(1):
+        assert set(precisions().values()) == {"ieee"}
+        with deterministic_torch(1):
+            assert set(precisions().values()) == {"ieee"}
+    assert precisions() == before
+
+
+def test_the_older_switches_turn_all_of_it_off(usual_precisions):
+    """Off by the older switch of cuDNN, convolutions are still ``tf32`` by the newer one."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    before = precisions()
+    with deterministic_torch(1):
+        assert set(precisions().values()) == {"ieee"}
+    assert torch.backends.cuda.matmul.allow_tf32
+    assert precisions() == before
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
 def test_seeds_are_those_of_torch():
     torch.manual_seed(5)
     expected = torch.rand(4)

@@ -18,13 +18,12 @@ import torch
 from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError, StageFailedError
 from naspipe.core.ids import FIRST_STREAM
+from naspipe.runtime.forking.fitness import check_fit_for_forking
+from naspipe.runtime.forking.fork import FORK, end_all, quiet_fork
 from naspipe.runtime.jobs.positions import OnePipeline
-from naspipe.runtime.processes import stage_pool
 from naspipe.runtime.processes.stage_pool import (
     LauncherSide,
     Mailboxes,
-    check_fit_for_forking,
-    end_all,
     run_stages,
 )
 from naspipe.runtime.processes.stopping import Stop
@@ -190,10 +189,8 @@ def test_a_process_that_has_used_cuda_cannot_fork(monkeypatch):
 
 def test_ending_leaves_no_process_behind():
     """One that is done, one that sleeps, one that is stopped."""
-    with stage_pool.quiet_fork():
-        made = [
-            stage_pool.FORK.Process(target=time.sleep, args=(n,)) for n in (0, SECONDS, SECONDS)
-        ]
+    with quiet_fork():
+        made = [FORK.Process(target=time.sleep, args=(n,)) for n in (0, SECONDS, SECONDS)]
         for process in made:
             process.start()
     pids = [process.pid for process in made]

@@ -9,8 +9,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from naspipe.core.errors import ConfigError, StageFailedError, TransportError
-from naspipe.runtime.processes.stage_pool import FORK, end_all, quiet_fork
-from naspipe.runtime.processes.supervisor import obituary
+from naspipe.runtime.forking.fork import FORK, end_all, obituary, quiet_fork
 
 SILENCE_SECONDS = 600.0
 """In which the work must say that it goes on."""
@@ -28,7 +27,7 @@ def done_apart(work: Work, what: str) -> dict[str, Any]:
         TransportError: when it says nothing for too long.
     """
     receiver, sender = FORK.Pipe(duplex=False)
-    process = FORK.Process(target=_main, args=(work, sender), name="naspipe-proof")
+    process = FORK.Process(target=_main, args=(work, sender), name="naspipe-apart")
     with receiver, quiet_fork():
         process.start()
         sender.close()

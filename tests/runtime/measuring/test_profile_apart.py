@@ -12,7 +12,7 @@ from naspipe.core.errors import ConfigError
 from naspipe.frontend.given import run_plan
 from naspipe.frontend.given.run_plan import cores_for
 from naspipe.runtime.measuring import profiler
-from naspipe.runtime.processes.launcher import profile_apart
+from naspipe.runtime.measuring.profile_apart import profile_apart
 from tests.runtime.measuring.test_profiler import BATCH, noted_space, workload
 
 

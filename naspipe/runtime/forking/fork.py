@@ -1,0 +1,41 @@
+"""Forked processes: how they are started, how they are ended, and how they ended."""
+
+from __future__ import annotations
+
+import multiprocessing
+import warnings
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
+
+FORK = multiprocessing.get_context("fork")
+
+
+@contextmanager
+def quiet_fork() -> Iterator[None]:
+    """Fork without Python 3.12's warning about threads.
+
+    torch and numpy keep idle pools, which a forked process never touches: see
+    :mod:`naspipe.runtime.forking.own_thread`.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
+        yield
+
+
+def end_all(processes: Collection[BaseProcess]) -> None:
+    """Leave none of these processes behind: what they wrote can bear it."""
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.join()
+        process.close()
+
+
+def obituary(process: BaseProcess) -> str:
+    """How a process ended that did not say so itself."""
+    process.join(1)
+    code = process.exitcode
+    if code is not None and code < 0:
+        return f"its process was killed by signal {-code}"
+    return f"its process ended with exit status {code} and no report"

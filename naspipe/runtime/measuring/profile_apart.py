@@ -1,0 +1,96 @@
+"""The quick profile of a space's layers, in processes of their own."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from contextlib import ExitStack
+from typing import Any
+
+import msgpack
+import torch
+
+from naspipe.core.errors import ConfigError, StageFailedError, TransportError
+from naspipe.planning.cost import CostTable, LayerCost, mean_costs
+from naspipe.runtime.devices.cuda_device import start_cuda
+from naspipe.runtime.devices.determinism import deterministic_torch
+from naspipe.runtime.devices.garbage import calm_collector
+from naspipe.runtime.forking.fitness import check_fit_for_forking
+from naspipe.runtime.forking.fork import FORK, end_all, obituary, quiet_fork
+from naspipe.runtime.forking.own_thread import in_own_thread
+from naspipe.runtime.jobs.workload import Workload
+from naspipe.runtime.measuring.profiler import profile
+
+
+def profile_apart(
+    workload: Workload, timeout_seconds: float, device: str = "cpu", copies: int = 1
+) -> CostTable:
+    """The quick profile, in a process of its own, so that this one stays fit for forking.
+
+    Processes that compute at once share caches and memory's bandwidth, and each of them is slower
+    than one alone. So several copies of the profile measure what layers take side by side.
+
+    Args:
+        workload: whose layers are measured.
+        timeout_seconds: for all of it.
+        device: where they compute.
+        copies: how many processes measure at once; the result is their mean.
+
+    Raises:
+        StageFailedError: when a layer, the loss or the data raises.
+        ConfigError: when one of them is not what it should be.
+        TransportError: when the profile takes longer than the time-out.
+    """
+    check_fit_for_forking(device)
+    deadline = time.monotonic() + timeout_seconds
+    with ExitStack() as stack, quiet_fork():
+        started = [_start_profile(workload, device, stack) for _ in range(copies)]
+        return mean_costs([_profile_of(*each, deadline) for each in started])
+
+
+def _start_profile(workload: Workload, device: str, stack: ExitStack) -> tuple[Any, Any]:
+    """A process that measures, and where its answer comes."""
+    receiver, sender = FORK.Pipe(duplex=False)
+    stack.enter_context(receiver)
+    process = FORK.Process(
+        target=_profile_main, args=(workload, device, sender), name="naspipe-profile"
+    )
+    process.start()
+    stack.callback(end_all, [process])
+    sender.close()
+    return process, receiver
+
+
+def _profile_of(process: Any, receiver: Any, deadline: float) -> CostTable:
+    try:
+        if not receiver.poll(max(0.0, deadline - time.monotonic())):
+            raise TransportError("the profile took longer than timeout_seconds allows")
+        costs, failure, refusal = msgpack.unpackb(receiver.recv_bytes())
+    except EOFError:
+        raise StageFailedError(0, "the profile of its layers", obituary(process)) from None
+    if refusal:
+        raise ConfigError(refusal)
+    if failure:
+        raise StageFailedError(0, "the profile of its layers", failure)
+    return CostTable({(block, candidate): LayerCost(*cost) for block, candidate, cost in costs})
+
+
+def _profiled(workload: Workload, device: str, threads: int) -> CostTable:
+    with deterministic_torch(threads), calm_collector():
+        if device != "cpu":
+            start_cuda(torch.device(device))
+        return profile(workload, device=device)
+
+
+def _profile_main(workload: Workload, device: str, sender: Any) -> None:
+    costs: list[Any] = []
+    failure = refusal = ""
+    try:
+        threads = workload.definition.recipe.threads
+        table = in_own_thread(threads, lambda: _profiled(workload, device, threads))
+        costs = [[*key, list(cost)] for key, cost in table.costs.items()]
+    except ConfigError as error:
+        refusal = str(error)
+    except Exception:
+        failure = traceback.format_exc()
+    sender.send_bytes(msgpack.packb([costs, failure, refusal]))
