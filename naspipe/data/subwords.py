@@ -8,9 +8,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from subword_nmt.apply_bpe import BPE
-from subword_nmt.learn_bpe import learn_bpe
-
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
@@ -38,6 +35,8 @@ def learn_merges(
 
     ``learned`` is called about once per merge. The result depends on the texts' word counts only.
     """
+    from subword_nmt.learn_bpe import learn_bpe  # here: runs on other data need no subword-nmt
+
     counts = Counter(word for text in texts for word in words_of(text))
     ordered = sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))
     vocabulary = [f"{word} {count}" for word, count in ordered]
@@ -52,6 +51,8 @@ class SubwordCutter:
     """Cuts texts by learned merges; a subword that goes on in the next one ends in ``@@``."""
 
     def __init__(self, codes: str) -> None:
+        from subword_nmt.apply_bpe import BPE
+
         self._bpe = BPE(io.StringIO(codes))
 
     def __call__(self, text: str) -> list[str]:

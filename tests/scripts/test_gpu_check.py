@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
+from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 
 import pytest
 import torch
+
+from scripts import gpu_check
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -58,3 +62,25 @@ def test_missing_packages_are_one_line(tmp_path):
     assert done.returncode == 2
     assert "this python lacks torch" in done.stdout
     assert done.stderr.splitlines()[-1].startswith("gpu_check: expected wheels of torch")
+
+
+def test_its_parts_need_only_the_listed_packages():
+    """On a bare machine there is nothing else: what naspipe's other users install is not there."""
+    required = [re.match(r"[\w.-]+", each)[0] for each in requires("naspipe")]
+    listed = {"naspipe", *gpu_check.NEEDED.values()}
+    modules = {name for name, owners in packages_distributions().items() for each in owners
+               if each in required and each not in listed}  # fmt: skip
+    assert "subword_nmt" in modules
+    blocked = "".join(f"sys.modules[{name!r}] = None\n" for name in sorted(modules))
+    code = f"import sys\n{blocked}import scripts.gpu_parts, tests.gpu.bits, tests.gpu.test_bits\n"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}{NAMED}"], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+
+
+NAMED = """
+from scripts.gpu_runs import synthetic
+for name in ("nlp.c3", "cv.c3"):
+    assert synthetic(name, "tiny").space
+"""

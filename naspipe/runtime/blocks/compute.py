@@ -59,7 +59,7 @@ class StageCompute:
         self._passes: Passes = {}
         self._tapped = self._most_tapped = 0
         self.updates = StageUpdates(
-            workloads, self._passes, self._together, self.stores, placement, wiring.exchanges
+            workloads, self._passes, self._together, self.stores, wiring.exchanges
         )
         """WRITEs, on the same layers."""
         lengths = [len(workload.space) for workload in workloads]

@@ -19,7 +19,6 @@ from naspipe.runtime.layers.following import follow
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.layers.norm_statistics import fold
 from naspipe.runtime.layers.stored_layer import StoredLayer
-from naspipe.runtime.memory.placement import Placement
 from naspipe.stage.gates import NORMS
 from naspipe.teaching.momentum_update import MomentumUpdate
 
@@ -34,7 +33,6 @@ class StageUpdates:
         passes: under way on this stage.
         together: what the passes of each step have in common.
         stores: the layers of each stream.
-        placement: where they live.
         exchanges: by name, beside what the recipes ask for.
     """
 
@@ -44,14 +42,12 @@ class StageUpdates:
         passes: Passes,
         together: StepStates,
         stores: Sequence[LayerStore],
-        placement: Placement,
         exchanges: Sequence[str] = (),
     ) -> None:
         self._workloads = tuple(workloads)
         self._passes = passes
         self._together = together
         self._stores = tuple(stores)
-        self._placement = placement
         recipes = [workload.definition.recipe for workload in workloads]
         self._steps = [recipe.steps for recipe in recipes]
         own = [NORMS] if any(steps.is_gated for steps in self._steps) else []
@@ -78,7 +74,6 @@ class StageUpdates:
         for _, statistics in sorted(step.statistics.pop(layer, {}).items()):
             if workload.follows is None or workload.follows.buffers == "own":
                 fold(stored.module, statistics)
-        self._placement.synchronize()
 
     def _step(
         self,

@@ -107,6 +107,10 @@ class CudaDevice:
         """Copy to the host behind ``after``, or behind all that is queued now."""
         self._copy(device, host, self._save, after)
 
+    def begin_thread(self) -> None:
+        """Make this GPU the thread's: otherwise it would start CUDA on the first one, too."""
+        torch.cuda.set_device(self.torch_device)
+
     def synchronize_compute(self) -> None:
         """Wait until everything queued for computation is done."""
         self._compute.synchronize()

@@ -82,7 +82,9 @@ def deterministic_torch(threads: int) -> Iterator[None]:
 
 
 _PRECISIONS: tuple[Any, ...] = (
-    torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn,
+    torch.backends.cuda.matmul,
+    torch.backends.cudnn.conv,  # type: ignore[attr-defined]
+    torch.backends.cudnn.rnn,
 )  # fmt: skip
 _SWITCHES: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
 """An older way to say the same, and torch keeps both; where they differ, reading it raises."""

@@ -79,6 +79,9 @@ class EmulatedDevice:
         """Copy to the host, as fast as it is meant to be."""
         self._copy(device, host)
 
+    def begin_thread(self) -> None:
+        """Nothing to do: threads share host memory."""
+
     def synchronize_compute(self) -> None:
         """Nothing to wait for: this device computes at once."""
 

@@ -71,6 +71,10 @@ class Device(Protocol):
         """Copy to the host what the device's memory holds at ``after``, or later."""
         ...
 
+    def begin_thread(self) -> None:
+        """To be called first in every thread that copies."""
+        ...
+
     def synchronize_compute(self) -> None:
         """Wait until everything that was queued for computation is done."""
         ...

@@ -225,6 +225,7 @@ class Swapper:
             )
 
     def _work(self, lane: SimpleQueue[_Job | None]) -> None:
+        self._device.begin_thread()
         while self._carry_out_next(lane):
             pass
 

@@ -16,8 +16,11 @@ import torch
 from naspipe.core.errors import TransportError
 from naspipe.runtime.devices.staging import HOST, Staging
 
-ALIGNMENT = 64
-"""Bytes; what torch's CPU allocator aligns to. A GPU's aligns to 512."""
+ALIGNMENT = 512
+"""Bytes; what a GPU's allocator aligns to, and how far its libraries look: cuBLASLt up to 256."""
+
+HOST_ALIGNMENT = 64
+"""Bytes; what torch's CPU allocator aligns to."""
 
 MAX_BYTES = 4 << 30
 """Of one tensor; larger ones are refused before any memory is taken."""
@@ -33,8 +36,12 @@ _DTYPES = {
 
 def describe(tensor: torch.Tensor) -> list[Any]:
     """The header entry of a tensor: all there is to know but its bytes."""
+    alignment = HOST_ALIGNMENT if tensor.device.type == "cpu" else ALIGNMENT
+    return _described(tensor, tensor.data_ptr() % alignment)
+
+
+def _described(tensor: torch.Tensor, phase: int) -> list[Any]:
     name = str(tensor.dtype).removeprefix("torch.")
-    phase = tensor.data_ptr() % ALIGNMENT
     return [name, tuple(tensor.shape), tensor.stride(), phase, tensor.requires_grad]
 
 
@@ -132,7 +139,8 @@ def copy_to(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     def allocate(nbytes: int) -> torch.Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device=device)
 
-    copy, raw = blank(describe(tensor), allocate)
+    # What came from another device's stage lies in host memory as it lay there.
+    copy, raw = blank(_described(tensor, tensor.data_ptr() % ALIGNMENT), allocate)
     raw.copy_(raw_bytes(tensor), non_blocking=True)
     return copy
 

@@ -31,9 +31,15 @@ class GatedDevice(EmulatedDevice):
         super().__init__(budget_bytes, 1e12, 0.0)
         self.gate, self.broken, self.threads = threading.Event(), set(), set()
         self.gate.set()
+        self.begun = set()
+
+    def begin_thread(self):
+        self.begun.add(threading.current_thread().name)
 
     def _copy(self, source, target):
-        self.threads.add(threading.current_thread().name)
+        name = threading.current_thread().name
+        assert name in self.begun, "a GPU is made a thread's own before its first copy"
+        self.threads.add(name)
         if not self.gate.wait(SECONDS):
             raise TimeoutError
         if source.numel() in self.broken:
