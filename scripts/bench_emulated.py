@@ -82,6 +82,10 @@ class RunCosts:
         """See :class:`naspipe.sim.ports.Costs`."""
         return self.logged.add_ns(layer, sequence_id)
 
+    def make_ns(self, layer: LayerId) -> int:
+        """See :class:`naspipe.sim.ports.Costs`."""
+        return self.logged.make_ns(layer)
+
     def between_ns(self, parcels: int = 0) -> int:
         """See :class:`naspipe.sim.ports.Costs`."""
         return self.logged.between_ns()

@@ -73,6 +73,10 @@ class GroupCosts:
         """See :class:`naspipe.sim.ports.Costs`."""
         return 0
 
+    def make_ns(self, layer: LayerId) -> int:
+        """See :class:`naspipe.sim.ports.Costs`."""
+        return 0
+
     def between_ns(self, parcels: int = 0) -> int:
         """See :class:`naspipe.sim.ports.Costs`."""
         return 0

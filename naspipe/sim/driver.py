@@ -33,7 +33,7 @@ from naspipe.core.events import (
     VersionArrived,
     WriteFinished,
 )
-from naspipe.core.ids import StageId, StreamId
+from naspipe.core.ids import LayerId, StageId, StreamId
 from naspipe.core.partition import Partition
 from naspipe.core.ports import Admission
 from naspipe.core.subnet import Subnet
@@ -93,6 +93,7 @@ class SimulatedStage:
         self._unadmitted: deque[tuple[StreamId, int]] = deque()
         self._task: Task | None = None
         self._is_busy = False
+        self._made: set[LayerId] = set()
         self._parcels = 0
         """Sent or taken since the last access, while there was something to do."""
         self._lane_in, self._lane_out = _CopyLane(clock), _CopyLane(clock)
@@ -150,9 +151,9 @@ class SimulatedStage:
             case RunTask(task, reads):
                 is_forward = task.kind is TaskKind.FORWARD
                 kind = AccessKind.FORWARD if is_forward else AccessKind.BACKWARD
-                self._task = task
+                self._task, number = task, task.sequence_id
                 self._run.extend(
-                    (layer.block, self._costs.access_ns(layer, kind, task.sequence_id))
+                    (layer.block, self._made_ns(layer) + self._costs.access_ns(layer, kind, number))
                     for layer, _ in reads
                 )
             case WriteLayer():
@@ -206,6 +207,12 @@ class SimulatedStage:
                 between_ns + duration_ns,
                 lambda: BlockFinished(self._clock.now_ns, task, block, start_ns),
             )
+
+    def _made_ns(self, layer: LayerId) -> int:
+        if layer in self._made:
+            return 0
+        self._made.add(layer)
+        return self._costs.make_ns(layer)
 
     def _write_ns(self, write: WriteLayer) -> int:
         if not write.ends_step:

@@ -25,6 +25,10 @@ class Costs(Protocol):
         """Of a WRITE that only adds a pass's gradients to its step's."""
         ...
 
+    def make_ns(self, layer: LayerId) -> int:
+        """Making a layer, once on each stage that uses it, before the first block there."""
+        ...
+
     def between_ns(self, parcels: int = 0) -> int:
         """Before every access: what the stage itself takes, which counts as idle.
 

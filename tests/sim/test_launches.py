@@ -41,6 +41,9 @@ class SharedLink:
     def add_ns(self, layer, sequence_id):
         return 0
 
+    def make_ns(self, layer):
+        return 0
+
     def between_ns(self, parcels=0):
         return 0
 

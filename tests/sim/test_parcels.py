@@ -5,6 +5,7 @@ from __future__ import annotations
 from naspipe.core.partition import Partition
 from naspipe.core.rules import Exact
 from naspipe.core.subnet import Subnet
+from naspipe.planning.cost import CostTable, LayerCost
 from naspipe.sim.costs import TableCosts
 from tests.planning.test_causal_bound import table
 from tests.sim.test_causal_order import run
@@ -42,3 +43,14 @@ def test_who_sends_while_it_has_work_pays_for_that():
         return max(access.end_ns for access in log if access.stage == 0)
 
     assert last(1000) > last(0)
+
+
+def test_layers_are_made_once_on_each_stage():
+    """Making them takes its time before their first block there, and not again."""
+    rules = [Exact()]
+    subnets = [Subnet(0, y, (0,)) for y in range(3)]
+    partitions = [Partition((0, 1))] * 3
+    for make_ns in (0, 700):
+        costs = CostTable({(0, 0): LayerCost(10, 20, 5, make_ns)})
+        log = run(rules, subnets, partitions, TableCosts(table=costs, link_ns=0))
+        assert max(access.end_ns for access in log) == 3 * 35 + make_ns
