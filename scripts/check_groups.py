@@ -129,11 +129,13 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=ROOT / "artifacts/groups/bits.json")
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = []
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
 
     def keep(what: dict[str, Any], found: str, start: float, count: int) -> None:
         seconds = round(time.monotonic() - start, 1)
         rows.append({**what, "runs": count, "seconds": seconds, "verdict": found})
         print(rows[-1], flush=True)
+        arguments.output.write_text(json.dumps(rows, indent=1) + "\n")
 
     for case in cases(arguments.spaces, arguments.passes):
         start = time.monotonic()
@@ -149,8 +151,6 @@ def main() -> int:
                     said = beside_earlier(version, place, space, passes, arguments.steps)
                     what = {"space": space, "passes": passes, "before": version.revision}
                     keep(what, said, start, 1)
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(rows, indent=1) + "\n")
     return int(any("IDENTICAL" not in row["verdict"] for row in rows))
 
 
