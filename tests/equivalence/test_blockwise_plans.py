@@ -9,6 +9,7 @@ from naspipe.cli.main import main
 from naspipe.core.config import Execution
 from naspipe.frontend.simulation.blockwise_plans import blockwise_plans
 from naspipe.frontend.training.distillation import blockwise_streams
+from naspipe.sim import simulation
 from tests.equivalence import spaces
 from tests.equivalence.test_blockwise import students, teachers
 
@@ -21,6 +22,12 @@ def define(passes):
 
 @pytest.fixture(scope="module")
 def plans():
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(simulation, "PAUSE_NS", 0)  # these layers take less than a pause
+        return _plans()
+
+
+def _plans():
     return blockwise_plans(define, ["one", "accumulate:2"], [1, 2], Execution())
 
 
