@@ -24,6 +24,7 @@ from naspipe.runtime.jobs.ports import Objective
 from naspipe.runtime.jobs.workload import Workload, field_of
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.layers.stored_layer import StoredLayer
+from naspipe.runtime.memory.memory_retry import MemoryRetry
 from naspipe.runtime.memory.placement import Placement
 from naspipe.stage.builder import build_policy
 
@@ -49,6 +50,7 @@ class StageCompute:
         wiring: Wiring = PLAIN,
     ) -> None:
         self.placement = placement
+        self.memory_retry = MemoryRetry(self.free_memory)
         self._workloads = tuple(workloads)
         sources = tuple(restored) or (None,) * len(workloads)
         self.stores = tuple(map(self._make_store, workloads, sources))
@@ -58,8 +60,9 @@ class StageCompute:
         self._averaging = tuple(map(Averaging, workloads))
         self._passes: Passes = {}
         self._tapped = self._most_tapped = 0
+        room = self.memory_retry.wrapped(placement.make_room)
         self.updates = StageUpdates(
-            workloads, self._passes, self._together, self.stores, wiring.exchanges
+            workloads, self._passes, self._together, self.stores, room, wiring.exchanges
         )
         """WRITEs, on the same layers."""
         lengths = [len(workload.space) for workload in workloads]
@@ -78,7 +81,8 @@ class StageCompute:
     def accept(self, task: Task, tensors: tuple[Gradient, ...], name: InputName = CHAIN) -> None:
         """Take an input of a task: leaf tensors for a forward, gradients for a backward."""
         state = self._pass(task)
-        moved = tuple(t if t is None else self.placement.receive(t) for t in tensors)
+        receive = self.memory_retry.wrapped(self.placement.receive)
+        moved = tuple(t if t is None else receive(t) for t in tensors)
         there = tuple(tensor for tensor in moved if tensor is not None)
         if task.kind is TaskKind.BACKWARD:
             state.gradients[task.section] = moved
@@ -128,10 +132,7 @@ class StageCompute:
 
     @property
     def measured(self) -> dict[str, int]:
-        """``most_tapped``: outputs that were held at once for others, or taken from others.
-
-        At most a window's passes for each end of a tap on this stage.
-        """
+        """``most_tapped``: outputs held at once for others, or taken from them; see ``Tap``."""
         return {"most_tapped": self._most_tapped}
 
     @property
@@ -284,7 +285,7 @@ class StageCompute:
             workload.space,
             definition.seed,
             definition.recipe,
-            self.placement.adopt,
+            self.memory_retry.wrapped(self.placement.adopt),
             build_policy(definition.policy),
             restored.restore if restored else None,
             self.placement.forget,

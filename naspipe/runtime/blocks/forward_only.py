@@ -11,6 +11,7 @@ from naspipe.runtime.blocks.segment import SegmentSpec, Tensors, as_tuple, autoc
 from naspipe.runtime.devices.determinism import seed_draws
 from naspipe.runtime.layers.bound_layer import BoundLayer
 from naspipe.runtime.layers.norm_statistics import KNOWN, Statistics, collected
+from naspipe.runtime.memory.shortages import raising_shortages
 
 
 def forward_only(
@@ -36,6 +37,7 @@ def forward_only(
     statistics: Statistics = {}
     seed_draws(spec.seed)
     with ExitStack() as stack:
+        stack.enter_context(raising_shortages())
         stack.enter_context(torch.no_grad())
         stack.enter_context(autocast(spec.precision, spec.device_type))
         if trains:

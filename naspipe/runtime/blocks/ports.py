@@ -26,6 +26,7 @@ from naspipe.runtime.blocks.segment import Gradient
 from naspipe.runtime.blocks.sums import GradientSum, Part
 from naspipe.runtime.devices.out_of_memory import DeviceFullError
 from naspipe.runtime.layers.bound_layer import Gradients
+from naspipe.runtime.memory.memory_retry import MemoryRetry
 
 
 class BlockResult(NamedTuple):
@@ -38,6 +39,11 @@ class BlockResult(NamedTuple):
 
 class BlockCompute(Protocol):
     """Runs blocks in the order it is told; decides nothing."""
+
+    @property
+    def memory_retry(self) -> MemoryRetry:
+        """A second try for what was short of device memory."""
+        ...
 
     def accept(self, task: Task, tensors: tuple[Gradient, ...], name: InputName) -> None:
         """Take an input of a task."""

@@ -22,6 +22,7 @@ from naspipe.runtime.devices.determinism import seed_draws
 from naspipe.runtime.devices.tensor_bytes import tensor_bytes
 from naspipe.runtime.layers.bound_layer import BoundLayer
 from naspipe.runtime.layers.norm_statistics import Statistics, collected
+from naspipe.runtime.memory.shortages import raising_shortages
 
 Tensors = tuple[torch.Tensor, ...]
 Gradient = torch.Tensor | None
@@ -86,7 +87,8 @@ class Segment:
         """
         before = self._buffer_copies()
         try:
-            outputs = self._compute(self.statistics)
+            with raising_shortages():
+                outputs = self._compute(self.statistics)
         except torch.OutOfMemoryError:
             for (owner, name), copy in before.items():
                 owner._buffers[name] = copy  # as if it had never begun
@@ -109,15 +111,19 @@ class Segment:
         """Take the gradients of the outputs; returns those of the inputs, absent ones as None.
 
         The parameters' gradients are left in the bound layer.
+
+        Raises:
+            torch.OutOfMemoryError: when memory was short; see :meth:`undo_backward`.
         """
-        outputs = self._outputs if self._outputs is not None else self._recompute()
-        roots = [
-            (output, gradient)
-            for output, gradient in zip(outputs, gradients, strict=True)
-            if output.requires_grad and gradient is not None
-        ]
-        if roots:
-            torch.autograd.backward([o for o, _ in roots], [g for _, g in roots])
+        with raising_shortages():
+            outputs = self._outputs if self._outputs is not None else self._recompute()
+            roots = [
+                (output, gradient)
+                for output, gradient in zip(outputs, gradients, strict=True)
+                if output.requires_grad and gradient is not None
+            ]
+            if roots:
+                torch.autograd.backward([o for o, _ in roots], [g for _, g in roots])
         found = tuple(self._arrived)
         self._arrived[:] = [None] * len(found)
         return found

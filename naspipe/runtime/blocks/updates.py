@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from naspipe.core.commands import Contribute, JoinSum, WriteLayer
@@ -24,6 +24,9 @@ from naspipe.teaching.momentum_update import MomentumUpdate
 
 Passes = dict[tuple[StreamId, SequenceId], PassState]
 
+_WRITE_COPIES, _STATE_COPIES = 5, 3
+"""Of a layer's parameters; see ``_write_bytes``."""
+
 
 class StageUpdates:
     """See :class:`naspipe.runtime.blocks.ports.Updates`.
@@ -33,6 +36,7 @@ class StageUpdates:
         passes: under way on this stage.
         together: what the passes of each step have in common.
         stores: the layers of each stream.
+        make_room: has so many bytes of device memory free before a layer is changed.
         exchanges: by name, beside what the recipes ask for.
     """
 
@@ -42,12 +46,14 @@ class StageUpdates:
         passes: Passes,
         together: StepStates,
         stores: Sequence[LayerStore],
+        make_room: Callable[[int], None],
         exchanges: Sequence[str] = (),
     ) -> None:
         self._workloads = tuple(workloads)
         self._passes = passes
         self._together = together
         self._stores = tuple(stores)
+        self._make_room = make_room
         recipes = [workload.definition.recipe for workload in workloads]
         self._steps = [recipe.steps for recipe in recipes]
         own = [NORMS] if any(steps.is_gated for steps in self._steps) else []
@@ -59,6 +65,7 @@ class StageUpdates:
         """Apply a WRITE with the gradients of its step, or only add a pass's to them."""
         layer, sequence_id = command.layer, command.sequence_id
         stored = self._stores[layer.stream][layer]
+        self._make_room(_write_bytes(stored))
         self._gather(layer, sequence_id)
         if not command.ends_step:
             stored.advance(sequence_id, command.base, command.keeps_base)
@@ -116,6 +123,7 @@ class StageUpdates:
     def join(self, command: JoinSum) -> None:
         """Add this stage's gradients of a step to those that came."""
         layer, last = command.layer, SequenceId(command.version)
+        self._make_room(_write_bytes(self._stores[layer.stream][layer]))
         given = self._sums.pop((layer, command.version))
         self._together.of(layer.stream, last).join(layer, given)
         if command.base is not None:
@@ -160,3 +168,14 @@ class StageUpdates:
         """Add a pass's gradients to its step's, unless that was done for an exchange."""
         state = self._passes[layer.stream, sequence_id]
         self._together.of(layer.stream, sequence_id).gather(layer, sequence_id, state)
+
+
+def _write_bytes(stored: StoredLayer) -> int:
+    """Device memory that a WRITE may take for a while or for good, rather too much than too little.
+
+    The sum of gradients and what an exchange makes of it, a copy for readers of the older version,
+    two temporaries of the step; and what the optimizer keeps, where it has not made that yet.
+    """
+    own = sum(parameter.nbytes for parameter in stored.parameters.values())
+    is_new = stored.optimizer is not None and not stored.optimizer.state
+    return own * (_WRITE_COPIES + (_STATE_COPIES if is_new else 0))

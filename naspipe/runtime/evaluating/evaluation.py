@@ -34,7 +34,9 @@ from naspipe.runtime.jobs.evaluation_recipe import EvaluationRecipe, FeatureProb
 from naspipe.runtime.jobs.losses import Loss
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.layers.stored_layer import StoredLayer
+from naspipe.runtime.memory.memory_retry import MemoryRetry
 from naspipe.runtime.memory.placement import Placement
+from naspipe.runtime.memory.shortages import raising_shortages
 from naspipe.schedule.bsp import BulkPolicy
 from naspipe.trace.snapshots.snapshot import Checkpoint
 
@@ -115,12 +117,13 @@ class EvaluationCompute:
 
     def __init__(self, evaluation: Evaluation, placement: Placement) -> None:
         self.placement = placement
+        self.memory_retry = MemoryRetry(self.free_memory)
         self._evaluation = evaluation
         store = LayerStore(
             evaluation.space,
             evaluation.seed,
             evaluation.stateless_recipe,
-            placement.adopt,
+            self.memory_retry.wrapped(placement.adopt),
             policy=BulkPolicy(bulk=1),  # every layer is read as it is
             restore=self._restore,
         )
@@ -132,8 +135,9 @@ class EvaluationCompute:
 
     def accept(self, task: Task, tensors: tuple[Gradient, ...], name: InputName) -> None:
         """Take the input of a task: the tensors of every batch, one after the other."""
-        moved = (self.placement.receive(tensor) for tensor in tensors if tensor is not None)
-        self._states[task.sequence_id] = [tuple(moved)]
+        there = [tensor for tensor in tensors if tensor is not None]
+        moved = self.memory_retry.attempt(lambda: tuple(map(self.placement.receive, there)))
+        self._states[task.sequence_id] = [moved]
 
     def output(self, task: Task, name: InputName) -> tuple[Gradient, ...]:
         """What the finished task hands on."""
@@ -152,7 +156,7 @@ class EvaluationCompute:
         module = self.layer(layer).module
         norms = statistics_of(module) if evaluation.calibration else []
         outputs: list[Tensors] = []
-        with torch.no_grad(), self._autocast(), fresh_statistics(norms):
+        with raising_shortages(), torch.no_grad(), self._autocast(), fresh_statistics(norms):
             for number, state in zip(numbers, states, strict=True):
                 if number == evaluation.calibration:
                     settle(norms)

@@ -77,6 +77,15 @@ class Placement:
         if self.torch_device.type != "cpu":
             stored.move(self.torch_device)
 
+    def make_room(self, nbytes: int) -> None:
+        """Have torch hold so much free memory, for what must not be stopped half-way.
+
+        Raises:
+            torch.OutOfMemoryError: when it cannot be had.
+        """
+        if self.torch_device.type != "cpu":
+            torch.empty(nbytes, dtype=torch.uint8, device=self.torch_device)
+
     def leave(self, layer: LayerId, is_sent: Callable[[], bool]) -> None:
         """A layer is handed over to another stage: its memory is free as soon as it is sent."""
 
@@ -169,9 +178,9 @@ class SwappedPlacement(Placement):
 
     def adopt(self, layer: LayerId, stored: StoredLayer) -> None:
         """See :class:`Placement`. Raises HostMemoryError when host memory has no room left."""
-        self._memories[layer] = LayerMemory(stored, self._sizes[layer.stream], self._arena)
         if self.torch_device.type != "cpu":
             stored.move_copies(self.torch_device)
+        self._memories[layer] = LayerMemory(stored, self._sizes[layer.stream], self._arena)
 
     def leave(self, layer: LayerId, is_sent: Callable[[], bool]) -> None:
         """See :class:`Placement`."""

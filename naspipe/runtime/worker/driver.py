@@ -52,7 +52,6 @@ from naspipe.runtime.wire.messages import (
 )
 from naspipe.runtime.worker.effects import DriverOptions, Effects, needed
 from naspipe.runtime.worker.idle_work import IdleWork
-from naspipe.runtime.worker.memory_retry import MemoryRetry
 from naspipe.stage.controller import StageController
 from naspipe.stage.intake import Intake
 
@@ -98,7 +97,7 @@ class StageDriver:
         self._run: deque[tuple[Task, LayerId, Version]] = deque()
         self._events: deque[Event] = deque()
         self._idle_work = IdleWork(controller, effects.stores, self._tell)
-        self._memory_retry = MemoryRetry(effects.compute.free_memory)
+        self._memory_retry = effects.compute.memory_retry
 
     @property
     def current(self) -> str:

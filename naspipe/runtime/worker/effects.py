@@ -53,7 +53,12 @@ class Effects:
     def layer_exchange(self) -> LayerExchange:
         """What hands layers over and takes them."""
         return LayerExchange(
-            self.stores, self.placement, self.transport, self.positions, self.updates
+            self.stores,
+            self.placement,
+            self.transport,
+            self.positions,
+            self.compute.memory_retry,
+            self.updates,
         )
 
     def contributions(self, stage: StageId) -> Contributions | None:

@@ -18,6 +18,7 @@ from naspipe.runtime.jobs.ports import Positions
 from naspipe.runtime.layers.bound_layer import Gradients
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.layers.norm_statistics import Statistics
+from naspipe.runtime.memory.memory_retry import MemoryRetry
 from naspipe.runtime.memory.placement import Placement
 from naspipe.runtime.wire.messages import VersionMessage
 from naspipe.runtime.wire.ports import Transport
@@ -44,6 +45,7 @@ class LayerExchange:
         placement: where they live.
         transport: the way to the other workers.
         positions: which of them holds which stage.
+        memory_retry: a second try for copies on the device.
         updates: has the sums of gradients; None where nothing is trained.
     """
 
@@ -53,12 +55,14 @@ class LayerExchange:
         placement: Placement,
         transport: Transport,
         positions: Positions,
+        memory_retry: MemoryRetry,
         updates: Updates | None = None,
     ) -> None:
         self._stores = tuple(stores)
         self._placement = placement
         self._transport = transport
         self._positions = positions
+        self._memory_retry = memory_retry
         self._updates = updates
         self._sent: Counter[str] = Counter()
 
@@ -75,7 +79,8 @@ class LayerExchange:
     def push(self, command: PushVersion) -> None:
         """Send what a user of a layer on another stage needs of it."""
         layer, version, parcel = command.layer, command.version, command.parcel
-        message = VersionMessage(layer, version, self._contents(command), parcel)
+        contents = self._memory_retry.attempt(lambda: self._contents(command))
+        message = VersionMessage(layer, version, contents, parcel)
         sending = self._transport.send(self._positions.worker(command.stage), message)
         self._sent[parcel] += sending.nbytes
         if parcel == LAYER:
@@ -87,6 +92,10 @@ class LayerExchange:
 
     def take(self, message: VersionMessage) -> VersionArrived:
         """Take what another stage sent."""
+        self._memory_retry.attempt(lambda: self._take(message))
+        return VersionArrived(time.monotonic_ns(), message.layer, message.version, message.parcel)
+
+    def _take(self, message: VersionMessage) -> None:
         layer, version, state, parcel = message
         if parcel == SUM:
             self._summing(layer).take_sum(layer, version, self._read_sum(state))
@@ -98,7 +107,6 @@ class LayerExchange:
             self._placement.expect(layer)
             stored.take_over(version, state)
             self._placement.settle(layer)
-        return VersionArrived(time.monotonic_ns(), layer, version, parcel)
 
     def _contents(self, command: PushVersion) -> Sequence[tuple[str, Any]]:
         layer, version, parcel = command.layer, command.version, command.parcel

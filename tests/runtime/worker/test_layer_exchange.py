@@ -9,6 +9,7 @@ from naspipe.core.commands import PushVersion
 from naspipe.core.events import VersionArrived
 from naspipe.runtime.jobs.positions import OnePipeline
 from naspipe.runtime.layers.layer_store import LayerStore
+from naspipe.runtime.memory.memory_retry import MemoryRetry
 from naspipe.runtime.memory.placement import Placement
 from naspipe.runtime.wire.messages import read_message, stage_frames
 from naspipe.runtime.wire.transport import Sending
@@ -42,7 +43,8 @@ class Stage:
     def __init__(self, number):
         self.store = LayerStore(space(), SEED, workload().recipe)
         self.placement, self.number, self.sent = Notes(), number, []
-        self.exchange = LayerExchange([self.store], self.placement, self, OnePipeline(2))
+        retry = MemoryRetry(lambda: None)
+        self.exchange = LayerExchange([self.store], self.placement, self, OnePipeline(2), retry)
 
     def send(self, worker, message):
         """As a transport, but for the sockets."""

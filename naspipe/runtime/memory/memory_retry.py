@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeVar
+from functools import partial, wraps
+from typing import ParamSpec, TypeVar
 
 import torch
 
 _Result = TypeVar("_Result")
+_Arguments = ParamSpec("_Arguments")
 
 
 class MemoryRetry:
@@ -31,3 +33,12 @@ class MemoryRetry:
         self.retries += 1
         self._free_memory()
         return act()
+
+    def wrapped(self, act: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+        """The same act, each time with a second try; what a first one left must do no harm."""
+
+        @wraps(act)
+        def attempted(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+            return self.attempt(partial(act, *args, **kwargs))
+
+        return attempted
