@@ -34,10 +34,10 @@ def network():
     return nn.Sequential(*parts)
 
 
-def plain_loop(run, passes=1, mode="eval", **recipe):
+def plain_loop(run, passes=1, mode="eval", device="cpu", **recipe):
     """Both networks in one process: the teacher without a graph, then the student."""
-    teacher = network().train(mode == "train")
-    loop = oracle_of(run.space, SEED, "SGD", LR, {"momentum": 0.9}, **recipe)
+    teacher = network().train(mode == "train").to(device)
+    loop = oracle_of(run.space, SEED, "SGD", LR, {"momentum": 0.9}, device=device, **recipe)
     chains = [run.space.chain(choices) for choices in read_stream(run.directory.stream)]
     with plain_torch():
         for step in range(len(chains) // passes):
@@ -45,7 +45,8 @@ def plain_loop(run, passes=1, mode="eval", **recipe):
             batches = [spaces.vectors(SEED, y) for y in numbers]
             with torch.no_grad():
                 lessons = [
-                    forward(teacher, batch["input"], step, n) for n, batch in enumerate(batches)
+                    forward(teacher, batch["input"].to(device), step, n)
+                    for n, batch in enumerate(batches)
                 ]
             taught = iter(lessons)
 
