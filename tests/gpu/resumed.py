@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from dataclasses import dataclass, field
+from functools import partial
 
 import naspipe as npp
 from naspipe.core.errors import RunInterruptedError
+from naspipe.trace.results.run_directory import RunDirectory
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits
-from tests.faults.helpers import Calm, Ends, interrupt, kill
+from tests.faults.helpers import LAUNCHER, Calm, Ends, kill
 from tests.gpu.trained import LEAST, SEED, Case
 
 SWAPPED = {"memory_budget": LEAST}
@@ -29,7 +34,8 @@ class Resumed:
         """Both lives."""
         marker = place / "marker"
         if not self.then:
-            return self._live(Ends(self.case.data, self.at, kill, marker), device, place)
+            how = partial(kill_behind_a_checkpoint, RunDirectory(place / "run"))
+            return self._live(Ends(self.case.data, self.at, how, marker), device, place)
         try:
             self._live(Ends(self.case.data, self.at, interrupt, marker), device, place)
         except RunInterruptedError as error:
@@ -52,6 +58,20 @@ class Resumed:
         life = run.manifest["life"]
         assert life["generation"] == 1 and life["first"][0] > 0, f"it did not go on: {life}"
         assert_same_bits(run, self.case.plain(run, device))
+
+
+def interrupt():
+    """Ask the launcher to end, and let it begin to; with what no shell has programs ignore."""
+    os.kill(LAUNCHER, signal.SIGTERM)
+    time.sleep(0.3)
+
+
+def kill_behind_a_checkpoint(directory):
+    """Kill the stage that reads the batch, as soon as there is something to go on from."""
+    deadline = time.monotonic() + 20
+    while not directory.checkpoints.cuts and time.monotonic() < deadline:
+        time.sleep(0.05)
+    kill()
 
 
 def on(stages, **execution):
