@@ -9,54 +9,73 @@ that is missing; 3 skipped, since there is no GPU.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-PARTS = {"tests": 170, "bits": 120, "copies": 25, "paper": 120, "swap": 80}
-"""Seconds of each, at most; together below 9 minutes."""
+sys.path.insert(0, str(ROOT))
 
-NEEDED = {
-    "torch": "torch", "numpy": "numpy", "msgpack": "msgpack", "zmq": "pyzmq",
-    "safetensors": "safetensors", "rich": "rich", "pytest": "pytest",
-    "pytest_timeout": "pytest-timeout", "hypothesis": "hypothesis",
-}  # fmt: skip
-"""Packages by the name they are imported by; only torch and numpy cannot come from wheels/."""
+from scripts.gpu.carried import environment, make_wheels  # noqa: E402
+from scripts.gpu.findings import watched, write  # noqa: E402
+from scripts.gpu.parts import PARTS, epilog  # noqa: E402
 
 
 def main() -> int:
     """Find what is needed, run the parts, say how they went."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the part ends, too
+    arguments = _arguments()
+    if arguments.make_wheels:
+        return make_wheels(arguments.make_wheels, arguments.wheels, ROOT / "constraints.txt")
+    with tempfile.TemporaryDirectory(prefix="naspipe-gpu-check-", dir=_best_place()) as scratch:
+        found = environment(ROOT, arguments.wheels, Path(scratch))
+        if found is None:
+            return 2
+        arguments.output.mkdir(parents=True, exist_ok=True)
+        machine = _machine(arguments.device, found)
+        if arguments.device == "cuda" and not machine["gpus"]:
+            print("gpu_check: skipped: torch finds no CUDA device on this machine")
+            return 3
+        write(arguments.output / "machine.json", machine)
+        print(f"gpu_check: {machine}", flush=True)
+        verdicts = [_run(part, arguments, found) for part in arguments.parts]
+    return int(not all(verdicts))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog=epilog(), formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--dry-run", action="store_true", help="toy sizes; needed for --device cpu")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=[*PARTS])
+    parser.add_argument(
+        "--dry-run", action="store_true",
+        help="toy sizes; needed for --device cpu, where memory budgets take the emulated device",
+    )  # fmt: skip
+    parser.add_argument(
+        "--parts", nargs="+", choices=PARTS, default=[*PARTS], metavar="PART",
+        help="only these, see below; all by default",
+    )  # fmt: skip
     parser.add_argument("--output", type=Path, default=ROOT / "artifacts/gpu")
-    parser.add_argument("--wheels", type=Path, default=ROOT / "wheels")
+    parser.add_argument(
+        "--wheels", type=Path, default=ROOT / "wheels",
+        help="where wheels of missing packages are; of all but torch and numpy",
+    )  # fmt: skip
+    parser.add_argument(
+        "--make-wheels", metavar="VERSION", help="fetch them for this version of Python, and end"
+    )
     parser.add_argument("--factor", type=float, default=1.0, help="stretch every time limit")
     arguments = parser.parse_args()
     if arguments.device == "cpu" and not arguments.dry_run:
         parser.error("--device cpu: expected --dry-run with it (the emulated device, toy sizes)")
-    with tempfile.TemporaryDirectory(prefix="naspipe-gpu-check-", dir=_best_place()) as scratch:
-        environment = _environment(arguments.wheels, Path(scratch))
-        if environment is None:
-            return 2
-        arguments.output.mkdir(parents=True, exist_ok=True)
-        machine = _machine(arguments.device, environment)
-        if arguments.device == "cuda" and not machine["gpus"]:
-            print("gpu_check: skipped: torch finds no CUDA device on this machine")
-            return 3
-        _write(arguments.output / "machine.json", machine)
-        print(f"gpu_check: {machine}", flush=True)
-        verdicts = [_run(part, arguments, environment) for part in arguments.parts]
-    return int(not all(verdicts))
+    if not arguments.factor > 0:
+        parser.error(f"--factor: expected a number above 0, found {arguments.factor:g}")
+    return arguments
 
 
 def _best_place() -> str | None:
@@ -66,37 +85,7 @@ def _best_place() -> str | None:
     return str(shared) if is_roomy else None
 
 
-def _environment(wheels: Path, scratch: Path) -> dict[str, str] | None:
-    """The parts' environment; None when packages are missing that no wheel brings.
-
-    What they leave, when one is cut off too, is below ``scratch``.
-    """
-    site = scratch / "site"
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(paths),
-        "TMPDIR": str(scratch),
-        "XDG_CACHE_HOME": str(scratch / "cache"),
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
-    missing = [name for module, name in NEEDED.items() if importlib.util.find_spec(module) is None]
-    if not missing:
-        return environment
-    print(f"gpu_check: this python lacks {', '.join(missing)}; looking in {wheels}/", flush=True)
-    command = [
-        sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps",
-        "--find-links", str(wheels), "--target", str(site), *missing,
-    ]  # fmt: skip
-    if subprocess.call(command):
-        print(f"gpu_check: expected wheels of {', '.join(missing)} in {wheels}/, found none that "
-              f"fit; put them there or use a python that has them", file=sys.stderr)  # fmt: skip
-        return None
-    environment["PYTHONPATH"] = f"{site}{os.pathsep}{environment['PYTHONPATH']}"
-    return environment
-
-
-def _machine(device: str, environment: dict[str, str]) -> dict[str, Any]:
+def _machine(device: str, env: dict[str, str]) -> dict[str, Any]:
     """What the figures were measured on."""
     ask = (
         "import json, platform, torch;"
@@ -106,44 +95,30 @@ def _machine(device: str, environment: dict[str, str]) -> dict[str, Any]:
         "'python': platform.python_version()}))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", ask], env=environment, cwd=ROOT, text=True, check=True,
+        [sys.executable, "-c", ask], env=env, cwd=ROOT, text=True, check=True,
         stdout=subprocess.PIPE,
     )  # fmt: skip
     found: dict[str, Any] = json.loads(done.stdout)
     return {**found, "device": device, "cores": os.cpu_count()}
 
 
-def _run(part: str, arguments: argparse.Namespace, environment: dict[str, str]) -> bool:
+def _run(part: str, arguments: argparse.Namespace, env: dict[str, str]) -> bool:
     """One part; whether it ended in time and found nothing wrong."""
-    seconds = PARTS[part] * arguments.factor
+    seconds = PARTS[part].seconds * arguments.factor
     output = (arguments.output / f"{part}.json").resolve()
-    output.unlink(missing_ok=True)
     command = [
-        sys.executable, "-m", "scripts.gpu_parts", part, "--device", arguments.device,
+        sys.executable, "-m", "scripts.gpu.part", part, "--device", arguments.device,
         "--output", str(output), "--seconds", str(seconds),
         *(["--toy"] if arguments.dry_run else []),
     ]  # fmt: skip
-    start = time.monotonic()
-    # A session of its own, so that a part that is cut off leaves none of its stages behind.
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True)
-    try:
-        status = process.wait(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        status = None
-        os.killpg(process.pid, 9)
-        process.wait()
-    record = json.loads(output.read_text()) if output.exists() else {}
-    took = time.monotonic() - start
-    ending = {"exit_status": status, "was_cut_off": status is None, "took_seconds": round(took, 1)}
-    _write(output, {**record, **ending, "is_dry_run": arguments.dry_run})
-    is_good = status == 0 and record.get("is_good", False)
-    print(f"gpu_check: {part}: {'good' if is_good else 'NOT GOOD'}, {took:.0f} s: "
+    record = watched(command, output, seconds, ROOT, env)
+    record["is_dry_run"] = arguments.dry_run
+    write(output, record)
+    verdict = "good" if record["is_good"] else "NOT GOOD"
+    ending = ", cut off" if record["was_cut_off"] else ""
+    print(f"gpu_check: {part}: {verdict}{ending}, {record['took_seconds']:.0f} s: "
           f"{json.dumps(record.get('summary'))}", flush=True)  # fmt: skip
-    return bool(is_good)
-
-
-def _write(path: Path, record: dict[str, Any]) -> None:
-    path.write_text(json.dumps(record, indent=1) + "\n")
+    return bool(record["is_good"])
 
 
 if __name__ == "__main__":

@@ -65,6 +65,7 @@ LAUNCHING = (
     "scripts/test_check_memory.py",
     "scripts/test_distill_images.py::test_a_few_steps_on_digits",
     "scripts/test_gpu_check.py",
+    "scripts/test_gpu_parts.py",
     "scripts/test_registry.py",
     "scripts/test_peers.py",
     "search/test_block_rating.py",

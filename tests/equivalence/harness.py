@@ -65,13 +65,13 @@ def plain_loop(space, data, loss, run, *, seed, optimizer, lr, options=None, bf1
 @contextmanager
 def plain_torch():
     """One thread and deterministic algorithms, as the stages have them."""
-    threads = torch.get_num_threads()
+    threads, was = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(False)
+        torch.use_deterministic_algorithms(was)
         torch.set_num_threads(threads)
 
 

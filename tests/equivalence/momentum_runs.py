@@ -56,7 +56,7 @@ def joined(outputs, lessons):
     k = [torch.cat(lessons[:half]), torch.cat(lessons[half:])]
     for one, other in ((0, 1), (1, 0)):
         a, b = functional.normalize(q[one], dim=-1), functional.normalize(k[other], dim=-1)
-        loss = functional.cross_entropy(a @ b.T / t, torch.arange(len(a)))
+        loss = functional.cross_entropy(a @ b.T / t, torch.arange(len(a), device=a.device))
         losses.append(2 * t * loss)
     loss = losses[0] + losses[1]
     gradients = torch.autograd.grad(loss, outputs, retain_graph=True)
@@ -82,7 +82,9 @@ def train(path, stages=1, *, lag=1, batches=2, loss=None, steps=STEPS, data=None
     )  # fmt: skip
 
 
-def plain(lag=1, batches=2, backward=by_pass, steps=STEPS, mode="train", buffers="own"):
+def plain(
+    lag=1, batches=2, backward=by_pass, steps=STEPS, mode="train", buffers="own", device="cpu"
+):
     def optimizer(parameters):
         return torch.optim.SGD(parameters, lr=LR, momentum=0.9)
 
@@ -90,7 +92,7 @@ def plain(lag=1, batches=2, backward=by_pass, steps=STEPS, mode="train", buffers
         return 1.0 - (1.0 - 0.9) * 0.5 * (1 + math.cos(math.pi * step / steps))
 
     views = npp.Views(spaces.vectors, noisy, views=2, batches=batches)
-    loop = MomentumLoop(FACTORIES, 4, SEED, optimizer, mode, buffers)
+    loop = MomentumLoop(FACTORIES, 4, SEED, optimizer, mode, buffers, device)
     with plain_torch():
         loop.train(steps, 2 * batches, views, tau, lag, backward)
     return loop

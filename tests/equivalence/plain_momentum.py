@@ -37,31 +37,35 @@ class MomentumLoop:
     runs their backwards, and returns one loss for each pass.
     """
 
-    def __init__(self, factories, count, seed, optimizer, mode="train", buffers="own"):
+    def __init__(
+        self, factories, count, seed, optimizer, mode="train", buffers="own", device="cpu"
+    ):
         self.student = []
         for block, make in enumerate(factories):
             torch.manual_seed(keyed_seed(f"{seed}/layer/{block}/0"))
-            self.student.append(make().train())
+            self.student.append(make().train().to(device))
         self.teacher = [copy.deepcopy(m).train(mode == "train") for m in self.student[:count]]
         for p in (p for module in self.teacher for p in module.parameters()):
             p.requires_grad_(False)
         each = [list(module.parameters()) for module in self.student]
         self.optimizers = [optimizer(parameters) if parameters else None for parameters in each]
         self.seed, self.mode, self.buffers, self.losses = seed, mode, buffers, []
+        self.device = device
 
     def train(self, steps, passes, data, tau, lag, backward, num_lessons=None):
         history = deque([copy.deepcopy(self.teacher)], maxlen=lag + 1)
         for step in range(steps):
-            batches = [data(self.seed, step * passes + n) for n in range(passes)]
+            numbers = range(step * passes, (step + 1) * passes)
+            views = [data(self.seed, n)["input"].to(self.device) for n in numbers]
             lessons, seen, own, outputs = [], [], [], []
-            for number, batch in enumerate(batches[:num_lessons]):
+            for number, view in enumerate(views[:num_lessons]):
                 with torch.no_grad():
                     key = (step, number)
-                    x, found = forward(history[0], batch["input"], key, self.seed, "/teacher")
+                    x, found = forward(history[0], view, key, self.seed, "/teacher")
                 lessons.append(x)
                 seen += found
-            for number, batch in enumerate(batches):
-                x, found = forward(self.student, batch["input"], (step, number), self.seed)
+            for number, view in enumerate(views):
+                x, found = forward(self.student, view, (step, number), self.seed)
                 outputs.append(x)
                 own += found
             self.losses += backward(outputs, lessons)

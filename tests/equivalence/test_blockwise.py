@@ -59,16 +59,26 @@ def distill(path, stages, *, data=spaces.vectors, steps=STEPS, **more):
     )  # fmt: skip
 
 
-def plain_loops(runs, *, block_after_block=False, steps=STEPS, passes=1, norms="ordered"):
+def plain_loops(
+    runs, *, block_after_block=False, steps=STEPS, passes=1, norms="ordered", device="cpu"
+):
     """The teacher through a batch, then one step of each block; or one block to its end."""
-    blocks = [each.eval() for each in teachers()]
+    blocks = [each.eval().to(device) for each in teachers()]
     loops, streams = [], []
     for number, run in enumerate(runs):
         factories = [block.candidates for block in run.space.blocks]
         fields = [["input"], *[[]] * (len(factories) - 1)]
         loops.append(
             PlainLoop(
-                factories, fields, {}, SEED + number, "SGD", LR, {"momentum": 0.9}, norms=norms
+                factories,
+                fields,
+                {},
+                SEED + number,
+                "SGD",
+                LR,
+                {"momentum": 0.9},
+                norms=norms,
+                device=device,
             )
         )
         chains = [run.space.chain(each) for each in read_stream(run.directory.stream)]
@@ -79,7 +89,7 @@ def plain_loops(runs, *, block_after_block=False, steps=STEPS, passes=1, norms="
         for each in range(y * passes, (y + 1) * passes):
             batch = spaces.vectors(SEED, each)
             with torch.no_grad():
-                x = batch["input"]
+                x = batch["input"].to(device)
                 for block in blocks[:number]:
                     x = block(x)
                 lessons.append(blocks[number](x))

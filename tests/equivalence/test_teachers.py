@@ -29,15 +29,16 @@ def network():
     """Dropout and batch normalisation would show if it were not in evaluation mode."""
     torch.manual_seed(5)
     parts = [nn.Linear(16, 32), nn.BatchNorm1d(32), nn.Dropout(0.5), nn.ReLU(), nn.Linear(32, 10)]
-    for _ in range(3):  # statistics of its own
-        parts[1](torch.randn(20, 32))
+    with plain_torch():
+        for _ in range(3):  # statistics of its own, whoever makes it
+            parts[1](torch.randn(20, 32))
     return nn.Sequential(*parts)
 
 
-def plain_loop(run, passes=1, mode="eval", **recipe):
+def plain_loop(run, passes=1, mode="eval", device="cpu", **recipe):
     """Both networks in one process: the teacher without a graph, then the student."""
-    teacher = network().train(mode == "train")
-    loop = oracle_of(run.space, SEED, "SGD", LR, {"momentum": 0.9}, **recipe)
+    teacher = network().train(mode == "train").to(device)
+    loop = oracle_of(run.space, SEED, "SGD", LR, {"momentum": 0.9}, device=device, **recipe)
     chains = [run.space.chain(choices) for choices in read_stream(run.directory.stream)]
     with plain_torch():
         for step in range(len(chains) // passes):
@@ -45,7 +46,8 @@ def plain_loop(run, passes=1, mode="eval", **recipe):
             batches = [spaces.vectors(SEED, y) for y in numbers]
             with torch.no_grad():
                 lessons = [
-                    forward(teacher, batch["input"], step, n) for n, batch in enumerate(batches)
+                    forward(teacher, batch["input"].to(device), step, n)
+                    for n, batch in enumerate(batches)
                 ]
             taught = iter(lessons)
 

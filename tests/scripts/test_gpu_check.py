@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from scripts import gpu_check
+from scripts.gpu.carried import NEEDED
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -67,12 +67,12 @@ def test_missing_packages_are_one_line(tmp_path):
 def test_its_parts_need_only_the_listed_packages():
     """On a bare machine there is nothing else: what naspipe's other users install is not there."""
     required = [re.match(r"[\w.-]+", each)[0] for each in requires("naspipe")]
-    listed = {"naspipe", *gpu_check.NEEDED.values()}
+    listed = {"naspipe", *NEEDED.values()}
     modules = {name for name, owners in packages_distributions().items() for each in owners
                if each in required and each not in listed}  # fmt: skip
     assert "subword_nmt" in modules
     blocked = "".join(f"sys.modules[{name!r}] = None\n" for name in sorted(modules))
-    code = f"import sys\n{blocked}import scripts.gpu_parts, tests.gpu.bits, tests.gpu.test_bits\n"
+    code = f"import sys\n{blocked}import scripts.gpu.part, tests.gpu.bits, tests.gpu.test_bits\n"
     done = subprocess.run(
         [sys.executable, "-c", f"{code}{NAMED}"], capture_output=True, text=True, cwd=ROOT
     )
@@ -80,7 +80,7 @@ def test_its_parts_need_only_the_listed_packages():
 
 
 NAMED = """
-from scripts.gpu_runs import synthetic
+from scripts.gpu.runs import synthetic
 for name in ("nlp.c3", "cv.c3"):
     assert synthetic(name, "tiny").space
 """

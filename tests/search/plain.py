@@ -30,7 +30,7 @@ def judge(loop, chain, calibration, validation, loss_fn):
             norm.eval()
         for batch in validation:
             out = forward(loop, modules, batch)
-            target = batch["target"]
+            target = batch["target"].to(loop.device)
             order = out[0].argsort(dim=1, descending=True, stable=True)
             place = (order == target.unsqueeze(1)).nonzero()[:, 1]
             loss = loss_fn(*out, target).double()
@@ -43,7 +43,7 @@ def judge(loop, chain, calibration, validation, loss_fn):
 def forward(loop, modules, batch):
     state = ()
     for block, module in enumerate(modules):
-        out = module(*state, *(batch[name] for name in loop.fields[block]))
+        out = module(*state, *(batch[name].to(loop.device) for name in loop.fields[block]))
         state = out if isinstance(out, tuple) else (out,)
     return state
 

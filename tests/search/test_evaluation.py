@@ -127,6 +127,7 @@ def test_averaged_weights(tmp_path):
     loop = SimpleNamespace(
         layer=lambda block, candidate: chain.layers[block].module,
         fields=[run.space.fields(block) for block in range(len(run.space))],
+        device=torch.device("cpu"),
     )
     batches = [[data(1, n) for n in range(3)], [held_out(data)(1, n) for n in range(2)]]
     expected = judge(loop, run.space.chain(chain.choices), *batches, LOSS)

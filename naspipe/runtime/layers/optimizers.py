@@ -28,6 +28,9 @@ PER_LAYER = (
 OWN: dict[str, type[torch.optim.Optimizer]] = {"LARS": LARS}
 """Those that torch does not have."""
 
+BESIDE = ("ASGD",)
+"""Those whose numbers without dimensions torch makes beside the parameter, not in host memory."""
+
 REFUSED = {
     "LBFGS": "it needs a closure and one state over all parameters",
     "SparseAdam": "it takes sparse gradients only",
@@ -157,13 +160,23 @@ def make_optimizer(
     weights, alphas = _split(parameters)
     optimizer: torch.optim.Optimizer
     make = _find(recipe.optimizer)
+    given = [{"params": weights}] if alphas else weights
+    optimizer = make(given, lr=recipe.lr, **options)
+    if recipe.optimizer in BESIDE:
+        optimizer.register_step_pre_hook(_put_beside)
     if alphas:
-        of_weights = make([{"params": weights}], lr=recipe.lr, **options)
-        optimizer = WithAlphas(of_weights, alpha_optimizer(alphas, **of_alphas))
-    else:
-        optimizer = make(weights, lr=recipe.lr, **options)
+        optimizer = WithAlphas(optimizer, alpha_optimizer(alphas, **of_alphas))
     add_hooks(optimizer, recipe)
     return optimizer
+
+
+def _put_beside(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """What came from a checkpoint or another stage is in host memory; its step would be another."""
+    own = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    for parameter in own:  # not all of the state: beside alphas it is that of two optimizers
+        state = optimizer.state.get(parameter, {})
+        for name, value in state.items():
+            state[name] = value.to(parameter.device) if torch.is_tensor(value) else value
 
 
 def _split(

@@ -1,4 +1,4 @@
-"""Runs of real spaces on synthetic data, and what their access logs say; for gpu_parts.py."""
+"""Runs of real spaces on synthetic data, and what their access logs say; for measuring."""
 
 from __future__ import annotations
 

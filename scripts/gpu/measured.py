@@ -1,25 +1,20 @@
-"""The parts of gpu_check.py: ``python -m scripts.gpu_parts PART --output FILE --seconds S``."""
+"""The parts of the check that measure: copies, paper scale, swapping."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from scripts.gpu_runs import (
+from scripts.gpu.findings import Findings
+from scripts.gpu.runs import (
     Subset,
     free_host_bytes,
-    shortened,
     subnet_bytes,
     synthetic,
     timed_run,
@@ -28,68 +23,7 @@ from scripts.gpu_runs import (
 MIB = 1 << 20
 
 
-class Result:
-    """What a part has found so far; every change is written at once."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.record: dict[str, Any] = {"is_good": False, "summary": "not finished"}
-
-    def put(self, **found: Any) -> None:
-        """Add findings."""
-        self.record.update(found)
-        self._path.write_text(json.dumps(self.record, indent=1) + "\n")
-
-
-def run_tests(arguments: argparse.Namespace, result: Result) -> None:
-    """``pytest -m gpu``."""
-    command = [
-        sys.executable, "-m", "pytest", "-m", "gpu", "tests/gpu", "-W", "default", "-rs",
-        "--tb=short",
-    ]  # fmt: skip
-    with tempfile.TemporaryFile("w+") as log:
-        status = subprocess.call(command, stdout=log, stderr=subprocess.STDOUT)
-        log.seek(0)
-        text = log.read()
-    print(text[-6000:], flush=True)
-    counts = {
-        what: int(number)
-        for number, what in re.findall(r"(\d+) (passed|failed|skipped|errors?)\b", text[-2000:])
-    }
-    wanted = "skipped" if arguments.device == "cpu" else "passed"
-    is_good = status == 0 and counts.get(wanted, 0) > 0
-    result.put(is_good=is_good, summary=counts, tail=text[-12000:])
-
-
-def compare_bits(arguments: argparse.Namespace, result: Result) -> None:
-    """Real spaces on 1, 2 and 4 stages on one GPU against the plain loop on that GPU."""
-    from tests.gpu.bits import Case, check_cases
-
-    rows: list[dict[str, Any]] = []
-
-    def report(name: str, verdict: str, seconds: float) -> None:
-        rows.append({"case": name, "verdict": verdict, "seconds": round(seconds, 1)})
-        good = sum(row["verdict"] == "IDENTICAL" for row in rows)
-        print(rows[-1], flush=True)
-        is_good = good == len(chosen)
-        result.put(is_good=is_good, summary=f"{good} of {len(chosen)} identical", cases=rows)
-
-    wanted = [("nlp.c3", "tiny", 4, (1, 2))] if arguments.toy else [
-        ("nlp.c3", "tiny", 16, (1, 2, 4)), ("cv.c3", "tiny", 16, (1, 2, 4)),
-        ("nlp.c1", "small", 6, (1, 2, 4)),
-    ]  # fmt: skip
-    chosen = {}
-    for name, scale, steps, stages in wanted:
-        named = synthetic(name, scale)
-        chosen[f"{name} {scale}"] = Case(
-            space=named.space, data=named.data, loss=named.loss, steps=steps, stages=stages,
-            options={"momentum": 0.9}, lr=0.01,
-        )  # fmt: skip
-    with tempfile.TemporaryDirectory(prefix="naspipe-bits-") as scratch:
-        check_cases(chosen, arguments.device, Path(scratch), report)
-
-
-def measure_copies(arguments: argparse.Namespace, result: Result) -> None:
+def measure_copies(arguments: argparse.Namespace, findings: Findings) -> None:
     """The ceiling of one copy each way: pinned and pageable host memory."""
     is_gpu = arguments.device == "cuda"
     size = 256 * MIB if is_gpu else 4 * MIB
@@ -107,10 +41,10 @@ def measure_copies(arguments: argparse.Namespace, result: Result) -> None:
                 speeds.append(size / (time.perf_counter() - start))
             figures[f"{kind}_{way}_bytes_per_second"] = statistics.median(speeds[2:])
     summary = {key: f"{value / 1e9:.1f} GB/s" for key, value in figures.items() if "per" in key}
-    result.put(is_good=True, summary=summary, **figures)
+    findings.put(is_good=True, summary=summary, **figures)
 
 
-def train_paper(arguments: argparse.Namespace, result: Result) -> None:
+def train_paper(arguments: argparse.Namespace, findings: Findings) -> None:
     """nlp.c1 at paper scale, plain SGD, a budget of three subnets; as much as time allows."""
     name, scale = ("nlp.c3", "tiny") if arguments.toy else ("nlp.c1", "paper")
     end = time.monotonic() + arguments.seconds * 0.85
@@ -118,14 +52,14 @@ def train_paper(arguments: argparse.Namespace, result: Result) -> None:
     each = subnet_bytes(named)
     # Layers lie in host memory, in the checkpoint's buffer and in its file; leave half of it free.
     count = max(1, min(2 if arguments.toy else 8, int(free_host_bytes() * 0.5 / 3 / each)))
-    result.put(
+    findings.put(
         space=name, scale=scale, candidates_sampled=count, subnet_bytes=each,
         note=f"{count} of {named.space.candidate_counts[0]} candidates of each block are sampled, "
         f"so that the layers fit the host memory that is free and the time",
     )  # fmt: skip
     budget = {"memory_budget": "3x", "device": arguments.device}
     trial = timed_run(named, Subset(named.space, 2, 10), budget)
-    result.put(trial=trial)
+    findings.put(trial=trial)
     left = end - time.monotonic() - count * trial["first_use_seconds"] * 2
     steps = 6 if arguments.toy else min(400, max(12, int(left * 0.7 / trial["step_seconds"])))
     found = timed_run(named, Subset(named.space, count, count + steps), budget)
@@ -133,7 +67,7 @@ def train_paper(arguments: argparse.Namespace, result: Result) -> None:
     found["three_subnets_bytes"] = 3 * each
     found["load_of_pinned_ceiling"] = _of_ceiling(arguments.output, stage)
     summary = {key: found[key] for key in ("subnets_per_hour", "hit_rate", "stall_ratio")}
-    result.put(is_good=True, summary=summary, measured=found)
+    findings.put(is_good=True, summary=summary, measured=found)
 
 
 def _of_ceiling(output: Path, stage: dict[str, Any]) -> float | None:
@@ -145,7 +79,7 @@ def _of_ceiling(output: Path, stage: dict[str, Any]) -> float | None:
     return stage["load_bytes_per_second"] / ceiling if ceiling else None
 
 
-def compare_swapping(arguments: argparse.Namespace, result: Result) -> None:
+def compare_swapping(arguments: argparse.Namespace, findings: Findings) -> None:
     """Throughput with a budget of three subnets over that with all layers on the device."""
     end = time.monotonic() + arguments.seconds * 0.9
     name, scale = "nlp.c3", "tiny" if arguments.toy else "small"
@@ -168,30 +102,5 @@ def compare_swapping(arguments: argparse.Namespace, result: Result) -> None:
             "least": min(ratios), "most": max(ratios), "pairs": len(pairs),
             "hit_rate": statistics.median(run["swapped"]["hit_rate"] for run in runs),
         }  # fmt: skip
-        result.put(is_good=True, summary=summary, space=f"{name} {scale}", runs=runs,
+        findings.put(is_good=True, summary=summary, space=f"{name} {scale}", runs=runs,
                    candidates_sampled=count)  # fmt: skip
-
-
-PARTS: dict[str, Callable[[argparse.Namespace, Result], None]] = {
-    "tests": run_tests, "bits": compare_bits, "copies": measure_copies, "paper": train_paper,
-    "swap": compare_swapping,
-}  # fmt: skip
-
-
-def main() -> None:
-    """Run one part."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", choices=PARTS)
-    parser.add_argument("--device", required=True)
-    parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, required=True)
-    parser.add_argument("--toy", action="store_true")
-    arguments = parser.parse_args()
-    result = Result(arguments.output)
-    result.put()
-    with shortened():
-        PARTS[arguments.part](arguments, result)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,55 @@
+"""The parts of the check that compare bits with plain loops on the same device."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from scripts.gpu.findings import Findings
+from scripts.gpu.runs import synthetic
+from tests.gpu.bits import cases
+from tests.gpu.trained import Case
+from tests.gpu.verdicts import IDENTICAL, judge
+
+
+def compare_group(arguments: argparse.Namespace, findings: Findings) -> None:
+    """Tiny networks: the cases of ``tests/gpu/bits.py`` that have the part's name."""
+    _compare(cases(arguments.part, arguments.device), arguments.device, findings)
+
+
+def compare_real(arguments: argparse.Namespace, findings: Findings) -> None:
+    """Real spaces on 1, 2 and 4 stages."""
+    wanted: list[tuple[str, str, int, tuple[int, ...]]] = [
+        ("nlp.c3", "tiny", 16, (1, 2, 4)), ("cv.c3", "tiny", 16, (1, 2, 4)),
+        ("nlp.c1", "small", 6, (1, 2, 4)),
+    ]  # fmt: skip
+    if arguments.toy:
+        wanted = [("nlp.c3", "tiny", 4, (1, 2))]
+    chosen = {}
+    for name, scale, steps, stages in wanted:
+        named = synthetic(name, scale)
+        chosen[f"{name} {scale}"] = Case(
+            space=named.space, data=named.data, loss=named.loss, steps=steps, stages=stages,
+            options={"momentum": 0.9}, lr=0.01,
+        )  # fmt: skip
+    _compare(chosen, arguments.device, findings)
+
+
+def _compare(chosen: dict[str, Any], device: str, findings: Findings) -> None:
+    """Every case's verdict is written as soon as it is there."""
+    rows: list[dict[str, Any]] = []
+
+    def report(name: str, verdict: str, seconds: float) -> None:
+        rows.append({"case": name, "verdict": verdict, "seconds": round(seconds, 1)})
+        good = sum(row["verdict"] == IDENTICAL for row in rows)
+        print(rows[-1], flush=True)
+        findings.put(
+            is_good=good == len(chosen), summary=f"{good} of {len(chosen)} identical", cases=rows,
+            to_come=[*chosen][len(rows):],
+        )  # fmt: skip
+
+    findings.put(to_come=[*chosen])
+    with tempfile.TemporaryDirectory(prefix="naspipe-bits-") as scratch:
+        judge(chosen, device, Path(scratch), report)
