@@ -17,14 +17,12 @@ GRANULE = 9
 Clock = dict[int, int]
 """By actor: how much of what it did is known."""
 
-Finding = type[AssertionError]
 
-
-class Race(AssertionError):
+class RaceError(AssertionError):
     """Two accesses to the same bytes, one of them a write, neither ordered before the other."""
 
 
-class WrongBytes(AssertionError):
+class WrongBytesError(AssertionError):
     """Something was read that is not what the plain order of things would have left there."""
 
 
@@ -94,7 +92,7 @@ class Recorder:
         """An actor touches bytes.
 
         Raises:
-            Race: when somebody else did so, and neither is ordered before the other.
+            RaceError: when somebody else did so, and neither is ordered before the other.
         """
         self.accesses += 1
         if not self._watches or end <= start:
@@ -116,7 +114,7 @@ class Recorder:
             if (old.writes or new.writes) and max(old.start, new.start, first) < min(
                 old.end, new.end, last
             ):
-                self.report(Race(f"{self._text(old)} and {self._text(new)} are not ordered"))
+                self.report(RaceError(f"{self._text(old)} and {self._text(new)} are not ordered"))
             return False
         covers = new.start <= max(old.start, first) and min(old.end, last) <= new.end
         return covers and (new.writes or not old.writes)

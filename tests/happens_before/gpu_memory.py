@@ -9,7 +9,7 @@ from collections import defaultdict
 import numpy as np
 import torch
 
-from tests.happens_before.clocks import Clock, Recorder, WrongBytes
+from tests.happens_before.clocks import Clock, Recorder, WrongBytesError
 from tests.happens_before.delayed_gpu import DelayedGpu, Event, Queue, Span
 
 GRAIN = 512
@@ -81,7 +81,7 @@ class DeviceMemory:
         first = (span.address - DEVICE.start) // GRAIN
         last = -(-(span.address + span.nbytes - DEVICE.start) // GRAIN)
         if self._live.count(1, first, last) != last - first:
-            self._gpu.recorder.report(WrongBytes(f"'{what}' uses memory that was freed"))
+            self._gpu.recorder.report(WrongBytesError(f"'{what}' uses memory that was freed"))
 
     def _mark(self, start: int, size: int, is_live: int) -> None:
         first = (start - DEVICE.start) // GRAIN

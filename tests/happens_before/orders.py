@@ -9,11 +9,11 @@ from functools import partial
 from hypothesis import strategies as st
 
 from naspipe.core.ids import LayerId
-from naspipe.runtime.memory.swapper import SwapKind
+from naspipe.core.parcels import LAYER, STATE
 from tests.happens_before.clocks import Recorder
 from tests.happens_before.torch_on_gpu import torch_on_gpu
 from tests.happens_before.watched_layers import LAYERS, STEM
-from tests.happens_before.watched_stage import LAYER, STATE, WatchedStage, watched_captures
+from tests.happens_before.watched_stage import WatchedStage, watched_captures
 from tests.happens_before.wire import Wire
 
 MOST_RESIDENT = 2
@@ -37,8 +37,8 @@ def run_order(order: bytes, watches: bool = True) -> Counter[str]:
         watches: whether clocks look for races, beside the bytes that are found.
 
     Raises:
-        Race: two accesses are not ordered.
-        WrongBytes: something else was read than what had to be there.
+        RaceError: two accesses are not ordered.
+        WrongBytesError: something else was read than what had to be there.
     """
     recorder, done = Recorder(watches), Counter[str]()
     with torch_on_gpu(recorder) as torch_, watched_captures(torch_):
@@ -132,6 +132,3 @@ def _moving(stage: WatchedStage, layer: LayerId) -> Iterator[Action]:
         yield "copy to the other stage", partial(stage.push, layer, STATE)
     if len(stage.captured.get(stage.cut, {})) < MOST_UNDER_WAY:
         yield "capture", partial(stage.capture, layer)
-
-
-__all__ = ["SwapKind", "drawn_orders", "run_order"]

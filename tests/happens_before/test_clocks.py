@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.happens_before.clocks import Race, Recorder, ToldDeque, ToldQueue
+from tests.happens_before.clocks import RaceError, Recorder, ToldDeque, ToldQueue
 
 
 @pytest.fixture
@@ -25,9 +25,9 @@ def test_two_reads_are_no_race(recorder, other):
 @pytest.mark.parametrize(("first", "second"), [(True, True), (True, False), (False, True)])
 def test_unordered_accesses_race_if_one_writes(recorder, other, first, second):
     recorder.access(0, 0, 8, first, "a")
-    with pytest.raises(Race, match=r"'a' \(compute thread .*'b' \(other .*not ordered"):
+    with pytest.raises(RaceError, match=r"'a' \(compute thread .*'b' \(other .*not ordered"):
         recorder.access(other, 7, 9, second, "b")
-    with pytest.raises(Race):
+    with pytest.raises(RaceError):
         recorder.check()
 
 
@@ -42,7 +42,7 @@ def test_what_was_told_is_before_what_is_done_after_learning_it(recorder, other)
     told = recorder.tell()
     recorder.learn(told, other)
     recorder.access(other, 0, 8, True, "b")
-    with pytest.raises(Race):
+    with pytest.raises(RaceError):
         recorder.access(0, 0, 8, False, "c")
 
 
@@ -50,7 +50,7 @@ def test_what_is_done_after_telling_is_not_told(recorder, other):
     told = recorder.tell()
     recorder.access(0, 0, 8, True, "a")
     recorder.learn(told, other)
-    with pytest.raises(Race):
+    with pytest.raises(RaceError):
         recorder.access(other, 0, 8, False, "b")
 
 
@@ -67,7 +67,7 @@ def test_a_read_hides_no_write_before_it(recorder, other):
     recorder.access(0, 0, 8, True, "a")
     recorder.learn(recorder.tell(), other)
     recorder.access(other, 0, 8, False, "b")
-    with pytest.raises(Race, match="'a'"):
+    with pytest.raises(RaceError, match="'a'"):
         recorder.access(third, 0, 8, False, "c")
 
 
@@ -77,7 +77,7 @@ def test_a_write_of_a_part_hides_only_that_part(recorder, other):
     recorder.access(0, 0, 1000, True, "b")
     recorder.learn(told, other)
     recorder.access(other, 1000, 1001, False, "c")
-    with pytest.raises(Race, match="'b'"):
+    with pytest.raises(RaceError, match="'b'"):
         recorder.access(other, 999, 1000, False, "d")
 
 

@@ -30,14 +30,13 @@ _LOOKS = {
         "data_ptr", "numel", "dim", "narrow", "view", "as_strided", "storage_offset", "stride",
         "set_", "untyped_storage", "detach", "requires_grad_", "is_conj", "is_neg", "reshape",
         "is_contiguous", "__getitem__", "__len__", "is_floating_point", "is_complex", "size",
-        "__hash__", "t", "expand", "element_size", "is_pinned", "contiguous",
+        "__hash__", "is_pinned",
     )),
-    *(descriptor.__get__ for name in (
+    *(getattr(_Tensor, name).__get__ for name in (
         "dtype", "shape", "layout", "itemsize", "nbytes", "data", "requires_grad", "grad",
-        "is_sparse", "is_leaf", "names", "ndim", "grad_fn", "is_nested", "is_quantized", "is_mkldnn",
-    ) if (descriptor := getattr(_Tensor, name, None)) is not None and hasattr(descriptor, "__get__")),
+        "is_leaf", "ndim", "grad_fn",
+    )),
     _Tensor.data.__set__, _Tensor.grad.__set__, _Tensor.requires_grad.__set__,
-    torch.is_complex, torch.is_floating_point,
 }  # fmt: skip
 """What only looks at a tensor, or gives it another memory."""
 

@@ -15,7 +15,7 @@ from naspipe.core.rules import Exact
 from naspipe.core.space import Block, Shared, Space
 from naspipe.runtime.layers.layer_layout import StateSizes
 from naspipe.runtime.layers.stored_layer import StoredLayer
-from tests.happens_before.clocks import WrongBytes
+from tests.happens_before.clocks import WrongBytesError
 from tests.happens_before.gpu_memory import DEVICE, Span
 from tests.happens_before.torch_on_gpu import TorchOnGpu, span_of
 
@@ -103,7 +103,7 @@ def launch_kernel(
     def run() -> None:
         for span, byte in found:
             if not (DEVICE.bytes(span) == byte).all():
-                torch_.recorder.report(WrongBytes(f"{what} read something else"))
+                torch_.recorder.report(WrongBytesError(f"{what} read something else"))
         for span, byte in left:
             DEVICE.bytes(span)[:] = byte
 

@@ -19,7 +19,7 @@ import torch
 
 from naspipe.core.commands import PushVersion
 from naspipe.core.ids import FIRST_STREAM, LayerId, SequenceId, StageId
-from naspipe.core.parcels import LAYER, STATE, Parcel
+from naspipe.core.parcels import LAYER, Parcel
 from naspipe.core.task import Task, TaskKind
 from naspipe.runtime.checkpoints import capture_memory, capturing
 from naspipe.runtime.checkpoints.capture_memory import Lease
@@ -36,8 +36,8 @@ from naspipe.runtime.memory.swapper import SwapKind
 from naspipe.runtime.wire.messages import InputMessage, VersionMessage
 from naspipe.runtime.wire.tensor_codec import raw_bytes
 from naspipe.runtime.worker.layer_exchange import LayerExchange
-from tests.happens_before.clocks import ToldDeque, ToldQueue, WrongBytes
-from tests.happens_before.gpu_memory import Span
+from tests.happens_before.clocks import ToldDeque, ToldQueue, WrongBytesError
+from tests.happens_before.gpu_memory import PINNED, Span
 from tests.happens_before.torch_on_gpu import GPU, TorchOnGpu, span_of
 from tests.happens_before.watched_layers import (
     LAYERS,
@@ -164,8 +164,9 @@ class WatchedStage:
 
     def take_finished(self) -> None:
         """As between blocks."""
-        for done in self.placement.take_finished():
-            self.where[done.layer] = "resident"
+        for kind, layer, *_ in self.placement.take_finished():
+            if self.where[layer] == ("loading" if kind is SwapKind.LOADED else "saving"):
+                self.where[layer] = "resident"
 
     # What is computed.
 
@@ -204,7 +205,7 @@ class WatchedStage:
     def write(self, layer: LayerId) -> None:
         """An optimizer step; the first one makes the optimizer's state."""
         stored, writes = self.store[layer], self.writes[layer]
-        gradient, read = self.gradients.pop(layer)
+        _kept, read = self.gradients.pop(layer)
         before = parts_of(layer, stored, writes)
         stored.advance(version_after(writes + 1), version_after(writes), False)
         for parameter in stored.parameters.values():
@@ -308,7 +309,7 @@ class WatchedStage:
 
     def _same(self, data: Any, byte: int, what: str) -> None:
         if bytes(data).count(byte) != len(data):
-            self.recorder.report(WrongBytes(f"{what} holds something else"))
+            self.recorder.report(WrongBytesError(f"{what} holds something else"))
 
     def finish(self) -> None:
         """Bring all layers to host memory, and look at them."""
@@ -329,21 +330,13 @@ class WatchedStage:
         for layer, stored in self.store.items():
             for span, byte in parts_of(layer, stored, self.writes[layer]):
                 self.torch.touch(span, False, "the end")
-                data = (memoryview_of(span)).tobytes()
-                self._same(data, byte, f"at the end {layer}")
+                self._same(PINNED.bytes(span).tobytes(), byte, f"at the end {layer}")
 
     def _end_copies(self) -> None:
         for kind, lane in self.swapper._lanes.items():
             while lane:
                 self.carry_out(kind)
         self.take_finished()
-
-
-def memoryview_of(span: Span) -> memoryview:
-    """Bytes of host memory."""
-    from tests.happens_before.gpu_memory import PINNED
-
-    return memoryview(PINNED.bytes(span))
 
 
 @contextmanager
@@ -374,6 +367,3 @@ def watched_captures(torch_: TorchOnGpu) -> Iterator[None]:
         patch.object(capture_memory, "CHUNK_BYTES", 16 << 10),
     ):
         yield
-
-
-__all__ = ["LAYER", "STATE", "WatchedStage", "watched_captures"]

@@ -1,0 +1,57 @@
+"""Looks for a case with a race, in the same cases every time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+from hypothesis import HealthCheck, Phase, given, settings
+
+from tests.happens_before.clocks import RaceError, WrongBytesError
+from tests.happens_before.orders import drawn_orders, run_order
+
+MUTANT_CASES = 500
+"""Within so many a mutant has to be found."""
+
+
+class Verdict(NamedTuple):
+    """What a search found."""
+
+    cases: int
+    """Which were run; the last one is red, if one is."""
+    finding: str
+    """Empty where there is none."""
+    done: Counter[str]
+    """How often what was done in all of them."""
+
+
+def search(most_cases: int, watches: bool = True) -> Verdict:
+    """Run cases up to the first that is red.
+
+    Args:
+        most_cases: after so many there is none.
+        watches: whether clocks look for races; otherwise only wrong bytes count.
+    """
+    done, findings, cases = Counter[str](), list[str](), 0
+
+    @settings(
+        max_examples=most_cases,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(drawn_orders)
+    def run(order: bytes) -> None:
+        nonlocal cases
+        if findings:
+            return
+        cases += 1
+        try:
+            done.update(run_order(order, watches))
+        except (RaceError, WrongBytesError) as error:
+            findings.append(f"{type(error).__name__}: {error}")
+
+    run()
+    return Verdict(cases, "".join(findings), done)
