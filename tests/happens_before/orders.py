@@ -12,8 +12,9 @@ from naspipe.core.ids import LayerId
 from naspipe.core.parcels import LAYER, STATE
 from tests.happens_before.clocks import Recorder
 from tests.happens_before.torch_on_gpu import torch_on_gpu
+from tests.happens_before.watched_captures import watched_captures
 from tests.happens_before.watched_layers import LAYERS, STEM
-from tests.happens_before.watched_stage import WatchedStage, watched_captures
+from tests.happens_before.watched_stage import WatchedStage
 from tests.happens_before.wire import Wire
 
 MOST_RESIDENT = 2
@@ -91,12 +92,12 @@ def _beside(stage: WatchedStage) -> Iterator[Action]:
         yield "layer comes back", stage.return_layer
     if stage.outputs and len(stage.wire) < MOST_UNDER_WAY:
         yield "output", stage.send_output
-    if stage.checkpointer._jobs:
-        yield "writing thread", stage.write_checkpoint
-    elif stage.cut in stage.captured:
-        yield "finish cut", stage.finish_cut
-    if stage.checkpointer._outcomes:
-        yield "report checkpoints", stage.checkpointer.report
+    if stage.captures.waits:
+        yield "writing thread", stage.captures.write
+    elif stage.captures.num_captured:
+        yield "finish cut", stage.captures.finish_cut
+    if stage.captures.checkpointer._outcomes:
+        yield "report checkpoints", stage.captures.checkpointer.report
     yield "wait for the device", stage.placement.synchronize
 
 
@@ -130,5 +131,5 @@ def _moving(stage: WatchedStage, layer: LayerId) -> Iterator[Action]:
         yield "hand over", partial(stage.push, layer, LAYER)
     if is_done or where in ("resident", "saving"):
         yield "copy to the other stage", partial(stage.push, layer, STATE)
-    if len(stage.captured.get(stage.cut, {})) < MOST_UNDER_WAY:
-        yield "capture", partial(stage.capture, layer)
+    if stage.captures.num_captured < MOST_UNDER_WAY:
+        yield "capture", partial(stage.captures.capture, layer, stage.writes[layer])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from typing import NamedTuple
 
 from hypothesis import HealthCheck, Phase, given, settings
@@ -40,18 +41,19 @@ def search(most_cases: int, watches: bool = True) -> Verdict:
         database=None,
         phases=[Phase.generate],
         deadline=None,
+        report_multiple_bugs=False,
         suppress_health_check=list(HealthCheck),
     )
     @given(drawn_orders)
     def run(order: bytes) -> None:
         nonlocal cases
-        if findings:
-            return
-        cases += 1
+        cases += not findings
         try:
-            done.update(run_order(order, watches))
+            done.update({} if findings else run_order(order, watches))
         except (RaceError, WrongBytesError) as error:
             findings.append(f"{type(error).__name__}: {error}")
+        assert not findings, "no more cases"
 
-    run()
+    with suppress(AssertionError):
+        run()
     return Verdict(cases, "".join(findings), done)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -15,7 +15,7 @@ from naspipe.core.rules import Exact
 from naspipe.core.space import Block, Shared, Space
 from naspipe.runtime.layers.layer_layout import StateSizes
 from naspipe.runtime.layers.stored_layer import StoredLayer
-from tests.happens_before.clocks import WrongBytesError
+from tests.happens_before.clocks import Recorder, WrongBytesError
 from tests.happens_before.gpu_memory import DEVICE, Span
 from tests.happens_before.torch_on_gpu import TorchOnGpu, span_of
 
@@ -92,6 +92,12 @@ def read_parts(layer: LayerId, stored: StoredLayer, writes: int) -> list[Part]:
         for name, tensor in stored.tensors()
         if not name.startswith("optimizer/")
     ]
+
+
+def expect_bytes(recorder: Recorder, data: Any, byte: int, what: str) -> None:
+    """Report host memory that is not full of a byte."""
+    if bytes(data).count(byte) != len(data):
+        recorder.report(WrongBytesError(f"{what} holds something else"))
 
 
 def launch_kernel(

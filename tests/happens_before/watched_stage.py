@@ -9,11 +9,6 @@ the clocks know which of these order what, whatever ran first. And a case is the
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import SimpleNamespace
-from typing import Any
-from unittest.mock import patch
 
 import torch
 
@@ -21,10 +16,6 @@ from naspipe.core.commands import PushVersion
 from naspipe.core.ids import FIRST_STREAM, LayerId, SequenceId, StageId
 from naspipe.core.parcels import LAYER, Parcel
 from naspipe.core.task import Task, TaskKind
-from naspipe.runtime.checkpoints import capture_memory, capturing
-from naspipe.runtime.checkpoints.capture_memory import Lease
-from naspipe.runtime.checkpoints.checkpointer import Checkpointer, CheckpointStream
-from naspipe.runtime.checkpoints.layer_bytes import layer_key
 from naspipe.runtime.devices.cuda_device import CudaDevice
 from naspipe.runtime.devices.out_of_memory import LayerUse
 from naspipe.runtime.devices.staging import Staging
@@ -36,9 +27,10 @@ from naspipe.runtime.memory.swapper import SwapKind
 from naspipe.runtime.wire.messages import InputMessage, VersionMessage
 from naspipe.runtime.wire.tensor_codec import raw_bytes
 from naspipe.runtime.worker.layer_exchange import LayerExchange
-from tests.happens_before.clocks import ToldDeque, ToldQueue, WrongBytesError
+from tests.happens_before.clocks import ToldDeque, ToldQueue
 from tests.happens_before.gpu_memory import PINNED, Span
 from tests.happens_before.torch_on_gpu import GPU, TorchOnGpu, span_of
+from tests.happens_before.watched_captures import WatchedCaptures
 from tests.happens_before.watched_layers import (
     LAYERS,
     RECIPE,
@@ -46,13 +38,14 @@ from tests.happens_before.watched_layers import (
     SPACE,
     STEM,
     Part,
+    expect_bytes,
     launch_kernel,
     parts_of,
     pattern,
     read_parts,
     version_after,
 )
-from tests.happens_before.wire import THERE, Wire, span_of_frame
+from tests.happens_before.wire import THERE, Wire
 
 BUDGET_BYTES = 10 << 10
 """The permanent layer and two of the others."""
@@ -83,8 +76,8 @@ class WatchedStage:
         self.transport = wire.open(staging)
         pipeline = OnePipeline(2)
         self.exchange = LayerExchange([self.store], self.placement, self.transport, pipeline)
-        self.checkpointer = self._open_checkpointer()
-        self.threads = {name: recorder.actor(f"{name} thread") for name in (*SwapKind, "writing")}
+        self.captures = WatchedCaptures(torch_, self.store)
+        self.threads = {kind: recorder.actor(f"{kind} thread") for kind in SwapKind}
         self.writes = dict.fromkeys(LAYERS, 0)
         """How many WRITEs each layer has seen, on both stages."""
         self.where = dict.fromkeys(LAYERS, "absent")
@@ -98,30 +91,10 @@ class WatchedStage:
         self.away: list[LayerId] = []
         """On the other stage; what was sent first is first."""
         self.arriving: set[LayerId] = set()
-        self.captured: dict[int, dict[str, tuple[LayerId, int]]] = {}
-        self.cut = 0
         self._number = 0
 
     def set(self) -> None:
         """As a wake-up: nobody sleeps."""
-
-    def flush(self) -> None:
-        """As a log."""
-
-    def fileno(self) -> int:
-        """As a log."""
-        raise AssertionError("nothing is written to disk")
-
-    def report(self, kind: str, body: Any) -> None:
-        """As the launcher's."""
-
-    def _open_checkpointer(self) -> Checkpointer:
-        streams = [CheckpointStream(SPACE, SimpleNamespace(), self.store, None, self)]
-        opened = Checkpointer(StageId(0), 0, streams, 0, self, self.set)
-        opened._memory._free = ToldDeque(self.recorder)
-        opened._outcomes, opened._jobs = ToldDeque(self.recorder), ToldQueue(self.recorder)
-        opened._thread, opened._write = SimpleNamespace(), self._look_at_checkpoint
-        return opened
 
     def _adopt(self, layer: LayerId, stored: StoredLayer) -> None:
         for name, tensor in stored.tensors():
@@ -223,7 +196,9 @@ class WatchedStage:
     def send_output(self) -> None:
         """To the next stage."""
         tensor, (_, byte) = self.outputs.popleft()
-        self.wire.check = lambda message: self._same(message.tensors[0].numpy(), byte, "output")
+        self.wire.check = lambda message: expect_bytes(
+            self.recorder, message.tensors[0].numpy(), byte, "output"
+        )
         task = Task(FIRST_STREAM, SequenceId(0), TaskKind.FORWARD, StageId(1))
         self.transport.send(THERE, InputMessage(task, (), (tensor,)))
 
@@ -233,7 +208,9 @@ class WatchedStage:
 
         def check(message: VersionMessage) -> None:
             for name, received in message.state:
-                self._same(memoryview(received.frame), pattern(layer, writes, name), name)
+                expect_bytes(
+                    self.recorder, memoryview(received.frame), pattern(layer, writes, name), name
+                )
             if parcel == LAYER:
                 self.away.append(layer)
 
@@ -277,40 +254,6 @@ class WatchedStage:
             moved = self.placement.receive(message.tensors[0])
             self.inputs.append((moved, Part(span_of(moved), self.bytes_to_come.popleft())))
 
-    # Checkpoints.
-
-    def capture(self, layer: LayerId) -> None:
-        """As the command."""
-        _, writes = self.store[layer], self.writes[layer]
-        self.checkpointer.capture(layer, (version_after(writes),), SequenceId(self.cut))
-        self.captured.setdefault(self.cut, {})[layer_key(SPACE, layer)] = (layer, writes)
-
-    def finish_cut(self) -> None:
-        """As the command."""
-        self.checkpointer.finish(FIRST_STREAM, SequenceId(self.cut))
-        self.cut += 1
-
-    def write_checkpoint(self) -> None:
-        """What waits, on the thread that writes."""
-        with self.recorder.as_actor(self.threads["writing"]):
-            self.checkpointer._work()
-
-    def _look_at_checkpoint(self, job: Any) -> dict[str, Any]:
-        for key, snapshot in job.layers.items():
-            layer, writes = self.captured[job.cut][key]
-            for packed in snapshot.tensors:
-                self.torch.touch(span_of_frame(packed.data), False, "writing a checkpoint")
-                data = memoryview(packed.data)
-                for name, shape in packed.tensors:
-                    nbytes = 4 * torch.Size(shape).numel()
-                    self._same(data[:nbytes], pattern(layer, writes, name), f"captured {name}")
-                    data = data[nbytes:]
-        return {}
-
-    def _same(self, data: Any, byte: int, what: str) -> None:
-        if bytes(data).count(byte) != len(data):
-            self.recorder.report(WrongBytesError(f"{what} holds something else"))
-
     def finish(self) -> None:
         """Bring all layers to host memory, and look at them."""
         while self.wire:
@@ -325,45 +268,17 @@ class WatchedStage:
         for layer in LAYERS:
             if self.where[layer] == "resident":
                 self.evict(layer)
-        self.write_checkpoint()
+        self.captures.write()
         self.torch.gpu.finish()
         for layer, stored in self.store.items():
             for span, byte in parts_of(layer, stored, self.writes[layer]):
                 self.torch.touch(span, False, "the end")
-                self._same(PINNED.bytes(span).tobytes(), byte, f"at the end {layer}")
+                expect_bytes(
+                    self.recorder, PINNED.bytes(span).tobytes(), byte, f"at the end {layer}"
+                )
 
     def _end_copies(self) -> None:
         for kind, lane in self.swapper._lanes.items():
             while lane:
                 self.carry_out(kind)
         self.take_finished()
-
-
-@contextmanager
-def watched_captures(torch_: TorchOnGpu) -> Iterator[None]:
-    """What captures read and where they leave it is told."""
-    take, reserve, memmove = Lease._take, Lease.reserve, capturing.memmove
-
-    def told_take(lease: Lease, nbytes: int) -> Any:
-        chunk = take(lease, nbytes)
-        span = (chunk.ctypes.data, chunk.ctypes.data + chunk.size)
-        if span not in torch_.watched:
-            torch_.watched.append(span)
-        return chunk
-
-    def told_reserve(lease: Lease, nbytes: int) -> tuple[memoryview, int]:
-        data, address = reserve(lease, nbytes)
-        torch_.touch(Span(address, nbytes), True, "capture")
-        return data, address
-
-    def told_memmove(target: int, source: int, nbytes: int) -> None:
-        torch_.touch(Span(source, nbytes), False, "capture of host memory")
-        memmove(target, source, nbytes)
-
-    with (
-        patch.object(Lease, "_take", told_take),
-        patch.object(Lease, "reserve", told_reserve),
-        patch.object(capturing, "memmove", told_memmove),
-        patch.object(capture_memory, "CHUNK_BYTES", 16 << 10),
-    ):
-        yield
