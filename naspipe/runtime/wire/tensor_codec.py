@@ -79,7 +79,7 @@ def decode_into(entry: Any, frame: Any, target: torch.Tensor) -> None:
     if not isinstance(entry, list) or entry[:3] != alike or len(frame) != len(raw):
         raise TransportError(f"tensor header {entry!r:.200} does not fit {expected!r:.200}")
     if raw.device.type == "cpu":
-        raw.numpy().data[:] = frame
+        _filled(raw, frame)
     else:
         raw.copy_(_filled(torch.empty(len(frame), dtype=torch.uint8), frame))
 

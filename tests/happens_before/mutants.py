@@ -1,0 +1,190 @@
+"""Orders that are missing: each of these changes takes one away, and has to be found.
+
+A mutant is a context manager; cases that run while it is entered run the changed code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import wraps
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from naspipe.runtime.checkpoints.capturing import Capturer
+from naspipe.runtime.checkpoints.checkpointer import Checkpointer
+from naspipe.runtime.checkpoints.restored import LayerSnapshot
+from naspipe.runtime.devices.cuda_device import CudaDevice
+from naspipe.runtime.devices.staging import Staging
+from naspipe.runtime.memory.placement import SwappedPlacement
+from naspipe.runtime.memory.swapper import SwapKind, Swapper
+from naspipe.runtime.wire.shared_rings import SharedFrames
+from naspipe.trace.snapshots.shards import Packed
+from tests.happens_before.gpu_memory import PINNED
+from tests.happens_before.torch_on_gpu import GPU, span_of
+from tests.happens_before.watched_stage import WatchedStage
+
+Mutant = Callable[[], AbstractContextManager[None]]
+
+MUTANTS: dict[str, Mutant] = {}
+"""By what is wrong."""
+
+
+def changes(
+    what: str, owner: type, name: str
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """List a method that is put in another one's place; it is handed the other one first."""
+
+    def listed(changed: Callable[..., Any]) -> Callable[..., Any]:
+        @contextmanager
+        def mutant() -> Iterator[None]:
+            original = getattr(owner, name)
+
+            @wraps(changed)
+            def method(*arguments: Any, **options: Any) -> Any:
+                return changed(original, *arguments, **options)
+
+            with patch.object(owner, name, method):
+                yield
+
+        MUTANTS[what] = mutant
+        return changed
+
+    return listed
+
+
+def _copy_now(device: CudaDevice, source: Any, target: Any, queue: Any) -> None:
+    """As the device's own, but behind nothing."""
+    with torch.cuda.stream(queue):
+        target.copy_(source, non_blocking=True)
+    queue.synchronize()
+
+
+@changes("a load does not wait for its mark", CudaDevice, "copy_in")
+def _load_at_once(original: Any, self: Any, host: Any, device: Any, after: Any = None) -> None:
+    _copy_now(self, host, device, self._load)
+
+
+@changes("a save does not wait for its mark", CudaDevice, "copy_out")
+def _save_at_once(original: Any, self: Any, device: Any, host: Any, after: Any = None) -> None:
+    _copy_now(self, device, host, self._save)
+
+
+@changes("a copy is reported before its event", CudaDevice, "_copy")
+def _report_early(
+    original: Any, self: Any, source: Any, target: Any, queue: Any, after: Any
+) -> None:
+    queue.wait_event(after)
+    with torch.cuda.stream(queue):
+        target.copy_(source, non_blocking=True)
+
+
+@changes("the mark of a save is the one before", Swapper, "_start")
+def _old_mark(original: Any, self: Any, kind: Any, layer: Any, memory: Any) -> None:
+    fresh = self._device.mark()
+    mark = getattr(self, "_mark_before", fresh) if kind is SwapKind.SAVED else fresh
+    self._mark_before = fresh
+    with patch.object(self._device, "mark", lambda: mark):
+        original(self, kind, layer, memory)
+
+
+@changes("a save begins before new optimizer state is moved in", Swapper, "save")
+def _adopt_late(original: Any, self: Any, layer: Any, memory: Any) -> None:
+    self._check_resting("saved", layer, memory)
+    self._start(SwapKind.SAVED, layer, memory)
+    memory.adopt_state()
+
+
+@contextmanager
+def _evict_early() -> Iterator[None]:
+    settle = Swapper._settle
+
+    def may_evict(self: WatchedStage, layer: Any) -> bool:
+        where = self.where[layer]
+        return where == "saving" or (where == "resident" and layer not in self.dirty)
+
+    def check_resting(self: Any, what: str, layer: Any, memory: Any) -> None:
+        """What is copied is taken for resting."""
+
+    def settle_again(self: Any, outcome: Any) -> Any:
+        self._copying.setdefault(outcome.job.layer, outcome.job.kind)
+        return settle(self, outcome)
+
+    with (
+        patch.object(WatchedStage, "may_evict", may_evict),
+        patch.object(Swapper, "_check_resting", check_resting),
+        patch.object(Swapper, "_settle", settle_again),
+    ):
+        yield
+
+
+MUTANTS["a layer is evicted before its save is done"] = _evict_early
+
+
+@changes("a backward keeps its graph over an eviction", WatchedStage, "drop_graph")
+def _keep_graph(original: Any, self: Any, layer: Any) -> None:
+    """Nothing is dropped."""
+
+
+@changes("host memory is given back before it is sent", SwappedPlacement, "leave")
+def _leave_at_once(original: Any, self: Any, layer: Any, is_sent: Any) -> None:
+    original(self, layer, lambda: True)
+
+
+@contextmanager
+def _lend() -> Iterator[None]:
+    with patch.object(SwappedPlacement, "shares_memory", False):
+        yield
+
+
+MUTANTS["copies for others share the layer's memory"] = _lend
+
+
+@changes("outputs are sent without a wait", Staging, "wait")
+def _never_wait(original: Any, self: Any) -> None:
+    """Nothing is waited for."""
+
+
+@changes("outputs are copied beside the compute", Staging, "to_host")
+def _copy_beside(original: Any, self: Any, raw: Any) -> Any:
+    if raw.device != GPU:
+        return original(self, raw)
+    queue = torch.cuda.Stream(GPU)
+    with torch.cuda.stream(queue):
+        host = original(self, raw)
+    queue.synchronize()
+    return host
+
+
+@changes("one piece of staging for all", Staging, "allocate")
+def _one_piece(original: Any, self: Any, nbytes: int) -> Any:
+    if not hasattr(self, "_piece"):
+        self._piece = original(self, 8 << 10)
+    return self._piece[:nbytes]
+
+
+@changes("a ring is given back before it is read", SharedFrames, "unpack")
+def _give_back_early(original: Any, self: Any, frames: Any) -> Any:
+    whole = original(self, frames)
+    self._give_back()
+    return whole
+
+
+@changes("a capture keeps the layer's own memory", Capturer, "capture")
+def _capture_views(original: Any, self: Any, stored: Any, versions: Any, memory: Any) -> Any:
+    tensors = list(stored.tensors())
+    if not all(tensor.is_cpu for _, tensor in tensors):
+        return original(self, stored, versions, memory)
+    packed = tuple(
+        Packed("F32", ((name, tuple(tensor.shape)),), memoryview(PINNED.bytes(span_of(tensor))))
+        for name, tensor in tensors
+    )
+    return LayerSnapshot(versions, packed, {}, {})
+
+
+@changes("a checkpoint's memory is lent again before it is written", Checkpointer, "finish")
+def _end_early(original: Any, self: Any, stream: Any, cut: Any) -> None:
+    self._job(stream, cut).memory.end()
+    original(self, stream, cut)
