@@ -45,6 +45,33 @@ def check_device(device: str, count: int) -> None:
         raise ConfigError(f"device {device}: found {here} on this machine; choose --device cpu")
 
 
+def check_shared_gpus(device: str, budgets: Sequence[int], memory_bytes: Sequence[int]) -> None:
+    """Stages that share a GPU must have room for their layers there together.
+
+    Args:
+        device: ``cpu``, ``cuda`` or ``cuda:N``.
+        budgets: of each stage, in bytes; empty where layers stay on their device.
+        memory_bytes: of each GPU of this machine.
+
+    Raises:
+        ConfigError: when they have not.
+    """
+    if device == "cpu":
+        return
+    together: dict[int, list[int]] = {}
+    for stage in range(len(budgets)):
+        _, _, index = device.partition(":")
+        together.setdefault(int(index or stage % len(memory_bytes)), []).append(stage)
+    for gpu, stages in together.items():
+        total = sum(budgets[stage] for stage in stages)
+        if total > memory_bytes[gpu]:
+            raise ConfigError(
+                f"device cuda:{gpu}: expected budgets of at most its {memory_bytes[gpu]} bytes for "
+                f"the stages {', '.join(map(str, stages))} together, found {total}; choose a "
+                f"--memory-budget of at most {memory_bytes[gpu] // len(stages)}, or fewer --stages"
+            )
+
+
 def check_data_path(execution: Execution, count: int) -> None:
     """The way between the stages must exist: NCCL wants a GPU for each.
 

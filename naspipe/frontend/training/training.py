@@ -19,6 +19,7 @@ from naspipe.frontend.given.input_checks import (
     check_data_path,
     check_device,
     check_proof,
+    check_shared_gpus,
     check_taught,
 )
 from naspipe.frontend.given.run_plan import make_plan, planning_costs
@@ -120,6 +121,9 @@ class Training:
                     return
             costs = planning_costs(self.workloads, self.execution)
             plan = make_plan(self.workloads, self.execution, subnets, costs, self.wiring)
+            if plan.memory and self.others is None:
+                gpus, device = self._gpus, self.execution.hardware.device
+                check_shared_gpus(device, plan.memory.budgets, gpus.memory_bytes)
             if said := how_full(self.workloads, costs, self.execution.pipeline.stages):
                 self.observer.on_note(said)
             job = self.job(plan, costs)
