@@ -21,7 +21,7 @@ from naspipe.core.rules import Exact, Rule
 from naspipe.runtime.devices.determinism import seed_draws
 from naspipe.runtime.devices.tensor_bytes import tensor_bytes
 from naspipe.runtime.layers.bound_layer import BoundLayer
-from naspipe.runtime.layers.norm_statistics import Statistics, collected
+from naspipe.runtime.layers.norm_statistics import KNOWN, Statistics, collected
 from naspipe.runtime.memory.shortages import raising_shortages
 
 Tensors = tuple[torch.Tensor, ...]
@@ -93,10 +93,12 @@ class Segment:
             for (owner, name), copy in before.items():
                 owner._buffers[name] = copy  # as if it had never begun
             raise
+        is_exact = isinstance(self._spec.rule, Exact)
         for (owner, name), copy in before.items():
-            if same_bits(owner._buffers[name], copy):
+            is_statistic = is_exact and type(owner) in KNOWN  # to compare is to wait for the device
+            if not is_statistic and same_bits(owner._buffers[name], copy):
                 continue
-            if not isinstance(self._spec.rule, Exact):
+            if not is_exact:
                 raise ConfigError(
                     f"layer {self._spec.label}: its forward writes the buffer {name}, which rule "
                     f"{self._spec.rule} does not allow; use the rule exact, or a layer that "

@@ -1,0 +1,69 @@
+"""One block alone: what it looks at, and what it leaves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from naspipe.core.rules import Exact, Lag
+from naspipe.runtime.blocks import segment
+from naspipe.runtime.blocks.segment import Segment, SegmentSpec
+from naspipe.runtime.layers.bound_layer import BoundLayer
+
+
+def of(module, rule):
+    spec = SegmentSpec(label="norm", rule=rule, seed=1, precision="fp32")
+    layer = BoundLayer(module, module, dict(module.named_parameters()))
+    inputs = (torch.arange(12.0).reshape(4, 3).requires_grad_(),)
+    return Segment(spec, layer, inputs, keeps_graph=False)
+
+
+@pytest.fixture
+def compared(monkeypatch):
+    """Buffers that are compared: on a GPU the stage waits for each."""
+    usual, seen = segment.same_bits, []
+
+    def same_bits(one, other):
+        seen.append(one)
+        return usual(one, other)
+
+    monkeypatch.setattr(segment, "same_bits", same_bits)
+    return seen
+
+
+def test_statistics_of_batch_norm_are_kept_without_a_look(compared):
+    norm = nn.BatchNorm1d(3)
+    block = of(norm, Exact())
+    (output,) = block.forward()
+    once = norm.running_mean.clone()
+    block.backward([torch.ones_like(output)])
+    assert compared == [] and once.any()
+    assert torch.equal(norm.running_mean, once), "computed again, they are as after the first time"
+
+
+class Counts(nn.Module):
+    """A buffer of its own, beside one that stays."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("table", torch.ones(3))
+
+    def forward(self, x):
+        self.count += 1
+        return x * self.table * self.count
+
+
+def test_other_buffers_are_compared(compared):
+    module = Counts()
+    block = of(module, Exact())
+    (output,) = block.forward()
+    assert len(compared) == 2 and len(list(block.kept)) == 2, "the input, and what was written"
+    block.backward([torch.ones_like(output)])
+    assert module.count == 1
+
+
+def test_a_norm_that_may_not_write_is_found():
+    with pytest.raises(Exception, match=r"writes the buffer running_mean, which rule lag\(3\)"):
+        of(nn.BatchNorm1d(3), Lag(3)).forward()
