@@ -3,10 +3,51 @@
 from __future__ import annotations
 
 import warnings
+import weakref
+from collections import deque
 
+import numpy as np
 import torch
 
 from naspipe.core.errors import reason
+
+LEAST_RECYCLED_BYTES = 1 << 20
+"""Smaller pieces are malloc's, which uses its memory again by itself."""
+
+MOST_RECYCLED = 8
+"""Pieces that are kept for later."""
+
+
+class Recycled:
+    """Large pieces of host memory that are used again as soon as no tensor lies in them.
+
+    Fresh memory costs many times the copy that it is for: the kernel clears it page by page. A
+    piece may be given back on any thread.
+    """
+
+    def __init__(self) -> None:
+        self._free: deque[np.ndarray] = deque(maxlen=MOST_RECYCLED)
+
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        """A uint8 tensor; its bytes are any."""
+        if nbytes < LEAST_RECYCLED_BYTES:
+            return torch.empty(nbytes, dtype=torch.uint8)
+        piece = self._take(nbytes)
+        lent = piece[:nbytes]  # an object of its own: it ends with the last tensor that lies in it
+        weakref.finalize(lent, self._free.append, piece).atexit = False
+        return torch.from_numpy(lent)
+
+    def _take(self, nbytes: int) -> np.ndarray:
+        """A free piece that is large enough, and not much larger."""
+        for _ in range(len(self._free)):
+            try:
+                piece = self._free.popleft()
+            except IndexError:
+                break
+            if nbytes <= piece.size <= nbytes + nbytes // 4:
+                return piece
+            self._free.append(piece)
+        return np.empty(nbytes, dtype=np.uint8)
 
 
 class Staging:
@@ -23,6 +64,7 @@ class Staging:
         self._device = device
         self._is_pinned = device.type == "cuda"
         self._is_copying = False
+        self._recycled = Recycled()
 
     @property
     def is_pinned(self) -> bool:
@@ -41,7 +83,7 @@ class Staging:
                     f"copies from and to the device take longer",
                     stacklevel=3,
                 )
-        return torch.empty(nbytes, dtype=torch.uint8)
+        return self._recycled.allocate(nbytes)
 
     def to_host(self, raw: torch.Tensor) -> torch.Tensor:
         """Bytes in host memory; those of a device are there after :meth:`wait`."""
