@@ -22,6 +22,7 @@ from naspipe.runtime.devices.staging import Staging
 from naspipe.runtime.jobs.positions import OnePipeline
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.layers.stored_layer import StoredLayer
+from naspipe.runtime.memory.memory_retry import MemoryRetry
 from naspipe.runtime.memory.placement import SwappedPlacement
 from naspipe.runtime.memory.swapper import SwapKind
 from naspipe.runtime.wire.messages import InputMessage, VersionMessage
@@ -75,7 +76,8 @@ class WatchedStage:
         self.store = LayerStore(SPACE, 1, RECIPE, self._adopt, on_dropped=self.placement.forget)
         self.transport = wire.open(staging)
         pipeline = OnePipeline(2)
-        self.exchange = LayerExchange([self.store], self.placement, self.transport, pipeline)
+        retry = MemoryRetry(lambda: None)
+        self.exchange = LayerExchange([self.store], self.placement, self.transport, pipeline, retry)
         self.captures = WatchedCaptures(torch_, self.store)
         self.threads = {kind: recorder.actor(f"{kind} thread") for kind in SwapKind}
         self.writes = dict.fromkeys(LAYERS, 0)
