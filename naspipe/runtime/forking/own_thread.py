@@ -7,6 +7,8 @@ from collections.abc import Callable
 from contextvars import copy_context
 from typing import TypeVar
 
+import torch
+
 T = TypeVar("T")
 
 
@@ -15,12 +17,14 @@ def in_own_thread(threads: int, work: Callable[[], T]) -> T:
 
     OpenMP keeps the threads that help a thread with that one. Where the parent has computed, too,
     the only thread of a forked process has helpers that stayed in the parent, and waits for them
-    forever. A new thread gets new ones. One that computes alone needs none, and none is made.
+    forever. A new thread gets new ones. One that computes alone needs none, and none is made; what
+    it calls computes alone, too, also where it is the user's.
 
     Raises:
         BaseException: whatever the work raises.
     """
     if threads == 1:
+        torch.set_num_threads(1)
         return work()
     results: list[T] = []
     failures: list[BaseException] = []
