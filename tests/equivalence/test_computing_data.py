@@ -1,6 +1,6 @@
 """Data that compute, as a teacher's lessons do: where the caller has computed with several threads.
 
-OpenMP's threads do not survive a fork, so a forked process that computed with several waits forever.
+OpenMP's threads do not survive a fork: whoever computes with several of them there waits forever.
 """
 
 from __future__ import annotations
