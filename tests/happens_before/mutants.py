@@ -168,7 +168,7 @@ def _one_piece(original: Any, self: Any, nbytes: int) -> Any:
 @changes("a ring is given back before it is read", SharedFrames, "unpack")
 def _give_back_early(original: Any, self: Any, frames: Any) -> Any:
     whole = original(self, frames)
-    self._give_back()
+    self.give_back()
     return whole
 
 

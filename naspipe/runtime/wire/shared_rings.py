@@ -1,9 +1,9 @@
 """Memory that workers of one machine share: large tensors go through it, not through a socket.
 
 Each worker has a ring to each other one. Who sends copies bytes into it and says where they are;
-who receives gives them back when the next message is asked for, in the order in which they came. A
-ring that is full is no harm: then the bytes take the socket. The memory has no name, so nothing of
-it stays behind, however the run ends.
+who receives gives them back in the order in which they came: when they are copied, or else when
+the next message is asked for. A ring that is full is no harm: then the bytes take the socket. The
+memory has no name, so nothing of it stays behind, however the run ends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LEAST_BYTES = 32 << 10
 
 _TOTAL_BYTES = 256 << 20
 """Of all rings of a run; memory is taken as far as it is used."""
-_MOST_BYTES = 64 << 20
+_MOST_BYTES = 128 << 20
 _GRAIN = 64
 """Positions are multiples of it: a line of the cache."""
 _COUNTER = mmap.PAGESIZE
@@ -120,7 +120,7 @@ class SharedFrames:
 
     def unpack(self, frames: Sequence[memoryview]) -> Sequence[memoryview]:
         """The frames as they were; those of the message before are given back."""
-        self._give_back()
+        self.give_back()
         last = frames[-1]
         if len(frames) == 1 or last[: len(_MAGIC)] != _MAGIC:
             return frames
@@ -132,7 +132,8 @@ class SharedFrames:
             self._taken = (ring, position, nbytes)
         return whole
 
-    def _give_back(self) -> None:
+    def give_back(self) -> None:
+        """The bytes of the last message are needed no more."""
         if self._taken is not None:
             ring, position, nbytes = self._taken
             ring.give_back(position, nbytes)

@@ -202,7 +202,10 @@ class ZmqTransport:
         frames: Sequence[Any] = [frame.buffer for frame in found]
         if self._shared is not None:
             frames = self._shared.unpack(frames)
-        return read_message(frames[0], frames[1:], self._staging)
+        message = read_message(frames[0], frames[1:], self._staging)
+        if self._shared is not None and isinstance(message, InputMessage):
+            self._shared.give_back()  # its tensors lie elsewhere by now
+        return message
 
     def _next(self, timeout_seconds: float) -> Sequence[zmq.Frame] | None:
         """The frames of the next message, if one comes in time."""

@@ -11,13 +11,15 @@ from hypothesis import strategies as st
 
 from naspipe.core.ids import LayerId
 from naspipe.core.parcels import COPY, LAYER
+from naspipe.core.task import TaskKind
 from naspipe.runtime.wire import shared_rings
 from naspipe.runtime.wire.endpoints import ipc_endpoints
-from naspipe.runtime.wire.messages import VersionMessage
+from naspipe.runtime.wire.messages import InputMessage, VersionMessage
 from naspipe.runtime.wire.shared_rings import LEAST_BYTES, Ring, Rings, SharedFrames
 from naspipe.runtime.wire.transport import ZmqTransport
 from naspipe.runtime.wire.wakeup import Wakeup
 from tests.oracle import bits
+from tests.runtime.tasks import task
 
 SMALL = 4096 + 1024
 
@@ -110,3 +112,22 @@ def test_small_frames_take_the_socket():
     frames = [b"header", b"x" * (LEAST_BYTES - 1)]
     assert shared.pack(1, frames) == frames
     assert len(shared.pack(1, [b"header", b"x" * LEAST_BYTES])) == 3
+
+
+def test_an_input_leaves_its_room_at_once(tmp_path):
+    """Tensors of more than half a ring, each sent when the one before has been received."""
+    endpoints = ipc_endpoints(tmp_path, 2)
+    values = torch.rand(18_000_000)
+    with ExitStack() as stack:
+        wakeups = [stack.enter_context(Wakeup()) for _ in range(2)]
+        one, two = (
+            stack.enter_context(ZmqTransport(worker, endpoints, wakeup))
+            for worker, wakeup in enumerate(wakeups)
+        )
+        ways = []
+        usual = one._shared.pack
+        one._shared.pack = lambda *given: ways.append(usual(*given)) or ways[-1]
+        for number in range(3):
+            one.send(1, InputMessage(task(number, TaskKind.FORWARD, 1), (), (values,)))
+            assert bits(two.receive(20.0).tensors[0]) == bits(values)
+        assert [len(frames[1]) for frames in ways] == [0, 0, 0], "all of them through the ring"
