@@ -45,6 +45,7 @@ _OTHERS = {
     "memory_model": ("scripts/bench_memory_model.py", "batches that a device's memory admits"),
     "nni": ("scripts/check_nni.py", "spaces of NNI's hub: bits of a plain loop"),
     "partition": ("scripts/bench_partition.py", "balanced over static partitions, simulated"),
+    "wire": ("scripts/bench_wire.py", "large activations between processes"),
     "races": ("scripts/check_races.py", "orders on a stand-in for a GPU, and missing ones found"),
     "report": ("naspipe report", "a page of a real run, as Chromium shows it"),
     "residency": (
