@@ -135,9 +135,9 @@ class EvaluationCompute:
 
     def accept(self, task: Task, tensors: tuple[Gradient, ...], name: InputName) -> None:
         """Take the input of a task: the tensors of every batch, one after the other."""
-        there = [tensor for tensor in tensors if tensor is not None]
-        moved = self.memory_retry.attempt(lambda: tuple(map(self.placement.receive, there)))
-        self._states[task.sequence_id] = [moved]
+        receive = self.memory_retry.wrapped(self.placement.receive)
+        moved = (receive(tensor) for tensor in tensors if tensor is not None)
+        self._states[task.sequence_id] = [tuple(moved)]
 
     def output(self, task: Task, name: InputName) -> tuple[Gradient, ...]:
         """What the finished task hands on."""
