@@ -28,10 +28,17 @@ class Ends:
         self.data, self.sequence_id, self.how, self.marker = data, sequence_id, how, marker
 
     def __call__(self, seed, sequence_id):
-        if sequence_id == self.sequence_id and not self.marker.exists():
-            self.marker.write_text("ended")
+        if sequence_id == self.sequence_id and self._is_first():
             self.how()
         return self.data(seed, sequence_id)
+
+    def _is_first(self):
+        """Several processes may read the batch at the same moment; one of them ends the run."""
+        try:
+            self.marker.touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
 
 
 class Calm:
