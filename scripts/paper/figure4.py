@@ -1,54 +1,101 @@
-"""Figure 4: convergence of four systems on two real data sets; real training on two stages.
+"""Figure 4: convergence of the systems on two real data sets, over steps and over seconds.
 
 And of naspipe with layers in front that are never read late, which the paper does not have.
+Losses are those of real runs. How fast a system is was measured apart from them, in alternation on
+two stages, and simulated on four with costs profiled here; a loss's second follows from both. So
+runs may stand beside other work, and what is in ``losses.json`` is not trained again.
 """
 
 from __future__ import annotations
 
+import json
+import statistics
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
 from typing import Any
 
-from scripts.paper.common import Headline, Options, Result, mean, real_run
+from naspipe.core.config import Execution
+from naspipe.core.rules import parse_rule
+from naspipe.frontend.simulation.lag_needed import with_late
+from naspipe.frontend.simulation.scenario import profiled_scenario
+from scripts.paper.common import ROOT, Headline, Options, Result, mean, real_run
+from scripts.tiny_workload import tiny_workload
 
 STEPS = 1000
-SEEDS = range(3)
+SEEDS = (0, 1, 2)
 SPACES = ("nlp.c3", "cv.c3")
-SYSTEMS: dict[str, dict[str, Any]] = {
-    "naspipe": {"policy": "csp"},
-    "naspipe, exact": {"policy": "csp", "rule": "exact"},
-    "gpipe": {"policy": "bsp"},
-    "pipedream": {"policy": "asp"},
-    "vpipe": {"policy": "bsp", "execution": {"memory_budget": "2x", "prefetch": False}},
+REAL, SIMULATED = 2, 4
+"""Stages on which speeds are measured, and on which they are simulated."""
+TIMED = {"nlp.c3": 60, "cv.c3": 150}
+"""Steps of a run whose speed is measured."""
+SIMULATED_STEPS = 200
+GRAIN = 25
+"""Steps of which the mean is kept."""
+TAIL = 4
+"""Of those means, how many make up a loss that is compared."""
+LOSSES = ROOT / "artifacts/figure4/losses.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class System:
+    """What one of the systems trains, and how."""
+
+    policy: str = "csp"
+    rule: str | None = None
+    """Of the layers that are read late; None for the space's own."""
+    trains_as: str | None = None
+    """The system with the same bits; None for itself."""
+    execution: dict[str, Any] | None = None
+
+    def job(self, stages: int) -> dict[str, Any]:
+        """What :func:`scripts.paper.common.real_run` has to know."""
+        job: dict[str, Any] = {"policy": self.policy, "stages": stages}
+        if self.policy == "bsp":
+            job["bulk"] = stages
+        if self.rule:
+            job["rule"] = self.rule
+        return job | ({"execution": self.execution} if self.execution else {})
+
+    def trained_job(self, stages: int) -> dict[str, Any]:
+        """The same losses on as few stages as give them: only those of ``asp`` depend on more."""
+        job = self.job(stages)
+        return job if self.policy == "asp" else job | {"stages": 1}
+
+
+SYSTEMS = {
+    "naspipe": System(),
+    "naspipe, exact": System(rule="exact"),
+    "gpipe": System(policy="bsp"),
+    "pipedream": System(policy="asp"),
+    "vpipe": System(
+        policy="bsp", trains_as="gpipe", execution={"memory_budget": "2x", "prefetch": False}
+    ),
 }
-SMOOTHING = 50
 
 
 def run(options: Options) -> Result:
-    """Train each space under each system with each seed; the batch is the same for all."""
+    """Train what is missing, then measure and simulate speeds."""
     spaces, steps = options.spaces or SPACES, options.steps or STEPS
-    stages, seeds = (options.stages or (2,))[0], SEEDS[: options.repetitions]
+    curves = train_missing(spaces, steps, SEEDS, LOSSES)
     rows: list[dict[str, Any]] = []
-    curves: dict[str, list[dict[str, Any]]] = {}
-    for space, (system, how) in product(spaces, SYSTEMS.items()):
-        job = {"space": space, "scale": options.scale, "stages": stages, "steps": steps, **how}
-        found = [real_run(curve=True, seed=seed, **job) for seed in seeds]
-        rows.append({"space": space, "system": system, "stages": stages, **figures_of(found)})
-        curves[f"{space} {system}"] = [
-            {"losses": each["losses"], "seconds": each["seconds_of_loss"]} for each in found
-        ]
-    for row in rows:
-        seconds = min(each["seconds"] for each in rows if each["space"] == row["space"])
-        row["at_seconds"] = seconds
-        own = curves[f"{row['space']} {row['system']}"]
-        row["loss_then"] = mean([loss_at(curve, seconds) for curve in own])
+    for space in spaces:
+        speeds: dict[int, dict[str, list[float]]] = {SIMULATED: simulated_speeds(space)}
+        if options.is_real:
+            speeds[REAL] = measured_speeds(space, options.repetitions)
+        for stages, found in sorted(speeds.items()):
+            own = {name: curves[key_of(space, name, stages, steps)] for name in found}
+            rows += rows_of(space, stages, own, found)
     return Result(
         experiment="figure4",
-        title=f"Figure 4: convergence, {stages} stages, {len(seeds)} seeds",
-        kind="real",
+        title=f"Figure 4: convergence over {steps} steps, {len(SEEDS)} seeds",
+        kind=f"losses real, seconds real on {REAL} stages and simulated on {SIMULATED}",
         rows=rows,
         headlines=[
             Headline(
-                f"{row['space']}, {row['system']}: mean loss at the end of {steps} steps; "
+                f"{row['space']}, {row['system']}, {row['stages']} stages: loss at the end; "
                 f"after {row['at_seconds']:.0f} s",
                 f"{row['loss']:.3f} ({row['least']:.3f} to {row['most']:.3f}) in "
                 f"{row['seconds']:.0f} s; {row['loss_then']:.3f}",
@@ -58,71 +105,138 @@ def run(options: Options) -> Result:
         ],
         differs=(
             "tiny spaces, LibreOffice's help (English to German) and Fashion-MNIST instead of WMT "
-            "and ImageNet, two CPU processes; every system has the same batch, while the paper's "
+            "and ImageNet, CPU processes; every system has the same batch, while the paper's "
             "GPipe and PipeDream have smaller ones for lack of memory; naspipe reads the shared "
             "layers in front late, as the space's rules say, and exact does not: there the first "
             "stage waits for each subnet's end; vpipe trains what gpipe trains, and swaps on an "
-            "emulated device"
+            "emulated device; seconds are steps over a speed that was measured apart"
         ),
-        settings={"scale": options.scale, "stages": stages, "sampler": "uniform"},
-        extra={"curves": curves},
+        settings={"scale": "tiny", "sampler": "uniform", "tail": GRAIN * TAIL},
+        extra={"curves": {name: curves[name] for name in sorted(curves)}},
     )
 
 
-def figures_of(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of one system's runs, which differ in their seeds."""
-    ends = [mean(each["losses"][-SMOOTHING:]) for each in found]
-    names = {"seconds": "seconds", "steps_per_second": "steps_per_second", "bubble": "bubble_ratio"}
-    return {
-        "steps": len(found[0]["losses"]),
-        "loss": mean(ends),
-        "least": min(ends),
-        "most": max(ends),
-        **{name: mean([each[key] for each in found]) for name, key in names.items()},
+def key_of(space: str, system: str, stages: int, steps: int) -> str:
+    """What tells curves apart: naspipe's are those of any number of stages."""
+    system = SYSTEMS[system].trains_as or system
+    kind = SYSTEMS[system]
+    suffix = "" if kind.policy == "csp" else f", {stages} stages"
+    return f"{space}, {system}{suffix}, {steps} steps"
+
+
+def train_missing(
+    spaces: Sequence[str], steps: int, seeds: Sequence[int], path: Path
+) -> dict[str, dict[str, list[float]]]:
+    """Means of losses, by :func:`key_of` and seed; two runs at a time."""
+    kept: dict[str, dict[str, list[float]]] = {}
+    if path.exists():
+        kept = json.loads(path.read_text())
+
+    def train(key: str, space: str, job: dict[str, Any], seed: int) -> None:
+        losses = real_run(space=space, steps=steps, seed=seed, **job)["losses"]
+        means = [round(mean(losses[n : n + GRAIN]), 5) for n in range(0, steps, GRAIN)]
+        kept.setdefault(key, {})[str(seed)] = means
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
+
+    wanted = {
+        (key_of(space, name, stages, steps), seed): (space, kind.trained_job(stages), seed)
+        for seed, space, (name, kind), stages in product(
+            seeds, spaces, SYSTEMS.items(), (REAL, SIMULATED)
+        )
+        if kind.trains_as is None
     }
+    with ThreadPoolExecutor(2) as pool:
+        jobs = [
+            pool.submit(train, key, *job)
+            for (key, seed), job in wanted.items()
+            if str(seed) not in kept.get(key, {})
+        ]
+        for job in jobs:
+            job.result()
+    return kept
 
 
-def loss_at(curve: dict[str, Any], seconds: float) -> float:
-    """Mean of the last losses that are there by then."""
-    known = [
-        loss
-        for time, loss in sorted(zip(curve["seconds"], curve["losses"], strict=True))
-        if time <= seconds
-    ]
-    return mean(known[-SMOOTHING:])
+def measured_speeds(space: str, rounds: int) -> dict[str, list[float]]:
+    """Steps per second of every system, one after the other, so often."""
+    found: dict[str, list[float]] = {name: [] for name in SYSTEMS}
+    for _ in range(rounds):
+        for name, kind in SYSTEMS.items():
+            done = real_run(space=space, steps=TIMED.get(space, 60), seed=0, **kind.job(REAL))
+            found[name].append(done["steps_per_second"])
+    return found
 
 
-def smoothed(values: list[float]) -> list[float]:
-    """Means of the last few values."""
-    return [mean(values[max(0, n + 1 - SMOOTHING) : n + 1]) for n in range(len(values))]
+def simulated_speeds(space: str) -> dict[str, list[float]]:
+    """Steps per second of the systems that do not swap."""
+    execution = Execution(stages=SIMULATED)
+    known = profiled_scenario(tiny_workload(space), execution)
+    found = {}
+    for name, kind in SYSTEMS.items():
+        if kind.execution is None:
+            scenario = with_late(known, parse_rule(kind.rule)) if kind.rule else known
+            pipeline = scenario.pipeline(
+                "uniform", 0, SIMULATED_STEPS, policy=kind.policy, bulk=SIMULATED
+            )
+            found[name] = [scenario.run(pipeline, execution).summary.passes_per_second]
+    return found
+
+
+def rows_of(
+    space: str,
+    stages: int,
+    curves: dict[str, dict[str, list[float]]],
+    speeds: dict[str, list[float]],
+) -> list[dict[str, Any]]:
+    """A row for each system; all are compared at the second at which the first one ends."""
+    rates = {name: statistics.median(each) for name, each in speeds.items()}
+    count = min(len(means) for each in curves.values() for means in each.values())
+    at = count * GRAIN / max(rates.values())
+    rows = []
+    for name, seeds in curves.items():
+        ends = [mean(means[-TAIL:]) for means in seeds.values()]
+        then = max(1, min(count, int(at * rates[name] / GRAIN)))
+        rows.append(
+            {
+                "space": space, "system": name, "stages": stages, "seeds": len(ends),
+                "loss": mean(ends), "least": min(ends), "most": max(ends),
+                "steps_per_second": rates[name],
+                "slowest": min(speeds[name]), "fastest": max(speeds[name]),
+                "seconds": count * GRAIN / rates[name], "at_seconds": at,
+                "loss_then": mean([mean(m[max(0, then - TAIL) : then]) for m in seeds.values()]),
+                "curve": key_of(space, name, stages, count * GRAIN),
+            }
+        )  # fmt: skip
+    return rows
 
 
 def draw(result: Result, figure: Any) -> None:
-    """Loss over steps and over time, a band from the least seed to the most; a row per space."""
+    """Loss over steps and over seconds, a band least seed to most; a line per space."""
     spaces = list(dict.fromkeys(row["space"] for row in result.rows))
-    figure.set_size_inches(11, 3.8 * len(spaces))
-    axes = figure.subplots(len(spaces), 2, squeeze=False)
+    counts = sorted({row["stages"] for row in result.rows})
+    figure.set_size_inches(5 * (1 + len(counts)), 3.8 * len(spaces))
+    axes = figure.subplots(len(spaces), 1 + len(counts), squeeze=False, sharey="row")
     styles = {"vpipe": "--", "naspipe, exact": ":"}
-    for space, (over_steps, over_time) in zip(spaces, axes, strict=True):
-        for system in SYSTEMS:
-            curves = result.extra["curves"][f"{space} {system}"]
-            losses = [smoothed(curve["losses"]) for curve in curves]
-            times = [sorted(curve["seconds"]) for curve in curves]
-            for axis, where in ((over_steps, None), (over_time, times)):
-                _band(axis, where, losses, styles.get(system, "-"), system)
-        over_steps.set_ylabel(f"{space}: loss, mean of {SMOOTHING} steps")
-        over_steps.set_xlabel("steps")
-        over_time.set_xlabel("seconds")
-        over_steps.legend(fontsize="small")
+    for space, line in zip(spaces, axes, strict=True):
+        mine = [row for row in result.rows if row["space"] == space]
+        panels = [(counts[0], False), *((stages, True) for stages in counts)]
+        for axis, (stages, is_timed) in zip(line, panels, strict=True):
+            for row in mine:
+                if row["stages"] == stages:
+                    rate = row["steps_per_second"] if is_timed else 1.0
+                    seeds = list(result.extra["curves"][row["curve"]].values())
+                    _band(axis, rate, seeds, styles.get(row["system"], "-"), row["system"])
+            how = "measured" if stages == REAL else "simulated"
+            axis.set_xlabel(f"seconds on {stages} stages, {how}" if is_timed else "steps")
+        line[0].set_ylabel(f"{space}: loss, mean of {GRAIN} steps")
+        line[0].legend(fontsize="small")
 
 
-def _band(
-    axis: Any, times: list[list[float]] | None, losses: list[list[float]], style: str, label: str
-) -> None:
+def _band(axis: Any, rate: float, seeds: list[list[float]], style: str, label: str) -> None:
     """One system: the mean of its seeds, and how far they are apart."""
-    count = len(losses[0])
-    middle = [mean([each[n] for each in losses]) for n in range(count)]
-    where = [mean([each[n] for each in times]) for n in range(count)] if times else range(count)
+    count = min(map(len, seeds))
+    where = [GRAIN * (n + 1) / rate for n in range(count)]
+    middle = [mean([each[n] for each in seeds]) for n in range(count)]
     (line,) = axis.plot(where, middle, style, label=label)
-    ends = [[end(each[n] for each in losses) for n in range(count)] for end in (min, max)]
+    ends = [[end(each[n] for each in seeds) for n in range(count)] for end in (min, max)]
     axis.fill_between(where, *ends, color=line.get_color(), alpha=0.15, linewidth=0)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from naspipe.streams.from_file import write_stream
-from scripts.paper import published, systems, table3, throughput
+from scripts.paper import figure4, published, systems, table3, throughput
 from scripts.paper.common import Options, real_run
 from scripts.paper.summary import write_summary
 
@@ -117,3 +117,23 @@ def test_a_real_run_reports_the_access_order_of_table_4(tmp_path):
     with pytest.raises(RuntimeError, match="at most one stage per block"):
         real_run(space="scripts.paper.waiting:space", data="scripts.paper.waiting:batches",
                  stages=99, steps=1)  # fmt: skip
+
+
+def test_figure4_compares_systems_at_the_second_at_which_the_first_one_ends():
+    flat = {name: {"0": [4.0, 3.0, 2.0, 1.0]} for name in ("naspipe", "gpipe")}
+    rows = figure4.rows_of("cv.c3", 2, flat, {"naspipe": [40.0, 50.0, 60.0], "gpipe": [25.0]})
+    ours, theirs = rows
+    assert ours["at_seconds"] == theirs["at_seconds"] == 100 / 50.0
+    assert ours["loss_then"] == ours["loss"] == 2.5
+    assert theirs["seconds"] == 4.0 and theirs["loss_then"] == 3.5  # half of its steps are done
+
+
+def test_figure4_trains_what_gives_the_same_bits_once():
+    keys = {
+        name: figure4.key_of("cv.c3", name, 2, 50) == figure4.key_of("cv.c3", name, 4, 50)
+        for name in figure4.SYSTEMS
+    }
+    assert [name for name, is_same in keys.items() if is_same] == ["naspipe", "naspipe, exact"]
+    assert figure4.key_of("cv.c3", "vpipe", 2, 50) == figure4.key_of("cv.c3", "gpipe", 2, 50)
+    assert figure4.SYSTEMS["gpipe"].trained_job(4) == {"policy": "bsp", "bulk": 4, "stages": 1}
+    assert figure4.SYSTEMS["pipedream"].trained_job(4)["stages"] == 4
