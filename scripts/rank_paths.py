@@ -22,6 +22,7 @@ sys.path.insert(0, str(ROOT))
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from rich.console import Console  # noqa: E402
+from rich.progress import track  # noqa: E402
 
 import naspipe as npp  # noqa: E402
 import search_spaces  # noqa: E402
@@ -76,7 +77,7 @@ def ranked(pair: Pair, task: Task, steps: int) -> dict[str, Any]:
     )  # fmt: skip
     (rating,) = npp.rate_blocks(found, held_out, last_measure="l2", calibrate=4, validate=8)
     scores, losses = [], []
-    for candidate in rating.candidates:
+    for candidate in track(rating.candidates, "paths trained alone", console=Console(stderr=True)):
         name = "-".join(map(str, candidate.choices))
         run = npp.train(
             alone(students[0], candidate.choices), Lessons(found, 0, data), loss, steps=steps,
