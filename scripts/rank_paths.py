@@ -19,7 +19,6 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.progress import track  # noqa: E402
@@ -31,28 +30,7 @@ from naspipe.frontend.search.block_rating import Lessons  # noqa: E402
 from naspipe.frontend.teaching.blockwise import BlockLoss  # noqa: E402
 from naspipe.runtime.devices.environment import describe_environment  # noqa: E402
 from scripts.distill_images import PAIRS, Pair, Task, teach  # noqa: E402
-
-RESAMPLES = 2000
-
-
-def kendalls_tau(one: Sequence[float], other: Sequence[float]) -> float:
-    """Tau-b: of pairs in the same order less those in another, ties left out of both."""
-    signs = [np.sign(np.subtract.outer(values, values)) for values in (one, other)]
-    both = float((signs[0] * signs[1]).sum())
-    norm = float(np.sqrt((signs[0] ** 2).sum() * (signs[1] ** 2).sum()))
-    return both / norm if norm else 0.0
-
-
-def interval(one: Sequence[float], other: Sequence[float], seed: int = 0) -> tuple[float, float]:
-    """95 %, by drawing pairs of values anew."""
-    random = np.random.default_rng(seed)
-    first, second = np.asarray(one), np.asarray(other)
-    taus = []
-    for _ in range(RESAMPLES):
-        drawn = random.integers(0, len(first), len(first))
-        taus.append(kendalls_tau(first[drawn], second[drawn]))
-    low, high = np.quantile(taus, (0.025, 0.975))
-    return float(low), float(high)
+from scripts.ranking import interval, kendalls_tau  # noqa: E402
 
 
 def alone(space: Space, choices: Sequence[int]) -> Space:

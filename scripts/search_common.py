@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 import sys
 import time
@@ -126,35 +125,6 @@ def random_subnets(space: Space, count: int, seed: int) -> list[tuple[int, ...]]
     draws = RandomState(seed)
     counts = space.candidate_counts
     return [tuple(int(draws.randint(each)) for each in counts) for _ in range(count)]
-
-
-def kendall(one: Sequence[float], other: Sequence[float]) -> float:
-    """Kendall's tau-b of two rankings."""
-    signs = [
-        (_sign(one[i] - one[j]), _sign(other[i] - other[j]))
-        for i in range(len(one))
-        for j in range(i)
-    ]
-    agreement = sum(a * b for a, b in signs)
-    sizes = [sum(1 for pair in signs if pair[side]) for side in (0, 1)]
-    return agreement / math.sqrt(sizes[0] * sizes[1]) if all(sizes) else math.nan
-
-
-def kendall_error(
-    one: Sequence[float], other: Sequence[float], draws: int = 2000, seed: int = 0
-) -> tuple[float, float]:
-    """Where 90 % of the taus lie of subnets drawn again from these (bootstrap)."""
-    random = RandomState(seed)
-    taus = []
-    for _ in range(draws):
-        places = random.randint(len(one), size=len(one))
-        taus.append(kendall([one[p] for p in places], [other[p] for p in places]))
-    taus = sorted(tau for tau in taus if not math.isnan(tau))
-    return taus[len(taus) // 20], taus[-len(taus) // 20]
-
-
-def _sign(value: float) -> int:
-    return (value > 0) - (value < 0)
 
 
 def command(script: str) -> str:

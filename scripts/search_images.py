@@ -19,13 +19,12 @@ sys.path.insert(0, str(ROOT))
 
 from naspipe.export.assembly import find_choices  # noqa: E402
 from naspipe.export.exporter import export_subnet  # noqa: E402
+from scripts.ranking import interval, kendalls_tau  # noqa: E402
 from scripts.search_common import (  # noqa: E402
     Bench,
     command,
     draw,
     keep,
-    kendall,
-    kendall_error,
     random_subnets,
 )  # fmt: skip
 
@@ -99,9 +98,9 @@ def rank_figures(scores: Any, alone: list[dict[str, Any]]) -> dict[str, Any]:
     inherited = [each.scores.loss for each in scores]
     reached = [each["loss"] for each in alone]
     return {
-        "tau": kendall(inherited, reached),
-        "tau_90": kendall_error(inherited, reached),
-        "tau_top1": kendall([e.scores.top1 for e in scores], [e["top1"] for e in alone]),
+        "tau": kendalls_tau(inherited, reached),
+        "tau_90": interval(inherited, reached, 0.9),
+        "tau_top1": kendalls_tau([e.scores.top1 for e in scores], [e["top1"] for e in alone]),
         "loss": inherited,
         "top1": [each.scores.top1 for each in scores],
     }

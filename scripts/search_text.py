@@ -20,7 +20,8 @@ sys.path.insert(0, str(ROOT))
 from naspipe.export.bleu import BleuScorer  # noqa: E402
 from naspipe.export.exporter import export_subnet  # noqa: E402
 from naspipe.frontend.given.run import Run  # noqa: E402
-from scripts.search_common import Bench, command, draw, keep, kendall, random_subnets  # noqa: E402
+from scripts.ranking import kendalls_tau  # noqa: E402
+from scripts.search_common import Bench, command, draw, keep, random_subnets  # noqa: E402
 
 
 def main() -> None:
@@ -59,7 +60,7 @@ def main() -> None:
         "random": alone,
         "random_loss_mean": statistics.mean(losses),
         "random_bleu_mean": statistics.mean(bleus),
-        "tau": kendall([each.scores.loss for each in inherited], losses),
+        "tau": kendalls_tau([each.scores.loss for each in inherited], losses),
         "searched": [each.scores.loss for each in search.candidates],
     }
     print(keep("text", result), draw("text", lambda axes: paint(axes, result), 2))

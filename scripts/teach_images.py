@@ -13,7 +13,6 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +34,7 @@ from naspipe.frontend.given.workloads import find_workload  # noqa: E402
 from naspipe.frontend.training.api import train_together  # noqa: E402
 from naspipe.runtime.devices.environment import describe_environment  # noqa: E402
 from naspipe.runtime.jobs.workload import Workload  # noqa: E402
+from scripts.ranking import kendalls_tau  # noqa: E402
 
 SEEDS = (1, 2, 3)
 JUDGED = {"validate_batches": 16, "validate_calibrate": 4}
@@ -102,13 +102,6 @@ def supernet(seed: int, steps: int, teacher: Path | None) -> list[float]:
         return [each.scores["top1"] for each in run.validations[-1].subnets]
 
 
-def kendall(one: Sequence[float], other: Sequence[float]) -> float:
-    """Rank correlation (tau-a) of two lists."""
-    pairs = [(a, b) for a in range(len(one)) for b in range(a)]
-    signs = [(one[a] - one[b]) * (other[a] - other[b]) for a, b in pairs]
-    return sum((each > 0) - (each < 0) for each in signs) / len(pairs)
-
-
 def main() -> None:
     """Train, print and write."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -157,7 +150,8 @@ def main() -> None:
         )
     console.print(table)
     taus = [
-        kendall(*pair) for pair in zip(rows["cv.c3, alone"], rows["cv.c3, taught"], strict=True)
+        kendalls_tau(*pair)
+        for pair in zip(rows["cv.c3, alone"], rows["cv.c3, taught"], strict=True)
     ]
     console.print(f"rank correlation of the 20 subnets, alone and taught: {taus}")
     result = {

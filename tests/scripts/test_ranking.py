@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scripts.rank_paths import interval, kendalls_tau
+from scripts.ranking import interval, kendalls_tau
 
 
 def test_tau():
