@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import os
+import platform
 import sys
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.metadata import version
 from types import ModuleType
 from typing import NoReturn
 
+from naspipe import __version__
 from naspipe.core.errors import ConfigError, NaspipeError, RunInterruptedError
 
 SUBCOMMANDS = {
@@ -55,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (without the program's name) and return its exit status.
 
     Raises:
-        SystemExit: from ``--help`` (0).
+        SystemExit: from ``--help`` and ``--version`` (0).
     """
     # NNI warns of every class of a newer torch that it cannot wrap, when a user's file imports it.
     warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"nni\.nas\.nn\.pytorch\.")
@@ -100,6 +103,19 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}; see {self.prog} --help")
 
 
+class _Version(argparse.Action):
+    """Says which naspipe this is, and what it runs on."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, help="show naspipe's version and torch's")
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        """Print one line and leave."""
+        python = platform.python_version()
+        print(f"naspipe {__version__} (torch {version('torch')}, Python {python})")
+        parser.exit()
+
+
 def build_parser(
     chosen: str | None = None, module: ModuleType | None = None
 ) -> argparse.ArgumentParser:
@@ -110,6 +126,7 @@ def build_parser(
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action=_Version)
     commands = parser.add_subparsers(metavar="COMMAND", title="commands", dest="command")
     for name, summary in SUBCOMMANDS.items():
         subparser = commands.add_parser(

@@ -39,6 +39,10 @@ _OTHERS = {
     ),
     "gpu": ("scripts/gpu_check.sh", "bits and swapping on a GPU"),
     "groups": ("scripts/bench_groups.py", "groups of stages on 8 devices, simulated"),
+    "image": (
+        "scripts/check_wheel.py",
+        "the wheel alone with its dependencies, as a user uses it",
+    ),
     "rules": ("scripts/rule_prices.py", "what it costs that layers in front are read late"),
     "loss_curve": ("scripts/loss_curve.py", "loss over 300 steps of nlp.c3"),
     "memory": ("scripts/check_memory.py --all", "bits under memory budgets"),

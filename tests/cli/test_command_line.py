@@ -10,6 +10,7 @@ from types import ModuleType
 
 import pytest
 
+from naspipe import __version__
 from naspipe.cli import main as cli
 from naspipe.core.errors import ConfigError, DataError, LogError, StageFailedError
 from tests.trace.fake_run import FakeRun, float32_bits
@@ -101,6 +102,14 @@ def test_orders_are_cut_to_the_terminal(
     assert cli.main(["log", run]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) == 30 and lines[-1].endswith("…")
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["--version"])
+    said = capsys.readouterr().out
+    assert caught.value.code == 0
+    assert said.startswith(f"naspipe {__version__} (torch ") and said.count("\n") == 1
 
 
 @pytest.mark.parametrize("layer", ["9.0", "0.7", "stem.0", "0", "1:head.1", "", "tail"])
