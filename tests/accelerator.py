@@ -27,13 +27,14 @@ from tests.runtime.small_parts import batches, space
 NAME = "standin"
 
 
-def show() -> list[int]:
+def show(on_ask: Callable[[], None] = lambda: None) -> list[int]:
     """Have torch see it; returns who asked whether it is there: a process for each time."""
     asked: list[int] = []
 
     class Module(backend_registration._DummyBackendModule):
         def is_available(self) -> bool:
             asked.append(os.getpid())
+            on_ask()
             return True
 
     backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=Module())

@@ -11,6 +11,7 @@ from hypothesis import settings
 
 from naspipe.frontend.given import run_plan as plan
 from naspipe.runtime.measuring import profile_apart
+from tests import stand_in
 from tests.tiers import Alone, Launches
 
 settings.register_profile("naspipe", deadline=None, print_blob=True)
@@ -22,6 +23,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def pytest_configure(config):
     config.pluginmanager.register(Launches())
+    if stand_in.is_wanted():
+        config.pluginmanager.register(stand_in.Watcher())
     if "PYTEST_XDIST_WORKER" in os.environ:
         config.pluginmanager.register(Alone())
 

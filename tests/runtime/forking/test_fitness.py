@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from naspipe.runtime.forking.fitness import may_compute_here
+from tests import stand_in
 from tests.accelerator import ACTS
 
 ROOT = Path(__file__).parents[3]
@@ -22,6 +23,7 @@ def test_beside_an_accelerator(act, tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+@pytest.mark.skipif(stand_in.is_wanted(), reason="this process has a stand-in")
 def test_without_one_this_process_may_compute():
     assert may_compute_here()
     assert not may_compute_here("cuda")
