@@ -35,8 +35,8 @@ __all__ = [
     "Block", "Blockwise", "ConfigError", "Every", "Exact", "Execution", "Frozen", "Lag", "Momentum",
     "NaspipeError", "Run", "Shared", "Space", "StageFailedError", "Teacher", "Views", "chain",
     "combine_blocks", "distill_blockwise", "export_blocks", "export_subnet", "from_dataset",
-    "from_nni", "losses", "mixed", "rate_blocks", "search_subnets", "train", "train_together", "validate_blocks",
-    "workload", "write_labels",
+    "from_nni", "losses", "mixed", "rate_blocks", "search_subnets", "train", "train_together",
+    "validate_blocks", "workload", "write_labels",
 ]  # fmt: skip
 __version__ = "0.1.0"
 

@@ -31,13 +31,13 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _digest(tensor: torch.Tensor, most: int | None) -> str:
-    raw = plain_bytes(tensor)
+    raw = plain_bytes(tensor).numpy().data
     found = hashlib.blake2b(f"{tensor.dtype}{list(tensor.shape)}".encode(), digest_size=8)
     if most is None or len(raw) <= 2 * most:
-        found.update(raw.numpy())
+        found.update(raw)
     else:
-        found.update(raw[:most].numpy())
-        found.update(raw[-most:].numpy())
+        found.update(raw[:most])
+        found.update(raw[-most:])
     return found.hexdigest()
 
 

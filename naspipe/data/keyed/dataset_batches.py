@@ -111,7 +111,9 @@ class DatasetBatches:
         transform = batching.transform
         self._gives_generator = transform is not None and "generator" in _arguments(transform)
         size = batching.batch_size
-        self.batches_per_epoch = self._size // size if batching.drop_last else -(-self._size // size)
+        self.batches_per_epoch = (
+            self._size // size if batching.drop_last else -(-self._size // size)
+        )
         if not self.batches_per_epoch:
             raise ConfigError(
                 f"from_dataset: expected batch_size of at most {self._size}, the items there are, "

@@ -79,14 +79,24 @@ class LoaderPool:
             ConfigError, NaspipeError: what the making of the batch raised.
         """
         with self._lock:
+            self._clear(seed, number)
             self._ask_for(seed, number)
             while (seed, number) not in self._here:
-                self._read((seed, number))
+                self._read(self._maker_of((seed, number)))
             self._forget_far(seed, number)
             found = self._here.pop((seed, number))
         if isinstance(found, NaspipeError):
             raise found
         return found
+
+    def _clear(self, seed: int, number: int) -> None:
+        """Take in what has been made and is not next: its makers shall go on with what is."""
+        near = range(number, number + _AHEAD * len(self._processes) + 1)
+        for worker, asked in enumerate(self._asked):
+            while asked and asked[0][0] == seed and asked[0][1] not in near:
+                if not self._connections[worker].poll():
+                    break
+                self._read(worker)
 
     def _ask_for(self, seed: int, number: int) -> None:
         """Ask for a batch, and for those that are likely to be wanted next."""
@@ -112,9 +122,11 @@ class LoaderPool:
             raise self._ended(worker, key) from None
         self._asked[worker].append(key)
 
-    def _read(self, wanted: _Key) -> None:
-        """Take the next answer of the process that makes what is wanted."""
-        worker = next(each for each, asked in enumerate(self._asked) if wanted in asked)
+    def _maker_of(self, wanted: _Key) -> int:
+        return next(each for each, asked in enumerate(self._asked) if wanted in asked)
+
+    def _read(self, worker: int) -> None:
+        """Take the next answer of a process."""
         key, connection = self._asked[worker][0], self._connections[worker]
         if not connection.poll(self._patience):
             raise TransportError(

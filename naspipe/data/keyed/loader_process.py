@@ -68,7 +68,7 @@ def send_batch(connection: Connection, batch: Mapping[str, torch.Tensor]) -> Non
     connection.send_bytes(json.dumps({"fields": rows}).encode())
     for each in batch.values():
         if each.numel():
-            connection.send_bytes(memoryview(plain_bytes(each).numpy()))
+            connection.send_bytes(plain_bytes(each).numpy().data)
 
 
 def receive_batch(connection: Connection, number: int) -> dict[str, torch.Tensor]:
@@ -88,7 +88,7 @@ def receive_batch(connection: Connection, number: int) -> dict[str, torch.Tensor
     for name, dtype, shape in header["fields"]:
         found = torch.empty(shape, dtype=getattr(torch, dtype))
         if found.numel():
-            connection.recv_bytes_into(memoryview(plain_bytes(found).numpy()))
+            connection.recv_bytes_into(plain_bytes(found).numpy().data)
         batch[name] = found
     return batch
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress
@@ -15,6 +16,8 @@ from naspipe.core.partition import Partition
 from naspipe.core.rules import Frozen
 from naspipe.core.space import Shared
 from naspipe.core.subnet import Subnet
+from naspipe.data.keyed.dataset_batches import release
+from naspipe.frontend.given.data_checks import check_is_data
 from naspipe.frontend.given.input_checks import check_device, check_proof
 from naspipe.frontend.given.run import Run, check_space
 from naspipe.frontend.given.run_plan import measured_costs, measured_sizes
@@ -40,6 +43,16 @@ from naspipe.search.search_directory import Search, SearchDirectory, default_nam
 from naspipe.sim.chains import Chain, Stream
 from naspipe.sim.pipeline import Pipeline, plan_pipeline
 from naspipe.trace.snapshots.snapshot import Checkpoint
+
+
+@contextmanager
+def _released(*data: Batches) -> Iterator[None]:
+    """Loader processes of data end with the search."""
+    try:
+        yield
+    finally:
+        for each in data:
+            release(each)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +124,7 @@ class Searching:
         def choices_of(number: int) -> tuple[int, ...]:
             return tuple(compress(source.proposed[number].subnet.chain, is_choice))
 
-        with recorder.recording(choices_of):
+        with recorder.recording(choices_of), _released(self.data, self.held_out):
             if self.judge is not None:
                 score_here(source, choices_of, definition.budget, self.judge, recorder)
             else:
@@ -121,6 +134,8 @@ class Searching:
     def _check(self) -> SearchDirectory:
         """What can be known to be wrong at first; returns the place of the search."""
         space, execution = self.run.space, self.execution
+        check_is_data(self.data)
+        check_is_data(self.held_out, "held_out")
         check_space(self.run)
         if self.definition.ema:
             self.run.check_averages()
