@@ -17,7 +17,6 @@ from naspipe.data.images import keyed_random
 from naspipe.data.keyed.item_draws import batch_key, item_key, kept_draws, seed_all
 from naspipe.data.keyed.loader_pool import LoaderPool
 from naspipe.data.ports import IntArray
-from naspipe.data.views import Views
 
 _USUAL = ("input", "target")
 _RISES = 2
@@ -157,7 +156,7 @@ class DatasetBatches:
             TransportError: when a loader process has ended, or is too slow.
         """
         if self._batching.workers and self._goes_on(number):
-            if self._pool is None:
+            if self._pool is None or not self._pool.is_open:
                 batching = self._batching
                 self._pool = LoaderPool(self.make, batching.workers, batching.timeout_seconds)
             return self._pool.batch(seed, number)
@@ -173,7 +172,7 @@ class DatasetBatches:
 
     def close(self) -> None:
         """End this process's loader processes, if there are any; the next batches start others."""
-        if self._pool is not None and self._seen[0] == os.getpid():
+        if self._pool is not None:
             self._pool.close()
         self._pool, self._seen = None, (0, -1, 0)
 
@@ -228,14 +227,6 @@ class DatasetBatches:
             if (each := getattr(batching, name)) is not None:
                 found[name] = getattr(each, "record", None) or _name_of(each)
         return found
-
-
-def release(data: object) -> None:
-    """End the loader processes of data, where they have any in this process."""
-    while isinstance(data, Views):
-        data = data.plain
-    if isinstance(data, DatasetBatches):
-        data.close()
 
 
 def _size_of(dataset: Any) -> int:

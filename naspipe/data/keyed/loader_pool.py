@@ -158,14 +158,20 @@ class LoaderPool:
         for key in [key for key in self._here if key[0] == seed and abs(key[1] - number) > far]:
             del self._here[key]
 
+    @property
+    def is_open(self) -> bool:
+        """Whether there are processes to ask, of this process."""
+        return bool(self._processes)
+
     def close(self) -> None:
         """End the processes; a second call does nothing."""
-        for process in self._processes:
-            process.kill()
-        for process in self._processes:
-            process.join()
-            process.close()
-        self._let_go()
+        with self._lock:
+            for process in self._processes:
+                process.kill()
+            for process in self._processes:
+                process.join()
+                process.close()
+            self._let_go()
 
     def _let_go(self) -> None:
         """Close this process's ends of what leads to the processes."""
@@ -187,6 +193,12 @@ def _main(make: Make, ours: Connection, theirs: Connection, lifeline: int) -> No
 
 _OPEN: WeakSet[LoaderPool] = WeakSet()
 """The pools of this process."""
+
+
+def close_all() -> None:
+    """End all loader processes of this process; who wants more batches starts others."""
+    for pool in list(_OPEN):
+        pool.close()
 
 
 def _leave_to_parent() -> None:

@@ -30,7 +30,7 @@ def check_is_data(data: object, what: str = "data") -> None:
     Raises:
         ConfigError: when it is not; for a ``DataLoader`` or a ``Dataset`` with what to write.
     """
-    expected = f"{what}: expected a function of (seed, number), found"
+    expected = f"{what}: expected a function of (seed, sequence_id), found"
     if isinstance(data, DataLoader):
         raise ConfigError(
             f"{expected} a DataLoader, which cannot make a batch again; use "

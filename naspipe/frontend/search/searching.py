@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress
@@ -16,7 +16,7 @@ from naspipe.core.partition import Partition
 from naspipe.core.rules import Frozen
 from naspipe.core.space import Shared
 from naspipe.core.subnet import Subnet
-from naspipe.data.keyed.dataset_batches import release
+from naspipe.data.keyed.loader_pool import close_all
 from naspipe.frontend.given.data_checks import check_is_data
 from naspipe.frontend.given.input_checks import check_device, check_proof
 from naspipe.frontend.given.run import Run, check_space
@@ -43,16 +43,6 @@ from naspipe.search.search_directory import Search, SearchDirectory, default_nam
 from naspipe.sim.chains import Chain, Stream
 from naspipe.sim.pipeline import Pipeline, plan_pipeline
 from naspipe.trace.snapshots.snapshot import Checkpoint
-
-
-@contextmanager
-def _released(*data: Batches) -> Iterator[None]:
-    """Loader processes of data end with the search."""
-    try:
-        yield
-    finally:
-        for each in data:
-            release(each)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +114,8 @@ class Searching:
         def choices_of(number: int) -> tuple[int, ...]:
             return tuple(compress(source.proposed[number].subnet.chain, is_choice))
 
-        with recorder.recording(choices_of), _released(self.data, self.held_out):
+        with recorder.recording(choices_of), ExitStack() as stack:
+            stack.callback(close_all)
             if self.judge is not None:
                 score_here(source, choices_of, definition.budget, self.judge, recorder)
             else:

@@ -15,7 +15,7 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.ids import StreamId
 from naspipe.core.subnet import Subnet
 from naspipe.core.wiring import Tap, Wiring
-from naspipe.data.keyed.dataset_batches import release
+from naspipe.data.keyed.loader_pool import close_all
 from naspipe.frontend.given.data_checks import check_same_data, first_digests
 from naspipe.frontend.given.input_checks import (
     check_data_path,
@@ -130,8 +130,8 @@ class Training:
                 self.observer.on_note(said)
             job = self.job(plan, costs)
             manifests = [self._manifest(*each, plan) for each in enumerate(job.streams)]
+            stack.callback(close_all)
             for workload in self.workloads:
-                stack.callback(release, workload.data)
                 for attendant in workload.attendants:
                     stack.enter_context(attendant)
             for stream, manifest in zip(job.streams, manifests, strict=True):

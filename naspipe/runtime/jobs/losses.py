@@ -35,8 +35,7 @@ def not_one_number(what: str, found: Any) -> ConfigError:
         found: what it gave.
     """
     if isinstance(found, torch.Tensor):
-        is_each = "a number for each item (reduction='none'?)" if found.dim() else ""
-        said = f"{is_each or 'a tensor'} of shape {list(found.shape)}"
+        said = f"a tensor of shape {list(found.shape)} (reduction='none' gives one for each item)"
     else:
         said = type(found).__name__
     return ConfigError(
