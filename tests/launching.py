@@ -17,6 +17,8 @@ LAUNCHING = (
     "cli/test_teacher.py",
     "cli/test_validation.py",
     "equivalence/",
+    "examples/test_examples.py::test_an_example_trains",
+    "examples/test_examples.py::test_the_page_s_example",
     "export/test_calibrated.py",
     "export/test_command.py",
     "export/test_composed.py",

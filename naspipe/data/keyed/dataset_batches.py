@@ -98,9 +98,10 @@ class DatasetBatches:
 
     Epoch e is the permutation ``RandomState([seed, seed >> 32, e, e >> 32])`` (each word of 32
     bits) ``.permutation(len(dataset))``, cut into batches; :meth:`rows` says it. Before item i of
-    batch n is taken from the data set, and before it is transformed, the global generators start at
-    ``blake2b(f"{seed}/item/{n}/{i}", digest_size=8) >> 1``; before items are collated, at that of
-    ``{seed}/batch/{n}``. numpy's starts at the key's lower 32 bits.
+    batch n is taken from the data set the global generators start at
+    ``blake2b(f"{seed}/item/{n}/{i}", digest_size=8) >> 1``, and its transform goes on with them;
+    before items are collated they start at that of ``{seed}/batch/{n}``. numpy's starts at the
+    key's lower 32 bits.
     """
 
     def __init__(self, dataset: Any, batching: Batching) -> None:
