@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader
@@ -137,6 +138,27 @@ def test_a_loss_that_does_not_fit_is_one_line(tmp_path, options, message):
     with pytest.raises(npp.ConfigError, match=message) as caught:
         npp.train(spaces.mixed(blocks=1), batched(), **options)
     assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
+
+
+class Remembers:
+    """A loss that makes something at its first call, and keeps it."""
+
+    def __init__(self):
+        self.rows = None
+
+    def __call__(self, output, target, weight):
+        if self.rows is None:
+            self.rows = torch.eye(10)
+        return ((output - self.rows[target]).square().mean(1) * weight).mean()
+
+
+def test_what_is_tried_before_a_run_leaves_nothing_in_a_loss(tmp_path):
+    loss = Remembers()
+    run = npp.train(
+        spaces.mixed(blocks=1), batched(), loss, steps=2, run_dir=tmp_path / "run",
+        loss_fields=FIELDS,
+    )  # fmt: skip
+    assert loss.rows.device.type == "cpu" and len(run.losses) == 2
 
 
 def test_a_function_that_needs_values_is_looked_at_in_the_first_step(tmp_path):

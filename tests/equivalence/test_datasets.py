@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import random
+import signal
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -201,6 +204,29 @@ def test_a_resume_at_any_step(tmp_path, whole, at, first, then):
     assert run.manifest["life"]["generation"] == 1
     assert read_losses(run.directory.losses) == read_losses(whole.directory.losses)
     assert run.metrics == whole.metrics
+
+
+class Dies(Augmented):
+    """Ends the process that makes a batch ahead, once."""
+
+    def __init__(self, marker):
+        super().__init__()
+        self.marker = marker
+
+    def __getitem__(self, row):
+        if row == 13 and "loader" in multiprocessing.current_process().name:
+            with suppress(FileExistsError):
+                self.marker.touch(exist_ok=False)
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(row)
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_loader_process_that_dies_is_no_more_than_a_restart(tmp_path, whole, stages):
+    data = batched(Dies(tmp_path / "marker"), workers=2)
+    run = train(tmp_path / "run", data, stages=stages, execution={"max_restarts": 1})
+    assert run.manifest["life"]["generation"] == 1 and not loaders()
+    assert run.losses == whole.losses
 
 
 def test_a_run_from_before_batches_were_recorded_goes_on(tmp_path, whole):

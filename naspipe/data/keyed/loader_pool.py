@@ -75,14 +75,18 @@ class LoaderPool:
         """A batch, fresh each time.
 
         Raises:
-            TransportError: when a process has ended, or gave no batch in time.
+            TransportError: when a process has ended, or gave no batch in time; all are ended then.
             ConfigError, NaspipeError: what the making of the batch raised.
         """
         with self._lock:
-            self._clear(seed, number)
-            self._ask_for(seed, number)
-            while (seed, number) not in self._here:
-                self._read(self._maker_of((seed, number)))
+            try:
+                self._clear(seed, number)
+                self._ask_for(seed, number)
+                while (seed, number) not in self._here:
+                    self._read(self._maker_of((seed, number)))
+            except TransportError:
+                self._end()  # the life of the run that follows starts others
+                raise
             self._forget_far(seed, number)
             found = self._here.pop((seed, number))
         if isinstance(found, NaspipeError):
@@ -166,12 +170,15 @@ class LoaderPool:
     def close(self) -> None:
         """End the processes; a second call does nothing."""
         with self._lock:
-            for process in self._processes:
-                process.kill()
-            for process in self._processes:
-                process.join()
-                process.close()
-            self._let_go()
+            self._end()
+
+    def _end(self) -> None:
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join()
+            process.close()
+        self._let_go()
 
     def _let_go(self) -> None:
         """Close this process's ends of what leads to the processes."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from typing import Any
 
 import torch
@@ -137,8 +139,17 @@ def _binds(signature: inspect.Signature, count: int) -> bool:
 
 
 def _try(what: str, function: Callable[..., Any], given: Tensors) -> None:
-    """Raises ConfigError for a result that is not one number, where shapes alone tell it."""
+    """Raises ConfigError for a result that is not one number, where shapes alone tell it.
+
+    What the function keeps of a call must not stay: a copy is called. One that has tensors of its
+    own needs values, so it is not tried.
+    """
+    if isinstance(function, nn.Module):
+        own = next(chain(function.parameters(), function.buffers()), None)
+        if own is not None:
+            return
     try:
+        function = copy.deepcopy(function)
         with torch.no_grad(), torch.device("meta"), torch.random.fork_rng(devices=[]):
             found = function(*given)
     except Exception:  # it needs values; whatever is wrong is said in the first step
