@@ -158,7 +158,8 @@ def test_what_is_tried_before_a_run_leaves_nothing_in_a_loss(tmp_path):
         spaces.mixed(blocks=1), batched(), loss, steps=2, run_dir=tmp_path / "run",
         loss_fields=FIELDS,
     )  # fmt: skip
-    assert loss.rows.device.type == "cpu" and len(run.losses) == 2
+    assert loss.rows is None or loss.rows.device.type == "cpu"
+    assert len(run.losses) == 2
 
 
 def test_a_function_that_needs_values_is_looked_at_in_the_first_step(tmp_path):
