@@ -11,6 +11,7 @@ from naspipe.core.rules import Every, Exact, Frozen, Lag
 from naspipe.core.space import Block, Shared, Space
 
 if TYPE_CHECKING:
+    from naspipe.data.keyed.dataset_batches import from_dataset as from_dataset
     from naspipe.data.views import Views as Views
     from naspipe.export.composed import export_blocks as export_blocks
     from naspipe.export.composed import validate_blocks as validate_blocks
@@ -33,9 +34,9 @@ if TYPE_CHECKING:
 __all__ = [
     "Block", "Blockwise", "ConfigError", "Every", "Exact", "Execution", "Frozen", "Lag", "Momentum",
     "NaspipeError", "Run", "Shared", "Space", "StageFailedError", "Teacher", "Views", "chain",
-    "combine_blocks", "distill_blockwise", "export_blocks", "export_subnet", "from_nni", "losses",
-    "mixed", "rate_blocks", "search_subnets", "train", "train_together", "validate_blocks",
-    "workload", "write_labels",
+    "combine_blocks", "distill_blockwise", "export_blocks", "export_subnet", "from_dataset",
+    "from_nni", "losses", "mixed", "rate_blocks", "search_subnets", "train", "train_together",
+    "validate_blocks", "workload", "write_labels",
 ]  # fmt: skip
 __version__ = "0.1.0"
 
@@ -57,6 +58,7 @@ _NEED_TORCH = {
     "export_blocks": "naspipe.export.composed",
     "validate_blocks": "naspipe.export.composed",
     "export_subnet": "naspipe.export.exporter",
+    "from_dataset": "naspipe.data.keyed.dataset_batches",
     "from_nni": "naspipe.nni.adapter",
 }
 

@@ -141,7 +141,8 @@ class PlainLoop(LateLayers):
                 self.statistics += self.end_statistics(module, kept)
                 state = out if isinstance(out, tuple) else (out,)
                 if block == len(modules) - 1:
-                    loss = loss_fn(*state, batch["target"])
+                    named = getattr(loss_fn, "fields", ("target",))
+                    loss = loss_fn(*state, *(batch[name] for name in named))
         return [t.detach() for t in state], loss
 
     @staticmethod

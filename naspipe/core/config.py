@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -109,6 +109,10 @@ class Definition:
     """Digest of the weights of the teacher whose output is learned, where there is one."""
     momentum: Mapping[str, Any] = field(default_factory=dict)
     """How a teacher's layers follow the student's, where they do."""
+    loss_fields: Sequence[str] = ()
+    """The batch fields that the loss is called with, where the loss does not say so itself."""
+    metrics: Sequence[str] = ()
+    """Names of what is measured of every pass beside its loss."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -124,7 +128,7 @@ class Definition:
         for name, usual in _LATER.items():
             if values["recipe"][name] == usual:
                 del values["recipe"][name]
-        for name in ("weights", "teacher", "momentum"):
+        for name in ("weights", "teacher", "momentum", "loss_fields", "metrics"):
             if not values[name]:
                 del values[name]
         return values

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 import naspipe as npp
 
@@ -29,6 +30,13 @@ number = 3
 def data(seed, y):
     draw = torch.Generator().manual_seed(seed * 1000 + y)
     return {"input": torch.randn(6, 8, generator=draw), "target": torch.arange(6) % 4}
+
+
+loader = DataLoader([(torch.ones(8), 0)] * 6, batch_size=3)
+
+
+def fresh(seed, y):
+    return {"input": torch.rand(6, 8), "target": torch.arange(6) % 4}
 
 
 def no_target(seed, y):

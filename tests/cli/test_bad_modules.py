@@ -45,6 +45,8 @@ def test_spaces_of_ones_own(
         ("nothing", ("NoneType",)),
         ("no_arguments", ("no_arguments",)),
         ("raises", ("no such row",)),
+        ("loader", ("found a DataLoader", "npp.from_dataset(loader.dataset, batch_size=3, shuf")),
+        ("fresh", ("expected the same batch whenever data(0, 0) is called", "'input'")),
     ],
 )
 def test_data_of_ones_own(refused: Refusal, data: str, pieces: tuple[str, ...]) -> None:

@@ -51,6 +51,9 @@ class TrainingProgress(Bar):
         left = (self._num_passes - self._done) / speed
         self.update(self._done, numbers, f"{_duration(left)} left")
 
+    def on_metrics(self, stream: int, sequence_id: int, metrics: Mapping[str, float]) -> None:
+        """A user's own numbers: written to the metrics, not shown."""
+
     def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
         """A stage's share of time spent computing."""
         self.show()

@@ -1,4 +1,4 @@
-"""What is tried before anything is written: the first batch, and one layer of every kind."""
+"""What is tried before anything is written: devices, groups, and one layer of every kind."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from naspipe.core.wiring import Tap, TapRole
 from naspipe.frontend.given.expected_costs import check_costs
 from naspipe.planning.cost import first_of_kind
 from naspipe.runtime.devices.determinism import deterministic_torch
-from naspipe.runtime.jobs.losses import loss_fields, needs_teacher
-from naspipe.runtime.jobs.workload import Workload, field_of
+from naspipe.runtime.jobs.losses import needs_teacher
+from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.layers.norm_statistics import unknown_norm
 from naspipe.runtime.layers.optimizers import check_optimizer
@@ -100,30 +100,6 @@ def check_data_path(execution: Execution, count: int) -> None:
             "data_path=nccl: expected a torch that was built with NCCL, found one without; "
             "use --set data_path=zmq"
         )
-
-
-def check_batch(workload: Workload) -> None:
-    """The first batch must hold every field that the space names, and the loss's target.
-
-    Raises:
-        ConfigError: when it does not, when the data raises, or when the loss cannot be smoothed
-            as the recipe says.
-    """
-    _ = workload.objective
-    space, definition = workload.space, workload.definition
-    name = definition.data.get("name", "")
-    with users_code(f"data {name}: expected a batch from data({definition.seed}, 0), found"):
-        batch = workload.data(definition.seed, 0)
-    if not isinstance(batch, Mapping) or not all(isinstance(key, str) for key in batch):
-        raise ConfigError(
-            f"data {name}: expected a dict of tensors by name from data({definition.seed}, 0), "
-            f"found {type(batch).__name__}"
-        )
-    for block in range(len(space)):
-        for field in space.fields(block):
-            field_of(batch, field, 0)
-    for field in loss_fields(workload.loss) if workload.is_trained else ():
-        field_of(batch, field, 0)
 
 
 def check_taught(workloads: Sequence[Workload], taps: Sequence[Tap]) -> None:

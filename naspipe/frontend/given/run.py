@@ -43,6 +43,15 @@ class Run:
         return [loss.value for loss in self.directory.read_losses()]
 
     @property
+    def metrics(self) -> dict[str, list[float]]:
+        """By name, what a user's own metrics gave for every pass, in sequence order."""
+        found: dict[str, list[float]] = {}
+        for loss in self.directory.read_losses():
+            for name, number in loss.beside.metrics:
+                found.setdefault(name, []).append(number.value)
+        return found
+
+    @property
     def validations(self) -> list[Validation]:
         """How the supernet did on held-out data on the way, in the order of the cuts."""
         return read_validations(self.directory.validation)

@@ -15,8 +15,10 @@ from naspipe.core.rules import parse_rule
 from naspipe.core.space import Space
 from naspipe.core.user_code import import_attribute
 from naspipe.data.registry import find_entry, has_known_prefix, names_of_kind, open_data
-from naspipe.frontend.given.input_checks import check_batch, check_layers
+from naspipe.frontend.given.data_checks import check_batch, check_is_data
+from naspipe.frontend.given.input_checks import check_layers
 from naspipe.frontend.given.joined_end import END, joined_end
+from naspipe.frontend.given.loss_checks import given_fields, given_metrics
 from naspipe.runtime.jobs.workload import Batches, Workload
 from naspipe.runtime.layers.optimizers import check_optimizer
 
@@ -127,14 +129,21 @@ def _own(
             f"{name}: a space of your own needs --data module:function or --data NAME "
             f"(see `naspipe data list`)"
         )
-    loss = getattr(sys.modules[name.partition(":")[0]], "loss", None) or nn.CrossEntropyLoss()
+    module = sys.modules[name.partition(":")[0]]
+    loss = getattr(module, "loss", None) or nn.CrossEntropyLoss()
     if not callable(loss):
         raise ConfigError(
             f"{name}: expected the module's loss to be a function of (output, target), "
             f"found {type(loss).__name__}"
         )
     data = find_data(data_name, data_root, sizes)
-    return Workload.of(space, data, loss, recipe=Recipe(), scale=scale, steps=1)
+    metrics = given_metrics(getattr(module, "metrics", None))
+    beside = {
+        "loss_fields": given_fields(loss, getattr(module, "loss_fields", None)),
+        "metrics": tuple(sorted(metrics)),
+    }
+    defined = Workload.of(space, data, loss, recipe=Recipe(), scale=scale, steps=1, **beside)
+    return replace(defined, metrics=metrics)
 
 
 def find_data(
@@ -147,11 +156,7 @@ def find_data(
     """
     if is_own_data(name):
         function: Callable[..., Any] = import_attribute(name)
-        if not callable(function):
-            raise ConfigError(
-                f"{name}: expected a function of (seed, sequence_id), "
-                f"found {type(function).__name__}"
-            )
+        check_is_data(function, name)
         return function
     return open_data(
         name,

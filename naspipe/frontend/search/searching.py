@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress
@@ -15,6 +16,8 @@ from naspipe.core.partition import Partition
 from naspipe.core.rules import Frozen
 from naspipe.core.space import Shared
 from naspipe.core.subnet import Subnet
+from naspipe.data.keyed.loader_pool import close_all
+from naspipe.frontend.given.data_checks import check_is_data
 from naspipe.frontend.given.input_checks import check_device, check_proof
 from naspipe.frontend.given.run import Run, check_space
 from naspipe.frontend.given.run_plan import measured_costs, measured_sizes
@@ -111,7 +114,8 @@ class Searching:
         def choices_of(number: int) -> tuple[int, ...]:
             return tuple(compress(source.proposed[number].subnet.chain, is_choice))
 
-        with recorder.recording(choices_of):
+        with recorder.recording(choices_of), ExitStack() as stack:
+            stack.callback(close_all)
             if self.judge is not None:
                 score_here(source, choices_of, definition.budget, self.judge, recorder)
             else:
@@ -121,6 +125,8 @@ class Searching:
     def _check(self) -> SearchDirectory:
         """What can be known to be wrong at first; returns the place of the search."""
         space, execution = self.run.space, self.execution
+        check_is_data(self.data)
+        check_is_data(self.held_out, "held_out")
         check_space(self.run)
         if self.definition.ema:
             self.run.check_averages()

@@ -13,45 +13,35 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.recipe_file import NO_RECIPE, RecipeFile, read_recipe
 from naspipe.core.space import Space
 from naspipe.core.wiring import Tap
+from naspipe.frontend.given.data_checks import check_is_data
+from naspipe.frontend.given.loss_checks import given_fields, given_metrics
 from naspipe.frontend.given.run import Run
 from naspipe.frontend.given.strategies import find_strategy_maker
 from naspipe.frontend.teaching.joined import join
 from naspipe.frontend.teaching.ports import MakesTeacher
 from naspipe.frontend.training.training import Training
-from naspipe.runtime.jobs.losses import Loss
+from naspipe.runtime.jobs.losses import Loss, Metric
 from naspipe.runtime.jobs.workload import Batches, Workload
 from naspipe.runtime.wire.ports import LaunchObserver
 from naspipe.runtime.wire.reports import SilentObserver
 
 
 def train(
-    space: Space,
-    data: Batches,
-    loss: Loss,
-    *,
-    steps: int,
-    optimizer: str | None = None,
-    lr: float | None = None,
-    optimizer_options: Mapping[str, Any] | None = None,
-    sampler: str | Any | None = None,
-    seed: int = 0,
-    stages: int = 1,
-    policy: str = "csp",
-    bulk: int = 0,
-    run_dir: str | Path | None = None,
-    resume: bool = False,
+    space: Space, data: Batches, loss: Loss, *, steps: int, optimizer: str | None = None,
+    lr: float | None = None, optimizer_options: Mapping[str, Any] | None = None,
+    sampler: str | Any | None = None, seed: int = 0, stages: int = 1, policy: str = "csp",
+    bulk: int = 0, run_dir: str | Path | None = None, resume: bool = False,
     recipe: str | Path | Mapping[str, Any] | None = None,
-    execution: Mapping[str, Any] | None = None,
-    observer: LaunchObserver | None = None,
-    held_out: Batches | None = None,
-    teacher: MakesTeacher | None = None,
-) -> Run:
+    execution: Mapping[str, Any] | None = None, observer: LaunchObserver | None = None,
+    held_out: Batches | None = None, teacher: MakesTeacher | None = None,
+    loss_fields: Sequence[str] | None = None, metrics: Mapping[str, Metric] | None = None,
+) -> Run:  # fmt: skip
     """Train a supernet; the bits are those of a plain one-at-a-time loop on any number of stages.
 
     Args:
         space: the blocks and their candidates.
         data: pure; ``data(seed, sequence_id)`` returns named tensors, batch dimension first.
-        loss: called with the last block's output and the batch field ``target``.
+        loss: called with the last block's outputs and the batch fields of ``loss_fields``.
         steps: optimizer steps, of one subnet each unless the recipe's ``passes`` say otherwise.
         optimizer: a ``torch.optim`` class by name (SGD); ``lr`` (0.05) and ``optimizer_options``
             go to it.
@@ -70,6 +60,8 @@ def train(
         observer: told of losses and stage use as the run goes.
         held_out: ``held_out(seed, number)`` to validate by; ``data.validation`` by default.
         teacher: :class:`naspipe.Teacher` or :class:`naspipe.Momentum`, whose output is learned.
+        loss_fields: names of batch fields; ``("target",)``, if the loss has no ``fields`` itself.
+        metrics: functions by name, called as the loss is; each gives one number, which is recorded.
 
     Raises:
         ConfigError: for input that cannot be used; nothing is written then.
@@ -81,7 +73,7 @@ def train(
     what = workload(
         space, data, loss, steps=steps, optimizer=optimizer, lr=lr,
         optimizer_options=optimizer_options, sampler=sampler, seed=seed, policy=policy, bulk=bulk,
-        recipe=recipe, held_out=held_out,
+        recipe=recipe, held_out=held_out, loss_fields=loss_fields, metrics=metrics,
     )  # fmt: skip
     return train_together([what], how, run_dir, observer, resume=resume, teacher=teacher)[0]
 
@@ -101,12 +93,18 @@ def workload(
     bulk: int = 0,
     recipe: str | Path | Mapping[str, Any] | None = None,
     held_out: Batches | None = None,
+    loss_fields: Sequence[str] | None = None,
+    metrics: Mapping[str, Metric] | None = None,
 ) -> Workload:
     """One run's definition, for :func:`train_together`; the arguments are those of :func:`train`.
 
     Raises:
         ConfigError: for a value that cannot be used.
     """
+    check_is_data(data)
+    if held_out is not None:
+        check_is_data(held_out, "held_out")
+    measured = given_metrics(metrics)
     file, settings = _file(recipe)
     if optimizer is not None and optimizer != settings.recipe.optimizer:
         optimizer_options = optimizer_options or {}
@@ -120,8 +118,9 @@ def workload(
     make_strategy = find_strategy_maker(sampler, space, seed)
     name = sampler if isinstance(sampler, str) else type(sampler).__qualname__
     identity = {"seed": seed, "steps": steps, "sampler": name, "policy": policy, "bulk": bulk}
-    defined = Workload.of(space, data, loss, recipe=chosen, **identity)
-    return replace(defined, make_strategy=make_strategy, held_out=held_out)
+    beside = {"loss_fields": given_fields(loss, loss_fields), "metrics": tuple(sorted(measured))}
+    defined = Workload.of(space, data, loss, recipe=chosen, **identity, **beside)
+    return replace(defined, make_strategy=make_strategy, held_out=held_out, metrics=measured)
 
 
 def _file(recipe: str | Path | Mapping[str, Any] | None) -> tuple[RecipeFile, Settings]:

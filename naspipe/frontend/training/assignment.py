@@ -13,6 +13,7 @@ from typing import Any
 import search_spaces
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import StageId, StreamId, WorkerId
+from naspipe.frontend.given.data_checks import first_digests
 from naspipe.frontend.given.run_plan import make_plan
 from naspipe.frontend.training.stream_jobs import draw_stream
 from naspipe.frontend.training.training import Training
@@ -92,6 +93,7 @@ def facts(training: Training) -> dict[str, Any]:
         "processor": environment["hardware"]["processor"],
         "definition": definitions if len(definitions) > 1 else definitions[0],
         "execution": training.execution.as_dict(),
+        "first batch": [first_digests(workload) for workload in training.workloads],
     }
     plain: dict[str, Any] = json.loads(json.dumps(found))
     return plain
@@ -110,7 +112,9 @@ def _sources(workloads: Sequence[Workload]) -> set[Path]:
     found = {path for folder in folders for path in folder.rglob("*.py")}
     for workload in workloads:
         makers = [factory for block in workload.space.blocks for factory in block.candidates]
-        for thing in (workload.data, workload.loss, *makers):
+        parts = getattr(workload.data, "made_of", ())
+        metrics = workload.metrics.values()
+        for thing in (workload.data, *parts, workload.loss, *metrics, *makers):
             module = sys.modules.get(getattr(thing, "__module__", type(thing).__module__))
             if file := getattr(module, "__file__", None):
                 found.add(Path(file))

@@ -15,6 +15,7 @@ from naspipe.core.errors import (
     TransportError,
 )
 from naspipe.core.ids import SequenceId, StreamId
+from naspipe.frontend.given.data_checks import check_cut_batch
 from naspipe.runtime.checkpoints.restored import Restored
 from naspipe.runtime.jobs.job import StreamJob, TrainingJob
 from naspipe.runtime.processes.hosts import OtherHosts
@@ -124,6 +125,8 @@ class Generations:
         if stream.workload.is_trained:
             check_losses(stream.directory.losses, latest.checkpoint.losses)
         restored = Restored(stream.workload.space, number, latest.checkpoint)
+        if stream.workload.is_trained:
+            check_cut_batch(stream.directory, stream.workload, restored.first)
         kept = restored.layers(self.job.participants[number])
         return replace(stream, restored=restored, kept=kept)
 

@@ -11,6 +11,9 @@ from typing import Protocol
 
 Values = Mapping[str, float | None]
 
+METRICS = "metrics/"
+"""What the names of a user's own numbers begin with."""
+
 
 class ScalarFile(Protocol):
     """Where the numbers of steps go."""

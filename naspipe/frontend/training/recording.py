@@ -10,7 +10,7 @@ from typing import Self
 from naspipe.core.config import Definition
 from naspipe.core.recipe import learning_rate
 from naspipe.core.steps import Steps
-from naspipe.frontend.training.ports import ScalarFile, Values
+from naspipe.frontend.training.ports import METRICS, ScalarFile, Values
 from naspipe.frontend.training.tensorboard_file import TensorBoardFile
 from naspipe.runtime.wire.ports import LaunchObserver
 from naspipe.trace.results.metrics_file import MetricsFile
@@ -48,6 +48,7 @@ class Recording:
         self._files: list[list[ScalarFile]] = []
         self._next: list[int] = []
         self._waiting: dict[tuple[int, int], Values] = {}
+        self._metrics: dict[tuple[int, int], Values] = {}
         self._use: dict[int, tuple[int, int]] = {}
         self._hits: dict[int, tuple[int, int]] = {}
         self._start = time.monotonic()
@@ -79,6 +80,7 @@ class Recording:
             self._files.append(files)
         self._next = list(firsts)
         self._waiting, self._use, self._hits, self._done = {}, {}, {}, 0
+        self._metrics = {}
         self._start = time.monotonic()
         self._observer.on_begin(generation, firsts)
 
@@ -94,6 +96,12 @@ class Recording:
             self._write(stream, self._next[stream], values)
             self._next[stream] += 1
         self._observer.on_loss(stream, sequence_id, loss)
+
+    def on_metrics(self, stream: int, sequence_id: int, metrics: Mapping[str, float]) -> None:
+        """See :class:`LaunchObserver`."""
+        named = {f"{METRICS}{name}": value for name, value in metrics.items()}
+        self._metrics[stream, sequence_id] = named
+        self._observer.on_metrics(stream, sequence_id, metrics)
 
     def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
         """See :class:`LaunchObserver`."""
@@ -128,6 +136,7 @@ class Recording:
         return {
             **which,
             "loss": loss,
+            **self._metrics.pop((stream, sequence_id), {}),
             "learning_rate": learning_rate(definition.recipe, step, definition.steps),
             "bubble_ratio": None if busy is None else 1.0 - busy,
             "hit_rate": _share(self._hits),

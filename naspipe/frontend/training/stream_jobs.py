@@ -13,7 +13,9 @@ from naspipe.core.ids import FIRST_STREAM, SequenceId, StageId, StreamId
 from naspipe.core.rules import Follows
 from naspipe.core.space import Shared
 from naspipe.core.subnet import Subnet
-from naspipe.frontend.given.input_checks import check_batch, check_grouping, check_layers
+from naspipe.frontend.given.data_checks import check_batch
+from naspipe.frontend.given.input_checks import check_grouping, check_layers
+from naspipe.frontend.given.loss_checks import check_loss
 from naspipe.frontend.given.pass_streams import draw_passes
 from naspipe.frontend.given.strategy_source import StrategySource, sample_stream
 from naspipe.runtime.jobs.job import StreamJob, TrainingJob
@@ -53,6 +55,7 @@ def check_stream(number: StreamId, workload: Workload, execution: Execution) -> 
         _check_causal(definition)
     subnets = draw_stream(number, workload)
     check_batch(workload)
+    check_loss(workload)
     check_grouping(workload, execution.pipeline.groups)
     check_layers(workload)
     return subnets

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from naspipe.core.errors import ConfigError
+from naspipe.frontend.training.ports import METRICS
 from naspipe.trace.results.metrics_file import writing
 
 
@@ -87,13 +88,14 @@ class TensorBoardFile:
 
 
 def _tagged(values: Mapping[str, float | None]) -> Iterator[tuple[str, float | None]]:
-    """Names and values; of the later passes of a step the losses alone."""
+    """Names and values; of the later passes of a step the losses and metrics alone."""
     number = values.get("pass")
     for name, value in values.items():
-        if number is None or (name not in ("pass", "loss") and not number):
+        is_of_pass = name == "loss" or name.startswith(METRICS)
+        if number is None or (name != "pass" and not is_of_pass and not number):
             yield name, value
-        elif name == "loss":
-            yield f"loss/pass-{number:g}", value
+        elif is_of_pass:
+            yield f"{name}/pass-{number:g}", value
 
 
 def _single(value: float) -> float:

@@ -15,6 +15,8 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.ids import StreamId
 from naspipe.core.subnet import Subnet
 from naspipe.core.wiring import Tap, Wiring
+from naspipe.data.keyed.loader_pool import close_all
+from naspipe.frontend.given.data_checks import check_same_data, first_digests
 from naspipe.frontend.given.input_checks import (
     check_data_path,
     check_device,
@@ -128,6 +130,7 @@ class Training:
                 self.observer.on_note(said)
             job = self.job(plan, costs)
             manifests = [self._manifest(*each, plan) for each in enumerate(job.streams)]
+            stack.callback(close_all)
             for workload in self.workloads:
                 for attendant in workload.attendants:
                     stack.enter_context(attendant)
@@ -172,6 +175,7 @@ class Training:
                 continue
             choices = None if workload.make_strategy else choices_of(workload, of_stream)
             earlier.append(check_resumable(directory, workload.definition, choices))
+            check_same_data(directory, workload, earlier[-1])
             stack.enter_context(Claim(directory.path))
         if all(manifest["status"] == "complete" for manifest in earlier):
             self.observer.on_note(f"{self.path} is complete: there is nothing to resume")
@@ -260,6 +264,7 @@ class Training:
             "environment": describe_environment(self.execution.hardware.device, self._gpus),
             "space": describe_space(space),
             "validation": describe(stream.validation),
+            "batches": {"first": first_digests(stream.workload)},
             "passes_per_step": definition.recipe.steps.passes,
             "proof": dict(check_proof(stream.workload)),
             "measured": {},

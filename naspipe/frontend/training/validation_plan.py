@@ -101,7 +101,7 @@ def _choices(text: str, space: Space, seed: int) -> tuple[tuple[int, ...], ...]:
 
 
 def check_validation(validation: ValidationPlan) -> None:
-    """The first held-out batch must hold every field that the space names, and the target.
+    """The first held-out batch must hold every field that the space names, and the loss's.
 
     Raises:
         ConfigError: when it does not, or the data raise.
@@ -118,7 +118,8 @@ def check_validation(validation: ValidationPlan) -> None:
     for block in range(len(space)):
         for name in space.fields(block):
             field_of(batch, name, 0)
-    field_of(batch, "target", 0)
+    for name in ("target",) if evaluation.probe else evaluation.workload.judged_fields:
+        field_of(batch, name, 0)
 
 
 def describe(validation: ValidationPlan | None) -> dict[str, Any]:

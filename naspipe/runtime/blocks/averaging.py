@@ -51,7 +51,7 @@ class Averaging:
         own = getattr(data, "items", None)
         if callable(own):
             return int(own(seed, number))
-        target = field_of(data(seed, number), "target", number)
+        target = field_of(data(seed, number), self._workload.target_field, number)
         return counted_items(target, self._workload.loss)
 
 

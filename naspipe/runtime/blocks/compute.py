@@ -12,7 +12,7 @@ from naspipe.core.wiring import CHAIN, FIELD, PLAIN, InputName, TapRole, Wiring
 from naspipe.runtime.blocks.averaging import Averaging
 from naspipe.runtime.blocks.forward_only import forward_only
 from naspipe.runtime.blocks.nonfinite import first_gradient
-from naspipe.runtime.blocks.objectives import Ending, JoinedObjective, objectives_of
+from naspipe.runtime.blocks.objectives import Ending, JoinedObjective, metrics_of, objectives_of
 from naspipe.runtime.blocks.pass_state import PassState, StepStates
 from naspipe.runtime.blocks.ports import BlockResult
 from naspipe.runtime.blocks.segment import Gradient, Segment, SegmentSpec, Tensors
@@ -212,7 +212,8 @@ class StageCompute:
             return None
         if is_last:
             state.inputs = ()
-        return self._begin_backward(state, task, block, outputs[0].detach())
+        result = self._begin_backward(state, task, block, outputs[0].detach())
+        return result._replace(metrics=ending.measured, batch=state.digest)
 
     def _begin_backward(
         self, state: PassState, task: Task, block: int, loss: torch.Tensor
@@ -250,7 +251,9 @@ class StageCompute:
             objective = objective.of_pass(number)
         lessons = self._tapped_for(state, place, TapRole.LESSON)
         fields = tuple(self._field(state, task, name) for name in objective.fields)
-        return Ending(objective, lessons, fields)
+        return Ending(
+            objective, lessons, fields, metrics_of(self._workloads[task.stream], place[1])
+        )
 
     def _tapped_for(self, state: PassState, place: _Place, role: TapRole) -> Tensors:
         """What was tapped for a block, in the order of the taps."""
@@ -271,12 +274,9 @@ class StageCompute:
     def _field(self, state: PassState, task: Task, name: str) -> torch.Tensor:
         """A batch field: one that has arrived, or from the batch, which is made when needed."""
         if name not in state.fields:
-            if state.batch is None:
-                workload = self._workloads[task.stream]
-                number = self._steps[task.stream].batch(task.sequence_id)
-                state.batch = workload.data(workload.definition.seed, number)
-            field = field_of(state.batch, name, task.sequence_id)
-            state.fields[name] = self.placement.to_device(field)
+            number = self._steps[task.stream].batch(task.sequence_id)
+            batch = state.made_batch(self._workloads[task.stream], number)
+            state.fields[name] = self.placement.to_device(field_of(batch, name, task.sequence_id))
         return state.fields[name]
 
     def _make_store(self, workload: Workload, restored: Restored | None) -> LayerStore:

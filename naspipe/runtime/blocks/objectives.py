@@ -10,7 +10,16 @@ import torch
 
 from naspipe.core.recipe import Recipe
 from naspipe.runtime.blocks.segment import Tensors
-from naspipe.runtime.jobs.losses import Loss, distilling, is_joined, loss_fields, smoothed
+from naspipe.runtime.jobs.losses import (
+    Loss,
+    Metric,
+    distilling,
+    is_joined,
+    loss_fields,
+    name_of_loss,
+    not_one_number,
+    smoothed,
+)
 from naspipe.runtime.jobs.ports import Objective
 from naspipe.runtime.jobs.workload import Workload
 
@@ -23,17 +32,25 @@ class EndObjective:
         recipe: what it changes of it, and whether a step's first pass teaches the others.
         is_taught: whether lessons come from a tap.
         lesson_fields: batch fields that are lessons, too.
+        fields: batch fields that the loss is called with, where it does not say so itself.
 
     Raises:
         ConfigError: when the loss cannot be used so.
     """
 
     def __init__(
-        self, loss: Loss, recipe: Recipe, is_taught: bool, lesson_fields: tuple[str, ...] = ()
+        self,
+        loss: Loss,
+        recipe: Recipe,
+        is_taught: bool,
+        lesson_fields: tuple[str, ...] = (),
+        fields: tuple[str, ...] = (),
     ) -> None:
-        self.fields = (*loss_fields(loss), *lesson_fields)
-        self._own = len(self.fields) - len(lesson_fields)
+        own = fields or loss_fields(loss)
+        self.fields = (*own, *lesson_fields)
+        self._own = len(own)
         """How many of them are the loss's."""
+        self._name = name_of_loss(loss)
         self._loss = smoothed(loss, recipe.label_smoothing)
         self._distilled = distilling(loss) if is_taught or lesson_fields else None
 
@@ -41,8 +58,12 @@ class EndObjective:
         """See :class:`naspipe.runtime.jobs.ports.Objective`."""
         lessons, fields = (*lessons, *fields[self._own :]), fields[: self._own]
         if lessons and self._distilled is not None:
-            return self._distilled(*outputs, *lessons, *fields)
-        return self._loss(*outputs, *fields)
+            loss = self._distilled(*outputs, *lessons, *fields)
+        else:
+            loss = self._loss(*outputs, *fields)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            raise not_one_number(f"loss {self._name}", loss)
+        return loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +102,46 @@ def objectives_of(workload: Workload, is_taught: bool) -> Mapping[int, Objective
     if is_joined(workload.loss):
         end = JoinedObjective(workload.loss, recipe.steps.passes)
     else:
-        end = EndObjective(workload.loss, recipe, is_taught, workload.lesson_fields)
+        own = workload.loss_fields
+        end = EndObjective(workload.loss, recipe, is_taught, workload.lesson_fields, own)
     return {**workload.objectives, len(workload.space) - 1: end}
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """What is measured of every pass at the end of a chain, beside the loss."""
+
+    functions: Mapping[str, Metric]
+    fields: int
+    """How many of the objective's fields they are called with, the first ones."""
+
+    @torch.no_grad()
+    def __call__(self, outputs: Tensors, fields: Tensors) -> dict[str, torch.Tensor]:
+        """One number each, in the order of their names.
+
+        Raises:
+            ConfigError: when one gives something else.
+        """
+        found = {}
+        for name in sorted(self.functions):
+            value = self.functions[name](*outputs, *fields[: self.fields])
+            if isinstance(value, float | int):
+                value = torch.tensor(float(value), dtype=torch.float64)
+            if not isinstance(value, torch.Tensor) or value.numel() != 1 or value.is_complex():
+                raise not_one_number(f"metric {name}", value)
+            found[name] = value.detach()
+        return found
+
+
+NO_METRICS = Metrics({}, 0)
+
+
+def metrics_of(workload: Workload, block: int) -> Metrics:
+    """What is measured of a stream's passes behind a block: something at the chain's end only."""
+    if not workload.metrics or block < len(workload.space) - 1:
+        return NO_METRICS
+    fields = () if is_joined(workload.loss) else workload.loss_fields
+    return Metrics(workload.metrics, len(fields))
 
 
 class Ending:
@@ -92,18 +151,31 @@ class Ending:
         objective: makes the loss of them.
         lessons: tapped for it.
         fields: of the batch.
+        metrics: what is measured of them, too; once, also where the block is computed again.
     """
 
-    def __init__(self, objective: Objective, lessons: Tensors, fields: Tensors) -> None:
+    def __init__(
+        self,
+        objective: Objective,
+        lessons: Tensors,
+        fields: Tensors,
+        metrics: Metrics = NO_METRICS,
+    ) -> None:
         self._objective = objective
         self._lessons = lessons
         self._fields = fields
         self._outputs: Tensors = ()
+        self._measure = metrics
+        self.measured: Mapping[str, torch.Tensor] | None = None
+        """By metric."""
 
     def __call__(self, outputs: Tensors) -> Tensors:
         """From a block's outputs to the loss."""
         self._outputs = tuple(output.detach() for output in outputs)
-        return (self._objective(outputs, self._lessons, self._fields),)
+        loss = self._objective(outputs, self._lessons, self._fields)
+        if self.measured is None:
+            self.measured = self._measure(self._outputs, self._fields)
+        return (loss,)
 
     def take_outputs(self) -> Tensors:
         """Those of the last call, without a way back for gradients."""

@@ -12,9 +12,11 @@ import torch
 from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId
 from naspipe.core.steps import Steps
 from naspipe.core.wiring import InputName
+from naspipe.data.keyed.batch_digest import short_digest
 from naspipe.runtime.blocks.ports import PassSum
 from naspipe.runtime.blocks.segment import Gradient, Segment, Tensors
 from naspipe.runtime.blocks.sums import REDUCTIONS, GradientSum
+from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.layers.bound_layer import Gradients
 from naspipe.runtime.layers.norm_statistics import Statistics
 
@@ -36,8 +38,17 @@ class PassState:
     statistics: dict[LayerId, Statistics] = field(default_factory=dict)
     """Of batch normalisation, where it is deferred."""
     batch: Mapping[str, torch.Tensor] | None = None
+    digest: str = ""
+    """Of the batch."""
     fields: dict[str, torch.Tensor] = field(default_factory=dict)
     """Of the batch, on the device."""
+
+    def made_batch(self, workload: Workload, number: int) -> Mapping[str, torch.Tensor]:
+        """The pass's batch, made when it is asked for first; blocks may change it later on."""
+        if self.batch is None:
+            self.batch = workload.data(workload.definition.seed, number)
+            self.digest = short_digest(self.batch) if workload.is_trained else ""
+        return self.batch
 
     @property
     def num_tapped(self) -> int:

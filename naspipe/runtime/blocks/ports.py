@@ -35,6 +35,10 @@ class BlockResult(NamedTuple):
     value: torch.Tensor
     section: int = 0
     """Of a loss: the section of the chain whose backward begins with it; 0 at the chain's end."""
+    metrics: Mapping[str, torch.Tensor] | None = None
+    """Beside a loss, by name: one number each."""
+    batch: str = ""
+    """Of a loss: a digest of the batch, where this stage has made it."""
 
 
 class BlockCompute(Protocol):

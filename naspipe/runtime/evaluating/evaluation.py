@@ -31,7 +31,7 @@ from naspipe.runtime.evaluating.calibration import (
 )
 from naspipe.runtime.evaluating.feature_probe import probe_sums
 from naspipe.runtime.jobs.evaluation_recipe import EvaluationRecipe, FeatureProbe
-from naspipe.runtime.jobs.losses import Loss
+from naspipe.runtime.jobs.losses import Loss, name_of_loss, not_one_number
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.layers.stored_layer import StoredLayer
 from naspipe.runtime.memory.memory_retry import MemoryRetry
@@ -51,6 +51,9 @@ class Evaluation:
     weights: Restored
     """The layers of a run; one that the run never used has its first weights."""
     loss: Loss
+    loss_fields: tuple[str, ...]
+    target: str
+    """The field that says the classes, and whose values are counted."""
     recipe: Recipe
     """The run's: precision and threads."""
     seed: int
@@ -92,6 +95,8 @@ def evaluation_of(recipe: EvaluationRecipe, checkpoint: Checkpoint) -> Evaluatio
         space=workload.space,
         weights=Restored(workload.space, FIRST_STREAM, checkpoint),
         loss=workload.loss,
+        loss_fields=workload.judged_fields,
+        target=workload.target_field,
         recipe=workload.definition.recipe,
         seed=seed,
         batch=batch,
@@ -199,15 +204,16 @@ class EvaluationCompute:
 
     def _sums(self, outputs: Sequence[Tensors], numbers: Sequence[int]) -> torch.Tensor:
         """Of all validation batches, in their order."""
-        probe = self._evaluation.probe
+        probe, of = self._evaluation.probe, self._fields.of
         if probe is not None:
-            targets = [self._fields.of(number, "target") for number in numbers]
+            targets = [of(number, "target") for number in numbers]
             return probe_sums(probe.kind, outputs, targets, probe.batches)
         with torch.no_grad(), self._autocast():
-            rows = [
-                batch_sums(self._evaluation.loss, output, self._fields.of(number, "target"))
-                for number, output in zip(numbers, outputs, strict=True)
-            ]
+            loss, target = self._evaluation.loss, self._evaluation.target
+            rows = []
+            for number, output in zip(numbers, outputs, strict=True):
+                fields = tuple(of(number, name) for name in self._evaluation.loss_fields)
+                rows.append(batch_sums(loss, output, of(number, target), fields))
         total = torch.zeros(5, dtype=torch.float64)
         for row in rows:
             total += row
@@ -260,15 +266,18 @@ class EvaluationCompute:
         stored.module.eval()
 
 
-def batch_sums(loss: Loss, outputs: Tensors, target: torch.Tensor) -> torch.Tensor:
-    """One batch's row of ``Sums``: five numbers of 64 bits.
+def batch_sums(
+    loss: Loss, outputs: Tensors, target: torch.Tensor, fields: Tensors | None = None
+) -> torch.Tensor:
+    """One batch's row of ``Sums``: five numbers of 64 bits; the target is the loss's only field
+    where none are given.
 
     Raises:
         ConfigError: when the loss is not one number.
     """
-    mean = loss(*outputs, target)
+    mean = loss(*outputs, *((target,) if fields is None else fields))
     if not isinstance(mean, torch.Tensor) or mean.numel() != 1:
-        raise ConfigError(f"loss: expected a tensor of one number, found {type(mean).__name__}")
+        raise not_one_number(f"loss {name_of_loss(loss)}", mean)
     padding = getattr(loss, "padding", getattr(loss, "ignore_index", None))
     counts = target != padding if isinstance(padding, int) else torch.ones_like(target).bool()
     targets = float(counts.sum())

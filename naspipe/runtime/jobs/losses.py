@@ -11,12 +11,37 @@ import torch
 from naspipe.core.errors import ConfigError
 
 Loss = Callable[..., torch.Tensor]
-"""Called with the last block's outputs and the batch field ``target``."""
+"""Called with the last block's outputs and its fields of the batch: ``target`` as a rule."""
+
+Metric = Callable[..., Any]
+"""Called as a loss is; returns one number, which nothing learns from."""
 
 
 def loss_fields(loss: Loss) -> tuple[str, ...]:
     """The batch fields that a loss is called with: its ``fields``, ``target`` if it has none."""
     return tuple(getattr(loss, "fields", ("target",)))
+
+
+def name_of_loss(loss: object) -> str:
+    """How messages call a loss or a metric."""
+    return str(getattr(loss, "__qualname__", type(loss).__qualname__))
+
+
+def not_one_number(what: str, found: Any) -> ConfigError:
+    """What to say of a loss or a metric that does not give one number.
+
+    Args:
+        what: the loss or the metric, as messages call it.
+        found: what it gave.
+    """
+    if isinstance(found, torch.Tensor):
+        said = f"a tensor of shape {list(found.shape)} (reduction='none' gives one for each item)"
+    else:
+        said = type(found).__name__
+    return ConfigError(
+        f"{what}: expected one number for a batch, found {said}; use reduction='mean', or end in "
+        f".mean()"
+    )
 
 
 def is_joined(loss: Loss) -> bool:
@@ -59,7 +84,7 @@ def smoothed(loss: Loss, label_smoothing: float) -> Loss:
         raise ConfigError(
             f"label_smoothing={label_smoothing:g}: expected a loss with an attribute "
             f"label_smoothing (torch.nn.CrossEntropyLoss, or that of a named space), found "
-            f"{getattr(loss, '__qualname__', type(loss).__qualname__)}; leave it out and smooth in "
+            f"{name_of_loss(loss)}; leave it out and smooth in "
             f"your loss"
         )
     changed: Any = copy.copy(loss)
@@ -88,7 +113,7 @@ def distilling(loss: Loss) -> Loss:
         f"passes=sandwich, or a teacher: expected torch.nn.CrossEntropyLoss, the loss of a named "
         f"space, or one with a method distill(output, taught_output, target) or "
         f"joined(outputs, lessons), found "
-        f"{getattr(loss, '__qualname__', type(loss).__qualname__)}"
+        f"{name_of_loss(loss)}"
     )
 
 

@@ -68,6 +68,8 @@ class Workload:
     """What is there, beside the stages, as long as the run is: processes that sources ask."""
     lesson_fields: tuple[str, ...] = ()
     """Batch fields that are lessons of the loss, as a teacher's outputs are."""
+    metrics: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    """What is measured of every pass, by name: called as the loss is, without a teacher."""
 
     @property
     def is_written(self) -> bool:
@@ -99,7 +101,7 @@ class Workload:
         objective = self.objectives.get(block)
         own = objective.fields if objective else ()
         if block == len(self.space) - 1 and self.is_trained:
-            own = (*loss_fields(self.loss), *self.lesson_fields)
+            own = (*self.loss_fields, *self.lesson_fields)
         return (*self.space.fields(block), *own)
 
     @classmethod
@@ -131,6 +133,23 @@ class Workload:
     def recipe(self) -> Recipe:
         """How every step is taken."""
         return self.definition.recipe
+
+    @property
+    def loss_fields(self) -> tuple[str, ...]:
+        """The batch fields that the loss is called with: as given, or as the loss says."""
+        return tuple(self.definition.loss_fields) or loss_fields(self.loss)
+
+    @property
+    def target_field(self) -> str:
+        """The field whose values the loss is a mean over: ``target``, or else the first given."""
+        given = self.definition.loss_fields
+        return "target" if "target" in given or not given else given[0]
+
+    @property
+    def judged_fields(self) -> tuple[str, ...]:
+        """The batch fields that the loss is called with where subnets are judged by it."""
+        fields = self.loss_fields
+        return fields if self.target_field in fields else ("target",)
 
     @property
     def objective(self) -> Loss:

@@ -82,7 +82,7 @@ def _kept_bytes(
             outputs = module(*inputs)
             outputs = outputs if isinstance(outputs, tuple) else (outputs,)
             if loss is not None:
-                outputs = (loss(*outputs, fields["target"]),)
+                outputs = (loss(*outputs, *(fields[name] for name in workload.loss_fields)),)
     except (RuntimeError, NotImplementedError) as error:
         raise ConfigError(
             f"layer {workload.space.label(block, candidate)}: expected a layer that computes "

@@ -13,7 +13,6 @@ from naspipe.core.ids import FIRST_STREAM, LayerId
 from naspipe.planning.cost import CostTable, first_of_kind
 from naspipe.runtime.blocks.segment import SegmentSpec, Tensors
 from naspipe.runtime.devices.clock import open_clock
-from naspipe.runtime.jobs.losses import loss_fields
 from naspipe.runtime.jobs.workload import Workload, field_of
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.layers.stored_layer import StoredLayer
@@ -206,5 +205,5 @@ class _Bench:
         )
 
     def _end(self, outputs: Tensors) -> Tensors:
-        given = (field_of(self._batch, name, 0) for name in loss_fields(self._workload.loss))
+        given = (field_of(self._batch, name, 0) for name in self._workload.loss_fields)
         return (self._workload.objective(*outputs, *given),)

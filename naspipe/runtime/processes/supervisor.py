@@ -18,7 +18,7 @@ from naspipe.runtime.processes.stopping import Stop
 from naspipe.runtime.wire.ports import LaunchObserver
 from naspipe.runtime.wire.reports import read_report
 from naspipe.runtime.wire.wakeup import Wakeup
-from naspipe.trace.results.losses_file import SectionLosses
+from naspipe.trace.results.losses_file import SectionLosses, read_beside
 
 _POLL_MS = 1000
 _LAST_WORDS_SECONDS = 0.5
@@ -122,9 +122,14 @@ class Collector(StageReports):
         match kind:
             case "loss":
                 stream, sequence_id, loss = body["stream"], body["sequence_id"], body["loss"]
-                self._losses[stream].append(body["section"], sequence_id, loss, body["bits"])
+                beside = read_beside(body.get("batch", ""), body.get("metrics", {}))
+                losses = self._losses[stream]
+                losses.append(body["section"], sequence_id, loss, body["bits"], beside)
                 if body["section"]:
                     return
+                if beside.metrics:
+                    values = {name: each.value for name, each in beside.metrics}
+                    self._observer.on_metrics(stream, sequence_id, values)
                 self._observer.on_loss(stream, sequence_id, loss)
                 self._growing.take(stream, sequence_id, loss)
                 self._collect()

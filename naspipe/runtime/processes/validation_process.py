@@ -107,7 +107,8 @@ def judge(validation: ValidationPlan, path: Path, device: str = "cpu") -> list[d
         execution=Execution(device=device, window=count),
     )
     evaluate(job, sheet, lambda scores: 0.0)
-    is_text = evaluation.held_out(evaluation.workload.definition.seed, 0)["target"].dim() > 1
+    target = "target" if evaluation.probe else evaluation.workload.target_field
+    is_text = evaluation.held_out(evaluation.workload.definition.seed, 0)[target].dim() > 1
     return [_named(sheet.scores[number], is_text) for number in range(count)]
 
 

@@ -78,6 +78,10 @@ class LaunchObserver(Protocol):
         """A step's loss is known; steps may come in any order."""
         ...
 
+    def on_metrics(self, stream: int, sequence_id: int, metrics: Mapping[str, float]) -> None:
+        """A step's metrics are known, where it has any: just before its loss is told."""
+        ...
+
     def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
         """A stage's compute time so far, of the time since it began."""
         ...

@@ -31,6 +31,9 @@ class SilentObserver:
     def on_loss(self, stream: int, sequence_id: int, loss: float) -> None:
         """See :class:`LaunchObserver`."""
 
+    def on_metrics(self, stream: int, sequence_id: int, metrics: Mapping[str, float]) -> None:
+        """See :class:`LaunchObserver`."""
+
     def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
         """See :class:`LaunchObserver`."""
 

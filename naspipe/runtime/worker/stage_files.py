@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+import torch
+
 from naspipe.core.access import Access, AccessKind
 from naspipe.core.events import Event
 from naspipe.core.ids import FIRST_STREAM, SequenceId, StreamId, alone_in
@@ -52,14 +54,16 @@ class StageFiles:
 
     def result(self, stream: StreamId, sequence_id: SequenceId, result: BlockResult) -> None:
         """See :class:`naspipe.runtime.worker.ports.StageSink`."""
-        loss = result.value.cpu()  # its block is over, so this waits for nothing but the copy
-        raw = tensor_bytes(loss).numpy().tobytes()[::-1]
+        value, bits = _number(result.value)
+        metrics = {name: _number(each) for name, each in (result.metrics or {}).items()}
         body = {
             "stream": stream,
             "sequence_id": sequence_id,
             "section": result.section,
-            "loss": float(loss),
-            "bits": raw.hex(),
+            "loss": value,
+            "bits": bits,
+            "batch": result.batch,
+            "metrics": metrics,
         }
         self._reporter.report("loss", body)
 
@@ -71,3 +75,9 @@ class StageFiles:
         """See :class:`naspipe.runtime.worker.ports.StageSink`."""
         if self._events is not None:
             self._events.append(event)
+
+
+def _number(tensor: torch.Tensor) -> tuple[float, str]:
+    """Its value and its bits, as a big-endian number."""
+    there = tensor.cpu()  # its block is over, so this waits for nothing but the copy
+    return float(there), tensor_bytes(there).numpy().tobytes()[::-1].hex()

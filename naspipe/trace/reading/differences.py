@@ -27,6 +27,7 @@ _WHATS = (
     "version",
     "scalar",
     "loss",
+    "metric",
 )
 _FINAL_STATE = ("tensor", "version", "scalar")
 
@@ -35,8 +36,8 @@ class Difference(NamedTuple):
     """One place where two runs differ.
 
     ``sequence_id`` is the pass (for final state, the earliest last WRITE of the layer; -1
-    is the state before any). ``layer`` is the label, empty for a loss; ``block`` its place in
-    the chain, behind the last one for a loss.
+    is the state before any). ``layer`` is the label, empty for a loss or a metric;
+    ``block`` its place in the chain, behind the last one for those.
     """
 
     stream: int
@@ -72,6 +73,12 @@ def loss_differences(
         if one is None or other is None or one.bits != other.bits:
             detail = f"{_loss_text(one)} against {_loss_text(other)}"
             yield Difference(*key, len(labels), "", "loss", detail)
+            continue
+        others = dict(other.beside.metrics)
+        for name, metric in one.beside.metrics:
+            if name in others and others[name].bits != metric.bits:
+                detail = f"{name} {metric.value!r} against {others[name].value!r}"
+                yield Difference(*key, len(labels), "", "metric", detail)
 
 
 def access_differences(

@@ -18,6 +18,25 @@ from naspipe.core.ids import FIRST_STREAM, SequenceId, StreamId
 from naspipe.core.json_text import parse_json
 
 
+class Number(NamedTuple):
+    """A number that was computed; ``bits`` is the hex of its own bytes, as a big-endian number."""
+
+    value: float
+    bits: str
+
+
+class Beside(NamedTuple):
+    """What is recorded of a pass beside its loss."""
+
+    batch: str = ""
+    """A digest of its batch; empty where it is not known."""
+    metrics: tuple[tuple[str, Number], ...] = ()
+    """By name."""
+
+
+NOTHING = Beside()
+
+
 class Loss(NamedTuple):
     """One pass's loss; ``bits`` is the hex of its own bytes, as one big-endian number."""
 
@@ -25,6 +44,7 @@ class Loss(NamedTuple):
     sequence_id: SequenceId
     value: float
     bits: str
+    beside: Beside = NOTHING
 
 
 class LossWriter:
@@ -51,7 +71,9 @@ class LossWriter:
         self._file.truncate(self._marks[-1][0])
         self._file.seek(0, os.SEEK_END)
 
-    def append(self, stream: int, sequence_id: int, value: float, bits: str) -> None:
+    def append(
+        self, stream: int, sequence_id: int, value: float, bits: str, beside: Beside = NOTHING
+    ) -> None:
         """Take one loss; each line is handed to the operating system at once.
 
         Raises:
@@ -59,7 +81,7 @@ class LossWriter:
         """
         if sequence_id < self._next[stream] or (stream, sequence_id) in self._waiting:
             raise LogError(f"loss of subnet {stream}.{sequence_id} was recorded twice")
-        loss = Loss(StreamId(stream), SequenceId(sequence_id), value, bits)
+        loss = Loss(StreamId(stream), SequenceId(sequence_id), value, bits, beside)
         self._waiting[stream, sequence_id] = _line(loss)
         while line := self._waiting.pop((stream, self._next[stream]), None):
             self._next[stream] += 1
@@ -145,14 +167,22 @@ def read_losses(path: Path, count: int | None = None) -> list[Loss]:
 
 
 def _line(loss: Loss) -> str:
-    value: float | str = loss.value if math.isfinite(loss.value) else str(loss.value)
-    fields = {
+    fields: dict[str, Any] = {
         "stream": loss.stream,
         "sequence_id": loss.sequence_id,
-        "loss": value,
+        "loss": _plain(loss.value),
         "bits": loss.bits,
     }
+    if loss.beside.batch:
+        fields["batch"] = loss.beside.batch
+    if loss.beside.metrics:
+        metrics = loss.beside.metrics
+        fields["metrics"] = {name: [_plain(each.value), each.bits] for name, each in metrics}
     return json.dumps(fields, allow_nan=False) + "\n"
+
+
+def _plain(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)
 
 
 def _parse(fields: Any) -> Loss:
@@ -160,7 +190,23 @@ def _parse(fields: Any) -> Loss:
     if not (isinstance(stream, int) and isinstance(sequence_id, int) and isinstance(bits, str)):
         raise TypeError
     int(bits, 16)
-    return Loss(StreamId(stream), SequenceId(sequence_id), float(fields["loss"]), bits)
+    beside = read_beside(fields.get("batch", ""), fields.get("metrics", {}))
+    return Loss(StreamId(stream), SequenceId(sequence_id), float(fields["loss"]), bits, beside)
+
+
+def read_beside(batch: Any, metrics: Any) -> Beside:
+    """What is recorded beside a loss, from plain values: of each metric, its value and its bits.
+
+    Raises:
+        TypeError, ValueError: when they are not that.
+    """
+    if not (isinstance(batch, str) and isinstance(metrics, dict)):
+        raise TypeError
+    found = []
+    for name, (value, bits) in metrics.items():
+        int(bits, 16)
+        found.append((str(name), Number(float(value), bits)))
+    return Beside(batch, tuple(found))
 
 
 class SectionLosses:
@@ -185,9 +231,11 @@ class SectionLosses:
     def __exit__(self, *exception: object) -> None:
         self._resources.close()
 
-    def append(self, section: int, sequence_id: int, value: float, bits: str) -> None:
+    def append(
+        self, section: int, sequence_id: int, value: float, bits: str, beside: Beside = NOTHING
+    ) -> None:
         """Take one loss; see :meth:`LossWriter.append`."""
-        self._writers[section].append(FIRST_STREAM, sequence_id, value, bits)
+        self._writers[section].append(FIRST_STREAM, sequence_id, value, bits, beside)
 
     def sync(self, count: int) -> tuple[int, int]:
         """Put the first ``count`` of each on disk; returns bytes and CRC32 of the chain's end's."""

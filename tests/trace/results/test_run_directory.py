@@ -12,7 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from naspipe.core.errors import ConfigError, LogError
-from naspipe.trace.results.losses_file import LossWriter, read_losses
+from naspipe.core.ids import SequenceId, StreamId
+from naspipe.trace.access.labels import SpaceLabels
+from naspipe.trace.reading.differences import loss_differences
+from naspipe.trace.results.losses_file import NOTHING, Loss, LossWriter, read_beside, read_losses
 from naspipe.trace.results.run_directory import RunDirectory
 
 
@@ -132,6 +135,37 @@ def test_a_resume_keeps_the_steps_before_it(tmp_path: Path) -> None:
     with LossWriter(path, first=3) as writer:
         writer.append(0, 3, 30.0, bits(30.0))
     assert [loss.value for loss in read_losses(path)] == [0.0, 1.0, 2.0, 30.0]
+
+
+def test_what_stands_beside_a_loss_keeps_its_bits_and_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "losses.jsonl"
+    beside = read_beside("12ab", {"accuracy": [0.1, "3dcccccd"], "odd": ["nan", "7fc00001"]})
+    with LossWriter(path) as writer:
+        writer.append(0, 0, 1.0, bits(1.0), beside)
+        writer.append(0, 1, 1.0, bits(1.0))
+        written = writer.sync(2)
+    before = path.read_bytes()
+    with LossWriter(path, first=2) as writer:
+        assert writer.sync(2) == written and path.read_bytes() == before
+    first, second = read_losses(path)
+    assert first.beside.batch == "12ab" and dict(first.beside.metrics)["odd"].bits == "7fc00001"
+    assert second.beside == NOTHING and b"batch" not in before.splitlines()[1]
+    for wrong in ({"a": 1}, {"a": [1.0, "xyz"]}, [1], {"a": [1.0]}):
+        with pytest.raises((TypeError, ValueError)):
+            read_beside("", wrong)
+
+
+def test_metrics_that_differ_are_told(tmp_path: Path) -> None:
+    one, other = (
+        Loss(StreamId(0), SequenceId(3), 1.0, "00", read_beside("", {"accuracy": [v, raw]}))
+        for v, raw in ((0.5, "3f000000"), (0.25, "3e800000"))
+    )
+    lists = {"labels": [], "shared": [], "rules": [], "candidates": []}
+    labels = SpaceLabels({"name": "none", **lists})
+    (found,) = loss_differences([one], [other], labels)
+    assert str(found) == "step 3: metric: accuracy 0.5 against 0.25"
+    assert not [*loss_differences([one], [one], labels)]
+    assert not [*loss_differences([one], [one._replace(beside=NOTHING)], labels)]
 
 
 def test_a_torn_last_line_is_dropped_and_damage_is_named(tmp_path: Path) -> None:

@@ -1,0 +1,149 @@
+"""What is asked of data before anything is written: a batch that can be made again, anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch.utils.data import DataLoader, Dataset, SequentialSampler, default_collate
+
+from naspipe.core.errors import ConfigError, LogError
+from naspipe.core.user_code import users_code
+from naspipe.data.keyed.batch_digest import field_digests, short_digest
+from naspipe.runtime.devices.determinism import deterministic_torch
+from naspipe.runtime.jobs.workload import Workload, field_of
+from naspipe.trace.results.losses_file import read_losses
+from naspipe.trace.results.run_directory import RunDirectory
+
+_RECIPE = (
+    "make it from the seed and the number alone, as npp.from_dataset(dataset, batch_size) does"
+)
+
+
+def check_is_data(data: object, what: str = "data") -> None:
+    """Data must be a function of a seed and a number.
+
+    Args:
+        data: what was given.
+        what: how the caller's argument is called.
+
+    Raises:
+        ConfigError: when it is not; for a ``DataLoader`` or a ``Dataset`` with what to write.
+    """
+    expected = f"{what}: expected a function of (seed, sequence_id), found"
+    if isinstance(data, DataLoader):
+        raise ConfigError(
+            f"{expected} a DataLoader, which cannot make a batch again; use "
+            f"npp.from_dataset(loader.dataset, {_arguments(data)})"
+        )
+    if isinstance(data, Dataset) and not callable(data):
+        raise ConfigError(
+            f"{expected} the Dataset {type(data).__name__}; use npp.from_dataset(dataset, "
+            f"batch_size=...)"
+        )
+    if not callable(data):
+        raise ConfigError(f"{expected} {type(data).__name__}; {_RECIPE}")
+
+
+def _arguments(loader: DataLoader[Any]) -> str:
+    """Those of ``from_dataset`` that do what a loader does."""
+    found = [f"batch_size={loader.batch_size or '...'}"]
+    if isinstance(loader.sampler, SequentialSampler):
+        found.append("shuffle=False")
+    if loader.drop_last:
+        found.append("drop_last=True")
+    if loader.collate_fn is not default_collate and loader.batch_size:
+        found.append("collate_fn=loader.collate_fn")
+    if loader.num_workers:
+        found.append(f"workers={loader.num_workers}")
+    return ", ".join(found)
+
+
+def check_batch(workload: Workload) -> None:
+    """The first batch must be the same twice, with every field of the space and of the loss.
+
+    Raises:
+        ConfigError: when it is not, when the data raises, or when the loss cannot be smoothed
+            as the recipe says.
+    """
+    _ = workload.objective
+    space, definition = workload.space, workload.definition
+    name, call = definition.data.get("name", ""), f"data({definition.seed}, 0)"
+    check_is_data(workload.data, f"data {name}")
+    with (
+        deterministic_torch(definition.recipe.threads),
+        users_code(f"data {name}: expected a batch from {call}, found"),
+    ):
+        batch = workload.data(definition.seed, 0)
+        if not isinstance(batch, Mapping) or not all(isinstance(key, str) for key in batch):
+            raise ConfigError(
+                f"data {name}: expected a dict of tensors by name from {call}, "
+                f"found {type(batch).__name__}"
+            )
+        before = field_digests(batch)
+        again = field_digests(workload.data(definition.seed, 0))
+    if field := _other(before, again):
+        raise ConfigError(
+            f"data {name}: expected the same batch whenever {call} is called, found another "
+            f"{field!r} the second time; {_RECIPE}"
+        )
+    for block in range(len(space)):
+        for field in space.fields(block):
+            field_of(batch, field, 0)
+    for field in workload.loss_fields if workload.is_trained else ():
+        field_of(batch, field, 0)
+
+
+def first_digests(workload: Workload) -> dict[str, str]:
+    """Of each field of the first batch, 16 hex digits."""
+    definition = workload.definition
+    with deterministic_torch(definition.recipe.threads):
+        return field_digests(workload.data(definition.seed, 0))
+
+
+def check_same_data(
+    directory: RunDirectory, workload: Workload, manifest: Mapping[str, Any]
+) -> None:
+    """The first batch must be the one that a run began with, as far as its manifest says.
+
+    Raises:
+        ConfigError: when it is not.
+    """
+    recorded = (manifest.get("batches") or {}).get("first")
+    if recorded and (field := _other(recorded, first_digests(workload))):
+        raise ConfigError(
+            f"{directory.path} was trained on other data: expected a first batch with the "
+            f"{field!r} that it began with, found another; resume it with its own data, or choose "
+            f"a new --run-dir"
+        )
+
+
+def check_cut_batch(directory: RunDirectory, workload: Workload, cut: int) -> None:
+    """The last batch before a cut must be the one that was trained on, as far as that is recorded.
+
+    Raises:
+        ConfigError: when it is not.
+    """
+    try:
+        last = read_losses(directory.losses, cut)[-1]
+    except (LogError, IndexError):  # what is wrong with losses is said where they are needed
+        return
+    definition = workload.definition
+    number = definition.recipe.steps.batch(last.sequence_id)
+    if not last.beside.batch:
+        return
+    with deterministic_torch(definition.recipe.threads):
+        found = short_digest(workload.data(definition.seed, number))
+    if found != last.beside.batch:
+        raise ConfigError(
+            f"{directory.path}: expected batch {number} as it was trained on before, found another "
+            f"from data({definition.seed}, {number}); {_RECIPE}"
+        )
+
+
+def _other(expected: Mapping[str, str], found: Mapping[str, str]) -> str | None:
+    """The first field, by name, that is not the same."""
+    for name in sorted(expected.keys() | found.keys()):
+        if expected.get(name) != found.get(name):
+            return name
+    return None

@@ -1,0 +1,174 @@
+"""What is asked of a loss and of metrics before anything is written."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import nn
+
+from naspipe.core.errors import ConfigError
+from naspipe.core.space import Space
+from naspipe.runtime.jobs.losses import (
+    Loss,
+    Metric,
+    is_joined,
+    loss_fields,
+    name_of_loss,
+    not_one_number,
+)
+from naspipe.runtime.jobs.workload import Workload, field_of
+from naspipe.runtime.measuring.layer_sizes import sketch
+
+_OURS = ("torch.nn.", "naspipe.", "search_spaces.")
+_MOST_OUTPUTS = 8
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+def given_fields(loss: Loss, names: Iterable[str] | None) -> tuple[str, ...]:
+    """The batch fields that a caller names for a loss; none where the loss says the same itself.
+
+    Raises:
+        ConfigError: for what is no list of names.
+    """
+    if names is None:
+        return ()
+    listed = () if isinstance(names, str) else tuple(names)
+    if not listed or not all(isinstance(name, str) and name for name in listed):
+        raise ConfigError(
+            f"loss_fields: expected names of batch fields, as in ('target', 'weight'), found "
+            f"{names!r:.80}"
+        )
+    if is_joined(loss):
+        raise ConfigError(
+            f"loss_fields: expected none with {name_of_loss(loss)}, which takes the outputs of all "
+            f"passes and no batch fields, found {', '.join(listed)}"
+        )
+    return () if listed == loss_fields(loss) else listed
+
+
+def given_metrics(metrics: Mapping[str, Metric] | None) -> dict[str, Metric]:
+    """Metrics by name.
+
+    Raises:
+        ConfigError: for what is no mapping of names to functions.
+    """
+    if metrics is None:
+        return {}
+    if not isinstance(metrics, Mapping):
+        raise ConfigError(
+            f"metrics: expected a dict of functions by name, found {type(metrics).__name__}"
+        )
+    for name, function in metrics.items():
+        if not isinstance(name, str) or not name.replace("_", "").replace("-", "").isalnum():
+            raise ConfigError(
+                f"metrics: expected names of letters, digits, - and _, found {name!r:.80}"
+            )
+        if not callable(function):
+            raise ConfigError(
+                f"metric {name}: expected a function, found {type(function).__name__}"
+            )
+    return dict(metrics)
+
+
+def check_loss(workload: Workload) -> None:
+    """The loss and the metrics must take what they are called with, and give one number.
+
+    Numbers of outputs are worked out without memory for tensors, of the first candidates, and
+    functions of the user's are tried so. Where that cannot be, any number of outputs will do, and
+    what a function gives is looked at in the first step.
+
+    Raises:
+        ConfigError: when they do not.
+    """
+    loss = workload.loss
+    if not workload.is_trained or not callable(loss):
+        return
+    if getattr(loss, "reduction", "mean") == "none":
+        raise ConfigError(
+            f"loss {name_of_loss(loss)}: expected one number for a batch, found reduction='none', "
+            f"which gives one for each item; use reduction='mean', or a function that ends in "
+            f".mean(), such as one of loss_fields=('target', 'weight')"
+        )
+    functions: dict[str, Metric] = {f"metric {name}": f for name, f in workload.metrics.items()}
+    is_theirs = not type(loss).__module__.startswith(_OURS)
+    if (is_theirs or workload.definition.loss_fields) and not is_joined(loss):
+        functions[f"loss {name_of_loss(loss)}"] = loss
+    if not functions:
+        return
+    fields = () if is_joined(loss) else workload.loss_fields
+    batch = workload.data(workload.definition.seed, 0)
+    outputs = _outputs(workload.space, batch)
+    given = tuple(field_of(batch, name, 0) for name in fields)
+    for what, function in sorted(functions.items()):
+        _check_arguments(what, function, fields, len(outputs) if outputs else None)
+        if outputs:
+            _try(what, function, (*outputs, *(each.to("meta") for each in given)))
+
+
+def _check_arguments(
+    what: str, function: Metric, fields: tuple[str, ...], outputs: int | None
+) -> None:
+    """Raises ConfigError when a function cannot be called with outputs and fields."""
+    called = function.forward if isinstance(function, nn.Module) else function
+    try:
+        signature = inspect.signature(called)
+    except (TypeError, ValueError):  # one of C's, which says nothing
+        return
+    counts = range(1, _MOST_OUTPUTS + 1) if outputs is None else (outputs,)
+    if any(_binds(signature, count + len(fields)) for count in counts):
+        return
+    expected = ", ".join((*["output"] * (outputs or 1), *fields))
+    raise ConfigError(
+        f"{what}: expected a function of ({expected}), found {name_of_loss(function)}{signature}; "
+        f"name the batch fields that it takes, in their order, as loss_fields=('target', ...)"
+    )
+
+
+def _binds(signature: inspect.Signature, count: int) -> bool:
+    try:
+        signature.bind(*range(count))
+    except TypeError:
+        return False
+    return True
+
+
+def _try(what: str, function: Callable[..., Any], given: Tensors) -> None:
+    """Raises ConfigError for a result that is not one number, where shapes alone tell it.
+
+    What the function keeps of a call must not stay: a copy is called. One that has tensors of its
+    own needs values, so it is not tried.
+    """
+    if isinstance(function, nn.Module):
+        own = next(chain(function.parameters(), function.buffers()), None)
+        if own is not None:
+            return
+    try:
+        function = copy.deepcopy(function)
+        with torch.no_grad(), torch.device("meta"), torch.random.fork_rng(devices=[]):
+            found = function(*given)
+    except Exception:  # it needs values; whatever is wrong is said in the first step
+        return
+    is_number = isinstance(found, float | int) and what.startswith("metric")
+    if not is_number and (not isinstance(found, torch.Tensor) or found.numel() != 1):
+        raise not_one_number(what, found)
+
+
+def _outputs(space: Space, batch: Mapping[str, Any]) -> Tensors | None:
+    """Of the last block, without values; None where a layer cannot be computed so."""
+    state: Tensors = ()
+    try:
+        with torch.no_grad(), torch.device("meta"):
+            for position in range(len(space)):
+                module: Any = sketch(space, position, 0).eval().to("meta")
+                fields = [field_of(batch, name, 0).to("meta") for name in space.fields(position)]
+                result = module(*state, *fields)
+                state = result if isinstance(result, tuple) else (result,)
+    except Exception:
+        return None
+    return state
