@@ -6,7 +6,7 @@ import importlib
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -84,6 +84,23 @@ def _leave_out_ours(found: traceback.TracebackException | None, seen: set[int]) 
     _leave_out_ours(found.__context__, seen)
 
 
+def check_factories(where: str, candidates: Sequence[Any]) -> None:
+    """Each must be a function, or a class, that makes a module; a module is none, though callable.
+
+    Raises:
+        ConfigError: for the first that is not, by its place among them.
+    """
+    for number, factory in enumerate(candidates):
+        is_module = hasattr(factory, "named_parameters") and not isinstance(factory, type)
+        if is_module or not callable(factory):
+            kind = type(factory).__name__
+            todo = f"wrap it: lambda: {kind}(...)" if is_module else "give what makes a module"
+            raise ConfigError(
+                f"{where}: expected candidate {number} to be a factory, found "
+                f"{'the module' if is_module else 'a value of type'} {kind}; {todo}"
+            )
+
+
 def import_attribute(name: str) -> Any:
     """What a user means by ``module:attribute``.
 
@@ -128,7 +145,7 @@ def _place(error: BaseException) -> str:
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith((_NASPIPE, "<frozen"))
+        if not frame.filename.startswith((_NASPIPE, "<frozen", *_TORCH))
     ]
     own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
     for frame in (own or frames)[-1:]:

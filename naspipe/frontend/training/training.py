@@ -23,6 +23,7 @@ from naspipe.frontend.given.input_checks import (
     check_taught,
 )
 from naspipe.frontend.given.run_plan import make_plan, planning_costs
+from naspipe.frontend.given.space_check import check_spaces
 from naspipe.frontend.teaching.taught import how_full
 from naspipe.frontend.training.generations import Generations, check_resumable
 from naspipe.frontend.training.recording import Recording
@@ -237,6 +238,9 @@ class Training:
                 check_validation(validation)
         if self.others is None:
             check_endpoints(self.execution)
+        device = self.execution.hardware.device
+        for said in check_spaces(self.workloads, subnets, self.taps, device):
+            self.observer.on_note(said)
         return subnets
 
     def _manifest(self, number: int, stream: StreamJob, plan: Plan) -> dict[str, Any]:
