@@ -15,6 +15,7 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.ids import StreamId
 from naspipe.core.subnet import Subnet
 from naspipe.core.wiring import Tap, Wiring
+from naspipe.frontend.given.gain_notes import gain_notes
 from naspipe.frontend.given.input_checks import (
     check_data_path,
     check_device,
@@ -126,6 +127,8 @@ class Training:
                 gpus, device = self._gpus, self.execution.hardware.device
                 check_shared_gpus(device, plan.memory.budgets, gpus.memory_bytes)
             if said := how_full(self.workloads, costs, self.execution.pipeline.stages):
+                self.observer.on_note(said)
+            for said in gain_notes(self.workloads, self.execution, subnets, costs):
                 self.observer.on_note(said)
             job = self.job(plan, costs)
             manifests = [self._manifest(*each, plan) for each in enumerate(job.streams)]

@@ -19,6 +19,7 @@ from naspipe.frontend.given import space_check
 from naspipe.frontend.given.space_check import check_spaces
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.measuring import shapes
+from naspipe.runtime.wire.reports import SilentObserver
 
 BATCH = {"input": torch.ones(4, 3, 8, 8), "target": torch.arange(4)}
 
@@ -234,3 +235,35 @@ def test_a_run_writes_nothing(tmp_path, stages):
             space, data, nn.CrossEntropyLoss(), steps=2, stages=stages, run_dir=tmp_path / "run"
         )
     assert not any(tmp_path.iterdir())
+
+
+class Listening(SilentObserver):
+    def __init__(self):
+        self.notes = []
+
+    def on_note(self, text):
+        self.notes.append(text)
+
+
+def test_notes_come_once_and_without_an_observer_on_stderr(tmp_path, capsys):
+    """Of candidates that are alike on any stages; of what a run gains where there are several."""
+    space = npp.Space(
+        "mine",
+        [npp.Shared("stem", conv(3, 8)), npp.Block([conv(8, 8), conv(8, 8), nn.Identity]), head()],
+    )
+    seen = {}
+    for stages in (1, 2):
+        observer = Listening()
+        how = {"steps": 12, "sampler": "spaced:4", "stages": stages}
+        npp.train(
+            space, data, nn.CrossEntropyLoss(), run_dir=tmp_path / str(stages), observer=observer,
+            **how,
+        )  # fmt: skip
+        seen[stages] = observer.notes
+    assert len(seen[1]) == 1 and seen[1][0].startswith("block 0: candidates 0 and 1 are alike")
+    assert seen[2][:1] == seen[1] and len(seen[2]) == 3
+    assert seen[2][1].startswith("sampler spaced:4: block 0 has 3 candidates")
+    assert "layer stem (exact)" in seen[2][2]
+    assert capsys.readouterr().err == ""
+    npp.train(space, data, nn.CrossEntropyLoss(), steps=1, run_dir=tmp_path / "more")
+    assert capsys.readouterr().err == f"naspipe: {seen[1][0]}\n"
