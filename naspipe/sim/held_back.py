@@ -27,7 +27,7 @@ NEARER = 1.25
 LIFTS = 1.2
 """By how much a change must raise that."""
 
-MOST_STEPS = 200
+MOST_SUBNETS = 400
 """Looked at, from the first."""
 
 LEAST_STEPS = 10
@@ -108,7 +108,7 @@ def _busy(pipeline: Pipeline, rules: Sequence[Rule], steps: Steps) -> float:
     """Stages that can be busy once the streams flow."""
     bounds = []
     for stream in pipeline.streams:
-        subnets = stream.subnets[: MOST_STEPS * steps.passes]
+        subnets = stream.subnets[: steps.end(MOST_SUBNETS)]
         bounds.append(causal_bound(subnets, rules, stream.costs or _alike(stream), steps))
     return side_by_side(bounds).steady_parallelism
 

@@ -9,11 +9,12 @@ from naspipe.core.config import Execution
 from naspipe.core.space import Shared, Space
 from naspipe.core.subnet import Subnet
 from naspipe.frontend.given.input_checks import keeps_statistics
-from naspipe.frontend.given.run_plan import make_pipeline
 from naspipe.planning.cost import CostTable
-from naspipe.runtime.jobs.workload import Workload
+from naspipe.runtime.jobs.workload import Workload, common
 from naspipe.runtime.measuring.layer_sizes import sketch
+from naspipe.sim.chains import Chain, Stream
 from naspipe.sim.held_back import HeldBack, held_back
+from naspipe.sim.pipeline import Pipeline
 
 
 def gain_notes(
@@ -37,7 +38,11 @@ def gain_notes(
     spaces = {id(each.space) for each in workloads}
     is_plain = len(spaces) == 1 and all(each.is_trained for each in workloads)
     if is_plain and first.definition.policy == "csp":
-        pipeline = make_pipeline(workloads, execution, subnets, costs)
+        streams = tuple(
+            Stream(Chain.of(workload.space), tuple(drawn), table)
+            for workload, drawn, table in zip(workloads, subnets, costs, strict=True)
+        )
+        pipeline = Pipeline(streams=streams, steps=common(workloads).steps)
         if (found := held_back(pipeline, workers)) is not None:
             notes.append(_held(first, execution, found))
     return notes

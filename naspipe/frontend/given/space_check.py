@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from itertools import islice
+from multiprocessing import current_process
 from typing import Any
 
 import torch
@@ -24,14 +25,14 @@ from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.layers.forms import Form, form_of, form_text
 from naspipe.runtime.measuring.alike_candidates import alike_note
 from naspipe.runtime.measuring.first_blocks import FirstBlocks, FirstBlocksError
-from naspipe.runtime.measuring.shapes import ShapeFollower, Suspected
+from naspipe.runtime.measuring.followed_shapes import ShapeFollower, Suspected
 from naspipe.runtime.measuring.sketched import SketchedLayers
 
 MOST_TRIED = 4
 """Suspicions that turn out to be none, before the rest is left to the profile."""
 
-SILENCE_SECONDS = 60.0
-"""In which one suspicion is looked into; what takes longer is left to the profile."""
+FOLLOWING_SECONDS, TRYING_SECONDS = 30.0, 60.0
+"""In which shapes are followed, and one suspicion is tried; what takes longer is left alone."""
 
 
 def check_spaces(
@@ -68,7 +69,8 @@ def check_spaces(
         if key in known or not workload.is_trained or takes or workload.space.decisions:
             continue
         known.add(key)
-        look = _Look(workload, drawn, has_plain_loss=not ends, is_here=device == "cpu")
+        batch = workload.data(workload.definition.seed, 0)
+        look = _Look(workload, batch, drawn, has_plain_loss=not ends, is_here=device == "cpu")
         notes += _looked(look)
     return notes
 
@@ -76,10 +78,12 @@ def check_spaces(
 def _looked(look: _Look) -> list[str]:
     """Notes; what cannot be looked at is left alone: if anything is wrong, the run says what."""
     what = f"space {look.workload.space.name}"
-    with suppress(StageFailedError, TransportError):
-        found = done_apart(look.follow, what, SILENCE_SECONDS)
+    if current_process().daemon:
+        return []  # which may have no processes of its own
+    with suppress(StageFailedError, TransportError, OSError):
+        found = done_apart(look.follow, what, FOLLOWING_SECONDS)
         if suspected := found["suspected"]:
-            done_apart(lambda go_on: look.compute(suspected, go_on), what, SILENCE_SECONDS)
+            done_apart(lambda go_on: look.compute(suspected, go_on), what, TRYING_SECONDS)
         return list(found["notes"])
     return []
 
@@ -89,6 +93,8 @@ class _Look:
     """One stream's space; its public methods are called in processes of their own."""
 
     workload: Workload
+    batch: Mapping[str, torch.Tensor]
+    """The first."""
     subnets: Sequence[Subnet]
     has_plain_loss: bool
     is_here: bool
@@ -120,11 +126,9 @@ class _Look:
 
     def _suspected(self, layers: SketchedLayers) -> Iterator[Suspected]:
         workload = self.workload
-        batch = workload.data(workload.definition.seed, 0)
-        given = workload.tapped(batch) if workload.tapped else ()
-        fields: dict[str, Form] = {
-            name: form_of([value]) for name, value in batch.items() if torch.is_tensor(value)
-        }
+        given = workload.tapped(self.batch) if workload.tapped else ()
+        tensors = {name: each for name, each in self.batch.items() if torch.is_tensor(each)}
+        fields: dict[str, Form] = {name: form_of([each]) for name, each in tensors.items()}
         trains = workload.runs_in_training_mode
         follower = ShapeFollower(workload.space, layers, form_of(given), fields, trains)
         sampler = workload.definition.sampler
@@ -139,17 +143,39 @@ class _Look:
         """For another process; see :meth:`_try`."""
         good = suspected.good
         return {
-            "said": _said(self.workload, layers, suspected),
+            "said": self._said(layers, suspected),
             "bad": suspected.chain(suspected.bad),
             "good": None if good is None else suspected.chain(good),
             "is_loss": suspected.candidate is None,
         }
 
+    def _said(self, layers: SketchedLayers, suspected: Suspected) -> str:
+        """How the refusal begins; what the layer raised comes behind it."""
+        workload, space = self.workload, self.workload.space
+        bad, good, parting = suspected.bad, suspected.good, suspected.parting
+        if suspected.candidate is None:
+            who = f"the loss ({getattr(workload.loss, '__name__', type(workload.loss).__name__)})"
+        else:
+            who = _called(space, layers, suspected.block, suspected.candidate)
+        if good is not None and parting is not None:
+            forms = [form_text(each.made[parting]) for each in (bad, good)]
+            return (
+                f"block {space.labels[parting]}: candidate {bad.path[parting]} returns {forms[0]}, "
+                f"candidate {good.path[parting]} {forms[1]}; expected one shape, as {who} takes "
+                f"only the second, found"
+            )
+        if bad.path:
+            source = f"what {_called(space, layers, len(bad.path) - 1, bad.path[-1])} returns"
+            return f"{who}: expected to take {source}, {form_text(bad.form)}, found"
+        names = space.fields(0)
+        given = form_text((*bad.form, *form_of([self.batch[name] for name in names])))
+        return f"{who}: expected to take the batch's {' and '.join(names)}, {given}, found"
+
     def _try(
         self, said: str, bad: Sequence[int], good: Sequence[int] | None, is_loss: bool
     ) -> None:
         """Where it fails here it might not fail elsewhere, unless what fits works here, too."""
-        first = FirstBlocks(self.workload)
+        first = FirstBlocks(self.workload, self.batch)
         try:
             if not self.is_here:
                 if good is None:
@@ -170,33 +196,6 @@ def _is_plain(workload: Workload) -> bool:
         and not workload.lesson_fields
         and not workload.objectives
     )
-
-
-def _said(workload: Workload, layers: SketchedLayers, suspected: Suspected) -> str:
-    """How the refusal begins; what the layer raised comes behind it."""
-    space, bad, good, parting = workload.space, suspected.bad, suspected.good, suspected.parting
-    if suspected.candidate is None:
-        kind = getattr(workload.loss, "__name__", type(workload.loss).__name__)
-        who = f"the loss ({kind})"
-    else:
-        who = _called(space, layers, suspected.block, suspected.candidate)
-    if good is None or parting is None:
-        source = f"the batch's {' and '.join(space.fields(0))}"
-        if bad.path:
-            source = f"what {_called(space, layers, len(bad.path) - 1, bad.path[-1])} returns"
-        reached = form_text(bad.form) if bad.path else _fields(workload)
-        return f"{who}: expected to take {source}, {reached}, found"
-    forms = [form_text(each.made[parting]) for each in (bad, good)]
-    return (
-        f"block {space.labels[parting]}: candidate {bad.path[parting]} returns {forms[0]}, "
-        f"candidate {good.path[parting]} {forms[1]}; expected one shape, as {who} takes only the "
-        f"second, found"
-    )
-
-
-def _fields(workload: Workload) -> str:
-    batch = workload.data(workload.definition.seed, 0)
-    return form_text(form_of([batch[name] for name in workload.space.fields(0)]))
 
 
 def _called(space: Space, layers: SketchedLayers, block: int, candidate: int) -> str:

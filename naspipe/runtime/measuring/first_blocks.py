@@ -16,8 +16,6 @@ from naspipe.runtime.jobs.losses import loss_fields
 from naspipe.runtime.jobs.workload import Workload, field_of
 from naspipe.runtime.layers.layer_store import LayerStore
 
-Batch = Mapping[str, torch.Tensor]
-
 
 class FirstBlocksError(NaspipeError):
     """Something else went wrong than what was tried."""
@@ -25,9 +23,10 @@ class FirstBlocksError(NaspipeError):
 
 @dataclass(frozen=True, slots=True)
 class FirstBlocks:
-    """Tries subnets of a workload on its first batch, one layer in memory at a time."""
+    """Tries subnets of a workload on a batch, one layer in memory at a time."""
 
     workload: Workload
+    batch: Mapping[str, torch.Tensor]
 
     def compute(self, chain: Sequence[int], said: str, with_loss: bool = False) -> None:
         """The forward of a subnet's first blocks; what the last of them raises is refused.
@@ -42,22 +41,21 @@ class FirstBlocks:
             FirstBlocksError: when a layer before it raises, or it is refused for other reasons.
         """
         workload = self.workload
-        batch = workload.data(workload.definition.seed, 0)
-        inputs = workload.tapped(batch) if workload.tapped else ()
+        inputs = workload.tapped(self.batch) if workload.tapped else ()
         tried = len(chain) - (not with_loss)
         for block, candidate in enumerate(chain):
             if block < tried:
                 with _before():
-                    inputs = self._layer(block, candidate, batch, inputs)
+                    inputs = self._layer(block, candidate, inputs)
             else:
                 with _refused(said):
-                    self._layer(block, candidate, batch, inputs)
+                    self._layer(block, candidate, inputs)
         if with_loss:
-            fields = [field_of(batch, name, 0) for name in loss_fields(workload.loss)]
+            fields = [field_of(self.batch, name, 0) for name in loss_fields(workload.loss)]
             with _refused(said), autocast(workload.recipe.precision, "cpu"):
                 workload.objective(*inputs, *fields)
 
-    def _layer(self, block: int, candidate: int, batch: Batch, inputs: Tensors) -> Tensors:
+    def _layer(self, block: int, candidate: int, inputs: Tensors) -> Tensors:
         """One block, as the profile computes it."""
         workload, recipe = self.workload, self.workload.definition.recipe
         space = workload.space
@@ -71,7 +69,7 @@ class FirstBlocks:
             seed=0,
             precision=recipe.precision,
             defers_norms=recipe.norms == "deferred",
-            fields=tuple(field_of(batch, name, 0) for name in space.fields(block)),
+            fields=tuple(field_of(self.batch, name, 0) for name in space.fields(block)),
         )
         return Segment(spec, stored.bind(stored.version), inputs, keeps_graph=False).forward()
 

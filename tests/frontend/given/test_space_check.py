@@ -18,7 +18,7 @@ from naspipe.core.subnet import Subnet
 from naspipe.frontend.given import space_check
 from naspipe.frontend.given.space_check import check_spaces
 from naspipe.runtime.jobs.workload import Workload
-from naspipe.runtime.measuring import shapes
+from naspipe.runtime.measuring import followed_shapes
 from naspipe.runtime.wire.reports import SilentObserver
 
 BATCH = {"input": torch.ones(4, 3, 8, 8), "target": torch.arange(4)}
@@ -218,13 +218,27 @@ def test_beside_an_accelerator_only_what_also_works_is_believed():
 def test_a_large_space_is_followed_once_for_each_shape(monkeypatch):
     here(monkeypatch)
     calls = []
-    called = shapes._called
-    monkeypatch.setattr(shapes, "_called", lambda *all: calls.append(1) or called(*all))
+    called = followed_shapes._called
+    monkeypatch.setattr(followed_shapes, "_called", lambda *all: calls.append(1) or called(*all))
     blocks = [
         npp.Block([lambda: nn.Conv2d(8, 8, 1), nn.Identity, lambda: nn.ReLU()]) for _ in range(40)
     ]
     assert checked(STEM, *blocks, head()) == []
     assert len(calls) == 1 + 3 + 1 + 1
+
+
+def test_where_no_process_can_be_started_nothing_is_said(monkeypatch):
+    """A pool's workers may have no processes, and train on one stage all the same."""
+    odd = npp.Block([conv(8, 8), conv(8, 12)]), npp.Block([conv(8, 8)])
+
+    def no_process(*_):
+        raise BlockingIOError(11, "no more processes")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(space_check, "done_apart", no_process)
+        assert checked(STEM, *odd, head()) == []
+    monkeypatch.setattr(space_check.current_process(), "_config", {"daemon": True})
+    assert checked(STEM, *odd, head()) == []
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3])
