@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import random
+from functools import partial
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 import naspipe as npp
@@ -239,6 +243,42 @@ def test_where_no_process_can_be_started_nothing_is_said(monkeypatch):
         assert checked(STEM, *odd, head()) == []
     monkeypatch.setattr(space_check.current_process(), "_config", {"daemon": True})
     assert checked(STEM, *odd, head()) == []
+
+
+WIDTHS = st.integers(2, 3)
+LAYERS = st.one_of(st.none(), st.tuples(WIDTHS, WIDTHS))
+"""None stands for a layer that takes anything and hands it on."""
+
+
+def fits(path) -> bool:
+    """Whether a subnet goes through: from width 2 to a target of width 2."""
+    width = 2
+    for layer in path:
+        if layer is not None:
+            if layer[0] != width:
+                return False
+            width = layer[1]
+    return width == 2
+
+
+@settings(max_examples=40)
+@given(st.lists(st.lists(LAYERS, min_size=1, max_size=3), min_size=1, max_size=4))
+def test_a_space_is_refused_if_and_only_if_a_subnet_fails(drawn):
+    blocks = [
+        npp.Block([nn.Identity if c is None else partial(nn.Linear, *c) for c in each], alike=True)
+        for each in drawn
+    ]
+    batch = {"input": torch.ones(4, 2), "target": torch.ones(4, 2)}
+    with pytest.MonkeyPatch.context() as patch:
+        here(patch)
+        how = {
+            "loss": lambda output, target: (output @ target.T).sum(),
+            "batches": lambda *_: batch,
+        }
+        if all(map(fits, itertools.product(*drawn))):
+            assert checked(*blocks, **how) == []
+        else:
+            refused(*blocks, **how)
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3])
