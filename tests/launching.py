@@ -37,6 +37,7 @@ LAUNCHING = (
     "faults/test_wrong_teachers.py",
     "faults/test_zombies.py",
     "frontend/*test_recording.py",
+    "frontend/*test_checked_runs.py",
     "frontend/*test_space_check.py",
     "frontend/test_log_and_compare.py",
     "frontend/test_readme.py",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from itertools import combinations
 from typing import Any
 
 import torch
@@ -27,38 +26,39 @@ def alike_note(space: Space, layers: SketchedLayers) -> str | None:
     Those that cannot be made without memory, or whose values could make a difference, are left out.
     """
     twins = first_of_kind(space)
-    found = [
-        (block, *pair)
-        for block in sorted(set(twins))
-        if (pair := _alike_pair(space, layers, block)) is not None
-    ]
+    found = {block: alike for block in set(twins) if (alike := _alike(space, layers, block))}
     if not found:
         return None
-    block, first, second, module = found[0]
-    others = sum(twin in {each for each, *_ in found} for twin in twins) - 1
+    block = min(found)
+    *first, last = found[block]
+    module = layers.module(block, last)
+    others = sum(twin in found for twin in twins) - 1
     more = f" (and so in {others} more block{'s' * (others > 1)})" if others else ""
     shown = " ".join(repr(module).split())
     return (
-        f"block {space.labels[block]}: candidates {first} and {second} are alike, {shown:.80}{more}"
-        f": a factory made in a loop reads the loop's variable when it is called, so bind it, "
-        f"lambda k=k: ...; for the same layer twice say Block(..., alike=True)"
+        f"block {space.labels[block]}: candidates {', '.join(map(str, first))} and {last} are "
+        f"alike, {shown:.80}{more}: a factory made in a loop reads the loop's variable when it "
+        f"is called, so bind it, lambda k=k: ...; for the same layer twice say "
+        f"Block(..., alike=True)"
     )
 
 
-def _alike_pair(
-    space: Space, layers: SketchedLayers, position: int
-) -> tuple[int, int, nn.Module] | None:
+def _alike(space: Space, layers: SketchedLayers, position: int) -> list[int]:
+    """The first candidates of a block that are alike: two or more, or none."""
     block = space.blocks[position]
     if not isinstance(block, Block) or block.alike:
-        return None
-    groups: dict[str, list[tuple[int, nn.Module]]] = {}
+        return []
+    described: dict[str, list[tuple[int, nn.Module]]] = {}
     for candidate in range(len(block.candidates)):
         module = layers.module(position, candidate)
         if module is not None:
-            groups.setdefault(_described(module), []).append((candidate, module))
-    pairs = (pair for group in groups.values() for pair in combinations(group, 2))
-    alike = ((a, b, module) for (a, module), (b, other) in pairs if _are_alike(module, other))
-    return min(alike, key=lambda each: each[:2], default=None)
+            described.setdefault(_described(module), []).append((candidate, module))
+    found = [
+        [number, *(other for other, its in group[place + 1 :] if _are_alike(module, its))]
+        for group in described.values()
+        for place, (number, module) in enumerate(group)
+    ]
+    return min((each for each in found if len(each) > 1), default=[])
 
 
 def _described(module: nn.Module) -> str:

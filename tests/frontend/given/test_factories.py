@@ -64,6 +64,13 @@ def test_a_loops_variable_that_is_read_too_late():
     )
 
 
+def test_all_that_are_alike_are_listed():
+    three = [lambda: nn.Linear(8, 8) for _ in range(3)]
+    assert "block 0: candidates 0, 2 and 4 are alike, Linear(" in note(
+        npp.Block([three[0], nn.Identity, three[1], nn.ReLU, three[2], nn.ReLU])
+    )
+
+
 def test_two_that_are_meant_to_be_alike():
     assert note(npp.Block([nn.Identity, nn.Identity], alike=True)) is None
     assert note(npp.Block([nn.Identity, nn.Identity])) is not None

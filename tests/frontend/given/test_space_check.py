@@ -23,26 +23,7 @@ from naspipe.frontend.given import space_check
 from naspipe.frontend.given.space_check import check_spaces
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.measuring import followed_shapes
-from naspipe.runtime.wire.reports import SilentObserver
-
-BATCH = {"input": torch.ones(4, 3, 8, 8), "target": torch.arange(4)}
-
-
-def data(seed, number):
-    return BATCH
-
-
-def conv(before, after):
-    return lambda: nn.Conv2d(before, after, 3, padding=1)
-
-
-def head(width=8):
-    return npp.Shared("head", lambda: nn.Sequential(Pool(), nn.Linear(width, 10)))
-
-
-class Pool(nn.Module):
-    def forward(self, x):
-        return x.mean((2, 3))
+from tests.frontend.given.convolutions import STEM, Pool, conv, data, head
 
 
 def checked(*blocks, sampler="uniform", chains=(), device="cpu", loss=None, batches=data):
@@ -67,9 +48,6 @@ def here(monkeypatch):
         return json.loads(json.dumps(work(lambda: None)))
 
     monkeypatch.setattr(space_check, "done_apart", done)
-
-
-STEM = npp.Shared("stem", conv(3, 8), rule=npp.Lag(2))
 
 
 def test_candidates_of_different_shapes():
@@ -279,45 +257,3 @@ def test_a_space_is_refused_if_and_only_if_a_subnet_fails(drawn):
             assert checked(*blocks, **how) == []
         else:
             refused(*blocks, **how)
-
-
-@pytest.mark.parametrize("stages", [1, 2, 3])
-def test_a_run_writes_nothing(tmp_path, stages):
-    space = npp.Space("mine", [STEM, npp.Block([conv(8, 8), conv(8, 12)]), head()])
-    with pytest.raises(ConfigError, match=r"^block 0: candidate 1 returns \[4, 12, 8, 8\]"):
-        npp.train(
-            space, data, nn.CrossEntropyLoss(), steps=2, stages=stages, run_dir=tmp_path / "run"
-        )
-    assert not any(tmp_path.iterdir())
-
-
-class Listening(SilentObserver):
-    def __init__(self):
-        self.notes = []
-
-    def on_note(self, text):
-        self.notes.append(text)
-
-
-def test_notes_come_once_and_without_an_observer_on_stderr(tmp_path, capsys):
-    """Of candidates that are alike on any stages; of what a run gains where there are several."""
-    space = npp.Space(
-        "mine",
-        [npp.Shared("stem", conv(3, 8)), npp.Block([conv(8, 8), conv(8, 8), nn.Identity]), head()],
-    )
-    seen = {}
-    for stages in (1, 2):
-        observer = Listening()
-        how = {"steps": 12, "sampler": "spaced:4", "stages": stages}
-        npp.train(
-            space, data, nn.CrossEntropyLoss(), run_dir=tmp_path / str(stages), observer=observer,
-            **how,
-        )  # fmt: skip
-        seen[stages] = observer.notes
-    assert len(seen[1]) == 1 and seen[1][0].startswith("block 0: candidates 0 and 1 are alike")
-    assert seen[2][:1] == seen[1] and len(seen[2]) == 3
-    assert seen[2][1].startswith("sampler spaced:4: block 0 has 3 candidates")
-    assert "layer stem (exact)" in seen[2][2]
-    assert capsys.readouterr().err == ""
-    npp.train(space, data, nn.CrossEntropyLoss(), steps=1, run_dir=tmp_path / "more")
-    assert capsys.readouterr().err == f"naspipe: {seen[1][0]}\n"
