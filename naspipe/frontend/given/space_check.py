@@ -61,12 +61,14 @@ def check_spaces(
         ConfigError: naming the layers that do not fit.
     """
     notes: list[str] = []
-    known: set[tuple[int, ...]] = set()
+    known: set[tuple[object, ...]] = set()
     for number, (workload, drawn) in enumerate(zip(workloads, subnets, strict=True)):
-        key = id(workload.space), id(workload.data), id(workload.loss)
+        sampler = workload.definition.sampler
+        key = id(workload.space), id(workload.data), id(workload.loss), sampler
         ends = [tap for tap in taps if number in (tap.sink[0], tap.source[0])]
         takes = any(tap.sink[0] == number and tap.role is TapRole.INPUT for tap in ends)
-        if key in known or not workload.is_trained or takes or workload.space.decisions:
+        is_free = workload.space.decisions is None  # otherwise not any may follow any other
+        if key in known or not workload.is_trained or takes or not is_free:
             continue
         known.add(key)
         batch = workload.data(workload.definition.seed, 0)
