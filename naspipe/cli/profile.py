@@ -43,6 +43,8 @@ _NOTES = {
     _NOT_KEPT: "measured now; {} cannot be written, so the next run measures again",
 }
 
+_EXPECTED = "expected layers, data and a loss that compute, found"
+
 _WIDTH = 120
 """Columns of the table in a file or a pipe."""
 
@@ -79,8 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.set,
     )
     named_device = _device_name(execution.hardware.device)
-    what = f"space {workload.space.name}: expected layers, data and a loss that compute, found"
-    with users_code(what):
+    with users_code(f"space {workload.space.name}: {_EXPECTED}"):
         cache = ProfileCache(workload, device=named_device)
         costs, state = _costs(workload, cache, arguments.fresh, execution)
         sizes = measure_sizes(workload)
@@ -107,8 +108,10 @@ def _costs(
     workload: Workload, cache: ProfileCache, is_fresh: bool, execution: Execution
 ) -> tuple[CostTable, str]:
     """The costs, and where they are from or went to."""
+    from naspipe.core.user_code import users_code
     from naspipe.runtime.devices.determinism import deterministic_torch
     from naspipe.runtime.devices.garbage import calm_collector
+    from naspipe.runtime.measuring.probes import ProbeError
     from naspipe.runtime.measuring.profile_apart import profile_apart
     from naspipe.runtime.measuring.profiler import profile
 
@@ -120,7 +123,11 @@ def _costs(
         costs = profile_apart(workload, execution.watch.timeout_seconds, device)
     else:
         with deterministic_torch(workload.definition.recipe.threads), calm_collector():
-            costs = profile(workload)
+            try:
+                costs = profile(workload)
+            except ProbeError as error:
+                with users_code(f"space {workload.space.name}, {error}: {_EXPECTED}"):
+                    raise error.cause from None
     return costs, _KEPT if cache.write(costs) else _NOT_KEPT
 
 

@@ -15,6 +15,7 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.ids import FIRST_STREAM, LayerId, StreamId
 from naspipe.core.ports import Decisions, Proof
 from naspipe.core.rules import Every, Exact, Lag, Rule
+from naspipe.core.user_code import check_factories
 
 Factory = Callable[[], Any]
 """Makes one candidate: a ``torch.nn.Module`` with freshly initialised parameters."""
@@ -32,12 +33,14 @@ class Block:
         kind: blocks of one kind have the same candidates, so their costs are measured once.
         fields: batch fields handed to the candidate after the tensors of the block before.
         rule: how READs follow WRITEs; ``Exact()`` but for the layers of teachers.
+        alike: candidates may be the same layer twice; otherwise a note says where they are.
     """
 
     candidates: tuple[Factory, ...]
     kind: str | None = None
     fields: tuple[str, ...] = ()
     rule: Rule = field(default_factory=Exact)
+    alike: bool = False
 
     def __init__(
         self,
@@ -46,11 +49,13 @@ class Block:
         kind: str | None = None,
         fields: Sequence[str] = (),
         rule: Rule = _EXACT,
+        alike: bool = False,
     ) -> None:
         object.__setattr__(self, "candidates", tuple(candidates))
         object.__setattr__(self, "kind", kind)
         object.__setattr__(self, "fields", tuple(fields))
         object.__setattr__(self, "rule", rule)
+        object.__setattr__(self, "alike", alike)
         if not self.candidates:
             raise ConfigError("a block needs at least one candidate, found none")
         if isinstance(rule, Lag | Every):
@@ -137,6 +142,9 @@ class Space:
         )
         if not self.blocks:
             raise ConfigError(f"space {name}: expected at least one block, found none")
+        for block, label in zip(self.blocks, self._labels, strict=True):
+            kind = "layer" if isinstance(block, Shared) else "block"
+            check_factories(f"space {name}, {kind} {label}", block.candidates)
 
     def __len__(self) -> int:
         return len(self.blocks)

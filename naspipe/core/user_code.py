@@ -6,7 +6,7 @@ import importlib
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +18,7 @@ _NASPIPE = str(Path(__file__).parent.parent)
 _LIBRARIES = tuple(
     sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
+_TORCH = tuple(f"{folder}/torch/" for folder in _LIBRARIES)
 
 
 @contextmanager
@@ -33,6 +34,71 @@ def users_code(what: str) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         raise ConfigError(f"{what} {reason(error)}{_place(error)}") from error
+
+
+@contextmanager
+def called(what: Callable[[], str]) -> Iterator[None]:
+    """Add a line to whatever the user's code raises, that says what was called.
+
+    Args:
+        what: the line; worked out only where something is raised.
+    """
+    try:
+        yield
+    except NaspipeError:
+        raise
+    except Exception as error:
+        error.add_note(what())
+        raise
+
+
+def users_traceback(error: BaseException) -> str:
+    """The traceback of an error of the user's code, without the frames of naspipe and torch.
+
+    What naspipe itself raised is left whole.
+    """
+    found = traceback.TracebackException.from_exception(error)
+    if _is_users(error):
+        seen: set[int] = set()
+        _leave_out_ours(found, seen)
+    return "".join(found.format())
+
+
+def _is_users(error: BaseException) -> bool:
+    """Whether it came out of what :func:`called` names, or out of code that is the user's."""
+    if getattr(error, "__notes__", ()):
+        return True
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    own = [file for file in files if not file.startswith((*_LIBRARIES, "<frozen"))]
+    return bool(own) and not own[-1].startswith(_NASPIPE)
+
+
+def _leave_out_ours(found: traceback.TracebackException | None, seen: set[int]) -> None:
+    """Of an error and of those that it came from."""
+    if found is None or id(found) in seen:
+        return
+    seen.add(id(found))
+    left = [each for each in found.stack if not each.filename.startswith((_NASPIPE, *_TORCH))]
+    found.stack[:] = left
+    _leave_out_ours(found.__cause__, seen)
+    _leave_out_ours(found.__context__, seen)
+
+
+def check_factories(where: str, candidates: Sequence[Any]) -> None:
+    """Each must be a function, or a class, that makes a module; a module is none, though callable.
+
+    Raises:
+        ConfigError: for the first that is not, by its place among them.
+    """
+    for number, factory in enumerate(candidates):
+        is_module = hasattr(factory, "named_parameters") and not isinstance(factory, type)
+        if is_module or not callable(factory):
+            kind = type(factory).__name__
+            todo = f"wrap it: lambda: {kind}(...)" if is_module else "give what makes a module"
+            raise ConfigError(
+                f"{where}: expected candidate {number} to be a factory, found "
+                f"{'the module' if is_module else 'a value of type'} {kind}; {todo}"
+            )
 
 
 def import_attribute(name: str) -> Any:
@@ -79,7 +145,7 @@ def _place(error: BaseException) -> str:
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith((_NASPIPE, "<frozen"))
+        if not frame.filename.startswith((_NASPIPE, "<frozen", *_TORCH))
     ]
     own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
     for frame in (own or frames)[-1:]:

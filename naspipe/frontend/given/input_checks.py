@@ -238,7 +238,7 @@ def _check_statistics(layer: StoredLayer, block: Shared, defers_norms: bool) -> 
     ):
         return
     for module in layer.module.modules():
-        if _keeps_statistics(module):
+        if keeps_statistics(module):
             raise ConfigError(
                 f"layer {block.name}: its {type(module).__name__} keeps running statistics, which "
                 f"rule {block.rule} does not allow; use the rule exact, --set norms=deferred, or "
@@ -258,5 +258,6 @@ def _check_norms(space: Space) -> None:
                 )
 
 
-def _keeps_statistics(module: nn.Module) -> bool:
+def keeps_statistics(module: nn.Module) -> bool:
+    """Whether it is a norm whose forwards change what it keeps."""
     return isinstance(module, _NormBase) and module.training and module.track_running_stats

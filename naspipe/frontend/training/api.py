@@ -23,7 +23,7 @@ from naspipe.frontend.training.training import Training
 from naspipe.runtime.jobs.losses import Loss, Metric
 from naspipe.runtime.jobs.workload import Batches, Workload
 from naspipe.runtime.wire.ports import LaunchObserver
-from naspipe.runtime.wire.reports import SilentObserver
+from naspipe.runtime.wire.reports import NotesToStderr
 
 
 def train(
@@ -57,7 +57,7 @@ def train(
         recipe: further fields of :class:`naspipe.core.config.Recipe`, or a recipe of naspipe's by
             name, as in ``"spos"``, or a recipe file. What other arguments say goes before it.
         execution: further settings of :class:`naspipe.core.config.Execution`: ``validate_every``.
-        observer: told of losses and stage use as the run goes.
+        observer: told of losses and stage use as the run goes; by default notes go to stderr.
         held_out: ``held_out(seed, number)`` to validate by; ``data.validation`` by default.
         teacher: :class:`naspipe.Teacher` or :class:`naspipe.Momentum`, whose output is learned.
         loss_fields: names of batch fields; ``("target",)``, if the loss has no ``fields`` itself.
@@ -173,7 +173,7 @@ def train_together(
         workloads=[replace(each, recompute=execution.pipeline.recompute) for each in workloads],
         execution=execution,
         path=path or default_run_directory(workloads[0].space.name),
-        observer=observer or SilentObserver(),
+        observer=observer or NotesToStderr(),
         resumes=resume,
         taps=joined.taps,
         exchanges=exchanges,

@@ -17,6 +17,7 @@ from naspipe.core.subnet import Subnet
 from naspipe.core.wiring import Tap, Wiring
 from naspipe.data.keyed.loader_pool import close_all
 from naspipe.frontend.given.data_checks import check_same_data, first_digests
+from naspipe.frontend.given.gain_notes import gain_notes
 from naspipe.frontend.given.input_checks import (
     check_data_path,
     check_device,
@@ -25,6 +26,7 @@ from naspipe.frontend.given.input_checks import (
     check_taught,
 )
 from naspipe.frontend.given.run_plan import make_plan, planning_costs
+from naspipe.frontend.given.space_check import check_spaces
 from naspipe.frontend.teaching.taught import how_full
 from naspipe.frontend.training.generations import Generations, check_resumable
 from naspipe.frontend.training.recording import Recording
@@ -127,6 +129,8 @@ class Training:
                 gpus, device = self._gpus, self.execution.hardware.device
                 check_shared_gpus(device, plan.memory.budgets, gpus.memory_bytes)
             if said := how_full(self.workloads, costs, self.execution.pipeline.stages):
+                self.observer.on_note(said)
+            for said in gain_notes(self.workloads, self.execution, subnets, costs):
                 self.observer.on_note(said)
             job = self.job(plan, costs)
             manifests = [self._manifest(*each, plan) for each in enumerate(job.streams)]
@@ -241,6 +245,9 @@ class Training:
                 check_validation(validation)
         if self.others is None:
             check_endpoints(self.execution)
+        device = self.execution.hardware.device
+        for said in check_spaces(self.workloads, subnets, self.taps, device):
+            self.observer.on_note(said)
         return subnets
 
     def _manifest(self, number: int, stream: StreamJob, plan: Plan) -> dict[str, Any]:

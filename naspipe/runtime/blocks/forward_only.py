@@ -7,9 +7,11 @@ from contextlib import ExitStack
 import torch
 
 from naspipe.core.errors import ConfigError
+from naspipe.core.user_code import called
 from naspipe.runtime.blocks.segment import SegmentSpec, Tensors, as_tuple, autocast, same_bits
 from naspipe.runtime.devices.determinism import seed_draws
 from naspipe.runtime.layers.bound_layer import BoundLayer
+from naspipe.runtime.layers.forms import form_of, form_text
 from naspipe.runtime.layers.norm_statistics import KNOWN, Statistics, collected
 from naspipe.runtime.memory.shortages import raising_shortages
 
@@ -42,7 +44,11 @@ def forward_only(
         stack.enter_context(autocast(spec.precision, spec.device_type))
         if trains:
             statistics = stack.enter_context(collected(layer.module))
-        outputs = as_tuple(layer.call(*inputs, *spec.fields), spec)
+        given = (*inputs, *spec.fields)
+        stack.enter_context(
+            called(lambda: f"in layer {spec.label}, called with {form_text(form_of(given))}")
+        )
+        outputs = as_tuple(layer.call(*given), spec)
     for name, buffer in _others(layer).items() if before else ():
         if not same_bits(buffer, before[name]):
             raise ConfigError(

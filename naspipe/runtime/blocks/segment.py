@@ -18,9 +18,11 @@ from torch import nn
 
 from naspipe.core.errors import BlockInputEditedError, ConfigError
 from naspipe.core.rules import Exact, Rule
+from naspipe.core.user_code import called
 from naspipe.runtime.devices.determinism import seed_draws
 from naspipe.runtime.devices.tensor_bytes import tensor_bytes
 from naspipe.runtime.layers.bound_layer import BoundLayer
+from naspipe.runtime.layers.forms import form_of, form_text
 from naspipe.runtime.layers.norm_statistics import KNOWN, Statistics, collected
 from naspipe.runtime.memory.shortages import raising_shortages
 
@@ -125,7 +127,8 @@ class Segment:
                 if output.requires_grad and gradient is not None
             ]
             if roots:
-                torch.autograd.backward([o for o, _ in roots], [g for _, g in roots])
+                with called(lambda: f"in the backward of {self._name}"):
+                    torch.autograd.backward([o for o, _ in roots], [g for _, g in roots])
         found = tuple(self._arrived)
         self._arrived[:] = [None] * len(found)
         return found
@@ -190,14 +193,26 @@ class Segment:
                 if alias.grad_fn is not None:
                     alias.grad_fn.register_prehook(partial(_arrive, self._arrived, place))
             try:
-                outputs = self._call(aliases, statistics)
+                with called(self._told):
+                    outputs = self._call(aliases, statistics)
             except RuntimeError as error:
                 if "a view of a leaf Variable" in str(error) and "in-place" in str(error):
                     raise self._edited() from error
                 raise
             if [leaf._version for leaf in self._inputs] != versions:
                 raise self._edited()
-            return self._spec.finish(outputs) if self._spec.finish else outputs
+            if self._spec.finish is None:
+                return outputs
+            with called(lambda: f"in the loss, called with {form_text(form_of(outputs))}"):
+                return self._spec.finish(outputs)
+
+    def _told(self) -> str:
+        given = form_text(form_of((*self._inputs, *self._spec.fields)))
+        return f"in {self._name}, called with {given}"
+
+    @property
+    def _name(self) -> str:
+        return f"layer {self._spec.label} ({type(self._layer.module).__name__})"
 
     def _call(self, inputs: Sequence[torch.Tensor], statistics: Statistics) -> Tensors:
         if not self._spec.defers_norms:

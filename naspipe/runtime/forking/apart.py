@@ -18,8 +18,13 @@ Work = Callable[[Callable[[], None]], dict[str, Any]]
 """What returns JSON, and says now and then that it goes on."""
 
 
-def done_apart(work: Work, what: str) -> dict[str, Any]:
+def done_apart(work: Work, what: str, silence_seconds: float = SILENCE_SECONDS) -> dict[str, Any]:
     """What the work returns.
+
+    Args:
+        work: what is done.
+        what: how messages call it.
+        silence_seconds: in which it must say that it goes on.
 
     Raises:
         ConfigError: the work's own.
@@ -34,8 +39,8 @@ def done_apart(work: Work, what: str) -> dict[str, Any]:
         try:
             answer: dict[str, Any] = {"goes on": True}
             while "goes on" in answer:
-                if not receiver.poll(SILENCE_SECONDS):
-                    raise TransportError(f"{what} was silent for {SILENCE_SECONDS:g} s")
+                if not receiver.poll(silence_seconds):
+                    raise TransportError(f"{what} was silent for {silence_seconds:g} s")
                 answer = json.loads(receiver.recv_bytes())
         except EOFError:
             raise StageFailedError(0, what, obituary(process)) from None

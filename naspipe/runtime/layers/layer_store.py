@@ -137,8 +137,9 @@ class LayerStore:
             owner = self._owners.setdefault(id(parameter), label)
             if owner != label:
                 raise ConfigError(
-                    f"layers {owner} and {label} share one parameter: tied parameters are not "
-                    f"supported; let each factory make its own"
+                    f"layers {owner} and {label} share one parameter: tied layers are not "
+                    f"supported, as a layer has one place in the chain and is written by the stage "
+                    f"there; let each factory make its own"
                 )
         keeps_versions = self._policy.keeps_versions(block.rule)
         own = self._policy.own_step(block.rule)

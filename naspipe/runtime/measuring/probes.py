@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from statistics import median
 
 import torch
 
+from naspipe.core.errors import ConfigError, NaspipeError
 from naspipe.core.ids import SequenceId
 from naspipe.planning.cost import LayerCost
 from naspipe.runtime.blocks.forward_only import forward_only
@@ -20,6 +21,29 @@ from naspipe.runtime.layers.bound_layer import BoundLayer
 from naspipe.runtime.layers.following import follow
 from naspipe.runtime.layers.stored_layer import StoredLayer
 from naspipe.teaching.momentum_update import MomentumUpdate
+
+
+class ProbeError(NaspipeError):
+    """A layer could not be measured; says which."""
+
+    def __init__(self, label: str, cause: Exception) -> None:
+        self.cause = cause
+        super().__init__(f"the profile of layer {label}")
+
+
+@contextmanager
+def measuring(label: str) -> Iterator[None]:
+    """Say which layer was being measured, of whatever is raised but for refusals.
+
+    Raises:
+        ProbeError: in place of what the layer raised.
+    """
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ProbeError(label, error) from error
 
 
 @dataclass(slots=True)

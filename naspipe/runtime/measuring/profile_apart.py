@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import traceback
 from contextlib import ExitStack
 from typing import Any
 
@@ -11,6 +10,7 @@ import msgpack
 import torch
 
 from naspipe.core.errors import ConfigError, StageFailedError, TransportError
+from naspipe.core.user_code import users_traceback
 from naspipe.planning.cost import CostTable, LayerCost, mean_costs
 from naspipe.runtime.devices.cuda_device import start_cuda
 from naspipe.runtime.devices.determinism import deterministic_torch
@@ -19,7 +19,10 @@ from naspipe.runtime.forking.fitness import check_fit_for_forking
 from naspipe.runtime.forking.fork import FORK, end_all, obituary, quiet_fork
 from naspipe.runtime.forking.own_thread import in_own_thread
 from naspipe.runtime.jobs.workload import Workload
+from naspipe.runtime.measuring.probes import ProbeError
 from naspipe.runtime.measuring.profiler import profile
+
+_ALL = "the profile of its layers"
 
 
 def profile_apart(
@@ -65,13 +68,13 @@ def _profile_of(process: Any, receiver: Any, deadline: float) -> CostTable:
     try:
         if not receiver.poll(max(0.0, deadline - time.monotonic())):
             raise TransportError("the profile took longer than timeout_seconds allows")
-        costs, failure, refusal = msgpack.unpackb(receiver.recv_bytes())
+        costs, task, failure, refusal = msgpack.unpackb(receiver.recv_bytes())
     except EOFError:
-        raise StageFailedError(0, "the profile of its layers", obituary(process)) from None
+        raise StageFailedError(0, _ALL, obituary(process)) from None
     if refusal:
         raise ConfigError(refusal)
     if failure:
-        raise StageFailedError(0, "the profile of its layers", failure)
+        raise StageFailedError(0, task, failure)
     return CostTable({(block, candidate): LayerCost(*cost) for block, candidate, cost in costs})
 
 
@@ -84,13 +87,15 @@ def _profiled(workload: Workload, device: str, threads: int) -> CostTable:
 
 def _profile_main(workload: Workload, device: str, sender: Any) -> None:
     costs: list[Any] = []
-    failure = refusal = ""
+    task, failure, refusal = _ALL, "", ""
     try:
         threads = workload.definition.recipe.threads
         table = in_own_thread(threads, lambda: _profiled(workload, device, threads))
         costs = [[*key, list(cost)] for key, cost in table.costs.items()]
     except ConfigError as error:
         refusal = str(error)
-    except Exception:
-        failure = traceback.format_exc()
-    sender.send_bytes(msgpack.packb([costs, failure, refusal]))
+    except ProbeError as error:
+        task, failure = str(error), users_traceback(error.cause)
+    except Exception as error:
+        failure = users_traceback(error)
+    sender.send_bytes(msgpack.packb([costs, task, failure, refusal]))

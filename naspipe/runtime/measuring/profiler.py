@@ -16,7 +16,7 @@ from naspipe.runtime.devices.clock import open_clock
 from naspipe.runtime.jobs.workload import Workload, field_of
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.layers.stored_layer import StoredLayer
-from naspipe.runtime.measuring.probes import ForwardProbe, Probe, TrainedProbe
+from naspipe.runtime.measuring.probes import ForwardProbe, Probe, TrainedProbe, measuring
 from naspipe.streams.samplers import draw_subnets
 
 FIRST_CANDIDATES = 16
@@ -102,7 +102,8 @@ def _round(probes: _Probes) -> float:
     """Measure every probe once; returns the seconds that took."""
     before = time.monotonic()
     for probe in probes.values():
-        probe.run()
+        with measuring(probe.spec.label):
+            probe.run()
     return time.monotonic() - before
 
 
@@ -144,8 +145,7 @@ class _Bench:
             self._inputs[block] = inputs
             order = [(block, number) for number in measuring_order(len(blocks[block].candidates))]
             for key in order[:FIRST_CANDIDATES]:
-                probes[key] = self._probe(*key)
-                outputs = probes[key].warm()
+                probes[key], outputs = self._warm(*key)
             inputs = outputs
             waiting.append(order[FIRST_CANDIDATES:])
         # One of each kind in turn: where the time is short, it is short for all.
@@ -161,19 +161,22 @@ class _Bench:
             for key in enumerate(space.chain(choices)):
                 self._inputs[key[0]] = inputs
                 if key not in probes:
-                    probes[key] = self._probe(*key)
-                    inputs = probes[key].warm()
+                    probes[key], inputs = self._warm(*key)
                 else:
-                    inputs = replace(probes[key], inputs=inputs).warm()
+                    with measuring(probes[key].spec.label):
+                        inputs = replace(probes[key], inputs=inputs).warm()
         return probes
 
     def extend(self, count: int) -> _Probes:
         """Up to so many further probes, warm."""
         joining, self._waiting = self._waiting[:count], self._waiting[count:]
-        probes = {key: self._probe(*key) for key in joining}
-        for probe in probes.values():
-            probe.warm()
-        return probes
+        return {key: self._warm(*key)[0] for key in joining}
+
+    def _warm(self, block: int, candidate: int) -> tuple[Probe, Tensors]:
+        """A probe behind its first round, and what that made."""
+        with measuring(self._workload.space.label(block, candidate)):
+            probe = self._probe(block, candidate)
+            return probe, probe.warm()
 
     def _probe(self, block: int, candidate: int) -> Probe:
         before = self._clock.mark()

@@ -8,6 +8,7 @@
                            on one stage the launcher's collector itself,
                            :class:`~naspipe.runtime.processes.supervisor.StageReports`
 :class:`LaunchObserver`    :class:`~naspipe.runtime.wire.reports.SilentObserver`,
+                           :class:`~naspipe.runtime.wire.reports.NotesToStderr`,
                            :class:`~naspipe.frontend.training.recording.Recording`, progress
 ========================= ==========================================================================
 """

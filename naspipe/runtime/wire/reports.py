@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -45,6 +46,14 @@ class SilentObserver:
 
     def on_note(self, text: str) -> None:
         """See :class:`LaunchObserver`."""
+
+
+class NotesToStderr(SilentObserver):
+    """An observer that writes notes as lines and wants to know nothing else."""
+
+    def on_note(self, text: str) -> None:
+        """See :class:`LaunchObserver`."""
+        print(f"naspipe: {text}", file=sys.stderr, flush=True)
 
 
 class ZmqReporter:

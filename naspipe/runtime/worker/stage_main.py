@@ -7,7 +7,6 @@ import errno
 import os
 import signal
 import threading
-import traceback
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -16,6 +15,7 @@ from typing import Any
 
 from naspipe.core.errors import ConfigError, StorageError, reason
 from naspipe.core.ids import WorkerId
+from naspipe.core.user_code import users_traceback
 from naspipe.runtime.devices.determinism import deterministic_torch
 from naspipe.runtime.forking.own_thread import in_own_thread
 from naspipe.runtime.jobs.ports import PipelineJob
@@ -73,7 +73,7 @@ def failure_report(task: str, error: Exception) -> dict[str, Any]:
     """The report of a failure: what was under way, and why it ended."""
     return {
         "task": task,
-        "traceback": "".join(traceback.format_exception(error)),
+        "traceback": users_traceback(error),
         "message": reason(error) if isinstance(error, OSError) else str(error),
         "kind": _kind(error),
     }

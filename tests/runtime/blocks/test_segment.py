@@ -12,8 +12,8 @@ from naspipe.runtime.blocks.segment import Segment, SegmentSpec
 from naspipe.runtime.layers.bound_layer import BoundLayer
 
 
-def of(module, rule):
-    spec = SegmentSpec(label="norm", rule=rule, seed=1, precision="fp32")
+def of(module, rule, finish=None):
+    spec = SegmentSpec(label="norm", rule=rule, seed=1, precision="fp32", finish=finish)
     layer = BoundLayer(module, module, dict(module.named_parameters()))
     inputs = (torch.arange(12.0).reshape(4, 3).requires_grad_(),)
     return Segment(spec, layer, inputs, keeps_graph=False)
@@ -67,3 +67,34 @@ def test_other_buffers_are_compared(compared):
 def test_a_norm_that_may_not_write_is_found():
     with pytest.raises(Exception, match=r"writes the buffer running_mean, which rule lag\(3\)"):
         of(nn.BatchNorm1d(3), Lag(3)).forward()
+
+
+class Breaks(torch.autograd.Function):
+    """In its backward."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise ValueError("no gradient")
+
+
+class BreaksBehind(nn.Module):
+    def forward(self, x):
+        return Breaks.apply(x)
+
+
+def test_what_raises_is_named():
+    with pytest.raises(RuntimeError) as caught:
+        of(nn.Linear(4, 2), Exact()).forward()
+    assert caught.value.__notes__ == ["in layer norm (Linear), called with [4, 3]"]
+    with pytest.raises(RuntimeError) as caught:
+        of(nn.Linear(3, 2), Exact(), lambda outputs: (outputs[0] + torch.ones(5),)).forward()
+    assert caught.value.__notes__ == ["in the loss, called with [4, 2]"]
+    block = of(BreaksBehind(), Exact())
+    (output,) = block.forward()
+    with pytest.raises(ValueError, match="no gradient") as caught:
+        block.backward([torch.ones_like(output)])
+    assert caught.value.__notes__ == ["in the backward of layer norm (BreaksBehind)"]

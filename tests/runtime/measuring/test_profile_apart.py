@@ -6,9 +6,11 @@ from dataclasses import replace
 from multiprocessing import get_context
 
 import pytest
+from torch import nn
 
+import naspipe as npp
 from naspipe.core.config import Execution
-from naspipe.core.errors import ConfigError
+from naspipe.core.errors import ConfigError, StageFailedError
 from naspipe.frontend.given import run_plan
 from naspipe.frontend.given.run_plan import cores_for
 from naspipe.runtime.measuring import profiler
@@ -42,6 +44,27 @@ def test_what_one_of_them_refuses_is_said():
 
     with pytest.raises(ConfigError, match="no such data"):
         profile_apart(replace(workload(noted_space([], (3, 2))), data=data), 60, copies=2)
+
+
+class Wide(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 6)
+
+    def forward(self, x):
+        return x + self.linear(x)
+
+
+def test_the_layer_that_raises_is_named_with_the_users_lines():
+    space = npp.Space("wide", [npp.Block([nn.Identity]), npp.Block([nn.Identity, Wide])])
+    with pytest.raises(StageFailedError) as caught:
+        profile_apart(workload(space), 60)
+    assert caught.value.task == "the profile of layer 1.1"
+    *_, said, layer = caught.value.traceback_text.splitlines()
+    assert said.startswith("RuntimeError: The size of tensor a (8)")
+    assert layer == "in layer 1.1 (Wide), called with [4, 8]"
+    assert "return x + self.linear(x)" in caught.value.traceback_text
+    assert "probes.py" not in caught.value.traceback_text
 
 
 def test_as_many_at_once_as_cores_allow(monkeypatch):

@@ -71,7 +71,12 @@ def test_a_layer_that_raises(tmp_path, stages, position):
             run_dir=tmp_path / "run",
         )  # fmt: skip
     assert time.monotonic() - start < 10
-    assert "ZeroDivisionError" in caught.value.traceback_text
+    text = caught.value.traceback_text
+    assert text.splitlines()[-2:] == [
+        "ZeroDivisionError: division by zero",
+        f"in layer {position}.0 (Breaks), called with [12, 24]",
+    ]
+    assert "in divide" in text and "segment.py" not in text and "torch/nn" not in text
     assert caught.value.task.startswith("0.19F@") and f"layer {position}.0" in caught.value.task
     assert npp.Run(space(position, divide), tmp_path / "run").manifest["status"] == "failed"
 

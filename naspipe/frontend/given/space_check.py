@@ -1,0 +1,214 @@
+"""What is said of a user's space before the start: layers that do not fit, candidates alike."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from dataclasses import dataclass
+from itertools import islice
+from multiprocessing import current_process
+from typing import Any
+
+import torch
+
+from naspipe.core.errors import NaspipeError, StageFailedError, TransportError
+from naspipe.core.space import Space
+from naspipe.core.subnet import Subnet
+from naspipe.core.wiring import Tap, TapRole
+from naspipe.runtime.devices.determinism import deterministic_torch
+from naspipe.runtime.forking.apart import done_apart
+from naspipe.runtime.forking.own_thread import in_own_thread
+from naspipe.runtime.jobs.losses import is_joined, loss_fields
+from naspipe.runtime.jobs.workload import Workload
+from naspipe.runtime.layers.forms import Form, form_of, form_text
+from naspipe.runtime.measuring.alike_candidates import alike_note
+from naspipe.runtime.measuring.first_blocks import FirstBlocks, FirstBlocksError
+from naspipe.runtime.measuring.followed_shapes import ShapeFollower, Suspected
+from naspipe.runtime.measuring.sketched import SketchedLayers
+
+MOST_TRIED = 4
+"""Suspicions that turn out to be none, before the rest is left to the profile."""
+
+FOLLOWING_SECONDS, TRYING_SECONDS = 30.0, 60.0
+"""In which shapes are followed, and one suspicion is tried; what takes longer is left alone."""
+
+
+def check_spaces(
+    workloads: Sequence[Workload],
+    subnets: Sequence[Sequence[Subnet]],
+    taps: Sequence[Tap],
+    device: str,
+) -> list[str]:
+    """Every candidate must take what any candidate before it returns, and the loss what comes out.
+
+    This is followed by shapes alone. What does not fit there is tried with real tensors before it
+    is refused, so nothing is refused that could run. What cannot be followed is left to the profile
+    and the run. All of it happens in processes of their own: what layers and factories keep, draw
+    or compute there is gone afterwards.
+
+    Args:
+        workloads: of each stream.
+        subnets: of each stream; they matter where a file lists them.
+        taps: between the streams.
+        device: where layers compute in the run; ``cpu``, ``cuda`` or ``cuda:N``.
+
+    Returns:
+        Notes, a line each.
+
+    Raises:
+        ConfigError: naming the layers that do not fit.
+    """
+    notes: list[str] = []
+    known: set[tuple[object, ...]] = set()
+    for number, (workload, drawn) in enumerate(zip(workloads, subnets, strict=True)):
+        sampler = workload.definition.sampler
+        key = id(workload.space), id(workload.data), id(workload.loss), sampler
+        ends = [tap for tap in taps if number in (tap.sink[0], tap.source[0])]
+        takes = any(tap.sink[0] == number and tap.role is TapRole.INPUT for tap in ends)
+        is_free = workload.space.decisions is None  # otherwise not any may follow any other
+        if key in known or not workload.is_trained or takes or not is_free:
+            continue
+        known.add(key)
+        batch = workload.data(workload.definition.seed, 0)
+        look = _Look(workload, batch, drawn, has_plain_loss=not ends, is_here=device == "cpu")
+        notes += _looked(look)
+    return notes
+
+
+def _looked(look: _Look) -> list[str]:
+    """Notes; what cannot be looked at is left alone: if anything is wrong, the run says what."""
+    what = f"space {look.workload.space.name}"
+    if current_process().daemon:
+        return []  # which may have no processes of its own
+    with suppress(StageFailedError, TransportError, OSError):
+        found = done_apart(look.follow, what, FOLLOWING_SECONDS)
+        if suspected := found["suspected"]:
+            done_apart(lambda go_on: look.compute(suspected, go_on), what, TRYING_SECONDS)
+        return list(found["notes"])
+    return []
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """One stream's space; its public methods are called in processes of their own."""
+
+    workload: Workload
+    batch: Mapping[str, torch.Tensor]
+    """The first."""
+    subnets: Sequence[Subnet]
+    has_plain_loss: bool
+    is_here: bool
+    """Whether layers compute in the run where they do here."""
+
+    def follow(self, _: Callable[[], None]) -> dict[str, Any]:
+        """Notes, and what seems not to fit; what layers keep of this must not reach real ones."""
+        with _quiet():
+            layers = SketchedLayers(self.workload.space)
+            suspected = islice(self._suspected(layers), MOST_TRIED)
+            tries = [self._told(each, layers) for each in suspected]
+            note = alike_note(self.workload.space, layers)
+            return {"suspected": tries, "notes": [note] if note else []}
+
+    def compute(
+        self, suspected: Sequence[Mapping[str, Any]], go_on: Callable[[], None]
+    ) -> dict[str, Any]:
+        """Raises ConfigError for what does not fit with real layers and tensors either."""
+        threads = self.workload.recipe.threads
+
+        def tried() -> dict[str, Any]:
+            for each in suspected:
+                go_on()
+                self._try(**each)
+            return {}
+
+        with _quiet(), deterministic_torch(threads):
+            return in_own_thread(threads, tried)
+
+    def _suspected(self, layers: SketchedLayers) -> Iterator[Suspected]:
+        workload = self.workload
+        given = workload.tapped(self.batch) if workload.tapped else ()
+        tensors = {name: each for name, each in self.batch.items() if torch.is_tensor(each)}
+        fields: dict[str, Form] = {name: form_of([each]) for name, each in tensors.items()}
+        trains = workload.runs_in_training_mode
+        follower = ShapeFollower(workload.space, layers, form_of(given), fields, trains)
+        sampler = workload.definition.sampler
+        if workload.make_strategy is None and sampler.startswith("file:"):
+            yield from follower.walk(subnet.chain for subnet in self.subnets if subnet.chain)
+        elif workload.make_strategy is None or sampler.startswith(("evolution", "nni:")):
+            yield from follower.spread()
+        if self.has_plain_loss and _is_plain(workload):
+            yield from follower.ends(workload.objective, loss_fields(workload.loss))
+
+    def _told(self, suspected: Suspected, layers: SketchedLayers) -> dict[str, Any]:
+        """For another process; see :meth:`_try`."""
+        good = suspected.good
+        return {
+            "said": self._said(layers, suspected),
+            "bad": suspected.chain(suspected.bad),
+            "good": None if good is None else suspected.chain(good),
+            "is_loss": suspected.candidate is None,
+        }
+
+    def _said(self, layers: SketchedLayers, suspected: Suspected) -> str:
+        """How the refusal begins; what the layer raised comes behind it."""
+        workload, space = self.workload, self.workload.space
+        bad, good, parting = suspected.bad, suspected.good, suspected.parting
+        if suspected.candidate is None:
+            who = f"the loss ({getattr(workload.loss, '__name__', type(workload.loss).__name__)})"
+        else:
+            who = _called(space, layers, suspected.block, suspected.candidate)
+        if good is not None and parting is not None:
+            forms = [form_text(each.made[parting]) for each in (bad, good)]
+            return (
+                f"block {space.labels[parting]}: candidate {bad.path[parting]} returns {forms[0]}, "
+                f"candidate {good.path[parting]} {forms[1]}; expected one shape, as {who} takes "
+                f"only the second, found"
+            )
+        if bad.path:
+            source = f"what {_called(space, layers, len(bad.path) - 1, bad.path[-1])} returns"
+            return f"{who}: expected to take {source}, {form_text(bad.form)}, found"
+        names = space.fields(0)
+        given = form_text((*bad.form, *form_of([self.batch[name] for name in names])))
+        return f"{who}: expected to take the batch's {' and '.join(names)}, {given}, found"
+
+    def _try(
+        self, said: str, bad: Sequence[int], good: Sequence[int] | None, is_loss: bool
+    ) -> None:
+        """Where it fails here it might not fail elsewhere, unless what fits works here, too."""
+        first = FirstBlocks(self.workload, self.batch)
+        try:
+            if not self.is_here:
+                if good is None:
+                    return
+                first.compute(good, said, is_loss)
+        except NaspipeError:
+            return
+        with suppress(FirstBlocksError):
+            first.compute(bad, said, is_loss)
+
+
+def _is_plain(workload: Workload) -> bool:
+    """Whether the loss is called with the output and fields of a batch, and nothing else."""
+    return (
+        callable(workload.loss)
+        and not is_joined(workload.loss)
+        and not workload.recipe.steps.distills
+        and not workload.lesson_fields
+        and not workload.objectives
+    )
+
+
+def _called(space: Space, layers: SketchedLayers, block: int, candidate: int) -> str:
+    module = layers.module(block, candidate)
+    kind = f" ({type(module).__name__})" if module is not None else ""
+    return f"layer {space.label(block, candidate)}{kind}"
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """What is printed and warned of here comes again in the run."""
+    with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")
+        yield

@@ -1,0 +1,106 @@
+"""Candidates of one block that are the same layer twice, which is hardly ever meant."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from naspipe.core.space import Block, Space
+from naspipe.planning.cost import first_of_kind
+from naspipe.runtime.measuring.sketched import SketchedLayers
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+_TORCHS = {*nn.Module().__dict__}
+"""What every module has, whatever it computes."""
+_HOOKS = [name for name in _TORCHS if name.endswith("_hooks")]
+_PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.Size)
+
+
+def alike_note(space: Space, layers: SketchedLayers) -> str | None:
+    """A line about the first candidates that are alike; None where there are none.
+
+    Those that cannot be made without memory, or whose values could make a difference, are left out.
+    """
+    twins = first_of_kind(space)
+    found = {block: alike for block in set(twins) if (alike := _alike(space, layers, block))}
+    if not found:
+        return None
+    block = min(found)
+    *first, last = found[block]
+    module = layers.module(block, last)
+    others = sum(twin in found for twin in twins) - 1
+    more = f" (and so in {others} more block{'s' * (others > 1)})" if others else ""
+    shown = " ".join(repr(module).split())
+    return (
+        f"block {space.labels[block]}: candidates {', '.join(map(str, first))} and {last} are "
+        f"alike, {shown:.80}{more}: a factory made in a loop reads the loop's variable when it "
+        f"is called, so bind it, lambda k=k: ...; for the same layer twice say "
+        f"Block(..., alike=True)"
+    )
+
+
+def _alike(space: Space, layers: SketchedLayers, position: int) -> list[int]:
+    """The first candidates of a block that are alike: two or more, or none."""
+    block = space.blocks[position]
+    if not isinstance(block, Block) or block.alike:
+        return []
+    described: dict[str, list[tuple[int, nn.Module]]] = {}
+    for candidate in range(len(block.candidates)):
+        module = layers.module(position, candidate)
+        if module is not None:
+            described.setdefault(_described(module), []).append((candidate, module))
+    found = [
+        [number, *(other for other, its in group[place + 1 :] if _are_alike(module, its))]
+        for group in described.values()
+        for place, (number, module) in enumerate(group)
+    ]
+    return min((each for each in found if len(each) > 1), default=[])
+
+
+def _described(module: nn.Module) -> str:
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    forms = [(name, tuple(each.shape), each.dtype) for name, each in tensors]
+    return f"{_ADDRESS.sub('', repr(module))} {forms}"
+
+
+def _are_alike(one: nn.Module, other: nn.Module) -> bool:
+    """Whether two modules of the same description have the same parts in the same state."""
+    parts = zip(one.modules(), other.modules(), strict=False)
+    return all(_same_part(*pair) for pair in parts)
+
+
+def _same_part(one: nn.Module, other: nn.Module) -> bool:
+    if type(one) is not type(other) or any(vars(one)[name] for name in _HOOKS):
+        return False
+    is_torchs = type(one).__module__.startswith("torch.nn.")
+    if one._buffers and not is_torchs:
+        return False  # their values are not known here
+    mine, others = (dict(_state(each, is_torchs)) for each in (one, other))
+    return _equal(mine, others)
+
+
+def _state(module: nn.Module, plain_only: bool) -> Iterator[tuple[str, Any]]:
+    """What a module keeps beside its parameters, buffers and parts."""
+    for name, value in vars(module).items():
+        if name not in _TORCHS and (not plain_only or isinstance(value, (*_PLAIN, tuple))):
+            yield name, value
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two values are the same as far as can be known."""
+    if one is other:
+        return True
+    if type(one) is not type(other) or isinstance(one, torch.Tensor):
+        return False
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    try:
+        return bool(one == other)
+    except Exception:  # of a type of the user's, whose values cannot be compared
+        return False

@@ -1,0 +1,197 @@
+"""Whether every candidate takes what its neighbours hand on: followed by shapes alone.
+
+On torch's meta device nothing is computed. What does not fit there is only suspected: whoever
+uses this tries it with real tensors before saying so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from naspipe.core.space import Space
+from naspipe.runtime.layers.forms import Form, form_of
+from naspipe.runtime.measuring.sketched import SketchedLayers
+
+MOST_FORMS = 32
+"""Forms in which tensors reach one block that are followed; more are left to the profile."""
+
+MOST_CALLS = 4000
+"""Of layers; what comes after is left to the profile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """A form in which tensors reach a block, and one subnet with which they do."""
+
+    form: Form
+    path: tuple[int, ...] = ()
+    """The candidates before the block."""
+    made: tuple[Form, ...] = ()
+    """What each of them makes."""
+
+    def through(self, candidate: int, form: Form) -> Reached:
+        """The same behind one more block."""
+        return Reached(form, (*self.path, candidate), (*self.made, form))
+
+
+@dataclass(frozen=True, slots=True)
+class Suspected:
+    """A layer, or the loss, that seems not to take what reaches it."""
+
+    candidate: int | None
+    """Of the block that is reached; None for the loss."""
+    bad: Reached
+    good: Reached | None
+    """What it does take, where another form reaches it."""
+
+    @property
+    def block(self) -> int:
+        """The position in the chain; that of no block for the loss."""
+        return len(self.bad.path)
+
+    def chain(self, reached: Reached) -> tuple[int, ...]:
+        """The candidates of a subnet's first blocks, the one that is reached included."""
+        return reached.path if self.candidate is None else (*reached.path, self.candidate)
+
+    @property
+    def parting(self) -> int | None:
+        """The block that makes the difference: behind it the two forms differ first."""
+        if self.good is None:
+            return None
+        pairs = enumerate(zip(self.bad.made, self.good.made, strict=True))
+        return next(block for block, (bad, good) in pairs if bad != good)
+
+
+class _Unknown:
+    """What cannot be known without values."""
+
+
+class _Failed:
+    """What does not fit."""
+
+
+UNKNOWN, FAILED = _Unknown(), _Failed()
+Result = Form | _Unknown | _Failed
+
+
+class ShapeFollower:
+    """Follows the tensors of a batch through a space.
+
+    Args:
+        space: whose candidates are called.
+        layers: of that space.
+        first: what the first block is called with, beside fields of the batch.
+        fields: the form of each field of the batch, by name.
+        trains: whether modules are in training mode.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        layers: SketchedLayers,
+        first: Form,
+        fields: Mapping[str, Form],
+        trains: bool = True,
+    ) -> None:
+        self._space = space
+        self._layers = layers
+        self._first = first
+        self._fields = fields
+        self._trains = trains
+        self._known: dict[Hashable, Result] = {}
+        self._reached: list[dict[Form, Reached]] = [{} for _ in range(len(space) + 1)]
+
+    def spread(self) -> Iterator[Suspected]:
+        """Any candidate may follow any other."""
+        self._reached[0] = {self._first: Reached(self._first)}
+        for block in range(len(self._space)):
+            here, after = self._reached[block], self._reached[block + 1]
+            count = len(self._space.blocks[block].candidates)
+            results = [
+                (candidate, reached, self._call(block, candidate, reached.form))
+                for candidate in range(count)
+                for reached in here.values()
+            ]
+            for candidate, reached, result in results:
+                if isinstance(result, tuple) and len(after) < MOST_FORMS:
+                    after.setdefault(result, reached.through(candidate, result))
+            for candidate, reached, result in results:
+                if result is FAILED:
+                    fits = (r for c, r, form in results if c == candidate and _is_form(form))
+                    yield Suspected(candidate, reached, next(fits, None))
+
+    def walk(self, chains: Iterable[Sequence[int]]) -> Iterator[Suspected]:
+        """These subnets and no others may occur: one candidate of every block each."""
+        for chain in dict.fromkeys(map(tuple, chains)):
+            reached = Reached(self._first)
+            for block, candidate in enumerate(chain):
+                self._reached[block].setdefault(reached.form, reached)
+                result = self._call(block, candidate, reached.form)
+                if result is FAILED:
+                    others = self._reached[block].values()
+                    fits = (r for r in others if _is_form(self._call(block, candidate, r.form)))
+                    yield Suspected(candidate, reached, next(fits, None))
+                if not isinstance(result, tuple):
+                    break
+                reached = reached.through(candidate, result)
+            else:
+                self._reached[len(self._space)].setdefault(reached.form, reached)
+
+    def ends(self, loss: Callable[..., Any], fields: Sequence[str]) -> Iterator[Suspected]:
+        """To be called last: which of the outputs that came out the loss does not take."""
+        ends = list(self._reached[len(self._space)].values())
+        given = [form for name in fields for form in self._fields[name]]
+        results = [(end, _called(loss, end.form, tuple(given))) for end in ends]
+        for end, result in results:
+            if result is FAILED:
+                fits = (each for each, form in results if _is_form(form))
+                yield Suspected(None, end, next(fits, None))
+
+    def _call(self, block: int, candidate: int, form: Form) -> Result:
+        fields = tuple(
+            each for name in self._space.fields(block) for each in self._fields[name]
+        )  # fmt: skip
+        key = self._layers.key(block, candidate), form, fields
+        if key not in self._known:
+            if len(self._known) >= MOST_CALLS:
+                return UNKNOWN
+            module = self._layers.module(block, candidate)
+            self._known[key] = UNKNOWN
+            if module is not None:
+                self._known[key] = _called(module.train(self._trains), form, fields)
+        return self._known[key]
+
+
+def _is_form(result: Result) -> bool:
+    return isinstance(result, tuple)
+
+
+def _called(function: Callable[..., Any], form: Form, fields: Form) -> Result:
+    """What is made of tensors of such forms, by a layer or a loss."""
+    try:
+        with torch.device("meta"), torch.enable_grad():
+            inputs = [_without_values(*each, wants_gradient=True) for each in form]
+            found = function(*inputs, *(_without_values(*each) for each in fields))
+    except NotImplementedError:
+        return UNKNOWN
+    except Exception as error:
+        return UNKNOWN if "meta" in str(error).lower() else FAILED
+    outputs = found if isinstance(found, tuple) else (found,)
+    if not all(isinstance(each, torch.Tensor) for each in outputs):
+        return FAILED
+    if any(each.device.type != "meta" for each in outputs):
+        return UNKNOWN
+    return form_of(outputs)
+
+
+def _without_values(
+    shape: tuple[int, ...], dtype: torch.dtype, wants_gradient: bool = False
+) -> torch.Tensor:
+    tensor = torch.empty(shape, dtype=dtype, device="meta")
+    if wants_gradient and dtype.is_floating_point:
+        return tensor.requires_grad_().clone()  # no leaf, as a layer may work in place
+    return tensor

@@ -1,0 +1,87 @@
+"""Candidates of a space without memory for their tensors, each made once however many blocks
+have it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable
+from functools import partial
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import nn
+
+from naspipe.core.space import Space
+from naspipe.planning.cost import first_of_kind
+
+_PLAIN = (int, float, complex, str, bytes, bool, type(None))
+
+
+class SketchedLayers:
+    """The candidates of a space on torch's meta device.
+
+    To be used in a process of its own: what a factory leaves behind would be on that device.
+    """
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+        self._keys = _keys(space)
+        self._modules: dict[Hashable, nn.Module | None] = {}
+
+    def key(self, block: int, candidate: int) -> Hashable:
+        """The same for candidates that the same factory makes."""
+        return self._keys[block][candidate]
+
+    def module(self, block: int, candidate: int) -> nn.Module | None:
+        """A candidate; None where its factory does not work without memory."""
+        key = self.key(block, candidate)
+        if key not in self._modules:
+            self._modules[key] = _without_memory(self._space.blocks[block].candidates[candidate])
+        return self._modules[key]
+
+
+def _without_memory(factory: Callable[[], Any]) -> nn.Module | None:
+    try:
+        with torch.device("meta"):
+            module = factory()
+        return module.to("meta") if isinstance(module, nn.Module) else None
+    except Exception:  # whatever is wrong is said when the real one is made
+        return None
+
+
+def _keys(space: Space) -> list[list[Hashable]]:
+    """Of each candidate; factories that occur in a block more than once are told apart there."""
+    known: dict[int, list[Hashable]] = {}
+    twins = first_of_kind(space)
+    for block in sorted(set(twins)):
+        seen: Counter[Hashable] = Counter()
+        known[block] = []
+        for factory in space.blocks[block].candidates:
+            key = _key(factory)
+            known[block].append((key, seen[key]))
+            seen[key] += 1
+    return [known[twin] for twin in twins]
+
+
+def _key(value: Any) -> Hashable:
+    """Equal for factories, and what they are called with, that do the same."""
+    if isinstance(value, _PLAIN):
+        return type(value), value
+    if isinstance(value, tuple):
+        return tuple, *map(_key, value)
+    if isinstance(value, partial):
+        options = sorted(value.keywords.items())
+        return partial, _key(value.func), _key(value.args), *((n, _key(v)) for n, v in options)
+    if isinstance(value, FunctionType):
+        inner = [_held(cell) for cell in value.__closure__ or ()]
+        defaults = [value.__defaults__, *sorted((value.__kwdefaults__ or {}).items())]
+        return FunctionType, value.__code__, id(value.__globals__), *inner, *map(_key, defaults)
+    return id(value)
+
+
+def _held(cell: Any) -> Hashable:
+    try:
+        return _key(cell.cell_contents)
+    except ValueError:  # of a variable that has no value yet
+        return id(cell)

@@ -1,0 +1,53 @@
+"""What is found before the start: runs that are refused write nothing, notes come once."""
+
+from __future__ import annotations
+
+import pytest
+from torch import nn
+
+import naspipe as npp
+from naspipe.core.errors import ConfigError
+from naspipe.runtime.wire.reports import SilentObserver
+from tests.frontend.given.convolutions import STEM, conv, data, head
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3])
+def test_a_run_writes_nothing(tmp_path, stages):
+    space = npp.Space("mine", [STEM, npp.Block([conv(8, 8), conv(8, 12)]), head()])
+    with pytest.raises(ConfigError, match=r"^block 0: candidate 1 returns \[4, 12, 8, 8\]"):
+        npp.train(
+            space, data, nn.CrossEntropyLoss(), steps=2, stages=stages, run_dir=tmp_path / "run"
+        )
+    assert not any(tmp_path.iterdir())
+
+
+class Listening(SilentObserver):
+    def __init__(self):
+        self.notes = []
+
+    def on_note(self, text):
+        self.notes.append(text)
+
+
+def test_notes_come_once_and_without_an_observer_on_stderr(tmp_path, capsys):
+    """Of candidates that are alike on any stages; of what a run gains where there are several."""
+    space = npp.Space(
+        "mine",
+        [npp.Shared("stem", conv(3, 8)), npp.Block([conv(8, 8), conv(8, 8), nn.Identity]), head()],
+    )
+    seen = {}
+    for stages in (1, 2):
+        observer = Listening()
+        how = {"steps": 12, "sampler": "spaced:4", "stages": stages}
+        npp.train(
+            space, data, nn.CrossEntropyLoss(), run_dir=tmp_path / str(stages), observer=observer,
+            **how,
+        )  # fmt: skip
+        seen[stages] = observer.notes
+    assert len(seen[1]) == 1 and seen[1][0].startswith("block 0: candidates 0 and 1 are alike")
+    assert seen[2][:1] == seen[1] and len(seen[2]) == 3
+    assert seen[2][1].startswith("sampler spaced:4: block 0 has 3 candidates")
+    assert "layer stem (exact)" in seen[2][2]
+    assert capsys.readouterr().err == ""
+    npp.train(space, data, nn.CrossEntropyLoss(), steps=1, run_dir=tmp_path / "more")
+    assert capsys.readouterr().err == f"naspipe: {seen[1][0]}\n"

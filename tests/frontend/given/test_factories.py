@@ -1,0 +1,147 @@
+"""Factories that are none, and those of one block that make the same layer twice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import naspipe as npp
+from naspipe.core.errors import ConfigError
+from naspipe.runtime.measuring.alike_candidates import alike_note
+from naspipe.runtime.measuring.sketched import SketchedLayers
+
+
+def note(*blocks):
+    space = npp.Space("mine", blocks)
+    return alike_note(space, SketchedLayers(space))
+
+
+class Conv(nn.Module):
+    def __init__(self, kernel):
+        super().__init__()
+        self.conv = nn.Conv2d(8, 8, kernel, padding=kernel // 2)
+
+
+class Keeps(nn.Module):
+    """Two of them differ by what they keep, and not in their description."""
+
+    def __init__(self, kept):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self._kept = kept
+
+
+class Filters(nn.Module):
+    def __init__(self, values):
+        super().__init__()
+        self.register_buffer("values", torch.tensor(values))
+
+
+@dataclass
+class Sizes:
+    width: int
+
+
+def late():
+    candidates = []
+    for k in (3, 5):
+        candidates.append(lambda: Conv(k))  # noqa: B023
+    return candidates
+
+
+def test_a_loops_variable_that_is_read_too_late():
+    once = npp.Block([nn.Identity, *late()])
+    assert note(once, npp.Block([lambda k=k: Conv(k) for k in (3, 5)]), once, once) == (
+        "block 0: candidates 1 and 2 are alike, Conv( (conv): Conv2d(8, 8, kernel_size=(5, 5), "
+        "stride=(1, 1), padding=(2, 2)) ) (and so in 2 more blocks): a factory made in a "
+        "loop reads the loop's variable when it is called, so bind it, lambda k=k: ...; for the "
+        "same layer twice say Block(..., alike=True)"
+    )
+
+
+def test_all_that_are_alike_are_listed():
+    three = [lambda: nn.Linear(8, 8) for _ in range(3)]
+    assert "block 0: candidates 0, 2 and 4 are alike, Linear(" in note(
+        npp.Block([three[0], nn.Identity, three[1], nn.ReLU, three[2], nn.ReLU])
+    )
+
+
+def test_two_that_are_meant_to_be_alike():
+    assert note(npp.Block([nn.Identity, nn.Identity], alike=True)) is None
+    assert note(npp.Block([nn.Identity, nn.Identity])) is not None
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [(3, 3), (F.relu, F.relu), (Sizes(3), Sizes(3)), ({"a": [1]}, {"a": [1]})]
+)
+def test_the_same_kept_is_alike(one, other):
+    assert note(npp.Block([lambda: Keeps(one), lambda: Keeps(other)])) is not None
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (3, 5), (3, 3.0), (F.relu, F.gelu), (Sizes(3), Sizes(5)), (object(), object()),
+        ([1], [1, 2]), (torch.ones(2), torch.ones(2)), (partial(max, 1), partial(max, 1)),
+    ],
+)  # fmt: skip
+def test_what_differs_or_might_is_not(one, other):
+    assert note(npp.Block([lambda: Keeps(one), lambda: Keeps(other)])) is None
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        [lambda: nn.MultiheadAttention(8, 2), lambda: nn.MultiheadAttention(8, 4)],
+        [lambda: nn.Conv2d(8, 8, 3), lambda: nn.Conv2d(8, 8, 3, dilation=2)],
+        [lambda: Filters([1.0]), lambda: Filters([2.0])],
+        [nn.ReLU, nn.GELU],
+        [lambda: 1 / 0, lambda: 1 / 0],
+    ],
+)
+def test_layers_that_differ(made):
+    assert note(npp.Block(made)) is None
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: nn.LSTM(8, 8), lambda: nn.BatchNorm2d(8), lambda: nn.MultiheadAttention(8, 2)]
+)
+def test_layers_of_torchs_that_are_alike(make):
+    assert note(npp.Block([lambda: make(), lambda: make()])) is not None
+
+
+def test_a_factory_is_made_once_for_all_blocks_that_have_it():
+    made = []
+
+    def conv(kernel):
+        made.append(kernel)
+        return Conv(kernel)
+
+    blocks = [npp.Block([partial(conv, 1), lambda: conv(3), lambda k=5: conv(k)]) for _ in range(5)]
+    space = npp.Space("mine", blocks)
+    layers = SketchedLayers(space)
+    for block in range(5):
+        for candidate in range(3):
+            assert layers.module(block, candidate).conv.weight.is_meta
+    assert made == [1, 3, 5]
+
+
+def test_a_module_in_the_place_of_a_factory():
+    with pytest.raises(ConfigError) as caught:
+        npp.Space("mine", [npp.Block([nn.Identity]), npp.Block([nn.Identity, nn.Linear(8, 8)])])
+    assert str(caught.value) == (
+        "space mine, block 1: expected candidate 1 to be a factory, found the module Linear; wrap "
+        "it: lambda: Linear(...)"
+    )
+    with pytest.raises(ConfigError, match=r"layer stem: .* the module Linear; wrap it: lambda:"):
+        npp.Space("mine", [npp.Shared("stem", nn.Linear(8, 8))])
+
+
+def test_what_makes_nothing():
+    with pytest.raises(ConfigError, match=r"block 0: expected candidate 0 .* value of type int"):
+        npp.Space("mine", [npp.Block([3])])
