@@ -20,7 +20,7 @@ from naspipe.core.wiring import Tap, TapRole
 from naspipe.runtime.devices.determinism import deterministic_torch
 from naspipe.runtime.forking.apart import done_apart
 from naspipe.runtime.forking.own_thread import in_own_thread
-from naspipe.runtime.jobs.losses import is_joined, loss_fields
+from naspipe.runtime.jobs.losses import is_joined
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.layers.forms import Form, form_of, form_text
 from naspipe.runtime.measuring.alike_candidates import alike_note
@@ -139,7 +139,7 @@ class _Look:
         elif workload.make_strategy is None or sampler.startswith(("evolution", "nni:")):
             yield from follower.spread()
         if self.has_plain_loss and _is_plain(workload):
-            yield from follower.ends(workload.objective, loss_fields(workload.loss))
+            yield from follower.ends(workload.objective, workload.loss_fields)
 
     def _told(self, suspected: Suspected, layers: SketchedLayers) -> dict[str, Any]:
         """For another process; see :meth:`_try`."""

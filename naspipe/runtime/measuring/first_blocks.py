@@ -12,7 +12,6 @@ from naspipe.core.errors import ConfigError, NaspipeError
 from naspipe.core.ids import FIRST_STREAM, LayerId
 from naspipe.core.user_code import users_code
 from naspipe.runtime.blocks.segment import Segment, SegmentSpec, Tensors, autocast
-from naspipe.runtime.jobs.losses import loss_fields
 from naspipe.runtime.jobs.workload import Workload, field_of
 from naspipe.runtime.layers.layer_store import LayerStore
 
@@ -51,7 +50,7 @@ class FirstBlocks:
                 with _refused(said):
                     self._layer(block, candidate, inputs)
         if with_loss:
-            fields = [field_of(self.batch, name, 0) for name in loss_fields(workload.loss)]
+            fields = [field_of(self.batch, name, 0) for name in workload.loss_fields]
             with _refused(said), autocast(workload.recipe.precision, "cpu"):
                 workload.objective(*inputs, *fields)
 
