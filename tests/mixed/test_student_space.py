@@ -64,7 +64,7 @@ def test_bad_tables_are_one_line():
 
 def test_a_cost_term_and_a_table_belong_together(tmp_path):
     def data(seed, number):
-        return {"input": torch.randn(4, 16), "target": torch.zeros(4, dtype=torch.long)}
+        return {"input": torch.ones(4, 16), "target": torch.zeros(4, dtype=torch.long)}
 
     chain = [[lambda: nn.Linear(16, 10), lambda: nn.Linear(16, 10, bias=False)]]
     plain = student("plain", chain)
