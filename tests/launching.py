@@ -60,6 +60,7 @@ LAUNCHING = (
     "runtime/*test_idle_work.py",
     "runtime/*test_launcher_death.py",
     "runtime/*test_long_run.py",
+    "runtime/forking/test_apart.py",
     "runtime/*test_fitness.py",
     "runtime/*test_profile_apart.py",
     "runtime/*test_registries.py",

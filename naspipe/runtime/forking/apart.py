@@ -10,6 +10,7 @@ from typing import Any
 
 from naspipe.core.errors import ConfigError, StageFailedError, TransportError
 from naspipe.runtime.forking.fork import FORK, end_all, obituary, quiet_fork
+from naspipe.runtime.forking.own_thread import in_own_thread
 
 SILENCE_SECONDS = 600.0
 """In which the work must say that it goes on."""
@@ -59,7 +60,8 @@ def _main(work: Work, sender: Connection) -> None:
         sender.send_bytes(json.dumps({"goes on": True}).encode())
 
     try:
-        answer: dict[str, Any] = {"done": work(go_on)}
+        # The caller's helpers have stayed with it. Who wants several threads starts anew.
+        answer: dict[str, Any] = {"done": in_own_thread(1, lambda: work(go_on))}
     except ConfigError as error:
         answer = {"refusal": str(error)}
     except Exception:

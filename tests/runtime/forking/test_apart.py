@@ -1,0 +1,29 @@
+"""Work in a process of its own, behind a caller that has computed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from naspipe.runtime.forking.apart import done_apart
+
+SECONDS = 30
+"""Far more than it takes."""
+
+
+@pytest.fixture
+def several_threads():
+    """A caller that has computed with helpers: they do not come along into a fork."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    root()
+    yield
+    torch.set_num_threads(before)
+
+
+def root(_=None):
+    return {"sum": float(torch.full((1 << 20,), 4.0).sqrt().sum())}
+
+
+def test_it_computes_where_the_caller_had_helpers(several_threads):
+    assert done_apart(root, "roots", SECONDS) == {"sum": 2.0 * (1 << 20)}
