@@ -108,9 +108,9 @@ def _costs(
 ) -> tuple[CostTable, str]:
     """The costs, and where they are from or went to."""
     from naspipe.runtime.devices.determinism import deterministic_torch
-    from naspipe.runtime.devices.garbage import calm_collector
     from naspipe.runtime.measuring.profile_apart import profile_apart
     from naspipe.runtime.measuring.profiler import profile
+    from naspipe.runtime.memory.garbage import calm_collector
 
     kept = None if is_fresh else cache.read()
     if kept is not None:

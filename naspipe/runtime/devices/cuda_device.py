@@ -6,6 +6,7 @@ import torch
 
 from naspipe.core.errors import ConfigError, reason
 from naspipe.runtime.devices.device_budget import DeviceBudget
+from naspipe.runtime.devices.device_waits import Wait, wait_for
 from naspipe.runtime.devices.ports import Mark
 
 
@@ -113,7 +114,7 @@ class CudaDevice:
 
     def synchronize_compute(self) -> None:
         """Wait until everything queued for computation is done."""
-        self._compute.synchronize()
+        wait_for(self._compute, Wait.BLOCK)
 
     def _copy(
         self, source: torch.Tensor, target: torch.Tensor, queue: torch.cuda.Stream, after: Mark
@@ -124,7 +125,7 @@ class CudaDevice:
             queue.wait_event(after)
         with torch.cuda.stream(queue):
             target.copy_(source, non_blocking=True)
-        _record(queue).synchronize()
+        wait_for(_record(queue), Wait.COPY)
 
 
 def _record(queue: torch.cuda.Stream) -> torch.cuda.Event:

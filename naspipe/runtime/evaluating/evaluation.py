@@ -21,6 +21,7 @@ from naspipe.runtime.blocks.ports import BlockResult
 from naspipe.runtime.blocks.segment import Gradient, Tensors
 from naspipe.runtime.checkpoints.restored import Restored
 from naspipe.runtime.devices.determinism import block_seed, seed_draws
+from naspipe.runtime.devices.device_waits import Wait, on_host
 from naspipe.runtime.devices.out_of_memory import DeviceFullError, explain_shortage
 from naspipe.runtime.evaluating.batch_fields import BatchFields
 from naspipe.runtime.evaluating.calibration import (
@@ -164,7 +165,7 @@ class EvaluationCompute:
                 outputs.append(self._forward(layer, module, state, number))
         goes_on = self._numbers(block + 1)
         kept = outputs[len(outputs) - len(goes_on) :]
-        self.placement.synchronize()
+        self.placement.finish_block()
         if block < len(evaluation.space) - 1:
             self._states[task.sequence_id] = kept
             return None
@@ -271,12 +272,14 @@ def batch_sums(loss: Loss, outputs: Tensors, target: torch.Tensor) -> torch.Tens
         raise ConfigError(f"loss: expected a tensor of one number, found {type(mean).__name__}")
     padding = getattr(loss, "padding", getattr(loss, "ignore_index", None))
     counts = target != padding if isinstance(padding, int) else torch.ones_like(target).bool()
-    targets = float(counts.sum())
-    row = [mean.double().item() * targets if targets else 0.0, targets, 0.0, 0.0, 0.0]
+    targets = float(on_host(counts.sum(), Wait.SCORE))
+    whole = float(on_host(mean.double(), Wait.SCORE)) * targets if targets else 0.0
+    row = [whole, targets, 0.0, 0.0, 0.0]
     scores = outputs[0]
     if not target.is_floating_point() and scores.shape[:-1] == target.shape and scores.dim() > 1:
         ranks = _ranks(scores.flatten(0, -2), target.flatten())[counts.flatten()]
-        row[2:] = [targets, float((ranks < 1).sum()), float((ranks < TOP).sum())]
+        first, top = (float(on_host((ranks < n).sum(), Wait.SCORE)) for n in (1, TOP))
+        row[2:] = [targets, first, top]
     return torch.tensor(row, dtype=torch.float64)
 
 

@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from naspipe.core.ids import WorkerId
+from naspipe.runtime.devices.device_waits import Wait, wait_for
 from naspipe.runtime.wire.messages import Announcement, InputMessage, Message, StageMessage
 from naspipe.runtime.wire.ports import Sending
 from naspipe.runtime.wire.tensor_codec import blank, raw_bytes
@@ -171,7 +172,7 @@ class Pairs:
             elif self._worker == receiver:
                 dist.recv(probe, sender, group=group)
         if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+            wait_for(torch.cuda.current_stream(self._device), Wait.OPENING)
 
 
 def ordered_pairs(num_workers: int) -> list[tuple[int, int]]:

@@ -9,6 +9,7 @@ from naspipe.core.access import Access, AccessKind
 from naspipe.core.events import Event
 from naspipe.core.ids import FIRST_STREAM, SequenceId, StreamId, alone_in
 from naspipe.runtime.blocks.ports import BlockResult
+from naspipe.runtime.devices.device_waits import Wait, on_host
 from naspipe.runtime.devices.tensor_bytes import tensor_bytes
 from naspipe.runtime.wire.ports import Reporter
 from naspipe.trace.access.event_log import EventLogWriter
@@ -52,7 +53,7 @@ class StageFiles:
 
     def result(self, stream: StreamId, sequence_id: SequenceId, result: BlockResult) -> None:
         """See :class:`naspipe.runtime.worker.ports.StageSink`."""
-        loss = result.value.cpu()  # its block is over, so this waits for nothing but the copy
+        loss = on_host(result.value, Wait.LOSS)  # its block is over: this waits for the copy alone
         raw = tensor_bytes(loss).numpy().tobytes()[::-1]
         body = {
             "stream": stream,
