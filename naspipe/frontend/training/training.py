@@ -15,13 +15,8 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.ids import StreamId
 from naspipe.core.subnet import Subnet
 from naspipe.core.wiring import Tap, Wiring
-from naspipe.frontend.given.input_checks import (
-    check_data_path,
-    check_device,
-    check_proof,
-    check_shared_gpus,
-    check_taught,
-)
+from naspipe.frontend.given.device_checks import check_data_path, check_device, check_shared_gpus
+from naspipe.frontend.given.input_checks import check_proof, check_taught
 from naspipe.frontend.given.run_plan import make_plan, planning_costs
 from naspipe.frontend.teaching.taught import how_full
 from naspipe.frontend.training.generations import Generations, check_resumable
@@ -224,7 +219,7 @@ class Training:
             )
         check_device(self.execution.hardware.device, len(self._gpus))
         check_fit_for_forking(self.execution.hardware.device)
-        check_data_path(self.execution, len(self._gpus))
+        check_data_path(self.execution, self._gpus)
         if self.execution.records.tensorboard:
             check_tensorboard()
         check_taught(self.workloads, self.taps)

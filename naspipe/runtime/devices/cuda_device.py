@@ -98,7 +98,7 @@ class CudaDevice:
 
     def mark(self) -> Mark:
         """The point that the compute has been queued up to."""
-        return _record(self._compute)
+        return record_end(self._compute)
 
     def copy_in(self, host: torch.Tensor, device: torch.Tensor, after: Mark = None) -> None:
         """Copy to the GPU behind ``after``, or behind all that is queued now."""
@@ -125,10 +125,10 @@ class CudaDevice:
             queue.wait_event(after)
         with torch.cuda.stream(queue):
             target.copy_(source, non_blocking=True)
-        wait_for(_record(queue), Wait.COPY)
+        wait_for(record_end(queue), Wait.COPY)
 
 
-def _record(queue: torch.cuda.Stream) -> torch.cuda.Event:
+def record_end(queue: torch.cuda.Stream) -> torch.cuda.Event:
     """An event at the end of a queue; waiting for it sleeps, since spinning takes a core."""
     event: torch.cuda.Event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
     event.record(queue)

@@ -80,6 +80,11 @@ class Wait(Enum):
         "`batch_sums`", "a subnet is judged by numbers", "four times at most per batch, in searches"
     )
     CLOCK = Reason("`CudaClock`", "what a block costs", "in the profile alone")
+    RING = Reason(
+        "`DeviceRings`",
+        "what another stage is told of lies in the ring",
+        "once per message with tensors, with CUDA IPC",
+    )
     OPENING = Reason("`Pairs`", "NCCL's communicators are open", "once per run, with NCCL")
 
 

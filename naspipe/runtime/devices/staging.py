@@ -68,6 +68,11 @@ class Staging:
         self._recycled = Recycled()
 
     @property
+    def device(self) -> torch.device:
+        """Where the stage computes."""
+        return self._device
+
+    @property
     def is_pinned(self) -> bool:
         """Whether the memory is pinned, as far as is known."""
         return self._is_pinned

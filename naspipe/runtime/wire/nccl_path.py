@@ -24,7 +24,13 @@ import torch.distributed as dist
 
 from naspipe.core.ids import WorkerId
 from naspipe.runtime.devices.device_waits import Wait, wait_for
-from naspipe.runtime.wire.messages import Announcement, InputMessage, Message, StageMessage
+from naspipe.runtime.wire.messages import (
+    Announcement,
+    InputMessage,
+    Message,
+    ReleaseMessage,
+    StageMessage,
+)
 from naspipe.runtime.wire.ports import Sending
 from naspipe.runtime.wire.tensor_codec import blank, raw_bytes
 from naspipe.runtime.wire.transport import ZmqTransport
@@ -67,6 +73,8 @@ class NcclTransport:
     def receive(self, timeout_seconds: float) -> Message | None:
         """See :class:`naspipe.runtime.wire.ports.Transport`."""
         message = self._inner.receive_any(timeout_seconds)
+        if isinstance(message, ReleaseMessage):
+            return None
         if not isinstance(message, Announcement):
             return message
         tensors = self._pairs.receive(message.sender, message.entries)
