@@ -118,6 +118,7 @@ LAUNCHING = (
     "report/test_searches.py::test_in_a_browser",
     "runtime/*test_gpus.py::test_a_machine_without_gpus_answers_none",
     "runtime/*test_gpus.py::test_a_question_without_an_answer_is_one_line",
+    "runtime/*test_device_rings.py::test_every_stage_sends_to_every_other_at_once",
     "runtime/*test_nccl_path.py::test_every_stage_sends_to_every_other_at_once",
     "runtime/*test_out_of_memory.py::test_a_failing_write_is_no_second_try",
     "runtime/*test_out_of_memory.py::test_a_run_with_the_stated_budget_goes_through",

@@ -96,7 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _device_name(device: str) -> str:
     """What the device is called in the cache; it must be on this machine."""
-    from naspipe.frontend.given.input_checks import check_device
+    from naspipe.frontend.given.device_checks import check_device
     from naspipe.runtime.devices.gpus import NO_GPUS, find_gpus
 
     gpus = NO_GPUS if device == "cpu" else find_gpus()
@@ -110,10 +110,10 @@ def _costs(
     """The costs, and where they are from or went to."""
     from naspipe.core.user_code import users_code
     from naspipe.runtime.devices.determinism import deterministic_torch
-    from naspipe.runtime.devices.garbage import calm_collector
     from naspipe.runtime.measuring.probes import ProbeError
     from naspipe.runtime.measuring.profile_apart import profile_apart
     from naspipe.runtime.measuring.profiler import profile
+    from naspipe.runtime.memory.garbage import calm_collector
 
     kept = None if is_fresh else cache.read()
     if kept is not None:

@@ -96,7 +96,7 @@ def _check(arguments: argparse.Namespace) -> None:
     """
     from naspipe.core.config import Execution
     from naspipe.core.errors import ConfigError
-    from naspipe.frontend.given.input_checks import check_device
+    from naspipe.frontend.given.device_checks import check_device
     from naspipe.runtime.devices.gpus import find_gpus
 
     device = arguments.device

@@ -16,7 +16,7 @@ from naspipe.export.exporter import Exported, check_place, write_checked
 from naspipe.frontend.given.held_out import check_size
 from naspipe.frontend.training.distilled import Blockwise, Choices
 from naspipe.runtime.devices.determinism import deterministic_torch
-from naspipe.runtime.evaluating.evaluation import batch_sums
+from naspipe.runtime.evaluating.batch_sums import batch_sums
 from naspipe.runtime.jobs.losses import Loss
 from naspipe.runtime.jobs.workload import Batches
 from naspipe.search.scores import Scores, scores_of

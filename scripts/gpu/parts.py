@@ -19,6 +19,7 @@ class Part(NamedTuple):
 PARTS = {
     "tests": Part("the tests marked gpu: devices, copies, draws, clocks", 90),
     "stages": Part("bits on 1, 2 and 4 stages on one GPU; views at offsets, bf16, recompute", 115),
+    "ipc": Part("inputs from stage to stage through memory of the GPU (CUDA IPC)", 110),
     "resume": Part("cut or killed, from a checkpoint, on other stages, groups and budgets", 115),
     "optimizers": Part("every optimizer but LARS, Adagrad first; swapped; layers read late", 100),
     "budgets": Part("bits under memory budgets, and where memory runs short", 100),

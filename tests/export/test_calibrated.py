@@ -10,7 +10,7 @@ import torch
 
 from naspipe.cli.main import main
 from naspipe.export.pytorch_form import load_pytorch
-from naspipe.runtime.evaluating.evaluation import batch_sums
+from naspipe.runtime.evaluating.batch_sums import batch_sums
 from naspipe.search.scores import scores_of
 from naspipe.search.search_directory import find_best
 from tests.equivalence.harness import plain_torch

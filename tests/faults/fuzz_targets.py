@@ -20,7 +20,7 @@ from naspipe.cli.streams import StreamOptions, parse_streams
 from naspipe.core.access import Access, AccessKind
 from naspipe.core.config import Settings, apply_settings
 from naspipe.core.errors import ConfigError, DataError, LogError, TransportError
-from naspipe.core.ids import LayerId
+from naspipe.core.ids import LayerId, WorkerId
 from naspipe.core.recipe_file import read_recipe
 from naspipe.core.task import Task, TaskKind
 from naspipe.data.fairseq_format import open_tokens, write_mmap
@@ -29,9 +29,12 @@ from naspipe.runtime.wire.messages import (
     ContributionMessage,
     ControlMessage,
     InputMessage,
+    Place,
     VersionMessage,
+    announcement_frames,
     launcher_frames,
     read_message,
+    release_frames,
     stage_frames,
 )
 from naspipe.runtime.wire.reports import read_report
@@ -191,8 +194,12 @@ def old_event_seeds(place):
 def message_seeds(place):
     task = Task(0, 5, TaskKind.FORWARD, 1)
     state = [("param/w", torch.ones(3, 2)), ("optimizer/w/step", 3)]
+    inputs = InputMessage(task, (task,), (torch.ones(3, 2), None))
     made = (
-        stage_frames(InputMessage(task, (task,), (torch.ones(3, 2), None))),
+        stage_frames(inputs),
+        announcement_frames(WorkerId(1), inputs),
+        announcement_frames(WorkerId(1), inputs, Place(64, b"handle")),
+        release_frames(WorkerId(1)),
         stage_frames(VersionMessage(LayerId(0, 3, 1), 4, state)),
         stage_frames(ContributionMessage("norms", 0, 4, 1, {"3.1": 0.5})),
         launcher_frames(ControlMessage("stop", (7, 9))),

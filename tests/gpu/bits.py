@@ -18,6 +18,7 @@ GROUPS = {
     "stages": trained.stages,
     "budgets": trained.budgets,
     "optimizers": trained.optimizers,
+    "ipc": trained.ipc,
     "resume": resumed.resumes,
     "judging": judged.judgements,
     "groups": trained.groups,

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
+from unittest.mock import patch
 
 import torch
 from torch import nn
 
 import naspipe as npp
 from naspipe.core.rules import Every
+from naspipe.frontend.training import training
+from naspipe.runtime.wire import device_rings
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, plain_loop
 from tests.gpu import networks
+from tests.runtime.wire.host_memory import HostMemory
 
 MOMENTUM = {"momentum": 0.9, "weight_decay": 1e-4}
 ADAM = {"optimizer": "Adam", "options": {}, "lr": 1e-3}
@@ -80,6 +84,23 @@ class Case:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ByCudaIpc(Case):
+    """Inputs go through memory of GPUs; stages may share one here, as the way is the same."""
+
+    ring_bytes: int = device_rings.RING_BYTES
+
+    def train(self, device, place):
+        """As any case; without a GPU through host memory in its place."""
+        memory = HostMemory if device == "cpu" else device_rings.MEMORY
+        with (
+            patch.object(device_rings, "MEMORY", memory),
+            patch.object(device_rings, "RING_BYTES", self.ring_bytes),
+            patch.object(training, "check_data_path", lambda *_: None),
+        ):
+            return super().train(device, place)
+
+
+@dataclass(frozen=True, kw_only=True)
 class SideBySide:
     """Streams of one pipeline, each with an optimizer of its own."""
 
@@ -128,6 +149,24 @@ def stages():
         "bf16, adam": Case(bf16=True, **ADAM, stages=(2,)),
         "recompute": Case(execution={"recompute": True}, stages=(1, 2)),
     }
+
+
+def ipc():
+    """Inputs through rings on the GPU."""
+    execution = {"data_path": "cuda_ipc"}
+    return {
+        "2 and 4 stages": ByCudaIpc(stages=(2, 4), execution=execution),
+        "views at offsets": ByCudaIpc(
+            space=networks.offsets(), stages=(2,), execution=execution
+        ),
+        "two tensors, rings for one input": ByCudaIpc(
+            space=spaces.several(), stages=(3,), execution=execution, ring_bytes=2 * 12 * 24 * 4
+        ),
+        "maps, bf16": ByCudaIpc(
+            space=spaces.maps(), data=spaces.images, bf16=True, stages=(2,), execution=execution
+        ),
+        "a budget": ByCudaIpc(**ADAM, stages=(2,), execution={**execution, "memory_budget": "2x"}),
+    }  # fmt: skip
 
 
 def budgets():

@@ -98,7 +98,7 @@ def _beside(stage: WatchedStage) -> Iterator[Action]:
         yield "finish cut", stage.captures.finish_cut
     if stage.captures.checkpointer._outcomes:
         yield "report checkpoints", stage.captures.checkpointer.report
-    yield "wait for the device", stage.placement.synchronize
+    yield "wait for the device", stage.placement.finish_block
 
 
 def _computing(stage: WatchedStage, layer: LayerId) -> Iterator[Action]:

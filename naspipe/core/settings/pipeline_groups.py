@@ -195,10 +195,11 @@ class WireSettings:
     )
     data_path: str = setting(
         "zmq",
-        "how inputs of tasks reach another stage: zmq, through host memory, or nccl. With nccl "
-        "they go from GPU to GPU where every stage has one of its own (never run on GPUs yet).",
-        one_of("zmq", "nccl"),
-        example="nccl",
+        "how inputs of tasks reach another stage: zmq, through host memory, nccl or cuda_ipc. With "
+        "the last two they go from GPU to GPU where every stage has one of its own; with cuda_ipc "
+        "no GPU waits for another one (neither has run on GPUs yet).",
+        one_of("zmq", "nccl", "cuda_ipc"),
+        example="cuda_ipc",
     )
     link_bandwidth: float = setting(
         0.0,

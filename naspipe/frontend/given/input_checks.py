@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from naspipe.core.config import Definition, Execution
+from naspipe.core.config import Definition
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import FIRST_STREAM, LayerId
 from naspipe.core.rules import Exact, Follows, own_step, steps_behind
@@ -27,79 +27,6 @@ from naspipe.runtime.layers.optimizers import check_optimizer
 from naspipe.runtime.layers.stored_layer import StoredLayer
 from naspipe.runtime.measuring.layer_sizes import sketch
 from naspipe.schedule.groups import check_groups
-
-
-def check_device(device: str, count: int) -> None:
-    """The device must be on this machine.
-
-    Args:
-        device: ``cpu``, ``cuda`` or ``cuda:N``.
-        count: GPUs of this machine.
-
-    Raises:
-        ConfigError: when it is not.
-    """
-    index = int(device.partition(":")[2] or 0)
-    if device != "cpu" and index >= count:
-        here = f"cuda:0 to cuda:{count - 1}" if count else "no CUDA device"
-        raise ConfigError(f"device {device}: found {here} on this machine; choose --device cpu")
-
-
-def check_shared_gpus(device: str, budgets: Sequence[int], memory_bytes: Sequence[int]) -> None:
-    """Stages that share a GPU must have room for their layers there together.
-
-    Args:
-        device: ``cpu``, ``cuda`` or ``cuda:N``.
-        budgets: of each stage, in bytes; empty where layers stay on their device.
-        memory_bytes: of each GPU of this machine.
-
-    Raises:
-        ConfigError: when they have not.
-    """
-    if device == "cpu":
-        return
-    together: dict[int, list[int]] = {}
-    for stage in range(len(budgets)):
-        _, _, index = device.partition(":")
-        together.setdefault(int(index or stage % len(memory_bytes)), []).append(stage)
-    for gpu, stages in together.items():
-        total = sum(budgets[stage] for stage in stages)
-        if total > memory_bytes[gpu]:
-            raise ConfigError(
-                f"device cuda:{gpu}: expected budgets of at most its {memory_bytes[gpu]} bytes for "
-                f"the stages {', '.join(map(str, stages))} together, found {total}; choose a "
-                f"--memory-budget of at most {memory_bytes[gpu] // len(stages)}, or fewer --stages"
-            )
-
-
-def check_data_path(execution: Execution, count: int) -> None:
-    """The way between the stages must exist: NCCL wants a GPU for each.
-
-    Args:
-        execution: the device, the stages and the way.
-        count: GPUs of this machine.
-
-    Raises:
-        ConfigError: when it does not.
-    """
-    if execution.wire.data_path != "nccl":
-        return
-    stages = execution.pipeline.stages
-    if execution.hardware.device != "cuda":
-        raise ConfigError(
-            f"data_path=nccl: expected --device cuda, found {execution.hardware.device}; "
-            f"use it, or --set data_path=zmq"
-        )
-    if stages > count:
-        raise ConfigError(
-            f"data_path=nccl: expected a GPU for each of {stages} stages, found {count}; "
-            f"choose --stages {count} or less, or --set data_path=zmq"
-        )
-    if not torch.distributed.is_nccl_available():
-        raise ConfigError(
-            "data_path=nccl: expected a torch that was built with NCCL, found one without; "
-            "use --set data_path=zmq"
-        )
 
 
 def check_taught(workloads: Sequence[Workload], taps: Sequence[Tap]) -> None:

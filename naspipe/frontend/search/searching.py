@@ -18,7 +18,8 @@ from naspipe.core.space import Shared
 from naspipe.core.subnet import Subnet
 from naspipe.data.keyed.loader_pool import close_all
 from naspipe.frontend.given.data_checks import check_is_data
-from naspipe.frontend.given.input_checks import check_device, check_proof
+from naspipe.frontend.given.device_checks import check_data_path, check_device
+from naspipe.frontend.given.input_checks import check_proof
 from naspipe.frontend.given.run import Run, check_space
 from naspipe.frontend.given.run_plan import measured_costs, measured_sizes
 from naspipe.frontend.given.strategy_source import StrategySource, sample_stream
@@ -134,9 +135,9 @@ class Searching:
             raise ConfigError(
                 "--score bleu: expected what decodes with a subnet, and no other score"
             )
-        check_device(
-            execution.hardware.device, 0 if execution.hardware.device == "cpu" else len(find_gpus())
-        )
+        gpus = NO_GPUS if execution.hardware.device == "cpu" else find_gpus()
+        check_device(execution.hardware.device, len(gpus))
+        check_data_path(execution, gpus)
         if execution.pipeline.stages > len(space):
             raise ConfigError(
                 f"{execution.pipeline.stages} stages for {len(space)} blocks: expected at most one "

@@ -116,7 +116,7 @@ class StageCompute:
         state = self._pass(task)
         if task.kind is TaskKind.FORWARD:
             loss = self._forward(state, task, layer, version)
-            self.placement.synchronize()
+            self.placement.finish_block()
             return loss
         segment = state.segments[layer.block]
         try:
@@ -127,7 +127,7 @@ class StageCompute:
         del state.segments[layer.block]
         state.gradients[task.section] = gradients
         state.parameter_gradients[layer] = segment.take_gradients()
-        self.placement.synchronize()
+        self.placement.finish_block()
         return None
 
     @property

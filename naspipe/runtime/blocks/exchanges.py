@@ -12,6 +12,7 @@ from naspipe.core.ids import LayerId, StageId, StreamId
 from naspipe.core.recipe import Recipe
 from naspipe.core.steps import Steps
 from naspipe.runtime.blocks.ports import Exchange
+from naspipe.runtime.devices.device_waits import Wait, on_host
 from naspipe.runtime.layers.bound_layer import Gradients
 from naspipe.stage.builder import GATES
 from naspipe.stage.gates import NORMS
@@ -40,7 +41,7 @@ class NormExchange:
             torch.nn.utils.get_total_norm(list(gradients[layer].values())).double()
             for layer in layers
         ]
-        found: list[float] = torch.stack(norms).tolist() if norms else []
+        found: list[float] = on_host(torch.stack(norms), Wait.NORM).tolist() if norms else []
         # The names rise as block and candidate do.
         names = [f"{layer.block:08d}.{layer.candidate:08d}" for layer in layers]
         return dict(zip(names, found, strict=True))

@@ -6,6 +6,7 @@ import torch
 
 from naspipe.core.errors import ConfigError
 from naspipe.runtime.blocks.segment import Gradient
+from naspipe.runtime.devices.device_waits import Wait, on_host
 
 
 def first_gradient(loss: torch.Tensor, nonfinite: str, sequence_id: int) -> Gradient:
@@ -19,7 +20,7 @@ def first_gradient(loss: torch.Tensor, nonfinite: str, sequence_id: int) -> Grad
     Raises:
         ConfigError: when the choice is to stop.
     """
-    if nonfinite == "keep" or bool(torch.isfinite(loss).all()):
+    if nonfinite == "keep" or bool(on_host(torch.isfinite(loss).all(), Wait.FINITE)):
         return torch.ones_like(loss)
     if nonfinite == "skip":
         return None

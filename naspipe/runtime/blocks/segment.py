@@ -20,6 +20,7 @@ from naspipe.core.errors import BlockInputEditedError, ConfigError
 from naspipe.core.rules import Exact, Rule
 from naspipe.core.user_code import called
 from naspipe.runtime.devices.determinism import seed_draws
+from naspipe.runtime.devices.device_waits import Wait, count
 from naspipe.runtime.devices.tensor_bytes import tensor_bytes
 from naspipe.runtime.layers.bound_layer import BoundLayer
 from naspipe.runtime.layers.forms import form_of, form_text
@@ -234,6 +235,8 @@ def same_bits(one: torch.Tensor | None, other: torch.Tensor) -> bool:
     """Whether two tensors have the same shape, dtype and bytes."""
     if one is None or one.shape != other.shape or one.dtype != other.dtype:
         return False
+    if not one.is_cpu:
+        count(Wait.BUFFER)
     return torch.equal(tensor_bytes(one), tensor_bytes(other))
 
 

@@ -8,6 +8,8 @@ from collections import deque
 import numpy as np
 import torch
 
+from naspipe.runtime.devices.device_waits import Wait, on_host
+
 CHUNK_BYTES = 32 * 1024 * 1024
 """How much is taken at a time: whole huge pages."""
 
@@ -38,7 +40,7 @@ class Lease:
 
     def keep(self, flat: torch.Tensor) -> memoryview:
         """Copy a flat tensor of any dtype, on any device; its bytes stay until the end."""
-        source = flat.cpu().view(torch.uint8).numpy()
+        source = on_host(flat, Wait.CAPTURE).view(torch.uint8).numpy()
         copy, _ = self.reserve(source.size)
         copy[:] = source.data
         return copy

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import torch
 
+from naspipe.runtime.devices.device_waits import Wait, wait_for
 from naspipe.runtime.devices.ports import Clock
 
 
@@ -41,7 +42,7 @@ class CudaClock:
 
     def between_ns(self, marks: Sequence[torch.cuda.Event]) -> list[int]:
         """See :class:`Clock`."""
-        marks[-1].synchronize()
+        wait_for(marks[-1], Wait.CLOCK)
         return [int(before.elapsed_time(after) * 1e6) for before, after in pairwise(marks)]
 
 

@@ -6,6 +6,7 @@ import torch
 
 from naspipe.core.errors import ConfigError, reason
 from naspipe.runtime.devices.device_budget import DeviceBudget
+from naspipe.runtime.devices.device_waits import Wait, wait_for
 from naspipe.runtime.devices.ports import Mark
 
 
@@ -97,7 +98,7 @@ class CudaDevice:
 
     def mark(self) -> Mark:
         """The point that the compute has been queued up to."""
-        return _record(self._compute)
+        return record_end(self._compute)
 
     def copy_in(self, host: torch.Tensor, device: torch.Tensor, after: Mark = None) -> None:
         """Copy to the GPU behind ``after``, or behind all that is queued now."""
@@ -113,7 +114,7 @@ class CudaDevice:
 
     def synchronize_compute(self) -> None:
         """Wait until everything queued for computation is done."""
-        self._compute.synchronize()
+        wait_for(self._compute, Wait.BLOCK)
 
     def _copy(
         self, source: torch.Tensor, target: torch.Tensor, queue: torch.cuda.Stream, after: Mark
@@ -124,10 +125,10 @@ class CudaDevice:
             queue.wait_event(after)
         with torch.cuda.stream(queue):
             target.copy_(source, non_blocking=True)
-        _record(queue).synchronize()
+        wait_for(record_end(queue), Wait.COPY)
 
 
-def _record(queue: torch.cuda.Stream) -> torch.cuda.Event:
+def record_end(queue: torch.cuda.Stream) -> torch.cuda.Event:
     """An event at the end of a queue; waiting for it sleeps, since spinning takes a core."""
     event: torch.cuda.Event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
     event.record(queue)

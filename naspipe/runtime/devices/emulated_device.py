@@ -7,6 +7,7 @@ import time
 import torch
 
 from naspipe.runtime.devices.device_budget import DeviceBudget
+from naspipe.runtime.devices.device_waits import Wait, count
 from naspipe.runtime.devices.host_arena import SLAB_BYTES, HostArena
 from naspipe.runtime.devices.ports import Mark
 
@@ -83,9 +84,11 @@ class EmulatedDevice:
         """Nothing to do: threads share host memory."""
 
     def synchronize_compute(self) -> None:
-        """Nothing to wait for: this device computes at once."""
+        """Nothing to wait for, as this device computes at once; counted all the same."""
+        count(Wait.BLOCK)
 
     def _copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        count(Wait.COPY)
         start = time.monotonic()
         target.copy_(source)
         seconds = self._latency_seconds + source.numel() / self._bandwidth_bytes_per_second

@@ -22,6 +22,8 @@ found = [torch.cuda.get_device_properties(index) for index in range(count)]
 sys.stdout.buffer.write(msgpack.packb([
     [[gpu.name, gpu.total_memory] for gpu in found],
     [str(torch.version.cuda), str(torch.backends.cudnn.version() if count else None)],
+    [[one, other] for one in range(count) for other in range(count)
+     if one != other and not torch.cuda.can_device_access_peer(one, other)],
 ]))
 """
 
@@ -39,6 +41,8 @@ class Gpus:
     """The version that torch was built for."""
     cudnn: str = ""
     driver: str = ""
+    apart: tuple[tuple[int, int], ...] = ()
+    """Pairs of which the first cannot read the memory of the second."""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -94,10 +98,12 @@ def find_gpus() -> Gpus:
 def _read(answer: bytes) -> Gpus:
     listed: list[tuple[str, int]]
     versions: list[Any]
-    listed, versions = msgpack.unpackb(answer)
+    apart: list[tuple[int, int]]
+    listed, versions, apart = msgpack.unpackb(answer)
     names = tuple(name for name, _ in listed)
     memory_bytes = tuple(total for _, total in listed)
-    return Gpus(names, memory_bytes, versions[0], versions[1], driver_version())
+    pairs = tuple((one, other) for one, other in apart)
+    return Gpus(names, memory_bytes, versions[0], versions[1], driver_version(), pairs)
 
 
 def driver_version(path: Path = _DRIVER) -> str:

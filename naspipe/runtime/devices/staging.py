@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from naspipe.core.errors import reason
+from naspipe.runtime.devices.device_waits import Wait, wait_for
 
 LEAST_RECYCLED_BYTES = 1 << 20
 """Smaller pieces are malloc's, which uses its memory again by itself."""
@@ -67,6 +68,11 @@ class Staging:
         self._recycled = Recycled()
 
     @property
+    def device(self) -> torch.device:
+        """Where the stage computes."""
+        return self._device
+
+    @property
     def is_pinned(self) -> bool:
         """Whether the memory is pinned, as far as is known."""
         return self._is_pinned
@@ -97,7 +103,7 @@ class Staging:
     def wait(self) -> None:
         """Wait until every copy that ``to_host`` queued is over, and all computed before it."""
         if self._is_copying:
-            torch.cuda.current_stream(self._device).synchronize()
+            wait_for(torch.cuda.current_stream(self._device), Wait.SEND)
             self._is_copying = False
 
 

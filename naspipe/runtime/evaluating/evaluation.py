@@ -23,6 +23,7 @@ from naspipe.runtime.checkpoints.restored import Restored
 from naspipe.runtime.devices.determinism import block_seed, seed_draws
 from naspipe.runtime.devices.out_of_memory import DeviceFullError, explain_shortage
 from naspipe.runtime.evaluating.batch_fields import BatchFields
+from naspipe.runtime.evaluating.batch_sums import batch_sums
 from naspipe.runtime.evaluating.calibration import (
     blocks_to_calibrate,
     fresh_statistics,
@@ -31,7 +32,7 @@ from naspipe.runtime.evaluating.calibration import (
 )
 from naspipe.runtime.evaluating.feature_probe import probe_sums
 from naspipe.runtime.jobs.evaluation_recipe import EvaluationRecipe, FeatureProbe
-from naspipe.runtime.jobs.losses import Loss, name_of_loss, not_one_number
+from naspipe.runtime.jobs.losses import Loss
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.layers.stored_layer import StoredLayer
 from naspipe.runtime.memory.memory_retry import MemoryRetry
@@ -39,8 +40,6 @@ from naspipe.runtime.memory.placement import Placement
 from naspipe.runtime.memory.shortages import raising_shortages
 from naspipe.schedule.bsp import BulkPolicy
 from naspipe.trace.snapshots.snapshot import Checkpoint
-
-TOP = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +168,7 @@ class EvaluationCompute:
                 outputs.append(self._forward(layer, module, state, number))
         goes_on = self._numbers(block + 1)
         kept = outputs[len(outputs) - len(goes_on) :]
-        self.placement.synchronize()
+        self.placement.finish_block()
         if block < len(evaluation.space) - 1:
             self._states[task.sequence_id] = kept
             return None
@@ -264,37 +263,3 @@ class EvaluationCompute:
     def _restore(self, layer: LayerId, stored: StoredLayer) -> None:
         self._evaluation.weights.restore_weights(layer, stored, self._evaluation.ema)
         stored.module.eval()
-
-
-def batch_sums(
-    loss: Loss, outputs: Tensors, target: torch.Tensor, fields: Tensors | None = None
-) -> torch.Tensor:
-    """One batch's row of ``Sums``: five numbers of 64 bits; the target is the loss's only field
-    where none are given.
-
-    Raises:
-        ConfigError: when the loss is not one number.
-    """
-    mean = loss(*outputs, *((target,) if fields is None else fields))
-    if not isinstance(mean, torch.Tensor) or mean.numel() != 1:
-        raise not_one_number(f"loss {name_of_loss(loss)}", mean)
-    padding = getattr(loss, "padding", getattr(loss, "ignore_index", None))
-    counts = target != padding if isinstance(padding, int) else torch.ones_like(target).bool()
-    targets = float(counts.sum())
-    row = [mean.double().item() * targets if targets else 0.0, targets, 0.0, 0.0, 0.0]
-    scores = outputs[0]
-    if not target.is_floating_point() and scores.shape[:-1] == target.shape and scores.dim() > 1:
-        ranks = _ranks(scores.flatten(0, -2), target.flatten())[counts.flatten()]
-        row[2:] = [targets, float((ranks < 1).sum()), float((ranks < TOP).sum())]
-    return torch.tensor(row, dtype=torch.float64)
-
-
-def _ranks(scores: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """How many classes come before the target's; of equal scores, the first class comes first.
-
-    A target whose score is not a number comes last.
-    """
-    wanted = scores.gather(1, target.clamp(0, scores.size(1) - 1).unsqueeze(1))
-    is_earlier = torch.arange(scores.size(1), device=scores.device) < target.unsqueeze(1)
-    before = (scores > wanted) | ((scores == wanted) & is_earlier)
-    return before.sum(1).masked_fill(wanted.isnan().squeeze(1), scores.size(1))

@@ -17,10 +17,10 @@ from naspipe.planning.memory import MemoryPlan
 from naspipe.runtime.blocks.ports import BlockResult
 from naspipe.runtime.checkpoints.checkpointer import Checkpointer
 from naspipe.runtime.devices.cuda_device import measured_memory
-from naspipe.runtime.devices.garbage import calm_collector
 from naspipe.runtime.evaluating.evaluation import Evaluation, EvaluationCompute
 from naspipe.runtime.jobs.ports import Positions, SubnetSource
 from naspipe.runtime.jobs.positions import OnePipeline
+from naspipe.runtime.memory.garbage import calm_collector
 from naspipe.runtime.wire.ports import Reporter
 from naspipe.runtime.worker.driver import StageDriver
 from naspipe.runtime.worker.effects import DriverOptions, Effects

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from naspipe.runtime.devices.device_waits import Wait, on_host
+
 
 class LARS(torch.optim.Optimizer):
     """SGD whose rate for each parameter follows the norms of it and of its gradient::
@@ -53,7 +55,8 @@ class LARS(torch.optim.Optimizer):
         assert gradient is not None, "only such parameters are stepped"
         if parameter.dim() > 1:
             decay = group["weight_decay"]
-            norm, of_gradient = float(parameter.norm()), float(gradient.norm())
+            norm = float(on_host(parameter.norm(), Wait.TRUST))
+            of_gradient = float(on_host(gradient.norm(), Wait.TRUST))
             if norm > 0 and of_gradient > 0:
                 scale = group["trust"] * norm / (of_gradient + decay * norm)
             gradient = gradient.add(parameter, alpha=decay)

@@ -14,6 +14,7 @@ from naspipe.core.config import Recipe
 from naspipe.core.errors import InvariantError, TransportError
 from naspipe.core.ids import INITIAL, SequenceId, Version
 from naspipe.core.rules import Follows, Frozen, OwnStep, Rule, own_step
+from naspipe.runtime.devices.device_waits import Wait, count, on_host
 from naspipe.runtime.devices.tensor_bytes import tensor_bytes
 from naspipe.runtime.layers.bound_layer import BoundLayer, Gradients
 from naspipe.runtime.layers.layer_layout import is_moved
@@ -136,6 +137,7 @@ class StoredLayer:
 
     def move(self, device: torch.device) -> None:
         """Have all of it on a device: the module, what its optimizer keeps, and older versions."""
+        count(Wait.LAYER)
         self.module.to(device)
         states = self.optimizer.state.values() if self.optimizer is not None else ()
         for state in states:
@@ -146,6 +148,7 @@ class StoredLayer:
     def move_copies(self, device: torch.device) -> None:
         """Have the older versions on a device: readers take them from there."""
         for copy in self._copies.values():
+            count(Wait.LAYER)
             for name, value in copy.items():
                 copy[name] = value.detach().to(device).requires_grad_(value.requires_grad)
 
@@ -247,7 +250,7 @@ class StoredLayer:
         for name, value in self.tensors():
             digest.update(name.encode())
             if isinstance(value, torch.Tensor):
-                digest.update(tensor_bytes(value.cpu()).numpy().data)
+                digest.update(tensor_bytes(on_host(value, Wait.DIGEST)).numpy().data)
             else:
                 digest.update(repr(value).encode())
         return digest.hexdigest()

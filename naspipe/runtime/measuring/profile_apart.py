@@ -14,13 +14,13 @@ from naspipe.core.user_code import users_traceback
 from naspipe.planning.cost import CostTable, LayerCost, mean_costs
 from naspipe.runtime.devices.cuda_device import start_cuda
 from naspipe.runtime.devices.determinism import deterministic_torch
-from naspipe.runtime.devices.garbage import calm_collector
 from naspipe.runtime.forking.fitness import check_fit_for_forking
 from naspipe.runtime.forking.fork import FORK, end_all, obituary, quiet_fork
 from naspipe.runtime.forking.own_thread import in_own_thread
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.measuring.probes import ProbeError
 from naspipe.runtime.measuring.profiler import profile
+from naspipe.runtime.memory.garbage import calm_collector
 
 _ALL = "the profile of its layers"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
-from typing import Self
+from typing import Any, Self
 
 import torch
 
@@ -12,6 +12,7 @@ from naspipe.core.config import Recipe
 from naspipe.core.errors import InvariantError
 from naspipe.core.ids import LayerId, WorkerId
 from naspipe.runtime.devices.cuda_device import count_gpus
+from naspipe.runtime.devices.device_waits import Wait, count, per_block, wait_for
 from naspipe.runtime.devices.host_arena import HostArena
 from naspipe.runtime.devices.out_of_memory import LayerUse
 from naspipe.runtime.devices.ports import Device
@@ -39,6 +40,7 @@ class Placement:
 
     def __init__(self, torch_device: torch.device) -> None:
         self.torch_device = torch_device
+        self._blocks = 0
 
     def __enter__(self) -> Self:
         return self
@@ -60,6 +62,7 @@ class Placement:
         """A leaf with the same values, strides and ``requires_grad`` on the device."""
         if tensor.device == self.torch_device:
             return tensor
+        count(Wait.FIELD)
         moved = tensor.detach().to(self.torch_device)
         return moved.requires_grad_(tensor.requires_grad)
 
@@ -67,10 +70,14 @@ class Placement:
         """What another stage sent, on the device: strides and alignment as they were there."""
         return tensor if tensor.device == self.torch_device else copy_to(tensor, self.torch_device)
 
-    def synchronize(self) -> None:
-        """Wait until what was queued for computation is done, so that times are true."""
+    def finish_block(self) -> None:
+        """Wait until what was queued for a block is done, so that times are true."""
+        self._blocks += 1
+        self._wait_for_compute()
+
+    def _wait_for_compute(self) -> None:
         if self.torch_device.type == "cuda":
-            torch.cuda.current_stream(self.torch_device).synchronize()
+            wait_for(torch.cuda.current_stream(self.torch_device), Wait.BLOCK)
 
     def adopt(self, layer: LayerId, stored: StoredLayer) -> None:
         """A layer was made in host memory."""
@@ -119,9 +126,9 @@ class Placement:
         """What was loaded and saved since the last call."""
         return ()
 
-    def measured(self) -> dict[str, float]:
+    def measured(self) -> dict[str, Any]:
         """Figures for the manifest."""
-        return {}
+        return {"blocks": self._blocks, "waits_per_block": per_block(self._blocks)}
 
 
 class SwappedPlacement(Placement):
@@ -172,8 +179,7 @@ class SwappedPlacement(Placement):
         """Always: a layer may be evicted between a forward and its backward."""
         return True
 
-    def synchronize(self) -> None:
-        """See :class:`Placement`."""
+    def _wait_for_compute(self) -> None:
         self._device.synchronize_compute()
 
     def adopt(self, layer: LayerId, stored: StoredLayer) -> None:
@@ -229,7 +235,7 @@ class SwappedPlacement(Placement):
         """See :class:`Placement`."""
         return self._swapper.take_finished()
 
-    def measured(self) -> dict[str, float]:
+    def measured(self) -> dict[str, Any]:
         """See :class:`Placement`."""
         leaving_bytes = self._arena.leaving_bytes
         figures = {
@@ -237,11 +243,15 @@ class SwappedPlacement(Placement):
             "host_bytes": self._arena.used_bytes - leaving_bytes,
             "host_leaving_bytes": leaving_bytes,
         }
-        return figures | {
-            f"{name}_{what}": value
-            for name, traffic in (("load", self._swapper.loaded), ("save", self._swapper.saved))
-            for what, value in _figures(traffic)
-        }
+        return (
+            super().measured()
+            | figures
+            | {
+                f"{name}_{what}": value
+                for name, traffic in (("load", self._swapper.loaded), ("save", self._swapper.saved))
+                for what, value in _figures(traffic)
+            }
+        )
 
 
 def _figures(traffic: Traffic) -> list[tuple[str, float]]:

@@ -20,7 +20,7 @@ from naspipe.runtime.devices.staging import HOST, Staging
 from naspipe.runtime.wire.tensor_codec import decode, decode_into, describe, encode
 
 _INPUT, _ANNOUNCED, _VERSION, _SHARE = "input", "announced", "version", "contribution"
-_CONTROL, _SUBNETS = "control", "subnets"
+_CONTROL, _SUBNETS, _RELEASE = "control", "subnets", "release"
 HOLD, STOP = "hold", "stop"
 
 
@@ -33,6 +33,14 @@ class InputMessage(NamedTuple):
     name: InputName = CHAIN
 
 
+class Place(NamedTuple):
+    """Where in the sender's ring bytes are, one tensor's behind the other's."""
+
+    position: int
+    handle: bytes = b""
+    """By which the ring is opened; the first time only."""
+
+
 class Announcement(NamedTuple):
     """An :class:`InputMessage` whose tensors take another way; their header entries."""
 
@@ -41,6 +49,14 @@ class Announcement(NamedTuple):
     upcoming: tuple[Task, ...]
     entries: tuple[Any, ...]
     name: InputName = CHAIN
+    place: Place | None = None
+    """Where their bytes are, on a way that has places."""
+
+
+class ReleaseMessage(NamedTuple):
+    """A worker is done: it reads nothing more from the memory of the one that is told."""
+
+    sender: WorkerId
 
 
 class ReceivedTensor(NamedTuple):
@@ -132,11 +148,18 @@ def stage_frames(message: StageMessage, staging: Staging = HOST) -> list[Any]:
             return _state_frames(_SHARE, list(message[:4]), state, staging)
 
 
-def announcement_frames(sender: WorkerId, message: InputMessage) -> list[Any]:
+def announcement_frames(
+    sender: WorkerId, message: InputMessage, place: Place | None = None
+) -> list[Any]:
     """The one frame of an :class:`Announcement`."""
     tasks = [_plain(task) for task in (message.task, *message.upcoming)]
     entries = [None if tensor is None else describe(tensor) for tensor in message.tensors]
-    return [msgpack.packb([_ANNOUNCED, [sender, message.name, *tasks], entries])]
+    return [msgpack.packb([_ANNOUNCED, [sender, message.name, place, *tasks], entries])]
+
+
+def release_frames(sender: WorkerId) -> list[Any]:
+    """The one frame of a :class:`ReleaseMessage`."""
+    return [msgpack.packb([_RELEASE, sender, None])]
 
 
 def _state_frames(
@@ -157,7 +180,7 @@ def _state_frames(
 
 def read_message(
     header: Any, frames: Sequence[Any], staging: Staging = HOST
-) -> Message | Announcement:
+) -> Message | Announcement | ReleaseMessage:
     """Rebuild a message.
 
     Raises:
@@ -172,10 +195,12 @@ def read_message(
             tensors = tuple(decode(entry, frame, staging) for entry, frame in pairs)
             return InputMessage(task, tuple(upcoming), tensors, _input_name(name))
         if what == _ANNOUNCED:
-            sender, name, *tasks = subject
+            sender, name, place, *tasks = subject
             task, *upcoming = map(_task, tasks)
-            sent = (task, tuple(upcoming), tuple(entries), _input_name(name))
+            sent = (task, tuple(upcoming), tuple(entries), _input_name(name), _place(place))
             return Announcement(WorkerId(sender), *sent)
+        if what == _RELEASE and not frames:
+            return ReleaseMessage(WorkerId(int(subject)))
         if what == _CONTROL and not frames:
             return _control(subject, entries)
         if what == _SUBNETS and not frames:
@@ -230,6 +255,15 @@ def _contribution(subject: Any, state: Iterator[tuple[str, ReceivedTensor]]) -> 
     return ContributionMessage(
         exchange, StreamId(stream), SequenceId(sequence_id), StageId(sender), values
     )
+
+
+def _place(plain: Any) -> Place | None:
+    if plain is None:
+        return None
+    position, handle = plain
+    if type(position) is not int or position < 0 or not isinstance(handle, bytes):
+        raise ValueError(f"a place {plain!r:.40}")
+    return Place(position, handle)
 
 
 def _parcel(name: Any) -> Parcel:

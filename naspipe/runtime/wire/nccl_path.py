@@ -23,7 +23,14 @@ import torch
 import torch.distributed as dist
 
 from naspipe.core.ids import WorkerId
-from naspipe.runtime.wire.messages import Announcement, InputMessage, Message, StageMessage
+from naspipe.runtime.devices.device_waits import Wait, wait_for
+from naspipe.runtime.wire.messages import (
+    Announcement,
+    InputMessage,
+    Message,
+    ReleaseMessage,
+    StageMessage,
+)
 from naspipe.runtime.wire.ports import Sending
 from naspipe.runtime.wire.tensor_codec import blank, raw_bytes
 from naspipe.runtime.wire.transport import ZmqTransport
@@ -66,6 +73,8 @@ class NcclTransport:
     def receive(self, timeout_seconds: float) -> Message | None:
         """See :class:`naspipe.runtime.wire.ports.Transport`."""
         message = self._inner.receive_any(timeout_seconds)
+        if isinstance(message, ReleaseMessage):
+            return None
         if not isinstance(message, Announcement):
             return message
         tensors = self._pairs.receive(message.sender, message.entries)
@@ -171,7 +180,7 @@ class Pairs:
             elif self._worker == receiver:
                 dist.recv(probe, sender, group=group)
         if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+            wait_for(torch.cuda.current_stream(self._device), Wait.OPENING)
 
 
 def ordered_pairs(num_workers: int) -> list[tuple[int, int]]:

@@ -3,7 +3,9 @@
 ========================= ==========================================================================
 :class:`Transport`         :class:`~naspipe.runtime.wire.transport.ZmqTransport`,
                            :class:`~naspipe.runtime.wire.transport.NoTransport` (one stage),
-                           :class:`~naspipe.runtime.wire.nccl_path.NcclTransport`
+                           :class:`~naspipe.runtime.wire.nccl_path.NcclTransport`,
+                           :class:`~naspipe.runtime.wire.device_rings.DeviceTransport`
+:class:`PeerMemory`        :class:`~naspipe.runtime.wire.peer_memory.CudaMemory`
 :class:`Reporter`          :class:`~naspipe.runtime.wire.reports.ZmqReporter`;
                            on one stage the launcher's collector itself,
                            :class:`~naspipe.runtime.processes.supervisor.StageReports`
@@ -19,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, Self
 
 from naspipe.core.ids import WorkerId
+from naspipe.runtime.devices.ports import Mark
 from naspipe.runtime.wire.messages import Message, StageMessage
 
 
@@ -44,6 +47,34 @@ class Transport(Protocol):
 
     def receive(self, timeout_seconds: float) -> Message | None:
         """The next message; None when there was none in time (0 only looks) or at a wakeup."""
+        ...
+
+
+class PeerMemory(Protocol):
+    """Memory that one process makes and another one of its host opens; addresses are bytes."""
+
+    def make(self, nbytes: int) -> tuple[int, bytes] | None:
+        """The address of new memory, and what another process opens it by; None without room."""
+        ...
+
+    def open(self, handle: bytes) -> int:
+        """The address here of what another process made.
+
+        Raises:
+            TransportError: when it cannot be had here.
+        """
+        ...
+
+    def copy(self, target: int, source: int, nbytes: int) -> None:
+        """Queue a copy behind what this stage has computed, and before what it will compute."""
+        ...
+
+    def mark(self) -> Mark:
+        """The end of all copies so far; None where they are over already."""
+        ...
+
+    def close(self) -> None:
+        """Give back what was made and opened here; nobody uses it any more."""
         ...
 
 

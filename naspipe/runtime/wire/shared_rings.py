@@ -24,27 +24,32 @@ _MOST_BYTES = 128 << 20
 _GRAIN = 64
 """Positions are multiples of it: a line of the cache."""
 _COUNTER = mmap.PAGESIZE
+_COUNT = 8
+"""Bytes of a counter; a ring's page has room for more."""
 _MAGIC = b"naspipe: shared\n"
 _CHUNK = struct.Struct("!IQQ")
 """A frame's place in its message, its position in the ring, its bytes."""
 
 
-class Ring:
-    """One way; positions count all bytes since the beginning.
+class Positions:
+    """What is where in a ring, and what is free again, as one of its ends knows it.
+
+    Positions count all bytes since the beginning. Only who sends reserves, only who receives gives
+    back.
 
     Args:
-        memory: shared by both ends; its first page holds how far bytes were given back.
+        given: eight bytes that both ends share: how far bytes were given back.
+        size: of the ring, in bytes.
     """
 
-    def __init__(self, memory: memoryview) -> None:
-        self._given = memory[:8].cast("Q")
-        self._data = memory[_COUNTER:]
-        self._size = len(self._data)
+    def __init__(self, given: memoryview, size: int) -> None:
+        self._given = given.cast("Q")
+        self._size = size
         self._head = self._start = 0
 
-    def put(self, data: memoryview | bytes) -> int | None:
-        """Copy bytes in; returns their position, None where there is no room."""
-        length = _up(len(data), _GRAIN)
+    def reserve(self, nbytes: int) -> int | None:
+        """The position of so many bytes in one piece; None where there is no room."""
+        length = round_up(nbytes)
         if length > self._size:
             return None
         given = max(self._given[0], self._start)
@@ -55,19 +60,41 @@ class Ring:
             position = _up(position, self._size)
         if position + length - given > self._size:
             return None
-        place = position % self._size
-        self._data[place : place + len(data)] = data
         self._head = position + length
+        return position
+
+    def place(self, position: int) -> int:
+        """Where a position is in the ring's memory."""
+        return position % self._size
+
+    def give_back(self, position: int, nbytes: int) -> None:
+        """These bytes and all before them are needed no more."""
+        self._given[0] = position + round_up(nbytes)
+
+
+class Ring(Positions):
+    """One way through host memory.
+
+    Args:
+        memory: shared by both ends; its first page holds how far bytes were given back.
+    """
+
+    def __init__(self, memory: memoryview) -> None:
+        self._data = memory[_COUNTER:]
+        super().__init__(memory[:_COUNT], len(self._data))
+
+    def put(self, data: memoryview | bytes) -> int | None:
+        """Copy bytes in; returns their position, None where there is no room."""
+        position = self.reserve(len(data))
+        if position is not None:
+            place = self.place(position)
+            self._data[place : place + len(data)] = data
         return position
 
     def get(self, position: int, nbytes: int) -> memoryview:
         """The bytes that were put there, as they lie; whoever needs them longer copies them."""
-        place = position % self._size
+        place = self.place(position)
         return self._data[place : place + nbytes].toreadonly()
-
-    def give_back(self, position: int, nbytes: int) -> None:
-        """These and all before them are needed no more."""
-        self._given[0] = position + _up(nbytes, _GRAIN)
 
 
 class Rings:
@@ -86,8 +113,16 @@ class Rings:
 
     def between(self, sender: WorkerId, receiver: WorkerId) -> Ring:
         """One end of the ring from a worker to another one; each end is made once."""
-        number = sender * (self._workers - 1) + receiver - (receiver > sender)
-        return Ring(self._memory[number * self._each : (number + 1) * self._each])
+        start = self._start(sender, receiver)
+        return Ring(self._memory[start : start + self._each])
+
+    def count_between(self, sender: WorkerId, receiver: WorkerId) -> memoryview:
+        """What a second ring from one to the other counts in, whose memory is elsewhere."""
+        start = self._start(sender, receiver) + _COUNT
+        return self._memory[start : start + _COUNT]
+
+    def _start(self, sender: WorkerId, receiver: WorkerId) -> int:
+        return self._each * (sender * (self._workers - 1) + receiver - (receiver > sender))
 
 
 class SharedFrames:
@@ -144,6 +179,11 @@ class SharedFrames:
         if way not in self._ways:
             self._ways[way] = self._rings.between(*way)
         return self._ways[way]
+
+
+def round_up(nbytes: int) -> int:
+    """What so many bytes take in a ring."""
+    return _up(nbytes, _GRAIN)
 
 
 def _up(number: int, grain: int) -> int:

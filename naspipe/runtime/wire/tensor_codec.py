@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from naspipe.core.errors import TransportError
+from naspipe.runtime.devices.device_waits import Wait, count
 from naspipe.runtime.devices.staging import HOST, Staging
 
 ALIGNMENT = 512
@@ -81,6 +82,7 @@ def decode_into(entry: Any, frame: Any, target: torch.Tensor) -> None:
     if raw.device.type == "cpu":
         _filled(raw, frame)
     else:
+        count(Wait.HANDED_OVER)
         raw.copy_(_filled(torch.empty(len(frame), dtype=torch.uint8), frame))
 
 

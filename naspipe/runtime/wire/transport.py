@@ -26,10 +26,13 @@ from naspipe.runtime.wire.messages import (
     InputMessage,
     LauncherMessage,
     Message,
+    Place,
+    ReleaseMessage,
     StageMessage,
     VersionMessage,
     announcement_frames,
     read_message,
+    release_frames,
     stage_frames,
 )
 from naspipe.runtime.wire.ports import Sending
@@ -166,9 +169,13 @@ class ZmqTransport:
         tracker = zmq.MessageTracker(*tracked)
         return Sending(nbytes, lambda: tracker.done)
 
-    def announce(self, worker: WorkerId, message: InputMessage) -> None:
+    def announce(self, worker: WorkerId, message: InputMessage, place: Place | None = None) -> None:
         """Say that an input takes another way, and what its tensors are."""
-        self._send(worker, announcement_frames(self._worker, message))
+        self._send(worker, announcement_frames(self._worker, message, place))
+
+    def release(self, worker: WorkerId) -> None:
+        """Say that this worker reads nothing more from another one's memory."""
+        self._send(worker, release_frames(self._worker))
 
     def _send(self, worker: WorkerId, frames: Sequence[Any]) -> None:
         if (largest := max(map(_nbytes, frames))) > MAX_FRAME_BYTES:
@@ -192,10 +199,10 @@ class ZmqTransport:
         message = self.receive_any(timeout_seconds)
         if isinstance(message, Announcement):
             raise TransportError(f"{message.task}: its input comes by a way that is not open here")
-        return message
+        return None if isinstance(message, ReleaseMessage) else message
 
-    def receive_any(self, timeout_seconds: float) -> Message | Announcement | None:
-        """The same; announcements of inputs that take another way too."""
+    def receive_any(self, timeout_seconds: float) -> Message | Announcement | ReleaseMessage | None:
+        """The same; what is said of inputs that take another way too."""
         found = self._next(timeout_seconds)
         if found is None:
             return None

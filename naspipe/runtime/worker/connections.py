@@ -7,11 +7,14 @@ from functools import partial
 import torch
 
 from naspipe.core.config import Execution
+from naspipe.core.errors import ConfigError
 from naspipe.core.ids import WorkerId
 from naspipe.runtime.devices.cuda_device import start_cuda
 from naspipe.runtime.devices.staging import Staging
 from naspipe.runtime.jobs.ports import PipelineJob
 from naspipe.runtime.memory.placement import device_name
+from naspipe.runtime.wire import device_rings
+from naspipe.runtime.wire.device_rings import DeviceRings, DeviceTransport
 from naspipe.runtime.wire.emulated_link import Link, LinkedTransport
 from naspipe.runtime.wire.endpoints import Endpoints
 from naspipe.runtime.wire.ports import Transport
@@ -41,11 +44,18 @@ def connect(job: PipelineJob, worker: WorkerId, endpoints: Endpoints, wakeup: Wa
     device = torch.device(start_device(execution, worker))
     link = Link(execution.wire.link_bandwidth, execution.wire.link_latency)
     make = partial(LinkedTransport, link) if link.is_emulated else ZmqTransport
-    sockets = make(worker, endpoints, wakeup, Staging(device))
+    staging = Staging(device)
+    sockets = make(worker, endpoints, wakeup, staging)
     if execution.wire.data_path == "zmq" or count == 1:
         return sockets
+    seconds = execution.watch.timeout_seconds
+    if execution.wire.data_path == "cuda_ipc":
+        if endpoints.rings is None:
+            raise ConfigError("data_path=cuda_ipc: expected stages of one host, over transport=ipc")
+        memory = device_rings.MEMORY(device)
+        rings = DeviceRings(worker, count, endpoints.rings, memory, staging)
+        return DeviceTransport(sockets, rings, seconds)
     from naspipe.runtime.wire.nccl_path import NcclTransport, Pairs
 
-    seconds = execution.watch.timeout_seconds
     pairs = Pairs(worker, count, device, endpoints.directory, seconds)
     return NcclTransport(sockets, pairs)

@@ -11,6 +11,7 @@ from naspipe.core.access import Access, AccessKind
 from naspipe.core.events import Event
 from naspipe.core.ids import FIRST_STREAM, SequenceId, StreamId, alone_in
 from naspipe.runtime.blocks.ports import BlockResult
+from naspipe.runtime.devices.device_waits import Wait, on_host
 from naspipe.runtime.devices.tensor_bytes import tensor_bytes
 from naspipe.runtime.wire.ports import Reporter
 from naspipe.trace.access.event_log import EventLogWriter
@@ -54,8 +55,10 @@ class StageFiles:
 
     def result(self, stream: StreamId, sequence_id: SequenceId, result: BlockResult) -> None:
         """See :class:`naspipe.runtime.worker.ports.StageSink`."""
-        value, bits = _number(result.value)
-        metrics = {name: _number(each) for name, each in (result.metrics or {}).items()}
+        value, bits = _number(result.value, Wait.LOSS)
+        metrics = {
+            name: _number(each, Wait.METRIC) for name, each in (result.metrics or {}).items()
+        }
         body = {
             "stream": stream,
             "sequence_id": sequence_id,
@@ -77,7 +80,7 @@ class StageFiles:
             self._events.append(event)
 
 
-def _number(tensor: torch.Tensor) -> tuple[float, str]:
+def _number(tensor: torch.Tensor, why: Wait) -> tuple[float, str]:
     """Its value and its bits, as a big-endian number."""
-    there = tensor.cpu()  # its block is over, so this waits for nothing but the copy
+    there = on_host(tensor, why)  # its block is over: this waits for the copy alone
     return float(there), tensor_bytes(there).numpy().tobytes()[::-1].hex()

@@ -16,6 +16,7 @@ from typing import Any
 from naspipe.core.errors import ConfigError, StorageError, reason
 from naspipe.core.ids import WorkerId
 from naspipe.core.user_code import users_traceback
+from naspipe.runtime.devices import device_waits
 from naspipe.runtime.devices.determinism import deterministic_torch
 from naspipe.runtime.forking.own_thread import in_own_thread
 from naspipe.runtime.jobs.ports import PipelineJob
@@ -51,6 +52,7 @@ def _run_stage(
 ) -> None:
     """Run one stage to its end; a failure is reported, never raised."""
     task = "start"
+    device_waits.begin()
     try:
         with ExitStack() as stack:
             # Before the device starts: cuBLAS reads its settings once.

@@ -21,12 +21,12 @@ from naspipe.runtime.checkpoints.capturing import Capturer
 from naspipe.runtime.checkpoints.checkpointer import Checkpointer, CheckpointStream, write_part
 from naspipe.runtime.checkpoints.layer_bytes import layer_key
 from naspipe.runtime.devices.cuda_device import measured_memory
-from naspipe.runtime.devices.garbage import calm_collector
 from naspipe.runtime.devices.open_device import open_device
 from naspipe.runtime.devices.out_of_memory import LayerUse
 from naspipe.runtime.jobs.job import StreamJob, TrainingJob
 from naspipe.runtime.jobs.ports import PipelineJob
 from naspipe.runtime.layers.layer_store import LayerStore
+from naspipe.runtime.memory.garbage import calm_collector
 from naspipe.runtime.memory.placement import Placement, SwappedPlacement
 from naspipe.runtime.wire.ports import Reporter, Transport
 from naspipe.runtime.wire.wakeup import Wakeup

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import naspipe as npp
 from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
-from naspipe.frontend.given.input_checks import check_data_path, check_device, check_shared_gpus
+from naspipe.frontend.given.device_checks import check_data_path, check_device, check_shared_gpus
 from naspipe.planning.cost import CostTable, LayerCost
 from naspipe.runtime.devices.gpus import Gpus
 from tests.equivalence import spaces
@@ -28,6 +30,11 @@ def test_devices(device, count, message):
     check_device("cpu", 0)
 
 
+def some(count):
+    return Gpus(("one",) * count, (100,) * count)
+
+
+@pytest.mark.parametrize("path", ["nccl", "cuda_ipc"])
 @pytest.mark.parametrize(
     ("changes", "count", "message"),
     [
@@ -36,24 +43,54 @@ def test_devices(device, count, message):
         ({}, 8, "expected --device cuda, found cpu"),
     ],
 )
-def test_nccl_wants_a_gpu_for_each_stage(changes, count, message):
-    execution = Execution(stages=4, data_path="nccl", **changes)
+def test_a_way_between_gpus_wants_one_for_each_stage(path, changes, count, message):
+    with pytest.raises(ConfigError, match=f"^data_path={path}: .*{message}"):
+        check_data_path(Execution(stages=4, data_path=path, **changes), some(count))
+    check_data_path(Execution(stages=4, **changes), some(count))
+
+
+@pytest.mark.parametrize("path", ["nccl", "cuda_ipc"])
+def test_groups_need_gpus_of_their_own(path):
+    execution = Execution(stages=2, groups=2, device="cuda", data_path=path)
+    with pytest.raises(ConfigError, match="a GPU for each of 4 stages, found 3"):
+        check_data_path(execution, some(3))
+
+
+@pytest.mark.parametrize(
+    ("changes", "apart", "message"),
+    [
+        ({"transport": "tcp"}, (), "expected --set transport=ipc, .* found tcp; use it, or --set"),
+        ({}, ((0, 2),), "found that cuda:0 cannot read that of cuda:2; use --set data_path=zmq"),
+    ],
+)
+def test_cuda_ipc_wants_one_host_and_gpus_that_reach_each_other(changes, apart, message):
+    here = replace(some(4), apart=apart)
+    execution = Execution(stages=3, data_path="cuda_ipc", device="cuda", **changes)
     with pytest.raises(ConfigError, match=message):
-        check_data_path(execution, count)
-    check_data_path(Execution(stages=4, **changes), count)
+        check_data_path(execution, here)
+    check_data_path(Execution(stages=2, data_path="cuda_ipc", device="cuda"), here)
+
+
+def test_a_run_that_cannot_have_cuda_ipc_writes_nothing(tmp_path):
+    with pytest.raises(ConfigError, match="data_path=cuda_ipc: expected --device cuda, found cpu"):
+        npp.train(
+            spaces.mixed(), spaces.vectors, torch.nn.CrossEntropyLoss(), steps=4, stages=2,
+            execution={"data_path": "cuda_ipc"}, run_dir=tmp_path / "run",
+        )  # fmt: skip
+    assert not (tmp_path / "run").exists()
 
 
 def test_nccl_with_a_gpu_for_each_stage(monkeypatch):
     execution = Execution(stages=4, data_path="nccl", device="cuda")
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
-    check_data_path(execution, 4)
+    check_data_path(execution, some(4))
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
     with pytest.raises(ConfigError, match="a torch that was built with NCCL"):
-        check_data_path(execution, 4)
+        check_data_path(execution, some(4))
 
 
 def test_an_unknown_data_path():
-    with pytest.raises(ConfigError, match="data_path: expected zmq or nccl, found 'rdma'"):
+    with pytest.raises(ConfigError, match="expected zmq or nccl or cuda_ipc, found 'rdma'"):
         Execution(data_path="rdma")
 
 

@@ -22,10 +22,11 @@ def asked_anew():
 
 
 def test_the_answer_is_read():
-    answer = msgpack.packb([[["NVIDIA H100", 85]], ["13.0", "91200"]])
+    answer = msgpack.packb([[["NVIDIA H100", 85]], ["13.0", "91200"], [[0, 1]]])
     found = gpus._read(answer)
     assert (found.names, found.memory_bytes) == (("NVIDIA H100",), (85,))
     assert (found.cuda, found.cudnn, len(found)) == ("13.0", "91200", 1)
+    assert found.apart == ((0, 1),)
 
 
 def test_what_a_device_is_called():

@@ -2,105 +2,31 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import traceback
-
 import pytest
 import torch
 
 from naspipe.core.errors import TransportError
-from naspipe.core.ids import FIRST_STREAM, SequenceId, StageId
-from naspipe.core.task import Task, TaskKind
+from naspipe.core.ids import StageId
 from naspipe.runtime.wire import nccl_path
 from naspipe.runtime.wire.endpoints import ipc_endpoints
 from naspipe.runtime.wire.messages import InputMessage, announcement_frames, read_message
 from naspipe.runtime.wire.nccl_path import NcclTransport, Pairs, ordered_pairs
 from naspipe.runtime.wire.transport import ZmqTransport
 from naspipe.runtime.wire.wakeup import Wakeup
-from tests.oracle import bits
+from tests.runtime.wire.all_to_all import STAGES, run, task, tensors
 
-STAGES = 3
-ROUNDS = 4
-FORK = multiprocessing.get_context("fork")
 CPU = torch.device("cpu")
 
 
-def task(sequence_id, stage):
-    number, place = SequenceId(sequence_id), StageId(stage)
-    return Task(FIRST_STREAM, number, TaskKind.FORWARD, place)
-
-
-def tensors(sender, receiver, number):
-    """What one stage sends to another: odd strides, an absent one, an empty one."""
-    draw = torch.Generator().manual_seed(sender * 100 + receiver * 10 + number)
-    base = torch.randn(2, 3, 4, 5, generator=draw)
-    return (
-        base.contiguous(memory_format=torch.channels_last).requires_grad_(),
-        None,
-        torch.zeros(0, 4),
-        base.flatten()[3:50].to(torch.bfloat16),
-    )
-
-
-def stage_main(stage, directory, pipe):
-    """Send to both others before anything is received, then take what they sent."""
-    try:
-        nccl_path.BACKEND = "gloo"
-        endpoints = ipc_endpoints(directory, STAGES)
-        others = [other for other in range(STAGES) if other != stage]
-        with Wakeup() as wakeup:
-            inner = ZmqTransport(StageId(stage), endpoints, wakeup)
-            pairs = Pairs(StageId(stage), STAGES, CPU, directory, 60.0)
-            with NcclTransport(inner, pairs) as transport:
-                for number in range(ROUNDS):
-                    for other in others:
-                        sent = tensors(stage, other, number)
-                        transport.send(
-                            other, InputMessage(task(stage * 10 + number, other), (), sent)
-                        )
-                for _ in range(ROUNDS * len(others)):
-                    message = transport.receive(60.0)
-                    assert message is not None, "nothing arrived"
-                    sender, number = divmod(message.task.sequence_id, 10)
-                    check(message.tensors, tensors(sender, stage, number))
-                pipe.send_bytes(b"")
-                pipe.recv_bytes()  # nobody leaves before all have received
-    except BaseException:
-        pipe.send_bytes(traceback.format_exc().encode())
-
-
-def check(found, expected):
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected, strict=True):
-        assert (one is None) == (other is None)
-        if other is not None:
-            assert bits(one) == bits(other) and one.stride() == other.stride()
-            assert one.requires_grad == other.requires_grad
+def open_transport(stage, endpoints, stack):
+    nccl_path.BACKEND = "gloo"
+    inner = ZmqTransport(stage, endpoints, stack.enter_context(Wakeup()))
+    return NcclTransport(inner, Pairs(stage, STAGES, CPU, endpoints.directory, 60.0))
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_every_stage_sends_to_every_other_at_once(tmp_path):
-    pipes, processes = [], []
-    for stage in range(STAGES):
-        ours, theirs = FORK.Pipe()
-        process = FORK.Process(target=stage_main, args=(stage, tmp_path, theirs))
-        process.start()
-        pipes.append(ours)
-        processes.append(process)
-    try:
-        for stage, pipe in enumerate(pipes):
-            assert pipe.poll(60), f"stage {stage} says nothing"
-            assert pipe.recv_bytes().decode() == ""
-        for pipe in pipes:
-            pipe.send_bytes(b"")
-        for process in processes:
-            process.join(30)
-            assert process.exitcode == 0
-    finally:
-        for process in processes:
-            process.kill()
-            process.join()
-            process.close()
+    run(tmp_path, open_transport)
 
 
 def test_pairs_are_opened_in_one_order_by_all():

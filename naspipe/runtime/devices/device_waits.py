@@ -1,0 +1,127 @@
+"""Every wait for a GPU that this program asks for: its name, its reason, and how often it came.
+
+What waits goes through :func:`wait_for` or :func:`on_host`, or says so with :func:`count`. An
+emulated device counts where a GPU would be waited for. Counts are those of the process, which is
+one stage; threads that copy count there, too. Not among them is what torch and CUDA wait for by
+themselves, as when memory runs out.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from enum import Enum
+from typing import NamedTuple
+
+import torch
+
+
+class Reason(NamedTuple):
+    """Why there is a wait, as docs/gpus.md says it."""
+
+    where: str
+    reason: str
+    often: str
+
+
+class Wait(Enum):
+    """Names of waits; manifests and docs/gpus.md have them in small letters."""
+
+    BLOCK = Reason("`Placement.finish_block`", "times are the device's", "once per block")
+    SEND = Reason(
+        "`Staging.wait`",
+        "what another stage is sent lies in host memory",
+        "once per message with tensors",
+    )
+    COPY = Reason(
+        "the device, on the copies' threads",
+        "a layer is reported when it is there",
+        "once per load or save",
+    )
+    FIELD = Reason(
+        "`Placement.to_device`", "a batch is not in pinned memory", "once per field of a batch"
+    )
+    LAYER = Reason(
+        "`StoredLayer.move`",
+        "a layer is made in host memory",
+        "once per layer that stays on the GPU",
+    )
+    HANDED_OVER = Reason(
+        "`decode_into`",
+        "a layer from another stage is put in its place",
+        "per tensor of a layer that stays on the GPU",
+    )
+    BUFFER = Reason(
+        "`Segment.forward`",
+        "whether a forward wrote a buffer; not for batch norm under the rule `exact`",
+        "per other buffer",
+    )
+    FINITE = Reason(
+        "`first_gradient`",
+        "whether a loss is finite; not with `nonfinite=keep`",
+        "once per loss",
+    )
+    LOSS = Reason("`StageFiles.result`", "a loss is told and recorded", "once per loss")
+    METRIC = Reason(
+        "`StageFiles.result`", "a metric is told and recorded", "once per loss and metric"
+    )
+    NORM = Reason(
+        "`NormExchange`", "other stages are told norms of gradients", "once per step that clips"
+    )
+    CAPTURE = Reason(
+        "`Lease.keep`",
+        "a checkpoint's copy lies in host memory",
+        "once per kind of tensors of a layer",
+    )
+    DIGEST = Reason(
+        "`StoredLayer.digest`", "a layer's bytes are hashed, with `digests`", "per tensor"
+    )
+    TRUST = Reason(
+        "`LARS`", "a layer's rate follows from two norms", "twice per matrix, in the WRITE"
+    )
+    SCORE = Reason(
+        "`batch_sums`", "a subnet is judged by numbers", "four times at most per batch, in searches"
+    )
+    CLOCK = Reason("`CudaClock`", "what a block costs", "in the profile alone")
+    RING = Reason(
+        "`DeviceRings`",
+        "what another stage is told of lies in the ring",
+        "once per message with tensors, with CUDA IPC",
+    )
+    OPENING = Reason("`Pairs`", "NCCL's communicators are open", "once per run, with NCCL")
+
+
+_counts: Counter[Wait] = Counter()
+_lock = threading.Lock()
+
+
+def begin() -> None:
+    """A stage begins in this process: count from zero."""
+    with _lock:
+        _counts.clear()
+
+
+def count(why: Wait) -> None:
+    """A device is waited for; from any thread."""
+    with _lock:
+        _counts[why] += 1
+
+
+def per_block(blocks: int) -> dict[str, float]:
+    """Of each wait that came since :func:`begin`, how often it came for one block."""
+    with _lock:
+        return {why.name.lower(): _counts[why] / max(1, blocks) for why in Wait if _counts[why]}
+
+
+def wait_for(queued: torch.cuda.Stream | torch.cuda.Event, why: Wait) -> None:
+    """Wait until all that a queue holds, or all before an event, is done."""
+    count(why)
+    queued.synchronize()
+
+
+def on_host(tensor: torch.Tensor, why: Wait) -> torch.Tensor:
+    """The tensor in host memory: itself, or a copy that the device is waited for."""
+    if tensor.is_cpu:
+        return tensor
+    count(why)
+    return tensor.cpu()
