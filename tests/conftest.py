@@ -7,6 +7,7 @@ import signal
 from functools import partial
 
 import pytest
+import torch
 from hypothesis import settings
 
 from naspipe.frontend.given import run_plan as plan
@@ -27,6 +28,12 @@ def pytest_configure(config):
         config.pluginmanager.register(stand_in.Watcher())
     if "PYTEST_XDIST_WORKER" in os.environ:
         config.pluginmanager.register(Alone())
+
+
+@pytest.fixture
+def computes_here(monkeypatch):
+    """A single stage trains in this process, beside a stand-in too: for tests that look inside."""
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_, **__: None)
 
 
 @pytest.fixture(autouse=True, scope="session")

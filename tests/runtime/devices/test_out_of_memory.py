@@ -135,7 +135,7 @@ def test_a_run_with_the_stated_budget_goes_through(tmp_path, limited, stages):
     ]
 
 
-def test_a_failing_write_is_no_second_try(tmp_path, monkeypatch):
+def test_a_failing_write_is_no_second_try(tmp_path, monkeypatch, computes_here):
     """A step half taken cannot be taken again: the first shortage ends the run."""
     calls = []
 
