@@ -2,6 +2,7 @@
 
 With --groups the runs are on groups of stages, and every life has others: 4, 2, 1, 3. With
 --blockwise they are blockwise distillations, and every life has other stages and another placement.
+With --rings their activations go through shared memory, and stages are killed on that way.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from naspipe.trace.reading.compare import compare_runs  # noqa: E402
-from tests.faults import block_storm, storm  # noqa: E402
+from tests.faults import block_storm, ring_storm, storm  # noqa: E402
 
 
 def verdict(whole: Path, path: Path) -> str:
@@ -56,6 +57,10 @@ KINDS = {
         block_storm.draw_case, block_storm.reference, block_storm.run_case, block_storm.verdict,
         50, "blockwise_storm.json",
     ),
+    "rings": Kind(
+        ring_storm.draw_case, ring_storm.reference, ring_storm.run_case, verdict, 50,
+        "ring_storm.json",
+    ),
 }  # fmt: skip
 
 
@@ -63,12 +68,14 @@ def main() -> int:
     """Run the cases of a range of seeds; the exit status is 1 when one differs or did not end."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--count", type=int, help="200, or 50 with --groups or --blockwise")
+    parser.add_argument("--count", type=int, help="200, or 50 of any other kind")
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--groups", dest="kind", action="store_const", const="groups", default="",
                        help="runs on groups")  # fmt: skip
     kinds.add_argument("--blockwise", dest="kind", action="store_const", const="blockwise",
                        help="blockwise distillations")  # fmt: skip
+    kinds.add_argument("--rings", dest="kind", action="store_const", const="rings",
+                       help="stages whose activations go through shared memory")  # fmt: skip
     parser.add_argument("--output", type=Path, help="in artifacts/faults/")
     parser.add_argument("--matching", default="", help="text that a case's name must have")
     parser.add_argument("--also", type=Path, nargs="*", default=[], help="results to put first")

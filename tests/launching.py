@@ -27,6 +27,7 @@ LAUNCHING = (
     "export/test_onnx.py",
     "export/test_refusals.py",
     "faults/test_block_storm.py",
+    "faults/test_device_rings.py",
     "faults/test_false_teachers.py",
     "faults/test_hosts.py",
     "faults/test_hosts_blockwise.py",

@@ -9,6 +9,7 @@ import random
 import signal
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import naspipe
@@ -28,6 +29,7 @@ from naspipe.runtime.wire.transport import ZmqTransport
 from naspipe.trace.snapshots import checkpoints
 from tests.equivalence import spaces
 from tests.faults.helpers import Calm, train
+from tests.faults.ring_points import RING_POINTS, before
 
 _FORK = multiprocessing.get_context("fork")
 LIFE_SECONDS = 400.0
@@ -82,6 +84,8 @@ class Case:
     """Whether the launcher goes on by itself, instead of a new one that resumes."""
     groups: tuple[int, ...] = ()
     """Of each life; none for steps of one pass."""
+    rows: int = 12
+    """Of a batch; 1024 of them make activations that go through shared memory."""
 
     def __str__(self) -> str:
         how = "restarts by itself" if self.restarts else "is resumed"
@@ -141,18 +145,6 @@ class Killer:
         time.sleep(30)  # the launcher's death ends this process, too
 
 
-def before(owner, name, killer, when=lambda *args: True):
-    """Let the killer look before each call of a method."""
-    method = getattr(owner, name)
-
-    def call(self, *args, **kw):
-        if when(*args):
-            killer()
-        return method(self, *args, **kw)
-
-    setattr(owner, name, call)
-
-
 def inject(case: Case, killer: Killer) -> None:
     """Patch this process, and so the stages it forks."""
     match case.point:
@@ -190,6 +182,8 @@ def inject(case: Case, killer: Killer) -> None:
             before(StageUpdates, "join", killer)
         case "copy":
             before(StoredLayer, "copied", killer)
+        case _:
+            RING_POINTS[case.point](killer)
 
 
 def restless(subnets, is_shared, costs, num_stages):
@@ -243,7 +237,7 @@ def live(case: Case, path: Path, marker: Path, number: int, steps: int) -> None:
         execution["max_restarts"] = RESTARTS
     try:
         train(
-            path, Calm(spaces.vectors), steps=steps, stages=case.stages, resume=resume,
+            path, data_of(case), steps=steps, stages=case.stages, resume=resume,
             execution=execution, observer=Recorder(marker.with_suffix(".losses")),
             recipe=recipe_of(case),
         )  # fmt: skip
@@ -271,6 +265,10 @@ def run_case(case: Case, scratch: Path, steps: int = 24) -> dict:
     return {"case": str(case), "ends": ends, **found(marker, num_losses, time.time())}
 
 
+def data_of(case: Case | None) -> Calm:
+    return Calm(partial(spaces.vectors, rows=case.rows) if case else spaces.vectors)
+
+
 def recipe_of(case: Case) -> dict | None:
     return {"passes": f"accumulate:{PASSES}", "clip_global_norm": 1.0} if case.groups else None
 
@@ -292,5 +290,5 @@ def found(marker: Path, num_losses: int, end: float) -> dict:
 def reference(scratch: Path, steps: int = 24, case: Case | None = None) -> Path:
     """The undisturbed run; of a case, that of its recipe."""
     recipe = recipe_of(case) if case else None
-    run = train(scratch / "whole", Calm(spaces.vectors), steps=steps, recipe=recipe)
+    run = train(scratch / "whole", data_of(case), steps=steps, recipe=recipe)
     return run.directory.path

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from naspipe.trace.reading.compare import compare_runs
+from tests.faults import ring_storm
 from tests.faults.storm import (
     GROUP_POINTS,
     POINTS,
@@ -68,7 +69,27 @@ def test_a_killed_run_on_groups_ends_with_the_same_bits(tmp_path, whole_of_passe
     assert comparison.is_identical, f"{case}: {comparison}"
 
 
+RING_CASES = [
+    Case("bytes", "stage 0", 2, "plain", 9, restarts=True, rows=ring_storm.ROWS),
+    Case("read", "stage 1", 3, "mirrored", 7, rows=ring_storm.ROWS),
+]
+
+
+@pytest.fixture(scope="module")
+def whole_of_rings(tmp_path_factory):
+    return ring_storm.reference(tmp_path_factory.mktemp("rings"))
+
+
+@pytest.mark.parametrize("case", RING_CASES, ids=str)
+def test_a_stage_killed_at_shared_memory_leaves_nothing_there(tmp_path, whole_of_rings, case):
+    done = ring_storm.run_case(case, tmp_path)
+    assert done["hit"] and done["ends"][-1] == 0
+    (comparison,) = compare_runs([whole_of_rings, tmp_path / "run"])
+    assert comparison.is_identical, f"{case}: {comparison}"
+
+
 def test_seeds_name_every_point():
     assert {draw_case(seed).point for seed in range(20)} == set(POINTS)
     assert draw_case(7) == draw_case(7)
     assert {draw_group_case(seed).point for seed in range(20)} == set(GROUP_POINTS)
+    assert {ring_storm.draw_case(seed).point for seed in range(20)} == set(ring_storm.POINTS)

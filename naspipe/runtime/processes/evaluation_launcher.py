@@ -22,9 +22,19 @@ from naspipe.runtime.wire.wakeup import Wakeup
 from naspipe.runtime.worker.stage_main import run_alone
 from naspipe.search.scores import Scores, scores_of
 
+Watch = Callable[[Callable[[], str]], None]
+"""Is given what says what this process is at."""
+
+
+def unwatched(current: Callable[[], str]) -> None:
+    """Nobody wants to know."""
+
 
 def evaluate(
-    job: EvaluationJob, observer: ScoreObserver, score: Callable[[Scores], float]
+    job: EvaluationJob,
+    observer: ScoreObserver,
+    score: Callable[[Scores], float],
+    watch: Watch = unwatched,
 ) -> list[dict[str, Any]]:
     """Judge every subnet that the job's source proposes; returns what each stage measured.
 
@@ -32,6 +42,7 @@ def evaluate(
         job: what is evaluated.
         observer: told of every subnet.
         score: what the source is told of one: more is better.
+        watch: of work in this process; stages in processes of their own are watched here.
 
     Raises:
         StageFailedError: with the first cause, once every stage has ended.
@@ -40,7 +51,7 @@ def evaluate(
     """
     mailboxes = Mailboxes()
     stop = Stop(job.execution.pipeline.stages, mailboxes.send)
-    collector = ScoreCollector(job, observer, score, mailboxes)
+    collector = ScoreCollector(job, observer, score, mailboxes, watch)
     with ExitStack() as stack:
         stack.callback(job.source.close)
         wakeup = stack.enter_context(Wakeup())
@@ -71,12 +82,18 @@ class ScoreCollector(StageReports):
         observer: ScoreObserver,
         score: Callable[[Scores], float],
         mailboxes: Mailboxes,
+        watch: Watch,
     ) -> None:
         super().__init__(job.execution.pipeline.stages)
         self._job = job
         self._observer = observer
         self._score = score
         self._mailboxes = mailboxes
+        self._watch = watch
+
+    def watch(self, current: Callable[[], str]) -> None:
+        """See :class:`naspipe.runtime.wire.ports.Reporter`."""
+        self._watch(current)
 
     def start(self) -> None:
         """Tell the stages of the first subnets."""

@@ -76,7 +76,7 @@ class StageReports:
         """Reports of work on one stage, which come without a socket."""
         self.take(kind, 0, dict(body))
 
-    def watch(self, current: object) -> None:
+    def watch(self, current: Callable[[], str]) -> None:
         """Nothing: work on one stage has nobody beside it to watch it."""
 
 

@@ -5,6 +5,7 @@ The training is not touched: it takes checkpoints, and what is published is judg
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -13,12 +14,15 @@ from typing import Any, NoReturn
 
 import msgpack
 
+from naspipe.core.config import Execution
 from naspipe.core.errors import StageFailedError
 from naspipe.runtime.forking.fork import FORK, end_all, obituary, quiet_fork
 from naspipe.runtime.jobs.job import TrainingJob
+from naspipe.runtime.processes.liveness import Liveness
 from naspipe.runtime.processes.supervisor import raise_failure
 from naspipe.runtime.processes.validation_process import means, validation_main
 from naspipe.runtime.wire.ports import LaunchObserver
+from naspipe.runtime.wire.reports import HEARTBEAT_SECONDS
 from naspipe.runtime.wire.wakeup import Wakeup
 from naspipe.trace.results.validation_file import Judged, Validation, ValidationFile
 from naspipe.trace.snapshots.checkpoints import FINAL, cut_name
@@ -44,6 +48,7 @@ class ValidationLauncher:
         """Of each stream that is validated, the cuts that were asked for, in order."""
         self._process: BaseProcess | None = None
         self._connection: Connection | None = None
+        self._liveness: Liveness | None = None
 
     def __enter__(self) -> ValidationLauncher:
         validations = [stream.validation for stream in self._job.streams]
@@ -72,12 +77,16 @@ class ValidationLauncher:
             target=_main,
             args=(
                 validations,
-                self._job.execution.hardware.device,
+                self._job.execution,
                 self._connection,
                 theirs,
                 gives_way,
             ),
             name="naspipe-validator",
+        )
+        watch = self._job.execution.watch
+        self._liveness = Liveness(
+            [0], time.monotonic(), watch.silence_seconds, watch.timeout_seconds
         )
         with quiet_fork():
             self._process.start()
@@ -128,15 +137,28 @@ class ValidationLauncher:
         left = sum(map(len, self._waiting.values()))
         if left > len(self._files):
             self._observer.on_note(f"trained; {left} checkpoints are left to be judged")
+        look_seconds = min(HEARTBEAT_SECONDS, self._job.execution.watch.silence_seconds / 4)
         while self._connection and any(self._waiting.values()):
             if is_stopped():
                 return False
-            wait([self._connection, wakeup.fileno()])
+            wait([self._connection, wakeup.fileno()], look_seconds)
+            wakeup.clear()
             self.collect()
+            self._check_alive()
         if self._connection and self._process:
             self._connection.send_bytes(msgpack.packb(None))
-            self._process.join()
+            self._process.join(self._job.execution.watch.silence_seconds)
         return True
+
+    def _check_alive(self) -> None:
+        """Stages' rules, for the process that is waited for.
+
+        Raises:
+            StageFailedError: when it is silent or hung.
+        """
+        problem = self._liveness.problem(time.monotonic()) if self._liveness else None
+        if problem is not None and any(self._waiting.values()):
+            raise StageFailedError(0, f"{self._oldest()}, {problem.task}", problem.why)
 
     def _is_due(self, stream: int, cut: int) -> bool:
         known, waiting = self._files[stream].known, self._waiting[stream]
@@ -156,6 +178,10 @@ class ValidationLauncher:
             answer: dict[str, Any] = msgpack.unpackb(connection.recv_bytes())
         except (EOFError, OSError):
             self._is_dead()
+        if "doing" in answer:
+            if self._liveness:
+                self._liveness.hear(0, time.monotonic(), answer["doing"], answer["age"])
+            return
         stream, cut = answer["stream"], answer["cut"]
         self._waiting[stream].remove(cut)
         if failure := answer.get("failure"):
@@ -180,13 +206,16 @@ class ValidationLauncher:
         Raises:
             StageFailedError: always.
         """
-        cut = min(cut for cuts in self._waiting.values() for cut in cuts)
         how = obituary(self._process) if self._process else "its process ended"
-        raise StageFailedError(0, f"the validation at subnet {cut}", how)
+        raise StageFailedError(0, self._oldest(), how)
+
+    def _oldest(self) -> str:
+        cut = min(cut for cuts in self._waiting.values() for cut in cuts)
+        return f"the validation at subnet {cut}"
 
 
 def _main(
-    validations: Any, device: str, parents: Connection, own: Connection, gives_way: bool
+    validations: Any, execution: Execution, parents: Connection, own: Connection, gives_way: bool
 ) -> None:
     parents.close()  # so that the launcher's end is seen
-    validation_main(validations, device, own, gives_way=gives_way)
+    validation_main(validations, execution, own, gives_way=gives_way)

@@ -6,7 +6,7 @@ import math
 import os
 import signal
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import Queue
@@ -25,7 +25,8 @@ from naspipe.runtime.evaluating.evaluation_stage import EvaluationJob
 from naspipe.runtime.forking.own_thread import in_own_thread
 from naspipe.runtime.jobs.evaluation_recipe import EvaluationRecipe
 from naspipe.runtime.jobs.job import ValidationPlan
-from naspipe.runtime.processes.evaluation_launcher import evaluate
+from naspipe.runtime.processes.evaluation_launcher import Watch, evaluate
+from naspipe.runtime.wire.reports import HEARTBEAT_SECONDS, WAITING, AtIt
 from naspipe.runtime.worker.stage_main import failure_report
 from naspipe.search.scores import Scores
 from naspipe.trace.snapshots.snapshot import read_checkpoint
@@ -35,16 +36,17 @@ _LEAST_PRIORITY = 19
 
 def validation_main(
     validations: Sequence[ValidationPlan | None],
-    device: str,
+    execution: Execution,
     connection: Connection,
     *,
     gives_way: bool,
 ) -> None:
     """Answer questions until there are no more: ``[stream, path of a checkpoint, its cut]``.
 
-    With ``gives_way`` it takes the processor's time that nobody else wants. An answer is a map with
-    ``stream``, ``cut`` and one of ``scores`` (a map for each subnet), ``note`` (why there are none)
-    and ``failure`` (as stages report theirs).
+    With ``gives_way`` it takes the processor's time that nobody else wants. Without, somebody waits
+    for it, and is sent heartbeats as stages send them: maps with ``doing`` and ``age``. An answer
+    is a map with ``stream``, ``cut`` and one of ``scores`` (a map for each subnet), ``note`` (why
+    there are none) and ``failure`` (as stages report theirs).
     """
     # The launcher answers signals for all; without it there is nothing to do any more.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -53,15 +55,43 @@ def validation_main(
         os.setpriority(os.PRIO_PROCESS, 0, _LEAST_PRIORITY)
     questions: Queue[Any] = Queue()
     threading.Thread(target=_read, args=(connection, questions), daemon=True).start()
+    voice = _Voice(connection)
+    if not gives_way:
+        threading.Thread(target=voice.beat, daemon=True).start()
     while (question := questions.get()) is not None:
         stream, path, cut = question
         validation = validations[stream]
         answer = (
-            _answer(validation, Path(path), cut, device)
+            _answer(validation, Path(path), cut, execution, voice.watch)
             if validation
             else {"note": "not asked for"}
         )
-        connection.send_bytes(msgpack.packb({"stream": stream, "cut": cut, **answer}))
+        voice.watch(lambda: WAITING)
+        voice.say({"stream": stream, "cut": cut, **answer})
+
+
+class _Voice:
+    """What the process says to the launcher, from two threads."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._current: Callable[[], str] = lambda: WAITING
+
+    def watch(self, current: Callable[[], str]) -> None:
+        """This says from now on what the process is at."""
+        self._current = current
+
+    def say(self, body: Mapping[str, Any]) -> None:
+        """Send one message; the process ends when the launcher has ended."""
+        with self._lock:
+            self._connection.send_bytes(msgpack.packb(body))
+
+    def beat(self) -> None:
+        """Give signs of life, without an end."""
+        at_it, never = AtIt(), threading.Event()
+        while not never.wait(HEARTBEAT_SECONDS):
+            self.say(at_it.look(self._current()))
 
 
 def _read(connection: Connection, questions: Queue[Any]) -> None:
@@ -76,10 +106,14 @@ def _read(connection: Connection, questions: Queue[Any]) -> None:
             return
 
 
-def _answer(validation: ValidationPlan, path: Path, cut: int, device: str) -> dict[str, Any]:
+def _answer(
+    validation: ValidationPlan, path: Path, cut: int, execution: Execution, watch: Watch
+) -> dict[str, Any]:
+    watch(lambda: "reading the checkpoint")
     try:
         threads = validation.evaluation.workload.definition.recipe.threads
-        return {"scores": in_own_thread(threads, lambda: judge(validation, path, device))}
+        found = in_own_thread(threads, lambda: judge(validation, path, execution, watch))
+        return {"scores": found}
     except LogError as error:
         return {"note": str(error)}
     except StageFailedError as error:
@@ -89,8 +123,16 @@ def _answer(validation: ValidationPlan, path: Path, cut: int, device: str) -> di
         return {"failure": failure_report(f"the validation at subnet {cut}", error)}
 
 
-def judge(validation: ValidationPlan, path: Path, device: str = "cpu") -> list[dict[str, float]]:
+def judge(
+    validation: ValidationPlan, path: Path, execution: Execution, watch: Watch
+) -> list[dict[str, float]]:
     """The scores of each subnet with the weights of a checkpoint.
+
+    Args:
+        validation: what is judged, and on what.
+        path: of the checkpoint.
+        execution: the run's; how it computes, and how long anything may take.
+        watch: given what says what is being done.
 
     Raises:
         LogError: when the checkpoint is damaged.
@@ -104,11 +146,17 @@ def judge(validation: ValidationPlan, path: Path, device: str = "cpu") -> list[d
         evaluation=evaluation_of(evaluation, read_checkpoint(path)),
         source=source,
         budget=count,
-        execution=Execution(device=device, window=count),
+        execution=Execution(device=execution.hardware.device, window=count, watch=execution.watch),
     )
+<<<<<<< HEAD
     evaluate(job, sheet, lambda scores: 0.0)
     target = "target" if evaluation.probe else evaluation.workload.target_field
     is_text = evaluation.held_out(evaluation.workload.definition.seed, 0)[target].dim() > 1
+=======
+    watch(lambda: WAITING)  # for a stage that is watched here, unless it is this process
+    evaluate(job, sheet, lambda scores: 0.0, watch)
+    is_text = evaluation.held_out(evaluation.workload.definition.seed, 0)["target"].dim() > 1
+>>>>>>> gpu2
     return [_named(sheet.scores[number], is_text) for number in range(count)]
 
 

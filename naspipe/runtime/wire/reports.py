@@ -56,6 +56,20 @@ class NotesToStderr(SilentObserver):
         print(f"naspipe: {text}", file=sys.stderr, flush=True)
 
 
+class AtIt:
+    """Remembers since when a process has been at the same thing."""
+
+    def __init__(self) -> None:
+        self._doing, self._since = "", time.monotonic()
+
+    def look(self, doing: str) -> dict[str, Any]:
+        """What a heartbeat says: what it is at now, and for how many seconds."""
+        now = time.monotonic()
+        if doing != self._doing:
+            self._doing, self._since = doing, now
+        return {"doing": doing, "age": now - self._since}
+
+
 class ZmqReporter:
     """Reports over a socket to the launcher's process; a context manager.
 
@@ -89,14 +103,11 @@ class ZmqReporter:
         self._current = current
 
     def _beat(self) -> None:
-        doing, since = "", time.monotonic()
+        at_it = AtIt()
         with self._connect() as outbox:
             outbox.linger = 0  # who has left wants no more of them, and the stage may end
             while not self._is_over.wait(HEARTBEAT_SECONDS):
-                now, current = time.monotonic(), self._current()
-                if current != doing:
-                    doing, since = current, now
-                body = {"doing": doing, "age": now - since}
+                body = at_it.look(self._current())
                 outbox.send(msgpack.packb(["beat", int(self._worker), body]))
 
     def _connect(self) -> zmq.Socket[Any]:

@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import signal
+import time
 
 import pytest
 from torch import nn
@@ -157,6 +158,30 @@ def test_what_goes_wrong_ends_the_run(tmp_path):
         train(tmp_path / "raises", held=broken)
     with pytest.raises(npp.StageFailedError, match=r"validation at subnet 8\n.*signal 9"):
         train(tmp_path / "dies", held=killed, stages=2)
+
+
+@pytest.mark.parametrize(
+    ("how", "limit", "said"),
+    [
+        (lambda: time.sleep(60), "timeout_seconds", r"block 0 .*\nit has been at this for . s"),
+        (lambda: os.kill(os.getpid(), signal.SIGSTOP), "silence_seconds",
+         r"\nit has given no sign of life for . s"),
+    ],
+)  # fmt: skip
+def test_a_validation_that_never_ends_is_given_up(tmp_path, how, limit, said):
+    """It is at the final checkpoint, for which the launcher waits."""
+
+    def hangs(seed, number):
+        if os.getpid() != LAUNCHER and os.getpriority(os.PRIO_PROCESS, 0) == 0:
+            how()
+        return held_out(spaces.vectors)(seed, number)
+
+    start = time.monotonic()
+    with pytest.raises(
+        npp.StageFailedError, match=r"in the validation at subnet [0-9]+, .*" + said
+    ):
+        train(tmp_path / "run", held=hangs, execution={limit: 1.5})
+    assert time.monotonic() - start < 30
 
 
 @pytest.mark.parametrize(
