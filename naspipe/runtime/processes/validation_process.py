@@ -148,15 +148,10 @@ def judge(
         budget=count,
         execution=Execution(device=execution.hardware.device, window=count, watch=execution.watch),
     )
-<<<<<<< HEAD
-    evaluate(job, sheet, lambda scores: 0.0)
-    target = "target" if evaluation.probe else evaluation.workload.target_field
-    is_text = evaluation.held_out(evaluation.workload.definition.seed, 0)[target].dim() > 1
-=======
     watch(lambda: WAITING)  # for a stage that is watched here, unless it is this process
     evaluate(job, sheet, lambda scores: 0.0, watch)
-    is_text = evaluation.held_out(evaluation.workload.definition.seed, 0)["target"].dim() > 1
->>>>>>> gpu2
+    target = "target" if evaluation.probe else evaluation.workload.target_field
+    is_text = evaluation.held_out(evaluation.workload.definition.seed, 0)[target].dim() > 1
     return [_named(sheet.scores[number], is_text) for number in range(count)]
 
 
