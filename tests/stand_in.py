@@ -1,8 +1,9 @@
-"""Half of the suite runs beside an accelerator that is not there, and watches what launchers do.
+"""Tests beside an accelerator that is not there, which watch what launchers do.
 
-Every second worker of pytest shows torch the stand-in of :mod:`tests.accelerator`; NASPIPE_STAND_IN
-says ``always`` or ``never``. There a test fails in which the frontend or a command computes in the
-launcher's own process, or asks for the accelerator: on a machine with a GPU that spoils its forks.
+NASPIPE_STAND_IN=always shows torch the stand-in of :mod:`tests.accelerator` before any test. Then a
+test fails in which the frontend or a command computes in the launcher's own process, or asks for
+the accelerator: on a machine with a GPU that spoils its forks. ./run_tests.sh has a part that runs
+so. Any test may start processes there, since what computes is forked.
 
 Tests may compute: a first backward before the stand-in is shown starts no thread for it. Those that
 look inside a run on one stage hide the stand-in from naspipe (the fixture ``computes_here``).
@@ -32,9 +33,7 @@ LAUNCHERS = tuple(f"{_PACKAGE / room}{os.sep}" for room in ("frontend", "cli"))
 
 def is_wanted() -> bool:
     """Whether this process is to run beside the stand-in."""
-    setting = os.environ.get(SETTING, "")
-    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
-    return setting == "always" or (setting != "never" and int(worker) % 2 == 1)
+    return os.environ.get(SETTING, "") == "always"
 
 
 def launcher_of(frame: FrameType | None) -> str:

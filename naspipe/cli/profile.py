@@ -110,6 +110,7 @@ def _costs(
     """The costs, and where they are from or went to."""
     from naspipe.core.user_code import users_code
     from naspipe.runtime.devices.determinism import deterministic_torch
+    from naspipe.runtime.forking.fitness import may_compute_here
     from naspipe.runtime.measuring.probes import ProbeError
     from naspipe.runtime.measuring.profile_apart import profile_apart
     from naspipe.runtime.measuring.profiler import profile
@@ -118,7 +119,7 @@ def _costs(
     kept = None if is_fresh else cache.read()
     if kept is not None:
         return kept, _READ
-    if execution.hardware.device != "cpu":
+    if not may_compute_here(execution.hardware.device):
         device = first_gpu(execution.hardware.device)
         costs = profile_apart(workload, execution.watch.timeout_seconds, device)
     else:

@@ -6,6 +6,7 @@ import ctypes
 import errno
 import os
 import signal
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -113,10 +114,8 @@ def stage_main(
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     read_end, write_end = lifeline
     os.close(write_end)
-    say: Callable[[], None] = _nothing
-    if launcher_is_elsewhere:
-        _wake_with_parents_end()
-        say = partial(_last_words, worker, endpoints)
+    _wake_with_parents_end()
+    say = partial(_last_words, worker, endpoints) if launcher_is_elsewhere else _nothing
     threading.Thread(target=_end_with_parent, args=(read_end, say), daemon=True).start()
     with ZmqReporter(worker, endpoints) as reporter:
         reporter.watch(lambda: WAITING)
@@ -148,4 +147,5 @@ def _last_words(worker: WorkerId, endpoints: Endpoints) -> None:
 def _wake_with_parents_end() -> None:
     """Have the kernel continue this process when its parent ends: one that was stopped, too."""
     set_parent_death_signal = 1
-    ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGCONT))
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGCONT))
