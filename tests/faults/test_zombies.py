@@ -6,9 +6,13 @@ import json
 import multiprocessing
 import os
 import signal
+import sys
 import time
 
+import pytest
+
 from naspipe.runtime.processes.claim import Claim, end_processes, record_processes
+from naspipe.runtime.worker import stage_main
 from naspipe.trace.reading.compare import compare_runs
 from tests.faults.helpers import train
 from tests.faults.small_space import batches
@@ -21,8 +25,8 @@ def life(path, resume=False):
     return train(path, batches, steps=60, stages=2, resume=resume)
 
 
-def test_a_stopped_stage_of_an_earlier_life_is_ended(tmp_path):
-    path = tmp_path / "run"
+def run_and_stop_a_stage(path):
+    """A run of two stages, the first of them stopped, its launcher killed; the stages' numbers."""
     launcher = _FORK.Process(target=life, args=(path,))
     launcher.start()
     losses = path / "losses.jsonl"
@@ -32,6 +36,20 @@ def test_a_stopped_stage_of_an_earlier_life_is_ended(tmp_path):
     launcher.kill()
     launcher.join()
     wait_until(lambda: not is_running(pids[1]), 10)
+    return pids
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other kernels do not tell a stopped process")
+def test_a_stopped_stage_wakes_and_ends_with_its_launcher(tmp_path):
+    stopped, _ = run_and_stop_a_stage(tmp_path / "run")
+    wait_until(lambda: not is_running(stopped), 10)
+
+
+def test_a_stopped_stage_of_an_earlier_life_is_ended(tmp_path, monkeypatch):
+    """One that nobody woke: some kernels do not, and a debugger holds a process, too."""
+    monkeypatch.setattr(stage_main, "_wake_with_parents_end", lambda: None)
+    path = tmp_path / "run"
+    pids = run_and_stop_a_stage(path)
     assert is_running(pids[0]), "it cannot have noticed"
     before = (path / "access" / "stage-0.msgpack").read_bytes()
     found = life(path, resume=True)
