@@ -42,6 +42,8 @@ LAUNCHING = (
     "frontend/*test_recording.py",
     "frontend/*test_checked_runs.py",
     "frontend/*test_space_check.py",
+    "frontend/*test_slow_starts.py",
+    "frontend/test_light_imports.py",
     "frontend/test_log_and_compare.py",
     "frontend/test_readme.py",
     "frontend/test_without_extras.py",

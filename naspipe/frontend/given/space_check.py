@@ -40,6 +40,7 @@ def check_spaces(
     subnets: Sequence[Sequence[Subnet]],
     taps: Sequence[Tap],
     device: str,
+    say: Callable[[str], None] = lambda _: None,
 ) -> list[str]:
     """Every candidate must take what any candidate before it returns, and the loss what comes out.
 
@@ -53,6 +54,7 @@ def check_spaces(
         subnets: of each stream; they matter where a file lists them.
         taps: between the streams.
         device: where layers compute in the run; ``cpu``, ``cuda`` or ``cuda:N``.
+        say: told in a line what is waited for, where it takes more than a second.
 
     Returns:
         Notes, a line each.
@@ -73,17 +75,18 @@ def check_spaces(
         known.add(key)
         batch = workload.data(workload.definition.seed, 0)
         look = _Look(workload, batch, drawn, has_plain_loss=not ends, is_here=device == "cpu")
-        notes += _looked(look)
+        notes += _looked(look, say)
     return notes
 
 
-def _looked(look: _Look) -> list[str]:
+def _looked(look: _Look, say: Callable[[str], None]) -> list[str]:
     """Notes; what cannot be looked at is left alone: if anything is wrong, the run says what."""
     what = f"space {look.workload.space.name}"
     if current_process().daemon:
         return []  # which may have no processes of its own
     with suppress(StageFailedError, TransportError, OSError):
-        found = done_apart(look.follow, what, FOLLOWING_SECONDS)
+        slow = f"following shapes through the candidates of {what}"
+        found = done_apart(look.follow, what, FOLLOWING_SECONDS, lambda: say(slow))
         if suspected := found["suspected"]:
             done_apart(lambda go_on: look.compute(suspected, go_on), what, TRYING_SECONDS)
         return list(found["notes"])
