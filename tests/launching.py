@@ -25,6 +25,7 @@ LAUNCHING = (
     "export/test_export.py",
     "export/test_nni_export.py",
     "export/test_onnx.py",
+    "export/test_own_source.py",
     "export/test_refusals.py",
     "faults/test_block_storm.py",
     "faults/test_device_rings.py",

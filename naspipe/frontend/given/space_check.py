@@ -17,6 +17,7 @@ from naspipe.core.errors import NaspipeError, StageFailedError, TransportError
 from naspipe.core.space import Space
 from naspipe.core.subnet import Subnet
 from naspipe.core.wiring import Tap, TapRole
+from naspipe.frontend.given.export_notes import export_note
 from naspipe.runtime.devices.determinism import deterministic_torch
 from naspipe.runtime.forking.apart import done_apart
 from naspipe.runtime.forking.own_thread import in_own_thread
@@ -111,8 +112,9 @@ class _Look:
             layers = SketchedLayers(self.workload.space)
             suspected = islice(self._suspected(layers), MOST_TRIED)
             tries = [self._told(each, layers) for each in suspected]
-            note = alike_note(self.workload.space, layers)
-            return {"suspected": tries, "notes": [note] if note else []}
+            space = self.workload.space
+            notes = filter(None, (alike_note(space, layers), export_note(space, layers)))
+            return {"suspected": tries, "notes": list(notes)}
 
     def compute(
         self, suspected: Sequence[Mapping[str, Any]], go_on: Callable[[], None]
