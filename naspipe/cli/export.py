@@ -29,7 +29,8 @@ examples:
 A blockwise distillation has a path for each block: choices with ; between blocks, or best, the best
 of its newest ratings.
 
-A space of your own must be importable where the subnet is loaded, as its layers are your classes.
+Classes of your own are copied into model.py, so neither naspipe nor your package is needed where
+the subnet is loaded. What cannot be copied is imported there, and a line says from where.
 """
 
 

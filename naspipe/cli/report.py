@@ -1,7 +1,7 @@
 """Write one HTML page that shows what runs did: timeline, waits, losses, access order, balance.
 
-The page needs no network and no server: open it in any browser. A trace of each run's timeline
-for https://ui.perfetto.dev is left beside its logs, as trace.json. Of a run on groups the page
+The page needs no network and no server: open it in any browser. With --trace, each run's timeline
+for https://ui.perfetto.dev is left beside its logs, too, as trace.json. Of a run on groups the page
 shows when each sum of gradients went from group to group, and a line says what stages waited.
 Teachers that came and went (--labels service) are bars above the timeline, with what each did.
 """
@@ -19,6 +19,7 @@ _EXAMPLE = """\
 examples:
   naspipe report runs/two                        writes runs/two/report.html
   naspipe report runs/one runs/two -o both.html  compares runs: the tables side by side
+  naspipe report runs/two --trace                writes runs/two/trace.json, too
 
 Runs that failed or still go on are reported as far as they came.
 """
@@ -36,12 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the page; default: report.html in the first RUN. A file of that name is replaced",
     )
     parser.add_argument(
-        "--no-trace", action="store_true", help="do not write trace.json into the run directories"
+        "--trace", action="store_true", help="write trace.json into each run directory, too"
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the page and the traces; prints their paths, and a line on sums between groups."""
+    """Write the page, and traces if asked; print their paths, and a line on sums of groups."""
     from naspipe.report.chrome_trace import write_chrome_trace
     from naspipe.report.page import write_page
     from naspipe.report.recorded import read_run
@@ -61,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         write_page(output, title, tables)
         print(output)
-        for each in recorded if not arguments.no_trace else ():
+        for each in recorded if arguments.trace else ():
             write_chrome_trace(each.path / "trace.json", each)
             print(each.path / "trace.json")
         for line in filter(None, map(reduction_line, tables)):
@@ -69,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise ConfigError(
             f"cannot write {error.filename or output}: {error.strerror}; choose another place "
-            f"with -o, or leave the traces out with --no-trace"
+            f"with -o{', or leave out --trace' if arguments.trace else ''}"
         ) from error
     return 0
 

@@ -18,6 +18,8 @@ _NASPIPE = str(Path(__file__).parent.parent)
 _LIBRARIES = tuple(
     sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
+_INSTALLED = {"site-packages", "dist-packages"}
+_NOT_THE_USERS = ("naspipe", "search_spaces", "torch", "nni")
 _TORCH = tuple(f"{folder}/torch/" for folder in _LIBRARIES)
 
 
@@ -99,6 +101,29 @@ def check_factories(where: str, candidates: Sequence[Any]) -> None:
                 f"{where}: expected candidate {number} to be a factory, found "
                 f"{'the module' if is_module else 'a value of type'} {kind}; {todo}"
             )
+
+
+def is_users_module(name: str) -> bool:
+    """Whether a module is the user's own: neither naspipe's, nor a library's, nor Python's."""
+    if name == "__main__":
+        return True
+    if name.split(".")[0] in _NOT_THE_USERS:
+        return False
+    file = getattr(sys.modules.get(name), "__file__", None) or ""
+    is_installed = file.startswith((*_LIBRARIES, _NASPIPE)) or _INSTALLED & set(Path(file).parts)
+    return bool(file) and not is_installed
+
+
+def why_no_source(kind: Any) -> str:
+    """Why a user's class or function has no source that can be copied; nothing where it has."""
+    module = kind.__module__
+    if not is_users_module(module):
+        return ""
+    if "<locals>" in kind.__qualname__:
+        return "is defined inside a function"
+    if not getattr(sys.modules.get(module), "__file__", None):
+        return "is defined in a notebook or at a prompt"
+    return ""
 
 
 def import_attribute(name: str) -> Any:

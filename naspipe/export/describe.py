@@ -23,6 +23,9 @@ ClassName = Callable[[nn.Module], str]
 IsRead = Callable[[nn.Module, str], bool]
 """Whether a module's forward may read an attribute; others need no form."""
 
+Reference = Callable[[Any], str]
+"""What the description calls a function or class that a module holds; nothing where it cannot."""
+
 
 @dataclass(frozen=True, slots=True)
 class Describer:
@@ -30,6 +33,7 @@ class Describer:
 
     class_name: ClassName
     is_read: IsRead
+    reference: Reference
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     _names: dict[int, str] = field(default_factory=dict)
 
@@ -96,7 +100,7 @@ class Describer:
         if isinstance(value, Mapping):
             pairs = value.items()
             return {"dict": [[self._key(k, where), self._attribute(v, where)] for k, v in pairs]}
-        if name := importable(value):
+        if name := self.reference(value):
             return {"import": name}
         raise ConfigError(
             f"{where}: expected a number, text, list, dict or importable function, found "

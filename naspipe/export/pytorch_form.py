@@ -7,7 +7,9 @@ import importlib.util
 import inspect
 import keyword
 import re
+import sys
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from naspipe.core.errors import ConfigError
+from naspipe.core.user_code import is_users_module, why_no_source
 from naspipe.export import standalone
 from naspipe.export.assembly import ModuleChain
 from naspipe.export.describe import Describer, importable
@@ -40,7 +43,7 @@ def write_pytorch(
         ConfigError: for a layer that has no form as data, with the reason and the place.
     """
     classes = _Classes()
-    describer = Describer(classes.name, classes.is_read)
+    describer = Describer(classes.name, classes.is_read, classes.reference)
     layers = []
     for layer in chain.layers:
         _check_name(layer.name)
@@ -54,12 +57,13 @@ def write_pytorch(
                 "module": describer.module(layer.module, layer.name),
             }
         )
+    needs = sorted(classes.needs | classes.source.needs)
     description = {
         "format": FORMAT,
         "choices": list(chain.choices),
         "calibrated": calibrated,
         "inputs": list(chain.inputs),
-        "needs": sorted(classes.needs),
+        "needs": needs,
         "layers": layers,
     }
     try:
@@ -69,7 +73,7 @@ def write_pytorch(
     save_file(describer.tensors, directory / "model.safetensors")
     write_json(directory / "model.json", description)
     (directory / "model.py").write_text(_file(classes, note), "utf-8")
-    return tuple(sorted(classes.needs))
+    return tuple(needs)
 
 
 def load_pytorch(directory: Path) -> nn.Module:
@@ -93,31 +97,57 @@ class _Classes:
     def __init__(self) -> None:
         self.source = SourceFile()
         self.written: dict[str, None] = {}
+        self.kinds: set[type] = set()
         self.needs: set[str] = set()
-        self.layer = ""
+        self.layer = self.failed = ""
 
     def name(self, module: nn.Module) -> str:
         kind = type(module)
         if isinstance(module, fx.GraphModule):
             return self._written(self._traced(module))
         kind = getattr(kind, "_bound_type", None) or kind  # NNI's Mutable form of a torch class
-        if kind.__module__.split(".")[0] != "torch" and is_written_out(kind):
-            before = copy.deepcopy(self.source)
-            try:
-                return self._written(self.source.add(kind))
-            except ConfigError:
-                self.source = before
-                if kind.__module__.split(".")[0] == "search_spaces":
-                    raise
+        if is_written_out(kind) and (name := self._source_of(kind)):
+            self.kinds |= {kind, type(module)}
+            return self._written(name)
         name = importable(kind)
         if not name or kind.__module__ == "__main__":
+            why = why_no_source(kind) or self.failed
             raise ConfigError(
                 f"layer {self.layer}: expected a class that can be imported, found "
-                f"{kind.__module__}.{kind.__qualname__}; define it at the top of a module"
+                f"{kind.__module__}.{kind.__qualname__}"
+                f"{f', which {why}' if why else ''}; define it at the top of a module"
             )
-        if kind.__module__.split(".")[0] != "torch":
-            self.needs.add(kind.__module__)
+        self._need(kind.__module__)
         return name
+
+    def reference(self, value: Any) -> str:
+        """A function or class that a module holds: written out where it is the user's."""
+        is_own = isinstance(value, type | FunctionType) and is_users_module(value.__module__)
+        if is_own and (name := self._source_of(value)):
+            return name
+        name = importable(value)
+        module = name.partition(":")[0]
+        if module == "__main__":
+            return ""
+        if name:
+            self._need(module)
+        return name
+
+    def _source_of(self, thing: Any) -> str:
+        """The name of what is now written out; nothing where it cannot be."""
+        before = copy.deepcopy(self.source)
+        try:
+            return self.source.add(thing)
+        except ConfigError as error:
+            self.source = before
+            if thing.__module__.split(".")[0] == "search_spaces":
+                raise
+            self.failed = f"cannot be written out: {error}"
+            return ""
+
+    def _need(self, module: str) -> None:
+        if module.split(".")[0] not in ("torch", *sys.stdlib_module_names):
+            self.needs.add(module)
 
     def is_read(self, module: nn.Module, attribute: str) -> bool:
         """All attributes count, but for classes whose whole forward is in the file."""
@@ -127,7 +157,7 @@ class _Classes:
         if attribute in ("trace_args", "trace_kwargs") and hasattr(kind, "_bound_type"):
             return False
         others = [base for base in kind.__mro__[1:] if not is_written_out(base)]
-        if kind.__name__ in self.written and {b.__module__ for b in others} <= _PLAIN_BASES:
+        if kind in self.kinds and {b.__module__ for b in others} <= _PLAIN_BASES:
             return self.source.reads(attribute)
         return True
 

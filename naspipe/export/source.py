@@ -12,15 +12,22 @@ import sys
 from collections.abc import Iterable, Iterator
 from importlib.util import resolve_name
 from textwrap import indent
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from torch import nn
 
 from naspipe.core.errors import ConfigError
+from naspipe.core.user_code import is_users_module, why_no_source
+from naspipe.export import standalone
+from naspipe.export.own_source import attributes_read, early_parts, imports_inside, own_statements
 
 PACKAGES = ("search_spaces", "nni")
-"""Packages whose classes are written out; those of others are imported."""
+"""Packages whose classes are written out, as the user's own are; those of others are imported."""
+
+_ALWAYS_THERE = ("torch", "safetensors", *sys.stdlib_module_names)
+_EVERYWHERE = {"__name__", "__doc__"}
+"""What every file has of its own."""
 
 _BASES = ("MutableModule", "ParametrizedModule", "ModelSpace")
 _ENTRIES = {"forward", "__getitem__", "__len__", "__iter__", "__call__"}
@@ -28,7 +35,11 @@ _ENTRIES = {"forward", "__getitem__", "__len__", "__iter__", "__call__"}
 
 def is_written_out(kind: type) -> bool:
     """Whether a class's source goes into the file."""
-    return kind.__module__.split(".")[0] in PACKAGES
+    return _is_copied(kind.__module__)
+
+
+def _is_copied(module: str) -> bool:
+    return module.split(".")[0] in PACKAGES or is_users_module(module)
 
 
 class _Class:
@@ -65,17 +76,31 @@ class SourceFile:
         self._owners: dict[str, str] = {}
         self._mentioned: set[str] = set()
         """Attributes that the code taken so far mentions, whosoever they are."""
+        self._is_open = False
+        """Whether some of it may read attributes that it does not mention."""
 
-    def add(self, kind: type) -> str:
-        """Take a class in; returns its name in the file.
+    @property
+    def needs(self) -> set[str]:
+        """Packages that the file imports, beside torch, safetensors and Python's own."""
+        lines = self._imports.values()
+        found = {line.split()[1].partition(".")[0] for line in lines}
+        return found.difference(_ALWAYS_THERE)
+
+    def add(self, kind: Any) -> str:
+        """Take a class or a function in; returns its name in the file.
 
         Raises:
             ConfigError: when it cannot be taken out of its module.
         """
-        self._visit(sys.modules[kind.__module__], kind.__name__)
+        module = sys.modules[kind.__module__]
+        if is_users_module(kind.__module__):
+            why = why_no_source(kind)
+            if why or getattr(module, kind.__name__, None) is not kind:
+                raise ConfigError(f"{kind.__qualname__} {why or 'is not at the top of its module'}")
+        self._visit(module, kind.__name__)
         while self._take_methods():
             pass
-        return kind.__name__
+        return str(kind.__name__)
 
     def add_class(self, name: str, body: str, needed: dict[str, Any]) -> str:
         """Take in a class that has no source file, with the names its code needs."""
@@ -88,7 +113,7 @@ class SourceFile:
 
     def reads(self, attribute: str) -> bool:
         """Whether the code, as far as it is taken, mentions an attribute."""
-        return attribute in self._mentioned
+        return self._is_open or attribute in self._mentioned
 
     def text(self) -> str:
         """Imports, then definitions."""
@@ -110,9 +135,15 @@ class SourceFile:
         return taken
 
     def _take(self, module: ModuleType, node: ast.AST, name: str = "") -> None:
-        self._mentioned.update(n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute))
+        if is_users_module(module.__name__):
+            mentioned, is_open = attributes_read(node)
+            self._is_open = self._is_open or is_open
+            self._mentioned |= mentioned
+        else:
+            found = (part for part in ast.walk(node) if isinstance(part, ast.Attribute))
+            self._mentioned.update(part.attr for part in found)
         for needed in _names(node):
-            if needed != name and hasattr(module, needed):
+            if needed not in (name, *_EVERYWHERE) and hasattr(module, needed):
                 self._visit(module, needed)
 
     def _import(self, alias: str, value: Any) -> None:
@@ -121,6 +152,11 @@ class SourceFile:
             line = f"import {name}" if alias == name else f"import {name} as {alias}"
         else:
             line = f"from {value.__module__} import {value.__qualname__} as {alias}"
+        self._import_line(alias, line)
+
+    def _import_line(self, alias: str, line: str) -> None:
+        if alias in self._owners:
+            raise ConfigError(f"{alias} is defined in {self._owners[alias]}; found {line}, too")
         if self._imports.setdefault(alias, line) != line:
             raise ConfigError(f"two things are called {alias}: {self._imports[alias]}; {line}")
 
@@ -132,12 +168,21 @@ class SourceFile:
                     f"with both cannot be exported"
                 )
             return
-        node = _find(module, name)
+        is_users = is_users_module(module.__name__)
+        nodes = own_statements(_tree(module), name) if is_users else []
+        node = nodes[0] if len(nodes) == 1 else _find(module, name)
         value = getattr(module, name, None)
         if isinstance(node, ast.Import | ast.ImportFrom) or node is None:
+            _check_free(name, value, module)
             self._visit_imported(name, node, value, module)
             return
+        if name in self._imports:
+            raise ConfigError(f"{module.__name__} defines {name}, found {self._imports[name]}, too")
+        _check_free(name, value, module)
         self._owners[name] = module.__name__
+        if is_users:
+            self._copy(module, name, nodes)
+            return
         if isinstance(node, ast.ClassDef) and isinstance(value, type) and _is_module(value):
             part = _Class(node, module.__name__)
             for base in part.bases:
@@ -147,8 +192,23 @@ class SourceFile:
         self._take(module, node, name)
         self._defined[name] = ast.unparse(node)
 
+    def _copy(self, module: ModuleType, name: str, nodes: list[ast.stmt]) -> None:
+        """Statements of a user's module as they are: what they need at once stands before them."""
+        if not nodes or any(map(imports_inside, nodes)):
+            raise ConfigError(f"{module.__name__}.{name} cannot be copied alone")
+        for part in (early for node in nodes for early in early_parts(node)):
+            self._take(module, part, name)
+        self._defined[name] = "\n".join(map(ast.unparse, nodes))
+        for node in nodes:
+            self._take(module, node, name)
+
     def _visit_imported(self, name: str, node: Any, value: Any, module: ModuleType) -> None:
         if isinstance(value, ModuleType):
+            if is_users_module(value.__name__):
+                raise ConfigError(
+                    f"{module.__name__} imports {value.__name__} whole; to export it, import what "
+                    f"it needs by name: from {value.__name__} import ..."
+                )
             self._import(name, value)
             return
         if not isinstance(node, ast.ImportFrom):
@@ -156,17 +216,23 @@ class SourceFile:
         package = module.__name__ if hasattr(module, "__path__") else module.__package__
         source = resolve_name("." * node.level + (node.module or ""), package)
         alias = next(a for a in node.names if (a.asname or a.name) == name)
-        if source.split(".")[0] not in PACKAGES:
+        if not _is_copied(source):
             renamed = f" as {alias.asname}" if alias.asname else ""
-            self._imports[name] = f"from {source} import {alias.name}{renamed}"
-        elif alias.asname not in (None, name):
+            self._import_line(name, f"from {source} import {alias.name}{renamed}")
+        elif alias.asname not in (None, alias.name):
             raise ConfigError(f"{module.__name__}.{name} cannot be exported: it is renamed")
         elif isinstance(value, type) and value.__module__.startswith("nni.mutable"):
             self._owners[name] = module.__name__
             self._defined[name] = f'class {name}:\n    """Of NNI\'s spaces: nothing here is one."""'
         else:
-            defined_in = getattr(value, "__module__", None)
+            is_named = isinstance(value, type | FunctionType) and _is_copied(value.__module__)
+            defined_in = value.__module__ if is_named else None
             self._visit(sys.modules[defined_in or source], alias.name)
+
+
+def _check_free(name: str, value: Any, module: ModuleType) -> None:
+    if vars(standalone).get(name, value) is not value:
+        raise ConfigError(f"{module.__name__}.{name}: the file has something of this name")
 
 
 def _without_text(part: ast.stmt) -> ast.stmt:
@@ -180,9 +246,16 @@ def _is_module(kind: type) -> bool:
     return issubclass(kind, nn.Module)
 
 
+def _tree(module: ModuleType) -> ast.Module:
+    try:
+        return ast.parse(inspect.getsource(module))
+    except (OSError, TypeError, SyntaxError) as error:
+        raise ConfigError(f"the source of {module.__name__} cannot be read") from error
+
+
 def _find(module: ModuleType, name: str) -> ast.stmt | None:
     """The statement of a module that binds a name."""
-    for node in _statements(ast.parse(inspect.getsource(module)).body):
+    for node in _statements(_tree(module).body):
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
             return node
         if isinstance(node, ast.Import | ast.ImportFrom):

@@ -84,6 +84,8 @@ def _class(name: str) -> type[nn.Module]:
 
 
 def _imported(name: str) -> Any:
+    if ":" not in name:
+        return globals()[name]  # of this file
     module, _, path = name.partition(":")
     found: Any = importlib.import_module(module)
     for part in path.split("."):

@@ -65,6 +65,10 @@ _OTHERS = {
         "scripts/search_images.py, search_text.py, bench_search.py, bench_validation.py",
         "search, its speed, and what validation beside the training costs",
     ),
+    "startup": (
+        "scripts/bench_startup.py",
+        "what passes from a command's start to the first loss of ten small blocks",
+    ),
     "simulator": (
         "scripts/bench_sim_accuracy.py, bench_simulator.py",
         "simulated against real; its speed",

@@ -35,7 +35,7 @@ def test_a_step_s_subnet(run, tmp_path, capsys):
     assert main(["export", path, "--subnet", "2", "-o", str(tmp_path / "out"), *OWN, *DATA]) == 0
     captured = capsys.readouterr()
     assert captured.out == f"{tmp_path / 'out'}\n"
-    assert "tests.export.own_layers importable" in captured.err
+    assert "importable" not in captured.err
     choices = json.loads((tmp_path / "out/model.json").read_text())["choices"]
     assert tuple(choices) == read_stream(run.directory.stream)[2]
 

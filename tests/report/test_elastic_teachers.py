@@ -138,7 +138,7 @@ def test_in_a_browser(tmp_path: Path) -> None:
     ]).write(tmp_path / "run")  # fmt: skip
     long = [{**each, "time_ns": each["time_ns"] * 100_000} for each in EVENTS]
     write(run, long)
-    assert main(["report", str(run), "--no-trace"]) == 0
+    assert main(["report", str(run)]) == 0
     with Browser(tmp_path / "profile") as browser:
         browser.open(run / "report.html")
         browser.wait_for("typeof naspipe !== 'undefined' && naspipe.isReady")
@@ -161,7 +161,7 @@ def test_in_a_browser(tmp_path: Path) -> None:
             document.getElementById(id).layout.xaxis.range)""")
         assert ranges[0] == ranges[1]
         (run / "teachers-0.jsonl").unlink()
-        assert main(["report", str(run), "--no-trace"]) == 0
+        assert main(["report", str(run)]) == 0
         browser.open(run / "report.html")
         browser.wait_for("typeof naspipe !== 'undefined' && naspipe.isReady")
         for name in ("teachers", "teachers-section"):

@@ -25,10 +25,14 @@ def refusal(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return output.err
 
 
-def test_a_page_and_a_trace_are_written_into_the_run(
+def test_a_page_is_written_into_the_run_and_a_trace_when_it_is_asked_for(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    kept = {path.name for path in run.iterdir()}
     assert main(["report", str(run)]) == 0
+    assert capsys.readouterr().out.split() == [str(run / "report.html")]
+    assert {path.name for path in run.iterdir()} - kept == {"report.html"}
+    assert main(["report", str(run), "--trace"]) == 0
     assert capsys.readouterr().out.split() == [str(run / "report.html"), str(run / "trace.json")]
     assert json.loads((run / "trace.json").read_text())["traceEvents"]
     before = (run / "report.html").read_bytes()
@@ -37,8 +41,7 @@ def test_a_page_and_a_trace_are_written_into_the_run(
 
 
 def test_the_page_names_no_other_file_and_forbids_requests(run: Path) -> None:
-    assert main(["report", str(run), "--no-trace"]) == 0
-    assert not (run / "trace.json").exists()
+    assert main(["report", str(run)]) == 0
     text = (run / "report.html").read_text()
     start = text.index("<script>") + len("<script>")
     own = text[:start] + text[text.index("</script>", start) :]  # all but plotly.js
@@ -52,14 +55,14 @@ def test_several_runs_are_named_from_their_common_folder(
 ) -> None:
     paths = [FakeRun().write(tmp_path / name / "run") for name in ("a", "b")]
     output = tmp_path / "both.html"
-    assert main(["report", *map(str, paths), "-o", str(output)]) == 0
+    assert main(["report", *map(str, paths), "-o", str(output), "--trace"]) == 0
     assert "<h1>toy: a/run, b/run</h1>" in output.read_text()
     assert all((path / "trace.json").exists() for path in paths)
 
 
 def test_a_title_is_text(tmp_path: Path) -> None:
     path = FakeRun().write(tmp_path / "<img onerror=x> & more")
-    assert main(["report", str(path), "--no-trace"]) == 0
+    assert main(["report", str(path)]) == 0
     assert "&lt;img onerror=x> &amp; more" in (path / "report.html").read_text()
 
 

@@ -70,7 +70,7 @@ def test_a_damaged_search_is_named(run: Path) -> None:
 @pytest.mark.skipif(find_chromium() is None, reason="needs chromium on PATH")
 def test_in_a_browser(run: Path, tmp_path: Path) -> None:
     write_search(run, "mine")
-    assert main(["report", str(run), "--no-trace"]) == 0
+    assert main(["report", str(run)]) == 0
     with Browser(tmp_path / "profile") as browser:
         browser.open(run / "report.html")
         browser.wait_for("typeof naspipe !== 'undefined' && naspipe.isReady")
@@ -83,7 +83,7 @@ def test_in_a_browser(run: Path, tmp_path: Path) -> None:
         rows = browser.evaluate("document.querySelectorAll('#best tbody tr').length")
         assert rows == 2
         (run / "search-mine").rename(tmp_path / "away")
-        assert main(["report", str(run), "--no-trace"]) == 0
+        assert main(["report", str(run)]) == 0
         browser.open(run / "report.html")
         browser.wait_for("typeof naspipe !== 'undefined' && naspipe.isReady")
         assert browser.evaluate("document.getElementById('search-section').hidden") is True

@@ -120,7 +120,7 @@ def test_runs_of_both_versions_are_compared(tmp_path: Path) -> None:
     assert comparison.first is not None and comparison.first.what == "version read"
 
 
-@pytest.mark.parametrize("words", [["log"], ["report", "--no-trace", "-o", "OUT"]])
+@pytest.mark.parametrize("words", [["log"], ["report", "-o", "OUT"]])
 def test_commands_say_the_same_of_an_old_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:

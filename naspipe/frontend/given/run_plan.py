@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from naspipe.core.config import Execution, first_gpu
 from naspipe.core.subnet import Subnet
@@ -21,15 +21,17 @@ from naspipe.sim.simulation import choose_order, measured_timing
 
 
 def planning_costs(
-    workloads: Sequence[Workload], execution: Execution
+    workloads: Sequence[Workload], execution: Execution, say: Callable[[str], None] | None = None
 ) -> tuple[CostTable | None, ...]:
     """What the plan of each stream is made from; None where no plan needs to know.
+
+    A profile that takes more than a second is told of through ``say``.
 
     Raises:
         StageFailedError: when a layer, the loss or the data raises in the profile.
     """
     if execution.pipeline.stages > 1 or execution.memory.activations:
-        return measured_costs(workloads, execution)
+        return measured_costs(workloads, execution, say=say)
     return (None,) * len(workloads)
 
 
@@ -111,7 +113,10 @@ def _sizes(workloads: Sequence[Workload], execution: Execution) -> StreamSizes |
 
 
 def measured_costs(
-    workloads: Sequence[Workload], execution: Execution, copies: int = 1
+    workloads: Sequence[Workload],
+    execution: Execution,
+    copies: int = 1,
+    say: Callable[[str], None] | None = None,
 ) -> tuple[CostTable, ...]:
     """What every layer costs on this machine, measured once per space and kept.
 
@@ -120,7 +125,7 @@ def measured_costs(
     known: dict[int, CostTable] = {}
     for workload in workloads:
         if id(workload.space) not in known:
-            known[id(workload.space)] = _cost(workload, execution, copies)
+            known[id(workload.space)] = _cost(workload, execution, copies, say)
     return tuple(known[id(workload.space)] for workload in workloads)
 
 
@@ -138,12 +143,14 @@ def cores_for(workload: Workload, execution: Execution, workers: int) -> int:
     return max(1, min(workers, len(os.sched_getaffinity(0)) // workload.recipe.threads))
 
 
-def _cost(workload: Workload, execution: Execution, copies: int) -> CostTable:
+def _cost(
+    workload: Workload, execution: Execution, copies: int, say: Callable[[str], None] | None
+) -> CostTable:
     """On the run's kind of device."""
     device = first_gpu(execution.hardware.device)
     name = device if device == "cpu" else find_gpus().name_of(device)
     return cached_profile(
         workload,
-        lambda: profile_apart(workload, execution.watch.timeout_seconds, device, copies),
+        lambda: profile_apart(workload, execution.watch.timeout_seconds, device, copies, say),
         device=name if copies == 1 else f"{name}, {copies} at once",
     )

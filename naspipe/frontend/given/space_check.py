@@ -17,6 +17,7 @@ from naspipe.core.errors import NaspipeError, StageFailedError, TransportError
 from naspipe.core.space import Space
 from naspipe.core.subnet import Subnet
 from naspipe.core.wiring import Tap, TapRole
+from naspipe.frontend.given.export_notes import export_note
 from naspipe.runtime.devices.determinism import deterministic_torch
 from naspipe.runtime.forking.apart import done_apart
 from naspipe.runtime.forking.own_thread import in_own_thread
@@ -40,6 +41,7 @@ def check_spaces(
     subnets: Sequence[Sequence[Subnet]],
     taps: Sequence[Tap],
     device: str,
+    say: Callable[[str], None] = lambda _: None,
 ) -> list[str]:
     """Every candidate must take what any candidate before it returns, and the loss what comes out.
 
@@ -53,6 +55,7 @@ def check_spaces(
         subnets: of each stream; they matter where a file lists them.
         taps: between the streams.
         device: where layers compute in the run; ``cpu``, ``cuda`` or ``cuda:N``.
+        say: told in a line what is waited for, where it takes more than a second.
 
     Returns:
         Notes, a line each.
@@ -73,17 +76,18 @@ def check_spaces(
         known.add(key)
         batch = workload.data(workload.definition.seed, 0)
         look = _Look(workload, batch, drawn, has_plain_loss=not ends, is_here=device == "cpu")
-        notes += _looked(look)
+        notes += _looked(look, say)
     return notes
 
 
-def _looked(look: _Look) -> list[str]:
+def _looked(look: _Look, say: Callable[[str], None]) -> list[str]:
     """Notes; what cannot be looked at is left alone: if anything is wrong, the run says what."""
     what = f"space {look.workload.space.name}"
     if current_process().daemon:
         return []  # which may have no processes of its own
     with suppress(StageFailedError, TransportError, OSError):
-        found = done_apart(look.follow, what, FOLLOWING_SECONDS)
+        slow = f"following shapes through the candidates of {what}"
+        found = done_apart(look.follow, what, FOLLOWING_SECONDS, lambda: say(slow))
         if suspected := found["suspected"]:
             done_apart(lambda go_on: look.compute(suspected, go_on), what, TRYING_SECONDS)
         return list(found["notes"])
@@ -108,8 +112,9 @@ class _Look:
             layers = SketchedLayers(self.workload.space)
             suspected = islice(self._suspected(layers), MOST_TRIED)
             tries = [self._told(each, layers) for each in suspected]
-            note = alike_note(self.workload.space, layers)
-            return {"suspected": tries, "notes": [note] if note else []}
+            space = self.workload.space
+            notes = filter(None, (alike_note(space, layers), export_note(space, layers)))
+            return {"suspected": tries, "notes": list(notes)}
 
     def compute(
         self, suspected: Sequence[Mapping[str, Any]], go_on: Callable[[], None]

@@ -118,7 +118,7 @@ class Training:
                 generation = self._claim(stack, subnets)
                 if generation < 0:
                     return
-            costs = planning_costs(self.workloads, self.execution)
+            costs = planning_costs(self.workloads, self.execution, self.observer.on_note)
             plan = make_plan(self.workloads, self.execution, subnets, costs, self.wiring)
             if plan.memory and self.others is None:
                 gpus, device = self._gpus, self.execution.hardware.device
@@ -241,7 +241,7 @@ class Training:
         if self.others is None:
             check_endpoints(self.execution)
         device = self.execution.hardware.device
-        for said in check_spaces(self.workloads, subnets, self.taps, device):
+        for said in check_spaces(self.workloads, subnets, self.taps, device, self.observer.on_note):
             self.observer.on_note(said)
         return subnets
 

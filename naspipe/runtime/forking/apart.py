@@ -19,13 +19,23 @@ Work = Callable[[Callable[[], None]], dict[str, Any]]
 """What returns JSON, and says now and then that it goes on."""
 
 
-def done_apart(work: Work, what: str, silence_seconds: float = SILENCE_SECONDS) -> dict[str, Any]:
+SLOW_SECONDS = 1.0
+"""Work that takes longer than that is told of."""
+
+
+def done_apart(
+    work: Work,
+    what: str,
+    silence_seconds: float = SILENCE_SECONDS,
+    say: Callable[[], None] | None = None,
+) -> dict[str, Any]:
     """What the work returns.
 
     Args:
         work: what is done.
         what: how messages call it.
         silence_seconds: in which it must say that it goes on.
+        say: called where the work takes more than a second.
 
     Raises:
         ConfigError: the work's own.
@@ -38,6 +48,8 @@ def done_apart(work: Work, what: str, silence_seconds: float = SILENCE_SECONDS) 
         process.start()
         sender.close()
         try:
+            if say is not None and not receiver.poll(SLOW_SECONDS):
+                say()
             answer: dict[str, Any] = {"goes on": True}
             while "goes on" in answer:
                 if not receiver.poll(silence_seconds):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -11,9 +12,10 @@ import torch
 
 from naspipe.core.errors import ConfigError, StageFailedError, TransportError
 from naspipe.core.user_code import users_traceback
-from naspipe.planning.cost import CostTable, LayerCost, mean_costs
+from naspipe.planning.cost import CostTable, LayerCost, first_of_kind, mean_costs
 from naspipe.runtime.devices.cuda_device import start_cuda
 from naspipe.runtime.devices.determinism import deterministic_torch
+from naspipe.runtime.forking.apart import SLOW_SECONDS
 from naspipe.runtime.forking.fitness import check_fit_for_forking
 from naspipe.runtime.forking.fork import FORK, end_all, obituary, quiet_fork
 from naspipe.runtime.forking.own_thread import in_own_thread
@@ -26,7 +28,11 @@ _ALL = "the profile of its layers"
 
 
 def profile_apart(
-    workload: Workload, timeout_seconds: float, device: str = "cpu", copies: int = 1
+    workload: Workload,
+    timeout_seconds: float,
+    device: str = "cpu",
+    copies: int = 1,
+    say: Callable[[str], None] | None = None,
 ) -> CostTable:
     """The quick profile, in a process of its own, so that this one stays fit for forking.
 
@@ -38,6 +44,7 @@ def profile_apart(
         timeout_seconds: for all of it.
         device: where they compute.
         copies: how many processes measure at once; the result is their mean.
+        say: told in a line what is waited for, where it takes more than a second.
 
     Raises:
         StageFailedError: when a layer, the loss or the data raises.
@@ -48,7 +55,15 @@ def profile_apart(
     deadline = time.monotonic() + timeout_seconds
     with ExitStack() as stack, quiet_fork():
         started = [_start_profile(workload, device, stack) for _ in range(copies)]
+        if say is not None and not started[0][1].poll(min(SLOW_SECONDS, timeout_seconds)):
+            say(f"profiling {_num_layers(workload)} layers")
         return mean_costs([_profile_of(*each, deadline) for each in started])
+
+
+def _num_layers(workload: Workload) -> int:
+    """Of blocks that are alike only one is measured."""
+    blocks = workload.space.blocks
+    return sum(len(blocks[kind].candidates) for kind in set(first_of_kind(workload.space)))
 
 
 def _start_profile(workload: Workload, device: str, stack: ExitStack) -> tuple[Any, Any]:

@@ -31,6 +31,9 @@ MAX_ROUNDS = 9
 TIME_BUDGET_SECONDS = 6.0
 """Of the whole profile, where the least that is measured does not take longer."""
 
+ROUNDS_SECONDS = 1.0
+"""After which a space whose candidates are all being measured gets no rounds beyond the least."""
+
 _ROUNDS_TO_JOIN = MIN_ROUNDS + 2
 """What a further candidate takes, in rounds: its making and warming count as one each."""
 
@@ -41,17 +44,22 @@ def profile(
     """Measure the candidates of each kind of block on the stream's first batch.
 
     First some candidates of every kind; then as many others as the time allows, until it is
-    over. What was not measured costs the mean of its block. Trains nothing: the layers measured
-    are thrown away.
+    over. Where there are no others, further rounds are for a second at most: a start waits.
+
+    What was not measured costs the mean of its block. Trains nothing: the layers measured are
+    thrown away.
 
     On a GPU, to be called where CUDA has been started with it: times are then those of the
     device, between events in its queue.
     """
-    deadline = time.monotonic() + budget_seconds
+    begin = time.monotonic()
+    deadline = begin + budget_seconds
     bench = _Bench(workload, torch.device(device))
     probes = bench.start()
     seconds = sum(_round(probes) for _ in range(MIN_ROUNDS)) / MIN_ROUNDS
     more = affordable(deadline - time.monotonic(), seconds / len(probes), len(probes))
+    if bench.is_complete:
+        deadline = min(deadline, begin + ROUNDS_SECONDS)
     probes.update(bench.extend(more))
     while _rounds(probes) < MIN_ROUNDS or (
         _rounds(probes) < MAX_ROUNDS and time.monotonic() + seconds < deadline
@@ -166,6 +174,11 @@ class _Bench:
                     with measuring(probes[key].spec.label):
                         inputs = replace(probes[key], inputs=inputs).warm()
         return probes
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every candidate has a probe that is to have one."""
+        return not self._waiting
 
     def extend(self, count: int) -> _Probes:
         """Up to so many further probes, warm."""

@@ -120,9 +120,7 @@ def test_a_run_whose_stages_do_not_fit_their_gpu_writes_nothing(tmp_path, monkey
     here = Gpus(names=("one",), memory_bytes=(30_000,))
     monkeypatch.setattr("naspipe.frontend.training.training.find_gpus", lambda: here)
     costs = [CostTable({(block, 0): LayerCost(10, 20, 5) for block in range(8)})]
-    monkeypatch.setattr(
-        "naspipe.frontend.training.training.planning_costs", lambda workloads, execution: costs
-    )
+    monkeypatch.setattr("naspipe.frontend.training.training.planning_costs", lambda *_: costs)
     with pytest.raises(ConfigError, match=r"^device cuda:0: expected budgets of at most its 30000"):
         npp.train(
             spaces.mixed(), spaces.vectors, torch.nn.CrossEntropyLoss(), steps=4, stages=2,

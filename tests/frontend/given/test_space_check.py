@@ -6,6 +6,7 @@ import functools
 import itertools
 import json
 import random
+import sys
 from functools import partial
 
 import pytest
@@ -257,3 +258,21 @@ def test_a_space_is_refused_if_and_only_if_a_subnet_fails(drawn):
             assert checked(*blocks, **how) == []
         else:
             refused(*blocks, **how)
+
+
+def test_a_class_that_no_export_could_copy_is_told_of(monkeypatch):
+    """One of a function, one of a notebook; neither a class of a file nor one of torch."""
+
+    class Local(nn.Identity):
+        pass
+
+    assert checked(STEM, npp.Block([conv(8, 8), nn.Identity]), head()) == []  # which has a Pool
+    kinds = {"Local": Local, "Shown": type("Shown", (nn.Identity,), {"__module__": "__main__"})}
+    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
+    whys = ("is defined inside a function", "is defined in a notebook or at a prompt")
+    for (name, kind), why in zip(kinds.items(), whys, strict=True):
+        inner = npp.Block([nn.Identity, lambda kind=kind: nn.Sequential(kind())])
+        assert checked(STEM, inner, head()) == [
+            f"to export layer 0.1, its class {name} will be needed at the top of a module file: "
+            f"it {why}; it may move there after the run"
+        ]

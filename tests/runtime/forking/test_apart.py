@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from naspipe.runtime.forking import apart
 from naspipe.runtime.forking.apart import done_apart
 
 SECONDS = 30
@@ -27,3 +28,11 @@ def root(_=None):
 
 def test_it_computes_where_the_caller_had_helpers(several_threads):
     assert done_apart(root, "roots", SECONDS) == {"sum": 2.0 * (1 << 20)}
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(SECONDS, 0), (0.0, 1)])
+def test_slow_work_is_told_of(monkeypatch, seconds, said):
+    monkeypatch.setattr(apart, "SLOW_SECONDS", seconds)
+    told = []
+    work = done_apart(lambda _: {"sum": 1}, "a sum", SECONDS, lambda: told.append("slow"))
+    assert work == {"sum": 1} and len(told) == said

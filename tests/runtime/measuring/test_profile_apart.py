@@ -13,6 +13,7 @@ from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError, StageFailedError
 from naspipe.frontend.given import run_plan
 from naspipe.frontend.given.run_plan import cores_for
+from naspipe.runtime.measuring import profile_apart as profile_apart_module
 from naspipe.runtime.measuring import profiler
 from naspipe.runtime.measuring.profile_apart import profile_apart
 from tests.runtime.measuring.test_profiler import BATCH, noted_space, workload
@@ -36,6 +37,14 @@ def test_copies_measure_at_once(copies):
     found = profile_apart(replace(workload(noted_space([], (3, 2))), data=data), 60, copies=copies)
     assert set(found.costs) == {(b, c) for b in range(4) for c in range((3, 3, 2, 2)[b])}
     assert all(cost.forward_ns > 0 for cost in found.costs.values())
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(60.0, []), (0.0, ["profiling 5 layers"])])
+def test_a_slow_one_is_told_of(monkeypatch, seconds, said):
+    monkeypatch.setattr(profile_apart_module, "SLOW_SECONDS", seconds)
+    told = []
+    profile_apart(workload(noted_space([], (3, 2))), 60, say=told.append)
+    assert told == said
 
 
 def test_what_one_of_them_refuses_is_said():

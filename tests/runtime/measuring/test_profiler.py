@@ -99,6 +99,14 @@ def test_when_the_time_is_over_the_least_is_done() -> None:
     assert table.of(0, 1).forward_ns > 0  # the mean of the others
 
 
+def test_where_nothing_waits_a_second_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start waits for it; the least is measured however long it takes."""
+    monkeypatch.setattr(profiler, "ROUNDS_SECONDS", 0.0)
+    notes: list[Any] = []
+    profile(workload(noted_space(notes, [4, 3])), LONG)
+    assert set(Counter(notes).values()) == {1 + MIN_ROUNDS}
+
+
 def test_a_short_time_is_short_for_every_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profiler, "affordable", lambda *_: 6)
     table = profile(workload(noted_space([], [40, 40])), 0.0)
