@@ -163,7 +163,7 @@ def measured_speeds(space: str, rounds: int) -> dict[str, list[float]]:
     for _ in range(rounds):
         for name, kind in SYSTEMS.items():
             done = real_run(space=space, steps=TIMED.get(space, 60), seed=0, **kind.job(REAL))
-            found[name].append(done["steps_per_second"])
+            found[name].append(done["passes_per_second"])
     return found
 
 
