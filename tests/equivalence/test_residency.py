@@ -120,7 +120,7 @@ def _fail_once():
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-def test_a_task_that_ran_out_of_memory_is_run_again(tmp_path, recompute):
+def test_a_task_that_ran_out_of_memory_is_run_again(tmp_path, recompute, computes_here):
     """Statistics and half-made gradients of the first try leave no trace."""
 
     class Faultless(Forgetful):

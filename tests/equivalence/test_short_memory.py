@@ -27,7 +27,7 @@ class ShortOnce(nn.Module):
         return hidden
 
 
-def test_the_first_try_holds_no_memory_when_the_second_begins(tmp_path, monkeypatch):
+def test_the_first_try_holds_no_memory_when_the_second_begins(tmp_path, monkeypatch, computes_here):
     freed = []
     usual = StageCompute.free_memory
 

@@ -115,7 +115,7 @@ def test_runs_go_on_where_they_were_stopped(tmp_path, monkeypatch, capsys):
     assert "4 runs, 2 of them there already" in capsys.readouterr().out
 
 
-def test_a_signal_ends_the_script_and_not_one_run(tmp_path, monkeypatch):
+def test_a_signal_ends_the_script_and_not_one_run(tmp_path, monkeypatch, computes_here):
     batches = []
 
     def data(seed, y):
@@ -132,7 +132,7 @@ def test_a_signal_ends_the_script_and_not_one_run(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("small")
-def test_a_wrong_bit_is_found_and_named(tmp_path, monkeypatch, capsys):
+def test_a_wrong_bit_is_found_and_named(tmp_path, monkeypatch, capsys, computes_here):
     write, calls = StoredLayer.write, []
 
     def wrong(stored, gradients, version, *more):

@@ -147,7 +147,7 @@ def test_a_factory_that_raises() -> None:
         sketch(Space("s", [Block([lambda: 1 / 0])]), 0, 0)
 
 
-def test_blocks_of_one_kind_are_looked_at_once() -> None:
+def test_blocks_of_one_kind_are_looked_at_once(computes_here) -> None:
     made: list[int] = []
 
     def make() -> nn.Module:

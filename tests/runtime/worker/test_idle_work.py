@@ -10,7 +10,7 @@ from naspipe.runtime.worker.idle_work import IdleWork
 from tests.equivalence import spaces
 
 
-def test_a_stage_that_never_waits_does_not_gather_layers(tmp_path, monkeypatch):
+def test_a_stage_that_never_waits_does_not_gather_layers(tmp_path, monkeypatch, computes_here):
     """One stage has no peer to wait for: what it was asked to make must not grow."""
     lengths = []
 

@@ -63,7 +63,7 @@ def grown(tmp_path, execution):
     [{}, {"memory_budget": "1.5x", "recompute": True}],
     ids=["all resident", "1.5x, recompute"],
 )
-def test_nothing_grows(tmp_path, execution):
+def test_nothing_grows(tmp_path, execution, computes_here):
     growth = grown(tmp_path, execution)
     # Access records wait in memory, 512 at most; layers on the device come and go.
     assert growth["objects"] < 700, growth
@@ -72,7 +72,7 @@ def test_nothing_grows(tmp_path, execution):
     assert growth["threads"] == growth["files"] == 0, growth
 
 
-def test_a_pass_that_is_not_forgotten_is_seen(tmp_path, monkeypatch):
+def test_a_pass_that_is_not_forgotten_is_seen(tmp_path, monkeypatch, computes_here):
     monkeypatch.setattr(StageCompute, "retire", lambda compute, stream, sequence_id: None)
     growth = grown(tmp_path, {})
     assert growth["tensors"] > 60 and growth["bytes"] > 30_000, growth
