@@ -33,9 +33,9 @@ class PlainLoop(LateLayers):
     def __init__(
         self, factories, fields, rules, seed, optimizer, lr, options=None, bf16=False, device="cpu",
         clip_layer_norm=0.0, ema=0.0, clip_global_norm=0.0, nonfinite="stop", norms="ordered",
-        reduction="fold",
+        reduction="fold", split=None,
     ):  # fmt: skip
-        self.reduction = reduction
+        self.reduction, self.split = reduction, split
         self.defers, self.statistics = norms == "deferred", []
         self.clip_global_norm = clip_global_norm
         self.clip_layer_norm, self.ema, self.averages = clip_layer_norm, ema, {}
@@ -54,7 +54,8 @@ class PlainLoop(LateLayers):
             module.requires_grad_(self.rules.get(block) != "frozen")
             self.layers[block, candidate] = module
             trained = [p for p in module.parameters() if p.requires_grad]
-            self.optimizers[block, candidate] = self.of(block, trained) if trained else None
+            given = self.split(block, module) if self.split and trained else trained
+            self.optimizers[block, candidate] = self.of(block, given) if trained else None
             if block in self.history:
                 self.history[block].append((-1, copy.deepcopy(module)))
         return self.layers[block, candidate]
@@ -192,7 +193,8 @@ class PlainLoop(LateLayers):
             before = {p: p.detach().clone() for p in newest.parameters() if p.grad is not None}
             if optimizer is not None and self.gathers(newest, step, rule.get("every", 1)):
                 lr = self.lr(step) if callable(self.lr) else self.lr
-                optimizer.param_groups[0]["lr"] = lr * rule.get("lr", 1.0)
+                for group in optimizer.param_groups:
+                    group["lr"] = lr * rule.get("lr", 1.0) * group.get("lr_factor", 1.0)
                 if self.clip_layer_norm:
                     torch.nn.utils.clip_grad_norm_(newest.parameters(), self.clip_layer_norm)
                 optimizer.step()

@@ -21,6 +21,9 @@ _INTRODUCTION = (
 )
 _OTHERS = """\
 - `optimizer.OPTION`: a further argument of the optimizer, as in `--set optimizer.momentum=0.9`.
+- `parameter_groups`: parameters with options of their own, as in
+  `--set 'parameter_groups=[{"match": ["bias", "norm"], "weight_decay": 0}]'`;
+  [optimizers](optimizers.md) says how.
 - `rule.SHARED_LAYER`: exact, frozen, lag(K) or every(M), as in `--set "rule.stem=lag(8)"`;
   [rules](rules.md) says which for what.
 """
@@ -30,7 +33,11 @@ def key_list(execution: type = Execution) -> str:
     """The keys of ``--set`` in a few lines, for help."""
     lines = ["settings: --set KEY=VALUE; docs/settings.md says what each is"]
     for title, settings in _sections(execution):
-        others = ("optimizer.OPTION", "rule.SHARED_LAYER") if title == "recipe" else ()
+        others = (
+            ("optimizer.OPTION", "parameter_groups", "rule.SHARED_LAYER")
+            if title == "recipe"
+            else ()
+        )
         keys = [*settings, *others]
         lines += textwrap.wrap(
             f"{title}: {', '.join(keys)}",

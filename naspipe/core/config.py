@@ -55,7 +55,7 @@ MOMENTUM = {
 """Of a teacher that follows the student; see :class:`naspipe.Momentum`."""
 
 
-_LATER = {"norms": "ordered", "reduction": "fold", "weight": "passes"}
+_LATER = {"norms": "ordered", "reduction": "fold", "weight": "passes", "parameter_groups": ()}
 """Settings that came later than the first manifests, and what those had."""
 
 
@@ -126,7 +126,7 @@ class Definition:
         """Plain values for the manifest; what came later is named where it is not the default."""
         values = asdict(self)
         for name, usual in _LATER.items():
-            if values["recipe"][name] == usual:
+            if values["recipe"][name] in (usual, []):
                 del values["recipe"][name]
         for name in ("weights", "teacher", "momentum", "loss_fields", "metrics"):
             if not values[name]:
@@ -151,8 +151,8 @@ def apply_settings(settings: Settings, assignments: Iterable[str]) -> Settings:
     """Apply ``key=value`` texts in order.
 
     Keys are those of :class:`Recipe`'s and :class:`Execution`'s settings, ``optimizer.OPTION``,
-    ``rule.SHARED_LAYER``, ``data.SIZE`` and ``momentum.SETTING``. Another optimizer starts
-    without the options of the one before.
+    ``parameter_groups`` (JSON), ``rule.SHARED_LAYER``, ``data.SIZE`` and
+    ``momentum.SETTING``. Another optimizer starts without the options of the one before.
 
     Raises:
         ConfigError: for a text without ``=``, an unknown key or a value that does not fit.
@@ -176,6 +176,8 @@ def _assign(settings: Settings, key: str, value: str) -> Settings:
     if key.startswith("optimizer.") and key != "optimizer.":
         options = {**settings.recipe.optimizer_options, key.removeprefix("optimizer."): _any(value)}
         return replace(settings, recipe=replace(settings.recipe, optimizer_options=options))
+    if key == "parameter_groups":
+        return replace(settings, recipe=replace(settings.recipe, parameter_groups=_any(value)))
     if key.startswith("rule.") and key != "rule.":
         try:
             rule = parse_rule(value)
@@ -203,7 +205,8 @@ def _assign(settings: Settings, key: str, value: str) -> Settings:
         changed = execution.changed(**{key: _read(of_execution[key], value)})
         return replace(settings, execution=changed)
     known = [
-        *of_recipe, *of_execution, *DATA_SIZES, *MOMENTUM, "optimizer.OPTION", "rule.LAYER"
+        *of_recipe, *of_execution, *DATA_SIZES, *MOMENTUM, "optimizer.OPTION", "parameter_groups",
+        "rule.LAYER",
     ]  # fmt: skip
     raise ConfigError(f"--set {unknown_key(key, known)}")
 

@@ -10,6 +10,7 @@ from typing import Any
 from naspipe.core.settings.allowed import at_least, between, norm, one_of, share
 from naspipe.core.settings.checks import expect, is_finite
 from naspipe.core.settings.declare import check, setting
+from naspipe.core.settings.parameter_groups import ParameterGroup, parse_groups
 from naspipe.core.steps import ROUND, Steps, parse_passes
 
 SCHEDULES = ("constant", "linear", "cosine", "inverse_sqrt")
@@ -26,6 +27,8 @@ class Recipe:
     lr: float = setting(0.05, "peak learning rate.", at_least(0), example="1e-3")
     optimizer_options: Mapping[str, Any] = field(default_factory=dict)
     """Further keyword arguments of the optimizer; ``--set optimizer.momentum=0.9``."""
+    parameter_groups: Sequence[Mapping[str, Any]] = ()
+    """Parameters with options of their own: ``match``, ``lr_factor`` and ``optimizer_options``."""
     schedule: str = setting(
         "constant",
         "how the rate follows the number of the step: constant, linear, cosine or inverse_sqrt.",
@@ -134,6 +137,16 @@ class Recipe:
         steps = replace(parse_passes(self.passes), is_gated=is_gated, weighs_items=by_items)
         return steps if steps.passes == 1 else replace(steps, reduction=self.reduction)
 
+    @property
+    def groups(self) -> tuple[ParameterGroup, ...]:
+        """The parameter groups; the rest, which none of them matches, is not among them."""
+        return parse_groups(self.parameter_groups)
+
+    def of_group(self, number: int) -> Recipe:
+        """How the parameters of one group are stepped, counted from 1; those of the rest for 0."""
+        options = self.groups[number - 1].options if number else {}
+        return replace(self, optimizer_options={**self.optimizer_options, **options})
+
     def settled(self, candidate_counts: Sequence[int]) -> Recipe:
         """The recipe for a space whose choice blocks have so many candidates."""
         if self.passes != ROUND:
@@ -144,6 +157,7 @@ class Recipe:
         check(self)
         for option, value in self.optimizer_options.items():
             expect(is_finite(value), f"optimizer.{option}", "finite numbers", value)
+        parse_groups(self.parameter_groups)
         steps = parse_passes(f"{ROUND}:1" if self.passes == ROUND else self.passes)
         is_power = steps.passes.bit_count() == 1
         expect(

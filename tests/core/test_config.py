@@ -41,7 +41,9 @@ def plain(settings: Settings) -> dict[str, object]:
 
 
 def test_every_field_is_declared() -> None:
-    assert {each.name for each in fields(Recipe)} == {*RECIPE, "optimizer_options"}
+    assert {each.name for each in fields(Recipe)} == {
+        *RECIPE, "optimizer_options", "parameter_groups",
+    }  # fmt: skip
     names = {each.name for each in fields(Execution)}
     assert names == {each.group for each in EXECUTION.values()} == set(groups(Execution))
 
@@ -178,7 +180,7 @@ def test_a_schedule_of_another_name() -> None:
 def test_unknown_keys(key: str, hint: str) -> None:
     text = refusal(f"{key}=1")
     assert text.startswith(f"--set {key}: unknown key{hint}; expected one of optimizer, lr,")
-    assert text.endswith("optimizer.OPTION, rule.LAYER")
+    assert text.endswith("optimizer.OPTION, parameter_groups, rule.LAYER")
 
 
 def test_nothing_is_applied_when_one_is_refused() -> None:

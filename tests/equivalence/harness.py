@@ -41,6 +41,7 @@ def plain_loop(space, data, loss, run, *, seed, optimizer, lr, options=None, bf1
     """The oracle, trained on the stream that a run recorded; ``recipe`` is more of its fields."""
     recipe.pop("feedback_delay", None)  # how the stream came about
     recipe.pop("label_smoothing", None)  # in the loss
+    recipe.pop("parameter_groups", None)  # split says them as torch has them
     recipe_weight = recipe.pop("weight", "passes")
     kind, number, average = (*recipe.pop("passes", "one").split(":"), "", "")[:3]
     oracle = oracle_of(space, seed, optimizer, lr, options, bf16, **recipe)
@@ -95,9 +96,12 @@ def assert_same_bits(run, oracle):
 
 def check(
     tmp_path, space, data, loss, *, stages=(1, 2, 4), steps=30, seed=1, optimizer="SGD",
-    lr=0.05, options=None, bf16=False, sampler="uniform", execution=None, recipe=None,
+    lr=0.05, options=None, bf16=False, sampler="uniform", execution=None, recipe=None, **plain,
 ):  # fmt: skip
-    """Train on each number of stages and compare each with one plain loop; returns the runs."""
+    """Train on each number of stages and compare each with one plain loop; returns the runs.
+
+    ``plain`` is what only the loop is given.
+    """
     runs = []
     oracle = None
     for number in stages:
@@ -111,7 +115,7 @@ def check(
         if oracle is None:
             oracle = plain_loop(
                 space, data, loss, run, seed=seed, optimizer=optimizer, lr=lr, options=options,
-                bf16=bf16, **(recipe or {}),
+                bf16=bf16, **(recipe or {}), **plain,
             )  # fmt: skip
         assert_same_bits(run, oracle)
         runs.append(run)

@@ -13,6 +13,7 @@ from naspipe.core.config import Definition
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import FIRST_STREAM, LayerId
 from naspipe.core.rules import Exact, Follows, own_step, steps_behind
+from naspipe.core.settings.parameter_groups import group_of
 from naspipe.core.space import Shared, Space
 from naspipe.core.user_code import users_code
 from naspipe.core.wiring import Tap, TapRole
@@ -24,6 +25,7 @@ from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.layers.norm_statistics import unknown_norm
 from naspipe.runtime.layers.optimizers import check_optimizer
+from naspipe.runtime.layers.parameter_names import named_parameters
 from naspipe.runtime.layers.stored_layer import StoredLayer
 from naspipe.runtime.measuring.layer_sizes import sketch
 from naspipe.schedule.groups import check_groups
@@ -109,6 +111,7 @@ def check_layers(workload: Workload) -> None:
     if defers_norms:
         _check_norms(space)
     store = LayerStore(space, definition.seed, definition.recipe)
+    _check_groups_match(space, definition)
     with deterministic_torch(definition.recipe.threads):
         for position, block in enumerate(space.blocks):
             if isinstance(block, Shared):
@@ -119,6 +122,36 @@ def check_layers(workload: Workload) -> None:
     if workload.is_trained:
         check_costs(space, workload.loss)
     check_proof(workload)
+
+
+def _check_groups_match(space: Space, definition: Definition) -> None:
+    """Raises ConfigError for a parameter group that has no parameter of any layer."""
+    groups = definition.recipe.groups
+    if not groups:
+        return
+    twins, found = first_of_kind(space), set[int]()
+    for twin in sorted(set(twins)):
+        for candidate in range(len(space.blocks[twin].candidates)):
+            module = sketch(space, twin, candidate)
+            for position in (each for each, own in enumerate(twins) if own == twin):
+                named = named_parameters(space.label(position, candidate), module).values()
+                found |= {group_of(each, groups) for each in named}
+    for number, group in enumerate(groups, 1):
+        if number not in found:
+            raise ConfigError(
+                f"parameter_groups[{number - 1}]: expected match={', '.join(group.match)} to name "
+                f"parameters that no group before it has, found none; names are such as "
+                f"{', '.join(_some_names(space)) or 'those of layers with parameters'}"
+            )
+
+
+def _some_names(space: Space) -> list[str]:
+    """The first parameter of the first layer and of the last one that have any."""
+    found = []
+    for position in range(len(space)):
+        named = named_parameters(space.label(position, 0), sketch(space, position, 0))
+        found += [each.name for each in named.values()][:1]
+    return list(dict.fromkeys(found[:1] + found[-1:]))
 
 
 def _check_own_step(block: Shared, definition: Definition) -> None:

@@ -105,7 +105,8 @@ def _sizes(workloads: Sequence[Workload], execution: Execution) -> StreamSizes |
     streams = []
     for workload in workloads:
         recipe = workload.recipe
-        key = id(workload.space), recipe.optimizer, str(recipe.optimizer_options), recipe.ema > 0
+        options = str(recipe.optimizer_options), str(recipe.groups)
+        key = id(workload.space), recipe.optimizer, options, recipe.ema > 0
         if key not in known:
             known[key] = DeviceSizes(measure_sizes(workload), workload.space.rules)
         streams.append(known[key])

@@ -14,7 +14,7 @@ from naspipe.core.rules import RECIPES, OwnStep
 from naspipe.mixed.alphas import Alpha
 from naspipe.runtime.devices.host_arena import ALIGNMENT, round_up
 from naspipe.runtime.layers.optimizers import make_optimizer
-from naspipe.runtime.layers.own_steps import take_step
+from naspipe.runtime.layers.own_steps import GROUP, group_with, take_step
 from naspipe.runtime.layers.ports import Layer, Place
 
 
@@ -23,28 +23,30 @@ class StateSizes:
 
     Tensors without dimensions (Adam's ``step``) are left out: they stay where the optimizer
     made them. Sizes are learnt once for each shape, strides, dtype and kind of a parameter, and
-    for each way in which layers step.
+    for each way in which layers and parameter groups step.
     """
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
         self._known: dict[object, Mapping[str, int]] = {}
 
-    def of(self, parameter: torch.Tensor, own: OwnStep = RECIPES) -> Mapping[str, int]:
-        """Bytes by the names of the state, in their order."""
+    def of(
+        self, parameter: torch.Tensor, own: OwnStep = RECIPES, group: int = 0
+    ) -> Mapping[str, int]:
+        """Bytes by the names of the state, in their order; ``group`` is the parameter's."""
         kind = type(parameter) if isinstance(parameter, Alpha) else nn.Parameter
-        key = (parameter.shape, parameter.stride(), parameter.dtype, kind, own)
+        key = (parameter.shape, parameter.stride(), parameter.dtype, kind, own, group)
         if key not in self._known:
-            self._known[key] = self._learn(parameter, kind, own)
+            self._known[key] = self._learn(parameter, kind, own, group)
         return self._known[key]
 
     def _learn(
-        self, like: torch.Tensor, kind: type[nn.Parameter], own: OwnStep
+        self, like: torch.Tensor, kind: type[nn.Parameter], own: OwnStep, group: int
     ) -> Mapping[str, int]:
         zeros = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype).zero_()
         parameter = kind(zeros)
         parameter.grad = torch.ones_like(zeros)
-        optimizer = make_optimizer(self._recipe, [parameter], own)
+        optimizer = make_optimizer(self._recipe, [parameter], own, lambda _: group)
         take_step(optimizer, own, own.every - 1, self._recipe.lr)  # one that changes the layer
         state = sorted(optimizer.state[parameter].items())
         return {name: span_bytes(value) for name, value in state if is_moved(value)}
@@ -132,7 +134,8 @@ def lay_out(layer: Layer, sizes: StateSizes) -> tuple[list[Slot], int]:
         end = round_up(max(slot.offset + slot.nbytes for slot in slots[-len(region) :]))
     if layer.optimizer is not None:
         for name, parameter in trained_parameters(layer):
-            for key, nbytes in sizes.of(parameter, layer.own_step).items():
+            group = int(group_with(parameter, layer.optimizer).get(GROUP, 0))
+            for key, nbytes in sizes.of(parameter, layer.own_step, group).items():
                 place = _State(layer.optimizer, parameter, key)
                 slots.append(Slot(f"optimizer/{name}/{key}", end, nbytes, place, False))
                 end += round_up(nbytes)

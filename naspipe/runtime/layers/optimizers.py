@@ -5,7 +5,10 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +20,8 @@ from naspipe.mixed.alphas import Alpha, WithAlphas, alpha_optimizer
 from naspipe.runtime.forking.fitness import done_fit
 from naspipe.runtime.layers.around_step import add_hooks
 from naspipe.runtime.layers.lars import LARS
-from naspipe.runtime.layers.own_steps import with_momentum
+from naspipe.runtime.layers.own_steps import FACTOR, GROUP, with_momentum
+from naspipe.runtime.layers.parameter_names import GroupOf, no_groups
 
 PER_LAYER = (
     "SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam",
@@ -63,7 +67,32 @@ def check_optimizer(recipe: Recipe, own: OwnStep = RECIPES) -> None:
     _check_name(recipe.optimizer)
     _check_options(recipe)
     importlib.import_module("torch._dynamo")  # as the first step does: once here, not in each fork
-    done_fit(lambda: _check_steps(recipe, own), f"the check of the optimizer {recipe.optimizer}")
+    what = f"the check of the optimizer {recipe.optimizer}"
+    for number in range(len(recipe.groups) + 1):
+        with _about_group(number):
+            _check_group(recipe, number)
+            alone = replace(recipe.of_group(number), parameter_groups=())
+            done_fit(partial(_check_steps, alone, own), what)
+
+
+@contextmanager
+def _about_group(number: int) -> Iterator[None]:
+    try:
+        yield
+    except ConfigError as error:
+        where = f"parameter_groups[{number - 1}]: " if number else ""
+        raise ConfigError(f"{where}{error}") from error
+
+
+def _check_group(recipe: Recipe, number: int) -> None:
+    """What a group says of its own must be what one group of a torch optimizer may say."""
+    options = recipe.groups[number - 1].options if number else {}
+    if found := [option for option in options if option in _OF_ALPHAS]:
+        raise ConfigError(
+            f"expected options of weights, found {found[0]}: architecture parameters are in no "
+            f"group; use --set optimizer.{found[0]}"
+        )
+    _check_options(recipe.of_group(number))
 
 
 def _check_steps(recipe: Recipe, own: OwnStep) -> dict[str, Any]:
@@ -140,34 +169,70 @@ def _take_steps(recipe: Recipe, own: OwnStep) -> None:
 
 
 def make_optimizer(
-    recipe: Recipe, parameters: Iterable[torch.nn.Parameter], own: OwnStep = RECIPES
-) -> torch.optim.Optimizer:
+    recipe: Recipe, parameters: Iterable[torch.nn.Parameter], own: OwnStep = RECIPES,
+    group_of: GroupOf = no_groups,
+) -> torch.optim.Optimizer:  # fmt: skip
     """One layer's optimizer, for :func:`~naspipe.runtime.layers.own_steps.take_step`.
 
     Its step clips and averages as the recipe says (:mod:`naspipe.runtime.layers.around_step`).
     Architecture parameters have an optimizer of their own in it, at a constant rate.
 
+    Args:
+        recipe: names the optimizer, its options and groups.
+        parameters: of one layer, in the order of its module.
+        own: how the layer steps.
+        group_of: the group of each of them.
+
     Raises:
         ConfigError: when the layer has a momentum of its own and the optimizer none.
     """
-    known = _options(recipe.optimizer)
-    recipe = with_momentum(recipe, own, {name: each.default for name, each in known.items()})
-    options = {
-        key: tuple(value) if isinstance(value, list) else value
-        for key, value in recipe.optimizer_options.items()
-    }
+    options = _given_options(recipe, own)
     of_alphas: dict[str, Any] = {name: options.pop(name) for name in _OF_ALPHAS if name in options}
     weights, alphas = _split(parameters)
     optimizer: torch.optim.Optimizer
     make = _find(recipe.optimizer)
-    given = [{"params": weights}] if alphas else weights
+    sets = _grouped(weights, group_of)
+    given = [
+        {**_own_options(recipe, own, number), "params": those} for number, those in sets.items()
+    ]
     optimizer = make(given, lr=recipe.lr, **options)
+    for number, group in zip(sets, optimizer.param_groups, strict=True):
+        factor = recipe.groups[number - 1].lr_factor if number else 1.0
+        group |= {GROUP: number, FACTOR: factor}
     if recipe.optimizer in BESIDE:
         optimizer.register_step_pre_hook(_put_beside)
     if alphas:
         optimizer = WithAlphas(optimizer, alpha_optimizer(alphas, **of_alphas))
-    add_hooks(optimizer, recipe)
+    add_hooks(optimizer, recipe, [*weights, *alphas])
     return optimizer
+
+
+def _given_options(recipe: Recipe, own: OwnStep) -> dict[str, Any]:
+    """The keyword arguments of a layer's optimizer."""
+    known = _options(recipe.optimizer)
+    recipe = with_momentum(recipe, own, {name: each.default for name, each in known.items()})
+    return {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in recipe.optimizer_options.items()
+    }
+
+
+def _own_options(recipe: Recipe, own: OwnStep, number: int) -> dict[str, Any]:
+    """What the parameters of one group have in the place of the optimizer's own arguments."""
+    if not number:
+        return {}
+    options = _given_options(recipe.of_group(number), own)
+    return {name: value for name, value in options.items() if name not in _OF_ALPHAS}
+
+
+def _grouped(
+    weights: list[torch.nn.Parameter], group_of: GroupOf
+) -> dict[int, list[torch.nn.Parameter]]:
+    """Weights by the numbers of their groups, the rest first; at least one list, if it is empty."""
+    found: dict[int, list[torch.nn.Parameter]] = {}
+    for each in weights:
+        found.setdefault(group_of(each), []).append(each)
+    return dict(sorted(found.items())) or {0: []}
 
 
 def _put_beside(optimizer: torch.optim.Optimizer, *_: Any) -> None:

@@ -20,6 +20,10 @@ SUM = "naspipe_sum"
 """In a parameter's state: its gradients since the layer was changed last, added up."""
 COUNT = "naspipe_count"
 """How many they are."""
+GROUP = "naspipe_group"
+"""In a group of an optimizer of weights: the number of the parameter group; 0 for the rest."""
+FACTOR = "naspipe_factor"
+"""So, too: of every step's rate. Groups without it have a rate that is constant."""
 UPDATE = "naspipe_update"
 """What its last step added to it; zeros where it had no gradient."""
 
@@ -61,7 +65,9 @@ def take_step(optimizer: torch.optim.Optimizer, own: OwnStep, step: int, lr: flo
         step: its number.
         lr: by the recipe.
     """
-    optimizer.param_groups[0]["lr"] = lr * own.lr
+    for group in optimizer.param_groups:
+        if FACTOR in group:
+            group["lr"] = lr * own.lr * group[FACTOR]
     parameters = list(_parameters(optimizer))
     before = {each: each.clone() for each in parameters if own.predicts and each.grad is not None}
     if own.every == 1:
@@ -83,7 +89,7 @@ def ahead(
     value = parameter.detach()
     if optimizer is None or not own.predicts or UPDATE not in optimizer.state.get(parameter, {}):
         return value.clone()
-    momentum = _momentum(optimizer)
+    momentum = _momentum(group_with(parameter, optimizer))
     far = sum(momentum**step for step in range(1, own.predicts + 1))
     update: torch.Tensor = optimizer.state[parameter][UPDATE]
     return value + update * far
@@ -118,9 +124,16 @@ def _apply(
         optimizer.state[parameter] |= {SUM: total.zero_(), COUNT: 0}
 
 
-def _momentum(optimizer: torch.optim.Optimizer) -> float:
+def group_with(
+    parameter: torch.nn.Parameter, optimizer: torch.optim.Optimizer
+) -> Mapping[str, Any]:
+    """The optimizer's group that a parameter is in, which it steps."""
+    groups = optimizer.param_groups
+    return next(each for each in groups if any(one is parameter for one in each["params"]))
+
+
+def _momentum(options: Mapping[str, Any]) -> float:
     """How much of an update comes again in the next one, without a gradient."""
-    options = optimizer.param_groups[0]
     return float(options["momentum"] if "momentum" in options else options.get("betas", (0.0,))[0])
 
 

@@ -20,6 +20,7 @@ from naspipe.runtime.layers.bound_layer import BoundLayer, Gradients
 from naspipe.runtime.layers.layer_layout import is_moved
 from naspipe.runtime.layers.optimizers import make_optimizer
 from naspipe.runtime.layers.own_steps import UPDATE, ahead, take_step
+from naspipe.runtime.layers.parameter_names import grouping
 from naspipe.runtime.layers.ports import Received
 
 
@@ -50,7 +51,10 @@ class StoredLayer:
             module.requires_grad_(False)
         self._reads_buffers = isinstance(rule, Follows) and not module.training
         trained = [p for p in self.parameters.values() if p.requires_grad]
-        self.optimizer = make_optimizer(recipe, trained, self.own_step) if trained else None
+        self.optimizer: torch.optim.Optimizer | None = None
+        if trained:
+            group_of = grouping(label, module, recipe.groups)
+            self.optimizer = make_optimizer(recipe, trained, self.own_step, group_of)
         self._copies: dict[Version, dict[str, torch.Tensor]] = {}
         self._buffers: list[tuple[str, Received]] = []
         """What another stage's forwards left, for the next one here."""

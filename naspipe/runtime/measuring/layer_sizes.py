@@ -31,6 +31,8 @@ def measure_sizes(workload: Workload) -> SizeTable:
         ConfigError: when a factory makes no module, or one whose tensors cannot be moved.
     """
     twins = first_of_kind(workload.space)
+    if workload.recipe.parameter_groups:  # which go by the layers' names
+        twins = tuple(range(len(workload.space)))
     kinds = sorted(set(twins))
     found = done_fit(lambda: {"rows": _rows(workload, kinds)}, "measuring the layers' sizes")
     rows = (tuple(LayerSize(*size) for size in row) for row in found["rows"])

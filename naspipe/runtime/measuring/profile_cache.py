@@ -107,6 +107,7 @@ def fingerprint(workload: Workload, device: str = "cpu") -> str:
         environment["hardware"],
         environment["software"]["torch"],
         [recipe.optimizer, sorted(recipe.optimizer_options.items()), *_beside(recipe)],
+        *map(str, recipe.groups),
         [recipe.precision, recipe.threads, workload.recompute],
         definition.loss,
         *_role(workload),
