@@ -8,9 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from naspipe.core.config import Execution, Recipe, Settings
+from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
-from naspipe.core.recipe_file import NO_RECIPE, RecipeFile, read_recipe
 from naspipe.core.space import Space
 from naspipe.core.wiring import Tap
 from naspipe.frontend.given.data_checks import check_is_data
@@ -19,6 +18,7 @@ from naspipe.frontend.given.run import Run
 from naspipe.frontend.given.strategies import find_strategy_maker
 from naspipe.frontend.teaching.joined import join
 from naspipe.frontend.teaching.ports import MakesTeacher
+from naspipe.frontend.training.given_recipe import Optimizer, given_recipe, read_file
 from naspipe.frontend.training.training import Training
 from naspipe.runtime.jobs.losses import Loss, Metric
 from naspipe.runtime.jobs.workload import Batches, Workload
@@ -27,7 +27,7 @@ from naspipe.runtime.wire.reports import NotesToStderr
 
 
 def train(
-    space: Space, data: Batches, loss: Loss, *, steps: int, optimizer: str | None = None,
+    space: Space, data: Batches, loss: Loss, *, steps: int, optimizer: Optimizer | None = None,
     lr: float | None = None, optimizer_options: Mapping[str, Any] | None = None,
     sampler: str | Any | None = None, seed: int = 0, stages: int = 1, policy: str = "csp",
     bulk: int = 0, run_dir: str | Path | None = None, resume: bool = False,
@@ -43,8 +43,8 @@ def train(
         data: pure; ``data(seed, sequence_id)`` returns named tensors, batch dimension first.
         loss: called with the last block's outputs and the batch fields of ``loss_fields``.
         steps: optimizer steps, of one subnet each unless the recipe's ``passes`` say otherwise.
-        optimizer: a ``torch.optim`` class by name (SGD); ``lr`` (0.05) and ``optimizer_options``
-            go to it.
+        optimizer: a ``torch.optim`` class by name (SGD), or a class or function of your own that
+            takes parameters; ``lr`` (0.05, or that of your own) and ``optimizer_options`` go to it.
         sampler: ``uniform`` (the default), ``fair``, ``spaced:W`` or ``file:PATH``; or a strategy
             that learns from the losses, by name or as an object: see
             :func:`naspipe.frontend.given.strategies.find_strategy_maker`.
@@ -84,7 +84,7 @@ def workload(
     loss: Loss,
     *,
     steps: int,
-    optimizer: str | None = None,
+    optimizer: Optimizer | None = None,
     lr: float | None = None,
     optimizer_options: Mapping[str, Any] | None = None,
     sampler: str | Any | None = None,
@@ -105,14 +105,8 @@ def workload(
     if held_out is not None:
         check_is_data(held_out, "held_out")
     measured = given_metrics(metrics)
-    file, settings = _file(recipe)
-    if optimizer is not None and optimizer != settings.recipe.optimizer:
-        optimizer_options = optimizer_options or {}
-    given: dict[str, Any] = {
-        "optimizer": optimizer, "lr": lr, "optimizer_options": optimizer_options
-    }  # fmt: skip
-    fields = {name: value for name, value in given.items() if value is not None}
-    chosen = replace(settings.recipe, **{**_further(recipe), **fields})
+    file, settings = read_file(recipe)
+    chosen = given_recipe(recipe, optimizer, lr, optimizer_options)
     space = space.with_rules(settings.rules) if settings.rules else space
     sampler = sampler or file.sampler or "uniform"
     make_strategy = find_strategy_maker(sampler, space, seed)
@@ -121,24 +115,6 @@ def workload(
     beside = {"loss_fields": given_fields(loss, loss_fields), "metrics": tuple(sorted(measured))}
     defined = Workload.of(space, data, loss, recipe=chosen, **identity, **beside)
     return replace(defined, make_strategy=make_strategy, held_out=held_out, metrics=measured)
-
-
-def _file(recipe: str | Path | Mapping[str, Any] | None) -> tuple[RecipeFile, Settings]:
-    """A recipe file, where one is meant, and the settings that it gives."""
-    file = read_recipe(recipe) if isinstance(recipe, str | Path) else NO_RECIPE
-    return file, file.applied_to(Settings())
-
-
-def _further(recipe: str | Path | Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """The fields that a caller gives in place of a file."""
-    further = {} if isinstance(recipe, str | Path) else recipe or {}
-    known = Recipe.__dataclass_fields__
-    if not isinstance(further, Mapping) or (wrong := sorted(map(str, set(further) - set(known)))):
-        found = f"{type(further).__name__}" if not isinstance(further, Mapping) else f"{wrong}"
-        raise ConfigError(
-            f"recipe: expected a file or a mapping of {', '.join(known)}, found {found:.80}"
-        )
-    return further
 
 
 def train_together(
@@ -188,7 +164,7 @@ def train_together(
 
 def recipe_execution(recipe: str | Path | Mapping[str, Any] | None, **settings: Any) -> Execution:
     """How a run is carried out, by its recipe and further settings."""
-    return _file(recipe)[1].execution.changed(**settings)
+    return read_file(recipe)[1].execution.changed(**settings)
 
 
 def default_run_directory(name: str) -> Path:
