@@ -19,6 +19,7 @@ from naspipe.frontend.given.strategies import find_strategy_maker
 from naspipe.frontend.teaching.joined import join
 from naspipe.frontend.teaching.ports import MakesTeacher
 from naspipe.frontend.training.given_recipe import Optimizer, given_recipe, read_file
+from naspipe.frontend.training.initial_weights import Weights, begin_with
 from naspipe.frontend.training.training import Training
 from naspipe.runtime.jobs.losses import Loss, Metric
 from naspipe.runtime.jobs.workload import Batches, Workload
@@ -35,6 +36,7 @@ def train(
     execution: Mapping[str, Any] | None = None, observer: LaunchObserver | None = None,
     held_out: Batches | None = None, teacher: MakesTeacher | None = None,
     loss_fields: Sequence[str] | None = None, metrics: Mapping[str, Metric] | None = None,
+    init_from: Weights | None = None,
 ) -> Run:  # fmt: skip
     """Train a supernet; the bits are those of a plain one-at-a-time loop on any number of stages.
 
@@ -62,6 +64,7 @@ def train(
         teacher: :class:`naspipe.Teacher` or :class:`naspipe.Momentum`, whose output is learned.
         loss_fields: names of batch fields; ``("target",)``, if the loss has no ``fields`` itself.
         metrics: functions by name, called as the loss is; each gives one number, which is recorded.
+        init_from: weights to begin with: a run, state dict, file or modules (docs/optimizers.md).
 
     Raises:
         ConfigError: for input that cannot be used; nothing is written then.
@@ -74,6 +77,7 @@ def train(
         space, data, loss, steps=steps, optimizer=optimizer, lr=lr,
         optimizer_options=optimizer_options, sampler=sampler, seed=seed, policy=policy, bulk=bulk,
         recipe=recipe, held_out=held_out, loss_fields=loss_fields, metrics=metrics,
+        init_from=init_from,
     )  # fmt: skip
     return train_together([what], how, run_dir, observer, resume=resume, teacher=teacher)[0]
 
@@ -95,6 +99,7 @@ def workload(
     held_out: Batches | None = None,
     loss_fields: Sequence[str] | None = None,
     metrics: Mapping[str, Metric] | None = None,
+    init_from: Weights | None = None,
 ) -> Workload:
     """One run's definition, for :func:`train_together`; the arguments are those of :func:`train`.
 
@@ -108,13 +113,18 @@ def workload(
     file, settings = read_file(recipe)
     chosen = given_recipe(recipe, optimizer, lr, optimizer_options)
     space = space.with_rules(settings.rules) if settings.rules else space
+    begun: Mapping[str, Any] = {}
+    if init_from is not None:
+        space, begun = begin_with(space, init_from)
     sampler = sampler or file.sampler or "uniform"
     make_strategy = find_strategy_maker(sampler, space, seed)
     name = sampler if isinstance(sampler, str) else type(sampler).__qualname__
     identity = {"seed": seed, "steps": steps, "sampler": name, "policy": policy, "bulk": bulk}
-    beside = {"loss_fields": given_fields(loss, loss_fields), "metrics": tuple(sorted(measured))}
-    defined = Workload.of(space, data, loss, recipe=chosen, **identity, **beside)
-    return replace(defined, make_strategy=make_strategy, held_out=held_out, metrics=measured)
+    names = {"loss_fields": given_fields(loss, loss_fields), "metrics": tuple(sorted(measured))}
+    defined = Workload.of(space, data, loss, recipe=chosen, **identity, **names)
+    return replace(
+        defined, make_strategy=make_strategy, held_out=held_out, metrics=measured, begun=begun
+    )
 
 
 def train_together(
