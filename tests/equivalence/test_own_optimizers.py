@@ -105,10 +105,10 @@ def test_it_has_parameter_groups_and_a_name(tmp_path):
 
 
 def test_names():
-    assert given_recipe(None, torch.optim.AdamW, None, None) == Recipe(optimizer="AdamW")
-    found = given_recipe({"lr": 0.5}, partial(Lion, betas=(0.5, 0.9)), None, None)
+    assert given_recipe(None, torch.optim.AdamW, None, None, 1) == Recipe(optimizer="AdamW")
+    found = given_recipe({"lr": 0.5}, partial(Lion, betas=(0.5, 0.9)), None, None, 1)
     assert found.optimizer == f"{__name__}:Lion(betas=(0.5, 0.9))" and found.lr == 0.5
-    assert given_recipe(None, Lion, None, None).lr == 1e-3
+    assert given_recipe(None, Lion, None, None, 1).lr == 1e-3
 
 
 class Counting(Lion):
@@ -186,7 +186,7 @@ REFUSALS = {
 @pytest.mark.parametrize("optimizer", REFUSALS, ids=lambda each: getattr(each, "__name__", "LBFGS"))
 def test_what_does_not_work_per_layer_is_refused(optimizer):
     with pytest.raises(npp.ConfigError, match=f"does not work per layer: .*{REFUSALS[optimizer]}"):
-        check_optimizer(given_recipe(None, optimizer, None, None))
+        check_optimizer(given_recipe(None, optimizer, None, None, 1))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from naspipe.frontend.given.run import Run
 from naspipe.frontend.given.strategies import find_strategy_maker
 from naspipe.frontend.teaching.joined import join
 from naspipe.frontend.teaching.ports import MakesTeacher
-from naspipe.frontend.training.given_recipe import Optimizer, given_recipe, read_file
+from naspipe.frontend.training.given_recipe import Optimizer, Rate, given_recipe, read_file
 from naspipe.frontend.training.initial_weights import Weights, begin_with
 from naspipe.frontend.training.training import Training
 from naspipe.runtime.jobs.losses import Loss, Metric
@@ -29,7 +29,7 @@ from naspipe.runtime.wire.reports import NotesToStderr
 
 def train(
     space: Space, data: Batches, loss: Loss, *, steps: int, optimizer: Optimizer | None = None,
-    lr: float | None = None, optimizer_options: Mapping[str, Any] | None = None,
+    lr: Rate | None = None, optimizer_options: Mapping[str, Any] | None = None,
     sampler: str | Any | None = None, seed: int = 0, stages: int = 1, policy: str = "csp",
     bulk: int = 0, run_dir: str | Path | None = None, resume: bool = False,
     recipe: str | Path | Mapping[str, Any] | None = None,
@@ -47,6 +47,7 @@ def train(
         steps: optimizer steps, of one subnet each unless the recipe's ``passes`` say otherwise.
         optimizer: a ``torch.optim`` class by name (SGD), or a class or function of your own that
             takes parameters; ``lr`` (0.05, or that of your own) and ``optimizer_options`` go to it.
+            ``lr`` may be a function from a step to its rate, or rates by their first steps.
         sampler: ``uniform`` (the default), ``fair``, ``spaced:W`` or ``file:PATH``; or a strategy
             that learns from the losses, by name or as an object: see
             :func:`naspipe.frontend.given.strategies.find_strategy_maker`.
@@ -89,7 +90,7 @@ def workload(
     *,
     steps: int,
     optimizer: Optimizer | None = None,
-    lr: float | None = None,
+    lr: Rate | None = None,
     optimizer_options: Mapping[str, Any] | None = None,
     sampler: str | Any | None = None,
     seed: int = 0,
@@ -111,7 +112,7 @@ def workload(
         check_is_data(held_out, "held_out")
     measured = given_metrics(metrics)
     file, settings = read_file(recipe)
-    chosen = given_recipe(recipe, optimizer, lr, optimizer_options)
+    chosen = given_recipe(recipe, optimizer, lr, optimizer_options, steps)
     space = space.with_rules(settings.rules) if settings.rules else space
     begun: Mapping[str, Any] = {}
     if init_from is not None:

@@ -14,10 +14,16 @@ from naspipe.core.config import Recipe, Settings
 from naspipe.core.errors import ConfigError
 from naspipe.core.recipe_file import NO_RECIPE, RecipeFile, read_recipe
 from naspipe.core.settings.given_code import GivenCode
+from naspipe.core.settings.schedules import schedule_of, table_text
+from naspipe.core.user_code import users_code
 from naspipe.runtime.layers.optimizers import PER_LAYER
 
 Optimizer = str | Callable[..., torch.optim.Optimizer]
 """By name, or a class or function that is called with parameters and returns one."""
+
+
+Rate = float | Callable[[int], float] | Mapping[int, float]
+"""The peak of a schedule; or a function from a step to its rate, or rates by their first steps."""
 
 
 def read_file(recipe: str | Path | Mapping[str, Any] | None) -> tuple[RecipeFile, Settings]:
@@ -29,10 +35,13 @@ def read_file(recipe: str | Path | Mapping[str, Any] | None) -> tuple[RecipeFile
 def given_recipe(
     recipe: str | Path | Mapping[str, Any] | None,
     optimizer: Optimizer | None,
-    lr: float | None,
+    lr: Rate | None,
     optimizer_options: Mapping[str, Any] | None,
+    steps: int,
 ) -> Recipe:
     """The recipe; what arguments say goes before what a file or a mapping says.
+
+    ``steps`` are those of the run, for each of which a function of the rate is asked.
 
     Raises:
         ConfigError: for what cannot be used.
@@ -42,15 +51,26 @@ def given_recipe(
     chosen = further.pop("optimizer", None) if optimizer is None else optimizer
     if optimizer is not None and _named(optimizer) != settings.recipe.optimizer:
         optimizer_options = optimizer_options or {}
+    rate = further.pop("lr", None) if lr is None else lr
     given = {
         "optimizer": None if chosen is None else _named(chosen),
-        "lr": lr,
+        **_rated(rate, steps),
         "optimizer_options": optimizer_options,
     }
     fields = {name: value for name, value in given.items() if value is not None}
     made = replace(settings.recipe, **{**further, **fields})
-    says_rate = lr is not None or "lr" in further or "lr" in file.values
+    says_rate = rate is not None or "lr" in file.values
     return made if says_rate else replace(made, lr=_own_rate(made))
+
+
+def _rated(rate: Any, steps: int) -> dict[str, Any]:
+    """The settings that stand for a rate; one by step is a schedule that multiplies 1."""
+    if isinstance(rate, Mapping):
+        return {"lr": 1.0, "schedule": table_text(rate)}
+    if callable(rate):
+        with users_code("lr: expected a function from a step to its rate, found"):
+            return {"lr": 1.0, "schedule": schedule_of(rate, steps)}
+    return {"lr": rate}
 
 
 def _own_rate(recipe: Recipe) -> float:
