@@ -44,7 +44,9 @@ class PlainLoop(LateLayers):
         self.factories, self.fields, self.rules = factories, fields, rules
         self.begin_late(rules)
         self.seed, self.lr, self.bf16 = seed, lr, bf16
-        self.optimizer, self.options = getattr(torch.optim, optimizer), options or {}
+        self.optimizer, self.options = optimizer, options or {}
+        if isinstance(optimizer, str):
+            self.optimizer = getattr(torch.optim, optimizer)
         self.layers, self.optimizers, self.losses = {}, {}, []
 
     def layer(self, block, candidate):

@@ -247,7 +247,8 @@ def dangers(module: ast.Module) -> Iterator[str]:
             name = dotted(node.func)
             if name in ("eval", "exec", "compile", "__import__", "builtins.eval", "builtins.exec"):
                 yield f"{node.lineno}: {name}()"
-            if name.split(".")[-1] == "load" and name.split(".")[0] in ("torch", "joblib"):
+            is_load = name.split(".")[-1] == "load" and name.split(".")[0] in ("torch", "joblib")
+            if is_load and not (name == "torch.load" and loads_weights_only(node)):
                 yield f"{node.lineno}: {name}()"
             if any(keyword.arg == "allow_pickle" for keyword in node.keywords):
                 value = next(k.value for k in node.keywords if k.arg == "allow_pickle")
@@ -255,6 +256,12 @@ def dangers(module: ast.Module) -> Iterator[str]:
                     yield f"{node.lineno}: allow_pickle"
             if name.split(".")[-1] in ("send_pyobj", "recv_pyobj"):
                 yield f"{node.lineno}: {name}()"
+
+
+def loads_weights_only(call: ast.Call) -> bool:
+    """Whether it says so itself: torch then makes tensors and plain containers alone."""
+    values = [each.value for each in call.keywords if each.arg == "weights_only"]
+    return any(isinstance(each, ast.Constant) and each.value is True for each in values)
 
 
 def test_nothing_is_pickled_or_evaluated() -> None:
@@ -267,12 +274,13 @@ def test_nothing_is_pickled_or_evaluated() -> None:
     [
         "import pickle", "from pickle import loads", "import torch; torch.load(f)", "eval('1')",
         "from torch import load", "exec(x)", "numpy.load(f, allow_pickle=True)",
-        "socket.recv_pyobj()",
+        "socket.recv_pyobj()", "torch.load(f, weights_only=False)", "torch.load(f, weights_only=x)",
     ],
 )  # fmt: skip
 def test_dangers_are_seen(source: str) -> None:
     assert list(dangers(ast.parse(source)))
     assert not list(dangers(ast.parse("numpy.load(f, allow_pickle=False); json.load(f)")))
+    assert not list(dangers(ast.parse("torch.load(f, weights_only=True)")))
 
 
 def touches_environment(module: ast.Module) -> bool:

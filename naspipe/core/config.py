@@ -55,7 +55,10 @@ MOMENTUM = {
 """Of a teacher that follows the student; see :class:`naspipe.Momentum`."""
 
 
-_LATER = {"norms": "ordered", "reduction": "fold", "weight": "passes", "parameter_groups": ()}
+_LATER = {
+    "norms": "ordered", "reduction": "fold", "weight": "passes", "parameter_groups": (),
+    "restart_steps": 0, "restart_factor": 1,
+}  # fmt: skip
 """Settings that came later than the first manifests, and what those had."""
 
 
@@ -116,6 +119,7 @@ class Definition:
 
     def __post_init__(self) -> None:
         check(self)
+        self.recipe.check_rate()
 
     @property
     def num_passes(self) -> int:

@@ -11,9 +11,15 @@ from naspipe.core.settings.allowed import at_least, between, norm, one_of, share
 from naspipe.core.settings.checks import expect, is_finite
 from naspipe.core.settings.declare import check, setting
 from naspipe.core.settings.parameter_groups import ParameterGroup, parse_groups
+from naspipe.core.settings.schedules import (
+    FALLING,
+    allowed_schedules,
+    by_step,
+    factor,
+    in_cycle,
+)
 from naspipe.core.steps import ROUND, Steps, parse_passes
 
-SCHEDULES = ("constant", "linear", "cosine", "inverse_sqrt")
 MAX_THREADS = 256
 
 
@@ -31,8 +37,10 @@ class Recipe:
     """Parameters with options of their own: ``match``, ``lr_factor`` and ``optimizer_options``."""
     schedule: str = setting(
         "constant",
-        "how the rate follows the number of the step: constant, linear, cosine or inverse_sqrt.",
-        one_of(*SCHEDULES),
+        "how the rate follows the number of the step: constant, linear, cosine, inverse_sqrt, or "
+        "table(STEP:FACTOR,...), which multiplies lr from each of these steps on. In Python lr may "
+        "be a function of the step, or rates by steps.",
+        allowed_schedules(),
         example="cosine",
     )
     warmup_steps: int = setting(
@@ -41,6 +49,19 @@ class Recipe:
         at_least(0),
         unit="steps",
         example="7",
+    )
+    restart_steps: int = setting(
+        0,
+        "steps behind the warm-up in which linear or cosine comes to 0 and begins anew; 0 for all.",
+        at_least(0),
+        unit="steps",
+        example="100",
+    )
+    restart_factor: int = setting(
+        1,
+        "by how much each of these cycles is longer than the one before.",
+        at_least(1),
+        example="2",
     )
     precision: str = setting(
         "float32",
@@ -147,6 +168,21 @@ class Recipe:
         options = self.groups[number - 1].options if number else {}
         return replace(self, optimizer_options={**self.optimizer_options, **options})
 
+    def check_rate(self) -> None:
+        """Settings of the rate must go together, once all of them are said.
+
+        Raises:
+            ConfigError: when they do not.
+        """
+        expect(
+            not self.restart_steps or self.schedule in FALLING, f"restart_steps="
+            f"{self.restart_steps}", f"schedule={' or '.join(FALLING)}", self.schedule,
+        )  # fmt: skip
+        expect(
+            not (self.warmup_steps and by_step(self.schedule)), f"schedule={self.schedule:.40}",
+            "warmup_steps=0, as it says the rate of every step", self.warmup_steps,
+        )  # fmt: skip
+
     def settled(self, candidate_counts: Sequence[int]) -> Recipe:
         """The recipe for a space whose choice blocks have so many candidates."""
         if self.passes != ROUND:
@@ -175,11 +211,20 @@ def learning_rate(recipe: Recipe, step: int, steps: int) -> float:
 
     Warm-up rises linearly over the first ``warmup_steps`` steps; after it the rate is
     constant, falls to 0 at ``steps`` linearly or by a half cosine, or falls with the inverse
-    square root of the number of the step (Vaswani et al. 2017, section 5.3).
+    square root of the number of the step (Vaswani et al. 2017, section 5.3). With
+    ``restart_steps`` it falls to 0 in so many steps, and again and again (Loshchilov and Hutter
+    2017): the bits are those of torch's ``CosineAnnealingWarmRestarts``.
+
+    Raises:
+        ConfigError: for a schedule that is a function of which there is but the name.
     """
+    if by_step(recipe.schedule):
+        return recipe.lr * factor(recipe.schedule, step)
     warmup = recipe.warmup_steps
     if step < warmup:
         return recipe.lr * (step + 1) / warmup
+    if recipe.restart_steps:
+        return _restarted(recipe, step - warmup)
     progress = (step - warmup) / max(1, steps - warmup)
     match recipe.schedule:
         case "linear":
@@ -191,3 +236,11 @@ def learning_rate(recipe: Recipe, step: int, steps: int) -> float:
             return recipe.lr * math.sqrt(start / (step - warmup + start))
         case _:
             return recipe.lr
+
+
+def _restarted(recipe: Recipe, position: int) -> float:
+    """The rate of a step behind the warm-up, in torch's order of operations."""
+    place, length = in_cycle(position, recipe.restart_steps, recipe.restart_factor)
+    if recipe.schedule == "linear":
+        return recipe.lr * (1.0 - place / length)
+    return recipe.lr * (1.0 + math.cos(math.pi * place / length)) / 2

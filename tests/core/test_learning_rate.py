@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from naspipe.core.recipe import SCHEDULES, Recipe, learning_rate
+from naspipe.core.recipe import Recipe, learning_rate
+from naspipe.core.settings.schedules import SCHEDULES
 
 WARM = (2.0, 4.0, 6.0, 8.0)
 

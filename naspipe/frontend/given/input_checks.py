@@ -18,13 +18,13 @@ from naspipe.core.space import Shared, Space
 from naspipe.core.user_code import users_code
 from naspipe.core.wiring import Tap, TapRole
 from naspipe.frontend.given.expected_costs import check_costs
+from naspipe.frontend.given.optimizer_checks import check_optimizer
 from naspipe.planning.cost import first_of_kind
 from naspipe.runtime.devices.determinism import deterministic_torch
 from naspipe.runtime.jobs.losses import needs_teacher
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.layers.norm_statistics import unknown_norm
-from naspipe.runtime.layers.optimizers import check_optimizer
 from naspipe.runtime.layers.parameter_names import named_parameters
 from naspipe.runtime.layers.stored_layer import StoredLayer
 from naspipe.runtime.measuring.layer_sizes import sketch

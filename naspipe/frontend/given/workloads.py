@@ -19,8 +19,8 @@ from naspipe.frontend.given.data_checks import check_batch, check_is_data
 from naspipe.frontend.given.input_checks import check_layers
 from naspipe.frontend.given.joined_end import END, joined_end
 from naspipe.frontend.given.loss_checks import given_fields, given_metrics
+from naspipe.frontend.given.optimizer_checks import check_optimizer
 from naspipe.runtime.jobs.workload import Batches, Workload
-from naspipe.runtime.layers.optimizers import check_optimizer
 
 
 def find_workload(

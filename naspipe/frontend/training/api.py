@@ -8,9 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from naspipe.core.config import Execution, Recipe, Settings
+from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
-from naspipe.core.recipe_file import NO_RECIPE, RecipeFile, read_recipe
 from naspipe.core.space import Space
 from naspipe.core.wiring import Tap
 from naspipe.frontend.given.data_checks import check_is_data
@@ -19,6 +18,8 @@ from naspipe.frontend.given.run import Run
 from naspipe.frontend.given.strategies import find_strategy_maker
 from naspipe.frontend.teaching.joined import join
 from naspipe.frontend.teaching.ports import MakesTeacher
+from naspipe.frontend.training.given_recipe import Optimizer, Rate, given_recipe, read_file
+from naspipe.frontend.training.initial_weights import Weights, begin_with
 from naspipe.frontend.training.training import Training
 from naspipe.runtime.jobs.losses import Loss, Metric
 from naspipe.runtime.jobs.workload import Batches, Workload
@@ -27,14 +28,15 @@ from naspipe.runtime.wire.reports import NotesToStderr
 
 
 def train(
-    space: Space, data: Batches, loss: Loss, *, steps: int, optimizer: str | None = None,
-    lr: float | None = None, optimizer_options: Mapping[str, Any] | None = None,
+    space: Space, data: Batches, loss: Loss, *, steps: int, optimizer: Optimizer | None = None,
+    lr: Rate | None = None, optimizer_options: Mapping[str, Any] | None = None,
     sampler: str | Any | None = None, seed: int = 0, stages: int = 1, policy: str = "csp",
     bulk: int = 0, run_dir: str | Path | None = None, resume: bool = False,
     recipe: str | Path | Mapping[str, Any] | None = None,
     execution: Mapping[str, Any] | None = None, observer: LaunchObserver | None = None,
     held_out: Batches | None = None, teacher: MakesTeacher | None = None,
     loss_fields: Sequence[str] | None = None, metrics: Mapping[str, Metric] | None = None,
+    init_from: Weights | None = None,
 ) -> Run:  # fmt: skip
     """Train a supernet; the bits are those of a plain one-at-a-time loop on any number of stages.
 
@@ -43,8 +45,9 @@ def train(
         data: pure; ``data(seed, sequence_id)`` returns named tensors, batch dimension first.
         loss: called with the last block's outputs and the batch fields of ``loss_fields``.
         steps: optimizer steps, of one subnet each unless the recipe's ``passes`` say otherwise.
-        optimizer: a ``torch.optim`` class by name (SGD); ``lr`` (0.05) and ``optimizer_options``
-            go to it.
+        optimizer: a ``torch.optim`` class by name (SGD), or a class or function of your own that
+            takes parameters; ``lr`` (0.05, or that of your own) and ``optimizer_options`` go to it.
+            ``lr`` may be a function from a step to its rate, or rates by their first steps.
         sampler: ``uniform`` (the default), ``fair``, ``spaced:W`` or ``file:PATH``; or a strategy
             that learns from the losses, by name or as an object: see
             :func:`naspipe.frontend.given.strategies.find_strategy_maker`.
@@ -62,6 +65,7 @@ def train(
         teacher: :class:`naspipe.Teacher` or :class:`naspipe.Momentum`, whose output is learned.
         loss_fields: names of batch fields; ``("target",)``, if the loss has no ``fields`` itself.
         metrics: functions by name, called as the loss is; each gives one number, which is recorded.
+        init_from: weights to begin with: a run, state dict, file or modules (docs/optimizers.md).
 
     Raises:
         ConfigError: for input that cannot be used; nothing is written then.
@@ -74,6 +78,7 @@ def train(
         space, data, loss, steps=steps, optimizer=optimizer, lr=lr,
         optimizer_options=optimizer_options, sampler=sampler, seed=seed, policy=policy, bulk=bulk,
         recipe=recipe, held_out=held_out, loss_fields=loss_fields, metrics=metrics,
+        init_from=init_from,
     )  # fmt: skip
     return train_together([what], how, run_dir, observer, resume=resume, teacher=teacher)[0]
 
@@ -84,8 +89,8 @@ def workload(
     loss: Loss,
     *,
     steps: int,
-    optimizer: str | None = None,
-    lr: float | None = None,
+    optimizer: Optimizer | None = None,
+    lr: Rate | None = None,
     optimizer_options: Mapping[str, Any] | None = None,
     sampler: str | Any | None = None,
     seed: int = 0,
@@ -95,6 +100,7 @@ def workload(
     held_out: Batches | None = None,
     loss_fields: Sequence[str] | None = None,
     metrics: Mapping[str, Metric] | None = None,
+    init_from: Weights | None = None,
 ) -> Workload:
     """One run's definition, for :func:`train_together`; the arguments are those of :func:`train`.
 
@@ -105,40 +111,21 @@ def workload(
     if held_out is not None:
         check_is_data(held_out, "held_out")
     measured = given_metrics(metrics)
-    file, settings = _file(recipe)
-    if optimizer is not None and optimizer != settings.recipe.optimizer:
-        optimizer_options = optimizer_options or {}
-    given: dict[str, Any] = {
-        "optimizer": optimizer, "lr": lr, "optimizer_options": optimizer_options
-    }  # fmt: skip
-    fields = {name: value for name, value in given.items() if value is not None}
-    chosen = replace(settings.recipe, **{**_further(recipe), **fields})
+    file, settings = read_file(recipe)
+    chosen = given_recipe(recipe, optimizer, lr, optimizer_options, steps)
     space = space.with_rules(settings.rules) if settings.rules else space
+    begun: Mapping[str, Any] = {}
+    if init_from is not None:
+        space, begun = begin_with(space, init_from)
     sampler = sampler or file.sampler or "uniform"
     make_strategy = find_strategy_maker(sampler, space, seed)
     name = sampler if isinstance(sampler, str) else type(sampler).__qualname__
     identity = {"seed": seed, "steps": steps, "sampler": name, "policy": policy, "bulk": bulk}
-    beside = {"loss_fields": given_fields(loss, loss_fields), "metrics": tuple(sorted(measured))}
-    defined = Workload.of(space, data, loss, recipe=chosen, **identity, **beside)
-    return replace(defined, make_strategy=make_strategy, held_out=held_out, metrics=measured)
-
-
-def _file(recipe: str | Path | Mapping[str, Any] | None) -> tuple[RecipeFile, Settings]:
-    """A recipe file, where one is meant, and the settings that it gives."""
-    file = read_recipe(recipe) if isinstance(recipe, str | Path) else NO_RECIPE
-    return file, file.applied_to(Settings())
-
-
-def _further(recipe: str | Path | Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """The fields that a caller gives in place of a file."""
-    further = {} if isinstance(recipe, str | Path) else recipe or {}
-    known = Recipe.__dataclass_fields__
-    if not isinstance(further, Mapping) or (wrong := sorted(map(str, set(further) - set(known)))):
-        found = f"{type(further).__name__}" if not isinstance(further, Mapping) else f"{wrong}"
-        raise ConfigError(
-            f"recipe: expected a file or a mapping of {', '.join(known)}, found {found:.80}"
-        )
-    return further
+    names = {"loss_fields": given_fields(loss, loss_fields), "metrics": tuple(sorted(measured))}
+    defined = Workload.of(space, data, loss, recipe=chosen, **identity, **names)
+    return replace(
+        defined, make_strategy=make_strategy, held_out=held_out, metrics=measured, begun=begun
+    )
 
 
 def train_together(
@@ -188,7 +175,7 @@ def train_together(
 
 def recipe_execution(recipe: str | Path | Mapping[str, Any] | None, **settings: Any) -> Execution:
     """How a run is carried out, by its recipe and further settings."""
-    return _file(recipe)[1].execution.changed(**settings)
+    return read_file(recipe)[1].execution.changed(**settings)
 
 
 def default_run_directory(name: str) -> Path:

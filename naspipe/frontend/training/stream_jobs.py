@@ -16,11 +16,11 @@ from naspipe.core.subnet import Subnet
 from naspipe.frontend.given.data_checks import check_batch
 from naspipe.frontend.given.input_checks import check_grouping, check_layers
 from naspipe.frontend.given.loss_checks import check_loss
+from naspipe.frontend.given.optimizer_checks import check_optimizer
 from naspipe.frontend.given.pass_streams import draw_passes
 from naspipe.frontend.given.strategy_source import StrategySource, sample_stream
 from naspipe.runtime.jobs.job import StreamJob, TrainingJob
 from naspipe.runtime.jobs.workload import Workload
-from naspipe.runtime.layers.optimizers import check_optimizer
 from naspipe.schedule.invariants import led, violations
 from naspipe.schedule.traits import causal_policies, traits_of
 from naspipe.sim.cutting import is_joint

@@ -263,6 +263,7 @@ class Training:
             },
             "requested": self.execution.as_dict(),
             "source": dict(self.sources[number]) if self.sources else {},
+            "init_from": dict(stream.workload.begun),
             "environment": describe_environment(self.execution.hardware.device, self._gpus),
             "space": describe_space(space),
             "validation": describe(stream.validation),

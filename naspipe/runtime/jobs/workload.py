@@ -70,6 +70,8 @@ class Workload:
     """Batch fields that are lessons of the loss, as a teacher's outputs are."""
     metrics: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     """What is measured of every pass, by name: called as the loss is, without a teacher."""
+    begun: Mapping[str, Any] = field(default_factory=dict)
+    """Where the weights that layers begin with are from, and their digest, for the manifest."""
 
     @property
     def is_written(self) -> bool:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
-import importlib
 import inspect
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from naspipe.core.config import Recipe
-from naspipe.core.errors import ConfigError, reason
+from naspipe.core.errors import ConfigError
 from naspipe.core.rules import RECIPES, OwnStep
+from naspipe.core.settings.given_code import GivenCode
+from naspipe.core.user_code import import_attribute
 from naspipe.mixed.alphas import Alpha, WithAlphas, alpha_optimizer
-from naspipe.runtime.forking.fitness import done_fit
 from naspipe.runtime.layers.around_step import add_hooks
 from naspipe.runtime.layers.lars import LARS
 from naspipe.runtime.layers.own_steps import FACTOR, GROUP, with_momentum
@@ -35,20 +31,12 @@ OWN: dict[str, type[torch.optim.Optimizer]] = {"LARS": LARS}
 BESIDE = ("ASGD",)
 """Those whose numbers without dimensions torch makes beside the parameter, not in host memory."""
 
-REFUSED = {
-    "LBFGS": "it needs a closure and one state over all parameters",
-    "SparseAdam": "it takes sparse gradients only",
-    "Muon": "it takes two-dimensional parameters only",
-}
-
-
 MEANINGLESS = {
     "differentiable": "nothing is differentiated through a WRITE",
     "capturable": "no step is captured in a CUDA graph",
 }
 
-
-_OF_ALPHAS = {
+OF_ALPHAS = {
     name: option
     for name, option in inspect.signature(alpha_optimizer).parameters.items()
     if option.default is not inspect.Parameter.empty
@@ -56,116 +44,43 @@ _OF_ALPHAS = {
 """Options of whatever optimizer, for layers with architecture parameters."""
 
 
-def check_optimizer(recipe: Recipe, own: OwnStep = RECIPES) -> None:
-    """Check the name and the options, with real steps, before anything is written.
-
-    With the momentum of one layer, where it has its own.
-
-    Raises:
-        ConfigError: for an unknown name, one that does not work per layer, or bad options.
-    """
-    _check_name(recipe.optimizer)
-    _check_options(recipe)
-    importlib.import_module("torch._dynamo")  # as the first step does: once here, not in each fork
-    what = f"the check of the optimizer {recipe.optimizer}"
-    for number in range(len(recipe.groups) + 1):
-        with _about_group(number):
-            _check_group(recipe, number)
-            alone = replace(recipe.of_group(number), parameter_groups=())
-            done_fit(partial(_check_steps, alone, own), what)
-
-
-@contextmanager
-def _about_group(number: int) -> Iterator[None]:
-    try:
-        yield
-    except ConfigError as error:
-        where = f"parameter_groups[{number - 1}]: " if number else ""
-        raise ConfigError(f"{where}{error}") from error
-
-
-def _check_group(recipe: Recipe, number: int) -> None:
-    """What a group says of its own must be what one group of a torch optimizer may say."""
-    options = recipe.groups[number - 1].options if number else {}
-    if found := [option for option in options if option in _OF_ALPHAS]:
-        raise ConfigError(
-            f"expected options of weights, found {found[0]}: architecture parameters are in no "
-            f"group; use --set optimizer.{found[0]}"
-        )
-    _check_options(recipe.of_group(number))
-
-
-def _check_steps(recipe: Recipe, own: OwnStep) -> dict[str, Any]:
-    try:
-        _take_steps(recipe, own)
-    except ConfigError:
-        raise
-    except Exception as error:
-        options = recipe.optimizer_options
-        known = _options(recipe.optimizer)
-        raise ConfigError(
-            f"optimizer {recipe.optimizer}: expected options such as its defaults "
-            f"({', '.join(f'{key}={known[key].default}' for key in options) or 'none'}), found "
-            f"{', '.join(f'{key}={value!r:.40}' for key, value in options.items()) or 'none'}: "
-            f"{reason(error)}; change them with --set optimizer.OPTION=VALUE"
-        ) from error
-    return {}
-
-
-def _check_name(name: str) -> None:
-    if name in REFUSED:
-        raise ConfigError(
-            f"optimizer {name} does not work per layer: {REFUSED[name]}; "
-            f"choose one of {', '.join(PER_LAYER)}"
-        )
-    if name not in PER_LAYER:
-        by_lower_case = {known.lower(): known for known in PER_LAYER}
-        close = difflib.get_close_matches(name.lower(), by_lower_case, n=1)
-        hint = f" (did you mean {by_lower_case[close[0]]}?)" if close else ""
-        raise ConfigError(f"unknown optimizer {name!r:.80}{hint}: expected {', '.join(PER_LAYER)}")
-
-
-def _check_options(recipe: Recipe) -> None:
-    name, known = recipe.optimizer, _options(recipe.optimizer)
-    for option, value in recipe.optimizer_options.items():
-        if option in MEANINGLESS:
-            raise ConfigError(
-                f"optimizer option {option}={value!r:.40} has no meaning here: "
-                f"{MEANINGLESS[option]}; leave it out"
-            )
-        if option not in known:
-            raise ConfigError(
-                f"optimizer {name} has no option {option!r:.80}: expected {', '.join(known)}"
-            )
-        default = known[option].default
-        is_switch = default is None or isinstance(default, bool)
-        if is_switch and value is not default and not isinstance(value, bool):
-            raise ConfigError(
-                f"optimizer {name}, option {option}: expected true or false, found {value!r:.80}"
-            )
-
-
-def _options(name: str) -> dict[str, inspect.Parameter]:
+def options_of(name: str) -> dict[str, inspect.Parameter]:
     """What a user may set of an optimizer, by name."""
-    known = {**inspect.signature(_find(name)).parameters, **_OF_ALPHAS}
-    hidden = ("params", "lr", *MEANINGLESS)
+    others = _arguments(name)
+    known = {**{each.name: each for each in others[1:]}, **OF_ALPHAS}
+    hidden = ("lr", *MEANINGLESS)
     return {option: known[option] for option in known if option not in hidden}
 
 
-def _find(name: str) -> Any:
-    """An optimizer's class."""
-    return OWN.get(name) or getattr(torch.optim, name)
+def takes_any(name: str) -> bool:
+    """Whether an optimizer has further options, which only it knows."""
+    return any(each.kind is inspect.Parameter.VAR_KEYWORD for each in _arguments(name))
 
 
-def _take_steps(recipe: Recipe, own: OwnStep) -> None:
-    """Two steps on vectors and a matrix: some options are first looked at there."""
-    weights = (torch.nn.Parameter(torch.zeros(size)) for size in ((2,), (2, 2)))
-    parameters = [*weights, Alpha(torch.zeros(2))]
-    optimizer = make_optimizer(recipe, parameters, own)
-    for _ in range(2):
-        for parameter in parameters:
-            parameter.grad = torch.ones_like(parameter)
-        optimizer.step()
+def takes_rate(name: str) -> bool:
+    """Whether it is made with ``lr``; otherwise it has one of its own, until its first step."""
+    return takes_any(name) or any(each.name == "lr" for each in _arguments(name))
+
+
+def is_own(name: str) -> bool:
+    """Whether it is a user's own: code, or ``module:name``."""
+    return isinstance(name, GivenCode) or ":" in name
+
+
+def find_optimizer(name: str) -> Any:
+    """What makes an optimizer.
+
+    Raises:
+        ConfigError: when a user's own cannot be found.
+    """
+    if isinstance(name, GivenCode):
+        return name.code
+    return import_attribute(name) if ":" in name else OWN.get(name) or getattr(torch.optim, name)
+
+
+def _arguments(name: str) -> list[inspect.Parameter]:
+    """Of what makes an optimizer: the parameters first, then its options."""
+    return [*inspect.signature(find_optimizer(name)).parameters.values()]
 
 
 def make_optimizer(
@@ -187,18 +102,22 @@ def make_optimizer(
         ConfigError: when the layer has a momentum of its own and the optimizer none.
     """
     options = _given_options(recipe, own)
-    of_alphas: dict[str, Any] = {name: options.pop(name) for name in _OF_ALPHAS if name in options}
+    of_alphas: dict[str, Any] = {name: options.pop(name) for name in OF_ALPHAS if name in options}
     weights, alphas = _split(parameters)
     optimizer: torch.optim.Optimizer
-    make = _find(recipe.optimizer)
+    make = find_optimizer(recipe.optimizer)
     sets = _grouped(weights, group_of)
-    given = [
+    given: Any = [
         {**_own_options(recipe, own, number), "params": those} for number, those in sets.items()
     ]
-    optimizer = make(given, lr=recipe.lr, **options)
-    for number, group in zip(sets, optimizer.param_groups, strict=True):
-        factor = recipe.groups[number - 1].lr_factor if number else 1.0
-        group |= {GROUP: number, FACTOR: factor}
+    rate = {"lr": recipe.lr} if takes_rate(recipe.optimizer) else {}
+    optimizer = make(weights if weights and [*sets] == [0] else given, **rate, **options)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigError(
+            f"optimizer {recipe.optimizer}: expected a function that returns a "
+            f"torch.optim.Optimizer, found it to return a {type(optimizer).__name__}"
+        )
+    _tag(optimizer, recipe, list(sets))
     if recipe.optimizer in BESIDE:
         optimizer.register_step_pre_hook(_put_beside)
     if alphas:
@@ -207,9 +126,24 @@ def make_optimizer(
     return optimizer
 
 
+def _tag(optimizer: torch.optim.Optimizer, recipe: Recipe, numbers: list[int]) -> None:
+    """Note in each group of weights which parameter group it is; one may be made into several."""
+    groups = optimizer.param_groups
+    if len(numbers) == 1:
+        numbers = numbers * len(groups)
+    if len(groups) != len(numbers):
+        raise ConfigError(
+            f"optimizer {recipe.optimizer}: expected it to keep the {len(numbers)} groups that "
+            f"parameter_groups make of a layer, found it to make {len(groups)}; choose one way"
+        )
+    for number, group in zip(numbers, groups, strict=True):
+        factor = recipe.groups[number - 1].lr_factor if number else 1.0
+        group |= {GROUP: number, FACTOR: factor}
+
+
 def _given_options(recipe: Recipe, own: OwnStep) -> dict[str, Any]:
     """The keyword arguments of a layer's optimizer."""
-    known = _options(recipe.optimizer)
+    known = options_of(recipe.optimizer)
     recipe = with_momentum(recipe, own, {name: each.default for name, each in known.items()})
     return {
         key: tuple(value) if isinstance(value, list) else value
@@ -222,7 +156,7 @@ def _own_options(recipe: Recipe, own: OwnStep, number: int) -> dict[str, Any]:
     if not number:
         return {}
     options = _given_options(recipe.of_group(number), own)
-    return {name: value for name, value in options.items() if name not in _OF_ALPHAS}
+    return {name: value for name, value in options.items() if name not in OF_ALPHAS}
 
 
 def _grouped(

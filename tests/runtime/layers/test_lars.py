@@ -7,8 +7,8 @@ import torch
 
 from naspipe.core.config import Recipe
 from naspipe.core.errors import ConfigError
+from naspipe.frontend.given.optimizer_checks import check_optimizer
 from naspipe.runtime.layers.lars import LARS
-from naspipe.runtime.layers.optimizers import check_optimizer
 
 
 def test_the_scale_is_that_of_the_paper():

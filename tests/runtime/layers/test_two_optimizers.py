@@ -8,9 +8,10 @@ from torch import nn
 
 from naspipe.core.config import Recipe
 from naspipe.core.errors import ConfigError
+from naspipe.frontend.given.optimizer_checks import check_optimizer
 from naspipe.mixed import Alpha
 from naspipe.runtime.layers.layer_layout import StateSizes
-from naspipe.runtime.layers.optimizers import check_optimizer, make_optimizer
+from naspipe.runtime.layers.optimizers import make_optimizer
 
 SGD = Recipe(optimizer="SGD", lr=0.5, optimizer_options={"momentum": 0.9, "weight_decay": 0.1})
 

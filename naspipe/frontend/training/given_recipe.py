@@ -1,0 +1,105 @@
+"""A recipe, of a file or a mapping and of what the arguments of ``naspipe.train`` say beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from naspipe.core.config import Recipe, Settings
+from naspipe.core.errors import ConfigError
+from naspipe.core.recipe_file import NO_RECIPE, RecipeFile, read_recipe
+from naspipe.core.settings.given_code import GivenCode
+from naspipe.core.settings.schedules import schedule_of, table_text
+from naspipe.core.user_code import users_code
+from naspipe.runtime.layers.optimizers import PER_LAYER
+
+Optimizer = str | Callable[..., torch.optim.Optimizer]
+"""By name, or a class or function that is called with parameters and returns one."""
+
+
+Rate = float | Callable[[int], float] | Mapping[int, float]
+"""The peak of a schedule; or a function from a step to its rate, or rates by their first steps."""
+
+
+def read_file(recipe: str | Path | Mapping[str, Any] | None) -> tuple[RecipeFile, Settings]:
+    """A recipe file, where one is meant, and the settings that it gives."""
+    file = read_recipe(recipe) if isinstance(recipe, str | Path) else NO_RECIPE
+    return file, file.applied_to(Settings())
+
+
+def given_recipe(
+    recipe: str | Path | Mapping[str, Any] | None,
+    optimizer: Optimizer | None,
+    lr: Rate | None,
+    optimizer_options: Mapping[str, Any] | None,
+    steps: int,
+) -> Recipe:
+    """The recipe; what arguments say goes before what a file or a mapping says.
+
+    ``steps`` are those of the run, for each of which a function of the rate is asked.
+
+    Raises:
+        ConfigError: for what cannot be used.
+    """
+    file, settings = read_file(recipe)
+    further = {**_further(recipe)}
+    chosen = further.pop("optimizer", None) if optimizer is None else optimizer
+    if optimizer is not None and _named(optimizer) != settings.recipe.optimizer:
+        optimizer_options = optimizer_options or {}
+    rate = further.pop("lr", None) if lr is None else lr
+    given = {
+        "optimizer": None if chosen is None else _named(chosen),
+        **_rated(rate, steps),
+        "optimizer_options": optimizer_options,
+    }
+    fields = {name: value for name, value in given.items() if value is not None}
+    made = replace(settings.recipe, **{**further, **fields})
+    says_rate = rate is not None or "lr" in file.values
+    return made if says_rate else replace(made, lr=_own_rate(made))
+
+
+def _rated(rate: Any, steps: int) -> dict[str, Any]:
+    """The settings that stand for a rate; one by step is a schedule that multiplies 1."""
+    if isinstance(rate, Mapping):
+        return {"lr": 1.0, "schedule": table_text(rate)}
+    if callable(rate):
+        with users_code("lr: expected a function from a step to its rate, found"):
+            return {"lr": 1.0, "schedule": schedule_of(rate, steps)}
+    return {"lr": rate}
+
+
+def _own_rate(recipe: Recipe) -> float:
+    """What a user's own optimizer has for a rate where nothing is said; the recipe's otherwise."""
+    if isinstance(recipe.optimizer, GivenCode):
+        with suppress(Exception):  # whatever is wrong with it is said by its check
+            made = recipe.optimizer.code(
+                [torch.nn.Parameter(torch.zeros(1))], **recipe.optimizer_options
+            )
+            return float(made.param_groups[0]["lr"])
+    return recipe.lr
+
+
+def _named(optimizer: Any) -> Any:
+    """What the recipe calls an optimizer; torch's own go by their names."""
+    if isinstance(optimizer, str) or not callable(optimizer):
+        return optimizer
+    name = getattr(optimizer, "__name__", "")
+    is_torchs = name in PER_LAYER and getattr(torch.optim, name, None) is optimizer
+    return name if is_torchs else GivenCode(optimizer)
+
+
+def _further(recipe: str | Path | Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """The fields that a caller gives in place of a file."""
+    further = {} if isinstance(recipe, str | Path) else recipe or {}
+    known = Recipe.__dataclass_fields__
+    if not isinstance(further, Mapping) or (wrong := sorted(map(str, set(further) - set(known)))):
+        found = f"{type(further).__name__}" if not isinstance(further, Mapping) else f"{wrong}"
+        raise ConfigError(
+            f"recipe: expected a file or a mapping of {', '.join(known)}, found {found:.80}"
+        )
+    return further
