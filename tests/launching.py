@@ -40,6 +40,7 @@ LAUNCHING = (
     "faults/test_teachers.py",
     "faults/test_wrong_teachers.py",
     "faults/test_zombies.py",
+    "frontend/*test_opened_run.py",
     "frontend/*test_recording.py",
     "frontend/*test_checked_runs.py",
     "frontend/*test_space_check.py",
