@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from naspipe.core.config import Execution
+from naspipe.core.settings.declare import declared, groups
 from naspipe.frontend.given.held_out import check_size, held_out_of
+from naspipe.frontend.given.keywords import gathered
 from naspipe.frontend.given.run import Run
 from naspipe.frontend.search.ports import SearchObserver
 from naspipe.frontend.search.search_record import SilentSearchObserver
@@ -16,6 +19,7 @@ from naspipe.runtime.jobs.workload import Batches
 from naspipe.search.definition import SearchDefinition
 from naspipe.search.limits import Limits
 from naspipe.search.search_directory import Search
+from naspipe.search.strategies import options_of
 
 
 def search_subnets(
@@ -34,10 +38,12 @@ def search_subnets(
     validate: int = 8,
     limits: Mapping[str, float] | None = None,
     ema: bool = False,
-    stages: int = 1,
+    stages: int | None = None,
     name: str = "",
+    settings: Mapping[str, Any] | None = None,
     execution: Mapping[str, Any] | None = None,
     observer: SearchObserver | None = None,
+    **more: Any,
 ) -> Search:
     """Judge subnets of a run with its weights; the same ones, bit for bit, on any number of stages.
 
@@ -58,22 +64,29 @@ def search_subnets(
         limits: ``flops`` (of one sample), ``params``, ``latency_ms``.
         ema: judge by the moving averages of the weights.
         stages, name: stage processes, 1 for this process; of the search, or the next number.
-        execution: further settings of :class:`naspipe.core.config.Execution`, by their keys.
+        settings: ``execution``, too; settings of :class:`naspipe.core.config.Execution` by keys.
         observer: told of every subnet.
+        more: such settings as keywords, as in ``memory_budget="2x"``, and those of the strategy.
 
     Raises:
         ConfigError: for input that cannot be used.
         StageFailedError: when a layer, the data or the loss raises in any stage.
     """
+    of_execution, of_strategy = [*declared(Execution), *groups(Execution)], options_of(strategy)
+    said = {"keywords": {"stages": stages, **more}, "settings": settings, "execution": execution}
+    given = gathered(
+        search_subnets, [*of_execution, *of_strategy], **said, options=options or {}
+    )  # fmt: skip
+    chosen_options = {key: value for key, value in given.items() if key not in of_execution}
+    costs = gathered(Limits, [each.name for each in fields(Limits)], limits=limits)
     definition = SearchDefinition(
-        strategy=strategy, options=dict(options or {}), budget=budget, seed=seed, delay=delay,
-        score=score, calibration=calibrate, validation=validate, limits=Limits(**(limits or {})),
-        ema=ema,
+        strategy=strategy, options=chosen_options, budget=budget, seed=seed, delay=delay,
+        score=score, calibration=calibrate, validation=validate, limits=Limits(**costs), ema=ema,
     )  # fmt: skip
     chosen = held_out_of(data) if held_out is None else held_out
     check_size(chosen, validate)
     return Searching(
         run=run, data=data, held_out=chosen, loss=loss, definition=definition, name=name,
-        execution=Execution(stages=stages, **(execution or {})),
+        execution=Execution(**{key: given[key] for key in given.keys() & of_execution}),
         observer=observer or SilentSearchObserver(),
     ).start()  # fmt: skip

@@ -14,6 +14,7 @@ from naspipe.core.recipe_file import NO_RECIPE, RecipeFile, read_recipe
 from naspipe.core.space import Space
 from naspipe.core.wiring import Tap
 from naspipe.frontend.given.data_checks import check_is_data
+from naspipe.frontend.given.keywords import Stated, did_you_mean
 from naspipe.frontend.given.loss_checks import given_fields, given_metrics
 from naspipe.frontend.given.run import Run
 from naspipe.frontend.given.strategies import find_strategy_maker
@@ -27,14 +28,16 @@ from naspipe.runtime.wire.reports import NotesToStderr
 
 
 def train(
-    space: Space, data: Batches, loss: Loss, *, steps: int, optimizer: str | None = None,
-    lr: float | None = None, optimizer_options: Mapping[str, Any] | None = None,
-    sampler: str | Any | None = None, seed: int = 0, stages: int = 1, policy: str = "csp",
-    bulk: int = 0, run_dir: str | Path | None = None, resume: bool = False,
+    space: Space, data: Batches, loss: Loss, *, steps: int | None = None,
+    optimizer: str | None = None, lr: float | None = None,
+    optimizer_options: Mapping[str, Any] | None = None, sampler: str | Any | None = None,
+    seed: int = 0, stages: int | None = None, policy: str = "csp", bulk: int = 0,
+    run_dir: str | Path | None = None, resume: bool = False,
     recipe: str | Path | Mapping[str, Any] | None = None,
-    execution: Mapping[str, Any] | None = None, observer: LaunchObserver | None = None,
-    held_out: Batches | None = None, teacher: MakesTeacher | None = None,
-    loss_fields: Sequence[str] | None = None, metrics: Mapping[str, Metric] | None = None,
+    settings: Mapping[str, Any] | None = None, execution: Mapping[str, Any] | None = None,
+    observer: LaunchObserver | None = None, held_out: Batches | None = None,
+    teacher: MakesTeacher | None = None, loss_fields: Sequence[str] | None = None,
+    metrics: Mapping[str, Metric] | None = None, **more: Any,
 ) -> Run:  # fmt: skip
     """Train a supernet; the bits are those of a plain one-at-a-time loop on any number of stages.
 
@@ -42,9 +45,8 @@ def train(
         space: the blocks and their candidates.
         data: pure; ``data(seed, sequence_id)`` returns named tensors, batch dimension first.
         loss: called with the last block's outputs and the batch fields of ``loss_fields``.
-        steps: optimizer steps, of one subnet each unless the recipe's ``passes`` say otherwise.
-        optimizer: a ``torch.optim`` class by name (SGD); ``lr`` (0.05) and ``optimizer_options``
-            go to it.
+        steps: optimizer steps, of one subnet each unless ``passes`` say otherwise. Needed.
+        optimizer: a ``torch.optim`` class (SGD), with ``lr`` (0.05) and ``optimizer_options``.
         sampler: ``uniform`` (the default), ``fair``, ``spaced:W`` or ``file:PATH``; or a strategy
             that learns from the losses, by name or as an object: see
             :func:`naspipe.frontend.given.strategies.find_strategy_maker`.
@@ -54,14 +56,15 @@ def train(
         bulk: of ``bsp``: subnets trained at the same versions; 0 for as many as stages.
         run_dir: a directory that does not exist yet; ``runs/NAME-TIME`` by default.
         resume: go on with the run of this definition in ``run_dir``; the execution may be another.
-        recipe: further fields of :class:`naspipe.core.config.Recipe`, or a recipe of naspipe's by
-            name, as in ``"spos"``, or a recipe file. What other arguments say goes before it.
-        execution: further settings of :class:`naspipe.core.config.Execution`: ``validate_every``.
+        recipe: a recipe of naspipe's by name, as in ``"spos"``, or a file, or fields of
+            :class:`naspipe.core.config.Recipe`. All that is said beside it goes before it.
+        settings: ``execution``, too; settings by the keys of ``--set``, as in ``{"window": 8}``.
         observer: told of losses and stage use as the run goes; by default notes go to stderr.
         held_out: ``held_out(seed, number)`` to validate by; ``data.validation`` by default.
         teacher: :class:`naspipe.Teacher` or :class:`naspipe.Momentum`, whose output is learned.
         loss_fields: names of batch fields; ``("target",)``, if the loss has no ``fields`` itself.
         metrics: functions by name, called as the loss is; each gives one number, which is recorded.
+        more: settings as keywords, as in ``memory_budget="2x"``, ``passes=2`` (micro-batches).
 
     Raises:
         ConfigError: for input that cannot be used; nothing is written then.
@@ -69,11 +72,17 @@ def train(
         RunInterruptedError: after SIGINT or SIGTERM, behind a checkpoint to resume from.
         StorageError: when a file cannot be written.
     """
-    how = recipe_execution(recipe, stages=stages, **(execution or {}))
+    keywords = {
+        "stages": stages, "optimizer": optimizer, "lr": lr, "optimizer_options": optimizer_options,
+        **more,
+    }  # fmt: skip
+    said = Stated.of(train, keywords=keywords, settings=settings, execution=execution)
+    if steps is None:
+        raise ConfigError("steps: expected how many to train, as in steps=1000, found none")
+    how = recipe_execution(recipe, **said.execution)
     what = workload(
-        space, data, loss, steps=steps, optimizer=optimizer, lr=lr,
-        optimizer_options=optimizer_options, sampler=sampler, seed=seed, policy=policy, bulk=bulk,
-        recipe=recipe, held_out=held_out, loss_fields=loss_fields, metrics=metrics,
+        space, data, loss, steps=steps, sampler=sampler, seed=seed, policy=policy, bulk=bulk,
+        recipe=recipe, held_out=held_out, loss_fields=loss_fields, metrics=metrics, **said.defining,
     )  # fmt: skip
     return train_together([what], how, run_dir, observer, resume=resume, teacher=teacher)[0]
 
@@ -84,9 +93,6 @@ def workload(
     loss: Loss,
     *,
     steps: int,
-    optimizer: str | None = None,
-    lr: float | None = None,
-    optimizer_options: Mapping[str, Any] | None = None,
     sampler: str | Any | None = None,
     seed: int = 0,
     policy: str = "csp",
@@ -95,8 +101,11 @@ def workload(
     held_out: Batches | None = None,
     loss_fields: Sequence[str] | None = None,
     metrics: Mapping[str, Metric] | None = None,
+    **settings: Any,
 ) -> Workload:
     """One run's definition, for :func:`train_together`; the arguments are those of :func:`train`.
+
+    ``settings`` are ``optimizer``, ``lr``, ``optimizer_options`` and others of the recipe.
 
     Raises:
         ConfigError: for a value that cannot be used.
@@ -105,22 +114,43 @@ def workload(
     if held_out is not None:
         check_is_data(held_out, "held_out")
     measured = given_metrics(metrics)
-    file, settings = _file(recipe)
-    if optimizer is not None and optimizer != settings.recipe.optimizer:
-        optimizer_options = optimizer_options or {}
-    given: dict[str, Any] = {
-        "optimizer": optimizer, "lr": lr, "optimizer_options": optimizer_options
-    }  # fmt: skip
-    fields = {name: value for name, value in given.items() if value is not None}
-    chosen = replace(settings.recipe, **{**_further(recipe), **fields})
-    space = space.with_rules(settings.rules) if settings.rules else space
+    said = Stated.of(workload, keywords=settings)
+    for key in said.execution:
+        raise ConfigError(
+            f"{key}: expected it in the naspipe.Execution of the runs together, as it defines none"
+        )
+    file, base = _file(recipe)
+    rules = {**base.rules, **said.rules}
+    space = space.with_rules(rules) if rules else space
     sampler = sampler or file.sampler or "uniform"
     make_strategy = find_strategy_maker(sampler, space, seed)
     name = sampler if isinstance(sampler, str) else type(sampler).__qualname__
     identity = {"seed": seed, "steps": steps, "sampler": name, "policy": policy, "bulk": bulk}
     beside = {"loss_fields": given_fields(loss, loss_fields), "metrics": tuple(sorted(measured))}
+    chosen = _chosen(base.recipe, _further(recipe), said)
     defined = Workload.of(space, data, loss, recipe=chosen, **identity, **beside)
     return replace(defined, make_strategy=make_strategy, held_out=held_out, metrics=measured)
+
+
+def _chosen(base: Recipe, further: Mapping[str, Any], said: Stated) -> Recipe:
+    """A recipe with further fields, and then with settings; another optimizer has its own options.
+
+    Raises:
+        ConfigError: for a value that cannot be used.
+    """
+    before = {
+        "optimizer": base.optimizer, "optimizer_options": base.optimizer_options, **further
+    }  # fmt: skip
+    fields = {**before, **said.recipe}
+    if fields["optimizer"] != before["optimizer"]:
+        fields["optimizer_options"] = said.recipe.get("optimizer_options", {})
+    options = fields["optimizer_options"]
+    if not isinstance(options, Mapping):
+        raise ConfigError(
+            f"optimizer_options: expected a mapping, as in {{'momentum': 0.9}}, found "
+            f"{type(options).__name__}"
+        )
+    return replace(base, **{**fields, "optimizer_options": {**options, **said.options}})
 
 
 def _file(recipe: str | Path | Mapping[str, Any] | None) -> tuple[RecipeFile, Settings]:
@@ -134,9 +164,13 @@ def _further(recipe: str | Path | Mapping[str, Any] | None) -> Mapping[str, Any]
     further = {} if isinstance(recipe, str | Path) else recipe or {}
     known = Recipe.__dataclass_fields__
     if not isinstance(further, Mapping) or (wrong := sorted(map(str, set(further) - set(known)))):
-        found = f"{type(further).__name__}" if not isinstance(further, Mapping) else f"{wrong}"
+        found = (
+            f"{type(further).__name__}"
+            if not isinstance(further, Mapping)
+            else f"{wrong}{did_you_mean(wrong[0], known)}"
+        )
         raise ConfigError(
-            f"recipe: expected a file or a mapping of {', '.join(known)}, found {found:.80}"
+            f"recipe: expected a file or a mapping of {', '.join(known)}, found {found:.120}"
         )
     return further
 
