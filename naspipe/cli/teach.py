@@ -112,8 +112,8 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _write(arguments: argparse.Namespace) -> int:
-    from naspipe.cli.display.bar import Bar
     from naspipe.core.errors import ConfigError
+    from naspipe.frontend.display.bar import Bar
     from naspipe.frontend.teaching.label_writing import write_labels
 
     if arguments.batches is None:

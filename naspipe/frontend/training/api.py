@@ -13,6 +13,7 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.recipe_file import NO_RECIPE, RecipeFile, read_recipe
 from naspipe.core.space import Space
 from naspipe.core.wiring import Tap
+from naspipe.frontend.display.watching import watching
 from naspipe.frontend.given.data_checks import check_is_data
 from naspipe.frontend.given.keywords import Stated, did_you_mean
 from naspipe.frontend.given.loss_checks import given_fields, given_metrics
@@ -24,7 +25,6 @@ from naspipe.frontend.training.training import Training
 from naspipe.runtime.jobs.losses import Loss, Metric
 from naspipe.runtime.jobs.workload import Batches, Workload
 from naspipe.runtime.wire.ports import LaunchObserver
-from naspipe.runtime.wire.reports import NotesToStderr
 
 
 def train(
@@ -37,7 +37,7 @@ def train(
     settings: Mapping[str, Any] | None = None, execution: Mapping[str, Any] | None = None,
     observer: LaunchObserver | None = None, held_out: Batches | None = None,
     teacher: MakesTeacher | None = None, loss_fields: Sequence[str] | None = None,
-    metrics: Mapping[str, Metric] | None = None, **more: Any,
+    metrics: Mapping[str, Metric] | None = None, progress: bool | None = None, **more: Any,
 ) -> Run:  # fmt: skip
     """Train a supernet; the bits are those of a plain one-at-a-time loop on any number of stages.
 
@@ -59,11 +59,12 @@ def train(
         recipe: a recipe of naspipe's by name, as in ``"spos"``, or a file, or fields of
             :class:`naspipe.core.config.Recipe`. All that is said beside it goes before it.
         settings: ``execution``, too; settings by the keys of ``--set``, as in ``{"window": 8}``.
-        observer: told of losses and stage use as the run goes; by default notes go to stderr.
+        observer: told of losses and stage use as the run goes, in place of progress on stderr.
         held_out: ``held_out(seed, number)`` to validate by; ``data.validation`` by default.
         teacher: :class:`naspipe.Teacher` or :class:`naspipe.Momentum`, whose output is learned.
         loss_fields: names of batch fields; ``("target",)``, if the loss has no ``fields`` itself.
         metrics: functions by name, called as the loss is; each gives one number, which is recorded.
+        progress: False shows none, but notes on stderr; True shows it beside an observer, too.
         more: settings as keywords, as in ``memory_budget="2x"``, ``passes=2`` (micro-batches).
 
     Raises:
@@ -84,7 +85,9 @@ def train(
         space, data, loss, steps=steps, sampler=sampler, seed=seed, policy=policy, bulk=bulk,
         recipe=recipe, held_out=held_out, loss_fields=loss_fields, metrics=metrics, **said.defining,
     )  # fmt: skip
-    return train_together([what], how, run_dir, observer, resume=resume, teacher=teacher)[0]
+    return train_together(
+        [what], how, run_dir, observer, resume=resume, teacher=teacher, progress=progress
+    )[0]
 
 
 def workload(
@@ -185,6 +188,7 @@ def train_together(
     taps: Sequence[Tap] = (),
     exchanges: Sequence[str] = (),
     teacher: MakesTeacher | None = None,
+    progress: bool | None = None,
 ) -> list[Run]:
     """Train several runs side by side on one pipeline: each fills the others' bubbles.
 
@@ -192,7 +196,7 @@ def train_together(
     ``run_dir/stream-0``, ``stream-1``, ... (NASPipe's hybrid traverse). With ``taps``, blocks of
     one take outputs of another; ``exchanges`` are what WRITEs wait for, by name. With a ``teacher``
     of the only workload, its run is in ``run_dir``, and what is recorded of the teacher in
-    ``run_dir/teacher``.
+    ``run_dir/teacher``. ``progress`` is that of :func:`train`.
 
     Raises:
         ConfigError: for input that cannot be used; nothing is written then.
@@ -203,17 +207,18 @@ def train_together(
     joined = join(workloads, execution, taps, teacher)
     workloads = joined.workloads
     path = Path(run_dir) if run_dir is not None else None
-    training = Training(
-        workloads=[replace(each, recompute=execution.pipeline.recompute) for each in workloads],
-        execution=execution,
-        path=path or default_run_directory(workloads[0].space.name),
-        observer=observer or NotesToStderr(),
-        resumes=resume,
-        taps=joined.taps,
-        exchanges=exchanges,
-        places=joined.places,
-    )
-    training.run()
+    with watching(workloads, execution.pipeline.stages, observer, progress) as told:
+        training = Training(
+            workloads=[replace(each, recompute=execution.pipeline.recompute) for each in workloads],
+            execution=execution,
+            path=path or default_run_directory(workloads[0].space.name),
+            observer=told,
+            resumes=resume,
+            taps=joined.taps,
+            exchanges=exchanges,
+            places=joined.places,
+        )
+        training.run()
     return [
         Run(workload.space, directory.path)
         for workload, directory in zip(workloads, training.directories, strict=True)
