@@ -48,8 +48,7 @@ def train(
         steps: optimizer steps, of one subnet each unless ``passes`` say otherwise. Needed.
         optimizer: a ``torch.optim`` class (SGD), with ``lr`` (0.05) and ``optimizer_options``.
         sampler: ``uniform`` (the default), ``fair``, ``spaced:W`` or ``file:PATH``; or a strategy
-            that learns from the losses, by name or as an object: see
-            :func:`naspipe.frontend.given.strategies.find_strategy_maker`.
+            that learns, :func:`naspipe.frontend.given.strategies.find_strategy_maker`.
         seed: of the stream, the parameters and every random draw.
         stages: stage processes; 1 trains in this process.
         policy: ``csp``, or a baseline: ``sequential`` with the plain loop's bits, ``bsp``, ``asp``.
@@ -87,7 +86,7 @@ def train(
     )  # fmt: skip
     return train_together(
         [what], how, run_dir, observer, resume=resume, teacher=teacher, progress=progress
-    )[0]
+    )[0]  # fmt: skip
 
 
 def workload(
