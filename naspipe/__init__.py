@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from naspipe.export.composed import export_blocks as export_blocks
     from naspipe.export.composed import validate_blocks as validate_blocks
     from naspipe.export.exporter import export_subnet as export_subnet
+    from naspipe.frontend.display.trackers import to_mlflow as to_mlflow
+    from naspipe.frontend.display.trackers import to_wandb as to_wandb
+    from naspipe.frontend.given.opened_run import open_run as open_run
     from naspipe.frontend.given.plain_chain import chain as chain
     from naspipe.frontend.given.run import Run as Run
     from naspipe.frontend.search.api import search_subnets as search_subnets
@@ -35,8 +38,8 @@ __all__ = [
     "Block", "Blockwise", "ConfigError", "Every", "Exact", "Execution", "Frozen", "Lag", "Momentum",
     "NaspipeError", "Run", "Shared", "Space", "StageFailedError", "Teacher", "Views", "chain",
     "combine_blocks", "distill_blockwise", "export_blocks", "export_subnet", "from_dataset",
-    "from_nni", "losses", "mixed", "rate_blocks", "search_subnets", "train", "train_together",
-    "validate_blocks", "workload", "write_labels",
+    "from_nni", "losses", "mixed", "open_run", "rate_blocks", "search_subnets", "to_mlflow",
+    "to_wandb", "train", "train_together", "validate_blocks", "workload", "write_labels",
 ]  # fmt: skip
 __version__ = "0.1.0"
 
@@ -46,6 +49,9 @@ _NEED_TORCH = {
     "workload": "naspipe.frontend.training.api",
     "distill_blockwise": "naspipe.frontend.training.distillation",
     "Run": "naspipe.frontend.given.run",
+    "to_mlflow": "naspipe.frontend.display.trackers",
+    "to_wandb": "naspipe.frontend.display.trackers",
+    "open_run": "naspipe.frontend.given.opened_run",
     "Teacher": "naspipe.frontend.teaching.teachers",
     "Momentum": "naspipe.frontend.teaching.momentum",
     "Views": "naspipe.data.views",
@@ -70,3 +76,8 @@ def __getattr__(name: str) -> Any:
     if name in _NEED_TORCH:
         return getattr(import_module(_NEED_TORCH[name]), name)
     raise AttributeError(f"module naspipe has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Everything public, whether it is loaded yet or not."""
+    return sorted({*globals(), *__all__})

@@ -19,7 +19,7 @@ from torch.utils import backend_registration
 
 from naspipe.core.config import Recipe
 from naspipe.core.errors import ConfigError
-from naspipe.frontend.given.optimizer_checks import check_optimizer
+from naspipe.frontend.checks.optimizer_checks import check_optimizer
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.layers.optimizers import PER_LAYER
 from naspipe.runtime.measuring.layer_sizes import measure_sizes

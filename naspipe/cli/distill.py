@@ -78,9 +78,9 @@ def _asked(arguments: argparse.Namespace, worker: Worker | None) -> Asked:
 
 def _training(asked: Asked, arguments: argparse.Namespace, shown: ExitStack) -> Training:
     """All streams, and their progress."""
-    from naspipe.cli.display.training_progress import TrainingProgress
     from naspipe.cli.distilling.found import find
     from naspipe.core.config import Recipe
+    from naspipe.frontend.display.training_progress import TrainingProgress
     from naspipe.frontend.training.distillation import Kept, blockwise_training
 
     teachers, students, data = find(asked.source, arguments.data_dir)

@@ -96,7 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _device_name(device: str) -> str:
     """What the device is called in the cache; it must be on this machine."""
-    from naspipe.frontend.given.device_checks import check_device
+    from naspipe.frontend.checks.device_checks import check_device
     from naspipe.runtime.devices.gpus import NO_GPUS, find_gpus
 
     gpus = NO_GPUS if device == "cpu" else find_gpus()

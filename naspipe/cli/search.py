@@ -117,8 +117,9 @@ def cost_limits(arguments: argparse.Namespace) -> Limits:
 
 def run(arguments: argparse.Namespace) -> int:
     """Search; prints the tables and the search's directory on stdout."""
-    from naspipe.cli.display.search_progress import SearchProgress, print_tables
+    from naspipe.cli.display.found_subnets import print_tables
     from naspipe.core.errors import ConfigError
+    from naspipe.frontend.display.search_progress import SearchProgress
 
     if arguments.top < 1:
         raise ConfigError(f"--top: expected 1 or more, found {arguments.top}")

@@ -15,9 +15,10 @@ _INTRODUCTION = (
     "recipe in `naspipe/core/recipe.py`, of the execution in "
     "`naspipe/core/settings/*_groups.py`, of the definition in `naspipe/core/config.py`. "
     "`--set key=value` reaches all but the definition's; some have an option of their own, too. In "
-    'Python they go by the same keys: `npp.train(..., recipe={"lr": 0.01}, execution={"window": '
-    "8})`, `npp.Execution(stages=2, window=8)`. Manifests have the same keys. Behind = is what is "
-    "taken unless something is said; what is allowed stands in brackets."
+    "Python they go by the same keys, as keywords or in a mapping: `npp.train(..., window=8, "
+    'passes="sandwich:2", settings={"rule.stem": "lag(2)"})`, `npp.Execution(stages=2, window=8)`. '
+    "Manifests have the same keys. Behind = is what is taken unless something is said; what is "
+    "allowed stands in brackets."
 )
 _OTHERS = """\
 - `optimizer.OPTION`: a further argument of the optimizer, as in `--set optimizer.momentum=0.9`.

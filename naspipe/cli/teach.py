@@ -96,7 +96,7 @@ def _check(arguments: argparse.Namespace) -> None:
     """
     from naspipe.core.config import Execution
     from naspipe.core.errors import ConfigError
-    from naspipe.frontend.given.device_checks import check_device
+    from naspipe.frontend.checks.device_checks import check_device
     from naspipe.runtime.devices.gpus import find_gpus
 
     device = arguments.device
@@ -112,8 +112,8 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _write(arguments: argparse.Namespace) -> int:
-    from naspipe.cli.display.bar import Bar
     from naspipe.core.errors import ConfigError
+    from naspipe.frontend.display.bar import Bar
     from naspipe.frontend.teaching.label_writing import write_labels
 
     if arguments.batches is None:

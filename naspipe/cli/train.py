@@ -63,7 +63,7 @@ def _training(
     worker: Worker | None,
 ) -> Iterator[Training]:
     """The training, whose progress is shown while it goes on; by one of several workers."""
-    from naspipe.cli.display.training_progress import TrainingProgress
+    from naspipe.frontend.display.watching import training_progress
     from naspipe.frontend.training.api import default_run_directory
     from naspipe.frontend.training.training import Training
 
@@ -72,12 +72,8 @@ def _training(
     path = arguments.resume or arguments.run_dir
     path = path or default_run_directory("-".join(names).replace(":", "-"))
     stages = execution.pipeline.stages
-    title = f"{' '.join(names)} on {stages} stage{'s' if stages > 1 else ''}"
-    num_passes = sum(workload.definition.num_passes for workload in workloads)
     is_quiet = arguments.quiet or (worker is not None and worker.rank > 0)
-    has_passes = any(each.definition.recipe.steps.passes > 1 for each in workloads)
-    unit = "passes" if has_passes else "steps"
-    with TrainingProgress(title, num_passes, is_quiet, arguments.log_every, unit) as progress:
+    with training_progress(workloads, stages, is_quiet, arguments.log_every) as progress:
         yield Training(
             workloads=joined.workloads,
             execution=execution,

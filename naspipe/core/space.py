@@ -146,6 +146,13 @@ class Space:
             kind = "layer" if isinstance(block, Shared) else "block"
             check_factories(f"space {name}, {kind} {label}", block.candidates)
 
+    def __repr__(self) -> str:
+        counts = sorted(set(self.candidate_counts))
+        of = " to ".join(map(str, counts[:1] + counts[1:][-1:]))
+        said = [f"{len(self.candidate_counts)} choice blocks of {of} candidates"] if counts else []
+        said += [f"{name} {rule}" for name, rule in self.shared_rules.items()]
+        return f"<Space {self.name}: {', '.join(said[:6] + ['...'] * (len(said) > 6))}>"
+
     def __len__(self) -> int:
         return len(self.blocks)
 
@@ -180,25 +187,17 @@ class Space:
         Raises:
             ConfigError: when the space has no shared layer of such a name.
         """
-        for name in rules:
+        blocks = list(self.blocks)
+        for name, rule in rules.items():
             if name not in self._shared_positions:
                 raise ConfigError(
                     f"space {self.name} has no shared layer {name!r}: expected "
                     f"{', '.join(self._shared_positions) or 'no rule, as it has none'}"
                 )
-        return Space(
-            self.name,
-            (
-                replace(block, rule=rules.get(block.name, block.rule))
-                if isinstance(block, Shared)
-                else block
-                for block in self.blocks
-            ),
-            self.decisions,
-            self.proof,
-            takes_input=self.takes_input,
-            weights=self.weights,
-        )
+            position = self._shared_positions[name]
+            blocks[position] = replace(blocks[position], rule=rule)
+        more: dict[str, Any] = {"takes_input": self.takes_input, "weights": self.weights}
+        return Space(self.name, blocks, self.decisions, self.proof, **more)
 
     def cut(self, at: Iterable[int | str]) -> list[Space]:
         """The chain in several parts, each a space of its own, called NAME-0, NAME-1, ...

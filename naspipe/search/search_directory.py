@@ -38,6 +38,14 @@ class Search(NamedTuple):
     candidates: tuple[Candidate, ...]
     """In the order in which they were proposed."""
 
+    def __repr__(self) -> str:
+        score = self.score
+        best = next(iter(self.ranked()), None)
+        found = f"best {score} {getattr(best.scores, score):.4g}" if best else f"none has a {score}"
+        count = len(self.candidates)
+        subnets = f"{count} subnet{'s' * (count != 1)}"
+        return f"<Search {self.path}: {self.manifest['status']}, {subnets}, {found}>"
+
     @property
     def name(self) -> str:
         """Without the prefix of its directory."""

@@ -109,6 +109,14 @@ STRATEGIES: dict[str, Callable[..., ExplorationStrategy]] = {
 }
 
 
+def options_of(name: str) -> list[str]:
+    """The options that a strategy of naspipe's has; none of any other name."""
+    if name not in STRATEGIES:
+        return []
+    parameters = inspect.signature(STRATEGIES[name]).parameters.values()
+    return [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
+
+
 def make_strategy(
     name: str,
     candidate_counts: Sequence[int],
@@ -123,8 +131,7 @@ def make_strategy(
     """
     if name not in STRATEGIES:
         raise ConfigError(f"unknown strategy {name!r:.80}: expected {', '.join(STRATEGIES)}")
-    parameters = inspect.signature(STRATEGIES[name]).parameters.values()
-    known = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
+    known = options_of(name)
     for option in sorted(set(options or {}) - set(known)):
         raise ConfigError(
             f"strategy {name}: expected {', '.join(known) or 'no options'}, found {option!r:.80}"

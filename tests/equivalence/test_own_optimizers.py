@@ -10,8 +10,9 @@ from torch import nn
 
 import naspipe as npp
 from naspipe.core.recipe import Recipe
-from naspipe.frontend.given import own_optimizers
-from naspipe.frontend.given.optimizer_checks import check_optimizer
+from naspipe.frontend.checks import own_optimizers
+from naspipe.frontend.checks.optimizer_checks import check_optimizer
+from naspipe.frontend.given.keywords import Stated
 from naspipe.frontend.training.given_recipe import given_recipe
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, check, plain_loop, restless
@@ -104,11 +105,16 @@ def test_it_has_parameter_groups_and_a_name(tmp_path):
     assert_same_bits(run, oracle)
 
 
+def recipe_of(optimizer, recipe=None):
+    said = Stated.of(npp.train, keywords={"optimizer": optimizer})
+    return given_recipe(recipe, said, 1)
+
+
 def test_names():
-    assert given_recipe(None, torch.optim.AdamW, None, None, 1) == Recipe(optimizer="AdamW")
-    found = given_recipe({"lr": 0.5}, partial(Lion, betas=(0.5, 0.9)), None, None, 1)
+    assert recipe_of(torch.optim.AdamW) == Recipe(optimizer="AdamW")
+    found = recipe_of(partial(Lion, betas=(0.5, 0.9)), {"lr": 0.5})
     assert found.optimizer == f"{__name__}:Lion(betas=(0.5, 0.9))" and found.lr == 0.5
-    assert given_recipe(None, Lion, None, None, 1).lr == 1e-3
+    assert recipe_of(Lion).lr == 1e-3
 
 
 class Counting(Lion):
@@ -186,7 +192,7 @@ REFUSALS = {
 @pytest.mark.parametrize("optimizer", REFUSALS, ids=lambda each: getattr(each, "__name__", "LBFGS"))
 def test_what_does_not_work_per_layer_is_refused(optimizer):
     with pytest.raises(npp.ConfigError, match=f"does not work per layer: .*{REFUSALS[optimizer]}"):
-        check_optimizer(given_recipe(None, optimizer, None, None, 1))
+        check_optimizer(recipe_of(optimizer))
 
 
 @pytest.mark.parametrize(
@@ -198,7 +204,7 @@ def test_what_does_not_work_per_layer_is_refused(optimizer):
         (Lion, {"decay": 1}, "has no option 'decay': expected betas, weight_decay"),
         ("nowhere:Lion", {}, "nowhere:Lion: expected module:attribute"),
         ("Lionn", {}, "unknown optimizer 'Lionn': expected SGD, .* or your own as module:name"),
-        (3, {}, "optimizer: expected a text, found 3"),
+        (3, {}, "unknown optimizer '3': expected SGD"),
     ],
 )
 def test_what_cannot_be_used_is_refused_in_a_line(tmp_path, optimizer, options, message):

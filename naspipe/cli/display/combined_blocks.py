@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from naspipe.cli.display.bar import Bar
 from naspipe.cli.display.simulated_plans import WIDTH
+from naspipe.frontend.display.bar import Bar
 from naspipe.search.combination import Combination
 from naspipe.search.scores import Scores
 from naspipe.search.search_directory import Candidate, Search

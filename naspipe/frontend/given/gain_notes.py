@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from naspipe.core.config import Execution
 from naspipe.core.space import Shared, Space
 from naspipe.core.subnet import Subnet
-from naspipe.frontend.given.input_checks import keeps_statistics
+from naspipe.frontend.checks.input_checks import keeps_statistics
 from naspipe.planning.cost import CostTable
 from naspipe.runtime.jobs.workload import Workload, common
 from naspipe.runtime.measuring.layer_sizes import sketch

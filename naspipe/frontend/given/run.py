@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from naspipe.core.errors import ConfigError
+from naspipe.core.errors import ConfigError, NaspipeError
 from naspipe.core.ids import LayerId
 from naspipe.core.space import Space
 from naspipe.runtime.checkpoints.layer_bytes import layer_key, load_layer
@@ -23,14 +23,36 @@ class Run:
     """The results of a run.
 
     Args:
-        space: the space it trained; factories make the modules that :meth:`layer` fills.
+        space: the space it trained, or what finds it when it is first asked for; factories make the
+            modules that :meth:`layer` fills.
         path: its run directory.
     """
 
-    def __init__(self, space: Space, path: Path) -> None:
-        self.space = space
+    def __init__(self, space: Space | Callable[[], Space], path: Path) -> None:
+        self._space = space
         self.directory = RunDirectory(path)
         self._checkpoint: Checkpoint | None = None
+
+    def __repr__(self) -> str:
+        try:
+            manifest, losses = self.manifest, self.losses
+            defined, status = manifest["definition"], manifest["status"]
+            last = f", last loss {losses[-1]:.4g}" if losses else ""
+            said = f"space {defined['space']}, {defined['steps']} steps, {status}{last}"
+        except (NaspipeError, KeyError, TypeError):
+            said = "not a run directory that can be read"
+        return f"<Run {self.directory.path}: {said}>"
+
+    @property
+    def space(self) -> Space:
+        """The space it trained.
+
+        Raises:
+            ConfigError: when the run was opened without it, and its manifest does not lead to it.
+        """
+        if not isinstance(self._space, Space):
+            self._space = self._space()
+        return self._space
 
     @property
     def manifest(self) -> dict[str, Any]:

@@ -15,11 +15,11 @@ from naspipe.core.rules import parse_rule
 from naspipe.core.space import Space
 from naspipe.core.user_code import import_attribute
 from naspipe.data.registry import find_entry, has_known_prefix, names_of_kind, open_data
-from naspipe.frontend.given.data_checks import check_batch, check_is_data
-from naspipe.frontend.given.input_checks import check_layers
+from naspipe.frontend.checks.data_checks import check_batch, check_is_data
+from naspipe.frontend.checks.input_checks import check_layers
+from naspipe.frontend.checks.loss_checks import given_fields, given_metrics
+from naspipe.frontend.checks.optimizer_checks import check_optimizer
 from naspipe.frontend.given.joined_end import END, joined_end
-from naspipe.frontend.given.loss_checks import given_fields, given_metrics
-from naspipe.frontend.given.optimizer_checks import check_optimizer
 from naspipe.runtime.jobs.workload import Batches, Workload
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields, replace
 from typing import Any
 
 from naspipe.core.config import Execution
+from naspipe.core.settings.declare import declared, groups
+from naspipe.frontend.display.search_progress import SearchProgress
 from naspipe.frontend.given.held_out import check_size, held_out_of
+from naspipe.frontend.given.keywords import gathered
 from naspipe.frontend.given.run import Run
 from naspipe.frontend.search.ports import SearchObserver
 from naspipe.frontend.search.search_record import SilentSearchObserver
@@ -16,29 +20,19 @@ from naspipe.runtime.jobs.workload import Batches
 from naspipe.search.definition import SearchDefinition
 from naspipe.search.limits import Limits
 from naspipe.search.search_directory import Search
+from naspipe.search.strategies import options_of
 
 
 def search_subnets(
-    run: Run,
-    data: Batches,
-    loss: Loss,
-    *,
-    held_out: Batches | None = None,
-    strategy: str = "evolution",
-    options: Mapping[str, float] | None = None,
-    budget: int = 100,
-    seed: int = 0,
-    delay: int = 8,
-    score: str = "loss",
-    calibrate: int = 4,
-    validate: int = 8,
-    limits: Mapping[str, float] | None = None,
-    ema: bool = False,
-    stages: int = 1,
-    name: str = "",
-    execution: Mapping[str, Any] | None = None,
-    observer: SearchObserver | None = None,
-) -> Search:
+    run: Run, data: Batches, loss: Loss,
+    *, held_out: Batches | None = None, strategy: str = "evolution",
+    options: Mapping[str, float] | None = None, budget: int = 100, seed: int = 0, delay: int = 8,
+    score: str = "loss", calibrate: int = 4, validate: int = 8,
+    limits: Mapping[str, float] | None = None, ema: bool = False, stages: int | None = None,
+    name: str = "", settings: Mapping[str, Any] | None = None,
+    execution: Mapping[str, Any] | None = None, observer: SearchObserver | None = None,
+    progress: bool = True, **more: Any,
+) -> Search:  # fmt: skip
     """Judge subnets of a run with its weights; the same ones, bit for bit, on any number of stages.
 
     The search is written into the run's directory, as ``search-NAME``.
@@ -58,22 +52,39 @@ def search_subnets(
         limits: ``flops`` (of one sample), ``params``, ``latency_ms``.
         ema: judge by the moving averages of the weights.
         stages, name: stage processes, 1 for this process; of the search, or the next number.
-        execution: further settings of :class:`naspipe.core.config.Execution`, by their keys.
-        observer: told of every subnet.
+        settings: ``execution``, too; settings of :class:`naspipe.core.config.Execution` by keys.
+        observer: told of every subnet, in place of progress on stderr.
+        progress: False shows none.
+        more: such settings as keywords, as in ``memory_budget="2x"``, and those of the strategy.
 
     Raises:
         ConfigError: for input that cannot be used.
         StageFailedError: when a layer, the data or the loss raises in any stage.
     """
+    said = {"keywords": {"stages": stages, **more}, "settings": settings, "execution": execution}
+    chosen_options, how = _stated(strategy, options=options, **said)
+    costs = gathered(Limits, [each.name for each in fields(Limits)], limits=limits)
     definition = SearchDefinition(
-        strategy=strategy, options=dict(options or {}), budget=budget, seed=seed, delay=delay,
-        score=score, calibration=calibrate, validation=validate, limits=Limits(**(limits or {})),
-        ema=ema,
+        strategy=strategy, options=chosen_options, budget=budget, seed=seed, delay=delay,
+        score=score, calibration=calibrate, validation=validate, limits=Limits(**costs), ema=ema,
     )  # fmt: skip
     chosen = held_out_of(data) if held_out is None else held_out
     check_size(chosen, validate)
-    return Searching(
+    searching = Searching(
         run=run, data=data, held_out=chosen, loss=loss, definition=definition, name=name,
-        execution=Execution(stages=stages, **(execution or {})),
+        execution=how,
         observer=observer or SilentSearchObserver(),
-    ).start()  # fmt: skip
+    )  # fmt: skip
+    if observer is not None or not progress:
+        return searching.start()
+    title = f"search of {run.directory.path} by {strategy}"
+    with SearchProgress(title, budget, score) as shown:
+        return replace(searching, observer=shown).start()
+
+
+def _stated(strategy: str, **said: Mapping[str, Any] | None) -> tuple[dict[str, Any], Execution]:
+    """The options of the strategy and how stages work, from keywords and mappings together."""
+    of_execution = [*declared(Execution), *groups(Execution)]
+    given = gathered(search_subnets, [*of_execution, *options_of(strategy)], **said)
+    options = {key: value for key, value in given.items() if key not in of_execution}
+    return options, Execution(**{key: given[key] for key in given.keys() - options.keys()})

@@ -1,8 +1,8 @@
 """What a search tells and asks.
 
 Implementations: :class:`SearchObserver` is
-:class:`naspipe.frontend.search.search_record.SilentSearchObserver` or the command line's
-:mod:`naspipe.cli.display.search_progress`; :class:`Prices` is
+:class:`naspipe.frontend.search.search_record.SilentSearchObserver` or
+:class:`naspipe.frontend.display.search_progress.SearchProgress`; :class:`Prices` is
 :class:`naspipe.frontend.search.search_parts.Pricer`.
 """
 

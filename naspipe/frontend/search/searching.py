@@ -17,9 +17,9 @@ from naspipe.core.rules import Frozen
 from naspipe.core.space import Shared
 from naspipe.core.subnet import Subnet
 from naspipe.data.keyed.loader_pool import close_all
-from naspipe.frontend.given.data_checks import check_is_data
-from naspipe.frontend.given.device_checks import check_data_path, check_device
-from naspipe.frontend.given.input_checks import check_proof
+from naspipe.frontend.checks.data_checks import check_is_data
+from naspipe.frontend.checks.device_checks import check_data_path, check_device
+from naspipe.frontend.checks.input_checks import check_proof
 from naspipe.frontend.given.run import Run, check_space
 from naspipe.frontend.given.run_plan import measured_costs, measured_sizes
 from naspipe.frontend.given.strategy_source import StrategySource, sample_stream

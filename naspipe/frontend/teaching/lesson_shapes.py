@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from naspipe.core.errors import ConfigError
 from naspipe.core.space import Space
 from naspipe.core.user_code import users_code
-from naspipe.frontend.given.expected_costs import check_costs
+from naspipe.frontend.checks.expected_costs import check_costs
 from naspipe.frontend.given.joined_end import END
 from naspipe.frontend.teaching.taught import Taught
 from naspipe.losses.top_classes import KeepsTop, top_classes

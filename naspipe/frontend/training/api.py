@@ -12,8 +12,10 @@ from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
 from naspipe.core.space import Space
 from naspipe.core.wiring import Tap
-from naspipe.frontend.given.data_checks import check_is_data
-from naspipe.frontend.given.loss_checks import given_fields, given_metrics
+from naspipe.frontend.checks.data_checks import check_is_data
+from naspipe.frontend.checks.loss_checks import given_fields, given_metrics
+from naspipe.frontend.display.watching import watching
+from naspipe.frontend.given.keywords import Stated
 from naspipe.frontend.given.run import Run
 from naspipe.frontend.given.strategies import find_strategy_maker
 from naspipe.frontend.teaching.joined import join
@@ -24,19 +26,20 @@ from naspipe.frontend.training.training import Training
 from naspipe.runtime.jobs.losses import Loss, Metric
 from naspipe.runtime.jobs.workload import Batches, Workload
 from naspipe.runtime.wire.ports import LaunchObserver
-from naspipe.runtime.wire.reports import NotesToStderr
 
 
 def train(
-    space: Space, data: Batches, loss: Loss, *, steps: int, optimizer: Optimizer | None = None,
-    lr: Rate | None = None, optimizer_options: Mapping[str, Any] | None = None,
-    sampler: str | Any | None = None, seed: int = 0, stages: int = 1, policy: str = "csp",
-    bulk: int = 0, run_dir: str | Path | None = None, resume: bool = False,
+    space: Space, data: Batches, loss: Loss, *, steps: int | None = None,
+    optimizer: Optimizer | None = None, lr: Rate | None = None,
+    optimizer_options: Mapping[str, Any] | None = None, sampler: str | Any | None = None,
+    seed: int = 0, stages: int | None = None, policy: str = "csp", bulk: int = 0,
+    run_dir: str | Path | None = None, resume: bool = False,
     recipe: str | Path | Mapping[str, Any] | None = None,
-    execution: Mapping[str, Any] | None = None, observer: LaunchObserver | None = None,
-    held_out: Batches | None = None, teacher: MakesTeacher | None = None,
-    loss_fields: Sequence[str] | None = None, metrics: Mapping[str, Metric] | None = None,
-    init_from: Weights | None = None,
+    settings: Mapping[str, Any] | None = None, execution: Mapping[str, Any] | None = None,
+    observer: LaunchObserver | None = None, held_out: Batches | None = None,
+    teacher: MakesTeacher | None = None, loss_fields: Sequence[str] | None = None,
+    metrics: Mapping[str, Metric] | None = None, init_from: Weights | None = None,
+    progress: bool | None = None, **more: Any,
 ) -> Run:  # fmt: skip
     """Train a supernet; the bits are those of a plain one-at-a-time loop on any number of stages.
 
@@ -44,28 +47,29 @@ def train(
         space: the blocks and their candidates.
         data: pure; ``data(seed, sequence_id)`` returns named tensors, batch dimension first.
         loss: called with the last block's outputs and the batch fields of ``loss_fields``.
-        steps: optimizer steps, of one subnet each unless the recipe's ``passes`` say otherwise.
+        steps: optimizer steps, of one subnet each unless ``passes`` say otherwise. Needed.
         optimizer: a ``torch.optim`` class by name (SGD), or a class or function of your own that
             takes parameters; ``lr`` (0.05, or that of your own) and ``optimizer_options`` go to it.
             ``lr`` may be a function from a step to its rate, or rates by their first steps.
         sampler: ``uniform`` (the default), ``fair``, ``spaced:W`` or ``file:PATH``; or a strategy
-            that learns from the losses, by name or as an object: see
-            :func:`naspipe.frontend.given.strategies.find_strategy_maker`.
+            that learns, by name or as an object.
         seed: of the stream, the parameters and every random draw.
         stages: stage processes; 1 trains in this process.
         policy: ``csp``, or a baseline: ``sequential`` with the plain loop's bits, ``bsp``, ``asp``.
         bulk: of ``bsp``: subnets trained at the same versions; 0 for as many as stages.
         run_dir: a directory that does not exist yet; ``runs/NAME-TIME`` by default.
         resume: go on with the run of this definition in ``run_dir``; the execution may be another.
-        recipe: further fields of :class:`naspipe.core.config.Recipe`, or a recipe of naspipe's by
-            name, as in ``"spos"``, or a recipe file. What other arguments say goes before it.
-        execution: further settings of :class:`naspipe.core.config.Execution`: ``validate_every``.
-        observer: told of losses and stage use as the run goes; by default notes go to stderr.
+        recipe: a recipe of naspipe's by name, as in ``"spos"``, or a file, or fields of
+            :class:`naspipe.core.config.Recipe`. All that is said beside it goes before it.
+        settings: ``execution``, too; settings by the keys of ``--set``, as in ``{"window": 8}``.
+        observer: told of losses and stage use as the run goes, in place of progress on stderr.
         held_out: ``held_out(seed, number)`` to validate by; ``data.validation`` by default.
         teacher: :class:`naspipe.Teacher` or :class:`naspipe.Momentum`, whose output is learned.
         loss_fields: names of batch fields; ``("target",)``, if the loss has no ``fields`` itself.
         metrics: functions by name, called as the loss is; each gives one number, which is recorded.
         init_from: weights to begin with: a run, state dict, file or modules (docs/optimizers.md).
+        progress: False shows none, but notes on stderr; True shows it beside an observer, too.
+        more: settings as keywords, as in ``memory_budget="2x"``, ``passes=2`` (micro-batches).
 
     Raises:
         ConfigError: for input that cannot be used; nothing is written then.
@@ -73,14 +77,19 @@ def train(
         RunInterruptedError: after SIGINT or SIGTERM, behind a checkpoint to resume from.
         StorageError: when a file cannot be written.
     """
-    how = recipe_execution(recipe, stages=stages, **(execution or {}))
+    more |= {"stages": stages, "optimizer": optimizer, "optimizer_options": optimizer_options}
+    more["lr"] = lr
+    said = Stated.of(train, keywords=more, settings=settings, execution=execution)
+    if steps is None:
+        raise ConfigError("steps: expected how many to train, as in steps=1000, found none")
+    how = recipe_execution(recipe, **said.execution)
     what = workload(
-        space, data, loss, steps=steps, optimizer=optimizer, lr=lr,
-        optimizer_options=optimizer_options, sampler=sampler, seed=seed, policy=policy, bulk=bulk,
+        space, data, loss, steps=steps, sampler=sampler, seed=seed, policy=policy, bulk=bulk,
         recipe=recipe, held_out=held_out, loss_fields=loss_fields, metrics=metrics,
-        init_from=init_from,
+        init_from=init_from, **said.defining,
     )  # fmt: skip
-    return train_together([what], how, run_dir, observer, resume=resume, teacher=teacher)[0]
+    shown = {"observer": observer, "progress": progress}
+    return train_together([what], how, run_dir, resume=resume, teacher=teacher, **shown)[0]
 
 
 def workload(
@@ -89,9 +98,6 @@ def workload(
     loss: Loss,
     *,
     steps: int,
-    optimizer: Optimizer | None = None,
-    lr: Rate | None = None,
-    optimizer_options: Mapping[str, Any] | None = None,
     sampler: str | Any | None = None,
     seed: int = 0,
     policy: str = "csp",
@@ -101,8 +107,11 @@ def workload(
     loss_fields: Sequence[str] | None = None,
     metrics: Mapping[str, Metric] | None = None,
     init_from: Weights | None = None,
+    **settings: Any,
 ) -> Workload:
     """One run's definition, for :func:`train_together`; the arguments are those of :func:`train`.
+
+    ``settings`` are ``optimizer``, ``lr``, ``optimizer_options`` and others of the recipe.
 
     Raises:
         ConfigError: for a value that cannot be used.
@@ -111,9 +120,15 @@ def workload(
     if held_out is not None:
         check_is_data(held_out, "held_out")
     measured = given_metrics(metrics)
-    file, settings = read_file(recipe)
-    chosen = given_recipe(recipe, optimizer, lr, optimizer_options, steps)
-    space = space.with_rules(settings.rules) if settings.rules else space
+    said = Stated.of(workload, keywords=settings)
+    for key in said.execution:
+        raise ConfigError(
+            f"{key}: expected it in the naspipe.Execution of the runs together, as it defines none"
+        )
+    file, base = read_file(recipe)
+    chosen = given_recipe(recipe, said, steps)
+    rules = {**base.rules, **said.rules}
+    space = space.with_rules(rules) if rules else space
     begun: Mapping[str, Any] = {}
     if init_from is not None:
         space, begun = begin_with(space, init_from)
@@ -138,6 +153,7 @@ def train_together(
     taps: Sequence[Tap] = (),
     exchanges: Sequence[str] = (),
     teacher: MakesTeacher | None = None,
+    progress: bool | None = None,
 ) -> list[Run]:
     """Train several runs side by side on one pipeline: each fills the others' bubbles.
 
@@ -145,7 +161,7 @@ def train_together(
     ``run_dir/stream-0``, ``stream-1``, ... (NASPipe's hybrid traverse). With ``taps``, blocks of
     one take outputs of another; ``exchanges`` are what WRITEs wait for, by name. With a ``teacher``
     of the only workload, its run is in ``run_dir``, and what is recorded of the teacher in
-    ``run_dir/teacher``.
+    ``run_dir/teacher``. ``progress`` is that of :func:`train`.
 
     Raises:
         ConfigError: for input that cannot be used; nothing is written then.
@@ -156,17 +172,18 @@ def train_together(
     joined = join(workloads, execution, taps, teacher)
     workloads = joined.workloads
     path = Path(run_dir) if run_dir is not None else None
-    training = Training(
-        workloads=[replace(each, recompute=execution.pipeline.recompute) for each in workloads],
-        execution=execution,
-        path=path or default_run_directory(workloads[0].space.name),
-        observer=observer or NotesToStderr(),
-        resumes=resume,
-        taps=joined.taps,
-        exchanges=exchanges,
-        places=joined.places,
-    )
-    training.run()
+    with watching(workloads, execution.pipeline.stages, observer, progress) as told:
+        training = Training(
+            workloads=[replace(each, recompute=execution.pipeline.recompute) for each in workloads],
+            execution=execution,
+            path=path or default_run_directory(workloads[0].space.name),
+            observer=told,
+            resumes=resume,
+            taps=joined.taps,
+            exchanges=exchanges,
+            places=joined.places,
+        )
+        training.run()
     return [
         Run(workload.space, directory.path)
         for workload, directory in zip(workloads, training.directories, strict=True)

@@ -13,7 +13,7 @@ from typing import Any
 import search_spaces
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import StageId, StreamId, WorkerId
-from naspipe.frontend.given.data_checks import first_digests
+from naspipe.frontend.checks.data_checks import first_digests
 from naspipe.frontend.given.run_plan import make_plan
 from naspipe.frontend.training.stream_jobs import draw_stream
 from naspipe.frontend.training.training import Training

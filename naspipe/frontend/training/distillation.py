@@ -12,7 +12,7 @@ from torch import nn
 from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
 from naspipe.core.space import Space
-from naspipe.frontend.given.data_checks import check_is_data
+from naspipe.frontend.checks.data_checks import check_is_data
 from naspipe.frontend.teaching.blockwise import APART, DECOUPLED, RELAYS, blockwise, folder
 from naspipe.frontend.teaching.taught import Taught, carried_out
 from naspipe.frontend.training.api import default_run_directory, recipe_execution, workload

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +16,7 @@ from naspipe.core.errors import (
     TransportError,
 )
 from naspipe.core.ids import SequenceId, StreamId
-from naspipe.frontend.given.data_checks import check_cut_batch
+from naspipe.frontend.checks.data_checks import check_cut_batch
 from naspipe.runtime.checkpoints.restored import Restored
 from naspipe.runtime.jobs.job import StreamJob, TrainingJob
 from naspipe.runtime.processes.hosts import OtherHosts
@@ -68,8 +69,9 @@ class Generations:
                 where = " and ".join(str(stream.directory.path) for stream in self.job.streams)
                 self.observer.on_note(f"{_first_line(error)}; going on from {where} ({left} left)")
             except RunInterruptedError as error:
-                self._note("interrupted", error)
-                raise
+                said = RunInterruptedError(error.signal_number, f"{error}; {self._how_to_go_on()}")
+                self._note("interrupted", said)
+                raise said from None
             except BaseException as error:
                 self._note("failed", error)
                 raise
@@ -141,6 +143,13 @@ class Generations:
         directory.checkpoints.remove_beyond(steps.first(first))
         settle(directory.path)
         self.observer.on_note(f"{directory.path}: going on before the labels in doubt, {batch} on")
+
+    def _how_to_go_on(self) -> str:
+        """As the run was started: the manifests of the command line say what it was given."""
+        where = os.path.commonpath(self.job.claimed)
+        if any(manifest.get("source") for manifest in self.manifests):
+            return f"go on with: naspipe train --resume {where}"
+        return f"go on with the same call, with run_dir={where!r} and resume=True"
 
     def _note(self, status: str, error: BaseException) -> None:
         """Leave the end of a life in the manifests; where that fails too, the cause stays."""

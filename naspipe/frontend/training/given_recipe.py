@@ -16,6 +16,7 @@ from naspipe.core.recipe_file import NO_RECIPE, RecipeFile, read_recipe
 from naspipe.core.settings.given_code import GivenCode
 from naspipe.core.settings.schedules import schedule_of, table_text
 from naspipe.core.user_code import users_code
+from naspipe.frontend.given.keywords import Stated, did_you_mean
 from naspipe.runtime.layers.optimizers import PER_LAYER
 
 Optimizer = str | Callable[..., torch.optim.Optimizer]
@@ -32,34 +33,36 @@ def read_file(recipe: str | Path | Mapping[str, Any] | None) -> tuple[RecipeFile
     return file, file.applied_to(Settings())
 
 
-def given_recipe(
-    recipe: str | Path | Mapping[str, Any] | None,
-    optimizer: Optimizer | None,
-    lr: Rate | None,
-    optimizer_options: Mapping[str, Any] | None,
-    steps: int,
-) -> Recipe:
-    """The recipe; what arguments say goes before what a file or a mapping says.
+def given_recipe(recipe: str | Path | Mapping[str, Any] | None, said: Stated, steps: int) -> Recipe:
+    """The recipe; what ``said`` says goes before what a file or a mapping says.
 
-    ``steps`` are those of the run, for each of which a function of the rate is asked.
+    Another optimizer than the recipe's has options of its own. ``steps`` are those of the run, for
+    each of which a function of the rate is asked.
 
     Raises:
         ConfigError: for what cannot be used.
     """
     file, settings = read_file(recipe)
-    further = {**_further(recipe)}
-    chosen = further.pop("optimizer", None) if optimizer is None else optimizer
-    if optimizer is not None and _named(optimizer) != settings.recipe.optimizer:
-        optimizer_options = optimizer_options or {}
-    rate = further.pop("lr", None) if lr is None else lr
-    given = {
-        "optimizer": None if chosen is None else _named(chosen),
-        **_rated(rate, steps),
-        "optimizer_options": optimizer_options,
-    }
-    fields = {name: value for name, value in given.items() if value is not None}
-    made = replace(settings.recipe, **{**further, **fields})
-    says_rate = rate is not None or "lr" in file.values
+    base = settings.recipe
+    before = {
+        "optimizer": base.optimizer, "optimizer_options": base.optimizer_options,
+        **_further(recipe),
+    }  # fmt: skip
+    fields = {**before, **said.recipe}
+    fields["optimizer"] = _named(fields["optimizer"])
+    if fields["optimizer"] != _named(before["optimizer"]):
+        fields["optimizer_options"] = said.recipe.get("optimizer_options", {})
+    options = fields["optimizer_options"]
+    if not isinstance(options, Mapping):
+        raise ConfigError(
+            f"optimizer_options: expected a mapping, as in {{'momentum': 0.9}}, found "
+            f"{type(options).__name__}"
+        )
+    fields["optimizer_options"] = {**options, **said.options}
+    says_rate = "lr" in fields or "lr" in file.values
+    if "lr" in fields:
+        fields.update(_rated(fields["lr"], steps))
+    made = replace(base, **fields)
     return made if says_rate else replace(made, lr=_own_rate(made))
 
 
@@ -98,8 +101,12 @@ def _further(recipe: str | Path | Mapping[str, Any] | None) -> Mapping[str, Any]
     further = {} if isinstance(recipe, str | Path) else recipe or {}
     known = Recipe.__dataclass_fields__
     if not isinstance(further, Mapping) or (wrong := sorted(map(str, set(further) - set(known)))):
-        found = f"{type(further).__name__}" if not isinstance(further, Mapping) else f"{wrong}"
+        found = (
+            f"{type(further).__name__}"
+            if not isinstance(further, Mapping)
+            else f"{wrong}{did_you_mean(wrong[0], known)}"
+        )
         raise ConfigError(
-            f"recipe: expected a file or a mapping of {', '.join(known)}, found {found:.80}"
+            f"recipe: expected a file or a mapping of {', '.join(known)}, found {found:.120}"
         )
     return further

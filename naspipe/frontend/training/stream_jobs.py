@@ -13,10 +13,10 @@ from naspipe.core.ids import FIRST_STREAM, SequenceId, StageId, StreamId
 from naspipe.core.rules import Follows
 from naspipe.core.space import Shared
 from naspipe.core.subnet import Subnet
-from naspipe.frontend.given.data_checks import check_batch
-from naspipe.frontend.given.input_checks import check_grouping, check_layers
-from naspipe.frontend.given.loss_checks import check_loss
-from naspipe.frontend.given.optimizer_checks import check_optimizer
+from naspipe.frontend.checks.data_checks import check_batch
+from naspipe.frontend.checks.input_checks import check_grouping, check_layers
+from naspipe.frontend.checks.loss_checks import check_loss
+from naspipe.frontend.checks.optimizer_checks import check_optimizer
 from naspipe.frontend.given.pass_streams import draw_passes
 from naspipe.frontend.given.strategy_source import StrategySource, sample_stream
 from naspipe.runtime.jobs.job import StreamJob, TrainingJob

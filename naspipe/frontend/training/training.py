@@ -16,10 +16,10 @@ from naspipe.core.ids import StreamId
 from naspipe.core.subnet import Subnet
 from naspipe.core.wiring import Tap, Wiring
 from naspipe.data.keyed.loader_pool import close_all
-from naspipe.frontend.given.data_checks import check_same_data, first_digests
-from naspipe.frontend.given.device_checks import check_data_path, check_device, check_shared_gpus
+from naspipe.frontend.checks.data_checks import check_same_data, first_digests
+from naspipe.frontend.checks.device_checks import check_data_path, check_device, check_shared_gpus
+from naspipe.frontend.checks.input_checks import check_proof, check_taught
 from naspipe.frontend.given.gain_notes import gain_notes
-from naspipe.frontend.given.input_checks import check_proof, check_taught
 from naspipe.frontend.given.run_plan import make_plan, planning_costs
 from naspipe.frontend.given.space_check import check_spaces
 from naspipe.frontend.teaching.taught import how_full

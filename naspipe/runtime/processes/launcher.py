@@ -6,7 +6,6 @@ pickled. The launcher computes nothing with torch itself before it forks.
 
 from __future__ import annotations
 
-import os
 import signal
 import tempfile
 from contextlib import ExitStack
@@ -114,9 +113,8 @@ def _interruption(job: TrainingJob, stop: Stop, publisher: Publisher) -> RunInte
         for number, each in enumerate(job.streams)
         if each.workload.is_trained
     ]
-    where = os.path.commonpath(job.claimed)
     return RunInterruptedError(
         stop.signal_number,
         f"interrupted by {signal.Signals(stop.signal_number).name}, with a checkpoint at subnet "
-        f"{' and '.join(map(str, cuts))}; go on with: naspipe train --resume {where}",
+        f"{' and '.join(map(str, cuts))}",
     )

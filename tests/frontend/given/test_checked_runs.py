@@ -49,5 +49,6 @@ def test_notes_come_once_and_without_an_observer_on_stderr(tmp_path, capsys):
     assert seen[2][1].startswith("sampler spaced:4: block 0 has 3 candidates")
     assert "layer stem (exact)" in seen[2][2]
     assert capsys.readouterr().err == ""
-    npp.train(space, data, nn.CrossEntropyLoss(), steps=1, run_dir=tmp_path / "more")
+    how = {"steps": 1, "progress": False}
+    npp.train(space, data, nn.CrossEntropyLoss(), run_dir=tmp_path / "more", **how)
     assert capsys.readouterr().err == f"naspipe: {seen[1][0]}\n"

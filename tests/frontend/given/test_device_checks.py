@@ -10,7 +10,7 @@ import torch
 import naspipe as npp
 from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
-from naspipe.frontend.given.device_checks import check_data_path, check_device, check_shared_gpus
+from naspipe.frontend.checks.device_checks import check_data_path, check_device, check_shared_gpus
 from naspipe.planning.cost import CostTable, LayerCost
 from naspipe.runtime.devices.gpus import Gpus
 from tests.equivalence import spaces

@@ -7,7 +7,7 @@ import torch
 
 from naspipe.core.config import Recipe
 from naspipe.core.errors import ConfigError
-from naspipe.frontend.given.optimizer_checks import check_optimizer
+from naspipe.frontend.checks.optimizer_checks import check_optimizer
 from naspipe.runtime.layers.lars import LARS
 
 

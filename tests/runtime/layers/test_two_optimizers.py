@@ -8,7 +8,7 @@ from torch import nn
 
 from naspipe.core.config import Recipe
 from naspipe.core.errors import ConfigError
-from naspipe.frontend.given.optimizer_checks import check_optimizer
+from naspipe.frontend.checks.optimizer_checks import check_optimizer
 from naspipe.mixed import Alpha
 from naspipe.runtime.layers.layer_layout import StateSizes
 from naspipe.runtime.layers.optimizers import make_optimizer

@@ -1,8 +1,12 @@
-"""How work on stages is shown while it goes: a bar on a terminal, a line now and then in a log."""
+"""How work on stages is shown while it goes: a bar, or a line now and then in a log.
+
+The bar is for terminals and for notebooks with ipywidgets; other notebooks show lines.
+"""
 
 from __future__ import annotations
 
 import time
+from importlib.util import find_spec
 from typing import Self
 
 from rich.console import Console
@@ -23,6 +27,8 @@ class Bar:
 
     def __init__(self, title: str, total: int, is_quiet: bool, every_seconds: float) -> None:
         self._console = Console(stderr=True, quiet=is_quiet, highlight=False)
+        has_widgets = self._console.is_jupyter and find_spec("ipywidgets") is not None
+        self._is_live = self._console.is_terminal or has_widgets
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -30,7 +36,7 @@ class Bar:
             TextColumn("{task.fields[numbers]}"),
             TimeRemainingColumn(),
             console=self._console,
-            disable=is_quiet or not self._console.is_terminal,
+            disable=is_quiet or not self._is_live,
         )
         self._task = self._progress.add_task(title, total=total, numbers="")
         self._title, self._total = title, total
@@ -63,7 +69,7 @@ class Bar:
         self._progress.update(self._task, completed=done, numbers=numbers)
         now = time.monotonic()
         is_due = now - self._printed > self._every_seconds or done == self._total
-        if is_due and not self._console.is_terminal:
+        if is_due and not self._is_live:
             self._printed = now
             self.say(
                 "  ".join(filter(None, [f"{self._title}  {done}/{self._total}", numbers, left]))

@@ -16,7 +16,7 @@ from naspipe.core.config import Recipe
 from naspipe.core.errors import ConfigError, reason
 from naspipe.core.rules import RECIPES, OwnStep
 from naspipe.core.user_code import users_code
-from naspipe.frontend.given.own_optimizers import REFUSED, check_own
+from naspipe.frontend.checks.own_optimizers import REFUSED, check_own
 from naspipe.mixed.alphas import Alpha
 from naspipe.runtime.forking.fitness import done_fit
 from naspipe.runtime.layers.optimizers import (

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 
-from naspipe.cli.display.bar import Bar
+from naspipe.frontend.display.bar import Bar
 
 
 class TrainingProgress(Bar):

@@ -17,8 +17,8 @@ from naspipe.core.settings.parameter_groups import group_of
 from naspipe.core.space import Shared, Space
 from naspipe.core.user_code import users_code
 from naspipe.core.wiring import Tap, TapRole
-from naspipe.frontend.given.expected_costs import check_costs
-from naspipe.frontend.given.optimizer_checks import check_optimizer
+from naspipe.frontend.checks.expected_costs import check_costs
+from naspipe.frontend.checks.optimizer_checks import check_optimizer
 from naspipe.planning.cost import first_of_kind
 from naspipe.runtime.devices.determinism import deterministic_torch
 from naspipe.runtime.jobs.losses import needs_teacher

@@ -1,0 +1,93 @@
+"""Who is told of a run as it goes: its progress, an observer of the caller's, or both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from naspipe.frontend.display.training_progress import TrainingProgress
+from naspipe.runtime.jobs.workload import Workload
+from naspipe.runtime.wire.ports import LaunchObserver
+from naspipe.runtime.wire.reports import NotesToStderr
+
+LINES_EVERY_SECONDS = 10.0
+
+
+@contextmanager
+def watching(
+    workloads: Sequence[Workload],
+    stages: int,
+    observer: LaunchObserver | None = None,
+    progress: bool | None = None,
+) -> Iterator[LaunchObserver]:
+    """What a run tells; without an observer and progress, notes go to stderr.
+
+    Args:
+        workloads: of all streams; those that are trained are counted.
+        stages: of the pipeline.
+        observer: of the caller's.
+        progress: whether it is shown; by default where there is no observer.
+    """
+    if not (observer is None if progress is None else progress):
+        yield observer or NotesToStderr()
+        return
+    with training_progress(workloads, stages) as shown:
+        yield Several(shown, observer) if observer else shown
+
+
+def training_progress(
+    workloads: Sequence[Workload],
+    stages: int,
+    is_quiet: bool = False,
+    every_seconds: float = LINES_EVERY_SECONDS,
+) -> TrainingProgress:
+    """The progress of streams that are trained together."""
+    trained = [workload for workload in workloads if workload.is_trained]
+    names = dict.fromkeys(workload.space.name for workload in trained)
+    title = f"{' '.join(names)} on {stages} stage{'s' if stages > 1 else ''}"
+    num_passes = sum(workload.definition.num_passes for workload in trained)
+    has_passes = any(each.definition.recipe.steps.passes > 1 for each in trained)
+    unit = "passes" if has_passes else "steps"
+    return TrainingProgress(title, num_passes, is_quiet, every_seconds, unit)
+
+
+class Several:
+    """A :class:`LaunchObserver` that tells others everything, one after the other."""
+
+    def __init__(self, *observers: LaunchObserver) -> None:
+        self._observers = observers
+
+    def on_begin(self, generation: int, firsts: Sequence[int]) -> None:
+        """See :class:`LaunchObserver`."""
+        for each in self._observers:
+            each.on_begin(generation, firsts)
+
+    def on_loss(self, stream: int, sequence_id: int, loss: float) -> None:
+        """See :class:`LaunchObserver`."""
+        for each in self._observers:
+            each.on_loss(stream, sequence_id, loss)
+
+    def on_metrics(self, stream: int, sequence_id: int, metrics: Mapping[str, float]) -> None:
+        """See :class:`LaunchObserver`."""
+        for each in self._observers:
+            each.on_metrics(stream, sequence_id, metrics)
+
+    def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
+        """See :class:`LaunchObserver`."""
+        for each in self._observers:
+            each.on_busy(stage, busy_ns, elapsed_ns)
+
+    def on_hits(self, stage: int, hits: int, reads: int) -> None:
+        """See :class:`LaunchObserver`."""
+        for each in self._observers:
+            each.on_hits(stage, hits, reads)
+
+    def on_validation(self, stream: int, sequence_id: int, scores: Mapping[str, float]) -> None:
+        """See :class:`LaunchObserver`."""
+        for each in self._observers:
+            each.on_validation(stream, sequence_id, scores)
+
+    def on_note(self, text: str) -> None:
+        """See :class:`LaunchObserver`."""
+        for each in self._observers:
+            each.on_note(text)

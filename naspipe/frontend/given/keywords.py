@@ -1,0 +1,148 @@
+"""Settings as Python takes them: by their keys, as keywords and in mappings, all in one place."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from inspect import signature
+from typing import Any, NamedTuple
+
+from naspipe.core.config import DATA_SIZES, MOMENTUM, Execution, Recipe
+from naspipe.core.errors import ConfigError
+from naspipe.core.rules import Every, Exact, Frozen, Lag, Rule, parse_rule
+from naspipe.core.settings.declare import declared, groups
+
+KEYWORDS = "keywords"
+"""What messages call whatever was not said in a mapping."""
+
+_ELSEWHERE = {
+    **dict.fromkeys(DATA_SIZES, "where the data are made, as in open_data(..., batch_size=64)"),
+    **dict.fromkeys(MOMENTUM, "in the teacher, as in teacher=naspipe.Momentum(0.99)"),
+}
+"""Settings of the command line that belong to objects in Python."""
+
+
+class Stated(NamedTuple):
+    """Settings that a caller gave, by what they are settings of."""
+
+    recipe: dict[str, Any]
+    options: dict[str, Any]
+    """``optimizer.OPTION``, by the option."""
+    rules: dict[str, Rule]
+    execution: dict[str, Any]
+
+    @classmethod
+    def of(cls, call: Callable[..., Any], **said: Mapping[str, Any] | None) -> Stated:
+        """Settings from keywords and mappings, each by its name; None says nothing.
+
+        Raises:
+            ConfigError: for a key that no setting has, or one that is said twice.
+        """
+        of_recipe, of_execution = declared(Recipe), {*declared(Execution), *groups(Execution)}
+        given = gathered(call, [*of_recipe, "optimizer_options", *of_execution], **said)
+        found = cls({}, {}, {}, {})
+        for key, value in given.items():
+            table, _, inner = key.partition(".")
+            if table == "optimizer" and inner:
+                found.options[inner] = value
+            elif table == "rule":
+                found.rules[inner] = _rule(key, value)
+            elif key in of_execution:
+                found.execution[key] = _plain(Execution, key, value)
+            else:
+                found.recipe[key] = _plain(Recipe, key, value)
+        return found
+
+    @property
+    def defining(self) -> dict[str, Any]:
+        """All but the execution, by their keys."""
+        rules = {f"rule.{name}": rule for name, rule in self.rules.items()}
+        return {**self.recipe, **rules, **{f"optimizer.{k}": v for k, v in self.options.items()}}
+
+
+def gathered(
+    call: Callable[..., Any], known: Iterable[str], **said: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """What keywords and mappings say together, by its keys.
+
+    Args:
+        call: whose keywords they are.
+        known: keys that may be said, beside ``optimizer.OPTION`` and ``rule.LAYER``.
+        said: ``keywords``, and mappings by the names of their arguments.
+
+    Raises:
+        ConfigError: for what is no mapping, is not known, or is said twice in two ways.
+    """
+    known = list(known)
+    found: dict[str, Any] = {}
+    places: dict[str, str] = {}
+    parameters = signature(call).parameters.values()
+    arguments = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
+    for where, mapping in said.items():
+        if not isinstance(mapping, Mapping | None):
+            raise ConfigError(
+                f"{where}: expected a mapping of settings, as in {{'window': 8}}, found "
+                f"{type(mapping).__name__}"
+            )
+        for key, value in (mapping or {}).items():
+            if value is None:
+                continue
+            if not _is_known(key, known):
+                raise _unknown(key, where, call.__name__, arguments, known)
+            if key in found and found[key] != value:
+                raise ConfigError(
+                    f"{key}: expected one value, found {found[key]!r:.40} in {places[key]} and "
+                    f"{value!r:.40} in {where}; leave one out"
+                )
+            found[key], places[key] = value, where
+    return found
+
+
+def did_you_mean(text: str, known: Iterable[str]) -> str:
+    """What a message says of the known word that is nearest, if one is near."""
+    close = difflib.get_close_matches(text, list(known), n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def _is_known(key: object, known: Sequence[str]) -> bool:
+    if key in known:
+        return True
+    table, _, inner = str(key).partition(".")
+    return table in ("optimizer", "rule") and bool(inner) and "optimizer" in known
+
+
+def _unknown(
+    key: object, where: str, call: str, arguments: Iterable[str], known: Iterable[str]
+) -> ConfigError:
+    text = f"{key!s:.80}"
+    if text in _ELSEWHERE:
+        return ConfigError(f"{text}: expected it {_ELSEWHERE[text]}, found it in {where}")
+    if text in arguments:
+        return ConfigError(
+            f"{text}: expected it as an argument, naspipe.{call}(..., {text}=...), found it in "
+            f"{where}"
+        )
+    own = arguments if where == KEYWORDS else ()
+    hint = did_you_mean(text, [*own, *known])
+    also = f"an argument of naspipe.{call} or " if where == KEYWORDS else ""
+    return ConfigError(
+        f"{text}: unknown key in {where}{hint}; expected {also}a setting that it takes, see "
+        f"docs/settings.md"
+    )
+
+
+def _rule(key: str, value: Any) -> Rule:
+    rule = parse_rule(value) if isinstance(value, str) else value
+    if not isinstance(rule, Exact | Frozen | Lag | Every):
+        raise ConfigError(f"{key}: expected a rule, as in naspipe.Lag(2), found {value!r:.80}")
+    return rule
+
+
+def _plain(node: type, key: str, value: Any) -> Any:
+    """A whole number where the setting is a text; of passes, so many micro-batches."""
+    setting = declared(node).get(key)
+    if setting is None or setting.kind is not str or type(value) is not int:
+        return value
+    if key == "passes":
+        return "one" if value == 1 else f"accumulate:{value}"
+    return str(value)

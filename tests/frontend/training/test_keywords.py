@@ -1,0 +1,154 @@
+"""Settings as keywords and in mappings: complete, in one place, and refused with what was meant."""
+
+from __future__ import annotations
+
+import inspect
+import pydoc
+
+import pytest
+from torch import nn
+
+import naspipe as npp
+from naspipe.core.config import DATA_SIZES, MOMENTUM, Execution, Recipe
+from naspipe.core.errors import ConfigError
+from naspipe.core.settings.declare import declared
+from naspipe.frontend.given.keywords import Stated
+from tests.equivalence import spaces
+
+
+class RefusedError(Exception):
+    """What a test's run ends with, once all keywords are read."""
+
+
+@pytest.fixture
+def defined(monkeypatch):
+    """What a call of ``train`` would train, and how; nothing is run."""
+    from naspipe.frontend.training import api
+
+    def catch(workloads, execution, *_, **__):
+        raise RefusedError(workloads[0], execution)
+
+    monkeypatch.setattr(api, "train_together", catch)
+
+    def define(**how):
+        how = {"steps": 4, **how}
+        with pytest.raises(RefusedError) as found:
+            npp.train(spaces.mixed(), spaces.vectors, nn.CrossEntropyLoss(), **how)
+        return found.value.args
+
+    return define
+
+
+def test_settings_are_keywords_or_lie_in_a_mapping(defined):
+    said = {"stages": 2, "memory_budget": "2x", "passes": 2, "lr": 0.5, "window": 3}
+    for how in (said, {"settings": said}, {"execution": said}):
+        workload, execution = defined(**how)
+        assert (execution.pipeline.stages, execution.pipeline.window) == (2, 3)
+        assert execution.memory.budget == "2x"
+        assert (workload.recipe.passes, workload.recipe.lr) == ("accumulate:2", 0.5)
+
+
+@pytest.mark.parametrize("key", [*declared(Recipe), *declared(Execution)])
+def test_every_setting_that_set_knows_is_a_keyword(key):
+    found = Stated.of(npp.train, keywords={key: "value"})
+    assert {**found.recipe, **found.execution} == {key: "value"}
+
+
+def test_options_and_rules_have_the_keys_of_the_command_line(defined):
+    (rule,) = list(spaces.mixed().shared_rules)[:1]
+    workload, _ = defined(settings={"optimizer.momentum": 0.5, f"rule.{rule}": "lag(3)"})
+    assert workload.recipe.optimizer_options == {"momentum": 0.5}
+    assert workload.space.shared_rules[rule] == npp.Lag(3)
+    workload, _ = defined(
+        optimizer="Adam", settings={"optimizer.eps": 0.1}, recipe={"optimizer_options": {"lr": 1}}
+    )
+    assert workload.recipe.optimizer_options == {"eps": 0.1}
+
+
+def test_whole_numbers_stand_for_texts(defined):
+    workload, execution = defined(passes=1, validate_subnets=3)
+    assert workload.recipe.passes == "one" and execution.validation.subnets == "3"
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"stagez": 2}, r"stagez: unknown key in keywords \(did you mean stages\?\)"),
+        ({"step": 2}, r"step: unknown key in keywords \(did you mean steps\?\)"),
+        ({"memory_buget": "2x"}, r"did you mean memory_budget\?"),
+        ({"setings": {}}, r"did you mean settings\?"),
+        ({"settings": {"windw": 1}}, r"windw: unknown key in settings \(did you mean window\?\)"),
+        ({"execution": {"windw": 1}}, r"windw: unknown key in execution \(did you mean window\?\)"),
+        ({"execution": {3: 1}}, "3: unknown key in execution; expected a setting"),
+        ({"recipe": {"schedul": "cosine"}}, r"found \['schedul'\] \(did you mean schedule\?\)"),
+        ({"stages": 2, "execution": {"stages": 1}}, "stages: expected one value, found 2 in keywo"),
+        ({"lr": 0.1, "settings": {"lr": 0.2}}, "lr: expected one value.*0.2 in settings; leave"),
+        (
+            {"settings": {"window": 1}, "execution": {"window": 2}},
+            "found 1 in settings and 2 in ex",
+        ),
+        ({"settings": {"seed": 1}}, r"seed: expected it as an argument, naspipe.train\(..., seed="),
+        ({"settings": {"momentum.tau": 0.9}}, r"expected it in the teacher.*naspipe.Momentum"),
+        ({"settings": {"data.batch_size": 9}}, "expected it where the data are made"),
+        ({"settings": {"rule.stem": 3}}, r"rule.stem: expected a rule, as in naspipe.Lag\(2\)"),
+        ({"settings": {"rule.": "exact"}}, "rule.: unknown key in settings"),
+        ({"execution": Execution()}, "execution: expected a mapping of settings.*found Execution"),
+        ({"optimizer_options": 3}, "optimizer_options: expected a mapping"),
+        ({"window": "wide"}, "window: expected a whole number, found 'wide'"),
+        ({"passes": "two"}, "passes: expected one, accumulate:N"),
+        ({"steps": None}, "steps: expected how many to train, as in steps=1000, found none"),
+    ],
+)
+def test_what_is_wrong_is_refused_in_one_line(tmp_path, how, said):
+    loss = nn.CrossEntropyLoss()
+    path = tmp_path / "run"
+    with pytest.raises(ConfigError, match=said) as refused:
+        npp.train(spaces.mixed(), spaces.vectors, loss, **{"steps": 2, "run_dir": path, **how})
+    assert "\n" not in str(refused.value) and len(str(refused.value)) < 400
+    assert not path.exists()
+
+
+def test_the_same_said_twice_is_no_conflict(defined):
+    _, execution = defined(stages=2, execution={"stages": 2})
+    assert execution.pipeline.stages == 2
+
+
+def test_a_definition_takes_no_execution():
+    with pytest.raises(ConfigError, match=r"window: expected it in the naspipe.Execution"):
+        npp.workload(spaces.mixed(), spaces.vectors, nn.CrossEntropyLoss(), steps=2, window=3)
+
+
+@pytest.mark.parametrize("key", [*DATA_SIZES, *MOMENTUM])
+def test_what_belongs_to_objects_says_where(key):
+    with pytest.raises(ConfigError, match=r"expected it (where|in the teacher)"):
+        Stated.of(npp.train, settings={key: 1})
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"stagez": 2}, r"did you mean stages\?"),
+        ({"strateg": "random"}, r"did you mean strategy\?"),
+        ({"populaton": 20}, r"did you mean population\?"),
+        ({"options": {"populaton": 20}}, r"populaton: unknown key in options \(did you mean popu"),
+        ({"strategy": "random", "population": 20}, "population: unknown key in keywords"),
+        ({"limits": {"param": 5}}, r"param: unknown key in limits \(did you mean params\?\)"),
+        ({"limits": 5}, "limits: expected a mapping"),
+        ({"stages": 2, "execution": {"stages": 1}}, "stages: expected one value"),
+        ({"lr": 0.1}, "lr: unknown key in keywords"),
+    ],
+)
+def test_a_search_refuses_in_one_line(tmp_path, how, said):
+    run = npp.Run(spaces.mixed(), tmp_path)
+    with pytest.raises(ConfigError, match=said) as refused:
+        npp.search_subnets(run, spaces.vectors, nn.CrossEntropyLoss(), **how)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("call", [npp.train, npp.search_subnets])
+def test_help_fits_two_screens(call):
+    text = pydoc.render_doc(call, renderer=pydoc.plaintext)
+    screen_lines = sum(1 + len(line) // 100 for line in text.splitlines())
+    assert screen_lines <= 100
+    for name in inspect.signature(call).parameters:
+        assert f"{name}:" in text or f"``{name}``" in text or f"{name}," in text

@@ -1,0 +1,107 @@
+"""What Python shows of runs and searches while they go, and what an interrupted run says."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import rich.console
+import rich.jupyter
+from torch import nn
+
+import naspipe as npp
+from naspipe.core.errors import RunInterruptedError
+from naspipe.frontend.display.watching import Several
+from naspipe.runtime.wire.ports import LaunchObserver
+from naspipe.runtime.wire.reports import SilentObserver
+from tests.equivalence import spaces
+from tests.faults.helpers import Calm, Ends, interrupt, train
+
+LINE = r"mixed on 1 stage  4/4  [\d.]+ steps/s  loss \d\.\d{4}(  bubble \S+)?  0:00:00 left\n"
+
+
+class Counting(SilentObserver):
+    def __init__(self):
+        self.losses = 0
+
+    def on_loss(self, stream, sequence_id, loss):
+        self.losses += 1
+
+
+def short(path, **how):
+    loss = nn.CrossEntropyLoss()
+    return npp.train(spaces.mixed(), spaces.vectors, loss, steps=4, run_dir=path, **how)
+
+
+def test_progress_is_that_of_the_command_line(tmp_path, capsys):
+    short(tmp_path / "run")
+    assert re.fullmatch(LINE, capsys.readouterr().err)
+    short(tmp_path / "bar", settings={"window": 2}, progress=True)
+    assert re.fullmatch(LINE, capsys.readouterr().err)
+
+
+def test_a_bar_on_a_terminal(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("COLUMNS", "150")
+    short(tmp_path / "run")
+    said = capsys.readouterr()
+    assert "4/4" in said.err and "steps/s  loss" in said.err and said.out == ""
+
+
+def test_lines_in_a_notebook(tmp_path, capsys, monkeypatch):
+    """Where ipywidgets are missing; rich hands the notebook what it prints."""
+    shown = []
+    monkeypatch.setattr(rich.console, "_is_jupyter", lambda: True)
+    monkeypatch.setattr(rich.jupyter, "display", lambda segments, text: shown.append(text))
+    monkeypatch.setattr("naspipe.frontend.display.bar.find_spec", lambda name: None)
+    short(tmp_path / "run")
+    assert re.fullmatch(LINE, "".join(shown))
+
+
+def test_progress_is_switched_off(tmp_path, capsys):
+    short(tmp_path / "run", progress=False)
+    assert capsys.readouterr().err == ""
+
+
+def test_an_observer_replaces_it_or_stands_beside_it(tmp_path, capsys):
+    observer = Counting()
+    short(tmp_path / "run", observer=observer)
+    assert capsys.readouterr().err == "" and observer.losses == 4
+    short(tmp_path / "both", observer=observer, progress=True)
+    assert re.fullmatch(LINE, capsys.readouterr().err) and observer.losses == 8
+
+
+def test_several_observers_are_told_everything():
+    told = []
+
+    class Telling:
+        def __getattr__(self, name):
+            return lambda *arguments: told.append((name, arguments))
+
+    methods = [name for name in vars(LaunchObserver) if name.startswith("on_")]
+    several = Several(Telling(), Telling())
+    for name in methods:
+        count = getattr(LaunchObserver, name).__code__.co_argcount - 1
+        getattr(several, name)(*range(count))
+        assert told[-2:] == [(name, tuple(range(count)))] * 2
+    assert len(told) == 2 * len(methods) >= 14
+
+
+def test_a_search_shows_its_progress(tmp_path, capsys):
+    run = short(tmp_path / "run", progress=False)
+    how = {"held_out": spaces.vectors, "strategy": "random", "budget": 3, "validate": 1}
+    for progress in (True, False):
+        npp.search_subnets(run, spaces.vectors, nn.CrossEntropyLoss(), progress=progress, **how)
+        said = capsys.readouterr().err
+        line = rf"search of {run.directory.path} by random  3/3  \S+ subnets/s  best loss .*\n"
+        assert re.fullmatch(line if progress else "", said)
+
+
+def test_an_interrupted_run_says_how_to_go_on_from_python(tmp_path):
+    path = tmp_path / "run"
+    with pytest.raises(RunInterruptedError) as ended:
+        train(path, Ends(spaces.vectors, 9, interrupt, tmp_path / "marker"))
+    said = f"; go on with the same call, with run_dir={str(path)!r} and resume=True"
+    assert str(ended.value).endswith(said) and "naspipe train" not in str(ended.value)
+    assert npp.open_run(path).manifest["failure"].endswith(said)
+    assert train(path, Calm(spaces.vectors), resume=True).manifest["status"] == "complete"
