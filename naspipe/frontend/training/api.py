@@ -48,17 +48,14 @@ def train(
         data: pure; ``data(seed, sequence_id)`` returns named tensors, batch dimension first.
         loss: called with the last block's outputs and the batch fields of ``loss_fields``.
         steps: optimizer steps, of one subnet each unless ``passes`` say otherwise. Needed.
-        optimizer: a ``torch.optim`` class by name (SGD), or a class or function of your own that
-            takes parameters; ``lr`` (0.05, or that of your own) and ``optimizer_options`` go to it.
-            ``lr`` may be a function from a step to its rate, or rates by their first steps.
-        sampler: ``uniform`` (the default), ``fair``, ``spaced:W`` or ``file:PATH``; or a strategy
-            that learns, by name or as an object.
+        optimizer: a ``torch.optim`` class by name (SGD), or one of your own, or a function; gets
+            parameters, ``lr`` (0.05; a function of the step, too) and ``optimizer_options``.
+        sampler: ``uniform`` (default), ``fair``, ``spaced:W``, ``file:PATH``; or a strategy.
         seed: of the stream, the parameters and every random draw.
-        stages: stage processes; 1 trains in this process.
-        policy: ``csp``, or a baseline: ``sequential`` with the plain loop's bits, ``bsp``, ``asp``.
-        bulk: of ``bsp``: subnets trained at the same versions; 0 for as many as stages.
+        stages: processes; 1 trains in this one.
+        policy: ``csp``; or ``sequential``, ``asp``, or ``bsp`` with ``bulk`` subnets at a time.
         run_dir: a directory that does not exist yet; ``runs/NAME-TIME`` by default.
-        resume: go on with the run of this definition in ``run_dir``; the execution may be another.
+        resume: go on with this definition's run in ``run_dir``; the execution may be another.
         recipe: a recipe of naspipe's by name, as in ``"spos"``, or a file, or fields of
             :class:`naspipe.core.config.Recipe`. All that is said beside it goes before it.
         settings: ``execution``, too; settings by the keys of ``--set``, as in ``{"window": 8}``.
@@ -77,19 +74,20 @@ def train(
         RunInterruptedError: after SIGINT or SIGTERM, behind a checkpoint to resume from.
         StorageError: when a file cannot be written.
     """
-    more |= {"stages": stages, "optimizer": optimizer, "optimizer_options": optimizer_options}
-    more["lr"] = lr
+    more |= {"stages": stages, "optimizer": optimizer, "lr": lr}
+    more |= {"optimizer_options": optimizer_options}
     said = Stated.of(train, keywords=more, settings=settings, execution=execution)
     if steps is None:
         raise ConfigError("steps: expected how many to train, as in steps=1000, found none")
-    how = recipe_execution(recipe, **said.execution)
     what = workload(
         space, data, loss, steps=steps, sampler=sampler, seed=seed, policy=policy, bulk=bulk,
         recipe=recipe, held_out=held_out, loss_fields=loss_fields, metrics=metrics,
         init_from=init_from, **said.defining,
     )  # fmt: skip
-    shown = {"observer": observer, "progress": progress}
-    return train_together([what], how, run_dir, resume=resume, teacher=teacher, **shown)[0]
+    how = recipe_execution(recipe, **said.execution)
+    return train_together(
+        [what], how, run_dir, observer, resume=resume, teacher=teacher, progress=progress
+    )[0]  # fmt: skip
 
 
 def workload(
