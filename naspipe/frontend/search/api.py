@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from naspipe.core.config import Execution
+from naspipe.core.errors import ConfigError
 from naspipe.core.settings.declare import declared, groups
 from naspipe.frontend.display.search_progress import SearchProgress
 from naspipe.frontend.given.held_out import check_size, held_out_of
@@ -84,7 +85,9 @@ def search_subnets(
 
 def _stated(strategy: str, **said: Mapping[str, Any] | None) -> tuple[dict[str, Any], Execution]:
     """The options of the strategy and how stages work, from keywords and mappings together."""
-    of_execution = [*declared(Execution), *groups(Execution)]
-    given = gathered(search_subnets, [*of_execution, *options_of(strategy)], **said)
+    of_execution, of_strategy = [*declared(Execution), *groups(Execution)], options_of(strategy)
+    if said["options"] and not of_strategy:
+        raise ConfigError(f"strategy {strategy}: expected no options, found {said['options']}")
+    given = gathered(search_subnets, [*of_execution, *of_strategy], **said)
     options = {key: value for key, value in given.items() if key not in of_execution}
     return options, Execution(**{key: given[key] for key in given.keys() - options.keys()})
