@@ -13,7 +13,8 @@ from scripts.paper.common import draw_to
 
 def row(rule, seed, end, steps=50):
     return {
-        "space": "cv.c3", "sampler": "uniform", "optimizer": "default", "rule": rule, "seed": seed, "steps": steps,
+        "space": "cv.c3", "sampler": "uniform", "optimizer": "default", "rule": rule,
+        "seed": seed, "steps": steps,
         "end": end, "means": [end + 1, end],
     }  # fmt: skip
 
