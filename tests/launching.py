@@ -10,6 +10,7 @@ LAUNCHING = (
     "cli/test_combine.py",
     "cli/test_distill.py",
     "cli/test_momentum.py::test_a_resume_goes_on_with_both",
+    "cli/test_prepared_data.py::test_missing_data_is_prepared_once",
     "cli/test_progress.py",
     "cli/test_resume.py",
     "cli/test_search.py",

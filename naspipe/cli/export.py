@@ -10,6 +10,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from naspipe.cli.sources.prepared_data import add_data_place
+
 if TYPE_CHECKING:
     from naspipe.core.space import Space
     from naspipe.export.exporter import Exported
@@ -57,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--space", metavar="MODULE:ATTRIBUTE", help="of a run with your own space")
     parser.add_argument("--data", metavar="NAME", help="a data set, or MODULE:FUNCTION")
-    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where prepared data is kept")
+    add_data_place(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -117,7 +119,7 @@ def _workload(
     arguments: argparse.Namespace, manifest: dict[str, Any]
 ) -> tuple[Space, Batches | None, Loss | None]:
     """The run's space, and its data and loss where they are known."""
-    from naspipe.cli.run_source import run_source
+    from naspipe.cli.sources.run_source import run_source
     from naspipe.core.rules import parse_rule
     from naspipe.frontend.given.workloads import as_trained, find_space, find_workload
 

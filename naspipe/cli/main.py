@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from naspipe import __version__
+from naspipe.cli.sources.prepared_data import run_with_data
 from naspipe.core.errors import ConfigError, NaspipeError, RunInterruptedError
 
 SUBCOMMANDS = {
@@ -71,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if module is None:
             parser.print_help(sys.stderr)
             return _EXIT_USAGE
-        status = int(module.run(arguments))
+        status = run_with_data(module.run, arguments)
         sys.stdout.flush()
     except ConfigError as error:
         print(f"naspipe: {error}", file=sys.stderr)

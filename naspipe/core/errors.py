@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 
 class NaspipeError(Exception):
     """Root of every error that naspipe raises on purpose."""
@@ -19,6 +21,14 @@ class ConfigError(NaspipeError):
 
 class DataError(ConfigError):
     """A data file is missing, damaged or cannot be fetched."""
+
+
+class NotPreparedError(DataError):
+    """A data set was not prepared yet; ``naspipe data prepare`` or the command itself does it."""
+
+    def __init__(self, name: str, root: Path, message: str) -> None:
+        super().__init__(message)
+        self.name, self.root = name, root
 
 
 class BlockInputEditedError(NaspipeError):
