@@ -39,7 +39,8 @@ class Stated(NamedTuple):
             ConfigError: for a key that no setting has, or one that is said twice.
         """
         of_recipe, of_execution = declared(Recipe), {*declared(Execution), *groups(Execution)}
-        given = gathered(call, [*of_recipe, "optimizer_options", *of_execution], **said)
+        of_optimizer = ["optimizer_options", "parameter_groups"]
+        given = gathered(call, [*of_recipe, *of_optimizer, *of_execution], **said)
         found = cls({}, {}, {}, {})
         for key, value in given.items():
             table, _, inner = key.partition(".")

@@ -65,6 +65,13 @@ def test_options_and_rules_have_the_keys_of_the_command_line(defined):
     assert workload.recipe.optimizer_options == {"eps": 0.1}
 
 
+@pytest.mark.parametrize("where", ["keyword", "settings", "recipe"])
+def test_parameter_groups_are_a_keyword_like_the_others(defined, where):
+    groups = {"parameter_groups": [{"match": ["bias"], "weight_decay": 0}]}
+    workload, _ = defined(**(groups if where == "keyword" else {where: groups}))
+    assert list(workload.recipe.parameter_groups) == groups["parameter_groups"]
+
+
 def test_whole_numbers_stand_for_texts(defined):
     workload, execution = defined(passes=1, validate_subnets=3)
     assert workload.recipe.passes == "one" and execution.validation.subnets == "3"
