@@ -114,6 +114,24 @@ def is_users_module(name: str) -> bool:
     return bool(file) and not is_installed
 
 
+def full_name(thing: object) -> str:
+    """A name of a function, or of an object's class, as in ``mymodule.collate``; no addresses."""
+    named = thing if hasattr(thing, "__qualname__") else type(thing)
+    return f"{module_of(named)}.{getattr(named, '__qualname__', '')}"
+
+
+def module_of(named: object) -> str:
+    """Where a function or class is from; of the script that was started, what imports call it."""
+    module: str = getattr(named, "__module__", "") or ""
+    if module != "__main__":
+        return module
+    script = sys.modules[module]
+    spec, file = getattr(script, "__spec__", None), getattr(script, "__file__", None)
+    if spec:
+        return str(spec.name)
+    return Path(file).stem if file and Path(file).is_file() else module
+
+
 def why_no_source(kind: Any) -> str:
     """Why a user's class or function has no source that can be copied; nothing where it has."""
     module = kind.__module__

@@ -47,7 +47,8 @@ def test_a_command_can_be_told_not_to(package, capsys):
 
 
 def test_workers_of_torchrun_do_not(package, monkeypatch, capsys):
-    for name, value in {"RANK": "0", "WORLD_SIZE": "1"}.items():
+    place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for name, value in place.items():
         monkeypatch.setenv(name, value)
     assert main(["train", *WORDS, "--run-dir", "run"]) == 2
     assert "naspipe data prepare fashion-mnist" in capsys.readouterr().err and not package

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from argparse import Namespace
 from collections.abc import Callable
@@ -37,10 +36,16 @@ def run_with_data(run: Callable[[Namespace], int], arguments: Namespace) -> int:
         except NotPreparedError as missing:
             if getattr(arguments, "no_prepare", True) or missing.name in prepared:
                 raise
-            if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-                raise  # under torchrun every worker of every host would
+            if _is_one_of_many():
+                raise  # every worker of every host would
             _prepare(missing)
             prepared.add(missing.name)
+
+
+def _is_one_of_many() -> bool:
+    from naspipe.runtime.processes.rendezvous import Worker
+
+    return Worker.find() is not None
 
 
 def _prepare(missing: NotPreparedError) -> None:

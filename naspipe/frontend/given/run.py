@@ -12,6 +12,7 @@ from naspipe.core.errors import ConfigError, NaspipeError
 from naspipe.core.ids import LayerId
 from naspipe.core.space import Space
 from naspipe.runtime.checkpoints.layer_bytes import layer_key, load_layer
+from naspipe.streams.from_file import read_stream
 from naspipe.trace.access.log import read_run_accesses
 from naspipe.trace.access.order import access_order
 from naspipe.trace.results.run_directory import RunDirectory
@@ -58,6 +59,11 @@ class Run:
     def manifest(self) -> dict[str, Any]:
         """Everything that defines the run, what it ran on and what was measured."""
         return self.directory.read_manifest()
+
+    @property
+    def stream(self) -> list[tuple[int, ...]]:
+        """The choices of every subnet, in sequence order; of a space with decisions, these."""
+        return [tuple(choices) for choices in read_stream(self.directory.stream)]
 
     @property
     def losses(self) -> list[float]:
