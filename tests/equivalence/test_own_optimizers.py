@@ -203,7 +203,7 @@ def test_what_does_not_work_per_layer_is_refused(optimizer):
         (lambda params: params, {}, "returns a torch.optim.Optimizer, found it to return a list"),
         (Lion, {"decay": 1}, "has no option 'decay': expected betas, weight_decay, or of arch"),
         (torch.optim.SGD([torch.zeros(1)], lr=0.1), {}, "found the SGD of a whole network; give"),
-        (3, {}, "expected a name, a class or a function that makes one, found int 3"),
+        (0.5, {}, "expected a name, a class or a function that makes one, found float 0.5"),
         ("nowhere:Lion", {}, "nowhere:Lion: expected module:attribute"),
         ("Lionn", {}, "unknown optimizer 'Lionn': expected SGD, .* or your own as module:name"),
         (3, {}, "unknown optimizer '3': expected SGD"),
