@@ -15,7 +15,7 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.ids import FIRST_STREAM, LayerId, StreamId
 from naspipe.core.ports import Decisions, Proof
 from naspipe.core.rules import Every, Exact, Lag, Rule
-from naspipe.core.user_code import check_factories
+from naspipe.core.user_code import check_blocks, check_factories
 
 Factory = Callable[[], Any]
 """Makes one candidate: a ``torch.nn.Module`` with freshly initialised parameters."""
@@ -124,6 +124,7 @@ class Space:
         self.decisions = decisions
         self.proof = proof
         self.blocks: tuple[Block | Shared, ...] = tuple(blocks)
+        check_blocks(name, self.blocks, (Block, Shared))
         self._choice_positions = [
             index for index, block in enumerate(self.blocks) if isinstance(block, Block)
         ]

@@ -57,8 +57,12 @@ def called(what: Callable[[], str]) -> Iterator[None]:
 def users_traceback(error: BaseException) -> str:
     """The traceback of an error of the user's code, without the frames of naspipe and torch.
 
-    What naspipe itself raised is left whole.
+    What naspipe itself raised is left whole; where it says in its own words what the user's code
+    did, these come behind the user's frames.
     """
+    cause = error.__cause__
+    if isinstance(error, NaspipeError) and cause is not None and _is_users(cause):
+        return f"{users_traceback(cause)}\n{type(error).__name__}: {error}\n"
     found = traceback.TracebackException.from_exception(error)
     if _is_users(error):
         seen: set[int] = set()
@@ -84,6 +88,33 @@ def _leave_out_ours(found: traceback.TracebackException | None, seen: set[int]) 
     found.stack[:] = left
     _leave_out_ours(found.__cause__, seen)
     _leave_out_ours(found.__context__, seen)
+
+
+def check_blocks(name: Any, blocks: Sequence[Any], kinds: tuple[type, ...]) -> None:
+    """A space has a name, and each of its blocks must be one of some kinds.
+
+    Raises:
+        ConfigError: for the first that is not, with what it should have been.
+    """
+    if not isinstance(name, str):
+        raise ConfigError(
+            f"a space: expected a name first, as in npp.Space('mine', [...]), found a "
+            f"{type(name).__name__}"
+        )
+    for place, found in enumerate(blocks):
+        if isinstance(found, kinds):
+            continue
+        kind, todo = type(found).__name__, "npp.Block([...]) or npp.Shared('name', ...)"
+        if isinstance(found, list | tuple):
+            todo = "npp.Block([...]) around its candidates"
+        elif hasattr(found, "named_parameters"):
+            todo = f"npp.Shared('name', lambda: {kind}(...))"
+        elif callable(found):
+            todo = "npp.Shared('name', ...) around what makes a layer"
+        raise ConfigError(
+            f"space {name}: expected npp.Block or npp.Shared in place {place}, found a {kind}; "
+            f"write {todo}"
+        )
 
 
 def check_factories(where: str, candidates: Sequence[Any]) -> None:

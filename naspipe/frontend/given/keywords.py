@@ -123,6 +123,10 @@ def _unknown(
             f"{text}: expected it as an argument, naspipe.{call}(..., {text}=...), found it in "
             f"{where}"
         )
+    if text in _options_of_optimizers() and "optimizer_options" in {*arguments, *known}:
+        return ConfigError(
+            f"{text}: expected it in optimizer_options={{{text!r}: ...}}, found it in {where}"
+        )
     own = arguments if where == KEYWORDS else ()
     hint = did_you_mean(text, [*own, *known])
     also = f"an argument of naspipe.{call} or " if where == KEYWORDS else ""
@@ -130,6 +134,13 @@ def _unknown(
         f"{text}: unknown key in {where}{hint}; expected {also}a setting that it takes, see "
         f"docs/settings.md"
     )
+
+
+def _options_of_optimizers() -> set[str]:
+    """Of all that train per layer."""
+    from naspipe.runtime.layers.optimizers import PER_LAYER, options_of
+
+    return {option for name in PER_LAYER for option in options_of(name)}
 
 
 def _rule(key: str, value: Any) -> Rule:

@@ -81,6 +81,8 @@ def test_whole_numbers_stand_for_texts(defined):
     ("how", "said"),
     [
         ({"stagez": 2}, r"stagez: unknown key in keywords \(did you mean stages\?\)"),
+        ({"weight_decay": 0.1}, r"weight_decay: expected it in optimizer_options={'weight_decay'"),
+        ({"settings": {"momentum": 0.9}}, r"momentum: expected it in optimizer_options="),
         ({"step": 2}, r"step: unknown key in keywords \(did you mean steps\?\)"),
         ({"memory_buget": "2x"}, r"did you mean memory_budget\?"),
         ({"setings": {}}, r"did you mean settings\?"),
