@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from typing import Any, NoReturn
@@ -22,6 +23,8 @@ from naspipe.trace.results.losses_file import SectionLosses, read_beside
 
 _POLL_MS = 1000
 _LAST_WORDS_SECONDS = 0.5
+_BATCHES_KEPT = 4096
+"""More than are under way at once."""
 
 
 def raise_failure(stage: int, body: Mapping[str, Any]) -> NoReturn:
@@ -80,6 +83,29 @@ class StageReports:
         """Nothing: work on one stage has nobody beside it to watch it."""
 
 
+class SameBatches:
+    """Stages that make a batch must make the same one: one has its input, another its target."""
+
+    def __init__(self) -> None:
+        self._made: OrderedDict[tuple[int, int], tuple[int, str]] = OrderedDict()
+
+    def take(self, stage: int, stream: int, number: int, digest: str) -> None:
+        """A stage has made a batch of a stream.
+
+        Raises:
+            ConfigError: when it is another one than that of the stage that made it first.
+        """
+        first, expected = self._made.setdefault((stream, number), (stage, digest))
+        if digest != expected:
+            raise ConfigError(
+                f"data: expected the same batch {number} in every process, found another one on "
+                f"stage {stage} than on stage {first}; make it from the seed and the number alone, "
+                f"as npp.from_dataset(dataset, batch_size) does (docs/data.md)"
+            )
+        if len(self._made) > _BATCHES_KEPT:
+            self._made.popitem(last=False)
+
+
 class Collector(StageReports):
     """Takes the reports of all stages: writes losses, keeps results, raises the first failure.
 
@@ -110,6 +136,7 @@ class Collector(StageReports):
         self._observer = observer
         self._publisher = publisher
         self._stop = stop
+        self._batches = SameBatches()
 
     def take(self, kind: str, stage: int, body: dict[str, Any]) -> None:
         """Handle one report.
@@ -133,6 +160,8 @@ class Collector(StageReports):
                 self._observer.on_loss(stream, sequence_id, loss)
                 self._growing.take(stream, sequence_id, loss)
                 self._collect()
+            case "batch":
+                self._batches.take(stage, body["stream"], body["number"], body["digest"])
             case "busy":
                 self._observer.on_busy(stage, body["busy_ns"], body["elapsed_ns"])
                 self._observer.on_hits(stage, body["hits"], body["reads"])

@@ -84,7 +84,8 @@ class Reporter(Protocol):
     def report(self, kind: str, body: Mapping[str, Any]) -> None:
         """Hand one report on, with plain values.
 
-        ``loss``, ``busy``, ``part`` (of a checkpoint), ``held``, ``beat``, ``failed`` or ``done``.
+        ``loss``, ``batch``, ``busy``, ``part`` (of a checkpoint), ``held``, ``beat``, ``failed`` or
+        ``done``.
         """
         ...
 

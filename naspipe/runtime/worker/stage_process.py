@@ -35,6 +35,7 @@ from naspipe.runtime.worker.driver import StageDriver
 from naspipe.runtime.worker.effects import DriverOptions, Effects
 from naspipe.runtime.worker.late_fields import LateFields
 from naspipe.runtime.worker.stage_files import StageFiles
+from naspipe.runtime.worker.watched_batches import watched
 from naspipe.stage.builder import build_admission, build_controller
 from naspipe.stage.intake import Intake
 from naspipe.stage.residency import residency_of
@@ -90,7 +91,10 @@ class StageRun:
                 path = directories[0].events_log(stage, generation)
                 events = stack.enter_context(EventLogWriter(path))
             restored = [stream.restored for stream in job.streams]
-            compute = StageCompute(job.workloads, self._placement, restored, job.wiring)
+            workloads = job.workloads
+            if job.positions.num_workers > 1:
+                workloads = watched(workloads, self._reporter)
+            compute = StageCompute(workloads, self._placement, restored, job.wiring)
             sources = LateFields(job, stage, compute, self._wakeup, self._reporter)
             fields = stack.enter_context(sources)
             checkpointer = stack.enter_context(self._checkpointer(compute, logs))

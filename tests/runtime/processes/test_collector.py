@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from naspipe.core.errors import StageFailedError
+from naspipe.core.errors import ConfigError, StageFailedError
 from naspipe.runtime.processes.liveness import Liveness
 from naspipe.runtime.processes.stopping import Stop
 from naspipe.runtime.processes.supervisor import Collector, StageReports
@@ -64,6 +64,19 @@ def test_the_other_reports_of_a_training_reach_whom_they_are_for(training):
     collector.take("held", 1, {"admitted": [9]})
     assert sent[2:] == [(stage, ControlMessage(STOP, (9,))) for stage in (0, 1)]
     assert not collector.is_complete
+
+
+def test_stages_that_make_other_batches(training):
+    collector, told, *_ = training
+    for stage, number, digest in ((0, 3, "a"), (1, 3, "a"), (0, 4, "b"), (1, 5, "b")):
+        collector.take("batch", stage, {"stream": 0, "number": number, "digest": digest})
+    collector.take("batch", 1, {"stream": 1, "number": 4, "digest": "c"})
+    said = (
+        "expected the same batch 4 in every process, found another one on stage 1 than on stage 0"
+    )
+    with pytest.raises(ConfigError, match=said):
+        collector.take("batch", 1, {"stream": 0, "number": 4, "digest": "c"})
+    assert not told
 
 
 def test_a_stage_on_another_host_that_died(training):
