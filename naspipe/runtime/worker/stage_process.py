@@ -91,9 +91,8 @@ class StageRun:
                 path = directories[0].events_log(stage, generation)
                 events = stack.enter_context(EventLogWriter(path))
             restored = [stream.restored for stream in job.streams]
-            workloads = job.workloads
-            if job.positions.num_workers > 1:
-                workloads = watched(workloads, self._reporter)
+            is_alone = job.positions.num_workers == 1
+            workloads = job.workloads if is_alone else watched(job.workloads, self._reporter)
             compute = StageCompute(workloads, self._placement, restored, job.wiring)
             sources = LateFields(job, stage, compute, self._wakeup, self._reporter)
             fields = stack.enter_context(sources)

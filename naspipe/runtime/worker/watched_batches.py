@@ -13,16 +13,16 @@ from naspipe.runtime.jobs.workload import Batches, Workload
 from naspipe.runtime.wire.ports import Reporter
 
 
-def watched(workloads: Sequence[Workload], reporter: Reporter) -> tuple[Workload, ...]:
+def watched(workloads: Sequence[Workload], reporter: Reporter) -> list[Workload]:
     """The workloads of a stage that has others beside it; what they train on is reported.
 
     A stage makes the batches that its blocks and losses take fields of. Where data are no function
     of their seed and number, the input of one stage and the target of another are of two batches.
     """
-    return tuple(
+    return [
         replace(each, data=_Watched(each.data, stream, reporter)) if each.is_trained else each
         for stream, each in enumerate(workloads)
-    )
+    ]
 
 
 class _Watched:
