@@ -61,6 +61,8 @@ class Searching:
     name: str = ""
     """Of the search's directory; the next number by default."""
     observer: SearchObserver
+    strategy: Any = None
+    """What proposes subnets, where it is an object; the definition has its name."""
     judge: Callable[[Sequence[int]], float] | None = None
     """Of the score ``bleu``: decodes with a subnet of these choices."""
 
@@ -80,7 +82,7 @@ class Searching:
         costs = forward_costs(measured_costs([workload], execution)[0])
         pricer = Pricer(space, self.held_out(workload.definition.seed, 0), costs)
         definition = self._definition()
-        make = find_strategy(definition, space, pricer)
+        make = find_strategy(definition, space, pricer, self.strategy)
         partition_of, memory, window = self._plan(workload, costs)
         directory.create()
         recorder = Recorder(
