@@ -57,6 +57,7 @@ LAUNCHING = (
     "nni/test_held_strategies.py",
     "nni/test_proof.py",
     "nni/test_readme.py",
+    "nni/test_scripts.py::test_what_stands_in_a_script_is_found_again",
     "nni/test_search.py",
     "nni/test_strategies.py",
     "nni/test_training.py",

@@ -19,9 +19,7 @@ def engine_class() -> Any:
 
         There is always an idle worker, and a budget until the end: no strategy sleeps.
 
-        Args:
-            submit: called with a model that is submitted.
-            wait: called with a condition; returns when it holds.
+        ``submit`` is called with each model, ``wait`` with a condition until which to wait.
         """
 
         def __init__(

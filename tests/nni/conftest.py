@@ -22,6 +22,7 @@ else:
         "test_own.py",
         "test_proof.py",
         "test_readme.py",
+        "test_scripts.py",
         "test_search.py",
         "test_strategies.py",
         "test_training.py",
