@@ -54,6 +54,7 @@ LAUNCHING = (
     "gpu/test_bits.py",
     "nni/test_distillation.py",
     "nni/test_exact.py",
+    "nni/test_experiment.py",
     "nni/test_held_strategies.py",
     "nni/test_proof.py",
     "nni/test_readme.py",

@@ -97,6 +97,20 @@ def check_explores(strategy: Any, delay: int, subnets: int, *, is_begun: bool) -
         )
 
 
+def experiment_config(model_space: Any, evaluator: Any, strategy: Any) -> Any:
+    """NNI's own configuration of an experiment, which scripts write into.
+
+    Raises:
+        ConfigError: without NNI.
+    """
+    _strategies()
+    from nni.nas.experiment import NasExperimentConfig
+
+    log = logging.getLogger("nni.nas.experiment.config.experiment")
+    log.setLevel(logging.ERROR)  # it tells of GPUs that trials would not use
+    return NasExperimentConfig.default(model_space, evaluator, strategy)
+
+
 def _check_population(name: str, population: int, delay: int, subnets: int) -> None:
     if population <= delay:
         raise ConfigError(

@@ -17,6 +17,7 @@ else:
     collect_ignore = [
         "test_distillation.py",
         "test_exact.py",
+        "test_experiment.py",
         "test_held_strategies.py",
         "test_hub.py",
         "test_own.py",
