@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +75,10 @@ _NEED_TORCH = {
     "from_dataset": "naspipe.data.keyed.dataset_batches",
     "from_nni": "naspipe.nni.adapter",
 }
+
+
+# NNI 3.0 says so of two classes of newer versions of torch, at every import; neither is used.
+warnings.filterwarnings("ignore", ".* is found to be not a nn.Module", RuntimeWarning)
 
 
 def __getattr__(name: str) -> Any:

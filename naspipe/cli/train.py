@@ -135,7 +135,7 @@ def _workloads(
     """
     from naspipe.core.config import Settings
     from naspipe.frontend.given.held_out import held_out_for
-    from naspipe.frontend.given.strategies import find_strategy_maker
+    from naspipe.frontend.given.strategies import Asked, find_strategy_maker
     from naspipe.frontend.given.workloads import find_workload
 
     found: dict[tuple[str, str, str | None], Workload] = {}
@@ -162,11 +162,13 @@ def _workloads(
             policy=arguments.policy,
             bulk=arguments.bulk,
         )
+        delay = defined.recipe.feedback_delay
+        asked = Asked(seed=stream.seed, delay=delay, subnets=stream.steps)
         workloads.append(
             replace(
                 defined,
                 recompute=settings.execution.pipeline.recompute,
-                make_strategy=find_strategy_maker(stream.sampler, named.space, stream.seed),
+                make_strategy=find_strategy_maker(stream.sampler, named.space, asked),
                 held_out=held_out_for(settings.execution, source, arguments.data_dir),
             )
         )

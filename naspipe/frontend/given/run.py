@@ -142,5 +142,20 @@ def check_space(run: Run) -> None:
             )
 
 
+def is_same_data(found: Any, recorded: Any) -> bool:
+    """Whether data say of themselves what was recorded.
+
+    What stands in the script that is run is named after ``__main__``; imported, after the script.
+    """
+    if found == recorded:
+        return True
+    names = sorted((str(found), str(recorded)))
+    main, _, name = names[0].partition(_MAIN)
+    return not main and bool(name) and names[1].endswith(f".{name}")
+
+
+_MAIN = "__main__."
+
+
 def _short(listed: Sequence[Any]) -> str:
     return f"{', '.join(map(str, listed[:6]))}{', ...' if len(listed) > 6 else ''} ({len(listed)})"

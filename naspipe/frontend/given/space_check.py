@@ -29,6 +29,7 @@ from naspipe.runtime.measuring.alike_candidates import alike_note
 from naspipe.runtime.measuring.first_blocks import FirstBlocks, FirstBlocksError
 from naspipe.runtime.measuring.followed_shapes import ShapeFollower, Suspected
 from naspipe.runtime.measuring.sketched import SketchedLayers
+from naspipe.streams.samplers import FILES
 
 MOST_TRIED = 4
 """Suspicions that turn out to be none, before the rest is left to the profile."""
@@ -141,7 +142,7 @@ class _Look:
         trains = workload.runs_in_training_mode
         follower = ShapeFollower(workload.space, layers, form_of(given), fields, trains)
         sampler = workload.definition.sampler
-        if workload.make_strategy is None and sampler.startswith("file:"):
+        if workload.make_strategy is None and sampler.partition(":")[0] in FILES:
             yield from follower.walk(subnet.chain for subnet in self.subnets if subnet.chain)
         elif workload.make_strategy is None or sampler.startswith(("evolution", "nni:")):
             yield from follower.spread()

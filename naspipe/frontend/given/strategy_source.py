@@ -86,6 +86,8 @@ class StrategySource:
             return ()
         with self._users():
             choices = self._add(self._loop.take(sequence_id, score))
+            if self._loop.is_finished and (finish := getattr(self._strategy, "finish", None)):
+                finish()
         if not choices:
             return ()
         with self._record.open("a", encoding="utf-8") as file:

@@ -13,6 +13,7 @@ from naspipe.frontend.display.search_progress import SearchProgress
 from naspipe.frontend.given.held_out import check_size, held_out_of
 from naspipe.frontend.given.keywords import gathered
 from naspipe.frontend.given.run import Run
+from naspipe.frontend.given.strategies import name_of
 from naspipe.frontend.search.ports import SearchObserver
 from naspipe.frontend.search.search_record import SilentSearchObserver
 from naspipe.frontend.search.searching import Searching
@@ -26,7 +27,7 @@ from naspipe.search.strategies import options_of
 
 def search_subnets(
     run: Run, data: Batches, loss: Loss,
-    *, held_out: Batches | None = None, strategy: str = "evolution",
+    *, held_out: Batches | None = None, strategy: str | Any = "evolution",
     options: Mapping[str, float] | None = None, budget: int = 100, seed: int = 0, delay: int = 8,
     score: str = "loss", calibrate: int = 4, validate: int = 8,
     limits: Mapping[str, float] | None = None, ema: bool = False, stages: int | None = None,
@@ -42,7 +43,8 @@ def search_subnets(
         run: with a final checkpoint, or one on the way.
         data, loss: those of the run.
         held_out: ``held_out(seed, number)``, batches to judge by; ``data.validation`` by default.
-        strategy: ``random``, ``evolution``, ``nni:NAME``, or ``MODULE:FUNCTION``.
+        strategy: ``random``, ``evolution``, ``nni:NAME``, ``MODULE:FUNCTION``, or ``file:PATH``; or
+            an object, of NNI's or with ``propose`` and ``observe``, which is used as it is.
         options: of the strategy, such as ``population``.
         budget: subnets to judge.
         seed: of the strategy's draws.
@@ -62,6 +64,7 @@ def search_subnets(
         ConfigError: for input that cannot be used.
         StageFailedError: when a layer, the data or the loss raises in any stage.
     """
+    given, strategy = strategy, name_of(strategy)
     said = {"keywords": {"stages": stages, **more}, "settings": settings, "execution": execution}
     chosen_options, how = _stated(strategy, options=options, **said)
     costs = gathered(Limits, [each.name for each in fields(Limits)], limits=limits)
@@ -73,7 +76,7 @@ def search_subnets(
     check_size(chosen, validate)
     searching = Searching(
         run=run, data=data, held_out=chosen, loss=loss, definition=definition, name=name,
-        execution=how,
+        execution=how, strategy=None if isinstance(given, str) else given,
         observer=observer or SilentSearchObserver(),
     )  # fmt: skip
     if observer is not None or not progress:
