@@ -30,6 +30,7 @@ LAUNCHING = (
     "faults/test_block_storm.py",
     "faults/test_device_rings.py",
     "faults/test_false_teachers.py",
+    "faults/test_full_disk.py",
     "faults/test_hosts.py",
     "faults/test_hosts_blockwise.py",
     "faults/test_links.py",

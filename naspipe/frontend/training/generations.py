@@ -24,8 +24,10 @@ from naspipe.runtime.processes.launcher import launch
 from naspipe.runtime.wire.ports import LaunchObserver
 from naspipe.streams.from_file import read_stream
 from naspipe.trace.results.losses_file import check_losses
+from naspipe.trace.results.reserved_space import reserve, write_last
 from naspipe.trace.results.run_directory import RunDirectory
 from naspipe.trace.results.teacher_events import first_in_doubt, settle
+from naspipe.trace.storage.writing import named_storage
 
 
 @dataclass(slots=True)
@@ -53,27 +55,29 @@ class Generations:
             StageFailedError, TransportError: when the last life that was allowed failed.
             RunInterruptedError: when it was asked to end.
             LogError: when no checkpoint is whole, or the losses that belong to it are damaged.
+            StorageError: when a file cannot be written.
         """
         left = self.job.execution.watch.max_restarts
         while True:
-            self._begin()
             try:
-                firsts = [stream.first for stream in self.job.streams]
-                self.observer.on_begin(self.job.generation, firsts)
-                return launch(self.job, self.observer, self.others)
+                with named_storage(self.job.streams[0].directory.path):
+                    self._begin()
+                    firsts = [stream.first for stream in self.job.streams]
+                    self.observer.on_begin(self.job.generation, firsts)
+                    return launch(self.job, self.observer, self.others)
             except (StageFailedError, TransportError) as error:
                 if left == 0:
-                    self._note("failed", error)
+                    self.note("failed", error)
                     raise
                 left -= 1
                 where = " and ".join(str(stream.directory.path) for stream in self.job.streams)
                 self.observer.on_note(f"{_first_line(error)}; going on from {where} ({left} left)")
             except RunInterruptedError as error:
                 said = RunInterruptedError(error.signal_number, f"{error}; {self._how_to_go_on()}")
-                self._note("interrupted", said)
+                self.note("interrupted", said)
                 raise said from None
             except BaseException as error:
-                self._note("failed", error)
+                self.note("failed", error)
                 raise
 
     @property
@@ -91,6 +95,7 @@ class Generations:
         self.job = replace(self.job, streams=streams, generation=self.generation)
         self.generation += 1
         for stream, manifest in zip(self.job.streams, self.manifests, strict=True):
+            reserve(stream.directory, manifest)
             stream.directory.write_manifest({**manifest, "life": self.life})
 
     def _resumed(self) -> tuple[StreamJob, ...]:
@@ -151,12 +156,13 @@ class Generations:
             return f"go on with: naspipe train --resume {where}"
         return f"go on with the same call, with run_dir={where!r} and resume=True"
 
-    def _note(self, status: str, error: BaseException) -> None:
+    def note(self, status: str, error: BaseException) -> None:
         """Leave the end of a life in the manifests; where that fails too, the cause stays."""
         for stream, manifest in zip(self.job.streams, self.manifests, strict=True):
             failure = {"status": status, "failure": str(error), "life": self.life}
+            stream.directory.checkpoints.sweep()
             try:
-                stream.directory.write_manifest({**manifest, **failure})
+                write_last(stream.directory, {**manifest, **failure})
             except OSError as another:
                 error.add_note(f"and the manifest cannot be written: {another}")
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from naspipe.core.errors import ConfigError
 from naspipe.frontend.training.ports import METRICS
-from naspipe.trace.results.metrics_file import writing
+from naspipe.trace.storage.writing import write_whole, writing
 
 
 def check_tensorboard() -> None:
@@ -82,9 +82,8 @@ class TensorBoardFile:
         record = io.BytesIO()
         self._records.RecordWriter(record).write(event.SerializeToString())
         data = record.getvalue()
-        with writing(self._path):
-            while data:
-                data = data[self._file.write(data) :]
+        with writing(self._path, len(data)):
+            write_whole(self._file, data)
 
 
 def _tagged(values: Mapping[str, float | None]) -> Iterator[tuple[str, float | None]]:

@@ -49,8 +49,10 @@ from naspipe.sim.pipeline import Plan
 from naspipe.trace.access.labels import describe_space
 from naspipe.trace.access.log import read_joint_accesses, time_key
 from naspipe.trace.reading.metrics import bubble_ratio, hit_rate, stall_ratio
+from naspipe.trace.results.reserved_space import write_last
 from naspipe.trace.results.run_directory import RunDirectory, stream_directories
 from naspipe.trace.results.teacher_events import read_teacher_events, tally
+from naspipe.trace.storage.writing import named_storage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +114,7 @@ class Training:
             StorageError: when a file cannot be written.
         """
         subnets = self._check()
-        with ExitStack() as stack:
+        with named_storage(self.path), ExitStack() as stack:
             generation = 0
             if self.resumes:
                 generation = self._claim(stack, subnets)
@@ -149,7 +151,15 @@ class Training:
         """Live to the end, check what was left, and say that it is complete."""
         start_ns = time.monotonic_ns()
         stages = lives.run()
-        seconds = (time.monotonic_ns() - start_ns) / 1e9
+        try:
+            self._complete(lives, stages, (time.monotonic_ns() - start_ns) / 1e9)
+        except BaseException as error:
+            lives.note("failed", error)
+            raise
+
+    def _complete(
+        self, lives: Generations, stages: Sequence[Mapping[str, Any]], seconds: float
+    ) -> None:
         job = lives.job
         accesses = read_joint_accesses([stream.directory.path for stream in job.streams])
         for number in range(len(accesses)):
@@ -162,7 +172,7 @@ class Training:
             taught = tally(read_teacher_events(stream.directory.path))
             more = {"teachers": taught} if taught else {}
             complete = {"status": "complete", "measured": {**measured, **speed, **bad, **more}}
-            stream.directory.write_manifest({**manifest, **complete, "life": lives.life})
+            write_last(stream.directory, {**manifest, **complete, "life": lives.life})
 
     def _claim(self, stack: ExitStack, subnets: Sequence[tuple[Subnet, ...]]) -> int:
         """Take the run directories over; returns the generation to go on with, -1 for none."""

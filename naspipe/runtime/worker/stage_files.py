@@ -70,6 +70,17 @@ class StageFiles:
         }
         self._reporter.report("loss", body)
 
+    def flush(self) -> None:
+        """Hand all that is logged to the operating system, while a failure can still be told.
+
+        Raises:
+            StorageError: when a log cannot be written.
+        """
+        for log in self._logs:
+            log.flush()
+        if self._events is not None:
+            self._events.flush()
+
     def held(self, admitted: Sequence[int]) -> None:
         """See :class:`naspipe.runtime.worker.ports.StageSink`."""
         self._reporter.report("held", {"admitted": list(admitted)})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import errno
 import os
 import signal
 import sys
@@ -12,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from naspipe.core.errors import ConfigError, StorageError, reason
@@ -30,8 +30,7 @@ from naspipe.runtime.wire.wakeup import Wakeup
 from naspipe.runtime.worker.connections import connect
 from naspipe.runtime.worker.ports import StageWork
 from naspipe.runtime.worker.stage_process import StageRun, StageSeat, open_placement
-
-_STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
+from naspipe.trace.storage.writing import STORAGE, cannot_write
 
 
 def run_alone(
@@ -77,16 +76,22 @@ def failure_report(task: str, error: Exception) -> dict[str, Any]:
     return {
         "task": task,
         "traceback": users_traceback(error),
-        "message": reason(error) if isinstance(error, OSError) else str(error),
+        "message": _message(error),
         "kind": _kind(error),
     }
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return str(cannot_write(Path(error.filename), error)) if error.filename else reason(error)
+    return str(error)
 
 
 def _kind(error: Exception) -> str:
     """Whose failure it is: the input's, the storage's, or (empty) anybody's."""
     if isinstance(error, ConfigError):
         return "input"
-    is_storage = isinstance(error, OSError) and error.errno in _STORAGE
+    is_storage = isinstance(error, OSError) and error.errno in STORAGE
     return "storage" if is_storage or isinstance(error, StorageError) else ""
 
 
