@@ -84,6 +84,7 @@ LAUNCHING = (
     "search/test_block_rating.py",
     "search/test_evaluation.py",
     "search_spaces/test_networks.py::test_bits_of_the_plain_loop",
+    "trace/*test_run_state.py",
     "trace/test_purity.py",
     "capabilities/test_empty_stage.py::test_a_stage_without_a_layer_needs_no_memory",
     "capabilities/test_empty_stage.py::test_the_bits_are_those_of_the_plain_loop",

@@ -90,8 +90,8 @@ def _defined(
     arguments: argparse.Namespace,
 ) -> tuple[Execution, list[Workload], list[dict[str, Any]]]:
     """What is trained, and how; from the run where one is resumed."""
-    from naspipe.cli.resume import read_resumed
     from naspipe.cli.streams import parse_streams
+    from naspipe.cli.training.resumed import read_resumed
     from naspipe.core.errors import ConfigError
     from naspipe.core.recipe_file import NO_RECIPE, read_recipe
 

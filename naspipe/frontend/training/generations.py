@@ -21,7 +21,7 @@ from naspipe.runtime.checkpoints.restored import Restored
 from naspipe.runtime.jobs.job import StreamJob, TrainingJob
 from naspipe.runtime.processes.hosts import OtherHosts
 from naspipe.runtime.processes.launcher import launch
-from naspipe.runtime.wire.ports import LaunchObserver
+from naspipe.runtime.wire.ports import RunObserver
 from naspipe.streams.from_file import read_stream
 from naspipe.trace.results.losses_file import check_losses
 from naspipe.trace.results.reserved_space import reserve, write_last
@@ -44,7 +44,7 @@ class Generations:
 
     job: TrainingJob
     manifests: Sequence[Mapping[str, Any]]
-    observer: LaunchObserver
+    observer: RunObserver
     generation: int = 0
     others: OtherHosts | None = None
 

@@ -157,9 +157,7 @@ class Training:
             lives.note("failed", error)
             raise
 
-    def _complete(
-        self, lives: Generations, stages: Sequence[Mapping[str, Any]], seconds: float
-    ) -> None:
+    def _complete(self, lives: Generations, stages: Sequence[Any], seconds: float) -> None:
         job = lives.job
         accesses = read_joint_accesses([stream.directory.path for stream in job.streams])
         for number in range(len(accesses)):

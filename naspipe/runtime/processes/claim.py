@@ -16,9 +16,10 @@ from typing import Self
 from naspipe.core.errors import ConfigError
 from naspipe.core.json_text import parse_json
 from naspipe.runtime.wire.endpoints import SOCKETS_PREFIX
+from naspipe.trace.results.run_state import LOCK
 from naspipe.trace.storage.whole_files import write_json
 
-_LOCK, _PROCESSES = ".lock", ".processes.json"
+_PROCESSES = ".processes.json"
 
 
 class Claim:
@@ -38,7 +39,7 @@ class Claim:
 
     def __enter__(self) -> Self:
         try:
-            self._file = (self._directory / _LOCK).open("a+b", buffering=0)
+            self._file = (self._directory / LOCK).open("a+b", buffering=0)
         except OSError as error:
             raise ConfigError(
                 f"run directory {self._directory} cannot be written: {error.strerror}"

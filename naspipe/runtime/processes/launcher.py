@@ -23,7 +23,7 @@ from naspipe.runtime.processes.stopping import Stop, answered_signals
 from naspipe.runtime.processes.supervisor import Collector
 from naspipe.runtime.processes.validation_launcher import ValidationLauncher
 from naspipe.runtime.wire.endpoints import SOCKETS_PREFIX, make_endpoints
-from naspipe.runtime.wire.ports import LaunchObserver
+from naspipe.runtime.wire.ports import RunObserver
 from naspipe.runtime.wire.wakeup import Wakeup
 from naspipe.runtime.worker.stage_main import run_alone
 from naspipe.runtime.worker.stage_process import StageRun
@@ -32,7 +32,7 @@ from naspipe.trace.snapshots.checkpoints import FINAL
 
 
 def launch(
-    job: TrainingJob, observer: LaunchObserver, others: OtherHosts | None = None
+    job: TrainingJob, observer: RunObserver, others: OtherHosts | None = None
 ) -> list[dict[str, Any]]:
     """Carry a run out, to its final checkpoint; on several hosts, with stage 0 on this one.
 

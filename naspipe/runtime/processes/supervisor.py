@@ -15,7 +15,7 @@ from naspipe.runtime.processes.growing_streams import GrowingStreams
 from naspipe.runtime.processes.liveness import Liveness
 from naspipe.runtime.processes.publishing import Publisher
 from naspipe.runtime.processes.stopping import Stop
-from naspipe.runtime.wire.ports import LaunchObserver
+from naspipe.runtime.wire.ports import RunObserver
 from naspipe.runtime.wire.reports import read_report
 from naspipe.runtime.wire.wakeup import Wakeup
 from naspipe.trace.results.losses_file import SectionLosses, read_beside
@@ -97,7 +97,7 @@ class Collector(StageReports):
         self,
         num_stages: int,
         losses: Sequence[SectionLosses],
-        observer: LaunchObserver,
+        observer: RunObserver,
         publisher: Publisher,
         stop: Stop,
         growing: GrowingStreams,
@@ -136,6 +136,7 @@ class Collector(StageReports):
             case "busy":
                 self._observer.on_busy(stage, body["busy_ns"], body["elapsed_ns"])
                 self._observer.on_hits(stage, body["hits"], body["reads"])
+                self._observer.on_pending(stage, body["pending"])
             case "note":
                 self._observer.on_note(str(body["text"]))
             case "part":

@@ -41,6 +41,9 @@ class SilentObserver:
     def on_hits(self, stage: int, hits: int, reads: int) -> None:
         """See :class:`LaunchObserver`."""
 
+    def on_pending(self, stage: int, subnets: int) -> None:
+        """See :class:`RunObserver`."""
+
     def on_validation(self, stream: int, sequence_id: int, scores: Mapping[str, float]) -> None:
         """See :class:`LaunchObserver`."""
 

@@ -68,11 +68,15 @@ class StageRun:
         self._placement = seat.placement
         self._wakeup = seat.wakeup
         self._driver: StageDriver | None = None
+        self._taken_in: list[Intake] = []
 
     @property
     def current(self) -> str:
         """What the stage is doing, for the report of a failure."""
         return self._driver.current if self._driver else "start"
+
+    def _pending(self) -> int:
+        return sum(each.under_way for each in self._taken_in)
 
     def run(self) -> None:
         """Train this stage's part of every subnet, then write its layers and report."""
@@ -94,7 +98,7 @@ class StageRun:
             sources = LateFields(job, stage, compute, self._wakeup, self._reporter)
             fields = stack.enter_context(sources)
             checkpointer = stack.enter_context(self._checkpointer(compute, logs))
-            files = StageFiles(logs, events, self._reporter)
+            files = StageFiles(logs, events, self._reporter, self._pending)
             effects = Effects(
                 compute=compute,
                 stores=compute.stores,
@@ -147,7 +151,7 @@ class StageRun:
             streams=[n for n, stages in enumerate(job.participants) if stage in stages],
             reduction_launch=execution.pipeline.reduction_launch,
         )
-        intakes = self._intakes()
+        intakes = self._taken_in = self._intakes()
         self._driver = StageDriver(
             stage,
             controller,

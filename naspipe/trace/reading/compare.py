@@ -20,6 +20,7 @@ from naspipe.trace.reading.differences import (
 )
 from naspipe.trace.results.losses_file import Loss
 from naspipe.trace.results.run_directory import RunDirectory
+from naspipe.trace.results.run_state import run_state
 from naspipe.trace.snapshots.snapshot import Checkpoint, read_checkpoint
 
 
@@ -137,9 +138,9 @@ def compare_to(reference: RecordedRun, run: RecordedRun) -> Comparison:
 def _reason(reference: RecordedRun, run: RecordedRun) -> str:
     """Why two runs cannot be compared, or nothing."""
     for side in (reference, run):
-        status = side.manifest.get("status")
-        if status != "complete":
-            return f"{side.path} is not complete: its manifest says {status!r}"
+        state = run_state(side.directory, side.manifest)
+        if state.status != "complete":
+            return f"{side.path} is not complete: {state.said}"
     for part in ("definition", "space"):
         for key, one, other in _differing(reference.manifest.get(part), run.manifest.get(part)):
             return (

@@ -30,7 +30,7 @@ class MetricsFile:
             self._file = path.open("wb", buffering=0)
             write_whole(self._file, data)
 
-    def write(self, step: int, values: Mapping[str, float | None]) -> None:
+    def write(self, step: int, values: Mapping[str, float | str | None]) -> None:
         """Append one line.
 
         Raises:
@@ -65,5 +65,5 @@ def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
             yield line, row
 
 
-def _plain(value: float | None) -> float | str | None:
-    return value if value is None or math.isfinite(value) else str(value)
+def _plain(value: float | str | None) -> float | str | None:
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

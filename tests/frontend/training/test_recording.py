@@ -59,7 +59,7 @@ def test_every_step_is_in_both(tmp_path, stages):
     assert last["hit_rate"] == pytest.approx(run.manifest["measured"]["hit_rate"], abs=0.2)
     assert last["steps_per_second"] == pytest.approx(40 / last["seconds"])
     found = scalars(run.directory.tensorboard)
-    assert found.keys() == {*NAMES, "seconds"}
+    assert found.keys() == {*NAMES, "seconds", "resident_bytes", "pending"}
     for name in NAMES:
         expected = [(row["step"], row[name]) for row in rows if row[name] is not None]
         assert [step for step, _ in found[name]] == [step for step, _ in expected]
