@@ -37,6 +37,7 @@ LAUNCHING = (
     "faults/test_storage.py",
     "faults/test_shared_teachers.py",
     "faults/test_storm.py",
+    "faults/test_system_limits.py",
     "faults/test_teacher_hosts.py",
     "faults/test_teachers.py",
     "faults/test_wrong_teachers.py",

@@ -10,6 +10,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from naspipe.cli.display.result_lines import tell
+
 if TYPE_CHECKING:
     from naspipe.core.space import Space
     from naspipe.export.exporter import Exported
@@ -109,7 +111,7 @@ def _finish(done: Exported) -> int:
         print("naspipe: not checked on a batch; give --data to do so", file=sys.stderr)
     if done.onnx_difference is not None:
         print(f"naspipe: ONNX within {done.onnx_difference:.1e} of torch", file=sys.stderr)
-    print(done.directory)
+    tell(str(done.directory))
     return 0
 
 

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from naspipe.cli.display.result_lines import tell
+
 if TYPE_CHECKING:
     from naspipe.core.config import Settings
     from naspipe.frontend.teaching.teachers import Teacher
@@ -130,7 +132,7 @@ def _write(arguments: argparse.Namespace) -> int:
             teacher, data, arguments.to, batches=arguments.batches, seed=arguments.seed,
             recipe=settings.recipe, device=arguments.device, on_label=on_label,
         )  # fmt: skip
-    print(arguments.to)
+    tell(str(arguments.to))
     return 0
 
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from naspipe.cli.display.result_lines import tell
 from naspipe.cli.flags import given
 from naspipe.cli.teaching.teacher import join_teacher, with_momentum
 from naspipe.cli.training.train_arguments import DEFAULTS
@@ -51,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
             training.run()
     if worker is None or worker.rank == 0:
         for directory in training.directories:
-            print(directory.path)
+            tell(str(directory.path))
     return 0
 
 

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 import warnings
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 
 FORK = multiprocessing.get_context("fork")
+
+ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that ask a run to end: Ctrl-C, a scheduler, a terminal that is closed."""
+
+
+def leave_signals_to_launcher() -> None:
+    """Ignore them in a forked process: the launcher answers for all, and needs it for that."""
+    for number in ASKING:
+        signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager

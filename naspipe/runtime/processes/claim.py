@@ -15,7 +15,7 @@ from typing import Self
 
 from naspipe.core.errors import ConfigError
 from naspipe.core.json_text import parse_json
-from naspipe.runtime.wire.endpoints import SOCKETS_PREFIX
+from naspipe.runtime.wire.private_directories import SOCKETS_PREFIX
 from naspipe.trace.results.run_state import LOCK
 from naspipe.trace.storage.whole_files import write_json
 

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgpack
@@ -56,7 +57,8 @@ class NotesToStderr(SilentObserver):
 
     def on_note(self, text: str) -> None:
         """See :class:`LaunchObserver`."""
-        print(f"naspipe: {text}", file=sys.stderr, flush=True)
+        with suppress(OSError, ValueError):  # a stderr that is gone ends no run
+            print(f"naspipe: {text}", file=sys.stderr, flush=True)
 
 
 class AtIt:

@@ -19,6 +19,7 @@ from naspipe.core.ids import WorkerId
 from naspipe.core.user_code import users_traceback
 from naspipe.runtime.devices import device_waits
 from naspipe.runtime.devices.determinism import deterministic_torch
+from naspipe.runtime.forking.fork import leave_signals_to_launcher
 from naspipe.runtime.forking.own_thread import in_own_thread
 from naspipe.runtime.jobs.ports import PipelineJob
 from naspipe.runtime.wire.endpoints import Endpoints
@@ -115,8 +116,7 @@ def stage_main(
         launcher_is_elsewhere: the parent is no launcher, so the launcher has to be told.
     """
     # The launcher answers signals for all: with a checkpoint, for which it needs its stages.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    leave_signals_to_launcher()
     read_end, write_end = lifeline
     os.close(write_end)
     _wake_with_parents_end()
