@@ -23,6 +23,7 @@ from naspipe.runtime.processes.hosts import OtherHosts
 from naspipe.runtime.processes.launcher import launch
 from naspipe.runtime.wire.ports import RunObserver
 from naspipe.streams.from_file import read_stream
+from naspipe.trace.reading.compare import differing
 from naspipe.trace.results.losses_file import check_losses
 from naspipe.trace.results.reserved_space import reserve, write_last
 from naspipe.trace.results.run_directory import RunDirectory
@@ -168,8 +169,7 @@ class Generations:
 
 
 def _first_line(error: BaseException) -> str:
-    lines = str(error).splitlines() or [type(error).__name__]
-    return lines[0] if len(lines) == 1 else f"{lines[0]}: {lines[-1]}"
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def check_resumable(
@@ -186,13 +186,11 @@ def check_resumable(
     found, expected = manifest.get("definition"), json.loads(json.dumps(definition.as_dict()))
     if not isinstance(found, dict):
         raise ConfigError(f"{directory.path}: its manifest has no definition to go on with")
-    for key in sorted(expected.keys() | found.keys()):
-        if found.get(key) != expected.get(key):
-            raise ConfigError(
-                f"{directory.path} is another run: its {key} is {found.get(key)!r:.80}, expected "
-                f"{expected.get(key)!r:.80}; resume it as it was defined, or choose a new "
-                f"--run-dir"
-            )
+    for key, there, here in differing(found, expected):
+        raise ConfigError(
+            f"{directory.path} is another run: its {key} is {there}, expected {here}; resume it "
+            f"as it was defined, or choose a new --run-dir"
+        )
     if choices is None:
         return manifest
     if [list(each) for each in read_stream(directory.stream)] != [list(each) for each in choices]:

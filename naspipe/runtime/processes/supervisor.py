@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import zmq
 
-from naspipe.core.errors import ConfigError, StageFailedError, StorageError
+from naspipe.core.errors import ConfigError, NotFiniteError, StageFailedError, StorageError
 from naspipe.runtime.forking.fork import obituary
 from naspipe.runtime.processes.growing_streams import GrowingStreams
 from naspipe.runtime.processes.liveness import Liveness
@@ -30,13 +30,19 @@ def raise_failure(stage: int, body: Mapping[str, Any]) -> NoReturn:
     Raises:
         ConfigError: the user's input.
         StorageError: a file could not be written.
+        NotFiniteError: a loss.
         StageFailedError: anything else.
     """
-    if body["kind"] == "input":
-        raise ConfigError(body["message"])
-    if body["kind"] == "storage":
-        raise StorageError(body["message"])
-    raise StageFailedError(stage, body["task"], body["traceback"])
+    host, cause = str(body.get("host", "")), str(body.get("cause", ""))
+    where = f"stage {stage}, {body['task']}" + (f", on {host}" if host else "")
+    match body["kind"]:
+        case "input":
+            raise ConfigError(body["message"])
+        case "storage":
+            raise StorageError(f"{body['message']} ({where})")
+        case "number":
+            raise NotFiniteError(f"{body['message']} ({where})")
+    raise StageFailedError(stage, body["task"], body["traceback"], host, cause)
 
 
 class StageReports:
@@ -147,7 +153,8 @@ class Collector(StageReports):
                 self._stop.request(body["number"])
                 self._stop.advance()
             case "died":
-                raise StageFailedError(stage, _task(self, stage), body["how"])
+                how, host = body["how"], str(body.get("host", ""))
+                raise StageFailedError(stage, _task(self, stage), how, host)
             case _:
                 super().take(kind, stage, body)
 
@@ -205,7 +212,7 @@ def supervise(
                     raise StageFailedError(stage, _task(collector, stage), obituary(process))
         problem = collector.liveness.problem(time.monotonic()) if collector.liveness else None
         if problem is not None:
-            raise StageFailedError(*problem)
+            raise StageFailedError(problem.stage, problem.task, problem.why, problem.host)
 
 
 def _task(collector: StageReports, stage: int) -> str:

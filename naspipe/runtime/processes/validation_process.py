@@ -116,7 +116,8 @@ def _answer(
         return {"note": str(error)}
     except StageFailedError as error:
         task = f"the validation at subnet {cut}, {error.task}"
-        return {"failure": {"kind": "", "task": task, "traceback": error.traceback_text}}
+        said = {"traceback": error.traceback_text, "host": error.host}
+        return {"failure": {"kind": "", "task": task, **said}}
     except Exception as error:
         return {"failure": failure_report(f"the validation at subnet {cut}", error)}
 

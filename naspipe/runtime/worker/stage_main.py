@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from naspipe.core.errors import ConfigError, StorageError, reason
+from naspipe.core.errors import ConfigError, NotFiniteError, StorageError, reason
 from naspipe.core.ids import WorkerId
 from naspipe.core.user_code import users_traceback
 from naspipe.runtime.devices import device_waits
@@ -79,6 +79,8 @@ def failure_report(task: str, error: Exception) -> dict[str, Any]:
         "traceback": users_traceback(error),
         "message": _message(error),
         "kind": _kind(error),
+        "cause": reason(error),
+        "host": os.uname().nodename,
     }
 
 
@@ -89,9 +91,11 @@ def _message(error: Exception) -> str:
 
 
 def _kind(error: Exception) -> str:
-    """Whose failure it is: the input's, the storage's, or (empty) anybody's."""
+    """Whose failure it is: the input's, the storage's, a loss's, or (empty) anybody's."""
     if isinstance(error, ConfigError):
         return "input"
+    if isinstance(error, NotFiniteError):
+        return "number"
     is_storage = isinstance(error, OSError) and error.errno in STORAGE
     return "storage" if is_storage or isinstance(error, StorageError) else ""
 
@@ -146,7 +150,8 @@ def _nothing() -> None:
 
 def _last_words(worker: WorkerId, endpoints: Endpoints) -> None:
     with ZmqReporter(worker, endpoints) as reporter:
-        reporter.report("died", {"how": "the worker that watched it has ended"})
+        how = "the worker that watched it has ended"
+        reporter.report("died", {"how": how, "host": os.uname().nodename})
 
 
 def _wake_with_parents_end() -> None:
