@@ -10,6 +10,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from naspipe.cli.display.result_lines import tell
 from naspipe.cli.sources.prepared_data import add_data_place
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def _finish(done: Exported) -> int:
         print("naspipe: not checked on a batch; give --data to do so", file=sys.stderr)
     if done.onnx_difference is not None:
         print(f"naspipe: ONNX within {done.onnx_difference:.1e} of torch", file=sys.stderr)
-    print(done.directory)
+    tell(str(done.directory))
     return 0
 
 

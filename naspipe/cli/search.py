@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from naspipe.cli.display.result_lines import tell
 from naspipe.cli.flags import add_flags, flags, given
 from naspipe.cli.sources.prepared_data import add_data_place
 from naspipe.core.config import Execution
@@ -138,7 +139,7 @@ def run(arguments: argparse.Namespace) -> int:
         search = searching.start()
     shown, measured = _examine(arguments, searching, search, judge)
     print_tables(search, shown, measured)
-    print(search.path)
+    tell(str(search.path))
     return 0
 
 

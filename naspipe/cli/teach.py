@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from naspipe.cli.display.result_lines import tell
 from naspipe.cli.sources.prepared_data import add_data_place
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ def _write(arguments: argparse.Namespace) -> int:
             teacher, data, arguments.to, batches=arguments.batches, seed=arguments.seed,
             recipe=settings.recipe, device=arguments.device, on_label=on_label,
         )  # fmt: skip
-    print(arguments.to)
+    tell(str(arguments.to))
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 
@@ -51,14 +52,28 @@ class RunInterruptedError(NaspipeError):
         super().__init__(message)
 
 
-class StageFailedError(NaspipeError):
-    """A stage raised; carries the first cause: the stage, its task and its traceback."""
+class NotFiniteError(NaspipeError):
+    """A loss is infinite or not a number, and the recipe wants the run to stop then."""
 
-    def __init__(self, stage: int, task: str, traceback_text: str) -> None:
+
+class StageFailedError(NaspipeError):
+    """A stage raised; carries the first cause: the stage, its task, host and traceback.
+
+    Its first line says all but the traceback: ``stage 1 failed in 0.3F@1 block 4 (layer 3.1) on
+    HOST: RuntimeError: why``. The ``cause`` is the traceback's last line, unless it is given.
+    """
+
+    def __init__(
+        self, stage: int, task: str, traceback_text: str, host: str = "", cause: str = ""
+    ) -> None:
         self.stage = stage
         self.task = task
         self.traceback_text = traceback_text
-        super().__init__(f"stage {stage} failed in {task}\n{traceback_text}")
+        self.host = host or os.uname().nodename
+        lines = [line.strip() for line in traceback_text.splitlines() if line.strip()]
+        cause = cause or (lines[-1] if lines else "no cause is known")
+        more = f"\n{traceback_text}" if len(lines) > 1 else ""
+        super().__init__(f"stage {stage} failed in {task} on {self.host}: {cause:.500}{more}")
 
 
 class LogError(NaspipeError):

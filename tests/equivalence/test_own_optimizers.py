@@ -69,7 +69,7 @@ def test_a_function_s_own_rate_and_a_resume(tmp_path):
     path = tmp_path / "run"
     with pytest.raises(npp.NaspipeError, match="injected"):
         train(path, Ends(spaces.vectors, 9, fail, tmp_path / "marker"), 2)
-    with pytest.raises(npp.ConfigError, match="is another run: its recipe is"):
+    with pytest.raises(npp.ConfigError, match="is another run: its recipe"):
         train(path, Calm(spaces.vectors), 1, Lion, resume=True)
     run = train(path, Calm(spaces.vectors), 1, resume=True)
     recipe = run.manifest["definition"]["recipe"]

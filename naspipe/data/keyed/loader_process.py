@@ -31,7 +31,8 @@ def loader_main(make: Make, connection: Connection, lifeline: int) -> None:
         connection: questions come, answers go.
         lifeline: the end of a pipe to read from; the other end is the parent's alone.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's to answer
+    for number in (signal.SIGINT, signal.SIGHUP):  # the launcher's to answer
+        signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
     threading.Thread(target=_end_with_parent, args=(lifeline,), daemon=True).start()

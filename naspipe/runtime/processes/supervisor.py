@@ -10,13 +10,13 @@ from typing import Any, NoReturn
 
 import zmq
 
-from naspipe.core.errors import ConfigError, StageFailedError, StorageError
+from naspipe.core.errors import ConfigError, NotFiniteError, StageFailedError, StorageError
 from naspipe.runtime.forking.fork import obituary
 from naspipe.runtime.processes.growing_streams import GrowingStreams
 from naspipe.runtime.processes.liveness import Liveness
 from naspipe.runtime.processes.publishing import Publisher
 from naspipe.runtime.processes.stopping import Stop
-from naspipe.runtime.wire.ports import LaunchObserver
+from naspipe.runtime.wire.ports import RunObserver
 from naspipe.runtime.wire.reports import read_report
 from naspipe.runtime.wire.wakeup import Wakeup
 from naspipe.trace.results.losses_file import SectionLosses, read_beside
@@ -33,13 +33,19 @@ def raise_failure(stage: int, body: Mapping[str, Any]) -> NoReturn:
     Raises:
         ConfigError: the user's input.
         StorageError: a file could not be written.
+        NotFiniteError: a loss.
         StageFailedError: anything else.
     """
-    if body["kind"] == "input":
-        raise ConfigError(body["message"])
-    if body["kind"] == "storage":
-        raise StorageError(body["message"])
-    raise StageFailedError(stage, body["task"], body["traceback"])
+    host, cause = str(body.get("host", "")), str(body.get("cause", ""))
+    where = f"stage {stage}, {body['task']}" + (f", on {host}" if host else "")
+    match body["kind"]:
+        case "input":
+            raise ConfigError(body["message"])
+        case "storage":
+            raise StorageError(f"{body['message']} ({where})")
+        case "number":
+            raise NotFiniteError(f"{body['message']} ({where})")
+    raise StageFailedError(stage, body["task"], body["traceback"], host, cause)
 
 
 class StageReports:
@@ -123,7 +129,7 @@ class Collector(StageReports):
         self,
         num_stages: int,
         losses: Sequence[SectionLosses],
-        observer: LaunchObserver,
+        observer: RunObserver,
         publisher: Publisher,
         stop: Stop,
         growing: GrowingStreams,
@@ -165,6 +171,7 @@ class Collector(StageReports):
             case "busy":
                 self._observer.on_busy(stage, body["busy_ns"], body["elapsed_ns"])
                 self._observer.on_hits(stage, body["hits"], body["reads"])
+                self._observer.on_pending(stage, body["pending"])
             case "note":
                 self._observer.on_note(str(body["text"]))
             case "part":
@@ -175,7 +182,8 @@ class Collector(StageReports):
                 self._stop.request(body["number"])
                 self._stop.advance()
             case "died":
-                raise StageFailedError(stage, _task(self, stage), body["how"])
+                how, host = body["how"], str(body.get("host", ""))
+                raise StageFailedError(stage, _task(self, stage), how, host)
             case _:
                 super().take(kind, stage, body)
 
@@ -233,7 +241,7 @@ def supervise(
                     raise StageFailedError(stage, _task(collector, stage), obituary(process))
         problem = collector.liveness.problem(time.monotonic()) if collector.liveness else None
         if problem is not None:
-            raise StageFailedError(*problem)
+            raise StageFailedError(problem.stage, problem.task, problem.why, problem.host)
 
 
 def _task(collector: StageReports, stage: int) -> str:

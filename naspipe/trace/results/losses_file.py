@@ -16,6 +16,7 @@ from zlib import crc32
 from naspipe.core.errors import LogError
 from naspipe.core.ids import FIRST_STREAM, SequenceId, StreamId
 from naspipe.core.json_text import parse_json
+from naspipe.trace.storage.writing import write_whole, writing
 
 
 class Number(NamedTuple):
@@ -56,16 +57,18 @@ class LossWriter:
 
     Raises:
         LogError: when the lines to keep are not all there.
+        StorageError: when the file cannot be written.
     """
 
     def __init__(self, path: Path, first: int = 0) -> None:
-        self._first = first
+        self._path, self._first = path, first
         self._next: dict[int, int] = defaultdict(lambda: self._first)
         self._waiting: dict[tuple[int, int], str] = {}
         self._marks = [(0, 0)]
         """Behind each line: the bytes and the CRC32 of the file so far."""
         kept = [_line(loss) for loss in read_losses(path, first)] if first else []
-        self._file = path.open("r+b" if first else "wb", buffering=0)
+        with writing(path):
+            self._file = path.open("r+b" if first else "wb", buffering=0)
         for line in kept:
             self._mark(line.encode())
         self._file.truncate(self._marks[-1][0])
@@ -78,6 +81,7 @@ class LossWriter:
 
         Raises:
             LogError: when this pass's loss was given before.
+            StorageError: when it cannot be written.
         """
         if sequence_id < self._next[stream] or (stream, sequence_id) in self._waiting:
             raise LogError(f"loss of subnet {stream}.{sequence_id} was recorded twice")
@@ -86,7 +90,8 @@ class LossWriter:
         while line := self._waiting.pop((stream, self._next[stream]), None):
             self._next[stream] += 1
             self._mark(line.encode())
-            self._file.write(line.encode())
+            with writing(self._path, len(line)):
+                write_whole(self._file, line.encode())
 
     def sync(self, count: int) -> tuple[int, int]:
         """Put the first ``count`` lines on disk; returns their bytes and their CRC32.

@@ -5,28 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from naspipe.core.errors import StorageError, reason
 from naspipe.core.json_text import parse_json
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Say of a file that cannot be written which one it is.
-
-    Raises:
-        StorageError: in place of an error of the operating system.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(
-            f"{path} cannot be written: {reason(error)}; free or add storage, then go on with "
-            f"--resume"
-        ) from error
+from naspipe.trace.storage.writing import write_whole, writing
 
 
 class MetricsFile:
@@ -42,28 +25,25 @@ class MetricsFile:
     def __init__(self, path: Path, first: int) -> None:
         self._path = path
         kept = [line for line, row in _lines(path) if row["step"] < first] if first else []
-        with writing(path):
+        data = b"".join(kept)
+        with writing(path, len(data)):
             self._file = path.open("wb", buffering=0)
-            self._append(b"".join(kept))
+            write_whole(self._file, data)
 
-    def write(self, step: int, values: Mapping[str, float | None]) -> None:
+    def write(self, step: int, values: Mapping[str, float | str | None]) -> None:
         """Append one line.
 
         Raises:
             StorageError: when it cannot be written.
         """
         row = {"step": step, **{name: _plain(value) for name, value in values.items()}}
-        with writing(self._path):
-            self._append(json.dumps(row, allow_nan=False).encode() + b"\n")
+        data = json.dumps(row, allow_nan=False).encode() + b"\n"
+        with writing(self._path, len(data)):
+            write_whole(self._file, data)
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
         self._file.close()
-
-    def _append(self, data: bytes) -> None:
-        """Write all of it: a disk that is nearly full takes a part, and fails with the rest."""
-        while data:
-            data = data[self._file.write(data) :]
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -85,5 +65,5 @@ def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
             yield line, row
 
 
-def _plain(value: float | None) -> float | str | None:
-    return value if value is None or math.isfinite(value) else str(value)
+def _plain(value: float | str | None) -> float | str | None:
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -55,9 +55,10 @@ def test_a_loss_within_the_chain_is_written_and_nobody_is_told(training, tmp_pat
 
 def test_the_other_reports_of_a_training_reach_whom_they_are_for(training):
     collector, told, sent, _ = training
-    collector.take("busy", 1, {"busy_ns": 5, "elapsed_ns": 9, "hits": 2, "reads": 3})
+    collector.take("busy", 1, {"busy_ns": 5, "elapsed_ns": 9, "hits": 2, "reads": 3, "pending": 4})
     collector.take("part", 0, {"cut": 4})
-    assert told == [("on_busy", 1, 5, 9), ("on_hits", 1, 2, 3), ("take", 0, {"cut": 4})]
+    busy = [("on_busy", 1, 5, 9), ("on_hits", 1, 2, 3), ("on_pending", 1, 4)]
+    assert told == [*busy, ("take", 0, {"cut": 4})]
     collector.take("signal", 1, {"number": int(signal.SIGTERM)})
     assert sent == [(stage, ControlMessage(HOLD)) for stage in (0, 1)]
     collector.take("held", 0, {"admitted": [7]})
@@ -98,7 +99,7 @@ def test_a_run_in_the_launchers_own_process_reports_without_a_socket(training):
     """A signal is answered with the next report, as nobody polls."""
     collector, _, sent, stop = training
     stop.request(signal.SIGINT)
-    collector.report("busy", {"busy_ns": 1, "elapsed_ns": 2, "hits": 0, "reads": 0})
+    collector.report("busy", {"busy_ns": 1, "elapsed_ns": 2, "hits": 0, "reads": 0, "pending": 0})
     assert sent == [(stage, ControlMessage(HOLD)) for stage in (0, 1)]
     collector.report("done", {"streams": []})
     assert collector.results == {0: {"streams": []}}
