@@ -16,7 +16,8 @@ from naspipe.report.needs import Schedule
 from naspipe.report.ordered_layers import ordered_layers
 from naspipe.schedule.traits import TRAITS, PolicyTraits
 from naspipe.trace.access.labels import SpaceLabels
-from naspipe.trace.access.log import Life, read_joint_lives
+from naspipe.trace.access.lives import Life
+from naspipe.trace.access.log import read_joint_lives
 from naspipe.trace.reading.compare import RecordedRun
 from naspipe.trace.results.losses_file import Loss
 from naspipe.trace.results.teacher_events import read_teacher_events

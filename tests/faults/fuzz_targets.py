@@ -41,17 +41,21 @@ from naspipe.runtime.wire.reports import read_report
 from naspipe.streams.from_file import read_stream
 from naspipe.trace.access.event_log import read_events
 from naspipe.trace.access.log import read_access_log
-from naspipe.trace.access.records import MAGIC, SCHEMA_VERSION, encode_access
+from naspipe.trace.access.records import MAGIC, ROWS, SCHEMA_VERSION
+from naspipe.trace.access.segments import encode_segment, segment_parts
 from naspipe.trace.results.losses_file import read_losses
 from naspipe.trace.results.run_directory import RunDirectory
 from naspipe.trace.results.validation_file import read_validations
 from naspipe.trace.snapshots.shards import RawTensor, pack, write_shard
 from naspipe.trace.snapshots.snapshot import read_checkpoint, write_checkpoint_manifest
 from naspipe.trace.storage.framing import encode_frame
+from naspipe.trace.storage.headed_frames import headed
 from tests.faults.fuzz_target import Target, pieces, put, texts
 from tests.faults.label_targets import LABEL_TARGETS
+from tests.trace.old_format import row
 
 LOG_HEADER = MAGIC + struct.pack("<I", SCHEMA_VERSION)
+ROWS_HEADER = MAGIC + struct.pack("<I", ROWS)
 OLD_LOG_HEADER = MAGIC + struct.pack("<I", 2)
 EVENTS_HEADER, OLD_EVENTS_HEADER = (b"NPEVENTS" + struct.pack("<I", v) for v in (2, 1))
 
@@ -60,7 +64,15 @@ def access_log(data, place):
     return read_access_log(put(place / "log", data))
 
 
-def access_records(data, place, header=LOG_HEADER):
+def access_segments(data, place):
+    """Heads and bodies whose checksums are right, whatever they say."""
+    parts = pieces(data)
+    pairs = zip(parts[::2], parts[1::2], strict=False)
+    framed = b"".join(encode_frame(headed(*pair)) for pair in pairs)
+    return read_access_log(put(place / "log", LOG_HEADER + framed))
+
+
+def access_records(data, place, header=ROWS_HEADER):
     framed = b"".join(encode_frame(part) for part in pieces(data))
     return read_access_log(put(place / "log", header + framed))
 
@@ -172,13 +184,24 @@ def fairseq(data, place):
     found.check(100, 2)
 
 
+ACCESS = Access(LayerId(0, 3, 1), 5, AccessKind.FORWARD, 2, 1, 10, 20, 3, "")
+LOGGED = [
+    ACCESS._replace(layer=LayerId(0, 3, y % 2), sequence_id=y, kind=kind, start_ns=9 * y)
+    for y in range(3) for kind in AccessKind
+]  # fmt: skip
+
+
 def log_seeds(place):
-    return [LOG_HEADER + b"".join(map(encode_frame, record_seeds(place))), LOG_HEADER, b""]
+    segments = [encode_segment(LOGGED, 0), encode_segment([ACCESS._replace(digest="ab")], 1)]
+    return [LOG_HEADER + b"".join(map(encode_frame, segments)), LOG_HEADER, b""]
 
 
-def record_seeds(place):
-    access = Access(LayerId(0, 3, 1), 5, AccessKind.FORWARD, 2, 1, 10, 20, 3, "")
-    return [encode_access(access, 0), encode_access(access._replace(digest="ab"), 1)]
+def segment_seeds(place):
+    return [b"\xfe\xfe".join(segment_parts(each, 0)) for each in (LOGGED, [ACCESS])]
+
+
+def row_seeds(place):
+    return [msgpack.packb(row(access)) for access in (ACCESS, ACCESS._replace(digest="ab"))]
 
 
 def old_record_seeds(place):
@@ -246,7 +269,8 @@ LOSS = '{"stream": 0, "sequence_id": 0, "loss": 1.5, "bits": "3fc00000"}\n'
 
 TARGETS = {
     "access log": Target(access_log, (LogError,), log_seeds),
-    "access records": Target(access_records, (LogError,), record_seeds),
+    "access segments": Target(access_segments, (LogError,), segment_seeds),
+    "access records": Target(access_records, (LogError,), row_seeds),
     "events": Target(events, (LogError,), lambda place: [msgpack.packb([0, 1, 2]), b"\x93\0\1\2"]),
     "old access records": Target(old_access_records, (LogError,), old_record_seeds),
     "old events": Target(old_events, (LogError,), old_event_seeds),

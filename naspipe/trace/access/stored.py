@@ -1,0 +1,130 @@
+"""One stage's file of accesses: its segments, or what earlier versions wrote in their place."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from naspipe.core.access import Access
+from naspipe.core.errors import LogError
+from naspipe.core.ids import LayerId
+from naspipe.trace.access.columns import BACKWARD, AccessColumns, from_accesses
+from naspipe.trace.access.records import (
+    MAGIC,
+    READABLE_VERSIONS,
+    SCHEMA_VERSION,
+    decode_access,
+)
+from naspipe.trace.access.segments import Head, decode_body, decode_head, head_of
+from naspipe.trace.storage.framing import file_version, read_frames
+from naspipe.trace.storage.headed_frames import read_headed
+
+
+class Wanted(NamedTuple):
+    """What to read of a log; all of it, unless it says otherwise."""
+
+    layers: frozenset[LayerId] | None = None
+    first: int = 0
+    """The first subnet."""
+    end: int | None = None
+    """Behind the last one."""
+    backwards: bool = True
+    """Whether backwards are wanted, too: they have no place in an access order."""
+
+    def has(self, head: Head) -> bool:
+        """Whether any record of a segment may be wanted."""
+        is_near = any(
+            last >= self.first and (self.end is None or first < self.end)
+            for _, first, last in head.subnets
+        )
+        if self.layers is None or not is_near:
+            return is_near
+        return any(LayerId(*row) in self.layers for row in head.layers[:, :3].tolist())
+
+    def of(self, columns: AccessColumns) -> AccessColumns:
+        """The wanted rows."""
+        if self == EVERYTHING:
+            return columns
+        rows = columns.sequence_id >= self.first
+        if self.end is not None:
+            rows &= columns.sequence_id < self.end
+        if not self.backwards:
+            rows &= columns.kind != BACKWARD
+        if self.layers is not None:
+            among = np.zeros_like(rows)
+            for stream, block, candidate in sorted(self.layers):
+                is_it = (columns.block == block) & (columns.candidate == candidate)
+                among |= is_it & (columns.stream == stream)
+            rows &= among
+        return columns.take(rows)
+
+
+EVERYTHING = Wanted()
+
+
+def read_heads(path: Path) -> list[Head]:
+    """What each segment of a file holds; of a file of an earlier version, each life's records.
+
+    Raises:
+        LogError: when the file is damaged before its tail.
+    """
+    if (version := file_version(path, READABLE_VERSIONS)) != SCHEMA_VERSION:
+        return [head_of(own, generation) for generation, own in _old(path, version)]
+    heads: list[Head] = []
+
+    def note(packed: bytes) -> bool:
+        heads.append(decode_head(packed))
+        return False
+
+    with _naming(path, heads):
+        for _ in read_headed(path, MAGIC, version, note):
+            pass
+    return heads
+
+
+def read_columns(path: Path, wanted: Wanted = EVERYTHING) -> Iterator[tuple[int, AccessColumns]]:
+    """Life and records of each segment that has any that are wanted, in the order written.
+
+    Raises:
+        LogError: when what is read is damaged, and is not the file's torn tail.
+    """
+    if (version := file_version(path, READABLE_VERSIONS)) != SCHEMA_VERSION:
+        for generation, columns in _old(path, version):
+            yield generation, wanted.of(columns)
+        return
+    seen: list[Head] = []
+
+    def wants(packed: bytes) -> bool:
+        seen.append(decode_head(packed))
+        return wanted.has(seen[-1])
+
+    with _naming(path, seen):
+        for _, body in read_headed(path, MAGIC, version, wants):
+            yield seen[-1].generation, wanted.of(decode_body(body, seen[-1]))
+
+
+@contextmanager
+def _naming(path: Path, before: Sequence[object]) -> Iterator[None]:
+    """Say of a segment that cannot be read which one it is."""
+    try:
+        yield
+    except LogError as error:
+        if str(error).startswith(str(path)):
+            raise
+        raise LogError(f"{path}, segment {len(before)}: {error}") from error
+
+
+def _old(path: Path, version: int) -> list[tuple[int, AccessColumns]]:
+    by_generation: dict[int, list[Access]] = defaultdict(list)
+    for number, payload in enumerate(read_frames(path, MAGIC, version)):
+        try:
+            generation, access = decode_access(payload, version)
+        except LogError as error:
+            raise LogError(f"{path}, record {number}: {error}") from error
+        by_generation[generation].append(access)
+    return [(each, from_accesses(found)) for each, found in sorted(by_generation.items())]
