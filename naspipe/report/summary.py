@@ -7,6 +7,7 @@ from typing import Any
 
 from naspipe.core.ids import StreamId
 from naspipe.report.recorded import Recorded, section
+from naspipe.trace.access.columns import from_accesses
 from naspipe.trace.access.log import time_key
 from naspipe.trace.reading.differences import access_differences, loss_differences
 from naspipe.trace.reading.metrics import bubble_ratio, causal_bound, summarize
@@ -80,7 +81,8 @@ def agreement(reference: Recorded, run: Recorded) -> str:
     if not (reference.accesses and run.accesses):
         return "same losses"
     passes = run.schedule.steps.passes
-    found = access_differences(reference.accesses, run.accesses, run.labels, passes)
+    logs = from_accesses(reference.accesses), from_accesses(run.accesses)
+    found = access_differences(*logs, run.labels, passes)
     ordered = sorted(found, key=lambda difference: difference.key)
     return f"differs: {ordered[0]}" if ordered else "same losses, same access order"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,22 @@ class AccessColumns:
         if not shift_ns:
             return self
         return replace(self, start_ns=self.start_ns + shift_ns, end_ns=self.end_ns + shift_ns)
+
+    def by_layer(self) -> dict[LayerId, AccessColumns]:
+        """The rows of each layer in chain order, each in the order in which they are here."""
+        order = np.lexsort((self.candidate, self.block, self.stream))
+        sorted_ = self.take(order)
+        changes = np.zeros(len(order), np.bool_)
+        for column in (sorted_.stream, sorted_.block, sorted_.candidate):
+            changes[1:] |= np.diff(column) != 0
+        edges = [0, *np.flatnonzero(changes).tolist(), len(order)]
+        found = {}
+        for begin, end in pairwise(edges):
+            if begin < end:
+                stream, block = StreamId(int(sorted_.stream[begin])), int(sorted_.block[begin])
+                layer = LayerId(stream, block, int(sorted_.candidate[begin]))
+                found[layer] = sorted_.take(slice(begin, end))
+        return found
 
     def accesses(self) -> Iterator[Access]:
         """A tuple for each row."""

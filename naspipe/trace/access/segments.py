@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import msgpack
 import numpy as np
+from numpy.typing import NDArray
 
 from naspipe.core.access import Access
 from naspipe.core.errors import LogError
@@ -121,8 +122,10 @@ def decode_head(packed: bytes) -> Head:
     return Head(count, generation, found, layers, start_ns, end_ns)
 
 
-def decode_body(packed: bytes, head: Head) -> AccessColumns:
-    """The records, in the order written.
+def decode_body(
+    packed: bytes, head: Head, wanted: NDArray[np.bool_] | None = None
+) -> AccessColumns:
+    """The records, in the order written; of the head's layers those that are wanted, None for all.
 
     Raises:
         LogError: when it is no body of this schema and head.
@@ -141,7 +144,7 @@ def decode_body(packed: bytes, head: Head) -> AccessColumns:
         subnets = np.cumsum(steps)
         end_ns = np.cumsum(gaps + lengths)
         layers = head.layers[places].astype(np.int32)
-        return AccessColumns(
+        found = AccessColumns(
             stream=layers[:, 0],
             block=layers[:, 1],
             candidate=layers[:, 2],
@@ -154,6 +157,7 @@ def decode_body(packed: bytes, head: Head) -> AccessColumns:
             stalled_ns=stalled,
             digest=_digests(digests, head.records),
         )
+        return found if wanted is None or wanted.all() else found.take(wanted[places])
     except _INVALID as error:
         raise LogError(
             f"expected the columns of {head.records} accesses, found {packed!r:.200}"

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from naspipe.core.access import Access
 from naspipe.core.errors import LogError
 from naspipe.core.ids import LayerId
-from naspipe.trace.access.columns import BACKWARD, AccessColumns, from_accesses
+from naspipe.trace.access.columns import BACKWARD, AccessColumns, Integers, from_accesses
 from naspipe.trace.access.records import (
     MAGIC,
     READABLE_VERSIONS,
@@ -44,24 +45,24 @@ class Wanted(NamedTuple):
         )
         if self.layers is None or not is_near:
             return is_near
-        return any(LayerId(*row) in self.layers for row in head.layers[:, :3].tolist())
+        return bool(self.among(head.layers).any())
+
+    def among(self, layers: Integers) -> NDArray[np.bool_]:
+        """Which of these rows of stream, block, candidate, ... are wanted layers."""
+        if self.layers is None:
+            return np.ones(len(layers), np.bool_)
+        return np.array([LayerId(*row[:3]) in self.layers for row in layers.tolist()], np.bool_)
 
     def of(self, columns: AccessColumns) -> AccessColumns:
-        """The wanted rows."""
-        if self == EVERYTHING:
+        """The rows of wanted subnets and kinds."""
+        if not self.first and self.end is None and self.backwards:
             return columns
         rows = columns.sequence_id >= self.first
         if self.end is not None:
             rows &= columns.sequence_id < self.end
         if not self.backwards:
             rows &= columns.kind != BACKWARD
-        if self.layers is not None:
-            among = np.zeros_like(rows)
-            for stream, block, candidate in sorted(self.layers):
-                is_it = (columns.block == block) & (columns.candidate == candidate)
-                among |= is_it & (columns.stream == stream)
-            rows &= among
-        return columns.take(rows)
+        return columns if rows.all() else columns.take(rows)
 
 
 EVERYTHING = Wanted()
@@ -95,6 +96,10 @@ def read_columns(path: Path, wanted: Wanted = EVERYTHING) -> Iterator[tuple[int,
     """
     if (version := file_version(path, READABLE_VERSIONS)) != SCHEMA_VERSION:
         for generation, columns in _old(path, version):
+            if wanted.layers is not None:
+                places = (columns.stream, columns.block, columns.candidate)
+                rows = np.stack(places, axis=1).astype(np.int64)
+                columns = columns.take(wanted.among(rows))
             yield generation, wanted.of(columns)
         return
     seen: list[Head] = []
@@ -105,7 +110,8 @@ def read_columns(path: Path, wanted: Wanted = EVERYTHING) -> Iterator[tuple[int,
 
     with _naming(path, seen):
         for _, body in read_headed(path, MAGIC, version, wants):
-            yield seen[-1].generation, wanted.of(decode_body(body, seen[-1]))
+            own = None if wanted.layers is None else wanted.among(seen[-1].layers)
+            yield seen[-1].generation, wanted.of(decode_body(body, seen[-1], own))
 
 
 @contextmanager

@@ -11,11 +11,11 @@ from typing import Any
 
 from naspipe.core.access import Access
 from naspipe.trace.access.labels import SpaceLabels
-from naspipe.trace.access.log import read_run_accesses
+from naspipe.trace.access.log import RunLog, read_run_accesses
 from naspipe.trace.reading.differences import (
     Difference,
-    access_differences,
     checkpoint_differences,
+    log_differences,
     loss_differences,
 )
 from naspipe.trace.results.losses_file import Loss
@@ -56,6 +56,11 @@ class RecordedRun:
     def losses(self) -> list[Loss]:
         """The loss of every pass, in sequence order."""
         return self.directory.read_losses()
+
+    @cached_property
+    def log(self) -> RunLog:
+        """The access log, of which each part is read when asked for."""
+        return RunLog(self.path)
 
     @cached_property
     def accesses(self) -> list[Access]:
@@ -123,13 +128,13 @@ def compare_to(reference: RecordedRun, run: RecordedRun) -> Comparison:
         *checkpoint_differences(reference.checkpoint(), run.checkpoint(), labels),
     ]
     warnings = list(_environment_warnings(reference.manifest, run.manifest))
-    unlogged = [side.path for side in (reference, run) if not side.accesses]
+    unlogged = [side.path for side in (reference, run) if not side.log.heads]
     if unlogged:
         paths = " and ".join(map(str, unlogged))
         warnings.append(f"no access log in {paths}: the order of accesses was not compared")
     else:
-        accesses = (reference.accesses, run.accesses)
-        differences += access_differences(*accesses, labels, reference.passes_per_step)
+        logs = (reference.log, run.log)
+        differences += log_differences(*logs, labels, reference.passes_per_step)
     ordered = tuple(sorted(differences, key=lambda difference: difference.key))
     return Comparison(run.path, "", tuple(warnings), ordered)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from zlib import crc32
 
+from naspipe.core.errors import LogError
 from naspipe.trace.storage.framing import (
     FRAME,
     HEADER_BYTES,
@@ -23,6 +24,7 @@ from naspipe.trace.storage.framing import (
 )
 
 _LEAD = struct.Struct("<II")
+_HOLE_BYTES = 64
 _BEGIN = FRAME.size + _LEAD.size
 
 
@@ -49,8 +51,7 @@ def read_headed(
             wanted = head is not None and wants(head)
             frame = os.pread(descriptor, end - offset, offset) if wanted else b""
             if head is None or (wanted and frame_end(frame, 0) is None):
-                most = _BEGIN + MAX_PAYLOAD_BYTES
-                check_torn(os.pread(descriptor, most, offset), size - offset, path, offset)
+                _check_torn(descriptor, offset, end, path)
                 return
             if wanted:
                 yield head, frame[_BEGIN + len(head) :]
@@ -58,14 +59,29 @@ def read_headed(
 
 
 def _head(descriptor: int, offset: int, size: int) -> tuple[bytes | None, int]:
-    """The head of the record at an offset, and where that ends; None unless it stands there."""
+    """The head of the record at an offset, and where that ends, as far as it can be said.
+
+    No head where none stands there; the offset itself where the record's end is not in the file.
+    """
     begin = os.pread(descriptor, _BEGIN, offset)
     if len(begin) < _BEGIN:
         return None, offset
     length, _ = FRAME.unpack_from(begin)
     of_head, checksum = _LEAD.unpack_from(begin, FRAME.size)
     end = offset + FRAME.size + length
-    if length > MAX_PAYLOAD_BYTES or end > size or _LEAD.size + of_head > length:
+    if length > MAX_PAYLOAD_BYTES or end > size:
         return None, offset
+    if _LEAD.size + of_head > length:
+        return None, end
     head = os.pread(descriptor, of_head, offset + _BEGIN)
     return (head if crc32(head) == checksum else None), end
+
+
+def _check_torn(descriptor: int, offset: int, end: int, path: Path) -> None:
+    """Refuse what is damaged: a torn record has an end missing, or one that never came to disk."""
+    if any(os.pread(descriptor, _HOLE_BYTES, max(offset, end - _HOLE_BYTES))[: end - offset]):
+        raise LogError(
+            f"{path}, offset {offset}: expected a record with a matching CRC32, found a damaged one"
+        )
+    tail = os.fstat(descriptor).st_size - offset
+    check_torn(os.pread(descriptor, _BEGIN + MAX_PAYLOAD_BYTES, offset), tail, path, offset)
