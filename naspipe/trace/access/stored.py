@@ -37,6 +37,11 @@ class Wanted(NamedTuple):
     backwards: bool = True
     """Whether backwards are wanted, too: they have no place in an access order."""
 
+    every: int = 1
+    """Each so manyth step only."""
+    passes: int = 1
+    """Of a step."""
+
     def has(self, head: Head) -> bool:
         """Whether any record of a segment may be wanted."""
         is_near = any(
@@ -55,11 +60,13 @@ class Wanted(NamedTuple):
 
     def of(self, columns: AccessColumns) -> AccessColumns:
         """The rows of wanted subnets and kinds."""
-        if not self.first and self.end is None and self.backwards:
+        if not self.first and self.end is None and self.backwards and self.every == 1:
             return columns
         rows = columns.sequence_id >= self.first
         if self.end is not None:
             rows &= columns.sequence_id < self.end
+        if self.every > 1:
+            rows &= columns.sequence_id // self.passes % self.every == 0
         if not self.backwards:
             rows &= columns.kind != BACKWARD
         return columns if rows.all() else columns.take(rows)

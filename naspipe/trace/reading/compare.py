@@ -6,10 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
+from math import lcm
 from pathlib import Path
 from typing import Any
 
 from naspipe.core.access import Access
+from naspipe.core.errors import ConfigError
+from naspipe.core.settings.run_groups import RecordSettings
 from naspipe.trace.access.labels import SpaceLabels
 from naspipe.trace.access.log import RunLog, read_run_accesses
 from naspipe.trace.reading.differences import (
@@ -51,6 +54,15 @@ class RecordedRun:
     def passes_per_step(self) -> int:
         """Sequence IDs of each step."""
         return int(self.manifest.get("passes_per_step", 1))
+
+    @property
+    def logged_steps(self) -> int:
+        """Accesses of each so manyth step were recorded; 0 for none."""
+        said = str(self.manifest.get("execution", {}).get("access_log", "full"))
+        try:
+            return RecordSettings(access_log=said).logged_steps
+        except ConfigError as error:
+            raise ConfigError(f"{self.path}: its manifest is damaged: {error}") from error
 
     @cached_property
     def losses(self) -> list[Loss]:
@@ -133,8 +145,15 @@ def compare_to(reference: RecordedRun, run: RecordedRun) -> Comparison:
         paths = " and ".join(map(str, unlogged))
         warnings.append(f"no access log in {paths}: the order of accesses was not compared")
     else:
+        every = lcm(reference.logged_steps, run.logged_steps)
+        if every > 1:
+            warnings.append(
+                f"accesses of every {every}th step only are compared: others were not "
+                f"recorded (access_log)"
+            )
         logs = (reference.log, run.log)
-        differences += log_differences(*logs, labels, reference.passes_per_step)
+        passes = reference.passes_per_step
+        differences += log_differences(*logs, labels, passes, every)
     ordered = tuple(sorted(differences, key=lambda difference: difference.key))
     return Comparison(run.path, "", tuple(warnings), ordered)
 

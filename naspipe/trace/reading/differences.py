@@ -120,13 +120,16 @@ def access_differences(
 
 
 def log_differences(
-    expected: RunLog, found: RunLog, labels: SpaceLabels, passes: int = 1
+    expected: RunLog, found: RunLog, labels: SpaceLabels, passes: int = 1, every: int = 1
 ) -> Iterator[Difference]:
-    """The same of two logs, read for some layers at a time, so that memory stays bounded."""
+    """The same of two logs, read for some layers at a time, so that memory stays bounded.
+
+    Of each so manyth step only, where ``every`` is more than 1.
+    """
     counts: Counter[LayerId] = Counter(expected.layers)
     counts.update(found.layers)
     for group in groups_of_layers(counts):
-        wanted = Wanted(layers=group, backwards=False)
+        wanted = Wanted(layers=group, backwards=False, every=every, passes=passes)
         sides = expected.columns(wanted), found.columns(wanted)
         yield from access_differences(*sides, labels, passes)
 
