@@ -44,12 +44,14 @@ from naspipe.trace.access.log import read_access_log
 from naspipe.trace.access.records import MAGIC, ROWS, SCHEMA_VERSION
 from naspipe.trace.access.segments import encode_segment, segment_parts
 from naspipe.trace.results.losses_file import read_losses
+from naspipe.trace.results.rolled_lines import MAGIC as TABLES
 from naspipe.trace.results.run_directory import RunDirectory
 from naspipe.trace.results.validation_file import read_validations
 from naspipe.trace.snapshots.shards import RawTensor, pack, write_shard
 from naspipe.trace.snapshots.snapshot import read_checkpoint, write_checkpoint_manifest
 from naspipe.trace.storage.framing import encode_frame
 from naspipe.trace.storage.headed_frames import headed
+from naspipe.trace.storage.tables import encode_table
 from tests.faults.fuzz_target import Target, pieces, put, texts
 from tests.faults.label_targets import LABEL_TARGETS
 from tests.trace.old_format import row
@@ -67,7 +69,9 @@ def access_log(data, place):
 def access_segments(data, place):
     """Heads and bodies whose checksums are right, whatever they say."""
     parts = pieces(data)
-    pairs = zip(parts[::2], parts[1::2], strict=False)
+    if len(parts) % 2:
+        raise LogError("expected pairs")
+    pairs = zip(parts[::2], parts[1::2], strict=True)
     framed = b"".join(encode_frame(headed(*pair)) for pair in pairs)
     return read_access_log(put(place / "log", LOG_HEADER + framed))
 
@@ -148,6 +152,18 @@ def validations(data, place):
 
 def losses(data, place):
     return read_losses(put(place / "losses.jsonl", data))
+
+
+def tables(data, place):
+    """Of rows, framed as they should be, whatever they say."""
+    framed = b"".join(encode_frame(part) for part in pieces(data))
+    put(place / "losses.msgpack", TABLES + struct.pack("<I", 1) + framed)
+    return read_losses(put(place / "losses.jsonl", b""))
+
+
+def table_seeds(place):
+    rows = [{"stream": 0, "sequence_id": y, "loss": y / 3, "bits": f"{y:08x}"} for y in range(5)]
+    return [encode_table(rows), encode_table([*rows[:2], {**rows[2], "batch": "ab"}])]
 
 
 def stream(data, place):
@@ -281,6 +297,7 @@ TARGETS = {
     "run manifests": Target(run_manifest, (ConfigError,), texts(json.dumps(RUN))),
     "validations": Target(validations, (LogError,), texts(VALIDATION, VALIDATION * 2)),
     "losses": Target(losses, (LogError,), texts(LOSS, LOSS + LOSS.replace("_id\": 0", "_id\": 1"))),
+    "tables of losses": Target(tables, (LogError,), table_seeds),
     "subnet lists": Target(stream, (ConfigError,), texts("[0, 1]\n[3, 2]\n")),
     "stream files": Target(streams, (ConfigError,), texts('{"space": "nlp.c3", "seed": 1}\n')),
     "settings": Target(settings, (ConfigError,), texts("lr=0.1\nrule.stem=lag(4)")),
