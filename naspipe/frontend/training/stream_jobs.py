@@ -17,6 +17,7 @@ from naspipe.frontend.checks.data_checks import check_batch
 from naspipe.frontend.checks.input_checks import check_grouping, check_layers
 from naspipe.frontend.checks.loss_checks import check_loss
 from naspipe.frontend.checks.optimizer_checks import check_optimizer
+from naspipe.frontend.given.drawn_source import DrawnSource, first_choices
 from naspipe.frontend.given.pass_streams import draw_passes
 from naspipe.frontend.given.strategy_source import StrategySource, sample_stream
 from naspipe.runtime.jobs.job import StreamJob, TrainingJob
@@ -30,8 +31,16 @@ from naspipe.streams.from_file import write_stream
 from naspipe.trace.results.run_directory import RunDirectory
 
 
-def check_stream(number: StreamId, workload: Workload, execution: Execution) -> tuple[Subnet, ...]:
+def check_stream(
+    number: StreamId, workload: Workload, execution: Execution, is_drawn_beside: bool = False
+) -> tuple[Subnet, ...]:
     """The subnets of a stream, or what stands for them; checks everything else of it too.
+
+    Args:
+        number: of the stream.
+        workload: its space, data and definition.
+        execution: how it is carried out.
+        is_drawn_beside: whether the stream is drawn beside the training.
 
     Raises:
         ConfigError: for what cannot be used.
@@ -53,7 +62,7 @@ def check_stream(number: StreamId, workload: Workload, execution: Execution) -> 
         )
     if workload.make_strategy:
         _check_causal(definition)
-    subnets = draw_stream(number, workload)
+    subnets = draw_stream(number, workload, is_drawn_beside)
     check_batch(workload)
     check_loss(workload)
     check_grouping(workload, execution.pipeline.groups)
@@ -61,11 +70,15 @@ def check_stream(number: StreamId, workload: Workload, execution: Execution) -> 
     return subnets
 
 
-def draw_stream(number: StreamId, workload: Workload) -> tuple[Subnet, ...]:
-    """The subnets of a stream, or what stands for them where a strategy proposes them."""
+def draw_stream(
+    number: StreamId, workload: Workload, is_drawn_beside: bool = False
+) -> tuple[Subnet, ...]:
+    """The subnets of a stream, or what stands for them where they come beside the training."""
     space = workload.space
     if workload.make_strategy:
         stream = sample_stream(space)
+    elif is_drawn_beside:
+        stream = first_choices(workload)
     else:
         stream = draw_passes(workload)
     steps, left_out = workload.recipe.steps, workload.left_out
@@ -97,8 +110,12 @@ def stream_job(
     workload: Workload,
     plan: StreamPlan,
     directory: RunDirectory,
+    is_drawn_beside: bool = False,
 ) -> StreamJob:
-    """A stream that is known, or one that its strategy proposes as it goes."""
+    """A stream that is known, or one that is proposed or drawn as it goes."""
+    if is_drawn_beside and plan.partition_of is not None:
+        drawn = DrawnSource(workload, number, plan.partition_of, directory.stream)
+        return StreamJob(workload=workload, planned=(), source=drawn, directory=directory)
     if workload.make_strategy is None or plan.partition_of is None:
         return StreamJob(workload=workload, planned=plan.planned, directory=directory)
     definition = workload.definition
@@ -115,8 +132,9 @@ def stream_job(
 
 
 def begin_record(stream: StreamJob, manifest: Mapping[str, Any]) -> None:
-    """A new directory of a stream, with what is known of it."""
-    stream.directory.create()
+    """What is known of a new stream, in its directory."""
+    if not stream.directory.path.exists():
+        stream.directory.create()
     subnets = [each.subnet for each in stream.planned]
     write_stream(stream.directory.stream, choices_of(stream.workload, subnets))
     stream.directory.write_manifest(dict(manifest))

@@ -19,11 +19,13 @@ from naspipe.data.keyed.loader_pool import close_all
 from naspipe.frontend.checks.data_checks import check_same_data, first_digests
 from naspipe.frontend.checks.device_checks import check_data_path, check_device, check_shared_gpus
 from naspipe.frontend.checks.input_checks import check_proof, check_taught
+from naspipe.frontend.given.drawn_source import is_drawn_beside
 from naspipe.frontend.given.gain_notes import gain_notes
 from naspipe.frontend.given.run_plan import make_plan, planning_costs
 from naspipe.frontend.given.space_check import check_spaces
 from naspipe.frontend.teaching.taught import how_full
 from naspipe.frontend.training.generations import Generations, check_resumable
+from naspipe.frontend.training.planning_record import planning
 from naspipe.frontend.training.recording import Recording
 from naspipe.frontend.training.stream_jobs import (
     begin_record,
@@ -45,7 +47,7 @@ from naspipe.runtime.processes.hosts import OtherHosts
 from naspipe.runtime.wire.endpoints import check_endpoints
 from naspipe.runtime.wire.ports import LaunchObserver
 from naspipe.schedule.traits import PolicyTraits, causal_policies, traits_of
-from naspipe.sim.pipeline import Plan
+from naspipe.sim.pipeline import RANKINGS, Plan
 from naspipe.trace.access.labels import describe_space
 from naspipe.trace.access.log import read_joint_accesses, time_key
 from naspipe.trace.reading.metrics import bubble_ratio, hit_rate, stall_ratio
@@ -95,6 +97,18 @@ class Training:
         return common(self.workloads).policy
 
     @property
+    def is_drawn_beside(self) -> bool:
+        """Whether subnets are drawn beside the training: of one long stream, whatever its order."""
+        return (
+            len(self.workloads) == 1
+            and not self.taps
+            and self.others is None
+            and self.execution.pipeline.groups == 1
+            and self.execution.pipeline.order not in RANKINGS
+            and is_drawn_beside(self.workloads[0])
+        )
+
+    @property
     def traits(self) -> PolicyTraits:
         """What the policy's name stands for."""
         return traits_of(self.policy)
@@ -114,12 +128,16 @@ class Training:
         subnets = self._check()
         with ExitStack() as stack:
             generation = 0
+            if not self.resumes:
+                stack.enter_context(planning(self._new_records()))
             if self.resumes:
                 generation = self._claim(stack, subnets)
                 if generation < 0:
                     return
             costs = planning_costs(self.workloads, self.execution, self.observer.on_note)
-            plan = make_plan(self.workloads, self.execution, subnets, costs, self.wiring)
+            plan = make_plan(
+                self.workloads, self.execution, subnets, costs, self.wiring, self.is_drawn_beside
+            )
             if plan.memory and self.others is None:
                 gpus, device = self._gpus, self.execution.hardware.device
                 check_shared_gpus(device, plan.memory.budgets, gpus.memory_bytes)
@@ -136,7 +154,8 @@ class Training:
             for stream, manifest in zip(job.streams, manifests, strict=True):
                 if not self.resumes or self._comes_new(stream.directory, stream.workload):
                     begin_record(stream, manifest)
-                    stack.enter_context(Claim(stream.directory.path))
+                    if self.resumes:
+                        stack.enter_context(Claim(stream.directory.path))
             definitions = [workload.definition for workload in self.workloads]
             recording = stack.enter_context(
                 Recording(
@@ -144,6 +163,22 @@ class Training:
                 )
             )
             self._finish(Generations(job, manifests, recording, generation, self.others))
+
+    def _new_records(self) -> list[tuple[RunDirectory, dict[str, Any]]]:
+        """Each stream's directory, and what is known of it before it is planned."""
+        return [
+            (
+                directory,
+                {
+                    "format": 1,
+                    "status": "planning",
+                    "definition": workload.definition.as_dict(),
+                    "requested": self.execution.as_dict(),
+                    "space": describe_space(workload.space),
+                },
+            )
+            for directory, workload in zip(self.directories, self.workloads, strict=True)
+        ]
 
     def _finish(self, lives: Generations) -> None:
         """Live to the end, check what was left, and say that it is complete."""
@@ -174,7 +209,8 @@ class Training:
         ):
             if self._comes_new(directory, workload):
                 continue
-            choices = None if workload.make_strategy else choices_of(workload, of_stream)
+            comes_later = workload.make_strategy or self.is_drawn_beside
+            choices = None if comes_later else choices_of(workload, of_stream)
             earlier.append(check_resumable(directory, workload.definition, choices))
             check_same_data(directory, workload, earlier[-1])
             stack.enter_context(Claim(directory.path))
@@ -191,7 +227,7 @@ class Training:
     def job(self, plan: Plan, costs: Sequence[CostTable | None]) -> TrainingJob:
         """What every stage needs to know; nothing is restored yet."""
         streams = [
-            stream_job(StreamId(number), *each)
+            stream_job(StreamId(number), *each, self.is_drawn_beside)
             for number, each in enumerate(
                 zip(self.workloads, plan.streams, self.directories, strict=True)
             )
@@ -234,7 +270,7 @@ class Training:
             check_tensorboard()
         check_taught(self.workloads, self.taps)
         subnets = [
-            check_stream(StreamId(number), workload, self.execution)
+            check_stream(StreamId(number), workload, self.execution, self.is_drawn_beside)
             for number, workload in enumerate(self.workloads)
         ]
         for workload in self.workloads:

@@ -1,0 +1,45 @@
+"""New run directories from their first moment: they say ``planning`` until the run begins."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from naspipe.runtime.processes.claim import Claim
+from naspipe.trace.results.run_directory import RunDirectory
+
+PLANNING = "planning"
+
+
+@contextmanager
+def planning(records: Sequence[tuple[RunDirectory, Mapping[str, Any]]]) -> Iterator[None]:
+    """Hold new directories, each with a manifest that says what is to be run.
+
+    When what is done meanwhile fails before another status is written, they are removed: nothing
+    is left of a run that never began.
+
+    Raises:
+        ConfigError: when one of them is there already, or cannot be made.
+    """
+    with ExitStack() as stack:
+        stack.push(lambda kind, error, trace: _remove(made) if kind else None)
+        made: list[RunDirectory] = []
+        for directory, manifest in records:
+            directory.check_new()
+            made.append(directory)
+            directory.create()
+            stack.enter_context(Claim(directory.path))
+            directory.write_manifest(manifest)
+        yield
+
+
+def _remove(directories: Sequence[RunDirectory]) -> None:
+    for directory in directories:
+        if _status(directory) in (None, PLANNING):
+            shutil.rmtree(directory.path, ignore_errors=True)
+
+
+def _status(directory: RunDirectory) -> Any:
+    return directory.read_manifest().get("status") if directory.manifest.exists() else None
