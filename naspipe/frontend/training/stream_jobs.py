@@ -6,11 +6,9 @@ from collections.abc import Mapping, Sequence
 from itertools import compress
 from typing import Any
 
-from naspipe.core.access import Access
 from naspipe.core.config import Definition, Execution
-from naspipe.core.errors import ConfigError, InvariantError
-from naspipe.core.ids import FIRST_STREAM, SequenceId, StageId, StreamId
-from naspipe.core.rules import Follows
+from naspipe.core.errors import ConfigError
+from naspipe.core.ids import SequenceId, StageId, StreamId
 from naspipe.core.space import Shared
 from naspipe.core.subnet import Subnet
 from naspipe.frontend.checks.data_checks import check_batch
@@ -20,9 +18,8 @@ from naspipe.frontend.checks.optimizer_checks import check_optimizer
 from naspipe.frontend.given.drawn_source import DrawnSource, first_choices
 from naspipe.frontend.given.pass_streams import draw_passes
 from naspipe.frontend.given.strategy_source import StrategySource, sample_stream
-from naspipe.runtime.jobs.job import StreamJob, TrainingJob
+from naspipe.runtime.jobs.job import StreamJob
 from naspipe.runtime.jobs.workload import Workload
-from naspipe.schedule.invariants import led, violations
 from naspipe.schedule.traits import causal_policies, traits_of
 from naspipe.sim.cutting import is_joint
 from naspipe.sim.pipeline import StreamPlan
@@ -148,41 +145,3 @@ def choices_of(workload: Workload, subnets: Sequence[Subnet]) -> list[tuple[int,
         is_empty = found and not subnet.chain
         found.append(found[-1] if is_empty else tuple(compress(subnet.chain, is_choice)))
     return found
-
-
-def check_order(number: StreamId, logs: Sequence[Sequence[Access]], job: TrainingJob) -> None:
-    """A finished stream's log must be what its policy allows.
-
-    Args:
-        number: of the stream.
-        logs: of every stream.
-        job: what was trained.
-
-    Raises:
-        InvariantError: when it is not: a bug, never bad luck.
-    """
-    stream, accesses = job.streams[number], logs[number]
-    rules, policy = stream.workload.space.rules, stream.workload.definition.policy
-    alone = [each.subnet._replace(stream=FIRST_STREAM) for each in stream.so_far]
-    if not stream.workload.is_written:  # in an earlier life its labels may have come from elsewhere
-        logged = {each.sequence_id for each in accesses}
-        begins = stream.begins
-        alone = [each for each in alone if (y := each.sequence_id) >= begins or y in logged]
-    steps = stream.workload.definition.recipe.steps
-    buffered = job.buffered and {
-        each._replace(stream=FIRST_STREAM) for each in job.buffered if each.stream == number
-    }
-    found = violations(
-        accesses,
-        rules,
-        alone,
-        policy,
-        job.bulk,
-        steps,
-        stream.workload.is_trained,
-        buffered,
-    )
-    leaders = {rule.stream for rule in rules if isinstance(rule, Follows)}
-    unled = (line for each in leaders for line in led(logs[each], accesses, rules, steps))
-    if broken := [*found, *unled]:
-        raise InvariantError(f"{len(broken)} rules of the policy {policy} broken: {broken[0]}")

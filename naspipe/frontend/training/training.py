@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from naspipe.core.access import Access
+import numpy as np
+
 from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import StreamId
@@ -25,11 +26,11 @@ from naspipe.frontend.given.run_plan import make_plan, planning_costs
 from naspipe.frontend.given.space_check import check_spaces
 from naspipe.frontend.teaching.taught import how_full
 from naspipe.frontend.training.generations import Generations, check_resumable
+from naspipe.frontend.training.order_check import check_orders
 from naspipe.frontend.training.planning_record import planning
 from naspipe.frontend.training.recording import Recording
 from naspipe.frontend.training.stream_jobs import (
     begin_record,
-    check_order,
     check_stream,
     choices_of,
     stream_job,
@@ -48,8 +49,9 @@ from naspipe.runtime.wire.endpoints import check_endpoints
 from naspipe.runtime.wire.ports import LaunchObserver
 from naspipe.schedule.traits import PolicyTraits, causal_policies, traits_of
 from naspipe.sim.pipeline import RANKINGS, Plan
+from naspipe.trace.access.columns import joined
 from naspipe.trace.access.labels import describe_space
-from naspipe.trace.access.log import read_joint_accesses, time_key
+from naspipe.trace.access.log import read_joint_columns
 from naspipe.trace.reading.metrics import bubble_ratio, hit_rate, stall_ratio
 from naspipe.trace.results.run_directory import RunDirectory, stream_directories
 from naspipe.trace.results.teacher_events import read_teacher_events, tally
@@ -188,10 +190,8 @@ class Training:
         job = lives.job
         measured: dict[str, Any] = {"seconds": seconds, "stages": stages}
         if job.execution.records.logged_steps == 1:
-            accesses = read_joint_accesses([stream.directory.path for stream in job.streams])
-            for number in range(len(accesses)):
-                check_order(StreamId(number), accesses, job)
-            measured |= self._measure(accesses)
+            check_orders(job)
+            measured |= self._measure(job)
         for stream, manifest in zip(job.streams, lives.manifests, strict=True):
             passes = (stream.num_passes - stream.first) / seconds
             speed = {"steps_per_second": passes / job.steps.passes}
@@ -311,15 +311,14 @@ class Training:
             "measured": {},
         }
 
-    def _measure(self, accesses: Sequence[list[Access]]) -> dict[str, Any]:
+    def _measure(self, job: TrainingJob) -> dict[str, Any]:
         """Of the whole pipeline."""
-        together = sorted(
-            (
-                access._replace(layer=access.layer._replace(stream=StreamId(number)))
-                for number, found in enumerate(accesses)
-                for access in found
-            ),
-            key=time_key,
+        found, _ = read_joint_columns([stream.directory.path for stream in job.streams])
+        together = joined(
+            [
+                replace(columns, stream=np.full_like(columns.stream, number))
+                for number, columns in enumerate(found)
+            ]
         )
         return {
             "bubble_ratio": bubble_ratio(together, self.execution.workers),

@@ -1,4 +1,4 @@
-"""What a source of a long stream hands over: the sampler's subnets, once each, and never far ahead."""
+"""A source of a long stream: it hands over the sampler's subnets, once each, never far ahead."""
 
 from __future__ import annotations
 
