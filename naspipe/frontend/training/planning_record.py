@@ -7,7 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from naspipe.core.config import Execution
+from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.processes.claim import Claim
+from naspipe.trace.access.labels import describe_space
 from naspipe.trace.results.run_directory import RunDirectory
 
 PLANNING = "planning"
@@ -33,6 +36,25 @@ def planning(records: Sequence[tuple[RunDirectory, Mapping[str, Any]]]) -> Itera
             stack.enter_context(Claim(directory.path))
             directory.write_manifest(manifest)
         yield
+
+
+def new_records(
+    directories: Sequence[RunDirectory], workloads: Sequence[Workload], execution: Execution
+) -> list[tuple[RunDirectory, dict[str, Any]]]:
+    """Each stream's directory, and what is known of it before it is planned."""
+    return [
+        (
+            directory,
+            {
+                "format": 1,
+                "status": PLANNING,
+                "definition": workload.definition.as_dict(),
+                "requested": execution.as_dict(),
+                "space": describe_space(workload.space),
+            },
+        )
+        for directory, workload in zip(directories, workloads, strict=True)
+    ]
 
 
 def _remove(directories: Sequence[RunDirectory]) -> None:

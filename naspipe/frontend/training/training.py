@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import StreamId
@@ -25,9 +23,9 @@ from naspipe.frontend.given.gain_notes import gain_notes
 from naspipe.frontend.given.run_plan import make_plan, planning_costs
 from naspipe.frontend.given.space_check import check_spaces
 from naspipe.frontend.teaching.taught import how_full
+from naspipe.frontend.training.finished_log import check_orders, measure
 from naspipe.frontend.training.generations import Generations, check_resumable
-from naspipe.frontend.training.order_check import check_orders
-from naspipe.frontend.training.planning_record import planning
+from naspipe.frontend.training.planning_record import new_records, planning
 from naspipe.frontend.training.recording import Recording
 from naspipe.frontend.training.stream_jobs import (
     begin_record,
@@ -49,10 +47,7 @@ from naspipe.runtime.wire.endpoints import check_endpoints
 from naspipe.runtime.wire.ports import LaunchObserver
 from naspipe.schedule.traits import PolicyTraits, causal_policies, traits_of
 from naspipe.sim.pipeline import RANKINGS, Plan
-from naspipe.trace.access.columns import joined
 from naspipe.trace.access.labels import describe_space
-from naspipe.trace.access.log import read_joint_columns
-from naspipe.trace.reading.metrics import bubble_ratio, hit_rate, stall_ratio
 from naspipe.trace.results.run_directory import RunDirectory, stream_directories
 from naspipe.trace.results.teacher_events import read_teacher_events, tally
 
@@ -131,7 +126,8 @@ class Training:
         with ExitStack() as stack:
             generation = 0
             if not self.resumes:
-                stack.enter_context(planning(self._new_records()))
+                records = new_records(self.directories, self.workloads, self.execution)
+                stack.enter_context(planning(records))
             if self.resumes:
                 generation = self._claim(stack, subnets)
                 if generation < 0:
@@ -166,22 +162,6 @@ class Training:
             )
             self._finish(Generations(job, manifests, recording, generation, self.others))
 
-    def _new_records(self) -> list[tuple[RunDirectory, dict[str, Any]]]:
-        """Each stream's directory, and what is known of it before it is planned."""
-        return [
-            (
-                directory,
-                {
-                    "format": 1,
-                    "status": "planning",
-                    "definition": workload.definition.as_dict(),
-                    "requested": self.execution.as_dict(),
-                    "space": describe_space(workload.space),
-                },
-            )
-            for directory, workload in zip(self.directories, self.workloads, strict=True)
-        ]
-
     def _finish(self, lives: Generations) -> None:
         """Live to the end, check what was left, and say that it is complete."""
         start_ns = time.monotonic_ns()
@@ -191,7 +171,7 @@ class Training:
         measured: dict[str, Any] = {"seconds": seconds, "stages": stages}
         if job.execution.records.logged_steps == 1:
             check_orders(job)
-            measured |= self._measure(job)
+            measured |= measure(job)
         for stream, manifest in zip(job.streams, lives.manifests, strict=True):
             passes = (stream.num_passes - stream.first) / seconds
             speed = {"steps_per_second": passes / job.steps.passes}
@@ -309,19 +289,4 @@ class Training:
             "passes_per_step": definition.recipe.steps.passes,
             "proof": dict(check_proof(stream.workload)),
             "measured": {},
-        }
-
-    def _measure(self, job: TrainingJob) -> dict[str, Any]:
-        """Of the whole pipeline."""
-        found, _ = read_joint_columns([stream.directory.path for stream in job.streams])
-        together = joined(
-            [
-                replace(columns, stream=np.full_like(columns.stream, number))
-                for number, columns in enumerate(found)
-            ]
-        )
-        return {
-            "bubble_ratio": bubble_ratio(together, self.execution.workers),
-            "hit_rate": hit_rate(together),
-            "stall_ratio": stall_ratio(together, self.execution.workers),
         }

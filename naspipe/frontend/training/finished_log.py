@@ -1,8 +1,9 @@
-"""A finished run's log must be what its policy allows; one layer is looked at at a time."""
+"""What the log of a finished run must be, a few layers at a time, and what it measures."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,18 @@ from naspipe.core.rules import Exact, Follows, Rule
 from naspipe.runtime.jobs.job import StreamJob, TrainingJob
 from naspipe.schedule.invariants import led, violations
 from naspipe.schedule.layer_invariants import layer_violations
-from naspipe.trace.access.columns import BACKWARD, FORWARD, WRITE, AccessColumns, from_accesses
-from naspipe.trace.access.log import RunLog, read_joint_accesses
+from naspipe.trace.access.columns import (
+    BACKWARD,
+    FORWARD,
+    WRITE,
+    AccessColumns,
+    from_accesses,
+    joined,
+)
+from naspipe.trace.access.log import RunLog, read_joint_accesses, read_joint_columns
 from naspipe.trace.access.order import groups_of_layers
 from naspipe.trace.access.stored import Wanted
+from naspipe.trace.reading.metrics import bubble_ratio, hit_rate, stall_ratio
 
 Chains = NDArray[np.int32]
 
@@ -37,6 +46,23 @@ def check_orders(job: TrainingJob) -> None:
     logs = read_joint_accesses([stream.directory.path for stream in job.streams])
     for number in range(len(logs)):
         _refuse(_together(StreamId(number), logs, job), job.policy)
+
+
+def measure(job: TrainingJob) -> dict[str, float]:
+    """Of the whole pipeline, with all its streams."""
+    found, _ = read_joint_columns([stream.directory.path for stream in job.streams])
+    together = joined(
+        [
+            replace(columns, stream=np.full_like(columns.stream, number))
+            for number, columns in enumerate(found)
+        ]
+    )
+    workers = job.execution.workers
+    return {
+        "bubble_ratio": bubble_ratio(together, workers),
+        "hit_rate": hit_rate(together),
+        "stall_ratio": stall_ratio(together, workers),
+    }
 
 
 def _refuse(broken: Iterator[str], policy: str) -> None:
