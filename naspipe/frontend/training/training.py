@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from naspipe.core.access import Access
 from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import StreamId
@@ -20,15 +19,17 @@ from naspipe.frontend.checks.data_checks import check_same_data, first_digests
 from naspipe.frontend.checks.device_checks import check_data_path, check_device, check_shared_gpus
 from naspipe.frontend.checks.input_checks import check_proof, check_taught
 from naspipe.frontend.checks.limit_checks import check_limits
+from naspipe.frontend.given.drawn_source import is_drawn_beside
 from naspipe.frontend.given.gain_notes import gain_notes
 from naspipe.frontend.given.run_plan import make_plan, planning_costs
 from naspipe.frontend.given.space_check import check_spaces
 from naspipe.frontend.teaching.taught import how_full
+from naspipe.frontend.training.finished_log import check_orders, measure
 from naspipe.frontend.training.generations import Generations, check_resumable
+from naspipe.frontend.training.planning_record import new_records, planning
 from naspipe.frontend.training.recording import Recording
 from naspipe.frontend.training.stream_jobs import (
     begin_record,
-    check_order,
     check_stream,
     choices_of,
     stream_job,
@@ -46,10 +47,8 @@ from naspipe.runtime.processes.hosts import OtherHosts
 from naspipe.runtime.wire.endpoints import check_endpoints
 from naspipe.runtime.wire.ports import LaunchObserver
 from naspipe.schedule.traits import PolicyTraits, causal_policies, traits_of
-from naspipe.sim.pipeline import Plan
+from naspipe.sim.pipeline import RANKINGS, Plan
 from naspipe.trace.access.labels import describe_space
-from naspipe.trace.access.log import read_joint_accesses, time_key
-from naspipe.trace.reading.metrics import bubble_ratio, hit_rate, stall_ratio
 from naspipe.trace.results.reserved_space import write_last
 from naspipe.trace.results.run_directory import RunDirectory, stream_directories
 from naspipe.trace.results.teacher_events import read_teacher_events, tally
@@ -98,6 +97,18 @@ class Training:
         return common(self.workloads).policy
 
     @property
+    def is_drawn_beside(self) -> bool:
+        """Whether subnets are drawn beside the training: of one long stream, whatever its order."""
+        return (
+            len(self.workloads) == 1
+            and not self.taps
+            and self.others is None
+            and self.execution.pipeline.groups == 1
+            and self.execution.pipeline.order not in RANKINGS
+            and is_drawn_beside(self.workloads[0])
+        )
+
+    @property
     def traits(self) -> PolicyTraits:
         """What the policy's name stands for."""
         return traits_of(self.policy)
@@ -121,8 +132,13 @@ class Training:
                 generation = self._claim(stack, subnets)
                 if generation < 0:
                     return
+            else:
+                records = new_records(self.directories, self.workloads, self.execution)
+                stack.enter_context(planning(records))
             costs = planning_costs(self.workloads, self.execution, self.observer.on_note)
-            plan = make_plan(self.workloads, self.execution, subnets, costs, self.wiring)
+            plan = make_plan(
+                self.workloads, self.execution, subnets, costs, self.wiring, self.is_drawn_beside
+            )
             if plan.memory and self.others is None:
                 device = self.execution.hardware.device
                 check_shared_gpus(device, plan.memory.budgets, self._gpus.memory_bytes)
@@ -139,7 +155,8 @@ class Training:
             for stream, manifest in zip(job.streams, manifests, strict=True):
                 if not self.resumes or _comes_new(stream.directory, stream.workload):
                     begin_record(stream, manifest)
-                    stack.enter_context(Claim(stream.directory.path))
+                    if self.resumes:
+                        stack.enter_context(Claim(stream.directory.path))
             definitions = [workload.definition for workload in self.workloads]
             recording = stack.enter_context(
                 Recording(
@@ -160,10 +177,10 @@ class Training:
 
     def _complete(self, lives: Generations, stages: Sequence[Any], seconds: float) -> None:
         job = lives.job
-        accesses = read_joint_accesses([stream.directory.path for stream in job.streams])
-        for number in range(len(accesses)):
-            check_order(StreamId(number), accesses, job)
-        measured = {**self._measure(seconds, accesses), "stages": stages}
+        measured: dict[str, Any] = {"seconds": seconds, "stages": stages}
+        if job.execution.records.logged_steps == 1:
+            check_orders(job)
+            measured |= measure(job)
         for stream, manifest in zip(job.streams, lives.manifests, strict=True):
             done = stream.num_passes - stream.first
             speed = {"steps_per_second": done / seconds / job.steps.passes}
@@ -181,7 +198,8 @@ class Training:
         ):
             if _comes_new(directory, workload):
                 continue
-            choices = None if workload.make_strategy else choices_of(workload, of_stream)
+            comes_later = workload.make_strategy or self.is_drawn_beside
+            choices = None if comes_later else choices_of(workload, of_stream)
             earlier.append(check_resumable(directory, workload.definition, choices))
             check_same_data(directory, workload, earlier[-1])
             stack.enter_context(Claim(directory.path))
@@ -193,7 +211,10 @@ class Training:
     def job(self, plan: Plan, costs: Sequence[CostTable | None]) -> TrainingJob:
         """What every stage needs to know; nothing is restored yet."""
         given = zip(self.workloads, plan.streams, self.directories, strict=True)
-        planned = [stream_job(StreamId(number), *each) for number, each in enumerate(given)]
+        planned = [
+            stream_job(StreamId(number), *each, self.is_drawn_beside)
+            for number, each in enumerate(given)
+        ]
         streams = [
             replace(each, validation=plan_validation(each.workload, self.execution))
             for each in planned
@@ -233,7 +254,7 @@ class Training:
             check_tensorboard()
         check_taught(self.workloads, self.taps)
         subnets = [
-            check_stream(StreamId(number), workload, self.execution)
+            check_stream(StreamId(number), workload, self.execution, self.is_drawn_beside)
             for number, workload in enumerate(self.workloads)
         ]
         for workload in self.workloads:
@@ -272,23 +293,6 @@ class Training:
             "passes_per_step": definition.recipe.steps.passes,
             "proof": dict(check_proof(stream.workload)),
             "measured": {},
-        }
-
-    def _measure(self, seconds: float, accesses: Sequence[list[Access]]) -> dict[str, Any]:
-        """Of the whole pipeline."""
-        together = sorted(
-            (
-                access._replace(layer=access.layer._replace(stream=StreamId(number)))
-                for number, found in enumerate(accesses)
-                for access in found
-            ),
-            key=time_key,
-        )
-        return {
-            "seconds": seconds,
-            "bubble_ratio": bubble_ratio(together, self.execution.workers),
-            "hit_rate": hit_rate(together),
-            "stall_ratio": stall_ratio(together, self.execution.workers),
         }
 
 

@@ -24,7 +24,14 @@ class StageFiles:
     """A stage's logs and reports; see :class:`naspipe.runtime.worker.ports.StageSink`.
 
     Each stream has files of its own, in which it is the only stream: those of its solo run.
-    ``pending`` says how many subnets are under way here.
+
+    Args:
+        logs: of each stream.
+        events: where events are recorded, if they are.
+        reporter: to the launcher.
+        every: accesses of each so manyth step are recorded; 0 for none.
+        passes: of a step.
+        pending: says how many subnets are under way here.
     """
 
     def __init__(
@@ -32,8 +39,12 @@ class StageFiles:
         logs: Sequence[AccessLogWriter],
         events: EventLogWriter | None,
         reporter: Reporter,
+        every: int = 1,
+        passes: int = 1,
         pending: Callable[[], int] = lambda: 0,
     ) -> None:
+        self._every = every
+        self._passes = passes
         self._pending = pending
         self._logs = tuple(logs)
         self._events = events
@@ -43,9 +54,11 @@ class StageFiles:
 
     def access(self, access: Access) -> None:
         """See :class:`naspipe.runtime.worker.ports.StageSink`."""
-        stream = access.layer.stream
-        alone = access if stream == FIRST_STREAM else access._replace(layer=alone_in(access.layer))
-        self._logs[stream].append(alone)
+        if self._every and access.sequence_id // self._passes % self._every == 0:
+            stream = access.layer.stream
+            is_alone = stream == FIRST_STREAM
+            alone = access if is_alone else access._replace(layer=alone_in(access.layer))
+            self._logs[stream].append(alone)
         self._busy_ns += access.end_ns - access.start_ns
         if access.kind is not AccessKind.WRITE:
             self._reads += 1

@@ -101,7 +101,8 @@ class StageRun:
             sources = LateFields(job, stage, compute, self._wakeup, self._reporter)
             fields = stack.enter_context(sources)
             checkpointer = stack.enter_context(self._checkpointer(compute, logs))
-            files = StageFiles(logs, events, self._reporter, self._pending)
+            every, passes = job.execution.records.logged_steps, job.steps.passes
+            files = StageFiles(logs, events, self._reporter, every, passes, self._pending)
             effects = Effects(
                 compute=compute,
                 stores=compute.stores,

@@ -6,16 +6,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
+from math import lcm
 from pathlib import Path
 from typing import Any
 
 from naspipe.core.access import Access
+from naspipe.core.errors import ConfigError
+from naspipe.core.settings.run_groups import RecordSettings
 from naspipe.trace.access.labels import SpaceLabels
-from naspipe.trace.access.log import read_run_accesses
+from naspipe.trace.access.log import RunLog, read_run_accesses
 from naspipe.trace.reading.differences import (
     Difference,
-    access_differences,
     checkpoint_differences,
+    log_differences,
     loss_differences,
 )
 from naspipe.trace.results.losses_file import Loss
@@ -53,10 +56,24 @@ class RecordedRun:
         """Sequence IDs of each step."""
         return int(self.manifest.get("passes_per_step", 1))
 
+    @property
+    def logged_steps(self) -> int:
+        """Accesses of each so manyth step were recorded; 0 for none."""
+        said = str(self.manifest.get("execution", {}).get("access_log", "full"))
+        try:
+            return RecordSettings(access_log=said).logged_steps
+        except ConfigError as error:
+            raise ConfigError(f"{self.path}: its manifest is damaged: {error}") from error
+
     @cached_property
     def losses(self) -> list[Loss]:
         """The loss of every pass, in sequence order."""
         return self.directory.read_losses()
+
+    @cached_property
+    def log(self) -> RunLog:
+        """The access log, of which each part is read when asked for."""
+        return RunLog(self.path)
 
     @cached_property
     def accesses(self) -> list[Access]:
@@ -124,13 +141,20 @@ def compare_to(reference: RecordedRun, run: RecordedRun) -> Comparison:
         *checkpoint_differences(reference.checkpoint(), run.checkpoint(), labels),
     ]
     warnings = list(_environment_warnings(reference.manifest, run.manifest))
-    unlogged = [side.path for side in (reference, run) if not side.accesses]
+    unlogged = [side.path for side in (reference, run) if not side.log.heads]
     if unlogged:
         paths = " and ".join(map(str, unlogged))
         warnings.append(f"no access log in {paths}: the order of accesses was not compared")
     else:
-        accesses = (reference.accesses, run.accesses)
-        differences += access_differences(*accesses, labels, reference.passes_per_step)
+        every = lcm(reference.logged_steps, run.logged_steps)
+        if every > 1:
+            warnings.append(
+                f"accesses of every {every}th step only are compared: others were not "
+                f"recorded (access_log)"
+            )
+        logs = (reference.log, run.log)
+        passes = reference.passes_per_step
+        differences += log_differences(*logs, labels, passes, every)
     ordered = tuple(sorted(differences, key=lambda difference: difference.key))
     return Comparison(run.path, "", tuple(warnings), ordered)
 

@@ -1,21 +1,21 @@
-"""``metrics.jsonl``: what was known of a run while it went, a line per pass."""
+"""``metrics.jsonl``: what was known of a run while it went, a row per pass."""
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from naspipe.core.json_text import parse_json
-from naspipe.trace.storage.writing import write_whole, writing
+from naspipe.trace.results.rolled_lines import RolledLines, read_rows
+from naspipe.trace.storage.writing import writing
 
 
 class MetricsFile:
-    """Appends lines, each handed to the operating system at once.
+    """Appends rows, each handed to the operating system at once.
 
-    ``first`` is the step that a run goes on at: whole lines of earlier steps are kept, others
+    ``first`` is the step that a run goes on at: whole rows of earlier steps are kept, others
     dropped. Numbers that are infinite or none are written as texts, what is not known as null.
 
     Raises:
@@ -24,45 +24,41 @@ class MetricsFile:
 
     def __init__(self, path: Path, first: int) -> None:
         self._path = path
-        kept = [line for line, row in _lines(path) if row["step"] < first] if first else []
-        data = b"".join(kept)
-        with writing(path, len(data)):
-            self._file = path.open("wb", buffering=0)
-            write_whole(self._file, data)
+        with writing(path):
+            is_there = first and path.exists()
+            keeps = partial(_is_before, first) if is_there else None
+            self._lines = RolledLines(path, keeps)
 
     def write(self, step: int, values: Mapping[str, float | str | None]) -> None:
-        """Append one line.
+        """Append one row.
 
         Raises:
             StorageError: when it cannot be written.
         """
         row = {"step": step, **{name: _plain(value) for name, value in values.items()}}
-        data = json.dumps(row, allow_nan=False).encode() + b"\n"
-        with writing(self._path, len(data)):
-            write_whole(self._file, data)
+        with writing(self._path):
+            self._lines.append(row)
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
-        self._file.close()
+        self._lines.close()
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Every whole line; none where there is no file."""
-    return [row for _, row in _lines(path)]
+    """Every whole row, in order; none where there is no file.
 
-
-def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    Raises:
+        LogError: when rows of long ago are damaged.
+    """
     try:
-        lines = path.read_bytes().splitlines(keepends=True)
+        return [row for _, row in read_rows(path) if type(row.get("step")) is int]
     except FileNotFoundError:
-        return
-    for line in lines:
-        try:
-            row = parse_json(line)
-        except ValueError:
-            continue
-        if line.endswith(b"\n") and isinstance(row, dict) and isinstance(row.get("step"), int):
-            yield line, row
+        return []
+
+
+def _is_before(first: int, row: Mapping[str, Any]) -> bool:
+    step = row.get("step")
+    return type(step) is int and step < first
 
 
 def _plain(value: float | str | None) -> float | str | None:

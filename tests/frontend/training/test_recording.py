@@ -211,7 +211,7 @@ def test_a_disk_that_takes_a_part_of_a_line(tmp_path, monkeypatch):
             return 7
 
     made.close()
-    monkeypatch.setattr(made, "_file", Slow())
+    monkeypatch.setattr(made._lines, "_file", Slow())
     with pytest.raises(StorageError, match=r"metrics\.jsonl cannot be written"):
         made.write(0, {"loss": 1.0, "other": 3.5})
     assert b"".join(taken) == b'{"step": 0, "loss": 1.'[:21]
