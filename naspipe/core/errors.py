@@ -20,6 +20,10 @@ class ConfigError(NaspipeError):
     """The user's input cannot be used; raised before anything is written (exit status 2)."""
 
 
+class UsersCodeError(NaspipeError):
+    """The user's code raised something in another process; the message has its traceback."""
+
+
 class DataError(ConfigError):
     """A data file is missing, damaged or cannot be fetched."""
 

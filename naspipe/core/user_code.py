@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from naspipe.core.errors import ConfigError, NaspipeError, reason
+from naspipe.core.errors import ConfigError, NaspipeError, UsersCodeError, reason
 
 _NASPIPE = str(Path(__file__).parent.parent)
 _LIBRARIES = tuple(
@@ -60,6 +60,8 @@ def users_traceback(error: BaseException) -> str:
     What naspipe itself raised is left whole; where it says in its own words what the user's code
     did, these come behind the user's frames.
     """
+    if isinstance(error, UsersCodeError):
+        return f"{error}\n"
     cause = error.__cause__
     if isinstance(error, NaspipeError) and cause is not None and _is_users(cause):
         return f"{users_traceback(cause)}\n{type(error).__name__}: {error}\n"

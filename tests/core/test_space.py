@@ -187,3 +187,9 @@ def test_places_that_a_chain_cannot_be_cut_at(at: list[int | str]) -> None:
 def test_what_is_no_block(name: object, blocks: list[object], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         Space(name, blocks)
+
+
+def test_a_rule_in_words() -> None:
+    assert Shared("stem", dict, rule="lag(2)").rule == Lag(2)
+    with pytest.raises(ConfigError, match="lagg"):
+        Shared("stem", dict, rule="lagg(2)")

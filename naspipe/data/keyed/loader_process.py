@@ -10,13 +10,13 @@ import json
 import os
 import signal
 import threading
-import traceback
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 
 import torch
 
-from naspipe.core.errors import ConfigError, NaspipeError
+from naspipe.core.errors import ConfigError, UsersCodeError
+from naspipe.core.user_code import users_traceback
 from naspipe.data.keyed.batch_digest import plain_bytes
 
 Make = Callable[[int, int], dict[str, torch.Tensor]]
@@ -57,8 +57,8 @@ def _answer(make: Make, seed: int, number: int, connection: Connection) -> None:
         batch = make(seed, number)
     except ConfigError as error:
         connection.send_bytes(json.dumps({"refusal": str(error)}).encode())
-    except Exception:
-        connection.send_bytes(json.dumps({"failure": traceback.format_exc()}).encode())
+    except Exception as error:
+        connection.send_bytes(json.dumps({"failure": users_traceback(error)}).encode())
     else:
         send_batch(connection, batch)
 
@@ -77,14 +77,14 @@ def receive_batch(connection: Connection, number: int) -> dict[str, torch.Tensor
 
     Raises:
         ConfigError: the one that the other process raised.
-        NaspipeError: with the traceback of anything else that it raised.
+        UsersCodeError: with the traceback of anything else that it raised.
         EOFError, OSError: when it has ended.
     """
     header = json.loads(connection.recv_bytes())
     if refusal := header.get("refusal"):
         raise ConfigError(refusal)
     if failure := header.get("failure"):
-        raise NaspipeError(f"data: a loader process failed in batch {number}\n{failure}")
+        raise UsersCodeError(f"data: a loader process failed in batch {number}\n{failure}")
     batch = {}
     for name, dtype, shape in header["fields"]:
         found = torch.empty(shape, dtype=getattr(torch, dtype))

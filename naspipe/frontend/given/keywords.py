@@ -18,6 +18,11 @@ KEYWORDS = "keywords"
 _ELSEWHERE = {
     **dict.fromkeys(DATA_SIZES, "where the data are made, as in open_data(..., batch_size=64)"),
     **dict.fromkeys(MOMENTUM, "in the teacher, as in teacher=naspipe.Momentum(0.99)"),
+    **{
+        f"max_{cost}": f"in limits, as in limits={{'{cost}': ...}}"
+        for cost in ("flops", "params", "latency_ms")
+    },
+    "loss_fields": "in the training alone, whose run has them",
 }
 """Settings of the command line that belong to objects in Python."""
 
@@ -116,13 +121,13 @@ def _unknown(
     key: object, where: str, call: str, arguments: Iterable[str], known: Iterable[str]
 ) -> ConfigError:
     text = f"{key!s:.80}"
-    if text in _ELSEWHERE:
-        return ConfigError(f"{text}: expected it {_ELSEWHERE[text]}, found it in {where}")
     if text in arguments:
         return ConfigError(
             f"{text}: expected it as an argument, naspipe.{call}(..., {text}=...), found it in "
             f"{where}"
         )
+    if text in _ELSEWHERE:
+        return ConfigError(f"{text}: expected it {_ELSEWHERE[text]}, found it in {where}")
     if text in _options_of_optimizers() and "optimizer_options" in {*arguments, *known}:
         return ConfigError(
             f"{text}: expected it in optimizer_options={{{text!r}: ...}}, found it in {where}"

@@ -158,11 +158,9 @@ class Training:
                     if self.resumes:
                         stack.enter_context(Claim(stream.directory.path))
             definitions = [workload.definition for workload in self.workloads]
-            recording = stack.enter_context(
-                Recording(
-                    self.directories, definitions, self.observer, self.execution.records.tensorboard
-                )
-            )
+            has_board = self.execution.records.tensorboard
+            recording = Recording(self.directories, definitions, self.observer, has_board)
+            stack.enter_context(recording)
             self._finish(Generations(job, manifests, recording, generation, self.others))
 
     def _finish(self, lives: Generations) -> None:

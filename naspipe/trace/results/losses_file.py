@@ -61,7 +61,7 @@ class LossWriter:
     """
 
     def __init__(self, path: Path, first: int = 0) -> None:
-        self._path, self._first = path, first
+        self._first = first
         self._next: dict[int, int] = defaultdict(lambda: self._first)
         self._waiting: dict[tuple[int, int], Row] = {}
         self._lengths, self._checksums = array("Q", [0]), array("L", [0])
@@ -90,8 +90,7 @@ class LossWriter:
         while row := self._waiting.pop((stream, self._next[stream]), None):
             self._next[stream] += 1
             self._mark(row)
-            with writing(self._path):
-                self._lines.append(row)
+            self._lines.append(row)
 
     def sync(self, count: int) -> tuple[int, int]:
         """Put the first ``count`` lines on disk; returns their bytes and their CRC32.

@@ -36,8 +36,7 @@ class MetricsFile:
             StorageError: when it cannot be written.
         """
         row = {"step": step, **{name: _plain(value) for name, value in values.items()}}
-        with writing(self._path):
-            self._lines.append(row)
+        self._lines.append(row)
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""

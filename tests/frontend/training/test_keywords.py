@@ -145,6 +145,8 @@ def test_what_belongs_to_objects_says_where(key):
         ({"limits": 5}, "limits: expected a mapping"),
         ({"stages": 2, "execution": {"stages": 1}}, "stages: expected one value"),
         ({"lr": 0.1}, "lr: unknown key in keywords"),
+        ({"max_params": "60k"}, r"max_params: expected it in limits, as in limits={'params': ...}"),
+        ({"loss_fields": ("target",)}, "loss_fields: expected it in the training alone, whose run"),
     ],
 )
 def test_a_search_refuses_in_one_line(tmp_path, how, said):
