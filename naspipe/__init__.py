@@ -7,7 +7,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from naspipe.core.config import Execution
-from naspipe.core.errors import ConfigError, NaspipeError, StageFailedError
+from naspipe.core.errors import (
+    ConfigError,
+    NaspipeError,
+    RunInterruptedError,
+    StageFailedError,
+    StorageError,
+)
 from naspipe.core.rules import Every, Exact, Frozen, Lag
 from naspipe.core.space import Block, Shared, Space
 
@@ -37,10 +43,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Block", "Blockwise", "ConfigError", "Every", "Exact", "Execution", "Frozen", "Lag", "Momentum",
-    "NaspipeError", "Run", "Shared", "Space", "StageFailedError", "Teacher", "Views", "chain",
-    "combine_blocks", "distill_blockwise", "export_blocks", "export_subnet", "from_dataset",
-    "from_nni", "losses", "mixed", "open_run", "rate_blocks", "search_subnets", "to_mlflow",
-    "to_wandb", "train", "train_together", "validate_blocks", "workload", "write_labels",
+    "NaspipeError", "Run", "RunInterruptedError", "Shared", "Space", "StageFailedError",
+    "StorageError", "Teacher", "Views", "chain", "combine_blocks", "distill_blockwise",
+    "export_blocks", "export_subnet", "from_dataset", "from_nni", "losses", "mixed", "open_run",
+    "rate_blocks", "search_subnets", "to_mlflow", "to_wandb", "train", "train_together",
+    "validate_blocks", "workload", "write_labels",
 ]  # fmt: skip
 __version__ = "0.1.0"
 
@@ -85,4 +92,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """Everything public, whether it is loaded yet or not."""
-    return sorted({*globals(), *__all__})
+    return sorted({*__all__, "__doc__", "__file__", "__name__", "__path__", "__version__"})

@@ -48,11 +48,12 @@ def compare_groups(groups: Sequence[Sequence[str]]) -> int:
     try:
         for first, *others in groups:
             reference = RecordedRun(first)
-            rows.append(_row(reference, "reference"))
-            for path in others:
-                recorded = RecordedRun(path)
-                comparisons.append(compare_to(reference, recorded))
-                rows.append(_row(recorded, _verdict(comparisons[-1])))
+            compared = [(each, compare_to(reference, each)) for each in map(RecordedRun, others)]
+            is_read = any(not comparison.reason for _, comparison in compared)
+            rows.append(_row(reference, "reference", is_read))
+            for recorded, comparison in compared:
+                rows.append(_row(recorded, _verdict(comparison), not comparison.reason))
+            comparisons += (comparison for _, comparison in compared)
     except LogError as error:
         raise ConfigError(f"cannot be compared: {error}") from error
     _print_table(_shortened(rows))
@@ -80,8 +81,11 @@ def _verdict(comparison: Comparison) -> str:
     return "IDENTICAL" if comparison.is_identical else "DIFFERS"
 
 
-def _row(recorded: RecordedRun, verdict: str) -> tuple[str, ...]:
-    summary = summarize(recorded.accesses, recorded.num_stages) if recorded.accesses else None
+def _row(recorded: RecordedRun, verdict: str, is_read: bool) -> tuple[str, ...]:
+    """Of a run that cannot be compared nothing is read. It has no numbers, as one without a log."""
+    summary = None
+    if is_read and recorded.logged_steps == 1 and recorded.log.heads:
+        summary = summarize(recorded.log.columns(), recorded.num_stages)
     return (str(recorded.path), str(recorded.num_stages), *_numbers(summary), verdict)
 
 

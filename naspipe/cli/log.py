@@ -8,10 +8,11 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from naspipe.core.access import AccessKind
-from naspipe.trace.access.order import access_order, format_order, layer_order, reads_and_writes
+from naspipe.core.ids import LayerId
+from naspipe.trace.access.order import groups_of_layers, orders_of_layers
+from naspipe.trace.access.stored import Wanted
 from naspipe.trace.reading.compare import RecordedRun
 
 _EXAMPLE = """\
@@ -42,7 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
         for line in _lines(recorded, _width()):
             print(line)
         return 0
-    order = access_order(recorded.accesses, recorded.labels.layer(arguments.layer))
+    layer = recorded.labels.layer(arguments.layer)
+    order = _order(recorded, [layer]).get(layer, "")
     if not order:
         print(f"naspipe: no subnet of {recorded.path} used {arguments.layer}", file=sys.stderr)
     print(order)
@@ -51,18 +53,21 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _lines(recorded: RecordedRun, width: int | None) -> Iterator[str]:
     """Label, rule, number of WRITEs and order of each layer that was used, in chain order."""
-    layers = reads_and_writes(recorded.accesses)
-    labels = recorded.labels
-    ordered = sorted(layers, key=lambda layer: (layer.stream, layer.block, layer.candidate))
-    widest = max((len(labels.label(layer)) for layer in ordered), default=0)
+    labels, counts = recorded.labels, recorded.log.layers
+    widest = max((len(labels.label(layer)) for layer in counts), default=0)
     rule_width = max((len(str(rule)) for rule in labels.rules), default=0)
-    for layer in ordered:
-        records = layers[layer]
-        rule = str(labels.rules[layer.block]) if layer.block < len(labels) else "?"
-        writes = sum(access.kind is AccessKind.WRITE for access in records)
-        order = format_order(layer_order(records))
-        line = f"{labels.label(layer):{widest}}  {rule:{rule_width}}  {writes:5}  {order}"
-        yield line if width is None or len(line) <= width else f"{line[: width - 1]}…"
+    for group in groups_of_layers(counts):
+        for layer, order in _order(recorded, group).items():
+            rule = str(labels.rules[layer.block]) if layer.block < len(labels) else "?"
+            writes = order.count("B")
+            line = f"{labels.label(layer):{widest}}  {rule:{rule_width}}  {writes:5}  {order}"
+            yield line if width is None or len(line) <= width else f"{line[: width - 1]}…"
+
+
+def _order(recorded: RecordedRun, layers: Iterable[LayerId]) -> dict[LayerId, str]:
+    """The orders of these layers, in chain order; of those that were used."""
+    wanted = Wanted(layers=frozenset(layers), backwards=False)
+    return orders_of_layers(recorded.log.columns(wanted))
 
 
 def _width() -> int | None:

@@ -19,9 +19,11 @@ _EXAMPLE = """\
 examples:
   naspipe report runs/two                        writes runs/two/report.html
   naspipe report runs/one runs/two -o both.html  compares runs: the tables side by side
+  naspipe report runs/two --from 90 --to 95      the records of six steps, each one drawn
   naspipe report runs/two --trace                writes runs/two/trace.json, too
 
-Runs that failed or still go on are reported as far as they came.
+Runs that failed or still go on are reported as far as they came. Of a long run the page has the
+numbers and losses of all steps, and the records of some; --from and --to show others.
 """
 
 
@@ -37,6 +39,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the page; default: report.html in the first RUN. A file of that name is replaced",
     )
     parser.add_argument(
+        "--from",
+        dest="first",
+        type=int,
+        metavar="STEP",
+        help="show the records of these steps; of a long run the page shows some of its middle",
+    )
+    parser.add_argument("--to", dest="last", type=int, metavar="STEP", help="the last of them")
+    parser.add_argument(
         "--trace", action="store_true", help="write trace.json into each run directory, too"
     )
 
@@ -48,12 +58,14 @@ def run(arguments: argparse.Namespace) -> int:
     from naspipe.report.recorded import read_run
     from naspipe.report.reduction_tables import reduction_line
     from naspipe.report.run_tables import run_tables
+    from naspipe.report.stretches import Asked
     from naspipe.report.summary import agreement
 
     paths: list[Path] = arguments.runs
     output: Path = arguments.output or paths[0] / "report.html"
     names = _names(paths)
-    recorded = [read_run(path) for path in paths]
+    asked = Asked(arguments.first, arguments.last)
+    recorded = [read_run(path, asked) for path in paths]
     _check_output(output)
     tables = [run_tables(each, name) for each, name in zip(recorded, names, strict=True)]
     for table, each in zip(tables[1:], recorded[1:], strict=True):

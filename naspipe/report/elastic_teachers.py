@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from naspipe.trace.access.log import Life
+from naspipe.trace.access.lives import Life
 from naspipe.trace.results.teacher_events import COUNTED, tally
 
 Events = Sequence[Mapping[str, Any]]

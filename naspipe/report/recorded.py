@@ -14,13 +14,20 @@ from naspipe.core.settings.declare import declared
 from naspipe.core.steps import recorded_steps
 from naspipe.report.needs import Schedule
 from naspipe.report.ordered_layers import ordered_layers
+from naspipe.report.stretches import Asked, choose_stretch, summary_of_all
 from naspipe.schedule.traits import TRAITS, PolicyTraits
 from naspipe.trace.access.labels import SpaceLabels
-from naspipe.trace.access.log import Life, read_joint_lives
+from naspipe.trace.access.lives import Life
+from naspipe.trace.access.log import read_joint_columns
+from naspipe.trace.access.stored import EVERYTHING
 from naspipe.trace.reading.compare import RecordedRun
+from naspipe.trace.reading.metrics import Summary
 from naspipe.trace.results.losses_file import Loss
+from naspipe.trace.results.run_state import run_state
 from naspipe.trace.results.teacher_events import read_teacher_events
 from naspipe.trace.results.validation_file import Validation, read_validations
+
+NOT_ASKED = Asked()
 
 
 class Recorded(NamedTuple):
@@ -41,6 +48,8 @@ class Recorded(NamedTuple):
     """When each generation was, on that clock."""
     teacher_events: Sequence[Mapping[str, Any]] = ()
     """Of teachers that came and went."""
+    whole: Summary | None = None
+    """The numbers of all steps, where only some are shown in full."""
 
     @property
     def num_stages(self) -> int:
@@ -76,20 +85,26 @@ def section(manifest: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return part if isinstance(part, Mapping) else {}
 
 
-def read_run(path: Path) -> Recorded:
+def read_run(path: Path, asked: Asked = NOT_ASKED) -> Recorded:
     """Read a run directory; of a run that did not end, whatever it left.
+
+    Of a long one the records of some steps only: those that are asked for, or some of its middle.
 
     Raises:
         ConfigError: when the path is no run directory, or one of its files is damaged.
     """
     run = RecordedRun(path)
-    status = run.manifest.get("status")
-    is_complete = status == "complete"
-    remarks = [] if is_complete else [_incomplete(status, run.manifest.get("failure"))]
+    state = run_state(run.directory, run.manifest)
+    is_complete = state.status == "complete"
+    remarks = [] if is_complete else [_incomplete(state.said, run.manifest.get("failure"))]
     try:
         has_losses = is_complete or run.directory.losses.exists()
         losses = run.losses if has_losses else []
-        (accesses, *teacher), lives = read_joint_lives([path, *_teachers(path)])
+        stretch = choose_stretch(run.log, asked, run.passes_per_step)
+        wanted = stretch.wanted(run.passes_per_step) if stretch else EVERYTHING
+        columns, lives = read_joint_columns([path, *_teachers(path)], wanted)
+        accesses, *teacher = (list(each.accesses()) for each in columns)
+        whole = summary_of_all(run.log, run.num_stages) if stretch else None
         teacher_events = read_teacher_events(path)
         validations = read_validations(run.directory.validation)
     except (LogError, OSError) as error:
@@ -100,8 +115,14 @@ def read_run(path: Path) -> Recorded:
     ordered = ordered_layers(run.directory, run.labels, recipe)
     recorded = Recorded(
         path, run.manifest, run.labels, accesses, losses, remarks, validations, ordered,
-        teacher[0] if teacher else (), lives, teacher_events,
+        teacher[0] if teacher else (), lives, teacher_events, whole,
     )  # fmt: skip
+    if stretch:
+        remarks.append(
+            f"Timeline, waits, orders and balance are those of steps {stretch.first} to "
+            f"{stretch.last}; the numbers at the top and the losses are those of all. Others: "
+            f"naspipe report RUN --from STEP --to STEP."
+        )
     _check(recorded)
     return recorded
 
@@ -144,10 +165,10 @@ def _check(run: Recorded) -> None:
         run.remarks.append("No loss was recorded.")
 
 
-def _incomplete(status: object, failure: object) -> str:
+def _incomplete(said: str, failure: object) -> str:
     lines = str(failure or "").strip().splitlines()
     cause = f" First cause: {lines[0]:.300}" if lines else ""
-    return f"This run is not complete: its manifest says {status!r:.40}.{cause}"
+    return f"This run is not complete: {said}.{cause}"
 
 
 def _whole(run: Recorded, name: str) -> int:

@@ -23,6 +23,7 @@ from naspipe.report.reduction_tables import (
 from naspipe.report.reductions import Reductions
 from naspipe.report.search_tables import search_tables
 from naspipe.report.stage_balance import stage_balance
+from naspipe.report.stretches import thinned
 from naspipe.report.summary import facts, numbers
 from naspipe.report.teacher_time import with_teacher
 from naspipe.report.time_bins import time_bins
@@ -52,7 +53,7 @@ def run_tables(run: Recorded, name: str) -> dict[str, Any]:
         "num_stages": run.num_stages,
         "facts": facts(run),
         "numbers": {key: _finite(value) for key, value in measured.items()},
-        "warm_up_ns": 0 if warm_up is None else warm_up - start_ns,
+        "warm_up_ns": 0 if warm_up is None or run.whole else warm_up - start_ns,
         "end_ns": end_ns,
         "layers": [{**row._asdict(), "layer": list(row.layer)} for row in layers],
         "spans": _span_columns(accesses, places, start_ns),
@@ -62,15 +63,16 @@ def run_tables(run: Recorded, name: str) -> dict[str, Any]:
         "wait_totals_ns": _totals(waits, run.num_stages),
         "bins": bins._replace(edges_ns=[edge - start_ns for edge in bins.edges_ns])._asdict(),
         "balance": stage_balance(accesses, run.num_stages, run.num_groups)._asdict(),
-        "losses": {
-            "subnet": [loss.sequence_id for loss in run.losses],
-            "stream": [loss.stream for loss in run.losses],
-            "value": [_finite(loss.value) for loss in run.losses],
-        },
+        "losses": _loss_columns(run),
         "validations": _validation_columns(run),
         "searches": search_tables(run.path),
         "teachers": teacher_tables(run.teacher_events, run.lives, run.manifest, start_ns),
     }
+
+
+def _loss_columns(run: Recorded) -> dict[str, Any]:
+    streams, subnets, values = thinned(run.losses)
+    return {"subnet": subnets, "stream": streams, "value": [_finite(value) for value in values]}
 
 
 def _validation_columns(run: Recorded) -> dict[str, Any]:

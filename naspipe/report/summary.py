@@ -7,8 +7,8 @@ from typing import Any
 
 from naspipe.core.ids import StreamId
 from naspipe.report.recorded import Recorded, section
-from naspipe.trace.access.log import time_key
-from naspipe.trace.reading.differences import access_differences, loss_differences
+from naspipe.trace.access.log import RunLog, time_key
+from naspipe.trace.reading.differences import log_differences, loss_differences
 from naspipe.trace.reading.metrics import bubble_ratio, causal_bound, summarize
 
 _DEFINITION = ("space", "scale", "sampler", "policy", "steps", "seed")
@@ -48,7 +48,9 @@ def numbers(run: Recorded) -> dict[str, float]:
     """The measures of :mod:`naspipe.trace.reading.metrics`, and beside them the mean of the last
     tenth of losses and the last validation's scores."""
     measured: dict[str, float] = {}
-    if run.accesses:
+    if run.whole:
+        measured = dict(run.whole._asdict())
+    elif run.accesses:
         measured = dict(summarize(run.accesses, run.num_stages)._asdict())
         measured["causal_bound"] = causal_bound(run.accesses, run.num_stages)
     if run.teacher:
@@ -77,10 +79,10 @@ def agreement(reference: Recorded, run: Recorded) -> str:
         return f"not the same definition: {', '.join(names)}"
     if first := next(iter(loss_differences(reference.losses, run.losses, run.labels)), None):
         return f"differs: {first}"
-    if not (reference.accesses and run.accesses):
+    logs = RunLog(reference.path), RunLog(run.path)
+    if not all(log.heads for log in logs):
         return "same losses"
-    passes = run.schedule.steps.passes
-    found = access_differences(reference.accesses, run.accesses, run.labels, passes)
+    found = log_differences(*logs, run.labels, run.schedule.steps.passes)
     ordered = sorted(found, key=lambda difference: difference.key)
     return f"differs: {ordered[0]}" if ordered else "same losses, same access order"
 

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import groupby, pairwise
 
 from naspipe.core.access import Access, AccessKind
 from naspipe.core.ids import INITIAL, LayerId
-from naspipe.core.rules import Exact, Follows, Frozen, Rule, untrained
+from naspipe.core.rules import Follows, Frozen, Rule, untrained
 from naspipe.core.steps import ONE_PASS, Steps
 from naspipe.core.subnet import Subnet
-from naspipe.schedule.traits import traits_of
+from naspipe.schedule.layer_invariants import layer_violations
 
 _LATE = 1 << 62
 """Later than any time, in nanoseconds."""
-
-_LETTERS = (AccessKind.FORWARD, AccessKind.BACKWARD, AccessKind.WRITE)
 
 
 def violations(
@@ -52,19 +49,16 @@ def violations(
     for subnet in subnets:
         for block in range(len(rules)):
             users[subnet.layer(block)].append(subnet.sequence_id)
-    found: dict[LayerId, dict[tuple[int, AccessKind], Access]] = defaultdict(dict)
+    found: dict[LayerId, list[Access]] = defaultdict(list)
     for access in accesses:
-        if (access.sequence_id, access.kind) in found[access.layer]:
-            yield f"{access}: recorded twice"
-        found[access.layer][access.sequence_id, access.kind] = access
+        found[access.layer].append(access)
     for layer in sorted(found.keys() | users.keys()):
-        of_layer = users.get(layer, []), found.get(layer, {})
+        of_layer = users.get(layer, []), found.get(layer, [])
         is_ordered = buffered is None or layer in buffered
-        checked = _Layer(
+        yield from layer_violations(
             layer, rules[layer.block], *of_layer, policy, bulk, steps, is_ordered=is_ordered
         )
-        yield from checked.violations()
-    together = [access for accesses in found.values() for access in accesses.values()]
+    together = [access for accesses in found.values() for access in accesses]
     if steps.distills:
         yield from _untaught(together, len(rules) - 1, steps)
     if steps.is_gated:
@@ -174,108 +168,3 @@ def _written_early(accesses: Sequence[Access], steps: Steps) -> Iterator[str]:
     for (_, step), access in sorted(ending.items()):
         if access.start_ns < known.get(step, 0):
             yield f"{access}: began before all gradients of its step were there"
-
-
-class _Layer:
-    """The accesses of one layer, and who uses it."""
-
-    def __init__(
-        self,
-        layer: LayerId,
-        rule: Rule,
-        users: list[int],
-        found: dict[tuple[int, AccessKind], Access],
-        policy: str,
-        bulk: int,
-        steps: Steps,
-        is_ordered: bool,
-    ) -> None:
-        self._layer = layer
-        self._rule = rule
-        self._users = users
-        self._found = found
-        self._traits = traits_of(policy)
-        self._bulk = bulk
-        self._steps = steps
-        self._is_ordered = is_ordered
-
-    def violations(self) -> Iterator[str]:
-        found, is_written = self._found, not isinstance(self._rule, Frozen)
-        kinds = _LETTERS if is_written else _LETTERS[:2]
-        if set(found) != {(user, kind) for user in self._users for kind in kinds}:
-            yield f"layer {self._layer}: accesses are missing or not of this stream"
-            return
-        for place, user in enumerate(self._users):
-            forward, backward = found[user, AccessKind.FORWARD], found[user, AccessKind.BACKWARD]
-            expected = self._expected_version(place, user)
-            for access in (forward, backward):
-                if access.version != expected:
-                    yield f"{access}: expected to read version {expected}"
-            chain = [forward, backward]
-            if is_written:
-                write = found[user, AccessKind.WRITE]
-                chain.append(write)
-                if write.version != user:
-                    yield f"{write}: expected to write version {user}"
-                read = found.get((expected, AccessKind.WRITE))
-                if read is not None and forward.start_ns < read.end_ns:
-                    yield f"{forward}: began before version {expected} was written"
-            if any(one.end_ns > other.start_ns for one, other in pairwise(chain)):
-                yield f"{forward}: its READ, backward and WRITE overlap"
-        if is_written:
-            yield from self._write_violations()
-        if self._steps.passes > 1 and isinstance(self._rule, Exact):
-            yield from self._step_violations()
-
-    def _step_violations(self) -> Iterator[str]:
-        """Passes of one step that went through the layer out of order, or read it as it changed."""
-        for _, users in groupby(self._users, self._steps.step):
-            passes = list(users)
-            forwards = [self._found[user, AccessKind.FORWARD] for user in passes]
-            for before, forward in pairwise(forwards):
-                if self._is_ordered and forward.start_ns < before.end_ns:
-                    yield f"{forward}: began before {before}, an earlier pass of its step"
-            read_ns: dict[int, int] = defaultdict(int)
-            for backward in (self._found[user, AccessKind.BACKWARD] for user in passes):
-                read_ns[backward.stage] = max(read_ns[backward.stage], backward.end_ns)
-            for write in (self._found[user, AccessKind.WRITE] for user in passes):
-                if write.start_ns < read_ns[write.stage]:
-                    yield f"{write}: began before every pass of its step was done with the layer"
-            if write.start_ns < max(read_ns.values()):
-                yield f"{write}: ended its step before every group was done with the layer"
-
-    def _write_violations(self) -> Iterator[str]:
-        """WRITEs never overlap, and come in sequence order where the policy says so."""
-        writes = [self._found[user, AccessKind.WRITE] for user in self._users]
-        if not self._traits.waits_for_versions:
-            writes.sort(key=lambda write: (write.start_ns, write.end_ns))
-        for before, write in self._in_halves(writes) if self._steps.is_tree else pairwise(writes):
-            if write.start_ns < before.end_ns:
-                yield f"{write}: began before {before} had ended"
-
-    def _in_halves(self, writes: Sequence[Access]) -> Iterator[tuple[Access, Access]]:
-        """WRITEs that follow one another where stages add up apart: the earlier one first."""
-        ended: Access | None = None
-        for _, of_step in groupby(writes, lambda write: self._steps.step(write.sequence_id)):
-            *others, last = of_step
-            latest: dict[int, Access] = {}
-            for write in (*others, last):
-                before = latest.get(write.stage, ended)
-                if before is not None:
-                    yield before, write
-                latest[write.stage] = write
-            yield from ((before, last) for before in others)
-            ended = last
-
-    def _expected_version(self, place: int, reader: int) -> int:
-        earlier = self._users[:place]
-        if isinstance(self._rule, Frozen):
-            return INITIAL
-        if not self._traits.waits_for_versions:
-            return self._found[reader, AccessKind.FORWARD].version
-        if self._traits.has_bulks:
-            first_of_bulk = reader - reader % self._bulk
-            return max((user for user in earlier if user < first_of_bulk), default=INITIAL)
-        step = self._rule.last_read(self._steps.step(reader))
-        allowed = (user for user in earlier if self._steps.step(user) <= step)
-        return max(allowed, default=INITIAL)

@@ -106,6 +106,18 @@ def draw_subnets(text: str, space: Space, seed: int, count: int) -> list[Subnet]
     return [decisions.choices(each) for each in drawn]
 
 
+def iterate_subnets(text: str, space: Space, seed: int) -> Iterator[Subnet]:
+    """The subnets that :func:`draw_subnets` draws, one at a time and without an end.
+
+    Raises:
+        ConfigError: as :func:`make_sampler`.
+    """
+    decisions = space.decisions
+    if decisions is None or text.startswith("file:"):
+        return iter(make_sampler(text, space.candidate_counts, seed))
+    return map(decisions.choices, make_sampler(text, space.drawn_counts, seed))
+
+
 _BlockRule = Callable[[RandomState, int], Iterator[int]]
 
 

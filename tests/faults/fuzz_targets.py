@@ -17,7 +17,6 @@ import torch
 
 from naspipe.cli import resume
 from naspipe.cli.streams import StreamOptions, parse_streams
-from naspipe.core.access import Access, AccessKind
 from naspipe.core.config import Settings, apply_settings
 from naspipe.core.errors import ConfigError, DataError, LogError, TransportError
 from naspipe.core.ids import LayerId, WorkerId
@@ -39,43 +38,13 @@ from naspipe.runtime.wire.messages import (
 )
 from naspipe.runtime.wire.reports import read_report
 from naspipe.streams.from_file import read_stream
-from naspipe.trace.access.event_log import read_events
-from naspipe.trace.access.log import read_access_log
-from naspipe.trace.access.records import MAGIC, SCHEMA_VERSION, encode_access
-from naspipe.trace.results.losses_file import read_losses
 from naspipe.trace.results.run_directory import RunDirectory
 from naspipe.trace.results.validation_file import read_validations
 from naspipe.trace.snapshots.shards import RawTensor, pack, write_shard
 from naspipe.trace.snapshots.snapshot import read_checkpoint, write_checkpoint_manifest
-from naspipe.trace.storage.framing import encode_frame
 from tests.faults.fuzz_target import Target, pieces, put, texts
 from tests.faults.label_targets import LABEL_TARGETS
-
-LOG_HEADER = MAGIC + struct.pack("<I", SCHEMA_VERSION)
-OLD_LOG_HEADER = MAGIC + struct.pack("<I", 2)
-EVENTS_HEADER, OLD_EVENTS_HEADER = (b"NPEVENTS" + struct.pack("<I", v) for v in (2, 1))
-
-
-def access_log(data, place):
-    return read_access_log(put(place / "log", data))
-
-
-def access_records(data, place, header=LOG_HEADER):
-    framed = b"".join(encode_frame(part) for part in pieces(data))
-    return read_access_log(put(place / "log", header + framed))
-
-
-def events(data, place, header=EVENTS_HEADER):
-    framed = b"".join(encode_frame(part) for part in pieces(data))
-    return list(read_events(put(place / "events", header + framed)))
-
-
-def old_access_records(data, place):
-    return access_records(data, place, OLD_LOG_HEADER)
-
-
-def old_events(data, place):
-    return events(data, place, OLD_EVENTS_HEADER)
+from tests.faults.log_targets import LOG_TARGETS
 
 
 def message(data, place):
@@ -134,10 +103,6 @@ def validations(data, place):
     return read_validations(put(place / "validation.jsonl", data))
 
 
-def losses(data, place):
-    return read_losses(put(place / "losses.jsonl", data))
-
-
 def stream(data, place):
     return read_stream(put(place / "stream.jsonl", data), [4, 4])
 
@@ -170,25 +135,6 @@ def fairseq(data, place):
     for number in range(min(len(found), 5)):
         found[number].sum()
     found.check(100, 2)
-
-
-def log_seeds(place):
-    return [LOG_HEADER + b"".join(map(encode_frame, record_seeds(place))), LOG_HEADER, b""]
-
-
-def record_seeds(place):
-    access = Access(LayerId(0, 3, 1), 5, AccessKind.FORWARD, 2, 1, 10, 20, 3, "")
-    return [encode_access(access, 0), encode_access(access._replace(digest="ab"), 1)]
-
-
-def old_record_seeds(place):
-    return [msgpack.packb([0, 5, 0, "F", 3, 1, 2, 1, 0, 10, 20, 3, "ab"])]
-
-
-def old_event_seeds(place):
-    task = ["Task", 0, 5, 0, ["TaskKind", "F"], 1]
-    events = (["InputArrived", 7, task, ["tuple", task]], ["BlockFinished", 9, task, 2, 8])
-    return list(map(msgpack.packb, events))
 
 
 def message_seeds(place):
@@ -242,25 +188,18 @@ VALIDATION = (
     '{"sequence_id": 4, "steps": 4, "loss": 1.5, "loss_bits": "3ff8000000000000", '
     '"subnets": [{"choices": [0, 1], "loss": 1.5, "loss_bits": "3ff8000000000000"}]}\n'
 )
-LOSS = '{"stream": 0, "sequence_id": 0, "loss": 1.5, "bits": "3fc00000"}\n'
-
 TARGETS = {
-    "access log": Target(access_log, (LogError,), log_seeds),
-    "access records": Target(access_records, (LogError,), record_seeds),
-    "events": Target(events, (LogError,), lambda place: [msgpack.packb([0, 1, 2]), b"\x93\0\1\2"]),
-    "old access records": Target(old_access_records, (LogError,), old_record_seeds),
-    "old events": Target(old_events, (LogError,), old_event_seeds),
     "messages": Target(message, (TransportError,), message_seeds),
     "reports": Target(report, (TransportError,), report_seeds),
     "checkpoint shards": Target(shard, (LogError,), shard_seeds),
     "checkpoint manifests": Target(manifest, (LogError, ConfigError), manifest_seeds),
     "run manifests": Target(run_manifest, (ConfigError,), texts(json.dumps(RUN))),
     "validations": Target(validations, (LogError,), texts(VALIDATION, VALIDATION * 2)),
-    "losses": Target(losses, (LogError,), texts(LOSS, LOSS + LOSS.replace("_id\": 0", "_id\": 1"))),
     "subnet lists": Target(stream, (ConfigError,), texts("[0, 1]\n[3, 2]\n")),
     "stream files": Target(streams, (ConfigError,), texts('{"space": "nlp.c3", "seed": 1}\n')),
     "settings": Target(settings, (ConfigError,), texts("lr=0.1\nrule.stem=lag(4)")),
     "recipes": Target(recipe, (ConfigError,), texts('lr = 0.1\n[optimizer]\nname = "Adam"\n')),
     "fairseq files": Target(fairseq, (DataError,), fairseq_seeds),
     **LABEL_TARGETS,
+    **LOG_TARGETS,
 }  # fmt: skip

@@ -1,6 +1,7 @@
-"""Run directories as they were written while tasks and accesses had the number of a pass, always 0.
+"""Run directories as earlier versions wrote them.
 
-That is version 2 of the access log and version 1 of the event log.
+Access logs of version 3 have a record for each access; those of version 2, like event logs of
+version 1, have the number of a pass in it, always 0.
 """
 
 from __future__ import annotations
@@ -10,18 +11,35 @@ from typing import Any
 
 import msgpack
 
+from naspipe.core.access import Access
+from naspipe.trace.access.stored import read_columns
 from naspipe.trace.storage.framing import FramedWriter, read_frames
 
 ACCESS_MAGIC, EVENT_MAGIC = b"NASPIPEA", b"NPEVENTS"
 
 
-def make_old(run: Path) -> Path:
+def make_old(run: Path, version: int = 2) -> Path:
     """Rewrite the logs of a run; returns it."""
     for path in run.glob("access/*.msgpack"):
-        _rewrite(path, ACCESS_MAGIC, 3, 2, lambda values: [*values[:2], 0, *values[2:]])
+        messages = [
+            row(access, generation, version)
+            for generation, columns in read_columns(path)
+            for access in columns.accesses()
+        ]
+        path.unlink()
+        write_old(path, ACCESS_MAGIC, version, messages)
     for path in run.glob("events/*.msgpack"):
         _rewrite(path, EVENT_MAGIC, 2, 1, _event_with_pass)
     return run
+
+
+def row(access: Access, generation: int = 0, version: int = 3) -> list[Any]:
+    """One access as version 2 or 3 has it."""
+    layer, y, kind, of_layer, *rest, digest = access
+    stage, start_ns, end_ns, stalled_ns = rest
+    number = [0] if version == 2 else []
+    place = [layer.stream, y, *number, kind.value, layer.block, layer.candidate]
+    return [*place, of_layer, stage, generation, start_ns, end_ns, stalled_ns, digest]
 
 
 def write_old(path: Path, magic: bytes, version: int, messages: list[Any]) -> None:

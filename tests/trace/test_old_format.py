@@ -45,10 +45,10 @@ def test_a_record_of_neither_version_is_refused(
         read_access_log(tmp_path / "log")
 
 
-@pytest.mark.parametrize("version", [1, 4])
+@pytest.mark.parametrize("version", [1, 5])
 def test_other_versions_are_refused(tmp_path: Path, version: int) -> None:
     write_old(tmp_path / "log", ACCESS_MAGIC, version, [RECORD])
-    with pytest.raises(LogError, match=f"schema version 3, found bytes 0{version}000000; read it"):
+    with pytest.raises(LogError, match=f"schema version 4, found bytes 0{version}000000; read it"):
         read_access_log(tmp_path / "log")
 
 
@@ -103,8 +103,10 @@ def test_a_life_of_now_behind_one_of_before(tmp_path: Path) -> None:
     assert [record.sequence_id for record in read_run_accesses(tmp_path)] == [0, 1, 2, 3]
 
 
-def test_runs_of_both_versions_are_compared(tmp_path: Path) -> None:
-    old, new = make_old(FakeRun().write(tmp_path / "old")), FakeRun().write(tmp_path / "new")
+@pytest.mark.parametrize("version", [2, 3])
+def test_runs_of_both_versions_are_compared(tmp_path: Path, version: int) -> None:
+    old = make_old(FakeRun().write(tmp_path / "old"), version)
+    new = FakeRun().write(tmp_path / "new")
     assert read_run_accesses(old) == read_run_accesses(new)
     for pair in ([old, new], [new, old]):
         (comparison,) = compare_runs(pair)
@@ -120,9 +122,10 @@ def test_runs_of_both_versions_are_compared(tmp_path: Path) -> None:
     assert comparison.first is not None and comparison.first.what == "version read"
 
 
+@pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("words", [["log"], ["report", "-o", "OUT"]])
 def test_commands_say_the_same_of_an_old_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], version: int
 ) -> None:
     run, output = FakeRun().write(tmp_path / "run"), tmp_path / "page.html"
     command = [*(str(output) if word == "OUT" else word for word in words), str(run)]
@@ -133,5 +136,5 @@ def test_commands_say_the_same_of_an_old_run(
         return capsys.readouterr().out, page
 
     expected = said()
-    make_old(run)
+    make_old(run, version)
     assert said() == expected

@@ -142,6 +142,13 @@ class ValidationSettings:
 class RecordSettings:
     """What is recorded beside what every run records."""
 
+    access_log: str = setting(
+        "full",
+        "which accesses are recorded: full, sampled:N (those of every N-th step) or off. Without "
+        "all of them, a finished run's order is not checked, and its bubble ratio not known.",
+        like(r"full|off|sampled:[1-9][0-9]{0,6}", "full, sampled:N or off"),
+        example="sampled:100",
+    )
     digests: bool = setting(
         False,
         "record a digest of the bytes that every WRITE leaves.",
@@ -163,3 +170,10 @@ class RecordSettings:
 
     def __post_init__(self) -> None:
         check(self)
+
+    @property
+    def logged_steps(self) -> int:
+        """Accesses of each so manyth step are recorded; 0 for those of none."""
+        if self.access_log in ("full", "off"):
+            return int(self.access_log == "full")
+        return int(self.access_log.removeprefix("sampled:"))

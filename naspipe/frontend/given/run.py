@@ -12,8 +12,10 @@ from naspipe.core.errors import ConfigError, NaspipeError
 from naspipe.core.ids import LayerId
 from naspipe.core.space import Space
 from naspipe.runtime.checkpoints.layer_bytes import layer_key, load_layer
-from naspipe.trace.access.log import read_run_accesses
-from naspipe.trace.access.order import access_order
+from naspipe.streams.from_file import read_stream
+from naspipe.trace.access.log import RunLog
+from naspipe.trace.access.order import orders_of_layers
+from naspipe.trace.access.stored import Wanted
 from naspipe.trace.results.run_directory import RunDirectory
 from naspipe.trace.results.validation_file import Validation, read_validations
 from naspipe.trace.snapshots.snapshot import Checkpoint, read_checkpoint
@@ -58,6 +60,11 @@ class Run:
     def manifest(self) -> dict[str, Any]:
         """Everything that defines the run, what it ran on and what was measured."""
         return self.directory.read_manifest()
+
+    @property
+    def stream(self) -> list[tuple[int, ...]]:
+        """The choices of every subnet, in sequence order; of a space with decisions, these."""
+        return [tuple(choices) for choices in read_stream(self.directory.stream)]
 
     @property
     def losses(self) -> list[float]:
@@ -106,7 +113,8 @@ class Run:
     def access_order(self, block: int, candidate: int) -> str:
         """A layer's accesses, as in ``2F-2B-5F-5B``."""
         layer = self.space.layer(f"{block}.{candidate}")
-        return access_order(read_run_accesses(self.directory.path), layer)
+        wanted = Wanted(layers=frozenset([layer]), backwards=False)
+        return orders_of_layers(RunLog(self.directory.path).columns(wanted)).get(layer, "")
 
     def _load(self, layer: LayerId, ema: bool) -> nn.Module:
         if ema:

@@ -41,6 +41,7 @@ def make_pipeline(
     subnets: Sequence[Sequence[Subnet]],
     costs: Sequence[CostTable | None],
     wiring: Wiring | None = None,
+    is_sample: bool = False,
 ) -> Pipeline:
     """What is to be run, as far as schedules depend on it; arguments as of :func:`make_plan`."""
     shared = common(workloads)
@@ -52,7 +53,7 @@ def make_pipeline(
                 tuple(drawn),
                 table,
                 output_bytes=workload.output_bytes,
-                is_sample=workload.make_strategy is not None,
+                is_sample=is_sample or workload.make_strategy is not None,
             )
             for workload, drawn, table in zip(workloads, subnets, costs, strict=True)
         ),
@@ -69,6 +70,7 @@ def make_plan(
     subnets: Sequence[Sequence[Subnet]],
     costs: Sequence[CostTable | None] | None = None,
     wiring: Wiring | None = None,
+    is_sample: bool = False,
 ) -> Plan:
     """Balance the stages, give them memory, choose the order; the same for the same costs.
 
@@ -78,6 +80,7 @@ def make_plan(
         subnets: of each stream; of one that a strategy proposes, some that stand for it.
         costs: of each stream; measured here where they are not given.
         wiring: how the streams are joined; by default, as each says of itself.
+        is_sample: whether the subnets stand for longer streams, which are drawn as they go.
 
     Raises:
         ConfigError: when the memory budget is below the least that works.
@@ -85,7 +88,7 @@ def make_plan(
     """
     if costs is None:
         costs = planning_costs(workloads, execution)
-    pipeline = make_pipeline(workloads, execution, subnets, costs, wiring)
+    pipeline = make_pipeline(workloads, execution, subnets, costs, wiring, is_sample)
     plan = plan_pipeline(pipeline, execution, _sizes(workloads, execution))
     if execution.pipeline.order != "auto" or not has_choice(pipeline, execution):
         return plan

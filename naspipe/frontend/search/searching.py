@@ -20,6 +20,7 @@ from naspipe.data.keyed.loader_pool import close_all
 from naspipe.frontend.checks.data_checks import check_is_data
 from naspipe.frontend.checks.device_checks import check_data_path, check_device
 from naspipe.frontend.checks.input_checks import check_proof
+from naspipe.frontend.checks.limit_checks import check_limits
 from naspipe.frontend.given.run import Run, check_space, is_same_data
 from naspipe.frontend.given.run_plan import measured_costs, measured_sizes
 from naspipe.frontend.given.strategy_source import StrategySource, sample_stream
@@ -150,6 +151,7 @@ class Searching:
         if directory.path.exists():
             directory.create()  # says that it is there
         check_endpoints(execution)
+        check_limits(execution, 1)
         return directory
 
     def _workload(self) -> Workload:

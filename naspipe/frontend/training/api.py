@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -195,5 +196,7 @@ def recipe_execution(recipe: str | Path | Mapping[str, Any] | None, **settings: 
 
 
 def default_run_directory(name: str) -> Path:
-    """``runs/NAME-TIME`` below the working directory."""
-    return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    """``runs/NAME-TIME`` below the working directory, with a number where that is there already."""
+    path = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    others = (path.with_name(f"{path.name}-{number}") for number in count(2))
+    return next(each for each in chain([path], others) if not each.exists())

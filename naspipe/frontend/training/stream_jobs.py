@@ -2,36 +2,45 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from itertools import compress
 from typing import Any
 
-from naspipe.core.access import Access
 from naspipe.core.config import Definition, Execution
-from naspipe.core.errors import ConfigError, InvariantError
-from naspipe.core.ids import FIRST_STREAM, SequenceId, StageId, StreamId
-from naspipe.core.rules import Follows
+from naspipe.core.errors import ConfigError, StorageError
+from naspipe.core.ids import SequenceId, StageId, StreamId
 from naspipe.core.space import Shared
 from naspipe.core.subnet import Subnet
 from naspipe.frontend.checks.data_checks import check_batch
 from naspipe.frontend.checks.input_checks import check_grouping, check_layers
 from naspipe.frontend.checks.loss_checks import check_loss
 from naspipe.frontend.checks.optimizer_checks import check_optimizer
+from naspipe.frontend.given.drawn_source import DrawnSource, first_choices
 from naspipe.frontend.given.pass_streams import draw_passes
 from naspipe.frontend.given.strategy_source import StrategySource, sample_stream
-from naspipe.runtime.jobs.job import StreamJob, TrainingJob
+from naspipe.runtime.jobs.job import StreamJob
 from naspipe.runtime.jobs.workload import Workload
-from naspipe.schedule.invariants import led, violations
 from naspipe.schedule.traits import causal_policies, traits_of
 from naspipe.sim.cutting import is_joint
 from naspipe.sim.pipeline import StreamPlan
 from naspipe.stage.builder import build_controller
 from naspipe.streams.from_file import write_stream
+from naspipe.trace.results.reserved_space import reserve
 from naspipe.trace.results.run_directory import RunDirectory
+from naspipe.trace.storage.writing import writing
 
 
-def check_stream(number: StreamId, workload: Workload, execution: Execution) -> tuple[Subnet, ...]:
+def check_stream(
+    number: StreamId, workload: Workload, execution: Execution, is_drawn_beside: bool = False
+) -> tuple[Subnet, ...]:
     """The subnets of a stream, or what stands for them; checks everything else of it too.
+
+    Args:
+        number: of the stream.
+        workload: its space, data and definition.
+        execution: how it is carried out.
+        is_drawn_beside: whether the stream is drawn beside the training.
 
     Raises:
         ConfigError: for what cannot be used.
@@ -53,7 +62,7 @@ def check_stream(number: StreamId, workload: Workload, execution: Execution) -> 
         )
     if workload.make_strategy:
         _check_causal(definition)
-    subnets = draw_stream(number, workload)
+    subnets = draw_stream(number, workload, is_drawn_beside)
     check_batch(workload)
     check_loss(workload)
     check_grouping(workload, execution.pipeline.groups)
@@ -61,11 +70,15 @@ def check_stream(number: StreamId, workload: Workload, execution: Execution) -> 
     return subnets
 
 
-def draw_stream(number: StreamId, workload: Workload) -> tuple[Subnet, ...]:
-    """The subnets of a stream, or what stands for them where a strategy proposes them."""
+def draw_stream(
+    number: StreamId, workload: Workload, is_drawn_beside: bool = False
+) -> tuple[Subnet, ...]:
+    """The subnets of a stream, or what stands for them where they come beside the training."""
     space = workload.space
     if workload.make_strategy:
         stream = sample_stream(space)
+    elif is_drawn_beside:
+        stream = first_choices(workload)
     else:
         stream = draw_passes(workload)
     steps, left_out = workload.recipe.steps, workload.left_out
@@ -97,8 +110,12 @@ def stream_job(
     workload: Workload,
     plan: StreamPlan,
     directory: RunDirectory,
+    is_drawn_beside: bool = False,
 ) -> StreamJob:
-    """A stream that is known, or one that its strategy proposes as it goes."""
+    """A stream that is known, or one that is proposed or drawn as it goes."""
+    if is_drawn_beside and plan.partition_of is not None:
+        drawn = DrawnSource(workload, number, plan.partition_of, directory.stream)
+        return StreamJob(workload=workload, planned=(), source=drawn, directory=directory)
     if workload.make_strategy is None or plan.partition_of is None:
         return StreamJob(workload=workload, planned=plan.planned, directory=directory)
     definition = workload.definition
@@ -115,11 +132,24 @@ def stream_job(
 
 
 def begin_record(stream: StreamJob, manifest: Mapping[str, Any]) -> None:
-    """A new directory of a stream, with what is known of it."""
-    stream.directory.create()
+    """What is known of a new stream, in its directory.
+
+    Raises:
+        ConfigError: when the directory cannot be made.
+        StorageError: when it cannot be written; nothing is left of it then.
+    """
+    if not stream.directory.path.exists():
+        stream.directory.create()
     subnets = [each.subnet for each in stream.planned]
-    write_stream(stream.directory.stream, choices_of(stream.workload, subnets))
-    stream.directory.write_manifest(dict(manifest))
+    try:
+        reserve(stream.directory, manifest)
+        with writing(stream.directory.stream):
+            write_stream(stream.directory.stream, choices_of(stream.workload, subnets))
+        with writing(stream.directory.manifest):
+            stream.directory.write_manifest(dict(manifest))
+    except StorageError:
+        shutil.rmtree(stream.directory.path, ignore_errors=True)
+        raise
 
 
 def choices_of(workload: Workload, subnets: Sequence[Subnet]) -> list[tuple[int, ...]]:
@@ -130,41 +160,3 @@ def choices_of(workload: Workload, subnets: Sequence[Subnet]) -> list[tuple[int,
         is_empty = found and not subnet.chain
         found.append(found[-1] if is_empty else tuple(compress(subnet.chain, is_choice)))
     return found
-
-
-def check_order(number: StreamId, logs: Sequence[Sequence[Access]], job: TrainingJob) -> None:
-    """A finished stream's log must be what its policy allows.
-
-    Args:
-        number: of the stream.
-        logs: of every stream.
-        job: what was trained.
-
-    Raises:
-        InvariantError: when it is not: a bug, never bad luck.
-    """
-    stream, accesses = job.streams[number], logs[number]
-    rules, policy = stream.workload.space.rules, stream.workload.definition.policy
-    alone = [each.subnet._replace(stream=FIRST_STREAM) for each in stream.so_far]
-    if not stream.workload.is_written:  # in an earlier life its labels may have come from elsewhere
-        logged = {each.sequence_id for each in accesses}
-        begins = stream.begins
-        alone = [each for each in alone if (y := each.sequence_id) >= begins or y in logged]
-    steps = stream.workload.definition.recipe.steps
-    buffered = job.buffered and {
-        each._replace(stream=FIRST_STREAM) for each in job.buffered if each.stream == number
-    }
-    found = violations(
-        accesses,
-        rules,
-        alone,
-        policy,
-        job.bulk,
-        steps,
-        stream.workload.is_trained,
-        buffered,
-    )
-    leaders = {rule.stream for rule in rules if isinstance(rule, Follows)}
-    unled = (line for each in leaders for line in led(logs[each], accesses, rules, steps))
-    if broken := [*found, *unled]:
-        raise InvariantError(f"{len(broken)} rules of the policy {policy} broken: {broken[0]}")

@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
 from naspipe.core.access import Access, AccessKind
-from naspipe.core.errors import LogError
-from naspipe.core.ids import StreamId
-from naspipe.trace.access.records import (
-    MAGIC,
-    READABLE_VERSIONS,
-    SCHEMA_VERSION,
-    Recorded,
-    decode_access,
-    encode_access,
-)
-from naspipe.trace.storage.framing import FramedWriter, file_version, read_frames
+from naspipe.core.ids import LayerId
+from naspipe.trace.access.columns import AccessColumns, joined
+from naspipe.trace.access.lives import Firsts, Life, laid_end_to_end, lowest, without_redone
+from naspipe.trace.access.records import MAGIC, SCHEMA_VERSION
+from naspipe.trace.access.segments import Head, encode_segment
+from naspipe.trace.access.stored import EVERYTHING, Wanted, read_columns, read_heads
+from naspipe.trace.storage.framing import FramedWriter
 
-_BUFFERED = 512
+_BUFFERED = 4096
+_LONGEST_NS = 10_000_000_000
 _KIND_ORDER = {kind: place for place, kind in enumerate(AccessKind)}
 
 
 class AccessLogWriter:
     """Appends accesses to one stage's file; a context manager that flushes on its way out.
 
-    A file that exists is continued, its torn tail cut off. ``generation`` counts resumes.
-    At most 512 records wait in memory; call :meth:`flush` where a checkpoint relies on them.
+    A file that exists is continued, its torn tail cut off. ``generation`` counts resumes. What
+    waits in memory is written as one segment once there are 4096 records or 10 s between their
+    ends; call :meth:`flush` where a checkpoint relies on them.
     """
 
     def __init__(self, path: Path, generation: int = 0) -> None:
@@ -39,16 +37,16 @@ class AccessLogWriter:
 
     def append(self, access: Access) -> None:
         """Add one record; the file sees it at the next flush."""
-        self._waiting.append(access)
-        if len(self._waiting) >= _BUFFERED:
+        waiting = self._waiting
+        waiting.append(access)
+        if len(waiting) >= _BUFFERED or access.end_ns - waiting[0].end_ns > _LONGEST_NS:
             self.flush()
 
     def flush(self) -> None:
         """Hand every record to the operating system."""
-        append, generation = self._frames.append, self._generation
-        for access in self._waiting:
-            append(encode_access(access, generation))
-        self._waiting.clear()
+        if self._waiting:
+            self._frames.append(encode_segment(self._waiting, self._generation))
+            self._waiting.clear()
         self._frames.flush()
 
     def fileno(self) -> int:
@@ -74,27 +72,13 @@ class AccessLogWriter:
         self.close()
 
 
-class Life(NamedTuple):
-    """When one generation of a run was, on the clock on which all are laid end to end."""
-
-    generation: int
-    start_ns: int
-    end_ns: int
-    """Of what the result rests on: what was done again later has no time."""
-    shift_ns: int
-
-    def place(self, time_ns: int) -> int:
-        """Where a time of its own clock is, at most at its edges."""
-        return min(max(time_ns + self.shift_ns, self.start_ns), self.end_ns)
-
-
 def read_access_log(path: Path) -> list[Access]:
     """Every record of one file, in the order written; a torn tail is dropped.
 
     Raises:
         LogError: when the file is damaged before its tail.
     """
-    return [recorded.access for recorded in _read(path)]
+    return [access for _, columns in read_columns(path) for access in columns.accesses()]
 
 
 def read_run_accesses(run_directory: Path) -> list[Access]:
@@ -114,14 +98,68 @@ def read_joint_accesses(run_directories: Sequence[Path]) -> list[list[Access]]:
 
 def read_joint_lives(run_directories: Sequence[Path]) -> tuple[list[list[Access]], list[Life]]:
     """The same, and when each generation was, to place what others recorded of it."""
-    found = []
-    for directory in run_directories:
-        by_generation: dict[int, list[Access]] = defaultdict(list)
-        for path in sorted((Path(directory) / "access").glob("stage-*.msgpack")):
-            for generation, access in _read(path):
-                by_generation[generation].append(access)
-        found.append(_without_redone(by_generation))
-    return _laid_end_to_end(found)
+    columns, lives = read_joint_columns(run_directories)
+    return [list(each.accesses()) for each in columns], lives
+
+
+def read_joint_columns(
+    run_directories: Sequence[Path], wanted: Wanted = EVERYTHING
+) -> tuple[list[AccessColumns], list[Life]]:
+    """The same in columns. Where some are wanted only, lives begin and end with those."""
+    logs = [RunLog(directory) for directory in run_directories]
+    return laid_end_to_end([log.by_generation(wanted) for log in logs])
+
+
+class RunLog:
+    """The access log of a run: what is in it, and any part of it.
+
+    Raises:
+        LogError: when a file is damaged before its tail.
+    """
+
+    def __init__(self, run_directory: Path) -> None:
+        self._paths = sorted((Path(run_directory) / "access").glob("stage-*.msgpack"))
+        self._heads: list[Head] | None = None
+
+    @property
+    def heads(self) -> list[Head]:
+        """What the segments of all stages hold, those of earlier lives included."""
+        if self._heads is None:
+            self._heads = [head for path in self._paths for head in read_heads(path)]
+        return self._heads
+
+    @property
+    def layers(self) -> dict[LayerId, int]:
+        """How many records there are of each layer, in chain order."""
+        counts: dict[LayerId, int] = defaultdict(int)
+        for head in self.heads:
+            for stream, block, candidate, count in head.layers.tolist():
+                counts[LayerId(stream, block, candidate)] += count
+        return dict(sorted(counts.items()))
+
+    @property
+    def firsts(self) -> dict[int, Firsts]:
+        """Of each generation, the first subnets of its streams."""
+        found: dict[int, list[Firsts]] = defaultdict(list)
+        for head in self.heads:
+            found[head.generation].append({stream: first for stream, first, _ in head.subnets})
+        return {generation: lowest(each) for generation, each in found.items()}
+
+    def by_generation(self, wanted: Wanted = EVERYTHING) -> dict[int, AccessColumns]:
+        """What is wanted of what the result rests on."""
+        found: dict[int, list[AccessColumns]] = defaultdict(list)
+        for path in self._paths:
+            for generation, columns in read_columns(path, wanted):
+                found[generation].append(columns)
+        whole = {generation: joined(parts) for generation, parts in found.items()}
+        if wanted == EVERYTHING and len(whole) < 2:
+            return whole
+        return without_redone(whole, self.firsts)
+
+    def columns(self, wanted: Wanted = EVERYTHING) -> AccessColumns:
+        """The same in order of time, the generations one behind another."""
+        (found,), _ = laid_end_to_end([self.by_generation(wanted)])
+        return found
 
 
 def time_key(access: Access) -> tuple[int, ...]:
@@ -136,63 +174,3 @@ def time_key(access: Access) -> tuple[int, ...]:
         block,
         candidate,
     )
-
-
-def _read(path: Path) -> Iterator[Recorded]:
-    version = file_version(path, READABLE_VERSIONS)
-    for number, payload in enumerate(read_frames(path, MAGIC, version)):
-        try:
-            yield decode_access(payload, version)
-        except LogError as error:
-            raise LogError(f"{path}, record {number}: {error}") from error
-
-
-def _without_redone(by_generation: dict[int, list[Access]]) -> dict[int, list[Access]]:
-    """Drop what a later generation did again: all subnets from its first one onwards."""
-    kept: dict[int, list[Access]] = {}
-    redone_from: dict[StreamId, int] = {}
-    for generation in sorted(by_generation, reverse=True):
-        accesses = by_generation[generation]
-        if redone_from:
-            limits = redone_from
-            accesses = [
-                access
-                for access in accesses
-                if access.sequence_id < limits.get(access.layer.stream, access.sequence_id + 1)
-            ]
-        kept[generation] = accesses
-        redone_from = _first_subnets(accesses, redone_from)
-    return kept
-
-
-def _first_subnets(accesses: Iterable[Access], known: dict[StreamId, int]) -> dict[StreamId, int]:
-    first = dict(known)
-    for access in accesses:
-        stream, sequence_id = access.layer.stream, access.sequence_id
-        if sequence_id < first.get(stream, sequence_id + 1):
-            first[stream] = sequence_id
-    return first
-
-
-def _laid_end_to_end(
-    runs: Sequence[dict[int, list[Access]]],
-) -> tuple[list[list[Access]], list[Life]]:
-    """The generations of each run, one after another, at the same time in all runs."""
-    lives: list[Life] = []
-    results: list[list[Access]] = [[] for _ in runs]
-    end = None
-    for generation in sorted({each for run in runs for each in run}):
-        parts = [run.get(generation, []) for run in runs]
-        if not any(parts):
-            continue
-        start = min(access.start_ns for part in parts for access in part)
-        shift = 0 if end is None else end - start
-        for result, part in zip(results, parts, strict=True):
-            moved = (
-                access._replace(start_ns=access.start_ns + shift, end_ns=access.end_ns + shift)
-                for access in part
-            )
-            result.extend(sorted(moved if shift else part, key=time_key))
-        end = max(access.end_ns for part in parts for access in part) + shift
-        lives.append(Life(generation, start + shift, end, shift))
-    return results, lives

@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from naspipe.core.access import Access, AccessKind
 from naspipe.core.errors import LogError
 from naspipe.core.ids import LayerId
+from naspipe.trace.access.columns import BACKWARD, FORWARD, WRITE, AccessColumns
 from naspipe.trace.access.log import time_key
 
 _LETTERS = {AccessKind.FORWARD: "F", AccessKind.WRITE: "B"}
+_MOST_ROWS = 1 << 22
 Use = tuple[int, str]
 """A sequence ID and ``F`` for its READ or ``B`` for its WRITE."""
 
@@ -68,9 +70,32 @@ def access_orders(accesses: Iterable[Access]) -> dict[LayerId, str]:
     }
 
 
-def access_order(accesses: Iterable[Access], layer: LayerId) -> str:
-    """One layer's access order as text, empty when nobody used the layer."""
-    return access_orders(a for a in accesses if a.layer == layer).get(layer, "")
+def orders_of_layers(columns: AccessColumns) -> dict[LayerId, str]:
+    """The same of records in columns and in order of time."""
+    letters = {FORWARD: "F", WRITE: "B"}
+    found = {}
+    for layer, rows in columns.take(columns.kind != BACKWARD).by_layer().items():
+        uses = zip(rows.sequence_id.tolist(), rows.kind.tolist(), strict=True)
+        found[layer] = format_order((y, letters[kind]) for y, kind in uses)
+    return found
+
+
+def groups_of_layers(counts: Mapping[LayerId, int]) -> Iterator[frozenset[LayerId]]:
+    """Layers that are read together, in chain order, so that memory stays bounded.
+
+    Args:
+        counts: how many records there are of each.
+    """
+    group: list[LayerId] = []
+    size = 0
+    for layer in sorted(counts):
+        if group and size + counts[layer] > _MOST_ROWS:
+            yield frozenset(group)
+            group, size = [], 0
+        group.append(layer)
+        size += counts[layer]
+    if group:
+        yield frozenset(group)
 
 
 def format_order(uses: Iterable[Use]) -> str:

@@ -1,4 +1,4 @@
-"""The access log's schema: one access as a msgpack array of 12 plain values."""
+"""The access log's schemas; before segments, an access was a msgpack array of 12 values."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from naspipe.core.errors import LogError
 from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
 
 MAGIC = b"NASPIPEA"
-SCHEMA_VERSION = 3
-READABLE_VERSIONS = (2, SCHEMA_VERSION)
-"""Records of version 2 have one more number behind the sequence ID: that of a pass, always 0."""
+SCHEMA_VERSION = 4
+"""Records are segments: :mod:`naspipe.trace.access.segments`."""
+ROWS, ROWS_WITH_PASSES = 3, 2
+"""A record for each access. Version 2 has one more number behind the sequence ID: a pass, 0."""
+READABLE_VERSIONS = (ROWS_WITH_PASSES, ROWS, SCHEMA_VERSION)
 
 FIELDS = (
     "stream, sequence ID, kind, block, candidate, version, stage, generation, start_ns, "
@@ -21,8 +23,8 @@ FIELDS = (
 )
 """The values of a record, in order; all whole numbers but the kind's letter and the digest."""
 
+_LIMIT, _SMALL_LIMIT = 1 << 63, 1 << 31
 _KINDS = {kind.value: kind for kind in AccessKind}
-_pack = msgpack.Packer().pack
 
 
 class Recorded(NamedTuple):
@@ -32,26 +34,15 @@ class Recorded(NamedTuple):
     access: Access
 
 
-def encode_access(access: Access, generation: int) -> bytes:
-    """One record's payload."""
-    layer, sequence_id, kind, version, stage, start_ns, end_ns, stalled_ns, digest = access
-    stream, block, candidate = layer
-    place = (stream, sequence_id, kind._value_, block, candidate)
-    payload: bytes = _pack(
-        (*place, version, stage, generation, start_ns, end_ns, stalled_ns, digest)
-    )
-    return payload
-
-
-def decode_access(payload: bytes, version: int = SCHEMA_VERSION) -> Recorded:
-    """Read what :func:`encode_access` made, of any of the ``READABLE_VERSIONS``.
+def decode_access(payload: bytes, version: int = ROWS) -> Recorded:
+    """Read one access of version 2 or 3.
 
     Raises:
         LogError: when the payload is not an access of this schema.
     """
     try:
         values = msgpack.unpackb(payload)
-        return _decode(values if version == SCHEMA_VERSION else _without_pass(values))
+        return _decode(values if version == ROWS else _without_pass(values))
     except (ValueError, TypeError, KeyError, msgpack.exceptions.UnpackException) as error:
         raise LogError(f"expected an access ({FIELDS}), found {payload!r:.200}") from error
 
@@ -70,6 +61,10 @@ def _decode(values: Any) -> Recorded:
     for number in (stream, sequence_id, block, candidate, *rest[:6]):
         if type(number) is not int:
             raise TypeError
+        if not -_LIMIT <= number < _LIMIT:
+            raise ValueError
+    if max(map(abs, (stream, block, candidate, stage))) >= _SMALL_LIMIT:
+        raise ValueError
     if type(digest) is not str:
         raise TypeError
     access = Access(

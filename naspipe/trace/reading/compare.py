@@ -6,20 +6,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
+from math import lcm
 from pathlib import Path
 from typing import Any
 
 from naspipe.core.access import Access
+from naspipe.core.errors import ConfigError
+from naspipe.core.settings.run_groups import RecordSettings
 from naspipe.trace.access.labels import SpaceLabels
-from naspipe.trace.access.log import read_run_accesses
+from naspipe.trace.access.log import RunLog, read_run_accesses
 from naspipe.trace.reading.differences import (
     Difference,
-    access_differences,
     checkpoint_differences,
+    log_differences,
     loss_differences,
 )
 from naspipe.trace.results.losses_file import Loss
 from naspipe.trace.results.run_directory import RunDirectory
+from naspipe.trace.results.run_state import run_state
 from naspipe.trace.snapshots.snapshot import Checkpoint, read_checkpoint
 
 
@@ -52,10 +56,24 @@ class RecordedRun:
         """Sequence IDs of each step."""
         return int(self.manifest.get("passes_per_step", 1))
 
+    @property
+    def logged_steps(self) -> int:
+        """Accesses of each so manyth step were recorded; 0 for none."""
+        said = str(self.manifest.get("execution", {}).get("access_log", "full"))
+        try:
+            return RecordSettings(access_log=said).logged_steps
+        except ConfigError as error:
+            raise ConfigError(f"{self.path}: its manifest is damaged: {error}") from error
+
     @cached_property
     def losses(self) -> list[Loss]:
         """The loss of every pass, in sequence order."""
         return self.directory.read_losses()
+
+    @cached_property
+    def log(self) -> RunLog:
+        """The access log, of which each part is read when asked for."""
+        return RunLog(self.path)
 
     @cached_property
     def accesses(self) -> list[Access]:
@@ -123,13 +141,20 @@ def compare_to(reference: RecordedRun, run: RecordedRun) -> Comparison:
         *checkpoint_differences(reference.checkpoint(), run.checkpoint(), labels),
     ]
     warnings = list(_environment_warnings(reference.manifest, run.manifest))
-    unlogged = [side.path for side in (reference, run) if not side.accesses]
+    unlogged = [side.path for side in (reference, run) if not side.log.heads]
     if unlogged:
         paths = " and ".join(map(str, unlogged))
         warnings.append(f"no access log in {paths}: the order of accesses was not compared")
     else:
-        accesses = (reference.accesses, run.accesses)
-        differences += access_differences(*accesses, labels, reference.passes_per_step)
+        every = lcm(reference.logged_steps, run.logged_steps)
+        if every > 1:
+            warnings.append(
+                f"accesses of every {every}th step only are compared: others were not "
+                f"recorded (access_log)"
+            )
+        logs = (reference.log, run.log)
+        passes = reference.passes_per_step
+        differences += log_differences(*logs, labels, passes, every)
     ordered = tuple(sorted(differences, key=lambda difference: difference.key))
     return Comparison(run.path, "", tuple(warnings), ordered)
 
@@ -137,11 +162,11 @@ def compare_to(reference: RecordedRun, run: RecordedRun) -> Comparison:
 def _reason(reference: RecordedRun, run: RecordedRun) -> str:
     """Why two runs cannot be compared, or nothing."""
     for side in (reference, run):
-        status = side.manifest.get("status")
-        if status != "complete":
-            return f"{side.path} is not complete: its manifest says {status!r}"
+        state = run_state(side.directory, side.manifest)
+        if state.status != "complete":
+            return f"{side.path} is not complete: {state.said}"
     for part in ("definition", "space"):
-        for key, one, other in _differing(reference.manifest.get(part), run.manifest.get(part)):
+        for key, one, other in differing(reference.manifest.get(part), run.manifest.get(part)):
             return (
                 f"different runs: {part}.{key} is {one} in {reference.path}, {other} in {run.path}"
             )
@@ -166,19 +191,19 @@ def _stream_reason(reference: RecordedRun, run: RecordedRun) -> str:
 def _environment_warnings(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:
     for part in ("software", "hardware"):
         sides = [manifest.get("environment", {}).get(part, {}) for manifest in (one, other)]
-        for key, left, right in _differing(*sides):
+        for key, left, right in differing(*sides):
             yield f"different {part}: {key} is {left} against {right}; bits may differ for that"
 
 
 _ABSENT = object()
 
 
-def _differing(one: Any, other: Any, key: str = "") -> Iterator[tuple[str, str, str]]:
+def differing(one: Any, other: Any, key: str = "") -> Iterator[tuple[str, str, str]]:
     """Dotted keys in sorted order where two JSON values differ, and both values."""
     if isinstance(one, dict) and isinstance(other, dict):
         for name in sorted(one.keys() | other.keys()):
             inner = f"{key}.{name}" if key else name
-            yield from _differing(one.get(name, _ABSENT), other.get(name, _ABSENT), inner)
+            yield from differing(one.get(name, _ABSENT), other.get(name, _ABSENT), inner)
     elif type(one) is not type(other) or one != other:
         yield key, _value_text(one), _value_text(other)
 

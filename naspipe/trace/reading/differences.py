@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from naspipe.core.access import Access, AccessKind
-from naspipe.core.ids import INITIAL, SequenceId
+from naspipe.core.ids import INITIAL, LayerId, SequenceId
 from naspipe.core.rules import Exact
+from naspipe.trace.access.columns import BACKWARD, WRITE, AccessColumns, from_accesses
 from naspipe.trace.access.labels import SpaceLabels
-from naspipe.trace.access.order import by_steps, layer_order, reads_and_writes
+from naspipe.trace.access.log import RunLog
+from naspipe.trace.access.order import by_steps, groups_of_layers, layer_order
+from naspipe.trace.access.stored import Wanted
 from naspipe.trace.results.losses_file import Loss
 from naspipe.trace.snapshots.shards import ITEM_BYTES, RawTensor
 from naspipe.trace.snapshots.snapshot import Checkpoint
@@ -82,16 +86,20 @@ def loss_differences(
 
 
 def access_differences(
-    expected: Sequence[Access], found: Sequence[Access], labels: SpaceLabels, passes: int = 1
+    expected: AccessColumns, found: AccessColumns, labels: SpaceLabels, passes: int = 1
 ) -> Iterator[Difference]:
     """Per layer the first difference of each kind: versions read, orders, written bytes.
 
-    Of steps of several ``passes`` the order is that of steps.
+    Of steps of several ``passes`` the order is that of steps. Both in order of time.
     """
-    left, right = reads_and_writes(expected), reads_and_writes(found)
+    left, right = (side.take(side.kind != BACKWARD).by_layer() for side in (expected, found))
+    nothing = from_accesses(())
     for layer in sorted(left.keys() | right.keys()):
-        one, other = left.get(layer, []), right.get(layer, [])
+        columns = left.get(layer, nothing), right.get(layer, nothing)
         is_exact = layer.block < len(labels) and isinstance(labels.rules[layer.block], Exact)
+        if _agree(*columns, is_exact):
+            continue
+        one, other = (list(side.accesses()) for side in columns)
         first = (
             _first_version_read(one, other),
             _first_order(
@@ -109,6 +117,44 @@ def access_differences(
             yield Difference(
                 layer.stream, sequence_id, layer.block, labels.label(layer), what, detail
             )
+
+
+def log_differences(
+    expected: RunLog, found: RunLog, labels: SpaceLabels, passes: int = 1, every: int = 1
+) -> Iterator[Difference]:
+    """The same of two logs, read for some layers at a time, so that memory stays bounded.
+
+    Of each so manyth step only, where ``every`` is more than 1.
+    """
+    counts: Counter[LayerId] = Counter(expected.layers)
+    counts.update(found.layers)
+    for group in groups_of_layers(counts):
+        wanted = Wanted(layers=group, backwards=False, every=every, passes=passes)
+        sides = expected.columns(wanted), found.columns(wanted)
+        yield from access_differences(*sides, labels, passes)
+
+
+def _agree(one: AccessColumns, other: AccessColumns, is_exact: bool) -> bool:
+    """Whether nothing that counts differs in the READs and WRITEs of a layer; False if unsure."""
+    if len(one) != len(other) or one.digest or other.digest:
+        return one.digest == other.digest and _same(one, other, ("sequence_id", "kind", "version"))
+    if is_exact:
+        return _same(one, other, ("sequence_id", "kind", "version"))
+    (reads, writes), (other_reads, other_writes) = map(_apart, (one, other))
+    return _same(writes, other_writes, ("sequence_id",)) and _same(
+        reads, other_reads, ("sequence_id", "version")
+    )
+
+
+def _apart(columns: AccessColumns) -> tuple[AccessColumns, AccessColumns]:
+    """READs in sequence order, and WRITEs as they came."""
+    reads = columns.take(columns.kind != WRITE)
+    in_order = reads.take(np.argsort(reads.sequence_id, kind="stable"))
+    return in_order, columns.take(columns.kind == WRITE)
+
+
+def _same(one: AccessColumns, other: AccessColumns, names: Iterable[str]) -> bool:
+    return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in names)
 
 
 def checkpoint_differences(

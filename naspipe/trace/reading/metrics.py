@@ -6,8 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from naspipe.core.access import Access, AccessKind
-from naspipe.core.ids import INITIAL, LayerId, SequenceId, StageId, StreamId, Version
+from naspipe.core.ids import INITIAL, LayerId, SequenceId, StreamId, Version
+from naspipe.trace.access.columns import WRITE, AccessColumns, Integers, from_accesses
 
 WARM_UP_SHARE = 10
 """The first 1 in 10 subnets of each stream are warm-up."""
@@ -26,71 +29,80 @@ class Summary(NamedTuple):
     stall_ratio: float
 
 
-def summarize(accesses: Sequence[Access], num_stages: int) -> Summary:
+Log = Sequence[Access] | AccessColumns
+"""Records in any order."""
+
+
+def as_columns(accesses: Log) -> AccessColumns:
+    """The same in columns."""
+    return accesses if isinstance(accesses, AccessColumns) else from_accesses(accesses)
+
+
+def summarize(accesses: Log, num_stages: int) -> Summary:
     """Every number of :class:`Summary`; all are 0 for an empty log, the hit rate then 1."""
+    columns = as_columns(accesses)
     return Summary(
-        len(_last_ends(accesses)),
-        makespan_seconds(accesses),
-        passes_per_second(accesses),
-        bubble_ratio(accesses, num_stages),
-        hit_rate(accesses),
-        stall_ratio(accesses, num_stages),
+        len(_last_ends(columns)[0]),
+        makespan_seconds(columns),
+        passes_per_second(columns),
+        bubble_ratio(columns, num_stages),
+        hit_rate(columns),
+        stall_ratio(columns, num_stages),
     )
 
 
-def makespan_seconds(accesses: Sequence[Access]) -> float:
+def makespan_seconds(accesses: Log) -> float:
     """From the start of the first record to the end of the last."""
-    if not accesses:
+    columns = as_columns(accesses)
+    if not len(columns):
         return 0.0
-    start = min(access.start_ns for access in accesses)
-    return (max(access.end_ns for access in accesses) - start) / 1e9
+    return (int(columns.end_ns.max()) - int(columns.start_ns.min())) / 1e9
 
 
-def passes_per_second(accesses: Sequence[Access]) -> float:
+def passes_per_second(accesses: Log) -> float:
     """Passes of all streams over the makespan, warm-up included."""
-    seconds = makespan_seconds(accesses)
-    return len(_last_ends(accesses)) / seconds if seconds else 0.0
+    columns = as_columns(accesses)
+    seconds = makespan_seconds(columns)
+    return len(_last_ends(columns)[0]) / seconds if seconds else 0.0
 
 
-def hit_rate(accesses: Sequence[Access]) -> float:
+def hit_rate(accesses: Log) -> float:
     """The share of forwards and backwards whose layer was on the device when they could begin.
 
     WRITEs do not count: each follows its backward at once (NASPipe, Table 2: "cache hit").
     """
-    reads = [access.is_hit for access in accesses if access.kind is not AccessKind.WRITE]
-    return sum(reads) / len(reads) if reads else 1.0
+    columns = as_columns(accesses)
+    hits = columns.stalled_ns[columns.kind != WRITE] == 0
+    return int(hits.sum()) / len(hits) if len(hits) else 1.0
 
 
-def stall_ratio(accesses: Sequence[Access], num_stages: int) -> float:
+def stall_ratio(accesses: Log, num_stages: int) -> float:
     """Time that stages waited for loads / (stages x makespan), after the warm-up."""
-    start = warm_up_end_ns(accesses)
+    columns = as_columns(accesses)
+    start = warm_up_end_ns(columns)
     if start is None:
         return 0.0
-    end = max(access.end_ns for access in accesses)
-    stalled = sum(
-        min(access.stalled_ns, access.start_ns - start)
-        for access in accesses
-        if access.stalled_ns and access.start_ns > start
-    )
-    return stalled / (num_stages * (end - start)) if end > start else 0.0
+    end = int(columns.end_ns.max())
+    counts = (columns.stalled_ns != 0) & (columns.start_ns > start)
+    stalled = np.minimum(columns.stalled_ns[counts], columns.start_ns[counts] - start).sum()
+    return int(stalled) / (num_stages * (end - start)) if end > start else 0.0
 
 
-def bubble_ratio(accesses: Sequence[Access], num_stages: int) -> float:
+def bubble_ratio(accesses: Log, num_stages: int) -> float:
     """1 - busy time / (stages x makespan), after the warm-up.
 
     Busy is the time that F, B and W records cover on their stage. The warm-up ends when the
     first tenth of the subnets (by sequence ID, rounded down) is completely written; records
     that reach across that moment count from there on. 0 for an empty log.
     """
-    start = warm_up_end_ns(accesses)
+    columns = as_columns(accesses)
+    start = warm_up_end_ns(columns)
     if start is None:
         return 0.0
-    end = max(access.end_ns for access in accesses)
-    intervals: dict[StageId, list[tuple[int, int]]] = defaultdict(list)
-    for access in accesses:
-        if access.end_ns > start:
-            intervals[access.stage].append((max(start, access.start_ns), access.end_ns))
-    busy = sum(_covered(stage) for stage in intervals.values())
+    end, busy = int(columns.end_ns.max()), 0
+    for stage in np.unique(columns.stage).tolist():
+        rows = (columns.stage == stage) & (columns.end_ns > start)
+        busy += _covered(columns.start_ns[rows].clip(min=start), columns.end_ns[rows])
     return 1 - busy / (num_stages * (end - start)) if end > start else 0.0
 
 
@@ -151,34 +163,36 @@ def _chain_key(access: Access) -> tuple[bool, int, int]:
     return (not is_forward, block if is_forward else -block, access.start_ns)
 
 
-def _last_ends(accesses: Iterable[Access]) -> dict[_Pass, int]:
-    """When each pass's last record ended."""
-    ends: dict[_Pass, int] = {}
-    for access in accesses:
-        key = (access.layer.stream, access.sequence_id)
-        if access.end_ns > ends.get(key, -1):
-            ends[key] = access.end_ns
-    return ends
+def _last_ends(columns: AccessColumns) -> tuple[Integers, Integers]:
+    """Of each pass, by stream and sequence ID: its stream, and when its last record ended."""
+    order = np.lexsort((columns.sequence_id, columns.stream))
+    streams, passes = columns.stream[order], columns.sequence_id[order]
+    is_first = np.ones(len(order), np.bool_)
+    is_first[1:] = (np.diff(streams) != 0) | (np.diff(passes) != 0)
+    begins = np.flatnonzero(is_first)
+    if not len(begins):
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    return streams[begins].astype(np.int64), np.maximum.reduceat(columns.end_ns[order], begins)
 
 
-def warm_up_end_ns(accesses: Sequence[Access]) -> int | None:
+def warm_up_end_ns(accesses: Log) -> int | None:
     """The moment from which numbers count; None for an empty log."""
-    if not accesses:
+    columns = as_columns(accesses)
+    if not len(columns):
         return None
-    ends = _last_ends(accesses)
-    by_stream: dict[StreamId, list[int]] = defaultdict(list)
-    for (stream, _), end in sorted(ends.items()):
-        by_stream[stream].append(end)
-    warm_up = [
-        end for stream in by_stream.values() for end in stream[: len(stream) // WARM_UP_SHARE]
-    ]
-    return max(warm_up, default=min(access.start_ns for access in accesses))
+    streams, ends = _last_ends(columns)
+    moments = []
+    for stream in np.unique(streams).tolist():
+        own = ends[streams == stream]
+        if warm_up := len(own) // WARM_UP_SHARE:
+            moments.append(int(own[:warm_up].max()))
+    return max(moments, default=int(columns.start_ns.min()))
 
 
-def _covered(intervals: list[tuple[int, int]]) -> int:
+def _covered(starts: Integers, ends: Integers) -> int:
     """Length of the union of intervals."""
-    total, reached = 0, 0
-    for start, end in sorted(intervals):
-        total += max(0, end - max(start, reached))
-        reached = max(reached, end)
-    return total
+    order = np.lexsort((ends, starts))
+    starts, ends = starts[order], ends[order]
+    reached = np.maximum.accumulate(ends)
+    before = np.concatenate([starts[:1], reached[:-1]])
+    return int((ends - np.maximum(starts, before)).clip(min=0).sum())

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
+from array import array
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -15,7 +15,8 @@ from zlib import crc32
 
 from naspipe.core.errors import LogError
 from naspipe.core.ids import FIRST_STREAM, SequenceId, StreamId
-from naspipe.core.json_text import parse_json
+from naspipe.trace.results.rolled_lines import RolledLines, Row, line_of, read_rows
+from naspipe.trace.storage.writing import writing
 
 
 class Number(NamedTuple):
@@ -56,20 +57,22 @@ class LossWriter:
 
     Raises:
         LogError: when the lines to keep are not all there.
+        StorageError: when the file cannot be written.
     """
 
     def __init__(self, path: Path, first: int = 0) -> None:
         self._first = first
         self._next: dict[int, int] = defaultdict(lambda: self._first)
-        self._waiting: dict[tuple[int, int], str] = {}
-        self._marks = [(0, 0)]
-        """Behind each line: the bytes and the CRC32 of the file so far."""
-        kept = [_line(loss) for loss in read_losses(path, first)] if first else []
-        self._file = path.open("r+b" if first else "wb", buffering=0)
-        for line in kept:
-            self._mark(line.encode())
-        self._file.truncate(self._marks[-1][0])
-        self._file.seek(0, os.SEEK_END)
+        self._waiting: dict[tuple[int, int], Row] = {}
+        self._lengths, self._checksums = array("Q", [0]), array("L", [0])
+        """Behind each loss: the bytes and the CRC32 of the lines of all so far."""
+        for loss in islice(iterate_losses(path, first), first) if first else ():
+            self._mark(_row(loss))
+        with writing(path):
+            self._lines = RolledLines(path, self._keeps if first else None)
+
+    def _keeps(self, row: Row) -> bool:
+        return int(row["sequence_id"]) < self._first
 
     def append(
         self, stream: int, sequence_id: int, value: float, bits: str, beside: Beside = NOTHING
@@ -78,15 +81,16 @@ class LossWriter:
 
         Raises:
             LogError: when this pass's loss was given before.
+            StorageError: when it cannot be written.
         """
         if sequence_id < self._next[stream] or (stream, sequence_id) in self._waiting:
             raise LogError(f"loss of subnet {stream}.{sequence_id} was recorded twice")
         loss = Loss(StreamId(stream), SequenceId(sequence_id), value, bits, beside)
-        self._waiting[stream, sequence_id] = _line(loss)
-        while line := self._waiting.pop((stream, self._next[stream]), None):
+        self._waiting[stream, sequence_id] = _row(loss)
+        while row := self._waiting.pop((stream, self._next[stream]), None):
             self._next[stream] += 1
-            self._mark(line.encode())
-            self._file.write(line.encode())
+            self._mark(row)
+            self._lines.append(row)
 
     def sync(self, count: int) -> tuple[int, int]:
         """Put the first ``count`` lines on disk; returns their bytes and their CRC32.
@@ -94,18 +98,20 @@ class LossWriter:
         Raises:
             LogError: when they have not all been given.
         """
-        if count >= len(self._marks):
-            raise LogError(f"expected the losses of {count} subnets, found {len(self._marks) - 1}")
-        os.fsync(self._file.fileno())
-        return self._marks[count]
+        if count >= len(self._lengths):
+            found = len(self._lengths) - 1
+            raise LogError(f"expected the losses of {count} subnets, found {found}")
+        self._lines.sync()
+        return self._lengths[count], self._checksums[count]
 
-    def _mark(self, line: bytes) -> None:
-        length, checksum = self._marks[-1]
-        self._marks.append((length + len(line), crc32(line, checksum)))
+    def _mark(self, row: Row) -> None:
+        line = line_of(row)
+        self._lengths.append(self._lengths[-1] + len(line))
+        self._checksums.append(crc32(line, self._checksums[-1]))
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
-        self._file.close()
+        self._lines.close()
 
     def __enter__(self) -> Self:
         return self
@@ -120,53 +126,57 @@ class LossWriter:
 
 
 def check_losses(path: Path, expected: tuple[int, int]) -> None:
-    """Check the lines that a checkpoint relies on: their bytes and their CRC32.
+    """Check the losses that a checkpoint relies on: the bytes and the CRC32 of their lines.
 
     Raises:
         LogError: when they are not those.
     """
-    length, checksum = expected
-    try:
-        with path.open("rb") as file:
-            data = file.read(length)
-    except OSError as error:
-        raise LogError(f"{path}: expected the losses of a run, found {error.strerror}") from error
-    if len(data) != length or crc32(data) != checksum:
+    length, checksum = 0, 0
+    for loss in iterate_losses(path):
+        if length >= expected[0]:
+            break
+        line = line_of(_row(loss))
+        length, checksum = length + len(line), crc32(line, checksum)
+    if (length, checksum) != expected:
         raise LogError(
-            f"{path}: expected {length} bytes with the CRC32 {checksum:08x}, found {len(data)} "
-            f"with {crc32(data):08x}"
+            f"{path}: expected {expected[0]} bytes with the CRC32 {expected[1]:08x}, found "
+            f"{length} with {checksum:08x}"
         )
 
 
 def read_losses(path: Path, count: int | None = None) -> list[Loss]:
-    """Every loss, or the first ``count``, in the order of the file; a torn last line is dropped.
+    """Every loss, or the first ``count``, in order; a torn last line is dropped.
 
     Raises:
-        LogError: when the file is missing or too short, or naming the line that is damaged.
+        LogError: when the file is missing or too short, or naming the row that is damaged.
     """
+    return list(islice(iterate_losses(path, count), count))
+
+
+def iterate_losses(path: Path, least: int | None = None) -> Iterator[Loss]:
+    """The same, one at a time; at least so many are expected."""
+    expected: dict[int, int] = {}
+    found = 0
     try:
-        lines = path.read_bytes().split(b"\n")
+        for place, row in read_rows(path):
+            try:
+                loss = _parse(row)
+                if loss.sequence_id != expected.get(loss.stream, 0):
+                    raise ValueError
+            except (ValueError, TypeError, KeyError) as error:
+                raise LogError(
+                    f"{place}: expected the loss of the next step, found {row!r:.120}"
+                ) from error
+            expected[loss.stream] = loss.sequence_id + 1
+            found += 1
+            yield loss
     except OSError as error:
         raise LogError(f"{path}: expected the losses of a run, found {error.strerror}") from error
-    expected: dict[int, int] = {}
-    losses = []
-    if count is not None and len(lines) <= count:
-        raise LogError(f"{path}: expected {count} losses, found {len(lines) - 1}")
-    for number, line in enumerate(lines[:-1][:count], 1):
-        try:
-            loss = _parse(parse_json(line))
-            if loss.sequence_id != expected.get(loss.stream, 0):
-                raise ValueError
-        except (ValueError, TypeError, KeyError) as error:
-            raise LogError(
-                f"{path}:{number}: expected the loss of the next step, found {line!r:.120}"
-            ) from error
-        expected[loss.stream] = loss.sequence_id + 1
-        losses.append(loss)
-    return losses
+    if least is not None and found < least:
+        raise LogError(f"{path}: expected {least} losses, found {found}")
 
 
-def _line(loss: Loss) -> str:
+def _row(loss: Loss) -> Row:
     fields: dict[str, Any] = {
         "stream": loss.stream,
         "sequence_id": loss.sequence_id,
@@ -178,7 +188,7 @@ def _line(loss: Loss) -> str:
     if loss.beside.metrics:
         metrics = loss.beside.metrics
         fields["metrics"] = {name: [_plain(each.value), each.bits] for name, each in metrics}
-    return json.dumps(fields, allow_nan=False) + "\n"
+    return fields
 
 
 def _plain(value: float) -> float | str:

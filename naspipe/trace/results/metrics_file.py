@@ -1,38 +1,21 @@
-"""``metrics.jsonl``: what was known of a run while it went, a line per pass."""
+"""``metrics.jsonl``: what was known of a run while it went, a row per pass."""
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from naspipe.core.errors import StorageError, reason
-from naspipe.core.json_text import parse_json
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Say of a file that cannot be written which one it is.
-
-    Raises:
-        StorageError: in place of an error of the operating system.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(
-            f"{path} cannot be written: {reason(error)}; free or add storage, then go on with "
-            f"--resume"
-        ) from error
+from naspipe.trace.results.rolled_lines import RolledLines, read_rows
+from naspipe.trace.storage.writing import writing
 
 
 class MetricsFile:
-    """Appends lines, each handed to the operating system at once.
+    """Appends rows, each handed to the operating system at once.
 
-    ``first`` is the step that a run goes on at: whole lines of earlier steps are kept, others
+    ``first`` is the step that a run goes on at: whole rows of earlier steps are kept, others
     dropped. Numbers that are infinite or none are written as texts, what is not known as null.
 
     Raises:
@@ -41,49 +24,41 @@ class MetricsFile:
 
     def __init__(self, path: Path, first: int) -> None:
         self._path = path
-        kept = [line for line, row in _lines(path) if row["step"] < first] if first else []
         with writing(path):
-            self._file = path.open("wb", buffering=0)
-            self._append(b"".join(kept))
+            is_there = first and path.exists()
+            keeps = partial(_is_before, first) if is_there else None
+            self._lines = RolledLines(path, keeps)
 
-    def write(self, step: int, values: Mapping[str, float | None]) -> None:
-        """Append one line.
+    def write(self, step: int, values: Mapping[str, float | str | None]) -> None:
+        """Append one row.
 
         Raises:
             StorageError: when it cannot be written.
         """
         row = {"step": step, **{name: _plain(value) for name, value in values.items()}}
-        with writing(self._path):
-            self._append(json.dumps(row, allow_nan=False).encode() + b"\n")
+        self._lines.append(row)
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
-        self._file.close()
-
-    def _append(self, data: bytes) -> None:
-        """Write all of it: a disk that is nearly full takes a part, and fails with the rest."""
-        while data:
-            data = data[self._file.write(data) :]
+        self._lines.close()
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Every whole line; none where there is no file."""
-    return [row for _, row in _lines(path)]
+    """Every whole row, in order; none where there is no file.
 
-
-def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    Raises:
+        LogError: when rows of long ago are damaged.
+    """
     try:
-        lines = path.read_bytes().splitlines(keepends=True)
+        return [row for _, row in read_rows(path) if type(row.get("step")) is int]
     except FileNotFoundError:
-        return
-    for line in lines:
-        try:
-            row = parse_json(line)
-        except ValueError:
-            continue
-        if line.endswith(b"\n") and isinstance(row, dict) and isinstance(row.get("step"), int):
-            yield line, row
+        return []
 
 
-def _plain(value: float | None) -> float | str | None:
-    return value if value is None or math.isfinite(value) else str(value)
+def _is_before(first: int, row: Mapping[str, Any]) -> bool:
+    step = row.get("step")
+    return type(step) is int and step < first
+
+
+def _plain(value: float | str | None) -> float | str | None:
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

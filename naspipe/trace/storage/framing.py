@@ -15,14 +15,15 @@ from typing import Self
 from zlib import crc32
 
 from naspipe.core.errors import LogError
+from naspipe.trace.storage.writing import write_whole, writing
 
 MAX_PAYLOAD_BYTES = 1 << 20
 """No record is longer, so a damaged length can never ask for much memory."""
 
 MAGIC_BYTES = 8
 _VERSION = struct.Struct("<I")
-_HEADER_BYTES = MAGIC_BYTES + _VERSION.size
-_FRAME = struct.Struct("<II")
+HEADER_BYTES = MAGIC_BYTES + _VERSION.size
+FRAME = struct.Struct("<II")
 _LENGTH = struct.Struct("<I")
 
 
@@ -37,7 +38,7 @@ def encode_frame(payload: bytes) -> bytes:
         raise LogError(
             f"a record of {length} bytes is too long: expected {MAX_PAYLOAD_BYTES} at most"
         )
-    return _FRAME.pack(length, crc32(payload, crc32(_LENGTH.pack(length)))) + payload
+    return FRAME.pack(length, crc32(payload, crc32(_LENGTH.pack(length)))) + payload
 
 
 class FramedWriter:
@@ -48,12 +49,15 @@ class FramedWriter:
 
     Raises:
         LogError: when the file exists and is damaged, or holds something else.
+        StorageError: when it cannot be written.
     """
 
     def __init__(self, path: Path, magic: bytes, version: int) -> None:
-        header = _header(magic, version)
+        header = header_of(magic, version)
         end = _repaired_end(path, header)
-        self._file = path.open("r+b" if end else "wb", buffering=0)
+        self._path = path
+        with writing(path):
+            self._file = path.open("r+b" if end else "wb", buffering=0)
         self._frames: list[bytes] = []
         if end:
             self._file.truncate(end)
@@ -67,12 +71,16 @@ class FramedWriter:
         self._frames.append(encode_frame(payload))
 
     def flush(self) -> None:
-        """Write the records kept so far."""
+        """Write the records kept so far.
+
+        Raises:
+            StorageError: when they cannot be written.
+        """
         if self._frames:
-            data = memoryview(b"".join(self._frames))
+            data = b"".join(self._frames)
             self._frames.clear()
-            while data:
-                data = data[self._file.write(data) :]
+            with writing(self._path, len(data)):
+                write_whole(self._file, data)
 
     def fileno(self) -> int:
         """The open file's descriptor."""
@@ -105,7 +113,7 @@ def read_frames(path: Path, magic: bytes, version: int) -> Iterator[bytes]:
         LogError: naming the file and the offset of what is damaged.
     """
     data = path.read_bytes()
-    for start, end in _frames(data, path, _header(magic, version)):
+    for start, end in _frames(data, path, header_of(magic, version)):
         yield data[start:end]
 
 
@@ -116,14 +124,15 @@ def file_version(path: Path, readable: Sequence[int]) -> int:
     counts as empty.
     """
     with path.open("rb") as file:
-        version = file.read(_HEADER_BYTES)[MAGIC_BYTES:]
+        version = file.read(HEADER_BYTES)[MAGIC_BYTES:]
     for number in readable:
         if version == _VERSION.pack(number):
             return number
     return readable[-1]
 
 
-def _header(magic: bytes, version: int) -> bytes:
+def header_of(magic: bytes, version: int) -> bytes:
+    """The bytes that a file begins with."""
     if len(magic) != MAGIC_BYTES:
         raise ValueError(f"expected {MAGIC_BYTES} bytes of magic, found {magic!r}")
     return magic + _VERSION.pack(version)
@@ -142,18 +151,23 @@ def _repaired_end(path: Path, header: bytes) -> int:
 
 def _frames(data: bytes, path: Path, header: bytes) -> Iterator[tuple[int, int]]:
     """Start and end of each payload."""
-    _check_header(data, path, header)
+    check_header(data, path, header)
     offset = len(header)
     while offset < len(data):
-        end = _frame_end(data, offset)
+        end = frame_end(data, offset)
         if end is None:
-            _check_torn(data, offset, path)
+            check_torn(data[offset:], len(data) - offset, path, offset)
             return
-        yield offset + _FRAME.size, end
+        yield offset + FRAME.size, end
         offset = end
 
 
-def _check_header(data: bytes, path: Path, header: bytes) -> None:
+def check_header(data: bytes, path: Path, header: bytes) -> None:
+    """Check the beginning of a file.
+
+    Raises:
+        LogError: when it is another's, and not a torn one.
+    """
     found = data[: len(header)]
     if header.startswith(found):
         return
@@ -169,28 +183,37 @@ def _check_header(data: bytes, path: Path, header: bytes) -> None:
     )
 
 
-def _frame_end(data: bytes, offset: int) -> int | None:
+def frame_end(data: bytes, offset: int) -> int | None:
     """Where the record at ``offset`` ends, or None unless a whole one stands there."""
-    if offset + _FRAME.size > len(data):
+    if offset + FRAME.size > len(data):
         return None
-    length, checksum = _FRAME.unpack_from(data, offset)
-    end: int = offset + _FRAME.size + length
+    length, checksum = FRAME.unpack_from(data, offset)
+    end: int = offset + FRAME.size + length
     if length > MAX_PAYLOAD_BYTES or end > len(data):
         return None
     found = crc32(
-        memoryview(data)[offset + _FRAME.size : end], crc32(data[offset : offset + _LENGTH.size])
+        memoryview(data)[offset + FRAME.size : end], crc32(data[offset : offset + _LENGTH.size])
     )
     return end if found == checksum else None
 
 
-def _check_torn(data: bytes, offset: int, path: Path) -> None:
-    """Raise unless what stands at ``offset`` can be the torn last record."""
-    tail = len(data) - offset
-    if tail > _FRAME.size + MAX_PAYLOAD_BYTES:
+def check_torn(data: bytes, tail: int, path: Path, offset: int) -> None:
+    """Check that what stands at an offset can be the torn last record.
+
+    Args:
+        data: what stands there; of a longer rest as much as a record may have.
+        tail: bytes from there to the end of the file.
+        path: of the file.
+        offset: of what is no whole record.
+
+    Raises:
+        LogError: when it cannot.
+    """
+    if tail > FRAME.size + MAX_PAYLOAD_BYTES:
         raise LogError(f"{path}, offset {offset}: expected a record, found {tail} unreadable bytes")
-    for later in range(offset + 1, len(data) - _FRAME.size + 1):
-        if _frame_end(data, later) is not None:
+    for later in range(1, len(data) - FRAME.size + 1):
+        if frame_end(data, later) is not None:
             raise LogError(
                 f"{path}, offset {offset}: expected a record with a matching CRC32, found a "
-                f"damaged one; whole records follow at offset {later}"
+                f"damaged one; whole records follow at offset {offset + later}"
             )

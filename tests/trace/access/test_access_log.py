@@ -13,9 +13,10 @@ from naspipe.core.access import Access, AccessKind
 from naspipe.core.errors import LogError
 from naspipe.core.ids import LayerId
 from naspipe.trace.access.log import AccessLogWriter, read_access_log, read_run_accesses
-from naspipe.trace.access.records import MAGIC, SCHEMA_VERSION, decode_access, encode_access
+from naspipe.trace.access.records import MAGIC, ROWS, decode_access
 from naspipe.trace.storage.framing import FramedWriter
 from tests.trace.fake_run import access
+from tests.trace.old_format import row
 
 small = st.integers(0, 1 << 20)
 times = st.integers(-(1 << 62), 1 << 62)
@@ -34,8 +35,8 @@ accesses = st.builds(
 
 
 @given(record=accesses, generation=small)
-def test_a_record_comes_back_equal(record: Access, generation: int) -> None:
-    found = decode_access(encode_access(record, generation))
+def test_a_row_of_before_comes_back_equal(record: Access, generation: int) -> None:
+    found = decode_access(msgpack.packb(row(record, generation)))
     assert found == (generation, record)
     assert type(found.access) is Access and type(found.access.stalled_ns) is int
 
@@ -68,7 +69,7 @@ def test_a_log_comes_back_equal(
 )
 def test_what_is_no_access_is_refused(tmp_path: Path, values: object) -> None:
     path = tmp_path / "log"
-    with FramedWriter(path, MAGIC, SCHEMA_VERSION) as frames:
+    with FramedWriter(path, MAGIC, ROWS) as frames:
         frames.append(msgpack.packb(values))
     with pytest.raises(LogError, match="record 0: expected an access"):
         read_access_log(path)

@@ -1,0 +1,157 @@
+"""What the log of a finished run must be, a few layers at a time, and what it measures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from naspipe.core.access import Access
+from naspipe.core.errors import InvariantError
+from naspipe.core.ids import FIRST_STREAM, INITIAL, LayerId, StreamId
+from naspipe.core.rules import Exact, Follows, Rule
+from naspipe.runtime.jobs.job import StreamJob, TrainingJob
+from naspipe.schedule.invariants import led, violations
+from naspipe.schedule.layer_invariants import layer_violations
+from naspipe.trace.access.columns import (
+    BACKWARD,
+    FORWARD,
+    WRITE,
+    AccessColumns,
+    from_accesses,
+    joined,
+)
+from naspipe.trace.access.log import RunLog, read_joint_accesses, read_joint_columns
+from naspipe.trace.access.order import groups_of_layers
+from naspipe.trace.access.stored import Wanted
+from naspipe.trace.reading.metrics import bubble_ratio, hit_rate, stall_ratio
+
+Chains = NDArray[np.int32]
+
+
+def check_orders(job: TrainingJob) -> None:
+    """Check the logs of all streams of a job.
+
+    Raises:
+        InvariantError: when one is not what its policy allows: a bug, never bad luck.
+    """
+    steps, is_alone = job.steps, len(job.streams) == 1
+    is_simple = is_alone and not (steps.distills or steps.is_gated)
+    if is_simple and job.streams[0].workload.is_trained:
+        _refuse(_by_layer(job.streams[0], job), job.policy)
+        return
+    logs = read_joint_accesses([stream.directory.path for stream in job.streams])
+    for number in range(len(logs)):
+        _refuse(_together(StreamId(number), logs, job), job.policy)
+
+
+def measure(job: TrainingJob) -> dict[str, float]:
+    """Of the whole pipeline, with all its streams."""
+    found, _ = read_joint_columns([stream.directory.path for stream in job.streams])
+    together = joined(
+        [
+            replace(columns, stream=np.full_like(columns.stream, number))
+            for number, columns in enumerate(found)
+        ]
+    )
+    workers = job.execution.workers
+    return {
+        "bubble_ratio": bubble_ratio(together, workers),
+        "hit_rate": hit_rate(together),
+        "stall_ratio": stall_ratio(together, workers),
+    }
+
+
+def _refuse(broken: Iterator[str], policy: str) -> None:
+    first = next(broken, None)
+    if first is not None:
+        count = 1 + sum(1 for _ in broken)
+        raise InvariantError(f"{count} rules of the policy {policy} broken: {first}")
+
+
+def _by_layer(stream: StreamJob, job: TrainingJob) -> Iterator[str]:
+    """Of a stream that shares its pipeline with none."""
+    rules, log = stream.workload.space.rules, RunLog(stream.directory.path)
+    buffered = job.buffered
+    chains, numbers = _chains(stream)
+    used = {
+        LayerId(FIRST_STREAM, block, candidate)
+        for block in range(len(rules))
+        for candidate in np.unique(chains[:, block]).tolist()
+    }
+    nothing = from_accesses(())
+    counts = dict.fromkeys(used, 0) | log.layers
+    for group in groups_of_layers(counts):
+        columns = log.columns(Wanted(layers=group)).by_layer()
+        for layer in sorted(group):
+            own = columns.get(layer, nothing)
+            users = numbers[chains[:, layer.block] == layer.candidate]
+            rule = rules[layer.block]
+            if job.policy == "csp" and job.steps.passes == 1 and _is_right(rule, users, own):
+                continue
+            is_ordered = buffered is None or layer in buffered
+            yield from layer_violations(
+                layer, rule, users.tolist(), own.accesses(), job.policy, job.bulk, job.steps,
+                is_ordered,
+            )  # fmt: skip
+
+
+def _chains(stream: StreamJob) -> tuple[Chains, NDArray[np.int64]]:
+    """A row for each subnet that is not empty, and its sequence ID."""
+    blocks = len(stream.workload.space.rules)
+    dtype: Any = np.dtype((np.int32, blocks))
+    filled = (each.subnet for each in stream.so_far if each.subnet.chain)
+    rows = np.fromiter((subnet.chain for subnet in filled), dtype)
+    numbers = (each.subnet.sequence_id for each in stream.so_far if each.subnet.chain)
+    return rows.reshape(-1, blocks), np.fromiter(numbers, np.int64)
+
+
+def _is_right(rule: Rule, users: NDArray[np.int64], columns: AccessColumns) -> bool:
+    """Whether an exact layer's accesses are the plain loop's; False also where it is not said.
+
+    Each user reads what the one before wrote, its READ, backward and WRITE follow one another, and
+    the next READ follows the WRITE.
+    """
+    if not isinstance(rule, Exact) or len(columns) != 3 * len(users):
+        return False
+    forward, backward, write = (
+        own.take(np.argsort(own.sequence_id, kind="stable"))
+        for own in (columns.take(columns.kind == kind) for kind in (FORWARD, BACKWARD, WRITE))
+    )
+    if not all(np.array_equal(own.sequence_id, users) for own in (forward, backward, write)):
+        return False
+    before = np.concatenate([[INITIAL], users[:-1]])
+    return bool(
+        np.array_equal(forward.version, before)
+        and np.array_equal(backward.version, before)
+        and np.array_equal(write.version, users)
+        and (forward.end_ns <= backward.start_ns).all()
+        and (backward.end_ns <= write.start_ns).all()
+        and (write.end_ns[:-1] <= forward.start_ns[1:]).all()
+    )
+
+
+def _together(
+    number: StreamId, logs: Sequence[Sequence[Access]], job: TrainingJob
+) -> Iterator[str]:
+    """Of a stream among others, or of steps whose passes wait for one another."""
+    stream, accesses = job.streams[number], logs[number]
+    rules, policy = stream.workload.space.rules, stream.workload.definition.policy
+    alone = [each.subnet._replace(stream=FIRST_STREAM) for each in stream.so_far]
+    if not stream.workload.is_written:  # in an earlier life its labels may have come from elsewhere
+        logged = {each.sequence_id for each in accesses}
+        begins = stream.begins
+        alone = [each for each in alone if (y := each.sequence_id) >= begins or y in logged]
+    steps = stream.workload.definition.recipe.steps
+    buffered = job.buffered and {
+        each._replace(stream=FIRST_STREAM) for each in job.buffered if each.stream == number
+    }
+    yield from violations(
+        accesses, rules, alone, policy, job.bulk, steps, stream.workload.is_trained, buffered
+    )
+    leaders = {rule.stream for rule in rules if isinstance(rule, Follows)}
+    for each in leaders:
+        yield from led(logs[each], accesses, rules, steps)

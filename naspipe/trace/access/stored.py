@@ -1,0 +1,143 @@
+"""One stage's file of accesses: its segments, or what earlier versions wrote in their place."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from naspipe.core.access import Access
+from naspipe.core.errors import LogError
+from naspipe.core.ids import LayerId
+from naspipe.trace.access.columns import BACKWARD, AccessColumns, Integers, from_accesses
+from naspipe.trace.access.records import (
+    MAGIC,
+    READABLE_VERSIONS,
+    SCHEMA_VERSION,
+    decode_access,
+)
+from naspipe.trace.access.segments import Head, decode_body, decode_head, head_of
+from naspipe.trace.storage.framing import file_version, read_frames
+from naspipe.trace.storage.headed_frames import read_headed
+
+
+class Wanted(NamedTuple):
+    """What to read of a log; all of it, unless it says otherwise."""
+
+    layers: frozenset[LayerId] | None = None
+    first: int = 0
+    """The first subnet."""
+    end: int | None = None
+    """Behind the last one."""
+    backwards: bool = True
+    """Whether backwards are wanted, too: they have no place in an access order."""
+
+    every: int = 1
+    """Each so manyth step only."""
+    passes: int = 1
+    """Of a step."""
+
+    def has(self, head: Head) -> bool:
+        """Whether any record of a segment may be wanted."""
+        is_near = any(
+            last >= self.first and (self.end is None or first < self.end)
+            for _, first, last in head.subnets
+        )
+        if self.layers is None or not is_near:
+            return is_near
+        return bool(self.among(head.layers).any())
+
+    def among(self, layers: Integers) -> NDArray[np.bool_]:
+        """Which of these rows of stream, block, candidate, ... are wanted layers."""
+        if self.layers is None:
+            return np.ones(len(layers), np.bool_)
+        return np.array([LayerId(*row[:3]) in self.layers for row in layers.tolist()], np.bool_)
+
+    def of(self, columns: AccessColumns) -> AccessColumns:
+        """The rows of wanted subnets and kinds."""
+        if not self.first and self.end is None and self.backwards and self.every == 1:
+            return columns
+        rows = columns.sequence_id >= self.first
+        if self.end is not None:
+            rows &= columns.sequence_id < self.end
+        if self.every > 1:
+            rows &= columns.sequence_id // self.passes % self.every == 0
+        if not self.backwards:
+            rows &= columns.kind != BACKWARD
+        return columns if rows.all() else columns.take(rows)
+
+
+EVERYTHING = Wanted()
+
+
+def read_heads(path: Path) -> list[Head]:
+    """What each segment of a file holds; of a file of an earlier version, each life's records.
+
+    Raises:
+        LogError: when the file is damaged before its tail.
+    """
+    if (version := file_version(path, READABLE_VERSIONS)) != SCHEMA_VERSION:
+        return [head_of(own, generation) for generation, own in _old(path, version)]
+    heads: list[Head] = []
+
+    def note(packed: bytes) -> bool:
+        heads.append(decode_head(packed))
+        return False
+
+    with _naming(path, heads):
+        for _ in read_headed(path, MAGIC, version, note):
+            pass
+    return heads
+
+
+def read_columns(path: Path, wanted: Wanted = EVERYTHING) -> Iterator[tuple[int, AccessColumns]]:
+    """Life and records of each segment that has any that are wanted, in the order written.
+
+    Raises:
+        LogError: when what is read is damaged, and is not the file's torn tail.
+    """
+    if (version := file_version(path, READABLE_VERSIONS)) != SCHEMA_VERSION:
+        for generation, columns in _old(path, version):
+            if wanted.layers is not None:
+                places = (columns.stream, columns.block, columns.candidate)
+                rows = np.stack(places, axis=1).astype(np.int64)
+                columns = columns.take(wanted.among(rows))
+            yield generation, wanted.of(columns)
+        return
+    seen: list[Head] = []
+
+    def wants(packed: bytes) -> bool:
+        seen.append(decode_head(packed))
+        return wanted.has(seen[-1])
+
+    with _naming(path, seen):
+        for _, body in read_headed(path, MAGIC, version, wants):
+            own = None if wanted.layers is None else wanted.among(seen[-1].layers)
+            yield seen[-1].generation, wanted.of(decode_body(body, seen[-1], own))
+
+
+@contextmanager
+def _naming(path: Path, before: Sequence[object]) -> Iterator[None]:
+    """Say of a segment that cannot be read which one it is."""
+    try:
+        yield
+    except LogError as error:
+        if str(error).startswith(str(path)):
+            raise
+        raise LogError(f"{path}, segment {len(before)}: {error}") from error
+
+
+def _old(path: Path, version: int) -> list[tuple[int, AccessColumns]]:
+    by_generation: dict[int, list[Access]] = defaultdict(list)
+    for number, payload in enumerate(read_frames(path, MAGIC, version)):
+        try:
+            generation, access = decode_access(payload, version)
+        except LogError as error:
+            raise LogError(f"{path}, record {number}: {error}") from error
+        by_generation[generation].append(access)
+    return [(each, from_accesses(found)) for each, found in sorted(by_generation.items())]

@@ -1,0 +1,64 @@
+"""Long streams, drawn and cut beside the training: the bits of those that are known before it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from naspipe.core.errors import ConfigError
+from naspipe.frontend.given import drawn_source
+from naspipe.frontend.training import planning_record
+from tests.equivalence import spaces
+from tests.faults.helpers import Calm, assert_identical, interrupt_and_resume, train
+
+STEPS = 30
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """Streams count as long from 9 subnets on, and no more than 8 are known ahead."""
+    for name, number in {"LONG": 8, "SHOWN": 6, "_AHEAD": 8, "_AT_ONCE": 3}.items():
+        monkeypatch.setattr(drawn_source, name, number)
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory):
+    path = tmp_path_factory.mktemp("known") / "run"
+    return train(path, Calm(spaces.vectors), steps=STEPS, stages=2)
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_the_bits_are_those_of_a_stream_that_is_known(tmp_path, short, known, stages):
+    run = train(tmp_path / "run", Calm(spaces.vectors), steps=STEPS, stages=stages)
+    assert_identical(run, known)
+    assert run.manifest["execution"]["partitions"] == []  # none was cut before it
+
+
+def test_a_later_life_goes_on_with_the_same_stream(tmp_path, short, known):
+    more = {"steps": STEPS}
+    run = interrupt_and_resume(tmp_path, spaces.vectors, {"stages": 1}, {"stages": 2}, **more)
+    assert_identical(run, known)
+    lines = run.directory.stream.read_text().splitlines()
+    assert len(lines) == STEPS
+    manifest = {**run.manifest, "status": "interrupted"}
+    run.directory.write_manifest(manifest)
+    odd = [json.dumps([9 for _ in json.loads(lines[0])]), *lines[1:]]
+    run.directory.stream.write_text("\n".join(odd) + "\n")
+    (run.directory.checkpoints.path / "final").rename(tmp_path / "final")
+    with pytest.raises(ConfigError, match="expected the stream that the sampler uniform draws"):
+        train(run.directory.path, Calm(spaces.vectors), steps=STEPS, resume=True)
+
+
+def test_the_directory_is_there_while_it_is_planned(tmp_path, monkeypatch):
+    seen = []
+    path = tmp_path / "run"
+
+    def plan(*arguments, **named):
+        seen.append(json.loads((path / "manifest.json").read_text())["status"])
+        raise ConfigError("no plan today")
+
+    monkeypatch.setattr("naspipe.frontend.training.training.make_plan", plan)
+    with pytest.raises(ConfigError, match="no plan today"):
+        train(path, Calm(spaces.vectors), steps=2)
+    assert seen == [planning_record.PLANNING] and not path.exists()

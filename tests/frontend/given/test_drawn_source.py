@@ -1,0 +1,69 @@
+"""A source of a long stream: it hands over the sampler's subnets, once each, never far ahead."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+from torch import nn
+
+from naspipe.core.config import Definition, Recipe
+from naspipe.core.partition import Partition
+from naspipe.frontend.given import drawn_source
+from naspipe.frontend.given.drawn_source import DrawnSource, first_choices, is_drawn_beside
+from naspipe.runtime.jobs.workload import Workload
+from naspipe.streams.from_file import read_stream
+from naspipe.streams.samplers import draw_subnets, iterate_subnets
+from tests.equivalence import spaces
+
+
+def workload(steps=10_000, sampler="uniform", **recipe):
+    definition = Definition(space="mixed", steps=steps, sampler=sampler, recipe=Recipe(**recipe))
+    space = spaces.mixed()
+    return Workload(space=space, data=spaces.vectors, loss=nn.CrossEntropyLoss(),
+                    definition=definition)  # fmt: skip
+
+
+@pytest.mark.parametrize("sampler", ["uniform", "fair", "spaced:2"])
+def test_subnets_come_as_the_sampler_draws_them(tmp_path, sampler):
+    given = workload(1500, sampler)
+    cuts = []
+
+    def cut(subnet):
+        cuts.append(subnet.sequence_id)
+        return Partition((0, len(given.space)))
+
+    source = DrawnSource(given, 0, cut, tmp_path / "stream.jsonl")
+    found = list(source.begin([]))
+    for y in range(1500):
+        assert len(found) > y and len(found) <= y + drawn_source._AHEAD
+        found += source.take(y, 0.0)
+    assert [each.subnet.sequence_id for each in found] == cuts == list(range(1500))
+    drawn = draw_subnets(sampler, given.space, 0, 1500)
+    assert [each.subnet.chain for each in found] == [given.space.chain(each) for each in drawn]
+    assert [each.subnet for each in source.proposed] == [each.subnet for each in found]
+    source.close()
+    assert read_stream(tmp_path / "stream.jsonl") == drawn
+    again = DrawnSource(given, 0, cut, tmp_path / "stream.jsonl")
+    assert [each.subnet for each in again.begin([0.0] * 700)][:700] == [
+        each.subnet for each in found[:700]
+    ]
+    again.close()
+
+
+def test_which_streams_are_drawn_beside(tmp_path):
+    assert is_drawn_beside(workload()) and is_drawn_beside(workload(sampler="fair"))
+    for other in (
+        workload(steps=drawn_source.LONG), workload(sampler="file:x"),
+        workload(passes="accumulate:2"),
+    ):  # fmt: skip
+        assert not is_drawn_beside(other)
+
+
+def test_what_it_is_planned_by_has_every_layer():
+    given = workload()
+    shown = first_choices(given)
+    drawn = list(islice(iterate_subnets("uniform", given.space, 0), drawn_source.SHOWN))
+    assert shown[: drawn_source.SHOWN] == drawn
+    for block, count in enumerate(given.space.candidate_counts):
+        assert {choices[block] for choices in shown[drawn_source.SHOWN :]} == set(range(count))
