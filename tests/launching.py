@@ -60,6 +60,7 @@ LAUNCHING = (
     "nni/test_exact.py",
     "nni/test_experiment.py",
     "nni/test_held_strategies.py",
+    "nni/test_loose_ends.py",
     "nni/test_proof.py",
     "nni/test_readme.py",
     "nni/test_scripts.py::test_what_stands_in_a_script_is_found_again",

@@ -75,6 +75,11 @@ def _of_function(given: Mapping[str, Any]) -> Evaluated:
 
 
 def _of_lightning(evaluator: Any, score: str, given: Mapping[str, Any]) -> Evaluated:
+    if evaluator.is_mutable():
+        raise ConfigError(
+            f"evaluator {type(evaluator).__name__}: expected values, found choices of its own "
+            f"(nni.choice): one supernet is trained, with one rate; give one value for each"
+        )
     if evaluator.datamodule is not None or evaluator.train_dataloaders is None:
         raise ConfigError(
             f"{type(evaluator).__name__}: expected train_dataloaders, a DataLoader, found "

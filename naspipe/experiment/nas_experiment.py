@@ -121,6 +121,11 @@ class NasExperiment:
                 "NasExperiment: expected how many models to judge, as in "
                 "exp.config.max_trial_number = 100, found none"
             )
+        if self.config.max_experiment_duration is not None:
+            raise ConfigError(
+                "NasExperiment: expected max_trial_number alone, found max_experiment_duration, "
+                "too; how long things take must not decide what is found"
+            )
         delay, what = (self.config.trial_concurrency or 1) - 1, self._evaluated
         check_explores(self.strategy, delay, budget, is_begun=False)
         print(

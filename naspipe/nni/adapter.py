@@ -16,6 +16,7 @@ from naspipe.nni.candidates import counterparts, fixed_model, make_candidate
 from naspipe.nni.cut import Draft, cut
 from naspipe.nni.decisions import BlockLayers, LabelDecisions
 from naspipe.nni.library import library
+from naspipe.nni.loose_ends import find_sized
 from naspipe.nni.mutables import domains, structure_in
 from naspipe.nni.proof import NniProof
 from naspipe.nni.trace import Traced, trace
@@ -65,6 +66,12 @@ def from_nni(
     _check_structure(model_space)
     values = domains(model_space)
     traced = trace(model_space)
+    find_sized(
+        model_space,
+        values,
+        partial(fixed_model, model_space),
+        lambda sample, model: counterparts(traced, sample, model).modules,
+    )
     drafts = cut(model_space, traced.graph)
     layers = [BlockLayers(model_space, draft, values, _where(name, draft)) for draft in drafts]
     _check_used(name, values, layers)
@@ -135,11 +142,6 @@ def _check_structure(model_space: Any) -> None:
         )
     for path, module in structure_in(model_space):
         where = f"{type(model_space).__name__}.{path}"
-        if isinstance(module, known.cell) and module.merge_op == "loose_end":
-            raise ConfigError(
-                f"{where}: a Cell with merge_op 'loose_end' has as many channels as its "
-                f"connections leave open, so the next layer's shape is unknown; use 'all'"
-            )
         if isinstance(module, known.input_choice) and module.reduction == "none":
             raise ConfigError(
                 f"{where}: an InputChoice with reduction 'none' hands on a list; use sum, mean or "

@@ -18,7 +18,7 @@ from naspipe.nni.counterparts import Counterparts, follow
 from naspipe.nni.cut import Draft, fused_cell
 from naspipe.nni.library import library
 from naspipe.nni.mutables import Sample, is_open
-from naspipe.nni.trace import Region, Traced, either
+from naspipe.nni.trace import Region, Traced, arguments, either
 from naspipe.nni.values import attribute
 
 
@@ -77,6 +77,9 @@ class _Builder:
             return self._call(node)
         if node.op == "get_attr":
             self._modules[str(node.target)] = self._copied(attribute(self._space, str(node.target)))
+        if "cell" in node.meta:
+            args, kwargs = fx.map_arg(arguments(node, self._sample), self._read)
+            return self._graph.call_function(torch.cat, args, kwargs)
         return self._graph.node_copy(node, self._read)
 
     def _call(self, node: fx.Node) -> Any:

@@ -29,7 +29,7 @@ from naspipe.nni.alike import (
 )
 from naspipe.nni.library import library
 from naspipe.nni.mutables import Sample
-from naspipe.nni.trace import Entered, Traced, traceable
+from naspipe.nni.trace import Entered, Traced, arguments, traceable
 from naspipe.nni.values import Values, described, passes
 
 Original = Callable[[fx.Node], tuple[str, nn.Module]]
@@ -243,7 +243,7 @@ class _InStep(fx.Tracer):
         if (
             not isinstance(head, fx.Node)
             or (head.op, head.target) != (node.op, node.target)
-            or not self._values.same((head.args, head.kwargs), (node.args, node.kwargs))
+            or not self._values.same(arguments(head, self._sample), (node.args, node.kwargs))
         ):
             self._refuse_function(self._expected(head), described(node, self.root))
         self._left.popleft()

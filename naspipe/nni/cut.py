@@ -12,6 +12,7 @@ from torch import nn
 
 from naspipe.core.errors import ConfigError
 from naspipe.nni.library import library
+from naspipe.nni.loose_ends import cells_that_size
 from naspipe.nni.mutables import labels_in
 from naspipe.nni.trace import Region
 
@@ -26,6 +27,7 @@ class Kind(Enum):
     FIXED = "nothing: every architecture has it"
     VALUES = "values that its modules are made with"
     INPUTS = "an InputChoice"
+    ENDS = "which nodes of a Cell no other node reads"
     LAYERS = "a LayerChoice"
 
 
@@ -37,6 +39,8 @@ class Draft:
     kind: Kind = Kind.NONE
     labels: tuple[str, ...] = ()
     """Of the values its modules are made with."""
+    cells: tuple[Any, ...] = ()
+    """Whose open ends it returns, or its modules are made for the number of."""
     nodes: list[fx.Node] = field(default_factory=list)
     anchors: list[fx.Node] = field(default_factory=list)
     """The nodes among them that have parameters or are decisions."""
@@ -55,7 +59,7 @@ def cut(space: nn.Module, graph: fx.Graph) -> list[Draft]:
     for node in graph.nodes:
         if node.op in ("placeholder", "output") or is_made_where_used(node):
             continue
-        kind, labels = _kind(space, node)
+        kind, labels, cells = _kind(space, node)
         regions = node.meta["regions"]
         current = drafts[-1] if drafts else None
         if kind is Kind.NONE:
@@ -63,10 +67,10 @@ def cut(space: nn.Module, graph: fx.Graph) -> list[Draft]:
                 current = Draft(regions)
                 drafts.append(current)
         else:
-            if current is None or not _joins(space, current, node, kind, labels):
+            if current is None or not _joins(space, current, node, (kind, labels, cells)):
                 current = Draft(regions)
                 drafts.append(current)
-            current.kind, current.labels = kind, labels
+            current.kind, current.labels, current.cells = kind, labels, cells
             current.anchors.append(node)
         current.nodes.append(node)
     _check_owners(space, drafts)
@@ -120,32 +124,39 @@ def fused_cell(space: nn.Module, node: fx.Node) -> tuple[Any, int, int] | None:
     return cell, int(step), int(op)
 
 
-def _kind(space: nn.Module, node: fx.Node) -> tuple[Kind, tuple[str, ...]]:
+_Made = tuple[Kind, tuple[str, ...], tuple[Any, ...]]
+"""A kind, labels, and cells."""
+
+
+def _kind(space: nn.Module, node: fx.Node) -> _Made:
     known = library()
+    if "cell" in node.meta:
+        return Kind.ENDS, (), (node.meta["cell"],)
     if node.op != "call_module":
-        return (Kind.FIXED if any(_attributes_read(node)) else Kind.NONE), ()
+        return (Kind.FIXED if any(_attributes_read(node)) else Kind.NONE), (), ()
     module = space.get_submodule(str(node.target))
     if isinstance(module, known.layer_choice):
-        return Kind.LAYERS, ()
+        return Kind.LAYERS, (), ()
     if isinstance(module, known.input_choice):
-        return Kind.INPUTS, ()
-    if labels := labels_in(module):
-        return Kind.VALUES, labels
+        return Kind.INPUTS, (), ()
+    labels, cells = labels_in(module), cells_that_size(module)
+    if labels or cells:
+        return Kind.VALUES, labels, cells
     has_state = any(True for _ in module.parameters()) or any(True for _ in module.buffers())
-    return (Kind.FIXED if has_state else Kind.NONE), ()
+    return (Kind.FIXED if has_state else Kind.NONE), (), ()
 
 
-def _joins(
-    space: nn.Module, draft: Draft, node: fx.Node, kind: Kind, labels: tuple[str, ...]
-) -> bool:
+def _joins(space: nn.Module, draft: Draft, node: fx.Node, made: _Made) -> bool:
     """Whether a node with parameters, or a decision, is of the same block as those before it."""
+    kind = made[0]
     if node.meta["regions"] != draft.regions:
         return False
     if draft.kind is Kind.NONE:
         return True
     if kind is Kind.LAYERS and draft.kind is Kind.INPUTS:
         return node.args[:1] == (draft.nodes[-1],) and fused_cell(space, node) is not None
-    return kind is draft.kind and labels == draft.labels and kind in (Kind.FIXED, Kind.VALUES)
+    alike = made == (draft.kind, draft.labels, draft.cells)
+    return alike and kind in (Kind.FIXED, Kind.VALUES)
 
 
 def _check_owners(space: nn.Module, drafts: Iterable[Draft]) -> None:

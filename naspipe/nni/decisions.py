@@ -7,6 +7,7 @@ the whole network. Subnets are therefore drawn over labels, and their choices fo
 from __future__ import annotations
 
 import math
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
@@ -14,8 +15,9 @@ from typing import Any
 from torch import nn
 
 from naspipe.core.errors import ConfigError
-from naspipe.nni.cut import Draft
+from naspipe.nni.cut import Draft, Kind
 from naspipe.nni.library import library
+from naspipe.nni.loose_ends import input_labels, open_ends, variants
 from naspipe.nni.mutables import Sample, labels_in
 
 MAX_COMBINATIONS = 20_000
@@ -38,18 +40,25 @@ class BlockLayers:
         self._space = space
         self._draft = draft
         self._values = values
-        self.labels = self._all_labels()
-        listed = [values[label] for label in self.labels]
+        own = self._own_labels()
+        read = [label for cell in draft.cells for label in input_labels(cell)]
+        self.labels = tuple(sorted({*own, *read}))
+        self._own = tuple(label for label in own if label not in read)
+        listed = [values[label] for label in self._own]
         if (count := math.prod(map(len, listed))) > MAX_COMBINATIONS:
             raise ConfigError(
-                f"{where}: its labels {', '.join(self.labels)} have {count} values together, "
+                f"{where}: its labels {', '.join(self._own)} have {count} values together, "
                 f"expected at most {MAX_COMBINATIONS}; let fewer labels reach this place"
             )
         defaults = {label: options[0] for label, options in values.items()}
         samples: dict[Key, Sample] = {}
+        by_number = draft.kind is not Kind.ENDS
+        reading = [tuple(variants(cell, by_number=by_number)) for cell in draft.cells]
         for combination in product(*listed):
-            sample = {**defaults, **dict(zip(self.labels, combination, strict=True))}
-            samples.setdefault(self._key(sample), sample)
+            chosen = dict(zip(self._own, combination, strict=True))
+            for each in product(*reading):
+                sample = {**defaults, **chosen, **ChainMap(*each)}
+                samples.setdefault(self._key(sample), sample)
         self._keys = sorted(samples)
         self.samples: tuple[Sample, ...] = tuple(samples[key] for key in self._keys)
         self._numbers = {key: number for number, key in enumerate(self._keys)}
@@ -66,14 +75,17 @@ class BlockLayers:
         return {label: trial[label] for label in self.labels}
 
     def allowed(self, number: int) -> dict[str, list[Any]]:
-        """The values of each of the block's labels that some architecture with a layer has."""
-        found: dict[str, list[Any]] = {label: [] for label in self.labels}
-        listed = [self._values[label] for label in self.labels]
+        """The values of each of the block's labels that some architecture with a layer has.
+
+        What the nodes of a cell read is left to the blocks that choose it.
+        """
+        found: dict[str, list[Any]] = {label: [] for label in self._own}
+        listed = [self._values[label] for label in self._own]
         base = self.samples[number]
         for combination in product(*listed):
-            sample = {**base, **dict(zip(self.labels, combination, strict=True))}
+            sample = {**base, **dict(zip(self._own, combination, strict=True))}
             if self.number(sample) == number:
-                for label, value in zip(self.labels, combination, strict=True):
+                for label, value in zip(self._own, combination, strict=True):
                     if value not in found[label]:
                         found[label].append(value)
         return found
@@ -89,12 +101,15 @@ class BlockLayers:
                 key.append(self._index(module.label, sample))
                 if isinstance(module, library().layer_choice):
                     labels += labels_in(module[sample[module.label]])
+        for cell in self._draft.cells:
+            ends = open_ends(cell, sample)
+            key += [len(ends), *(ends if self._draft.kind is Kind.ENDS else ())]
         return (*key, *(self._index(label, sample) for label in labels))
 
     def _index(self, label: str, sample: Sample) -> int:
         return self._values[label].index(sample[label])
 
-    def _all_labels(self) -> tuple[str, ...]:
+    def _own_labels(self) -> tuple[str, ...]:
         found = set(self._draft.labels)
         for region in self._draft.regions:
             found.update(region.labels)

@@ -30,6 +30,7 @@ class Library:
     mutable: Any
     categorical: Any
     categorical_multiple: Any
+    constraint: Any
     model_context: Any
 
     def under(self, sample: dict[str, Any]) -> AbstractContextManager[Any]:
@@ -54,6 +55,7 @@ def library() -> Library:
             warnings.simplefilter("ignore")  # it warns of missing extras of its own
             import nni.mutable as mutable
             import nni.nas.nn.pytorch as pytorch
+            from nni.mutable.annotation import Constraint
             from nni.nas.nn.pytorch.choice import ChosenInputs
             from nni.nas.space import model_context
     except ImportError as error:
@@ -72,5 +74,6 @@ def library() -> Library:
         mutable=mutable.Mutable,
         categorical=mutable.Categorical,
         categorical_multiple=mutable.CategoricalMultiple,
+        constraint=Constraint,
         model_context=model_context,
     )

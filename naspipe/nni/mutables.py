@@ -38,6 +38,13 @@ def _values(label: str, mutable: Any) -> tuple[Any, ...]:
             return tuple(list(subset) for subset in subsets)
         if mutable.n_chosen == 1:
             return tuple([value] for value in mutable.values)
+    if isinstance(mutable, library().constraint):
+        raise ConfigError(
+            f"label {label}: expected labels that are drawn each on its own, found a constraint, "
+            f"{type(mutable).__name__}; leave it out. A NasBench101Cell is made as a whole, with "
+            f"widths that follow from all its edges: list cells as candidates of a LayerChoice, "
+            f"each NasBench101Cell.create_fixed_module(sample, ...)"
+        )
     raise ConfigError(
         f"label {label}: expected a choice between at most {MAX_VALUES} values, found "
         f"{mutable!r:.80}"
@@ -79,6 +86,11 @@ def is_open(module: nn.Module) -> bool:
     if module not in _IS_OPEN:
         _IS_OPEN[module] = bool(labels_in(module))
     return _IS_OPEN[module]
+
+
+def call_open(module: nn.Module) -> None:
+    """Note that a module is made with something else that an architecture decides."""
+    _IS_OPEN[module] = True
 
 
 _IS_OPEN: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()

@@ -13,12 +13,14 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.fx as fx
 from torch import nn
 
 from naspipe.core.errors import ConfigError
 from naspipe.core.user_code import users_code
 from naspipe.nni.library import library
+from naspipe.nni.loose_ends import is_loose, open_ends
 from naspipe.nni.mutables import Sample, labels_of, structure_in
 
 
@@ -49,6 +51,17 @@ def either(inside: Any, outside: Any) -> Any:
         RuntimeError: always; candidates are made without it.
     """
     raise RuntimeError("a mark of the tracer was called")
+
+
+def arguments(node: fx.Node, sample: Sample) -> tuple[Any, Any]:
+    """What an architecture calls a node with: of a cell's nodes those that are open."""
+    if "cell" not in node.meta:
+        return node.args, node.kwargs
+    cell = node.meta["cell"]
+    ends = open_ends(cell, sample)
+    listed: Any = node.args[0]
+    kept = [each for each, at in zip(listed, cell.output_node_indices, strict=True) if at in ends]
+    return (kept, *node.args[1:]), node.kwargs
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,6 +140,7 @@ class _Tracer(fx.Tracer):
         self.steps: list[fx.Node | Entered] = []
         self._regions: tuple[Region, ...] = ()
         self._opened = opened
+        self._entered: list[nn.Module] = []
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Choices and everything without a decision in it are one node."""
@@ -140,12 +154,18 @@ class _Tracer(fx.Tracer):
             return self._unroll(m, *args, **kwargs)
         if id(m) in self._opened:
             self.steps.append(Entered(m, self._regions))
-        return super().call_module(m, forward, args, kwargs)
+        self._entered.append(m)
+        try:
+            return super().call_module(m, forward, args, kwargs)
+        finally:
+            self._entered.pop()
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
-        """Note the regions around the node, and its place in the order."""
+        """Note the regions around the node, its place in the order, and a cell's open ends."""
         node = super().create_node(*args, **kwargs)
         node.meta["regions"] = self._regions
+        if node.target is torch.cat and self._entered and is_loose(self._entered[-1]):
+            node.meta["cell"] = self._entered[-1]
         if node.op.startswith("call_") and node.target is not either:
             self.steps.append(node)
         return node

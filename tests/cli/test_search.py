@@ -104,7 +104,8 @@ def test_strategies_of_others_and_given_subnets(run, tmp_path, capsys):
         (["--stages", "99"], "99 stages for 6 blocks"),
         (["--data", "tests.search.own:others"], "expected the run's own data"),
         (["--space", "tests.equivalence.spaces:mixed"], "expected a naspipe.Space"),
-        (["--strategy", "nni:TPE", "--max-params", "9k"], "with limits or options, or nni:NAME"),
+        (["--strategy", "nni:DARTS", "--max-params", "9k"], "trains a supernet of its own"),
+        (["--strategy", "nni:TPE", "--set", "population=9"], "one of NNI's with limits, or your"),
         (["--strategy", "file:nowhere.jsonl"], "nowhere.jsonl: expected a subnet list"),
     ],
 )

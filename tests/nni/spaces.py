@@ -13,9 +13,14 @@ with warnings.catch_warnings():
     import nni.nas.nn.pytorch as nas
     from nni.nas.hub.pytorch import (
         DARTS,
+        ENAS,
+        PNAS,
+        AmoebaNet,
         AutoFormer,
         MobileNetV3Space,
+        NasBench101,
         NasBench201,
+        NASNet,
         ProxylessNAS,
         ShuffleNetSpace,
     )  # fmt: skip
@@ -48,6 +53,26 @@ def autoformer():
 
 def darts():
     return DARTS(width=4, num_cells=3, dataset="cifar")
+
+
+def pnas():
+    return PNAS(width=4, num_cells=3, dataset="cifar")
+
+
+def nasnet():
+    return NASNet(width=4, num_cells=3, dataset="cifar")
+
+
+def enas():
+    return ENAS(width=4, num_cells=3, dataset="cifar")
+
+
+def amoebanet():
+    return AmoebaNet(width=4, num_cells=3, dataset="cifar")
+
+
+def nasbench101():
+    return NasBench101(stem_out_channels=8, num_stacks=2, num_modules_per_stack=1)
 
 
 def nds():
@@ -116,8 +141,12 @@ MADE = {
     "proxyless": proxyless, "shufflenet": shufflenet, "nasbench201": nasbench201,
     "autoformer": autoformer, "darts": darts, "nds": nds, "own": Own, "mobilenetv3": mobilenetv3,
     "mobilenetv3_wide": mobilenetv3_wide,
-    "shufflenet_channels": shufflenet_channels,
+    "shufflenet_channels": shufflenet_channels, "pnas": pnas,
+    "nasnet": nasnet, "enas": enas, "amoebanet": amoebanet,
 }  # fmt: skip
+
+
+REFUSED = {"nasbench101": nasbench101}
 
 
 def make(name):

@@ -55,9 +55,9 @@ class Hello(nas.ModelSpace):
         return self.fc2(torch.relu(self.fc1(self.dropout(self.norm(self.first(x))))))
 
 
-def classification(**more):
+def classification(rate=0.05, **more):
     return Classification(
-        learning_rate=0.05, weight_decay=1e-4, num_classes=3, max_epochs=2,
+        learning_rate=rate, weight_decay=1e-4, num_classes=3, max_epochs=2,
         train_dataloaders=DataLoader(Points(1, 24), batch_size=4, shuffle=True),
         val_dataloaders=DataLoader(Points(2, 12), batch_size=4), **LOUD, **more,
     )  # fmt: skip
@@ -166,6 +166,9 @@ REFUSED = {
     "no data": (lambda: FunctionalEvaluator(print), GridSearch, "steps=1000.*found no data"),
     "own module": (Given, Random, "expected Classification, Regression or FunctionalEvaluator"),
     "sampler": (of_sampler, Random, "found the sampler WeightedRandomSampler; give data="),
+    "its own choices": (
+        lambda: classification(nni.choice("rate", [0.1, 0.2])), Random, "found choices of its own",
+    ),
     "no loader": (
         lambda: Regression(max_epochs=1, **LOUD), Random, "a DataLoader, found none",
     ),
@@ -185,7 +188,10 @@ def test_what_is_missing_when_it_runs(tmp_path):
         exp.run()
     with pytest.raises(ConfigError, match="expected an experiment that has run"):
         exp.export_top_models()
-    exp.config.max_trial_number, exp.config.trial_concurrency = 200, 120
+    exp.config.max_trial_number, exp.config.max_experiment_duration = 200, "1h"
+    with pytest.raises(ConfigError, match="expected max_trial_number alone"):
+        exp.run()
+    exp.config.max_experiment_duration, exp.config.trial_concurrency = None, 120
     with pytest.raises(ConfigError, match="above the delay, 119, found 100"):
         exp.run()
     assert not list(tmp_path.iterdir())

@@ -15,6 +15,7 @@ from torch import nn
 import naspipe as npp
 from naspipe.core.errors import ConfigError
 from naspipe.streams.from_file import read_stream
+from tests.faults.helpers import Calm, Ends, fail
 
 LOSS = nn.CrossEntropyLoss()
 STEPS, DELAY = 14, 3
@@ -128,6 +129,27 @@ def test_an_object_of_ones_own(run):
     strategy = Cycle(run.space.drawn_counts)
     found = search(run, strategy, "cycle", budget=5)
     assert [each.scores.loss for each in found.candidates] == [-score for score in strategy.scores]
+
+
+def test_an_object_goes_on_where_a_run_failed(space, tmp_path):
+    """The resume begins anew; the object is asked and told what comes behind the failure only."""
+
+    def trained(batches, strategy, name, resume=False):
+        return npp.train(
+            space, batches, LOSS, sampler=strategy, steps=STEPS, run_dir=tmp_path / name,
+            feedback_delay=DELAY, checkpoint_every=4, resume=resume, progress=False,
+        )  # fmt: skip
+
+    strategy = TPE(optimize_mode="maximize", seed=2, tpe_args={"n_startup_jobs": 4})
+    with pytest.raises(npp.NaspipeError, match="injected"):
+        trained(Ends(data, 9, fail, tmp_path / "marker"), strategy, "run")
+    run = trained(Calm(data), strategy, "run", resume=True)
+    again = TPE(optimize_mode="maximize", seed=2, tpe_args={"n_startup_jobs": 4})
+    clean = trained(Calm(data), again, "clean")
+    assert run.manifest["life"]["first"][0] > 0
+    assert run.losses == clean.losses
+    assert samples(strategy) == samples(again)
+    assert len(samples(strategy)) == STEPS
 
 
 REFUSED = {

@@ -9,12 +9,13 @@ import nni
 import nni.nas.nn.pytorch as nas
 import pytest
 import torch
-from nni.nas.hub.pytorch import ENAS, NasBench101
+from nni.nas.hub.pytorch import NasBench101
+from nni.nas.hub.pytorch.modules import NasBench101Cell
 from torch import nn
 
 import naspipe
 from naspipe.core.space import Block
-from tests.nni.chain import fixed_model, forward, layers, samples
+from tests.nni.chain import differing, fixed_model, forward, layers, samples
 from tests.nni.spaces import batches, make
 from tests.oracle import bits
 
@@ -164,10 +165,42 @@ def test_what_cannot_be_mapped_is_refused(name):
 
 
 def test_hub_spaces_that_cannot_be_mapped_say_why():
-    with pytest.raises(naspipe.ConfigError, match=r"ENAS\.stages\..*loose_end"):
-        naspipe.from_nni(ENAS(width=4, num_cells=3))
-    with pytest.raises(naspipe.ConfigError, match="NasBench101"):
+    message = "label cell/final: .*found a constraint.*Cell is made as a whole.*create_fixed_mod"
+    with pytest.raises(naspipe.ConfigError, match=message):
         naspipe.from_nni(NasBench101(num_stacks=1, num_modules_per_stack=1))
+
+
+class WholeCells(nas.ModelSpace):
+    """What that message proposes."""
+
+    SAMPLES = (
+        {"num_nodes": 3, "op1": "0", "input1": [0], "input2": [1]},
+        {"num_nodes": 4, "op1": "1", "op2": "0", "input1": [0], "input2": [0], "input3": [1, 2]},
+    )
+
+    def __init__(self):
+        super().__init__()
+        ops = [lambda width: nn.Conv2d(width, width, 3, padding=1), lambda width: nn.Tanh()]
+        cells = [
+            NasBench101Cell.create_fixed_module(
+                {f"cell/{label}": value for label, value in sample.items()},
+                ops, 3, 6, lambda before, width: nn.Conv2d(before, width, 1), 4, 9, "cell",
+            )
+            for sample in self.SAMPLES
+        ]  # fmt: skip
+        self.cell = nas.LayerChoice(cells, label="which")
+        self.head = nn.Linear(6, 10)
+
+    def forward(self, x):
+        return self.head(self.cell(x).mean((2, 3)))
+
+
+def test_whole_cells_of_nasbench101_are_candidates():
+    torch.manual_seed(7)
+    model_space = WholeCells()
+    space = naspipe.from_nni(model_space)
+    assert space.candidate_counts == (2,)
+    assert differing(model_space, space, samples(space, 4), batches(0, 0)["input"]) == []
 
 
 def test_a_forward_that_decides_by_values_is_refused():
