@@ -9,6 +9,7 @@ LAUNCHING = (
     "cli/test_bad_blockwise.py",
     "cli/test_combine.py",
     "cli/test_distill.py",
+    "cli/test_json.py",
     "cli/test_momentum.py::test_a_resume_goes_on_with_both",
     "cli/test_progress.py",
     "cli/test_resume.py",

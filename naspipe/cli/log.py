@@ -9,7 +9,9 @@ import argparse
 import shutil
 import sys
 from collections.abc import Iterator
+from typing import Any
 
+from naspipe.cli.display.json_results import add_json, as_json
 from naspipe.core.access import AccessKind
 from naspipe.trace.access.order import access_order, format_order, layer_order, reads_and_writes
 from naspipe.trace.reading.compare import RecordedRun
@@ -33,11 +35,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LAYER",
         help="BLOCK.CANDIDATE or a shared layer's name; 1:3.1 is layer 3.1 of stream 1",
     )
+    add_json(parser, "lines")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the orders; returns the exit status."""
     recorded = RecordedRun(arguments.run)
+    if arguments.json:
+        print(as_json(_described(recorded, arguments.layer)))
+        return 0
     if arguments.layer is None:
         for line in _lines(recorded, _width()):
             print(line)
@@ -63,6 +69,22 @@ def _lines(recorded: RecordedRun, width: int | None) -> Iterator[str]:
         order = format_order(layer_order(records))
         line = f"{labels.label(layer):{widest}}  {rule:{rule_width}}  {writes:5}  {order}"
         yield line if width is None or len(line) <= width else f"{line[: width - 1]}…"
+
+
+def _described(recorded: RecordedRun, label: str | None) -> list[dict[str, Any]]:
+    """Of each layer, or of one: label, rule, number of WRITEs and order."""
+    layers = reads_and_writes(recorded.accesses)
+    chosen = sorted(layers) if label is None else [recorded.labels.layer(label)]
+    rules = recorded.labels.rules
+    return [
+        {
+            "layer": recorded.labels.label(layer),
+            "rule": str(rules[layer.block]) if layer.block < len(rules) else None,
+            "writes": sum(each.kind is AccessKind.WRITE for each in layers.get(layer, ())),
+            "order": format_order(layer_order(layers.get(layer, ()))).split("-"),
+        }
+        for layer in chosen
+    ]
 
 
 def _width() -> int | None:

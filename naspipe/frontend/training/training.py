@@ -25,7 +25,8 @@ from naspipe.frontend.given.run_plan import make_plan, planning_costs
 from naspipe.frontend.given.space_check import check_spaces
 from naspipe.frontend.teaching.taught import how_full
 from naspipe.frontend.training.generations import Generations, check_resumable
-from naspipe.frontend.training.recording import Recording
+from naspipe.frontend.training.metrics_server import check_metrics_server, recorded
+from naspipe.frontend.training.provenance import provenance
 from naspipe.frontend.training.stream_jobs import (
     begin_record,
     check_order,
@@ -131,7 +132,8 @@ class Training:
             for said in filter(None, [full, *gains]):
                 self.observer.on_note(said)
             job = self.job(plan, costs)
-            manifests = [self._manifest(*each, plan) for each in enumerate(job.streams)]
+            origin = provenance(self.workloads, self.others.hosts.names if self.others else ())
+            manifests = [self._manifest(*each, plan, origin) for each in enumerate(job.streams)]
             stack.callback(close_all)
             for workload in self.workloads:
                 for attendant in workload.attendants:
@@ -140,11 +142,8 @@ class Training:
                 if not self.resumes or _comes_new(stream.directory, stream.workload):
                     begin_record(stream, manifest)
                     stack.enter_context(Claim(stream.directory.path))
-            definitions = [workload.definition for workload in self.workloads]
             recording = stack.enter_context(
-                Recording(
-                    self.directories, definitions, self.observer, self.execution.records.tensorboard
-                )
+                recorded(self.directories, self.workloads, self.observer, self.execution.records)
             )
             self._finish(Generations(job, manifests, recording, generation, self.others))
 
@@ -231,6 +230,7 @@ class Training:
         check_limits(self.execution, len(self.workloads))
         if self.execution.records.tensorboard:
             check_tensorboard()
+        check_metrics_server(self.execution.records)
         check_taught(self.workloads, self.taps)
         subnets = [
             check_stream(StreamId(number), workload, self.execution)
@@ -246,7 +246,9 @@ class Training:
             note(said)
         return subnets
 
-    def _manifest(self, number: int, stream: StreamJob, plan: Plan) -> dict[str, Any]:
+    def _manifest(
+        self, number: int, stream: StreamJob, plan: Plan, origin: Mapping[str, Any]
+    ) -> dict[str, Any]:
         space, definition = stream.workload.space, stream.workload.definition
         return {
             "format": 1,
@@ -265,6 +267,7 @@ class Training:
             "requested": self.execution.as_dict(),
             "source": dict(self.sources[number]) if self.sources else {},
             "init_from": dict(stream.workload.begun),
+            "provenance": dict(origin),
             "environment": describe_environment(self.execution.hardware.device, self._gpus),
             "space": describe_space(space),
             "validation": describe(stream.validation),

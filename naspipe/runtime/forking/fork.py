@@ -15,7 +15,7 @@ ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that ask a run to end: Ctrl-C, a scheduler, a terminal that is closed."""
 
 
-_LIKELY = {
+_LIKELY: dict[int, str] = {
     signal.SIGKILL: " (SIGKILL: by the system, out of memory, or by somebody)",
     signal.SIGSEGV: " (SIGSEGV: native code has crashed)",
     signal.SIGBUS: " (SIGBUS: memory or /dev/shm is full)",
