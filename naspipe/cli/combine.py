@@ -60,7 +60,6 @@ def _ratings(
     from naspipe.cli.distilling.combine_arguments import NEWEST, measure_of
     from naspipe.cli.flags import given
     from naspipe.core.config import Execution
-    from naspipe.frontend.given.held_out import batches_there
     from naspipe.frontend.search.block_rating import AT_MOST, OWN, rate_blocks
 
     found, budget = distilled.found, arguments.budget
@@ -74,7 +73,7 @@ def _ratings(
             measure=measure_of(arguments.measure or "l1"),
             last_measure=measure_of(arguments.last_measure or OWN),
             calibrate=4 if arguments.calibrate is None else arguments.calibrate,
-            validate=batches_there(held_out, 8) if arguments.validate is None else arguments.validate,
+            validate=arguments.validate,
             at_most=budget, strategy=arguments.strategy or "random", seed=arguments.seed or 0,
             stages=how.pop("stages", 1), execution=how, name=arguments.name or "",
             observer=progress,

@@ -9,7 +9,9 @@ import argparse
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
+from typing import Any
 
+from naspipe.cli.display.json_results import add_json, as_json
 from naspipe.core.ids import LayerId
 from naspipe.trace.access.order import groups_of_layers, orders_of_layers
 from naspipe.trace.access.stored import Wanted
@@ -34,11 +36,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LAYER",
         help="BLOCK.CANDIDATE or a shared layer's name; 1:3.1 is layer 3.1 of stream 1",
     )
+    add_json(parser, "lines")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the orders; returns the exit status."""
     recorded = RecordedRun(arguments.run)
+    if arguments.json:
+        print(as_json(_described(recorded, arguments.layer)))
+        return 0
     if arguments.layer is None:
         for line in _lines(recorded, _width()):
             print(line)
@@ -68,6 +74,24 @@ def _order(recorded: RecordedRun, layers: Iterable[LayerId]) -> dict[LayerId, st
     """The orders of these layers, in chain order; of those that were used."""
     wanted = Wanted(layers=frozenset(layers), backwards=False)
     return orders_of_layers(recorded.log.columns(wanted))
+
+
+def _described(recorded: RecordedRun, label: str | None) -> list[dict[str, Any]]:
+    """Of each layer, or of one: label, rule, number of WRITEs and order."""
+    labels = recorded.labels
+    groups = [[labels.layer(label)]] if label else groups_of_layers(recorded.log.layers)
+    orders = dict.fromkeys(groups[0], "") if label else {}
+    for group in groups:
+        orders |= _order(recorded, group)
+    return [
+        {
+            "layer": labels.label(layer),
+            "rule": str(labels.rules[layer.block]) if layer.block < len(labels) else None,
+            "writes": order.count("B"),
+            "order": order.split("-") if order else [],
+        }
+        for layer, order in orders.items()
+    ]
 
 
 def _width() -> int | None:

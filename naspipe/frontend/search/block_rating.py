@@ -18,7 +18,7 @@ from torch import nn
 from naspipe.core.config import Execution, Recipe
 from naspipe.core.errors import ConfigError
 from naspipe.core.space import Space
-from naspipe.frontend.given.held_out import BATCHES, check_size, held_out_of
+from naspipe.frontend.given.held_out import BATCHES, batches_there, check_size, held_out_of
 from naspipe.frontend.given.run import Run
 from naspipe.frontend.search.ports import SearchObserver
 from naspipe.frontend.search.search_parts import ALL
