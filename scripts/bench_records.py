@@ -2,10 +2,10 @@
 
 A run of some thousand steps of six layers on two stages is trained. Its records are then written
 again and again behind themselves, with later sequence IDs and times, by the writers of a run, until
-they have each length. Of each: bytes per 1,000 steps, and the seconds and the memory of `naspipe
-log`, `log --layer`, `compare` and `report`, each in a process of its own. With --rows DIR the
-records are those of the format before, a record for each access, and the commands are those of the
-checkout in DIR.
+they have each length. Of each: bytes per 1,000 steps, and the seconds (of the clock and of the
+processor) and the memory of `naspipe log`, `log --layer`, `compare` and `report`, each in a process
+of its own, torch's import included. With --rows DIR the records are those of the format before, a
+record for each access, and the commands are those of the checkout in DIR.
 """
 
 from __future__ import annotations
@@ -128,7 +128,8 @@ def cost(command: list[str], code: Path, limit: float) -> dict[str, Any]:
             if os.waitstatus_to_exitcode(status):
                 raise RuntimeError(f"{command} failed")
             seconds = round(time.monotonic() - begin, 2)
-            return {"seconds": seconds, "mib": round(usage.ru_maxrss / 1024)}
+            cpu = round(usage.ru_utime + usage.ru_stime, 2)
+            return {"seconds": seconds, "cpu": cpu, "mib": round(usage.ru_maxrss / 1024)}
         time.sleep(0.02)
     process.kill()
     _, _, usage = os.wait4(process.pid, 0)

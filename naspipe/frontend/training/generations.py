@@ -187,6 +187,11 @@ def check_resumable(
                 f"{expected.get(key)!r:.80}; resume it as it was defined, or choose a new "
                 f"--run-dir"
             )
+    if manifest.get("status") == "planning":
+        raise ConfigError(
+            f"{directory.path} was ended while it was planned: there is nothing to go on with; "
+            f"remove it, and begin anew"
+        )
     if choices is None:
         return manifest
     if [list(each) for each in read_stream(directory.stream)] != [list(each) for each in choices]:
