@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The whole test suite with all of its set-up; --fast leaves out what launches processes or trains.
 # Other arguments go to pytest (./run_tests.sh -k causal; -n 0 for one process only).
-source "$(dirname "${BASH_SOURCE[0]}")/scripts/setup.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/scripts/setup.sh" all
 export PATH="$PWD/.venv/bin:$PATH"
 
 is_fast=false

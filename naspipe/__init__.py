@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from naspipe.core.config import Execution
-from naspipe.core.errors import ConfigError, NaspipeError, StageFailedError
+from naspipe.core.errors import (
+    ConfigError,
+    NaspipeError,
+    RunInterruptedError,
+    StageFailedError,
+    StorageError,
+)
 from naspipe.core.rules import Every, Exact, Frozen, Lag
 from naspipe.core.space import Block, Shared, Space
 
@@ -36,10 +43,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Block", "Blockwise", "ConfigError", "Every", "Exact", "Execution", "Frozen", "Lag", "Momentum",
-    "NaspipeError", "Run", "Shared", "Space", "StageFailedError", "Teacher", "Views", "chain",
-    "combine_blocks", "distill_blockwise", "export_blocks", "export_subnet", "from_dataset",
-    "from_nni", "losses", "mixed", "open_run", "rate_blocks", "search_subnets", "to_mlflow",
-    "to_wandb", "train", "train_together", "validate_blocks", "workload", "write_labels",
+    "NaspipeError", "Run", "RunInterruptedError", "Shared", "Space", "StageFailedError",
+    "StorageError", "Teacher", "Views", "chain", "combine_blocks", "distill_blockwise",
+    "export_blocks", "export_subnet", "from_dataset", "from_nni", "losses", "mixed", "open_run",
+    "rate_blocks", "search_subnets", "to_mlflow", "to_wandb", "train", "train_together",
+    "validate_blocks", "workload", "write_labels",
 ]  # fmt: skip
 __version__ = "0.1.0"
 
@@ -69,6 +77,10 @@ _NEED_TORCH = {
 }
 
 
+# NNI 3.0 says so of two classes of newer versions of torch, at every import; neither is used.
+warnings.filterwarnings("ignore", ".* is found to be not a nn.Module", RuntimeWarning)
+
+
 def __getattr__(name: str) -> Any:
     """Load what needs torch only when it is asked for."""
     if name in ("losses", "mixed"):
@@ -80,4 +92,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """Everything public, whether it is loaded yet or not."""
-    return sorted({*globals(), *__all__})
+    return sorted({*__all__, "__doc__", "__file__", "__name__", "__path__", "__version__"})

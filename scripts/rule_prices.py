@@ -58,13 +58,15 @@ GRAIN = 25
 TAIL = 100
 """Steps at the end of a run whose mean loss is its result."""
 
-Key = tuple[str, str, str, int, int]
-"""Space, optimizer, rule, steps and seed."""
+Key = tuple[str, str, str, str, int, int]
+"""Space, sampler, optimizer, rule, steps and seed."""
 
 
 def key_of(row: dict[str, Any]) -> Key:
     """What a run is told apart by."""
-    return row["space"], row["optimizer"], row["rule"], row["steps"], row["seed"]
+    return (
+        row["space"], row["sampler"], row["optimizer"], row["rule"], row["steps"], row["seed"]
+    )  # fmt: skip
 
 
 def kept(path: Path) -> dict[str, Any]:
@@ -75,13 +77,16 @@ def kept(path: Path) -> dict[str, Any]:
     return found
 
 
-def trained(space: str, optimizer: str, rule: str, seed: int, steps: int) -> dict[str, Any]:
+def trained(key: Key) -> dict[str, Any]:
     """One run, in a process of its own."""
+    space, sampler, optimizer, rule, steps, seed = key
     how = {**OWN.get(space, {"space": space}), **OPTIMIZERS[optimizer]}
-    losses = real_run(rule=rule, seed=seed, steps=steps, stages=1, **how)["losses"]
+    found = real_run(rule=rule, sampler=sampler, seed=seed, steps=steps, stages=1, **how)
+    losses = found["losses"]
     means = [statistics.fmean(losses[n : n + GRAIN]) for n in range(0, steps, GRAIN)]
     return {
-        "space": space, "optimizer": optimizer, "rule": rule, "seed": seed, "steps": steps,
+        "space": space, "sampler": sampler, "optimizer": optimizer, "rule": rule,
+        "seed": seed, "steps": steps,
         "end": statistics.fmean(losses[-TAIL:]), "means": [round(mean, 5) for mean in means],
     }  # fmt: skip
 
@@ -110,20 +115,22 @@ def rates_of(space: str, rules: Sequence[str]) -> list[dict[str, Any]]:
 
 def table_of(rows: Sequence[dict[str, Any]]) -> Table:
     """End losses beside those of ``exact`` with the same seeds."""
-    table = Table("space", "optimizer", "rule", "seeds", "loss", "over exact", box=SIMPLE_HEAD)
+    table = Table(
+        "space", "sampler", "optimizer", "rule", "seeds", "loss", "over exact", box=SIMPLE_HEAD
+    )
     ends = {key_of(row): row["end"] for row in rows}
-    for (space, optimizer, rule, steps), group in itertools.groupby(
-        sorted(rows, key=key_of),
-        key=lambda row: (row["space"], row["optimizer"], row["rule"], row["steps"]),
+    for case, group in itertools.groupby(
+        sorted(rows, key=key_of), key=lambda row: key_of(row)[:-1]
     ):
         own = list(group)
-        exact = [ends.get((space, optimizer, "exact", steps, row["seed"])) for row in own]
+        *given, rule, steps = case
+        exact = [ends.get((*given, "exact", steps, row["seed"])) for row in own]
         over = [row["end"] / to - 1.0 for row, to in zip(own, exact, strict=True) if to]
         shown = ""
         if over:
             shown = f"{statistics.fmean(over):+.1%} ({min(over):+.1%} to {max(over):+.1%})"
         loss = statistics.fmean(row["end"] for row in own)
-        table.add_row(space, optimizer, rule, str(len(own)), f"{loss:.4f}", shown)
+        table.add_row(*given, rule, str(len(own)), f"{loss:.4f}", shown)
     return table
 
 
@@ -132,10 +139,7 @@ def draw(rows: Sequence[dict[str, Any]], rates: Sequence[dict[str, Any]], figure
 
     Every line is the mean of its seeds; a band reaches from the least to the most.
     """
-    sampler = SAMPLERS[0]  # of the runs
-    speeds = {
-        (r["stages"], r["rule"]): r["steps_per_second"] for r in rates if r["sampler"] == sampler
-    }
+    speeds = {(each["stages"], each["rule"]): each["steps_per_second"] for each in rates}
     names = {0: "steps", 2: "seconds on 2 stages", 4: "seconds on 4 stages"}
     panels = [stages for stages in names if not stages or any(each == stages for each, _ in speeds)]
     axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
@@ -162,6 +166,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """Train what is missing, two runs at a time; print, draw and write."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--spaces", nargs="+", choices=SPACES, default=list(SPACES))
+    parser.add_argument("--samplers", nargs="+", choices=SAMPLERS, default=["uniform"])
     parser.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=["default"])
     parser.add_argument("--rules", nargs="+", default=list(LAGS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
@@ -174,14 +179,12 @@ def main(words: Sequence[str] | None = None) -> int:
     rows: list[dict[str, Any]] = result["rows"]
     known = {key_of(row) for row in rows}
     wanted = itertools.product(
-        arguments.spaces, arguments.optimizers, arguments.rules, arguments.seeds
-    )
+        arguments.spaces, arguments.samplers, arguments.optimizers, arguments.rules,
+        [arguments.steps], arguments.seeds,
+    )  # fmt: skip
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(arguments.at_once) as pool:
-        jobs = [
-            pool.submit(trained, *job, arguments.steps)
-            for job in wanted if (*job[:3], arguments.steps, job[3]) not in known
-        ]  # fmt: skip
+        jobs = [pool.submit(trained, key) for key in wanted if key not in known]
         for done in as_completed(jobs):
             result = kept(arguments.output)  # others may have added to it
             rows = sorted([*result["rows"], done.result()], key=key_of)
@@ -194,10 +197,12 @@ def main(words: Sequence[str] | None = None) -> int:
             others = [each for each in result["rates"] if each["space"] != space]
             result["rates"] = [*others, *rates_of(space, list(rules))]
         arguments.output.write_text(json.dumps(result, indent=1) + "\n")
-    for space, optimizer in itertools.product(arguments.spaces, arguments.optimizers):
-        own = [r for r in rows if (r["space"], r["optimizer"]) == (space, optimizer)]
-        rates = [each for each in result["rates"] if each["space"] == space]
-        path = arguments.output.parent / f"{space}-{optimizer}.png"
+    cases = itertools.product(arguments.spaces, arguments.samplers, arguments.optimizers)
+    for case in cases:
+        space, sampler, optimizer = case
+        own = [row for row in rows if key_of(row)[:3] == case]
+        rates = [r for r in result["rates"] if (r["space"], r["sampler"]) == case[:2]]
+        path = arguments.output.parent / f"{space}-{sampler.replace(':', '')}-{optimizer}.png"
         draw_to(path, lambda figure, own=own, rates=rates: draw(own, rates, figure))
     shown = [row for row in rows if row["space"] in arguments.spaces]
     Console(highlight=False).print(table_of(shown))

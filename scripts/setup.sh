@@ -1,6 +1,12 @@
 #!/usr/bin/env bash
 # Makes .venv with the pinned packages, once; later calls find it up to date and do nothing.
-# Sourced by the run_*.sh: leaves $PYTHON pointing at the environment's interpreter.
+#
+#   source scripts/setup.sh run     what training and comparing need
+#   source scripts/setup.sh         everything: the tests' and the benchmarks' packages, too
+#
+# Sourced by the run_*.sh: leaves $PYTHON pointing at the environment's interpreter. uv is used
+# where it is there, pip otherwise. NASPIPE_PYTHON=/path/to/python names an environment that has
+# the packages already; then nothing is installed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -19,20 +25,65 @@ find_python() {
     return 2
 }
 
-PYTHON="$PWD/.venv/bin/python"
-wanted=$(cat constraints.txt pyproject.toml setup.py | cksum)
-if [ "$(cat .venv/naspipe-setup 2>/dev/null)" != "$wanted" ]; then
+make_environment() {
+    local base
     base=$(find_python)
-    echo "naspipe: setting up .venv (once; takes a minute or two) ..." >&2
     rm -rf .venv
-    "$base" -m venv .venv || {
-        echo "naspipe: $base cannot make a virtual environment; install its venv package" >&2
+    if command -v uv >/dev/null; then
+        uv venv --quiet --no-python-downloads --python "$base" .venv
+    else
+        "$base" -m venv .venv || {
+            echo "naspipe: $base cannot make a virtual environment; install its venv package" >&2
+            exit 2
+        }
+    fi
+}
+
+install() {
+    local how
+    if command -v uv >/dev/null; then
+        # uv does not look at pip's settings: where torch's build for this machine lies is handed on.
+        how=(uv pip install --quiet --python "$PYTHON" ${PIP_FIND_LINKS:+--find-links "$PIP_FIND_LINKS"})
+    else
+        how=("$PYTHON" -m pip install --quiet --quiet --disable-pip-version-check)
+    fi
+    "${how[@]}" -c constraints.txt "$@"
+}
+
+check_given() {
+    local missing
+    missing=$("$NASPIPE_PYTHON" -c '
+import importlib.util, sys
+needed = "torch numpy msgpack zmq rich safetensors sklearn subword_nmt plotly"
+print(*[name for name in needed.split() if importlib.util.find_spec(name) is None])
+sys.exit(sys.version_info < (3, 11))') || {
+        echo "naspipe: expected NASPIPE_PYTHON to be Python 3.11 or newer, found $NASPIPE_PYTHON" >&2
         exit 2
     }
-    "$PYTHON" -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt setuptools
-    "$PYTHON" -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt \
-        --no-build-isolation -e '.[dev,bench,nni-rl,onnx,tensorboard,search]'
+    if [ -n "$missing" ]; then
+        echo "naspipe: NASPIPE_PYTHON: no $missing there; run '$NASPIPE_PYTHON -m pip install -e .'" >&2
+        exit 2
+    fi
+}
+
+needs=${1:-all}
+if [ -n "${NASPIPE_PYTHON:-}" ]; then
+    check_given
+    PYTHON=$NASPIPE_PYTHON
+    export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
+    return 0 2>/dev/null || exit 0
+fi
+PYTHON="$PWD/.venv/bin/python"
+wanted=$(cat constraints.txt pyproject.toml setup.py | cksum)
+found=$(cat .venv/naspipe-setup 2>/dev/null || true)
+if [ "$found" != "$wanted all" ] && [ "$found" != "$wanted $needs" ]; then
+    extras=
+    [ "$needs" = run ] || extras='[dev,bench,nni-rl,onnx,tensorboard,search]'
+    echo "naspipe: setting up .venv (once; takes a minute or two) ..." >&2
+    [ "$found" = "$wanted run" ] || make_environment
+    install setuptools
+    install --no-build-isolation -e ".$extras"
     # NNI writes a file of its own when it is first imported: not in several processes at once.
-    "$PYTHON" -W ignore -c 'import nni.nas.nn.pytorch'
-    echo "$wanted" >.venv/naspipe-setup
+    [ "$needs" = run ] || "$PYTHON" -W ignore -c 'import nni.nas.nn.pytorch'
+    echo "$wanted $needs" >.venv/naspipe-setup
 fi

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING
 
+from naspipe.cli.display.result_lines import tell
 from naspipe.cli.distilling.distill_arguments import add_arguments as add_arguments
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     trained = zip(training.workloads, training.directories, strict=True)
     places = [str(directory.path) for workload, directory in trained if workload.is_trained]
     if is_first:
-        print("\n".join(places))
+        tell("\n".join(places))
     if not arguments.quiet:
         page = asked.path / "report.html"
         print(f"next: naspipe report {' '.join(places)} -o {page}", file=sys.stderr)

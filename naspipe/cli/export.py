@@ -10,6 +10,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from naspipe.cli.display.result_lines import tell
+from naspipe.cli.sources.prepared_data import add_data_place
+
 if TYPE_CHECKING:
     from naspipe.core.space import Space
     from naspipe.export.exporter import Exported
@@ -57,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--space", metavar="MODULE:ATTRIBUTE", help="of a run with your own space")
     parser.add_argument("--data", metavar="NAME", help="a data set, or MODULE:FUNCTION")
-    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where prepared data is kept")
+    add_data_place(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -109,7 +112,7 @@ def _finish(done: Exported) -> int:
         print("naspipe: not checked on a batch; give --data to do so", file=sys.stderr)
     if done.onnx_difference is not None:
         print(f"naspipe: ONNX within {done.onnx_difference:.1e} of torch", file=sys.stderr)
-    print(done.directory)
+    tell(str(done.directory))
     return 0
 
 
@@ -117,7 +120,7 @@ def _workload(
     arguments: argparse.Namespace, manifest: dict[str, Any]
 ) -> tuple[Space, Batches | None, Loss | None]:
     """The run's space, and its data and loss where they are known."""
-    from naspipe.cli.run_source import run_source
+    from naspipe.cli.sources.run_source import run_source
     from naspipe.core.rules import parse_rule
     from naspipe.frontend.given.workloads import as_trained, find_space, find_workload
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import platform
 import sys
 import warnings
@@ -14,12 +13,15 @@ from types import ModuleType
 from typing import NoReturn
 
 from naspipe import __version__
+from naspipe.cli.display.result_lines import complain, silence, systems_line
+from naspipe.cli.sources.prepared_data import run_with_data
 from naspipe.core.errors import ConfigError, NaspipeError, RunInterruptedError
 
 SUBCOMMANDS = {
     "train": "train a supernet and write a run directory",
     "distill": "teach each block of a trained network to a block, or a supernet, of its own",
     "teach": "compute a teacher's labels: into a file, or for runs that ask",
+    "runs": "list the runs of a directory: status, step, speed, last sign of life, host",
     "compare": "show whether runs left the same bits, or what differs first",
     "log": "print who read and who wrote each layer, in order",
     "report": "write a page that shows what runs did: timeline, waits, losses, access order",
@@ -71,23 +73,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         if module is None:
             parser.print_help(sys.stderr)
             return _EXIT_USAGE
-        status = int(module.run(arguments))
-        sys.stdout.flush()
+        status = run_with_data(module.run, arguments)
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except ConfigError as error:
-        print(f"naspipe: {error}", file=sys.stderr)
+        complain(str(error))
         return _EXIT_USAGE
     except RunInterruptedError as error:
-        print(f"naspipe: {error}", file=sys.stderr)
+        complain(str(error))
         return _EXIT_SIGNAL + error.signal_number
     except NaspipeError as error:
-        print(f"naspipe: {error}", file=sys.stderr)
+        complain(str(error))
         return _EXIT_FAILED
     except KeyboardInterrupt:
-        print("naspipe: interrupted", file=sys.stderr)
+        complain("interrupted")
         return _EXIT_INTERRUPTED
     except BrokenPipeError:
-        _silence_stdout()
+        silence(sys.stdout)
         return _EXIT_BROKEN_PIPE
+    except (OSError, MemoryError, ImportError) as error:
+        complain(systems_line(error))
+        silence(sys.stdout)
+        return _EXIT_FAILED
     return status
 
 
@@ -142,10 +149,3 @@ def build_parser(
 
 def _load(name: str | None) -> ModuleType:
     return import_module(f"naspipe.cli.{name}")
-
-
-def _silence_stdout() -> None:
-    """Nobody reads any more: keep the interpreter from failing as it flushes at its exit."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)

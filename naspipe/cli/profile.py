@@ -15,6 +15,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from naspipe.cli.flags import add_flags, flags, given
+from naspipe.cli.sources.prepared_data import add_data_place
 from naspipe.core.config import Execution, first_gpu
 from naspipe.core.space import Block, Space
 from naspipe.planning.cost import CostTable, LayerCost, first_of_kind
@@ -55,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("space", metavar="SPACE", help="a space by name, or MODULE:ATTRIBUTE")
     parser.add_argument("--scale", default="tiny", help="tiny, small or paper (default: tiny)")
     parser.add_argument("--data", metavar="NAME", help="a data set, or MODULE:FUNCTION")
-    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where prepared data is kept")
+    add_data_place(parser)
     add_flags(parser, flags(Execution, "device", "recompute"), {})
     parser.add_argument("--fresh", action="store_true", help="measure, whatever was kept before")
     parser.add_argument("--json", action="store_true", help="print every candidate as JSON")

@@ -12,7 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from naspipe.cli.display.result_lines import tell
 from naspipe.cli.flags import add_flags, flags, given
+from naspipe.cli.sources.prepared_data import add_data_place
 from naspipe.core.config import Execution
 
 if TYPE_CHECKING:
@@ -55,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top", type=int, default=10, metavar="K", help="subnets to show")
     parser.add_argument("--space", metavar="MODULE:ATTRIBUTE", help="of a run with your own space")
     parser.add_argument("--data", metavar="NAME", help="the run's, if it is your own")
-    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where prepared data is kept")
+    add_data_place(parser)
     parser.add_argument("--quiet", action="store_true", help="no progress")
 
 
@@ -137,7 +139,7 @@ def run(arguments: argparse.Namespace) -> int:
         search = searching.start()
     shown, measured = _examine(arguments, searching, search, judge)
     print_tables(search, shown, measured)
-    print(search.path)
+    tell(str(search.path))
     return 0
 
 
@@ -207,7 +209,7 @@ def _option(text: str) -> tuple[str, float]:
 def _searching(
     arguments: argparse.Namespace, definition: SearchDefinition, observer: Any
 ) -> Searching:
-    from naspipe.cli.run_source import run_source
+    from naspipe.cli.sources.run_source import run_source
     from naspipe.frontend.given.held_out import at_most, check_size, find_held_out
     from naspipe.frontend.given.run import Run
     from naspipe.frontend.given.workloads import as_trained, find_workload

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from naspipe.cli.flags import add_flags, flags, given
+from naspipe.cli.sources.prepared_data import add_data_place
 from naspipe.core.config import Definition, Execution
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def add_scenario_arguments(parser: argparse.ArgumentParser) -> None:
         "--no-shared", action="store_true", help="leave shared layers out (table5 only)"
     )
     parser.add_argument("--data", metavar="NAME", help="a data set, or MODULE:FUNCTION")
-    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where prepared data is kept")
+    add_data_place(parser)
     parser.add_argument("--json", action="store_true", help="print JSON, for a program")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="as for naspipe train"

@@ -14,6 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from naspipe.cli.display.result_lines import tell
+from naspipe.cli.sources.prepared_data import add_data_place
+
 if TYPE_CHECKING:
     from naspipe.core.config import Settings
     from naspipe.frontend.teaching.teachers import Teacher
@@ -49,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--top", type=int, default=0, metavar="K", help="as --teacher-top says of the students"
     )
     parser.add_argument("--data", metavar="NAME", help="the students' data (the teacher's own)")
-    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where prepared data is kept")
+    add_data_place(parser)
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE",
         help="sizes of the data, as in data.batch_size=32; precision and threads",
@@ -130,7 +133,7 @@ def _write(arguments: argparse.Namespace) -> int:
             teacher, data, arguments.to, batches=arguments.batches, seed=arguments.seed,
             recipe=settings.recipe, device=arguments.device, on_label=on_label,
         )  # fmt: skip
-    print(arguments.to)
+    tell(str(arguments.to))
     return 0
 
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from naspipe.cli.display.result_lines import tell
 from naspipe.cli.flags import given
 from naspipe.cli.teaching.teacher import join_teacher, with_momentum
 from naspipe.cli.training.train_arguments import DEFAULTS
@@ -51,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
             training.run()
     if worker is None or worker.rank == 0:
         for directory in training.directories:
-            print(directory.path)
+            tell(str(directory.path))
     return 0
 
 
@@ -90,8 +91,8 @@ def _defined(
     arguments: argparse.Namespace,
 ) -> tuple[Execution, list[Workload], list[dict[str, Any]]]:
     """What is trained, and how; from the run where one is resumed."""
-    from naspipe.cli.resume import read_resumed
     from naspipe.cli.streams import parse_streams
+    from naspipe.cli.training.resumed import read_resumed
     from naspipe.core.errors import ConfigError
     from naspipe.core.recipe_file import NO_RECIPE, read_recipe
 
@@ -135,7 +136,7 @@ def _workloads(
     """
     from naspipe.core.config import Settings
     from naspipe.frontend.given.held_out import held_out_for
-    from naspipe.frontend.given.strategies import find_strategy_maker
+    from naspipe.frontend.given.strategies import Asked, find_strategy_maker
     from naspipe.frontend.given.workloads import find_workload
 
     found: dict[tuple[str, str, str | None], Workload] = {}
@@ -162,11 +163,13 @@ def _workloads(
             policy=arguments.policy,
             bulk=arguments.bulk,
         )
+        delay = defined.recipe.feedback_delay
+        asked = Asked(seed=stream.seed, delay=delay, subnets=stream.steps)
         workloads.append(
             replace(
                 defined,
                 recompute=settings.execution.pipeline.recompute,
-                make_strategy=find_strategy_maker(stream.sampler, named.space, stream.seed),
+                make_strategy=find_strategy_maker(stream.sampler, named.space, asked),
                 held_out=held_out_for(settings.execution, source, arguments.data_dir),
             )
         )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 
 class NaspipeError(Exception):
     """Root of every error that naspipe raises on purpose."""
@@ -17,8 +20,20 @@ class ConfigError(NaspipeError):
     """The user's input cannot be used; raised before anything is written (exit status 2)."""
 
 
+class UsersCodeError(NaspipeError):
+    """The user's code raised something in another process; the message has its traceback."""
+
+
 class DataError(ConfigError):
     """A data file is missing, damaged or cannot be fetched."""
+
+
+class NotPreparedError(DataError):
+    """A data set was not prepared yet; ``naspipe data prepare`` or the command itself does it."""
+
+    def __init__(self, name: str, root: Path, message: str) -> None:
+        super().__init__(message)
+        self.name, self.root = name, root
 
 
 class BlockInputEditedError(NaspipeError):
@@ -41,14 +56,28 @@ class RunInterruptedError(NaspipeError):
         super().__init__(message)
 
 
-class StageFailedError(NaspipeError):
-    """A stage raised; carries the first cause: the stage, its task and its traceback."""
+class NotFiniteError(NaspipeError):
+    """A loss is infinite or not a number, and the recipe wants the run to stop then."""
 
-    def __init__(self, stage: int, task: str, traceback_text: str) -> None:
+
+class StageFailedError(NaspipeError):
+    """A stage raised; carries the first cause: the stage, its task, host and traceback.
+
+    Its first line says all but the traceback: ``stage 1 failed in 0.3F@1 block 4 (layer 3.1) on
+    HOST: RuntimeError: why``. The ``cause`` is the traceback's last line, unless it is given.
+    """
+
+    def __init__(
+        self, stage: int, task: str, traceback_text: str, host: str = "", cause: str = ""
+    ) -> None:
         self.stage = stage
         self.task = task
         self.traceback_text = traceback_text
-        super().__init__(f"stage {stage} failed in {task}\n{traceback_text}")
+        self.host = host or os.uname().nodename
+        lines = [line.strip() for line in traceback_text.splitlines() if line.strip()]
+        cause = cause or (lines[-1] if lines else "no cause is known")
+        more = f"\n{traceback_text}" if len(lines) > 1 else ""
+        super().__init__(f"stage {stage} failed in {task} on {self.host}: {cause:.500}{more}")
 
 
 class LogError(NaspipeError):

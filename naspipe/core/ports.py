@@ -205,6 +205,14 @@ class Decisions(Protocol):
         """One choice per choice block, from one value per decision."""
         ...
 
+    def choices_of(self, sample: Mapping[str, Any]) -> tuple[int, ...]:
+        """One choice per choice block, from the value of every label, as NNI writes it.
+
+        Raises:
+            ConfigError: when a label is missing, or has a value that it does not allow.
+        """
+        ...
+
     def part(self, blocks: range) -> Decisions:
         """Those of a space with some of the choice blocks only.
 

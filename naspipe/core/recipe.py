@@ -45,7 +45,7 @@ class Recipe:
     )
     warmup_steps: int = setting(
         0,
-        "optimizer steps over which the rate rises linearly from 0 to its peak.",
+        "optimizer steps over which the rate rises linearly to its peak: step 0 has 1/N of it.",
         at_least(0),
         unit="steps",
         example="7",

@@ -14,8 +14,8 @@ from typing import Any
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import FIRST_STREAM, LayerId, StreamId
 from naspipe.core.ports import Decisions, Proof
-from naspipe.core.rules import Every, Exact, Lag, Rule
-from naspipe.core.user_code import check_factories
+from naspipe.core.rules import Every, Exact, Lag, Rule, parse_rule
+from naspipe.core.user_code import check_blocks, check_factories
 
 Factory = Callable[[], Any]
 """Makes one candidate: a ``torch.nn.Module`` with freshly initialised parameters."""
@@ -69,7 +69,7 @@ class Shared:
     Args:
         name: how logs, checkpoints and errors call it.
         factory: makes the module.
-        rule: ``Exact()``, ``Frozen()``, ``Lag(K)`` or ``Every(M)``.
+        rule: ``Exact()``, ``Frozen()``, ``Lag(K)`` or ``Every(M)``, or its text, as in ``lag(2)``.
         fields: batch fields handed to the module after the tensors of the block before.
     """
 
@@ -80,6 +80,8 @@ class Shared:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fields", tuple(self.fields))
+        if isinstance(self.rule, str):
+            object.__setattr__(self, "rule", parse_rule(self.rule))
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_-]*", self.name):
             raise ConfigError(
                 f"shared layer {self.name!r}: expected a name of letters, digits, - and _"
@@ -124,6 +126,7 @@ class Space:
         self.decisions = decisions
         self.proof = proof
         self.blocks: tuple[Block | Shared, ...] = tuple(blocks)
+        check_blocks(name, self.blocks, (Block, Shared))
         self._choice_positions = [
             index for index, block in enumerate(self.blocks) if isinstance(block, Block)
         ]

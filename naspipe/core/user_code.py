@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from naspipe.core.errors import ConfigError, NaspipeError, reason
+from naspipe.core.errors import ConfigError, NaspipeError, UsersCodeError, reason
 
 _NASPIPE = str(Path(__file__).parent.parent)
 _LIBRARIES = tuple(
@@ -57,8 +57,14 @@ def called(what: Callable[[], str]) -> Iterator[None]:
 def users_traceback(error: BaseException) -> str:
     """The traceback of an error of the user's code, without the frames of naspipe and torch.
 
-    What naspipe itself raised is left whole.
+    What naspipe itself raised is left whole; where it says in its own words what the user's code
+    did, these come behind the user's frames.
     """
+    if isinstance(error, UsersCodeError):
+        return f"{error}\n"
+    cause = error.__cause__
+    if isinstance(error, NaspipeError) and cause is not None and _is_users(cause):
+        return f"{users_traceback(cause)}\n{type(error).__name__}: {error}\n"
     found = traceback.TracebackException.from_exception(error)
     if _is_users(error):
         seen: set[int] = set()
@@ -84,6 +90,33 @@ def _leave_out_ours(found: traceback.TracebackException | None, seen: set[int]) 
     found.stack[:] = left
     _leave_out_ours(found.__cause__, seen)
     _leave_out_ours(found.__context__, seen)
+
+
+def check_blocks(name: Any, blocks: Sequence[Any], kinds: tuple[type, ...]) -> None:
+    """A space has a name, and each of its blocks must be one of some kinds.
+
+    Raises:
+        ConfigError: for the first that is not, with what it should have been.
+    """
+    if not isinstance(name, str):
+        raise ConfigError(
+            f"a space: expected a name first, as in npp.Space('mine', [...]), found a "
+            f"{type(name).__name__}"
+        )
+    for place, found in enumerate(blocks):
+        if isinstance(found, kinds):
+            continue
+        kind, todo = type(found).__name__, "npp.Block([...]) or npp.Shared('name', ...)"
+        if isinstance(found, list | tuple):
+            todo = "npp.Block([...]) around its candidates"
+        elif hasattr(found, "named_parameters"):
+            todo = f"npp.Shared('name', lambda: {kind}(...))"
+        elif callable(found):
+            todo = "npp.Shared('name', ...) around what makes a layer"
+        raise ConfigError(
+            f"space {name}: expected npp.Block or npp.Shared in place {place}, found a {kind}; "
+            f"write {todo}"
+        )
 
 
 def check_factories(where: str, candidates: Sequence[Any]) -> None:
@@ -112,6 +145,24 @@ def is_users_module(name: str) -> bool:
     file = getattr(sys.modules.get(name), "__file__", None) or ""
     is_installed = file.startswith((*_LIBRARIES, _NASPIPE)) or _INSTALLED & set(Path(file).parts)
     return bool(file) and not is_installed
+
+
+def full_name(thing: object) -> str:
+    """A name of a function, or of an object's class, as in ``mymodule.collate``; no addresses."""
+    named = thing if hasattr(thing, "__qualname__") else type(thing)
+    return f"{module_of(named)}.{getattr(named, '__qualname__', '')}"
+
+
+def module_of(named: object) -> str:
+    """Where a function or class is from; of the script that was started, what imports call it."""
+    module: str = getattr(named, "__module__", "") or ""
+    if module != "__main__":
+        return module
+    script = sys.modules[module]
+    spec, file = getattr(script, "__spec__", None), getattr(script, "__file__", None)
+    if spec:
+        return str(spec.name)
+    return Path(file).stem if file and Path(file).is_file() else module
 
 
 def why_no_source(kind: Any) -> str:

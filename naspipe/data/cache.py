@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from naspipe.core.errors import DataError
+from naspipe.core.errors import DataError, NotPreparedError
 from naspipe.core.json_text import parse_json
 
 RECORD_FILE = "record.json"
@@ -86,8 +86,10 @@ def open_prepared(root: Path, name: str, recipe: int) -> tuple[Path, dict[str, A
     """Return the directory and the record of ``name``, every file checked by size and SHA-256."""
     target = root / name
     if not target.is_dir():
-        raise DataError(
-            f"data set '{name}' is not prepared in {root}: run '{prepare_command(name, root)}'"
+        raise NotPreparedError(
+            name,
+            root,
+            f"data set '{name}' is not prepared in {root}: run '{prepare_command(name, root)}'",
         )
     repair = f"repair it with '{prepare_command(name, root, force=True)}'"
     record = _read_record(target / RECORD_FILE, repair)

@@ -15,6 +15,7 @@ import torch
 from torch.nn import functional
 
 from naspipe.core.errors import ConfigError
+from naspipe.core.user_code import full_name
 
 Batches = Callable[[int, int], Mapping[str, torch.Tensor]]
 
@@ -83,15 +84,15 @@ class Views:
         self.local = local
         self.validation = getattr(data, "validation", None)
         self.info = getattr(data, "info", {})
-        inner = dict(getattr(data, "record", None) or {"name": _name(data)})
+        inner = dict(getattr(data, "record", None) or {"name": full_name(data)})
         says = getattr(transform, "record", None)
         self.record = {
-            **inner, "views": views, "batches": batches, "transform": says or _name(transform)
+            **inner, "views": views, "batches": batches, "transform": says or full_name(transform)
         }  # fmt: skip
         if local:
             smaller = self._transforms[1]
             says = getattr(smaller, "record", None)
-            self.record |= {"local": local, "local_transform": says or _name(smaller)}
+            self.record |= {"local": local, "local_transform": says or full_name(smaller)}
 
     @property
     def passes(self) -> int:
@@ -114,11 +115,6 @@ class Views:
         draws = torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
         transform = self._transforms[view >= self.views]
         return {**batch, "input": transform(batch["input"], draws, view)}
-
-
-def _name(thing: object) -> str:
-    named = thing if hasattr(thing, "__qualname__") else type(thing)
-    return f"{getattr(named, '__module__', '')}.{getattr(named, '__qualname__', '')}"
 
 
 class Augment:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from naspipe.core.errors import ConfigError
+from naspipe.core.user_code import full_name
 
 Batches = Callable[[int, int], Mapping[str, torch.Tensor]]
 
@@ -101,6 +102,4 @@ def _of_weights(data: Batches, seed: int, number: int) -> Mapping[str, torch.Ten
 
 def _said(data: Batches) -> dict[str, Any]:
     """What data say of themselves, or their name."""
-    named = data if hasattr(data, "__qualname__") else type(data)
-    name = f"{getattr(named, '__module__', '')}.{getattr(named, '__qualname__', '')}"
-    return dict(getattr(data, "record", None) or {"name": name})
+    return dict(getattr(data, "record", None) or {"name": full_name(data)})

@@ -110,6 +110,11 @@ class BlockLayers:
         return self._space.get_submodule(str(node.target))
 
 
+def _as_listed(value: Any) -> Any:
+    """A value as ``domains`` lists it: what an InputChoice chose is a list."""
+    return list(value) if isinstance(value, tuple) else value
+
+
 class LabelDecisions:
     """How the values of a model space's labels become one choice per choice block.
 
@@ -152,6 +157,7 @@ class LabelDecisions:
         Raises:
             ConfigError: when a label is missing, or has a value that it does not allow.
         """
+        sample = {label: _as_listed(value) for label, value in sample.items()}
         for label, options in self.values.items():
             if label not in sample or sample[label] not in options:
                 found = repr(sample[label]) if label in sample else "nothing"
@@ -163,7 +169,9 @@ class LabelDecisions:
 
     def numbers(self, sample: Mapping[str, Any]) -> tuple[int, ...]:
         """What :meth:`choices` takes, of an architecture in NNI's form."""
-        return tuple(options.index(sample[label]) for label, options in self.values.items())
+        return tuple(
+            options.index(_as_listed(sample[label])) for label, options in self.values.items()
+        )
 
     def sample_of(self, choices: Sequence[int]) -> Sample:
         """An architecture in NNI's form that is a subnet; labels without effect have any value.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
 from typing import Any
 
@@ -20,6 +20,14 @@ from naspipe.nni.randomness import Randomness
 
 END_SECONDS = 60.0
 """How long a strategy may take to end once it is told to."""
+
+
+REJECTIONS = 10_000
+"""Subnets in a row that do not keep the limits, before these are called impossible."""
+
+
+_DEDUP = "_dedup_helper"
+"""What strategies of NNI's have that may propose a subnet once only."""
 
 
 class _Ended(BaseException):
@@ -36,6 +44,7 @@ class NniStrategy:
         model_space: what it explores, in NNI's simplified form.
         to_numbers: the decisions that a sample of NNI's stands for.
         seed: of the global generators, for strategies that use them.
+        allows: whether decisions keep the limits; None where there are none.
     """
 
     def __init__(
@@ -44,10 +53,12 @@ class NniStrategy:
         model_space: Any,
         to_numbers: Callable[[Mapping[str, Any]], tuple[int, ...]],
         seed: int,
+        allows: Callable[[Sequence[int]], bool] | None = None,
     ) -> None:
         self._strategy = strategy
         self._space = model_space
         self._to_numbers = to_numbers
+        self._allows = allows
         self._randomness = Randomness(seed)
         self._requests: SimpleQueue[tuple[str, Any]] = SimpleQueue()
         self._answers: SimpleQueue[Any] = SimpleQueue()
@@ -60,18 +71,49 @@ class NniStrategy:
         """See :class:`ExplorationStrategy`.
 
         Raises:
-            ConfigError: when the strategy has ended: its space is exhausted.
+            ConfigError: when the strategy has ended, as its space is exhausted, or when nothing
+                that it proposes keeps the limits.
             Exception: whatever the strategy raises.
         """
-        model = self._ask("propose", None)
-        if model is None:
-            return None
-        self._under_way[sequence_id] = model
-        return self._to_numbers(dict(model.sample))
+        if self._engine.is_over:
+            raise ConfigError(
+                f"strategy {type(self._strategy).__name__} of NNI has ended with the stream that "
+                f"it explored; NNI's strategies run once, so make a new one"
+            )
+        for _ in range(REJECTIONS):
+            model = self._ask("propose", None)
+            if model is None:
+                return None
+            if (numbers := self._allowed(dict(model.sample))) is not None:
+                self._under_way[sequence_id] = model
+                return numbers
+            self._ask("reject", model)
+        raise ConfigError(
+            f"strategy {type(self._strategy).__name__} of NNI proposed no subnet within the limits "
+            f"{REJECTIONS} times; raise --max-flops, --max-params or --max-latency-ms"
+        )
+
+    def _allowed(self, sample: Mapping[str, Any]) -> tuple[int, ...] | None:
+        """The decisions of a subnet; None for one that is not to be evaluated."""
+        try:
+            numbers = self._to_numbers(sample)
+        except ValueError:
+            return None  # an InputChoice of any number of inputs that chose none
+        return numbers if self._allows is None or self._allows(numbers) else None
 
     def observe(self, sequence_id: int, score: float) -> None:
         """See :class:`ExplorationStrategy`; raises as :meth:`propose`."""
         self._ask("observe", (self._under_way.pop(sequence_id), score))
+
+    def finish(self) -> None:
+        """Nothing more is asked for: the strategy ends by itself, as without a budget."""
+        self._engine.is_over = True
+        with self._randomness.in_use(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if self._thread is not None and self._thread.is_alive():
+                self._requests.put(("finish", None))
+                self._thread.join(END_SECONDS)
+        self._thread = None
 
     def close(self) -> None:
         """End the strategy, wherever it is."""
@@ -101,10 +143,12 @@ class NniStrategy:
         if self._failure is not None:
             raise self._failure
         if what == "propose":
+            name = type(self._strategy).__name__
+            also = ", or make it with dedup=False" if hasattr(self._strategy, _DEDUP) else ""
+            within = " within the limits" if self._allows else ""
             raise ConfigError(
-                f"strategy {type(self._strategy).__name__} of NNI ended by itself: it has no "
-                f"subnet that it did not propose before; ask for fewer steps, or make it with "
-                f"dedup=False"
+                f"strategy {name} of NNI ended by itself: it has no subnet{within} that it did not "
+                f"propose before; ask for fewer steps{also}"
             )
 
     def _run(self) -> None:
@@ -121,6 +165,8 @@ class NniStrategy:
 
     def _submit(self, model: Any) -> None:
         """The strategy has a model: hand it over, and go on at the next request for one."""
+        if self._engine.is_over:
+            raise _Ended
         self._answers.put((True, model))
         self._serve(lambda: True)
 
@@ -128,17 +174,27 @@ class NniStrategy:
         """The strategy waits for scores: there is nothing to propose until it has them."""
         if holds():
             return
+        if self._engine.is_over:
+            raise _Ended
         self._answers.put((True, None))
         self._serve(holds)
 
     def _serve(self, may_go_on: Callable[[], bool]) -> None:
-        """Take requests until a subnet is asked for and the strategy may go on to propose it."""
+        """Take requests until a subnet is asked for and the strategy may go on to propose it.
+
+        Or until nothing more will be asked for.
+        """
         while True:
             what, subject = self._requests.get()
             if what == "end":
                 raise _Ended
+            if what == "finish":
+                return
             if what == "observe":
                 self._engine.finish(*subject)
+                self._answers.put((True, None))
+            elif what == "reject":
+                self._engine.reject(subject)
                 self._answers.put((True, None))
             elif may_go_on():
                 return

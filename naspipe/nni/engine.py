@@ -17,11 +17,9 @@ def engine_class() -> Any:
     class SubnetEngine(ExecutionEngine):  # type: ignore[misc]
         """Submitting blocks until the model was taken; waiting blocks until scores are told.
 
-        There is always an idle worker and a budget: a strategy that looks for them never sleeps.
+        There is always an idle worker, and a budget until the end: no strategy sleeps.
 
-        Args:
-            submit: called with a model that is submitted.
-            wait: called with a condition; returns when it holds.
+        ``submit`` is called with each model, ``wait`` with a condition until which to wait.
         """
 
         def __init__(
@@ -31,9 +29,10 @@ def engine_class() -> Any:
             self._submit = submit
             self._wait = wait
             self._models: list[Any] = []
+            self.is_over = False
 
         def submit_models(self, *models: Any) -> None:
-            """Hand models on, one after the other."""
+            """Hand models on."""
             for model in models:
                 model.status = ModelStatus.Training
                 self._models.append(model)
@@ -41,7 +40,7 @@ def engine_class() -> Any:
 
         def wait_models(self, *models: Any) -> None:
             """Wait until these models, or all that were submitted, have their score."""
-            awaited = list(models or self._models)
+            awaited = models or tuple(self._models)
             self._wait(lambda: all(model.status.completed() for model in awaited))
 
         def list_models(self, status: Any = None) -> list[Any]:
@@ -53,13 +52,17 @@ def engine_class() -> Any:
             return True
 
         def budget_available(self) -> bool:
-            """Always: the strategy is ended from outside."""
-            return True
+            """Until the strategy is to end."""
+            return not self.is_over
 
         def finish(self, model: Any, score: float) -> None:
             """Tell the strategy how a model did."""
             self.dispatch_model_event(FinalMetricEvent(model, score))
             self.dispatch_model_event(TrainingEndEvent(model, ModelStatus.Trained))
+
+        def reject(self, model: Any) -> None:
+            """Tell the strategy that a model failed: it is not what is looked for."""
+            self.dispatch_model_event(TrainingEndEvent(model, ModelStatus.Failed))
 
         def shutdown(self) -> None:
             """Nothing is left to end."""

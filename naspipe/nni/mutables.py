@@ -44,6 +44,20 @@ def _values(label: str, mutable: Any) -> tuple[Any, ...]:
     )
 
 
+def explored(mutable: Any) -> Any:
+    """A label's mutable as strategies take it: a tuner is offered every subset as one value."""
+    if not isinstance(mutable, library().categorical_multiple):
+        return mutable
+
+    class Subsets(library().categorical_multiple):  # type: ignore[misc]
+        def as_legacy_dict(self) -> dict[str, Any]:
+            return {"_type": "choice", "_value": list(_values(self.label, self))}
+
+    found = Subsets(mutable.values, n_chosen=mutable.n_chosen, label=mutable.label)
+    found.weights = mutable.weights
+    return found
+
+
 def labels_of(mutable: Any) -> tuple[str, ...]:
     """The labels that an expression depends on."""
     return tuple(mutable.simplify()) if isinstance(mutable, library().mutable) else ()

@@ -120,8 +120,8 @@ class NniProof:
         found = counterparts(self.traced, sample, model)
         what = f"space {self.traced.name}: expected a first batch that"
         try:
-            pairs = list(_pairs(chain, found))
-            _load(pairs)
+            pairs = list(tensor_partners(chain, found))
+            load_tensors(pairs)
             for training in (False, True):
                 model.train(training)
                 for layer in chain:
@@ -146,7 +146,7 @@ class _DiffersError(Exception):
     """Where a chain and NNI's model part."""
 
 
-def _pairs(chain: Sequence[Any], found: Counterparts) -> Iterator[Pair]:
+def tensor_partners(chain: Sequence[Any], found: Counterparts) -> Iterator[Pair]:
     """Every tensor of the chain with its counterpart, once the modules are found alike."""
     left = dict(found.modules)
     for layer in chain:
@@ -169,7 +169,7 @@ def _pairs(chain: Sequence[Any], found: Counterparts) -> Iterator[Pair]:
             raise _DiffersError(f"{path}, which no layer has")
 
 
-def _load(pairs: Sequence[Pair]) -> None:
+def load_tensors(pairs: Sequence[Pair]) -> None:
     """Give NNI's model the chain's values; what is one tensor here is one tensor there."""
     partners: dict[int, int] = {}
     for name, ours, theirs in pairs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr
 from functools import cache
 from typing import Any
@@ -15,6 +15,7 @@ from naspipe.core.space import Space
 from naspipe.nni.decisions import LabelDecisions
 from naspipe.nni.driven import NniStrategy
 from naspipe.nni.library import library
+from naspipe.nni.mutables import explored
 
 STRATEGIES = ("Random", "GridSearch", "RegularizedEvolution", "TPE", "PolicyBasedRL")
 """Those that ``nni:NAME`` makes."""
@@ -26,29 +27,138 @@ _OPTIONS: Mapping[str, Mapping[str, Any]] = {
 }
 """With which they fill a stream of any length, and know that more is better."""
 
+_INSTEAD = {"ENAS": "nni:PolicyBasedRL"}
+"""What searches, by the one-shot strategy that samples in its place."""
+
+_ONE_SHOT = ("RandomOneShot", "ENAS", "DARTS", "GumbelDARTS", "Proxyless")
+
 
 def is_strategy(thing: Any) -> bool:
     """Whether something is a strategy of NNI's; does not import NNI to find out."""
-    return any(
-        base.__module__.startswith("nni.nas.strategy") and base.__name__ == "Strategy"
-        for base in type(thing).__mro__
-    )
+    return _is_a(thing, "Strategy")
 
 
-def named_strategy(name: str, seed: int) -> Any:
+def named_strategy(name: str, seed: int, delay: int, subnets: int) -> Any:
     """One of NNI's strategies with the options under which it can fill any stream.
+
+    Args:
+        name: of its class.
+        seed: of its draws.
+        delay: subnets from one to the first that is proposed with its score known.
+        subnets: in all. Evolution has a population that leaves some of them to mutate.
 
     Raises:
         ConfigError: for an unknown name, or without NNI.
     """
+    if name in _ONE_SHOT:
+        raise ConfigError(_one_shot(name))
     if name not in STRATEGIES:
         raise ConfigError(f"sampler nni:{name:.80}: expected nni:NAME with {', '.join(STRATEGIES)}")
-    make = getattr(_strategies(), name)
-    return make(**_OPTIONS.get(name, {}), **({} if name == "PolicyBasedRL" else {"seed": seed}))
+    options = dict(_OPTIONS.get(name, {}))
+    if name == "RegularizedEvolution" and not delay < _POPULATION < subnets:
+        size = max(2, delay + 1, min(_POPULATION, subnets // 4))
+        options |= {"population_size": size, "sample_size": max(1, size // 4)}
+    if name != "PolicyBasedRL":
+        options["seed"] = seed
+    return getattr(_strategies(), name)(**options)
 
 
-def adopt(strategy: Any, space: Space, seed: int) -> NniStrategy:
+_POPULATION = 100
+"""NNI's own size."""
+
+
+def check_explores(strategy: Any, delay: int, subnets: int, *, is_begun: bool) -> None:
+    """Whether a strategy object can fill a stream; warns of what it will hardly be meant to do.
+
+    Args:
+        strategy: of NNI's.
+        delay, subnets: as in :func:`named_strategy`.
+        is_begun: it has explored a stream of naspipe's.
+
+    Raises:
+        ConfigError: when it cannot.
+    """
+    name = type(strategy).__name__
+    if _is_a(strategy, "OneShotStrategy"):
+        raise ConfigError(_one_shot(name))
+    if not is_begun and getattr(strategy, "_status", "empty") != "empty":
+        raise ConfigError(
+            f"strategy {name}: expected one that has not run, found one whose status is "
+            f"{strategy._status.value}; NNI's strategies run once, so make a new one"
+        )
+    if _is_a(strategy, "RegularizedEvolution"):
+        _check_population(name, strategy.population_size, delay, subnets)
+    mode = getattr(getattr(strategy, "tuner", None), "optimize_mode", None)
+    if not is_begun and getattr(mode, "value", mode) == "minimize":
+        warnings.warn(
+            f"strategy {name} looks for the least score, as NNI has it by default, and more is "
+            f"better here: {name}(optimize_mode='maximize') looks for the best subnets",
+            stacklevel=2,
+        )
+
+
+def experiment_config(model_space: Any, evaluator: Any, strategy: Any) -> Any:
+    """NNI's own configuration of an experiment, which scripts write into.
+
+    Raises:
+        ConfigError: without NNI.
+    """
+    _strategies()
+    from nni.nas.experiment import NasExperimentConfig
+
+    log = logging.getLogger("nni.nas.experiment.config.experiment")
+    log.setLevel(logging.ERROR)  # it tells of GPUs that trials would not use
+    return NasExperimentConfig.default(model_space, evaluator, strategy)
+
+
+def _check_population(name: str, population: int, delay: int, subnets: int) -> None:
+    if population <= delay:
+        raise ConfigError(
+            f"strategy {name}: expected a population_size above the delay, {delay}, found "
+            f"{population}: its first child would be due before any score is known; make it "
+            f"larger, or the delay less"
+        )
+    if subnets <= population:
+        warnings.warn(
+            f"strategy {name} has a population_size of {population}, and {subnets} subnets are "
+            f"asked for: all of them are drawn at random, and none from the scores",
+            stacklevel=2,
+        )
+
+
+def _one_shot(name: str) -> str:
+    search = _INSTEAD.get(name, "nni:RegularizedEvolution")
+    found = (
+        f"strategy {name} of NNI trains a supernet of its own: expected naspipe.train with its "
+        f"sampler 'uniform' to do that, and naspipe.search_subnets(..., strategy={search!r}) to "
+        f"choose"
+    )
+    if name in ("DARTS", "GumbelDARTS", "Proxyless"):
+        found += "; weights of candidates that are trained beside the layers are not supported"
+    return found
+
+
+def _is_a(thing: Any, name: str) -> bool:
+    return any(
+        base.__module__.startswith(("nni.nas.strategy", "nni.nas.oneshot"))
+        and base.__name__ == name
+        for base in type(thing).__mro__
+    )
+
+
+def adopt(
+    strategy: Any,
+    space: Space,
+    seed: int,
+    allows: Callable[[Sequence[int]], bool] | None = None,
+) -> NniStrategy:
     """Let a strategy of NNI's explore a space; one made from a model space keeps its labels.
+
+    Args:
+        strategy: one that has not run.
+        space: whose subnets it proposes.
+        seed: of the global generators, for strategies that use them.
+        allows: whether a subnet's decisions keep the limits; others fail, and are not evaluated.
 
     Raises:
         ConfigError: without NNI.
@@ -60,20 +170,20 @@ def adopt(strategy: Any, space: Space, seed: int) -> NniStrategy:
 
     decisions = space.decisions
     if isinstance(decisions, LabelDecisions):
-        mutables, to_numbers = dict(decisions.mutables), decisions.numbers
+        mutables = {label: explored(each) for label, each in decisions.mutables.items()}
+        to_numbers = decisions.numbers
     else:
-        counts: Sequence[int] = decisions.counts if decisions else space.candidate_counts
-        labels = [f"block_{block}" for block in range(len(counts))]
+        labels = [f"block_{block}" for block in range(len(space.drawn_counts))]
         mutables = {
             label: Categorical(list(range(count)), label=label)
-            for label, count in zip(labels, counts, strict=True)
+            for label, count in zip(labels, space.drawn_counts, strict=True)
         }
 
         def to_numbers(sample: Mapping[str, Any]) -> tuple[int, ...]:
             return tuple(int(sample[label]) for label in labels)
 
     model_space = SimplifiedModelSpace(nni.trace(_Explored)(), MutableDict(mutables), None)
-    return NniStrategy(strategy, model_space, to_numbers, seed)
+    return NniStrategy(strategy, model_space, to_numbers, seed, allows)
 
 
 class _Explored:

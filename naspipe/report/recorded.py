@@ -23,6 +23,7 @@ from naspipe.trace.access.stored import EVERYTHING
 from naspipe.trace.reading.compare import RecordedRun
 from naspipe.trace.reading.metrics import Summary
 from naspipe.trace.results.losses_file import Loss
+from naspipe.trace.results.run_state import run_state
 from naspipe.trace.results.teacher_events import read_teacher_events
 from naspipe.trace.results.validation_file import Validation, read_validations
 
@@ -93,9 +94,9 @@ def read_run(path: Path, asked: Asked = NOT_ASKED) -> Recorded:
         ConfigError: when the path is no run directory, or one of its files is damaged.
     """
     run = RecordedRun(path)
-    status = run.manifest.get("status")
-    is_complete = status == "complete"
-    remarks = [] if is_complete else [_incomplete(status, run.manifest.get("failure"))]
+    state = run_state(run.directory, run.manifest)
+    is_complete = state.status == "complete"
+    remarks = [] if is_complete else [_incomplete(state.said, run.manifest.get("failure"))]
     try:
         has_losses = is_complete or run.directory.losses.exists()
         losses = run.losses if has_losses else []
@@ -164,10 +165,10 @@ def _check(run: Recorded) -> None:
         run.remarks.append("No loss was recorded.")
 
 
-def _incomplete(status: object, failure: object) -> str:
+def _incomplete(said: str, failure: object) -> str:
     lines = str(failure or "").strip().splitlines()
     cause = f" First cause: {lines[0]:.300}" if lines else ""
-    return f"This run is not complete: its manifest says {status!r:.40}.{cause}"
+    return f"This run is not complete: {said}.{cause}"
 
 
 def _whole(run: Recorded, name: str) -> int:

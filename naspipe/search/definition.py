@@ -39,6 +39,11 @@ class SearchDefinition:
     """What subnets are judged by in the place of the run's loss."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.strategy, str):
+            raise ConfigError(
+                f"strategy: expected a name, of which every block's search makes its own, found an "
+                f"object, {type(self.strategy).__name__}"
+            )
         least = {"budget": 1, "seed": 0, "delay": 0, "calibration": 0, "validation": 1}
         names = {"calibration": "calibrate", "validation": "validate"}
         for name, smallest in least.items():

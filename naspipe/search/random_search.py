@@ -71,6 +71,6 @@ class RandomSearch:
             if self._is_allowed(choices):
                 return choices
         raise ConfigError(
-            f"no subnet within the limits among {_TRIES} draws; raise --max-flops, --max-params or "
-            f"--max-latency-ms"
+            f"no subnet within the limits among {_TRIES} draws; raise flops, params or latency_ms "
+            f"of the limits (--max-flops, --max-params, --max-latency-ms)"
         )

@@ -15,6 +15,7 @@ from naspipe.search.front import Point, pareto_front
 from naspipe.search.limits import COSTS, Cost
 from naspipe.search.scores import SCORES, Scores, merit
 from naspipe.trace.storage.whole_files import write_json
+from naspipe.trace.storage.writing import writing
 
 FORMAT = 1
 PREFIX = "search-"
@@ -130,9 +131,15 @@ class SearchDirectory:
             raise ConfigError(f"{self.path} cannot be made: {error.strerror}") from error
 
     def append(self, candidate: Candidate) -> None:
-        """Add the next subnet's line."""
-        with self.candidates.open("a", encoding="utf-8") as file:
-            file.write(_line(candidate))
+        """Add the next subnet's line.
+
+        Raises:
+            StorageError: when it cannot be written.
+        """
+        line = _line(candidate)
+        path = self.candidates
+        with writing(path, len(line)), path.open("a", encoding="utf-8") as file:
+            file.write(line)
 
     def write_manifest(self, manifest: Mapping[str, Any]) -> None:
         """Replace the manifest, atomically."""

@@ -64,8 +64,8 @@ def held_back(pipeline: Pipeline, workers: int) -> HeldBack | None:
     if len(first.subnets) < LEAST_STEPS * steps.passes:
         return None
     rules = first.chain.rules
-    busy = _busy(pipeline, rules, steps)
-    if busy >= max(NEAR_ONE, min(2.0, workers / 2)):
+    busy, wanted = _busy(pipeline, rules, steps), max(NEAR_ONE, min(2.0, workers / 2))
+    if busy >= wanted:
         return None
     fixed = [block for block in range(len(rules)) if _is_fixed(first.subnets, block)]
     if len(fixed) == len(rules):
@@ -78,7 +78,7 @@ def held_back(pipeline: Pipeline, workers: int) -> HeldBack | None:
         return _busy(pipeline, changed, replace(steps, is_gated=steps.is_gated and not gate))
 
     exact = [block for block in fixed if isinstance(rules[block], Exact)]
-    enough = max(busy, min(2.0, lifted(exact, True) / LIFTS)) * LIFTS
+    enough = max(busy * LIFTS, min(wanted, lifted(exact, True)))
     found = _least(exact, steps.is_gated, lambda *change: lifted(*change) >= enough)
     if found is not None:
         return HeldBack(busy, lifted(*found), *found)

@@ -23,6 +23,7 @@ class Intake:
     def __init__(self, admission: Admission, known: Iterable[Planned] = ()) -> None:
         self._admission = admission
         self._known: list[Planned] = []
+        self._done = admission.next
         self._waiting = self.learn(0, tuple(known))
 
     @property
@@ -34,6 +35,11 @@ class Intake:
     def next(self) -> int:
         """The first sequence ID that was not admitted."""
         return self._admission.next
+
+    @property
+    def under_way(self) -> int:
+        """How many subnets were admitted and are not retired."""
+        return self._admission.next - self._done
 
     @property
     def known(self) -> Sequence[Planned]:
@@ -76,6 +82,7 @@ class Intake:
 
     def retire(self, sequence_id: int) -> list[Planned]:
         """A subnet is done here; returns what to admit now."""
+        self._done += 1
         return self._take(self._admission.retire(sequence_id))
 
     def _take(self, sequence_ids: range) -> list[Planned]:

@@ -1,28 +1,50 @@
-"""Subnet lists in files: JSON lines, one list of choices a line."""
+"""Subnet lists in files: JSON lines, each a list of choices or a sample of NNI's."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from naspipe.core.errors import ConfigError
 from naspipe.core.json_text import parse_json
 
+ChoicesOf = Callable[[Mapping[str, Any]], tuple[int, ...]]
+"""The choices of a sample of NNI's: of the value of every label."""
+
 
 class FileSampler:
     """The subnets of a file, checked against the space when it is made.
+
+    Args:
+        path: of the file.
+        candidate_counts: of each choice block.
+        choices_of: of a sample of NNI's, where the space has labels.
+        repeats: whether the first subnet follows the last one again.
 
     Raises:
         ConfigError: naming file, line and block of what does not fit.
     """
 
-    def __init__(self, path: Path, candidate_counts: Sequence[int]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        candidate_counts: Sequence[int],
+        choices_of: ChoicesOf | None = None,
+        *,
+        repeats: bool = False,
+    ) -> None:
         self.path = path
-        self._subnets = read_stream(path, candidate_counts)
-        self._left = iter(self._subnets)
+        self.repeats = repeats
+        self._subnets = read_stream(path, candidate_counts, choices_of)
+        if repeats and not self._subnets:
+            raise ConfigError(f"{path}: expected one subnet or more to repeat, found none")
+        self._left: Iterator[tuple[int, ...]] = (
+            itertools.cycle(self._subnets) if repeats else iter(self._subnets)
+        )
 
     def __len__(self) -> int:
         return len(self._subnets)
@@ -58,12 +80,19 @@ def write_stream(path: Path, subnets: Iterable[Sequence[int]]) -> None:
         raise
 
 
-def read_stream(path: Path, candidate_counts: Sequence[int] | None = None) -> list[tuple[int, ...]]:
+def read_stream(
+    path: Path,
+    candidate_counts: Sequence[int] | None = None,
+    choices_of: ChoicesOf | None = None,
+) -> list[tuple[int, ...]]:
     """Read a subnet list; blank lines are skipped.
 
+    A line is a list of choices, or where ``choices_of`` is given also a sample of NNI's: an
+    object with the value of every label.
+
     Raises:
-        ConfigError: naming file and line of what is not a list of whole numbers, or
-            also the block of a choice that ``candidate_counts`` does not allow.
+        ConfigError: naming file and line of what is neither, or also the block of a choice that
+            ``candidate_counts`` does not allow, or the label of a value.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -75,18 +104,28 @@ def read_stream(path: Path, candidate_counts: Sequence[int] | None = None) -> li
     for number, line in enumerate(lines, 1):
         if line.strip():
             where = f"{path}:{number}"
-            subnet = _parse(line, where)
+            subnet = _parse(line, where, choices_of)
             if candidate_counts is not None:
                 _check(subnet, candidate_counts, where)
             subnets.append(subnet)
     return subnets
 
 
-def _parse(line: str, where: str) -> tuple[int, ...]:
+def _parse(line: str, where: str, choices_of: ChoicesOf | None) -> tuple[int, ...]:
     try:
         choices: Any = parse_json(line)
     except ValueError:
         choices = None
+    if isinstance(choices, dict) and choices_of is not None:
+        try:
+            return choices_of(choices)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from error
+    if isinstance(choices, dict):
+        raise ConfigError(
+            f"{where}: expected one choice per choice block, as in [0, 2, 1], found a sample with "
+            f"labels, and the space has none"
+        )
     if not isinstance(choices, list) or any(type(choice) is not int for choice in choices):
         raise ConfigError(
             f"{where}: expected one choice per choice block, as in [0, 2, 1], found {line!r:.80}"

@@ -17,27 +17,38 @@ from numpy.random import RandomState
 
 from naspipe.core.errors import ConfigError
 from naspipe.core.space import Space
-from naspipe.streams.from_file import FileSampler
+from naspipe.streams.from_file import ChoicesOf, FileSampler
 from naspipe.streams.ports import Sampler
 
 Subnet = tuple[int, ...]
 """One choice per choice block."""
 
-SAMPLERS = ("uniform", "fair", "spaced:W", "file:PATH")
+SAMPLERS = ("uniform", "fair", "spaced:W", "file:PATH", "repeat:PATH")
 """What a sampler may be called."""
+
+FILES = ("file", "repeat")
+"""Those that read a list, once or again and again."""
 
 _CHUNK = 256
 
 
-def make_sampler(text: str, candidate_counts: Sequence[int], seed: int) -> Sampler:
+def make_sampler(
+    text: str,
+    candidate_counts: Sequence[int],
+    seed: int,
+    choices_of: ChoicesOf | None = None,
+) -> Sampler:
     """Make the sampler that ``text`` names, for blocks of these numbers of candidates.
+
+    ``choices_of`` reads samples of NNI's in files.
 
     Raises:
         ConfigError: for an unknown sampler, a bad argument, or a negative seed.
     """
     name, colon, argument = text.partition(":")
-    if name == "file" and argument:
-        return FileSampler(Path(argument), candidate_counts)
+    if name in FILES and argument:
+        repeats = name == "repeat"
+        return FileSampler(Path(argument), candidate_counts, choices_of, repeats=repeats)
     if seed < 0:
         raise ConfigError(f"seed {seed}: expected 0 or more")
     rule: _BlockRule
@@ -58,30 +69,39 @@ def make_sampler(text: str, candidate_counts: Sequence[int], seed: int) -> Sampl
     )
 
 
-def draw_stream(text: str, candidate_counts: Sequence[int], seed: int, count: int) -> list[Subnet]:
+def draw_stream(
+    text: str,
+    candidate_counts: Sequence[int],
+    seed: int,
+    count: int,
+    choices_of: ChoicesOf | None = None,
+) -> list[Subnet]:
     """The first ``count`` subnets of a sampler.
 
     Raises:
         ConfigError: as :func:`make_sampler`, or when a file holds fewer subnets.
     """
-    sampler = make_sampler(text, candidate_counts, seed)
-    if isinstance(sampler, FileSampler) and len(sampler) < count:
+    sampler = make_sampler(text, candidate_counts, seed, choices_of)
+    if isinstance(sampler, FileSampler) and not sampler.repeats and len(sampler) < count:
         raise ConfigError(
             f"{sampler.path} holds {len(sampler)} subnets, but the run has {count} steps; "
-            f"ask for {len(sampler)} steps or fewer, or add subnets"
+            f"ask for {len(sampler)} steps or fewer, add subnets, or use repeat:{sampler.path}"
         )
     return [sampler.draw() for _ in range(count)]
 
 
 def draw_subnets(text: str, space: Space, seed: int, count: int) -> list[Subnet]:
-    """The first ``count`` subnets of a space, drawn over its decisions; a file lists choices.
+    """The first ``count`` subnets of a space, drawn over its decisions.
+
+    A file lists choices, or samples of NNI's where the space has labels.
 
     Raises:
         ConfigError: as :func:`draw_stream`.
     """
     decisions = space.decisions
-    if decisions is None or text.startswith("file:"):
-        return draw_stream(text, space.candidate_counts, seed, count)
+    if decisions is None or text.partition(":")[0] in FILES:
+        choices_of = decisions.choices_of if decisions else None
+        return draw_stream(text, space.candidate_counts, seed, count, choices_of)
     drawn = draw_stream(text, space.drawn_counts, seed, count)
     return [decisions.choices(each) for each in drawn]
 

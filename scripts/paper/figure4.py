@@ -1,6 +1,8 @@
 """Figure 4: convergence of the systems on two real data sets, over steps and over seconds.
 
-And of naspipe with layers in front that are never read late, which the paper does not have.
+And of naspipe with layers in front that are never read late, which the paper does not have. All of
+it for streams whose neighbours may share layers (``uniform``) and for ones whose do not
+(``spaced``).
 Losses are those of real runs. How fast a system is was measured apart from them, in alternation on
 two stages, and simulated on four with costs profiled here; a loss's second follows from both. So
 runs may stand beside other work, and what is in ``losses.json`` is not trained again.
@@ -27,6 +29,7 @@ from scripts.tiny_workload import tiny_workload
 STEPS = 1000
 SEEDS = (0, 1, 2)
 SPACES = ("nlp.c3", "cv.c3")
+SAMPLERS = ("uniform", "spaced:8")
 REAL, SIMULATED = 2, 4
 """Stages on which speeds are measured, and on which they are simulated."""
 TIMED = {"nlp.c3": 60, "cv.c3": 150}
@@ -81,13 +84,13 @@ def run(options: Options) -> Result:
     spaces, steps = options.spaces or SPACES, options.steps or STEPS
     curves = train_missing(spaces, steps, SEEDS, LOSSES)
     rows: list[dict[str, Any]] = []
-    for space in spaces:
-        speeds: dict[int, dict[str, list[float]]] = {SIMULATED: simulated_speeds(space)}
+    for case in product(spaces, SAMPLERS):
+        speeds: dict[int, dict[str, list[float]]] = {SIMULATED: simulated_speeds(*case)}
         if options.is_real:
-            speeds[REAL] = measured_speeds(space, options.repetitions)
+            speeds[REAL] = measured_speeds(*case, options.repetitions)
         for stages, found in sorted(speeds.items()):
-            own = {name: curves[key_of(space, name, stages, steps)] for name in found}
-            rows += rows_of(space, stages, own, found)
+            own = {name: curves[key_of(*case, name, stages, steps)] for name in found}
+            rows += rows_of(*case, stages, own, found)
     return Result(
         experiment="figure4",
         title=f"Figure 4: convergence over {steps} steps, {len(SEEDS)} seeds",
@@ -95,7 +98,8 @@ def run(options: Options) -> Result:
         rows=rows,
         headlines=[
             Headline(
-                f"{row['space']}, {row['system']}, {row['stages']} stages: loss at the end; "
+                f"{row['space']}, {row['sampler']}, {row['system']}, {row['stages']} stages: "
+                f"loss at the end; "
                 f"after {row['at_seconds']:.0f} s",
                 f"{row['loss']:.3f} ({row['least']:.3f} to {row['most']:.3f}) in "
                 f"{row['seconds']:.0f} s; {row['loss_then']:.3f}",
@@ -111,17 +115,17 @@ def run(options: Options) -> Result:
             "stage waits for each subnet's end; vpipe trains what gpipe trains, and swaps on an "
             "emulated device; seconds are steps over a speed that was measured apart"
         ),
-        settings={"scale": "tiny", "sampler": "uniform", "tail": GRAIN * TAIL},
+        settings={"scale": "tiny", "tail": GRAIN * TAIL},
         extra={"curves": {name: curves[name] for name in sorted(curves)}},
     )
 
 
-def key_of(space: str, system: str, stages: int, steps: int) -> str:
+def key_of(space: str, sampler: str, system: str, stages: int, steps: int) -> str:
     """What tells curves apart: naspipe's are those of any number of stages."""
     system = SYSTEMS[system].trains_as or system
     kind = SYSTEMS[system]
     suffix = "" if kind.policy == "csp" else f", {stages} stages"
-    return f"{space}, {system}{suffix}, {steps} steps"
+    return f"{space}, {sampler}, {system}{suffix}, {steps} steps"
 
 
 def train_missing(
@@ -132,20 +136,22 @@ def train_missing(
     if path.exists():
         kept = json.loads(path.read_text())
 
-    def train(key: str, space: str, job: dict[str, Any], seed: int) -> None:
-        losses = real_run(space=space, steps=steps, seed=seed, **job)["losses"]
+    def train(key: str, space: str, sampler: str, job: dict[str, Any], seed: int) -> None:
+        losses = real_run(space=space, sampler=sampler, steps=steps, seed=seed, **job)["losses"]
         means = [round(mean(losses[n : n + GRAIN]), 5) for n in range(0, steps, GRAIN)]
         kept.setdefault(key, {})[str(seed)] = means
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
 
     wanted = {
-        (key_of(space, name, stages, steps), seed): (space, kind.trained_job(stages), seed)
-        for seed, space, (name, kind), stages in product(
-            seeds, spaces, SYSTEMS.items(), (REAL, SIMULATED)
+        (key_of(space, sampler, name, stages, steps), seed): (
+            space, sampler, kind.trained_job(stages), seed
+        )
+        for seed, space, sampler, (name, kind), stages in product(
+            seeds, spaces, SAMPLERS, SYSTEMS.items(), (REAL, SIMULATED)
         )
         if kind.trains_as is None
-    }
+    }  # fmt: skip
     with ThreadPoolExecutor(2) as pool:
         jobs = [
             pool.submit(train, key, *job)
@@ -157,17 +163,18 @@ def train_missing(
     return kept
 
 
-def measured_speeds(space: str, rounds: int) -> dict[str, list[float]]:
+def measured_speeds(space: str, sampler: str, rounds: int) -> dict[str, list[float]]:
     """Steps per second of every system, one after the other, so often."""
     found: dict[str, list[float]] = {name: [] for name in SYSTEMS}
     for _ in range(rounds):
         for name, kind in SYSTEMS.items():
-            done = real_run(space=space, steps=TIMED.get(space, 60), seed=0, **kind.job(REAL))
+            steps = TIMED.get(space, 60)
+            done = real_run(space=space, sampler=sampler, steps=steps, seed=0, **kind.job(REAL))
             found[name].append(done["passes_per_second"])
     return found
 
 
-def simulated_speeds(space: str) -> dict[str, list[float]]:
+def simulated_speeds(space: str, sampler: str) -> dict[str, list[float]]:
     """Steps per second of the systems that do not swap."""
     execution = Execution(stages=SIMULATED)
     known = profiled_scenario(tiny_workload(space), execution)
@@ -176,7 +183,7 @@ def simulated_speeds(space: str) -> dict[str, list[float]]:
         if kind.execution is None:
             scenario = with_late(known, parse_rule(kind.rule)) if kind.rule else known
             pipeline = scenario.pipeline(
-                "uniform", 0, SIMULATED_STEPS, policy=kind.policy, bulk=SIMULATED
+                sampler, 0, SIMULATED_STEPS, policy=kind.policy, bulk=SIMULATED
             )
             found[name] = [scenario.run(pipeline, execution).summary.passes_per_second]
     return found
@@ -184,6 +191,7 @@ def simulated_speeds(space: str) -> dict[str, list[float]]:
 
 def rows_of(
     space: str,
+    sampler: str,
     stages: int,
     curves: dict[str, dict[str, list[float]]],
     speeds: dict[str, list[float]],
@@ -198,27 +206,28 @@ def rows_of(
         then = max(1, min(count, int(at * rates[name] / GRAIN)))
         rows.append(
             {
-                "space": space, "system": name, "stages": stages, "seeds": len(ends),
+                "space": space, "sampler": sampler, "system": name, "stages": stages,
+                "seeds": len(ends),
                 "loss": mean(ends), "least": min(ends), "most": max(ends),
                 "steps_per_second": rates[name],
                 "slowest": min(speeds[name]), "fastest": max(speeds[name]),
                 "seconds": count * GRAIN / rates[name], "at_seconds": at,
                 "loss_then": mean([mean(m[max(0, then - TAIL) : then]) for m in seeds.values()]),
-                "curve": key_of(space, name, stages, count * GRAIN),
+                "curve": key_of(space, sampler, name, stages, count * GRAIN),
             }
         )  # fmt: skip
     return rows
 
 
 def draw(result: Result, figure: Any) -> None:
-    """Loss over steps and over seconds, a band least seed to most; a line per space."""
-    spaces = list(dict.fromkeys(row["space"] for row in result.rows))
+    """Loss over steps and over seconds, a band least seed to most; a line per space and sampler."""
+    cases = list(dict.fromkeys((row["space"], row["sampler"]) for row in result.rows))
     counts = sorted({row["stages"] for row in result.rows})
-    figure.set_size_inches(5 * (1 + len(counts)), 3.8 * len(spaces))
-    axes = figure.subplots(len(spaces), 1 + len(counts), squeeze=False, sharey="row")
+    figure.set_size_inches(5 * (1 + len(counts)), 3.8 * len(cases))
+    axes = figure.subplots(len(cases), 1 + len(counts), squeeze=False, sharey="row")
     styles = {"vpipe": "--", "naspipe, exact": ":"}
-    for space, line in zip(spaces, axes, strict=True):
-        mine = [row for row in result.rows if row["space"] == space]
+    for case, line in zip(cases, axes, strict=True):
+        mine = [row for row in result.rows if (row["space"], row["sampler"]) == case]
         panels = [(counts[0], False), *((stages, True) for stages in counts)]
         for axis, (stages, is_timed) in zip(line, panels, strict=True):
             for row in mine:
@@ -228,7 +237,7 @@ def draw(result: Result, figure: Any) -> None:
                     _band(axis, rate, seeds, styles.get(row["system"], "-"), row["system"])
             how = "measured" if stages == REAL else "simulated"
             axis.set_xlabel(f"seconds on {stages} stages, {how}" if is_timed else "steps")
-        line[0].set_ylabel(f"{space}: loss, mean of {GRAIN} steps")
+        line[0].set_ylabel(f"{', '.join(case)}: loss, mean of {GRAIN} steps")
         line[0].legend(fontsize="small")
 
 

@@ -134,7 +134,7 @@ def test_a_window_of_too_many_digits(refused: Refusal) -> None:
 
 
 def test_data_that_is_not_prepared(refused: Refusal) -> None:
-    line = refused("cv.c3", "--data-dir", "none")
+    line = refused("cv.c3", "--data-dir", "none", "--no-prepare")
     expect(line, "'fashion-mnist' is not prepared in none", "naspipe data prepare fashion-mnist")
 
 

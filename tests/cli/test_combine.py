@@ -121,7 +121,7 @@ def test_some_paths_by_a_measure_of_ones_own(run: Path, capsys: pytest.CaptureFi
         (["--budget", "0"], "budget: expected 1 or more, found 0"),
         (["--budget", "1", "--strategy", "best"], "unknown strategy 'best'"),
         (["--name", "a/b"], "--name 'a/b': expected letters"),
-        (["--validate", "9999"], "--validate: expected at most"),
+        (["--validate", "9999"], "validate: expected at most"),
         (["--stages", "0"], "stages: expected 1 or more"),
         (["-o", "FULL"], "expected a new or empty directory"),
     ],

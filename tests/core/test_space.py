@@ -173,3 +173,23 @@ def test_only_the_first_part_carries_the_proof_of_the_whole() -> None:
 def test_places_that_a_chain_cannot_be_cut_at(at: list[int | str]) -> None:
     assert "expected rising places from 1 to 5" in message(space().cut, at)
     assert "no block '9' to be cut at: expected one of stem, 0" in message(space().cut, ["9"])
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks", "said"),
+    [
+        ("x", [dict], r"space x: expected npp.Block or npp.Shared in place 0, found a type; write"),
+        ("x", [Block([dict]), [dict, list]], r"in place 1, found a list; write npp.Block"),
+        ("x", [3], r"found a int; write npp.Block\(\[...\]\) or npp.Shared"),
+        ([Block([dict])], [], r"a space: expected a name first, .*found a list"),
+    ],
+)
+def test_what_is_no_block(name: object, blocks: list[object], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Space(name, blocks)
+
+
+def test_a_rule_in_words() -> None:
+    assert Shared("stem", dict, rule="lag(2)").rule == Lag(2)
+    with pytest.raises(ConfigError, match="lagg"):
+        Shared("stem", dict, rule="lagg(2)")

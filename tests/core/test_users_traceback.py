@@ -48,6 +48,19 @@ def test_where_torch_alone_is_at_work_the_last_line_is_enough():
     assert "linear.py" not in users_traceback(caught(call))
 
 
+def test_what_naspipe_says_of_it_comes_behind_the_users_frames():
+    def call():
+        try:
+            Adds()(torch.ones(2, 5))
+        except RuntimeError as error:
+            raise ConfigError("layer 0.1 takes no such input") from error
+
+    text = users_traceback(caught(call))
+    assert text.splitlines()[-1] == "ConfigError: layer 0.1 takes no such input"
+    assert "return self.parts(x)" in text and "container.py" not in text
+    assert "direct cause" not in text
+
+
 def test_what_it_came_from_is_told_too():
     def call():
         try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from torch import nn
@@ -55,6 +57,29 @@ def test_a_resume_with_an_iterator_is_refused(tmp_path):
     path = tmp_path / "run"
     ended(path, Kept())
     refused(path, Kept(), r"expected batch 7 as it was trained on before, found another from data")
+
+
+class Shuffled:
+    """In an order that each process draws for itself."""
+
+    record = Ends.record
+
+    def __init__(self):
+        self.data = batched()
+
+    def __call__(self, seed, number):
+        batch = self.data(seed, number)
+        draw = torch.Generator().manual_seed(os.getpid() if number else 0)
+        order = torch.randperm(len(batch["input"]), generator=draw)
+        return {name: each[order] for name, each in batch.items()}
+
+
+def test_an_order_that_each_process_draws_for_itself_is_refused(tmp_path):
+    """Inputs of one order learned the targets of another, and nothing said so."""
+    train(tmp_path / "one", Shuffled(), stages=1)
+    said = r"expected the same batch \d+ in every process, found another one on stage"
+    with pytest.raises(npp.ConfigError, match=said):
+        train(tmp_path / "two", Shuffled(), stages=2)
 
 
 def test_a_restart_with_an_iterator_is_refused(tmp_path):

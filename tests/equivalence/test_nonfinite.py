@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 import naspipe as npp
-from naspipe.core.errors import ConfigError
+from naspipe.core.errors import NotFiniteError
 from tests.equivalence import spaces
 from tests.equivalence.harness import check
 
@@ -49,7 +49,9 @@ def test_bits(tmp_path, nonfinite, is_swapped, stages):
 
 @pytest.mark.parametrize("stages", [1, 2])
 def test_stop(tmp_path, stages):
-    with pytest.raises(ConfigError, match=r"subnet \d+: expected a finite loss, found inf; choose"):
+    with pytest.raises(
+        NotFiniteError, match=r"subnet \d+: expected a finite loss, found inf; choose"
+    ):
         npp.train(
             spaces.mixed(), spaces.vectors, loss, steps=STEPS, seed=1, stages=stages,
             run_dir=tmp_path / "run", execution={"max_restarts": 3},

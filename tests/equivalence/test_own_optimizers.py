@@ -69,7 +69,7 @@ def test_a_function_s_own_rate_and_a_resume(tmp_path):
     path = tmp_path / "run"
     with pytest.raises(npp.NaspipeError, match="injected"):
         train(path, Ends(spaces.vectors, 9, fail, tmp_path / "marker"), 2)
-    with pytest.raises(npp.ConfigError, match="is another run: its recipe is"):
+    with pytest.raises(npp.ConfigError, match="is another run: its recipe"):
         train(path, Calm(spaces.vectors), 1, Lion, resume=True)
     run = train(path, Calm(spaces.vectors), 1, resume=True)
     recipe = run.manifest["definition"]["recipe"]
@@ -201,7 +201,9 @@ def test_what_does_not_work_per_layer_is_refused(optimizer):
         (Asking, {}, r"steps without a closure, found TypeError: 'NoneType'.*\(.*py:\d+\)"),
         (lambda: None, {}, "expected to be called with parameters and options, found TypeError"),
         (lambda params: params, {}, "returns a torch.optim.Optimizer, found it to return a list"),
-        (Lion, {"decay": 1}, "has no option 'decay': expected betas, weight_decay"),
+        (Lion, {"decay": 1}, "has no option 'decay': expected betas, weight_decay, or of arch"),
+        (torch.optim.SGD([torch.zeros(1)], lr=0.1), {}, "found the SGD of a whole network; give"),
+        (0.5, {}, "expected a name, a class or a function that makes one, found float 0.5"),
         ("nowhere:Lion", {}, "nowhere:Lion: expected module:attribute"),
         ("Lionn", {}, "unknown optimizer 'Lionn': expected SGD, .* or your own as module:name"),
         (3, {}, "unknown optimizer '3': expected SGD"),

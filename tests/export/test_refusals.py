@@ -62,10 +62,9 @@ def test_another_space_than_the_run_s(tmp_path):
         own_layers.space, own_layers.batches, nn.CrossEntropyLoss(), steps=1,
         run_dir=tmp_path / "run",
     )  # fmt: skip
-    run.space = naspipe.Space("own", own_layers.space.blocks[:-1])
+    other = naspipe.Space("own", own_layers.space.blocks[:-1])
     with pytest.raises(naspipe.ConfigError, match=r"expected the blocks stem, 0, 1, head \(4\)"):
-        naspipe.export_subnet(run, (0, 0), tmp_path / "out")
-    run.space = own_layers.space
+        naspipe.export_subnet(naspipe.Run(other, run.directory.path), (0, 0), tmp_path / "out")
     (tmp_path / "out").mkdir()
     (tmp_path / "out/kept").touch()
     with pytest.raises(naspipe.ConfigError, match="new or empty directory"):

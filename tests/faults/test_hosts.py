@@ -108,8 +108,9 @@ def test_two_hosts_have_one_hosts_bits_and_a_cut_one_ends_both(tmp_path, whole, 
         assert first.join(30) == [1, 1]
         assert time.monotonic() - start < 20
         assert "stage 1 failed" in first.forks[0].said
-        assert "it has given no sign of life for" in first.forks[0].said
-        assert "(rank 0) has given no sign of life for" in first.forks[1].said
+        assert "no sign of life from " in first.forks[0].said
+        assert "the launcher (rank 0, tcp://" in first.forks[1].said
+        assert "no sign of life from " in first.forks[1].said
         hosts.heal()
         assert Workers(stack, path, 2, hosts=hosts).join() == [0, 0]
     assert json.loads((path / "manifest.json").read_text())["life"]["generation"] == 1
@@ -148,7 +149,10 @@ def test_other_definitions_end_with_one_line(tmp_path):
     with ExitStack() as stack:
         both = Workers(stack, tmp_path / "run", 2, last=("--seed", "4"))
         assert both.join(30) == [2, 1]
-        expected = "rank 1: expected the definition seed of rank 0, 3, found 4; every host needs"
+        expected = (
+            f"rank 1 on {os.uname().nodename} and rank 0 on {os.uname().nodename} differ: "
+            f"definition.seed is 3 there, 4 here; every host needs the same"
+        )
         assert both.forks[0].said.startswith(f"naspipe: {expected}")
         assert both.forks[0].said.count("\n") == 1 == both.forks[1].said.count("\n")
         assert expected in both.forks[1].said

@@ -17,10 +17,13 @@ else:
     collect_ignore = [
         "test_distillation.py",
         "test_exact.py",
+        "test_experiment.py",
+        "test_held_strategies.py",
         "test_hub.py",
         "test_own.py",
         "test_proof.py",
         "test_readme.py",
+        "test_scripts.py",
         "test_search.py",
         "test_strategies.py",
         "test_training.py",

@@ -118,7 +118,7 @@ def test_scores_matter_and_outer_draws_do_not(space, name):
         from naspipe.nni.strategies import named_strategy
 
         sampler = sampler_of(name)
-        return named_strategy(name, 3) if isinstance(sampler, str) else sampler
+        return named_strategy(name, 3, DELAY, 40) if isinstance(sampler, str) else sampler
 
     first = stream(1.0, disturb=False)
     assert stream(1.0, disturb=True) == first

@@ -121,7 +121,9 @@ def test_a_real_run_reports_the_access_order_of_table_4(tmp_path):
 
 def test_figure4_compares_systems_at_the_second_at_which_the_first_one_ends():
     flat = {name: {"0": [4.0, 3.0, 2.0, 1.0]} for name in ("naspipe", "gpipe")}
-    rows = figure4.rows_of("cv.c3", 2, flat, {"naspipe": [40.0, 50.0, 60.0], "gpipe": [25.0]})
+    rows = figure4.rows_of(
+        "cv.c3", "uniform", 2, flat, {"naspipe": [40.0, 50.0, 60.0], "gpipe": [25.0]}
+    )
     ours, theirs = rows
     assert ours["at_seconds"] == theirs["at_seconds"] == 100 / 50.0
     assert ours["loss_then"] == ours["loss"] == 2.5
@@ -130,10 +132,13 @@ def test_figure4_compares_systems_at_the_second_at_which_the_first_one_ends():
 
 def test_figure4_trains_what_gives_the_same_bits_once():
     keys = {
-        name: figure4.key_of("cv.c3", name, 2, 50) == figure4.key_of("cv.c3", name, 4, 50)
+        name: figure4.key_of("cv.c3", "uniform", name, 2, 50)
+        == figure4.key_of("cv.c3", "uniform", name, 4, 50)
         for name in figure4.SYSTEMS
     }
     assert [name for name, is_same in keys.items() if is_same] == ["naspipe", "naspipe, exact"]
-    assert figure4.key_of("cv.c3", "vpipe", 2, 50) == figure4.key_of("cv.c3", "gpipe", 2, 50)
+    assert figure4.key_of("cv.c3", "uniform", "vpipe", 2, 50) == figure4.key_of(
+        "cv.c3", "uniform", "gpipe", 2, 50
+    )
     assert figure4.SYSTEMS["gpipe"].trained_job(4) == {"policy": "bsp", "bulk": 4, "stages": 1}
     assert figure4.SYSTEMS["pipedream"].trained_job(4)["stages"] == 4

@@ -13,7 +13,8 @@ from scripts.paper.common import draw_to
 
 def row(rule, seed, end, steps=50):
     return {
-        "space": "cv.c3", "optimizer": "default", "rule": rule, "seed": seed, "steps": steps,
+        "space": "cv.c3", "sampler": "uniform", "optimizer": "default", "rule": rule,
+        "seed": seed, "steps": steps,
         "end": end, "means": [end + 1, end],
     }  # fmt: skip
 
@@ -25,7 +26,7 @@ def test_a_price_is_that_of_the_same_seed_and_steps(capsys):
     Console(width=100).print(rule_prices.table_of([*ROWS, row("exact", 0, 9.0, 75)]))
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if "lag(4)" in line]
     assert lines == [
-        ["cv.c3", "default", "lag(4)", "2", "1.5500", "+5.0%", "(+0.0%", "to", "+10.0%)"]
+        ["cv.c3", "uniform", "default", "lag(4)", "2", "1.5500", "+5.0%", "(+0.0%", "to", "+10.0%)"]
     ]
 
 
@@ -55,7 +56,7 @@ def test_what_is_known_is_not_trained_again(tmp_path, monkeypatch, capsys):
     assert sorted(trained) == [("exact", 2), ("lag(4)", 2)]
     assert len(json.loads(path.read_text())["rows"]) == 6
     assert "-50.0%" not in capsys.readouterr().out
-    assert (tmp_path / "cv.c3-default.png").stat().st_size > 1000
+    assert (tmp_path / "cv.c3-uniform-default.png").stat().st_size > 1000
 
 
 @pytest.mark.parametrize("rates", [[], [(2, 4.0), (4, 8.0)]])

@@ -106,7 +106,7 @@ def read_resumed(arguments: argparse.Namespace) -> Asked:
         ConfigError: when it is no distillation from the command line, or for an option that it
             defines.
     """
-    from naspipe.cli.resume import recorded_recipe, resumed_execution
+    from naspipe.cli.training.resumed import recorded_recipe, resumed_execution
     from naspipe.trace.results.run_directory import RunDirectory
 
     path = arguments.resume

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from naspipe.cli.flags import add_flags, flags
 from naspipe.cli.search import add_cost_limits
+from naspipe.cli.sources.prepared_data import add_data_place
 from naspipe.core.config import Execution
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("the network, and what is shown")
     group.add_argument("-o", "--output", type=Path, metavar="DIR", help="export it there, too")
     group.add_argument("--onnx", action="store_true", help="write model.onnx too")
-    group.add_argument("--data-dir", type=Path, metavar="DIR", help="where prepared data is kept")
+    add_data_place(group)
     group.add_argument("--quiet", action="store_true", help="no progress")
 
 

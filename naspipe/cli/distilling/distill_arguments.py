@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from naspipe.cli.flags import add_flags, flags
 from naspipe.cli.settings_lists import key_list
+from naspipe.cli.sources.prepared_data import add_data_place
 from naspipe.cli.training.train_arguments import add_run
 from naspipe.core.config import Definition, Execution
 
@@ -51,7 +51,7 @@ def _add_definition(parser: Options) -> None:
     parser.add_argument(
         "--data", metavar="NAME", help="a data set, or MODULE:FUNCTION (default: the teacher's)"
     )
-    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where prepared data is kept")
+    add_data_place(parser)
     parser.add_argument(
         "--cuts",
         type=_positions,

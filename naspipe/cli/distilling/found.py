@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from naspipe.cli.distilling.asked import Source
-    from naspipe.cli.run_source import RunSource
+    from naspipe.cli.sources.run_source import RunSource
     from naspipe.core.space import Space
     from naspipe.frontend.given.students import Students
     from naspipe.frontend.training.distilled import Blockwise
@@ -146,7 +146,7 @@ def _said(shapes: list[tuple[int, ...]]) -> str:
 
 def _source_of_teacher(source: Source) -> RunSource:
     """What the teacher was trained on, and what is said in place of that."""
-    from naspipe.cli.run_source import RunSource, run_source
+    from naspipe.cli.sources.run_source import RunSource, run_source
     from naspipe.trace.results.run_directory import RunDirectory
 
     path = Path(source.teacher)

@@ -164,7 +164,7 @@ def find_teacher(path: Path, subnet: str, data_dir: Path | None, top: int = 0) -
     Raises:
         ConfigError: for a run or a subnet that is not there.
     """
-    from naspipe.cli.run_source import run_source
+    from naspipe.cli.sources.run_source import run_source
     from naspipe.export.assembly import check_space, find_choices
     from naspipe.frontend.given.run import Run
     from naspipe.frontend.given.workloads import as_trained, find_workload

@@ -10,6 +10,7 @@ from typing import Any
 from naspipe.cli.flags import add_flags, flags
 from naspipe.cli.ports import Options
 from naspipe.cli.settings_lists import key_list
+from naspipe.cli.sources.prepared_data import add_data_place
 from naspipe.cli.teaching import teacher
 from naspipe.core.config import Definition, Execution
 
@@ -69,7 +70,7 @@ def _add_definition(parser: Options) -> None:
         help="runs that share the pipeline: K seeds, or one JSON object a line",
     )
     parser.add_argument("--data", metavar="NAME", help="a data set, or MODULE:FUNCTION")
-    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where prepared data is kept")
+    add_data_place(parser)
     parser.add_argument(
         "--recipe", metavar="NAME|FILE", help="how to train: a recipe of naspipe's or a TOML file"
     )

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from naspipe.core.user_code import module_of
+
 
 class GivenCode(str):
     """The name of a function or class, as in ``mymodule:Lion``, and the function itself.
@@ -37,4 +39,4 @@ def name_of(code: Callable[..., Any]) -> str:
         given = [*map(repr, code.args), *(f"{k}={v!r}" for k, v in sorted(code.keywords.items()))]
         return f"{name_of(code.func)}({', '.join(given)})"
     named = code if hasattr(code, "__qualname__") else type(code)
-    return f"{named.__module__}:{named.__qualname__}"
+    return f"{module_of(named)}:{named.__qualname__}"

@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from naspipe.core.errors import ConfigError
+from naspipe.core.user_code import full_name
 from naspipe.data.images import keyed_random
 from naspipe.data.keyed.item_draws import batch_key, item_key, kept_draws, seed_all
 from naspipe.data.keyed.loader_pool import LoaderPool
@@ -219,14 +220,14 @@ class DatasetBatches:
     def _record(self) -> dict[str, Any]:
         batching, own = self._batching, dict(getattr(self._dataset, "record", None) or {})
         found = {
-            "name": _name_of(self._dataset), "items": self._size, **own,
+            "name": full_name(self._dataset), "items": self._size, **own,
             "batch_size": batching.batch_size, "shuffle": batching.shuffle,
         }  # fmt: skip
         if batching.drop_last:
             found["drop_last"] = True
         for name in ("collate_fn", "transform"):
             if (each := getattr(batching, name)) is not None:
-                found[name] = getattr(each, "record", None) or _name_of(each)
+                found[name] = getattr(each, "record", None) or full_name(each)
         return found
 
 
@@ -260,8 +261,3 @@ def _arguments(function: Callable[..., Any]) -> Mapping[str, Any]:
         return inspect.signature(called).parameters
     except (TypeError, ValueError):
         return {}
-
-
-def _name_of(thing: object) -> str:
-    named = thing if hasattr(thing, "__qualname__") else type(thing)
-    return f"{getattr(named, '__module__', '')}.{getattr(named, '__qualname__', '')}"

@@ -10,13 +10,13 @@ import json
 import os
 import signal
 import threading
-import traceback
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 
 import torch
 
-from naspipe.core.errors import ConfigError, NaspipeError
+from naspipe.core.errors import ConfigError, UsersCodeError
+from naspipe.core.user_code import users_traceback
 from naspipe.data.keyed.batch_digest import plain_bytes
 
 Make = Callable[[int, int], dict[str, torch.Tensor]]
@@ -31,7 +31,8 @@ def loader_main(make: Make, connection: Connection, lifeline: int) -> None:
         connection: questions come, answers go.
         lifeline: the end of a pipe to read from; the other end is the parent's alone.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's to answer
+    for number in (signal.SIGINT, signal.SIGHUP):  # the launcher's to answer
+        signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
     threading.Thread(target=_end_with_parent, args=(lifeline,), daemon=True).start()
@@ -56,8 +57,8 @@ def _answer(make: Make, seed: int, number: int, connection: Connection) -> None:
         batch = make(seed, number)
     except ConfigError as error:
         connection.send_bytes(json.dumps({"refusal": str(error)}).encode())
-    except Exception:
-        connection.send_bytes(json.dumps({"failure": traceback.format_exc()}).encode())
+    except Exception as error:
+        connection.send_bytes(json.dumps({"failure": users_traceback(error)}).encode())
     else:
         send_batch(connection, batch)
 
@@ -76,14 +77,14 @@ def receive_batch(connection: Connection, number: int) -> dict[str, torch.Tensor
 
     Raises:
         ConfigError: the one that the other process raised.
-        NaspipeError: with the traceback of anything else that it raised.
+        UsersCodeError: with the traceback of anything else that it raised.
         EOFError, OSError: when it has ended.
     """
     header = json.loads(connection.recv_bytes())
     if refusal := header.get("refusal"):
         raise ConfigError(refusal)
     if failure := header.get("failure"):
-        raise NaspipeError(f"data: a loader process failed in batch {number}\n{failure}")
+        raise UsersCodeError(f"data: a loader process failed in batch {number}\n{failure}")
     batch = {}
     for name, dtype, shape in header["fields"]:
         found = torch.empty(shape, dtype=getattr(torch, dtype))

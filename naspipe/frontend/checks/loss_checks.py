@@ -165,7 +165,7 @@ def _outputs(space: Space, batch: Mapping[str, Any]) -> Tensors | None:
     try:
         with torch.no_grad(), torch.device("meta"):
             for position in range(len(space)):
-                module: Any = sketch(space, position, 0).eval().to("meta")
+                module: Any = copy.deepcopy(sketch(space, position, 0)).eval().to("meta")
                 fields = [field_of(batch, name, 0).to("meta") for name in space.fields(position)]
                 result = module(*state, *fields)
                 state = result if isinstance(result, tuple) else (result,)

@@ -118,8 +118,10 @@ def _check_options(recipe: Recipe) -> None:
         if takes_any(name):
             continue
         if option not in known:
+            own = [each for each in known if each not in OF_ALPHAS]
             raise ConfigError(
-                f"optimizer {name} has no option {option!r:.80}: expected {', '.join(known)}"
+                f"optimizer {name} has no option {option!r:.80}: expected "
+                f"{', '.join(own) or 'none'}, or of architecture parameters {', '.join(OF_ALPHAS)}"
             )
         default = known[option].default
         is_switch = isinstance(default, bool) or (default is None and not is_own(name))

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import time
 from importlib.util import find_spec
-from typing import Self
+from typing import Self, TextIO, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from naspipe.frontend.display.lasting_stream import LastingStream
 
 
 class Bar:
@@ -26,7 +28,7 @@ class Bar:
     """
 
     def __init__(self, title: str, total: int, is_quiet: bool, every_seconds: float) -> None:
-        self._console = Console(stderr=True, quiet=is_quiet, highlight=False)
+        self._console = Console(file=cast(TextIO, LastingStream()), quiet=is_quiet, highlight=False)
         has_widgets = self._console.is_jupyter and find_spec("ipywidgets") is not None
         self._is_live = self._console.is_terminal or has_widgets
         self._progress = Progress(

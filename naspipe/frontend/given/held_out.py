@@ -12,6 +12,9 @@ from naspipe.core.errors import ConfigError
 from naspipe.frontend.given.workloads import find_data, is_own_data
 from naspipe.runtime.jobs.workload import Batches
 
+BATCHES = 8
+"""That subnets are judged by, where there are as many."""
+
 _OWN = "a function of (seed, number) that returns batches the run was not trained on"
 
 
@@ -102,5 +105,5 @@ def check_size(held_out: Batches, count: int) -> None:
     there = getattr(held_out, "batches_per_epoch", count)
     if count > there:
         raise ConfigError(
-            f"--validate: expected at most {there}, the held-out batches there are, found {count}"
+            f"validate: expected at most {there}, the held-out batches there are, found {count}"
         )

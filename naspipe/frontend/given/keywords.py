@@ -18,6 +18,11 @@ KEYWORDS = "keywords"
 _ELSEWHERE = {
     **dict.fromkeys(DATA_SIZES, "where the data are made, as in open_data(..., batch_size=64)"),
     **dict.fromkeys(MOMENTUM, "in the teacher, as in teacher=naspipe.Momentum(0.99)"),
+    **{
+        f"max_{cost}": f"in limits, as in limits={{'{cost}': ...}}"
+        for cost in ("flops", "params", "latency_ms")
+    },
+    "loss_fields": "in the training alone, whose run has them",
 }
 """Settings of the command line that belong to objects in Python."""
 
@@ -39,7 +44,8 @@ class Stated(NamedTuple):
             ConfigError: for a key that no setting has, or one that is said twice.
         """
         of_recipe, of_execution = declared(Recipe), {*declared(Execution), *groups(Execution)}
-        given = gathered(call, [*of_recipe, "optimizer_options", *of_execution], **said)
+        of_optimizer = ["optimizer_options", "parameter_groups"]
+        given = gathered(call, [*of_recipe, *of_optimizer, *of_execution], **said)
         found = cls({}, {}, {}, {})
         for key, value in given.items():
             table, _, inner = key.partition(".")
@@ -115,12 +121,16 @@ def _unknown(
     key: object, where: str, call: str, arguments: Iterable[str], known: Iterable[str]
 ) -> ConfigError:
     text = f"{key!s:.80}"
-    if text in _ELSEWHERE:
-        return ConfigError(f"{text}: expected it {_ELSEWHERE[text]}, found it in {where}")
     if text in arguments:
         return ConfigError(
             f"{text}: expected it as an argument, naspipe.{call}(..., {text}=...), found it in "
             f"{where}"
+        )
+    if text in _ELSEWHERE:
+        return ConfigError(f"{text}: expected it {_ELSEWHERE[text]}, found it in {where}")
+    if text in _options_of_optimizers() and "optimizer_options" in {*arguments, *known}:
+        return ConfigError(
+            f"{text}: expected it in optimizer_options={{{text!r}: ...}}, found it in {where}"
         )
     own = arguments if where == KEYWORDS else ()
     hint = did_you_mean(text, [*own, *known])
@@ -129,6 +139,13 @@ def _unknown(
         f"{text}: unknown key in {where}{hint}; expected {also}a setting that it takes, see "
         f"docs/settings.md"
     )
+
+
+def _options_of_optimizers() -> set[str]:
+    """Of all that train per layer."""
+    from naspipe.runtime.layers.optimizers import PER_LAYER, options_of
+
+    return {option for name in PER_LAYER for option in options_of(name)}
 
 
 def _rule(key: str, value: Any) -> Rule:

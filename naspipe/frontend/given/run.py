@@ -12,6 +12,7 @@ from naspipe.core.errors import ConfigError, NaspipeError
 from naspipe.core.ids import LayerId
 from naspipe.core.space import Space
 from naspipe.runtime.checkpoints.layer_bytes import layer_key, load_layer
+from naspipe.streams.from_file import read_stream
 from naspipe.trace.access.log import RunLog
 from naspipe.trace.access.order import orders_of_layers
 from naspipe.trace.access.stored import Wanted
@@ -59,6 +60,11 @@ class Run:
     def manifest(self) -> dict[str, Any]:
         """Everything that defines the run, what it ran on and what was measured."""
         return self.directory.read_manifest()
+
+    @property
+    def stream(self) -> list[tuple[int, ...]]:
+        """The choices of every subnet, in sequence order; of a space with decisions, these."""
+        return [tuple(choices) for choices in read_stream(self.directory.stream)]
 
     @property
     def losses(self) -> list[float]:
@@ -136,6 +142,21 @@ def check_space(run: Run) -> None:
                 f"run {run.directory.path} trained the space {recorded['name']}: expected the "
                 f"{what} {_short(expected)}, found {_short(found)} in {space.name}"
             )
+
+
+def is_same_data(found: Any, recorded: Any) -> bool:
+    """Whether data say of themselves what was recorded.
+
+    What stands in the script that is run is named after ``__main__``; imported, after the script.
+    """
+    if found == recorded:
+        return True
+    names = sorted((str(found), str(recorded)))
+    main, _, name = names[0].partition(_MAIN)
+    return not main and bool(name) and names[1].endswith(f".{name}")
+
+
+_MAIN = "__main__."
 
 
 def _short(listed: Sequence[Any]) -> str:

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from naspipe.core.errors import NaspipeError, StageFailedError, TransportError
+from naspipe.core.errors import ConfigError, NaspipeError, StageFailedError, TransportError
+from naspipe.core.rules import Frozen
 from naspipe.core.space import Space
 from naspipe.core.subnet import Subnet
 from naspipe.core.wiring import Tap, TapRole
@@ -28,6 +29,7 @@ from naspipe.runtime.measuring.alike_candidates import alike_note
 from naspipe.runtime.measuring.first_blocks import FirstBlocks, FirstBlocksError
 from naspipe.runtime.measuring.followed_shapes import ShapeFollower, Suspected
 from naspipe.runtime.measuring.sketched import SketchedLayers
+from naspipe.streams.samplers import FILES
 
 MOST_TRIED = 4
 """Suspicions that turn out to be none, before the rest is left to the profile."""
@@ -110,6 +112,7 @@ class _Look:
         """Notes, and what seems not to fit; what layers keep of this must not reach real ones."""
         with _quiet():
             layers = SketchedLayers(self.workload.space)
+            _check_made_anew(self.workload.space, layers)
             suspected = islice(self._suspected(layers), MOST_TRIED)
             tries = [self._told(each, layers) for each in suspected]
             space = self.workload.space
@@ -139,7 +142,7 @@ class _Look:
         trains = workload.runs_in_training_mode
         follower = ShapeFollower(workload.space, layers, form_of(given), fields, trains)
         sampler = workload.definition.sampler
-        if workload.make_strategy is None and sampler.startswith("file:"):
+        if workload.make_strategy is None and sampler.partition(":")[0] in FILES:
             yield from follower.walk(subnet.chain for subnet in self.subnets if subnet.chain)
         elif workload.make_strategy is None or sampler.startswith(("evolution", "nni:")):
             yield from follower.spread()
@@ -192,6 +195,19 @@ class _Look:
             return
         with suppress(FirstBlocksError):
             first.compute(bad, said, is_loss)
+
+
+def _check_made_anew(space: Space, layers: SketchedLayers) -> None:
+    """Whoever calls a factory twice must have two layers: a run makes each as it begins."""
+    for block, each in enumerate(space.blocks):
+        for candidate in range(len(each.candidates)):
+            if not isinstance(each.rule, Frozen) and layers.is_handed_out(block, candidate):
+                raise ConfigError(
+                    f"{_called(space, layers, block, candidate)}: expected its factory to make a "
+                    f"new module each time, found one that hands out what was made before, which "
+                    f"a run would train on from where the last one left it; make it inside, as in "
+                    f"lambda: nn.Linear(4, 4), and begin with weights by init_from="
+                )
 
 
 def _is_plain(workload: Workload) -> bool:

@@ -2,54 +2,72 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from naspipe.core.errors import ConfigError
 from naspipe.core.space import Space
 from naspipe.core.user_code import import_attribute
-from naspipe.nni.strategies import adopt, is_strategy, named_strategy
+from naspipe.nni.strategies import adopt, check_explores, is_strategy, named_strategy
 from naspipe.search.strategies import STRATEGIES, make_strategy
+from naspipe.streams.kept import KeptStrategy
 from naspipe.streams.ports import ExplorationStrategy
 from naspipe.streams.samplers import SAMPLERS
 
 _SAMPLERS = tuple(name.partition(":")[0] for name in SAMPLERS)
 
+_KEPT = "_naspipe_stream"
+"""The attribute of a strategy object with what was asked of it, and what it said."""
+
 StrategyMaker = Callable[[], ExplorationStrategy]
-"""Makes a fresh strategy, which begins at the stream's beginning."""
+"""Makes a strategy that begins at the stream's beginning."""
 
 
-def find_strategy_maker(sampler: Any, space: Space, seed: int) -> StrategyMaker | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What is asked of a strategy."""
+
+    seed: int
+    """Of what is made by name."""
+    delay: int
+    """Subnets from one to the first that is proposed with its score known."""
+    subnets: int
+    """In all."""
+    allows: Callable[[Sequence[int]], bool] | None = None
+    """Of a subnet's decisions, whether it keeps the limits."""
+    limits: str = ""
+    """What they are."""
+
+
+def find_strategy_maker(sampler: Any, space: Space, asked: Asked) -> StrategyMaker | None:
     """What proposes the stream that ``sampler`` names; None for a sampler, which needs no scores.
 
     A text is a strategy of naspipe's (``random``, ``evolution``, ...), ``nni:NAME`` for one of
     NNI's, or ``MODULE:FUNCTION``: a function of (numbers of candidates, seed) that makes one.
-    Otherwise it is a strategy itself, of NNI or with ``propose`` and ``observe``; it is copied
-    before it is used, so that a run can begin anew.
+    Otherwise it is a strategy itself, of NNI or with ``propose`` and ``observe``. It is used as it
+    is; where the stream begins anew it is told nothing twice.
 
     Raises:
-        ConfigError: for a name that cannot be found, or what is no strategy.
+        ConfigError: for a name that cannot be found, or what is no strategy, or one that cannot
+            explore so many subnets with such a delay.
     """
-    counts = space.decisions.counts if space.decisions else space.candidate_counts
+    seed, counts = asked.seed, space.drawn_counts
     if not isinstance(sampler, str):
-        if is_strategy(sampler):
-            return lambda: adopt(copy.deepcopy(sampler), space, seed)
-        if callable(getattr(sampler, "propose", None)) and hasattr(sampler, "observe"):
-            return lambda: copy.deepcopy(sampler)
-        raise ConfigError(
-            f"sampler: expected a name, or a strategy with propose and observe, found "
-            f"{type(sampler).__name__}"
-        )
+        return _of_object(sampler, space, asked)
     name, colon, attribute = sampler.partition(":")
     if sampler in STRATEGIES:
         return partial(make_strategy, sampler, counts, seed, lambda choices: True)
     if not colon or name in _SAMPLERS:
         return None
     if name == "nni":
-        named_strategy(attribute, seed)  # refused now, if at all
-        return lambda: adopt(named_strategy(attribute, seed), space, seed)
+
+        def named() -> Any:
+            return named_strategy(attribute, seed, asked.delay, asked.subnets)
+
+        named()  # refused now, if at all
+        return lambda: adopt(named(), space, seed, asked.allows)
     make = import_attribute(sampler)
     if not callable(make):
         raise ConfigError(
@@ -57,3 +75,43 @@ def find_strategy_maker(sampler: Any, space: Space, seed: int) -> StrategyMaker 
             f"{type(make).__name__}"
         )
     return lambda: make(counts, seed)
+
+
+def name_of(strategy: Any) -> str:
+    """What a definition calls it."""
+    return strategy if isinstance(strategy, str) else type(strategy).__qualname__
+
+
+def is_nnis(strategy: Any) -> bool:
+    """Whether it is, or names, a strategy of NNI's."""
+    return strategy.startswith("nni:") if isinstance(strategy, str) else is_strategy(strategy)
+
+
+def _of_object(strategy: Any, space: Space, asked: Asked) -> StrategyMaker:
+    name = type(strategy).__name__
+    of_nni = is_strategy(strategy)
+    if not of_nni and not (
+        callable(getattr(strategy, "propose", None)) and hasattr(strategy, "observe")
+    ):
+        raise ConfigError(
+            f"sampler: expected a name, or a strategy with propose and observe, found {name}"
+        )
+    stream = (
+        f"{asked.subnets} subnets of {space.name}{list(space.drawn_counts)!s:.60} with the seed "
+        f"{asked.seed}, the delay {asked.delay}, and {asked.limits or 'no limits'}"
+    )
+    known, kept = getattr(strategy, _KEPT, ("", None))
+    if of_nni:
+        check_explores(strategy, asked.delay, asked.subnets, is_begun=kept is not None)
+    if kept is None:
+        adopted = adopt(strategy, space, asked.seed, asked.allows) if of_nni else strategy
+        kept = KeptStrategy(adopted, name)
+        if hasattr(strategy, "__dict__"):
+            setattr(strategy, _KEPT, (stream, kept))
+    elif known != stream:
+        raise ConfigError(
+            f"strategy {name}: expected an object that has explored nothing yet, found one that "
+            f"explored {known}; make one for each stream"
+        )
+    begin: StrategyMaker = kept.begin
+    return begin

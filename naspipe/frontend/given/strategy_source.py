@@ -17,6 +17,7 @@ from naspipe.core.user_code import users_code
 from naspipe.streams.feedback import FeedbackLoop
 from naspipe.streams.from_file import read_stream, write_stream
 from naspipe.streams.ports import ExplorationStrategy
+from naspipe.trace.storage.writing import writing
 
 
 class StrategySource:
@@ -77,7 +78,8 @@ class StrategySource:
             choices = self._add(found)
         if scores:
             self._check_record(choices[: len(scores)])
-        write_stream(self._record, choices)
+        with writing(self._record):
+            write_stream(self._record, choices)
         return self._proposed
 
     def take(self, sequence_id: int, score: float) -> Sequence[Planned]:
@@ -86,9 +88,11 @@ class StrategySource:
             return ()
         with self._users():
             choices = self._add(self._loop.take(sequence_id, score))
+            if self._loop.is_finished and (finish := getattr(self._strategy, "finish", None)):
+                finish()
         if not choices:
             return ()
-        with self._record.open("a", encoding="utf-8") as file:
+        with writing(self._record), self._record.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(each) + "\n" for each in choices)
         return self._proposed[-len(choices) :]
 

@@ -7,11 +7,13 @@ from dataclasses import fields, replace
 from typing import Any
 
 from naspipe.core.config import Execution
+from naspipe.core.errors import ConfigError
 from naspipe.core.settings.declare import declared, groups
 from naspipe.frontend.display.search_progress import SearchProgress
-from naspipe.frontend.given.held_out import check_size, held_out_of
+from naspipe.frontend.given.held_out import BATCHES, at_most, check_size, held_out_of
 from naspipe.frontend.given.keywords import gathered
 from naspipe.frontend.given.run import Run
+from naspipe.frontend.given.strategies import name_of
 from naspipe.frontend.search.ports import SearchObserver
 from naspipe.frontend.search.search_record import SilentSearchObserver
 from naspipe.frontend.search.searching import Searching
@@ -25,9 +27,9 @@ from naspipe.search.strategies import options_of
 
 def search_subnets(
     run: Run, data: Batches, loss: Loss,
-    *, held_out: Batches | None = None, strategy: str = "evolution",
+    *, held_out: Batches | None = None, strategy: str | Any = "evolution",
     options: Mapping[str, float] | None = None, budget: int = 100, seed: int = 0, delay: int = 8,
-    score: str = "loss", calibrate: int = 4, validate: int = 8,
+    score: str = "loss", calibrate: int = 4, validate: int | None = None,
     limits: Mapping[str, float] | None = None, ema: bool = False, stages: int | None = None,
     name: str = "", settings: Mapping[str, Any] | None = None,
     execution: Mapping[str, Any] | None = None, observer: SearchObserver | None = None,
@@ -41,14 +43,15 @@ def search_subnets(
         run: with a final checkpoint, or one on the way.
         data, loss: those of the run.
         held_out: ``held_out(seed, number)``, batches to judge by; ``data.validation`` by default.
-        strategy: ``random``, ``evolution``, ``nni:NAME``, or ``MODULE:FUNCTION``.
+        strategy: ``random``, ``evolution``, ``nni:NAME``, ``MODULE:FUNCTION``, or ``file:PATH``; or
+            an object, of NNI's or with ``propose`` and ``observe``, which is used as it is.
         options: of the strategy, such as ``population``.
         budget: subnets to judge.
         seed: of the strategy's draws.
         delay: subnets from one to the first that is proposed with its score known.
         score: ``loss``, ``top1`` or ``top5``.
         calibrate: batches of ``data`` that running statistics are taken from; 0 for the run's own.
-        validate: batches of ``held_out``.
+        validate: batches of ``held_out``; 8, or all where there are fewer.
         limits: ``flops`` (of one sample), ``params``, ``latency_ms``.
         ema: judge by the moving averages of the weights.
         stages, name: stage processes, 1 for this process; of the search, or the next number.
@@ -61,18 +64,20 @@ def search_subnets(
         ConfigError: for input that cannot be used.
         StageFailedError: when a layer, the data or the loss raises in any stage.
     """
+    chosen = held_out_of(data) if held_out is None else held_out
+    count = at_most(chosen, BATCHES) if validate is None else validate
+    check_size(chosen, count)
+    given, strategy = strategy, name_of(strategy)
     said = {"keywords": {"stages": stages, **more}, "settings": settings, "execution": execution}
     chosen_options, how = _stated(strategy, options=options, **said)
     costs = gathered(Limits, [each.name for each in fields(Limits)], limits=limits)
     definition = SearchDefinition(
         strategy=strategy, options=chosen_options, budget=budget, seed=seed, delay=delay,
-        score=score, calibration=calibrate, validation=validate, limits=Limits(**costs), ema=ema,
+        score=score, calibration=calibrate, validation=count, limits=Limits(**costs), ema=ema,
     )  # fmt: skip
-    chosen = held_out_of(data) if held_out is None else held_out
-    check_size(chosen, validate)
     searching = Searching(
         run=run, data=data, held_out=chosen, loss=loss, definition=definition, name=name,
-        execution=how,
+        execution=how, strategy=None if isinstance(given, str) else given,
         observer=observer or SilentSearchObserver(),
     )  # fmt: skip
     if observer is not None or not progress:
@@ -84,7 +89,9 @@ def search_subnets(
 
 def _stated(strategy: str, **said: Mapping[str, Any] | None) -> tuple[dict[str, Any], Execution]:
     """The options of the strategy and how stages work, from keywords and mappings together."""
-    of_execution = [*declared(Execution), *groups(Execution)]
-    given = gathered(search_subnets, [*of_execution, *options_of(strategy)], **said)
+    of_execution, of_strategy = [*declared(Execution), *groups(Execution)], options_of(strategy)
+    if said["options"] and not of_strategy:
+        raise ConfigError(f"strategy {strategy}: expected no options, found {said['options']}")
+    given = gathered(search_subnets, [*of_execution, *of_strategy], **said)
     options = {key: value for key, value in given.items() if key not in of_execution}
     return options, Execution(**{key: given[key] for key in given.keys() - options.keys()})

@@ -18,7 +18,7 @@ from torch import nn
 from naspipe.core.config import Execution, Recipe
 from naspipe.core.errors import ConfigError
 from naspipe.core.space import Space
-from naspipe.frontend.given.held_out import check_size, held_out_of
+from naspipe.frontend.given.held_out import BATCHES, check_size, held_out_of
 from naspipe.frontend.given.run import Run
 from naspipe.frontend.search.ports import SearchObserver
 from naspipe.frontend.search.search_parts import ALL
@@ -62,7 +62,7 @@ def rate_blocks(
     measure: str | Loss = "l1",
     last_measure: str | Loss = OWN,
     calibrate: int = 4,
-    validate: int = 8,
+    validate: int | None = None,
     at_most: int = AT_MOST,
     strategy: str = "random",
     options: Mapping[str, float] | None = None,
@@ -84,7 +84,7 @@ def rate_blocks(
             in variances), ``loss`` (the block's own), or a function (output, taught) -> one number.
         last_measure: of the last block; its own loss by default.
         calibrate: batches of the data that running statistics are taken from; 0 for the run's own.
-        validate: batches of ``held_out``.
+        validate: batches of ``held_out``; 8, or all where there are fewer.
         at_most: paths of a block; of one that has more, ``strategy`` proposes as many.
         strategy, options, seed: as of :func:`naspipe.search_subnets`.
         stages: stage processes; a block with fewer layers is rated on as many.
@@ -95,10 +95,11 @@ def rate_blocks(
         StageFailedError: when a layer, the data or a measure raises in any stage.
     """
     chosen = held_out_of(found.data) if held_out is None else held_out
-    check_size(chosen, validate)
+    count = at_most(chosen, BATCHES) if validate is None else validate
+    check_size(chosen, count)
     definition = SearchDefinition(
         strategy=strategy, options=dict(options or {}), budget=at_most, seed=seed,
-        calibration=calibrate, validation=validate,
+        calibration=calibrate, validation=count,
     )  # fmt: skip
     how = Execution(stages=stages, **(execution or {}))
     judges, named = _judges(found, measure, last_measure), _free_name(found, name)

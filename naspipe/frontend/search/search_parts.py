@@ -5,14 +5,17 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from naspipe.core.errors import ConfigError
 from naspipe.core.space import Space
 from naspipe.frontend.given.run import Run
-from naspipe.frontend.given.strategies import find_strategy_maker
+from naspipe.frontend.given.strategies import Asked, find_strategy_maker, is_nnis
+from naspipe.nni.decisions import LabelDecisions
 from naspipe.planning.cost import CostTable, LayerCost
 from naspipe.runtime.measuring.subnet_counts import SubnetCounter
 from naspipe.search.definition import SearchDefinition
@@ -76,40 +79,65 @@ class Pricer:
 
 
 def find_strategy(
-    definition: SearchDefinition, space: Space, pricer: Pricer
+    definition: SearchDefinition, space: Space, pricer: Pricer, given: Any = None
 ) -> Callable[[], ExplorationStrategy]:
     """What proposes subnets within the limits.
+
+    Args:
+        definition: names the strategy.
+        space: whose subnets.
+        pricer: knows what they cost.
+        given: the strategy itself, where it is an object.
 
     Raises:
         ConfigError: for an unknown name or option, for limits that nothing keeps, or where the
             strategy cannot keep limits.
     """
     name, limits = definition.strategy, definition.limits
-    decisions = space.decisions
-    counts = decisions.counts if decisions else space.candidate_counts
+    decisions, counts = space.decisions, space.drawn_counts
 
     def is_allowed(drawn: Sequence[int]) -> bool:
         return limits.allow(pricer.of(decisions.choices(drawn) if decisions else drawn))
 
-    def make() -> ExplorationStrategy:
-        return make_strategy(name, counts, definition.seed, is_allowed, definition.options)
-
+    make: Callable[[], ExplorationStrategy] = partial(
+        make_strategy, name, counts, definition.seed, is_allowed, definition.options
+    )
     if name.startswith("file:"):
         return _listed(definition, space, is_allowed)
     if name == ALL:
         return _every(definition, counts, is_allowed)
-    if ":" in name:
-        found = find_strategy_maker(name, space, definition.seed)
-        if found is None or limits != Limits() or definition.options:
-            raise ConfigError(
-                f"strategy {name!r:.80}: expected {', '.join(STRATEGIES)} with limits or "
-                f"options, or nni:NAME or MODULE:FUNCTION without"
-            )
-        return found
-    make().propose(0)
+    if given is not None or ":" in name:
+        make = _found(definition, space, is_allowed, name if given is None else given)
+    else:
+        make().propose(0)
     if limits.flops:
         pricer.counter.check()
     return make
+
+
+def _found(
+    definition: SearchDefinition,
+    space: Space,
+    is_allowed: Callable[[Sequence[int]], bool],
+    strategy: Any,
+) -> Callable[[], ExplorationStrategy]:
+    """A strategy of NNI's, which may keep limits, or of the user's own."""
+    name, limits = definition.strategy, definition.limits
+    is_limited = limits != Limits()
+    asked = Asked(
+        seed=definition.seed,
+        delay=definition.delay,
+        subnets=definition.budget,
+        allows=is_allowed if is_limited else None,
+        limits=str(limits) if is_limited else "",
+    )
+    found = find_strategy_maker(strategy, space, asked)
+    if found is None or (is_limited and not is_nnis(strategy)) or definition.options:
+        raise ConfigError(
+            f"strategy {name!r:.80}: expected {', '.join(STRATEGIES)} with limits or options, one "
+            f"of NNI's with limits, or your own without either"
+        )
+    return found
 
 
 def _listed(
@@ -117,16 +145,21 @@ def _listed(
 ) -> Callable[[], ExplorationStrategy]:
     """The first subnets of a file, one after the other."""
     path = Path(definition.strategy.removeprefix("file:"))
-    listed = read_stream(path, space.candidate_counts)[: definition.budget]
+    decisions = space.decisions
+    choices_of = decisions.choices_of if decisions else None
+    listed = read_stream(path, space.candidate_counts, choices_of)[: definition.budget]
     if len(listed) < definition.budget:
         raise ConfigError(
             f"--budget {definition.budget}: expected at most {len(listed)}, as many as {path} holds"
         )
-    if space.decisions or not all(map(is_allowed, listed)):
-        raise ConfigError(
-            f"{path}: expected subnets within the limits, of a space whose blocks choose each on "
-            f"its own"
-        )
+    if isinstance(decisions, LabelDecisions):
+        listed = [decisions.numbers(decisions.sample_of(choices)) for choices in listed]
+    for number, drawn in enumerate(listed):
+        if not is_allowed(drawn):
+            raise ConfigError(
+                f"{path}: expected subnets within the limits, found subnet {number}, which is not; "
+                f"take it out, or raise the limits"
+            )
     return lambda: Listed(listed)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from naspipe.frontend.search.ports import Prices, SearchObserver
@@ -68,7 +68,8 @@ class Recorder:
             yield
         except BaseException as error:
             failure = {"status": "failed", "failure": str(error) or type(error).__name__}
-            self._directory.write_manifest({**self._manifest, **failure})
+            with suppress(OSError):  # the first cause stays
+                self._directory.write_manifest({**self._manifest, **failure})
             raise
         seconds = (time.monotonic_ns() - start_ns) / 1e9
         self._directory.write_manifest(

@@ -20,7 +20,8 @@ from naspipe.data.keyed.loader_pool import close_all
 from naspipe.frontend.checks.data_checks import check_is_data
 from naspipe.frontend.checks.device_checks import check_data_path, check_device
 from naspipe.frontend.checks.input_checks import check_proof
-from naspipe.frontend.given.run import Run, check_space
+from naspipe.frontend.checks.limit_checks import check_limits
+from naspipe.frontend.given.run import Run, check_space, is_same_data
 from naspipe.frontend.given.run_plan import measured_costs, measured_sizes
 from naspipe.frontend.given.strategy_source import StrategySource, sample_stream
 from naspipe.frontend.search.ports import SearchObserver
@@ -61,6 +62,8 @@ class Searching:
     name: str = ""
     """Of the search's directory; the next number by default."""
     observer: SearchObserver
+    strategy: Any = None
+    """What proposes subnets, where it is an object; the definition has its name."""
     judge: Callable[[Sequence[int]], float] | None = None
     """Of the score ``bleu``: decodes with a subnet of these choices."""
 
@@ -80,7 +83,7 @@ class Searching:
         costs = forward_costs(measured_costs([workload], execution)[0])
         pricer = Pricer(space, self.held_out(workload.definition.seed, 0), costs)
         definition = self._definition()
-        make = find_strategy(definition, space, pricer)
+        make = find_strategy(definition, space, pricer, self.strategy)
         partition_of, memory, window = self._plan(workload, costs)
         directory.create()
         recorder = Recorder(
@@ -148,6 +151,7 @@ class Searching:
         if directory.path.exists():
             directory.create()  # says that it is there
         check_endpoints(execution)
+        check_limits(execution, 1)
         return directory
 
     def _workload(self) -> Workload:
@@ -160,7 +164,7 @@ class Searching:
         found = define(self.run.space, self.data, self.loss, recipe=Recipe(), steps=1).data
         expected = recorded["data"]
         for key in sorted(found.keys() | expected.keys()):
-            if found.get(key) != expected.get(key):
+            if not is_same_data(found.get(key), expected.get(key)):
                 raise ConfigError(
                     f"run {self.run.directory.path} was trained on {expected.get('name')} data of "
                     f"{key} {expected.get(key)!r:.80}, found {found.get(key)!r:.80}: expected the "

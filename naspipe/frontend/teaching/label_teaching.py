@@ -21,6 +21,7 @@ from naspipe.frontend.teaching.label_service import check_stages
 from naspipe.frontend.teaching.label_writing import label_workload
 from naspipe.frontend.teaching.teachers import Teacher
 from naspipe.runtime.devices.determinism import deterministic_torch
+from naspipe.runtime.forking.fork import ASKING
 from naspipe.runtime.jobs.workload import Batches, Workload
 from naspipe.runtime.labels.label_file import label_key
 from naspipe.runtime.labels.label_network import Forward, LabelNetwork
@@ -63,7 +64,7 @@ def teach(
     way: Teaching,
     say: Callable[[str], None],
 ) -> int:
-    """Serve labels until SIGTERM or SIGINT; returns how many were made.
+    """Serve labels until SIGTERM, SIGINT or SIGHUP; returns how many were made.
 
     Args:
         teacher: in mode ``eval``.
@@ -102,7 +103,8 @@ def teach(
         server = TeacherServer(seat, open_network, say, is_over)
         before = {
             number: signal.signal(number, lambda *_: is_over.set())
-            for number in (signal.SIGTERM, signal.SIGINT)
+            for number in ASKING
+            if signal.getsignal(number) is not signal.SIG_IGN
         }
         say(f"{card.name} at {card.address}, public key {public}")
         try:

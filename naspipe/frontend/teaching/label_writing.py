@@ -45,7 +45,7 @@ def write_labels(
     Raises:
         ConfigError: for a teacher whose labels are no function of the batch: one in mode
             ``train``, or one that draws; or for a file that exists.
-        OSError: when the file cannot be written.
+        StorageError: when the file cannot be written.
     """
     if teacher.mode != "eval":
         raise ConfigError(f"labels: expected a teacher in mode eval, found {teacher.mode}")

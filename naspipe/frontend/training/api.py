@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from naspipe.frontend.checks.loss_checks import given_fields, given_metrics
 from naspipe.frontend.display.watching import watching
 from naspipe.frontend.given.keywords import Stated
 from naspipe.frontend.given.run import Run
-from naspipe.frontend.given.strategies import find_strategy_maker
+from naspipe.frontend.given.strategies import Asked, find_strategy_maker, name_of
 from naspipe.frontend.teaching.joined import join
 from naspipe.frontend.teaching.ports import MakesTeacher
 from naspipe.frontend.training.given_recipe import Optimizer, Rate, given_recipe, read_file
@@ -130,9 +131,10 @@ def workload(
     begun: Mapping[str, Any] = {}
     if init_from is not None:
         space, begun = begin_with(space, init_from)
-    sampler = sampler or file.sampler or "uniform"
-    make_strategy = find_strategy_maker(sampler, space, seed)
-    name = sampler if isinstance(sampler, str) else type(sampler).__qualname__
+    sampler = (file.sampler or "uniform") if sampler is None else sampler
+    asked = Asked(seed=seed, delay=chosen.feedback_delay, subnets=steps)
+    make_strategy = find_strategy_maker(sampler, space, asked)
+    name = name_of(sampler)
     identity = {"seed": seed, "steps": steps, "sampler": name, "policy": policy, "bulk": bulk}
     names = {"loss_fields": given_fields(loss, loss_fields), "metrics": tuple(sorted(measured))}
     defined = Workload.of(space, data, loss, recipe=chosen, **identity, **names)
@@ -194,5 +196,7 @@ def recipe_execution(recipe: str | Path | Mapping[str, Any] | None, **settings: 
 
 
 def default_run_directory(name: str) -> Path:
-    """``runs/NAME-TIME`` below the working directory."""
-    return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    """``runs/NAME-TIME`` below the working directory, with a number where that is there already."""
+    path = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    others = (path.with_name(f"{path.name}-{number}") for number in count(2))
+    return next(each for each in chain([path], others) if not each.exists())

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import search_spaces
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import StageId, StreamId, WorkerId
 from naspipe.frontend.checks.data_checks import first_digests
 from naspipe.frontend.given.run_plan import make_plan
+from naspipe.frontend.training.code_digests import code_digests
 from naspipe.frontend.training.stream_jobs import draw_stream
 from naspipe.frontend.training.training import Training
 from naspipe.planning.cost import CostTable, LayerCost
 from naspipe.runtime.checkpoints.restored import Restored
 from naspipe.runtime.devices.environment import describe_environment
 from naspipe.runtime.jobs.job import StreamJob, TrainingJob
-from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.memory.placement import device_name
 from naspipe.runtime.processes.hosts import Hosts
+from naspipe.trace.reading.compare import differing
 from naspipe.trace.snapshots.checkpoints import cut_name
 from naspipe.trace.snapshots.snapshot import read_checkpoint
 from naspipe.trace.storage.whole_files import write_json
@@ -55,7 +54,7 @@ def assigned_job(training: Training, hosts: Hosts, assignment: Mapping[str, Any]
         LogError: when the checkpoint to go on from cannot be read here.
     """
     rank = hosts.worker.rank
-    _compare(rank, facts(training), assignment["facts"])
+    check_facts(rank, facts(training), assignment["facts"], hosts.names)
     path = Path(assignment["path"])
     _check_shared(rank, path, assignment["token"])
     training = replace(training, path=path)
@@ -89,59 +88,50 @@ def facts(training: Training) -> dict[str, Any]:
     definitions = [workload.definition.as_dict() for workload in training.workloads]
     found = {
         "software": environment["software"],
-        "code": code_digest(training.workloads),
+        "code": code_digests(training.workloads),
         "processor": environment["hardware"]["processor"],
-        "definition": definitions if len(definitions) > 1 else definitions[0],
+        "definition": _numbered(definitions) if len(definitions) > 1 else definitions[0],
         "execution": training.execution.as_dict(),
-        "first batch": [first_digests(workload) for workload in training.workloads],
+        "first batch": _numbered([first_digests(each) for each in training.workloads]),
     }
     plain: dict[str, Any] = json.loads(json.dumps(found))
     return plain
 
 
-def code_digest(workloads: Sequence[Workload]) -> str:
-    """Of naspipe's source, and of the modules that spaces, data and losses come from."""
-    digest = hashlib.blake2b(digest_size=8)
-    for path in sorted(_sources(workloads)):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()
+def _numbered(found: Sequence[Any]) -> dict[str, Any]:
+    return {str(number): each for number, each in enumerate(found)}
 
 
-def _sources(workloads: Sequence[Workload]) -> set[Path]:
-    folders = (Path(__file__).parents[1], *map(Path, search_spaces.__path__))
-    found = {path for folder in folders for path in folder.rglob("*.py")}
-    for workload in workloads:
-        makers = [factory for block in workload.space.blocks for factory in block.candidates]
-        parts = getattr(workload.data, "made_of", ())
-        metrics = workload.metrics.values()
-        for thing in (workload.data, *parts, workload.loss, *metrics, *makers):
-            module = sys.modules.get(getattr(thing, "__module__", type(thing).__module__))
-            if file := getattr(module, "__file__", None):
-                found.add(Path(file))
-    return found
+def check_facts(
+    rank: int, own: Mapping[str, Any], expected: Mapping[str, Any], names: Sequence[str]
+) -> None:
+    """What must be the same on this host is what it is on rank 0's.
 
+    Args:
+        rank: of this worker.
+        own: see :func:`facts`.
+        expected: those of rank 0.
+        names: of the hosts of all ranks.
 
-def _compare(rank: int, own: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    for key, value in expected.items():
-        if own[key] == value:
+    Raises:
+        ConfigError: naming the key that differs, with both values; of code the files.
+    """
+    whose = f"rank {rank} on {names[rank]} and rank 0 on {names[0]}"
+    for part, value in expected.items():
+        differences = list(differing(value, own[part]))
+        if not differences:
             continue
-        key, here, there = _difference(key, own[key], value)
+        key, there, here = differences[0]
+        what = f"{part}.{key}" if key else part
+        said = f"{what} is {there} there, {here} here"
+        if part == "code":
+            files = [name for name, *_ in differences]
+            more = f" and {len(files) - 5} more" if len(files) > 5 else ""
+            said = f"the code differs in {', '.join(files[:5])}{more}"
         raise ConfigError(
-            f"rank {rank}: expected the {key} of rank 0, {there!r:.80}, found {here!r:.80}; every "
-            f"host needs the same command, code, software and kind of processor"
+            f"{whose} differ: {said}; every host needs the same command, code, software and kind "
+            f"of processor"
         )
-
-
-def _difference(key: str, here: Any, there: Any) -> tuple[str, Any, Any]:
-    """The first thing that is not the same, by its name."""
-    if isinstance(there, list) and len(here) == len(there):
-        numbers = range(len(there))
-        number = next(each for each in numbers if here[each] != there[each])
-        return _difference(f"{key} {number}", here[number], there[number])
-    if isinstance(there, dict):
-        name = next(each for each in there if here.get(each) != there[each])
-        return f"{key} {name}", here.get(name), there[name]
-    return key, here, there
 
 
 def _check_shared(rank: int, path: Path, token: str) -> None:

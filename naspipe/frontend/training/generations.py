@@ -21,11 +21,14 @@ from naspipe.runtime.checkpoints.restored import Restored
 from naspipe.runtime.jobs.job import StreamJob, TrainingJob
 from naspipe.runtime.processes.hosts import OtherHosts
 from naspipe.runtime.processes.launcher import launch
-from naspipe.runtime.wire.ports import LaunchObserver
+from naspipe.runtime.wire.ports import RunObserver
 from naspipe.streams.from_file import read_stream
+from naspipe.trace.reading.compare import differing
 from naspipe.trace.results.losses_file import check_losses
+from naspipe.trace.results.reserved_space import reserve, write_last
 from naspipe.trace.results.run_directory import RunDirectory
 from naspipe.trace.results.teacher_events import first_in_doubt, settle
+from naspipe.trace.storage.writing import named_storage
 
 
 @dataclass(slots=True)
@@ -42,7 +45,7 @@ class Generations:
 
     job: TrainingJob
     manifests: Sequence[Mapping[str, Any]]
-    observer: LaunchObserver
+    observer: RunObserver
     generation: int = 0
     others: OtherHosts | None = None
 
@@ -53,27 +56,29 @@ class Generations:
             StageFailedError, TransportError: when the last life that was allowed failed.
             RunInterruptedError: when it was asked to end.
             LogError: when no checkpoint is whole, or the losses that belong to it are damaged.
+            StorageError: when a file cannot be written.
         """
         left = self.job.execution.watch.max_restarts
         while True:
-            self._begin()
             try:
-                firsts = [stream.first for stream in self.job.streams]
-                self.observer.on_begin(self.job.generation, firsts)
-                return launch(self.job, self.observer, self.others)
+                with named_storage(self.job.streams[0].directory.path):
+                    self._begin()
+                    firsts = [stream.first for stream in self.job.streams]
+                    self.observer.on_begin(self.job.generation, firsts)
+                    return launch(self.job, self.observer, self.others)
             except (StageFailedError, TransportError) as error:
                 if left == 0:
-                    self._note("failed", error)
+                    self.note("failed", error)
                     raise
                 left -= 1
                 where = " and ".join(str(stream.directory.path) for stream in self.job.streams)
                 self.observer.on_note(f"{_first_line(error)}; going on from {where} ({left} left)")
             except RunInterruptedError as error:
                 said = RunInterruptedError(error.signal_number, f"{error}; {self._how_to_go_on()}")
-                self._note("interrupted", said)
+                self.note("interrupted", said)
                 raise said from None
             except BaseException as error:
-                self._note("failed", error)
+                self.note("failed", error)
                 raise
 
     @property
@@ -91,6 +96,7 @@ class Generations:
         self.job = replace(self.job, streams=streams, generation=self.generation)
         self.generation += 1
         for stream, manifest in zip(self.job.streams, self.manifests, strict=True):
+            reserve(stream.directory, manifest)
             stream.directory.write_manifest({**manifest, "life": self.life})
 
     def _resumed(self) -> tuple[StreamJob, ...]:
@@ -151,19 +157,19 @@ class Generations:
             return f"go on with: naspipe train --resume {where}"
         return f"go on with the same call, with run_dir={where!r} and resume=True"
 
-    def _note(self, status: str, error: BaseException) -> None:
+    def note(self, status: str, error: BaseException) -> None:
         """Leave the end of a life in the manifests; where that fails too, the cause stays."""
         for stream, manifest in zip(self.job.streams, self.manifests, strict=True):
             failure = {"status": status, "failure": str(error), "life": self.life}
+            stream.directory.checkpoints.sweep()
             try:
-                stream.directory.write_manifest({**manifest, **failure})
+                write_last(stream.directory, {**manifest, **failure})
             except OSError as another:
                 error.add_note(f"and the manifest cannot be written: {another}")
 
 
 def _first_line(error: BaseException) -> str:
-    lines = str(error).splitlines() or [type(error).__name__]
-    return lines[0] if len(lines) == 1 else f"{lines[0]}: {lines[-1]}"
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def check_resumable(
@@ -180,13 +186,11 @@ def check_resumable(
     found, expected = manifest.get("definition"), json.loads(json.dumps(definition.as_dict()))
     if not isinstance(found, dict):
         raise ConfigError(f"{directory.path}: its manifest has no definition to go on with")
-    for key in sorted(expected.keys() | found.keys()):
-        if found.get(key) != expected.get(key):
-            raise ConfigError(
-                f"{directory.path} is another run: its {key} is {found.get(key)!r:.80}, expected "
-                f"{expected.get(key)!r:.80}; resume it as it was defined, or choose a new "
-                f"--run-dir"
-            )
+    for key, there, here in differing(found, expected):
+        raise ConfigError(
+            f"{directory.path} is another run: its {key} is {there}, expected {here}; resume it "
+            f"as it was defined, or choose a new --run-dir"
+        )
     if manifest.get("status") == "planning":
         raise ConfigError(
             f"{directory.path} was ended while it was planned: there is nothing to go on with; "

@@ -89,8 +89,19 @@ def _own_rate(recipe: Recipe) -> float:
 
 def _named(optimizer: Any) -> Any:
     """What the recipe calls an optimizer; torch's own go by their names."""
-    if isinstance(optimizer, str) or not callable(optimizer):
+    if isinstance(optimizer, str):
         return optimizer
+    kind = type(optimizer).__name__
+    if isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigError(
+            f"optimizer: expected its class, as every layer has one of its own, found the "
+            f"{kind} of a whole network; give optimizer={kind}, lr=... and optimizer_options="
+        )
+    if not callable(optimizer):
+        raise ConfigError(
+            f"optimizer: expected a name, a class or a function that makes one, found {kind} "
+            f"{optimizer!r:.40}"
+        )
     name = getattr(optimizer, "__name__", "")
     is_torchs = name in PER_LAYER and getattr(torch.optim, name, None) is optimizer
     return name if is_torchs else GivenCode(optimizer)

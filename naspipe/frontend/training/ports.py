@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-Values = Mapping[str, float | None]
+Values = Mapping[str, float | str | None]
 
 METRICS = "metrics/"
 """What the names of a user's own numbers begin with."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import Self
+from typing import Any, Self
 
 from naspipe.core.config import Definition
 from naspipe.core.recipe import learning_rate
 from naspipe.core.steps import Steps
 from naspipe.frontend.training.ports import METRICS, ScalarFile, Values
 from naspipe.frontend.training.tensorboard_file import TensorBoardFile
+from naspipe.frontend.training.vitals import Pulse, ResidentMemory
 from naspipe.runtime.wire.ports import LaunchObserver
 from naspipe.trace.results.metrics_file import MetricsFile
 from naspipe.trace.results.run_directory import RunDirectory
@@ -20,11 +22,15 @@ from naspipe.trace.results.run_directory import RunDirectory
 class Recording:
     """A :class:`LaunchObserver` that writes metrics, and tells another one everything.
 
+    While it is entered, each run directory has a heartbeat.
+
     Each stream's steps are written in sequence order: a step waits until all earlier ones are
     there. What waits when a life ends is left out. Where a step has several passes, each of them
     is written, with its number. ``bubble_ratio`` (1 - busy time / time of
     all stages) and ``hit_rate`` are those of the whole pipeline so far in this life, warm-up
-    included, as of the stages' last words; ``steps_per_second`` counts this life's steps.
+    included, as of the stages' last words; ``steps_per_second`` counts this life's steps. ``time``
+    is in seconds since 1970, ``resident_bytes`` of the processes of this ``host``, and ``pending``
+    the most subnets under way on a stage.
 
     Args:
         directories: of each stream.
@@ -51,13 +57,21 @@ class Recording:
         self._metrics: dict[tuple[int, int], Values] = {}
         self._use: dict[int, tuple[int, int]] = {}
         self._hits: dict[int, tuple[int, int]] = {}
+        self._pending: dict[int, int] = {}
+        self._firsts: list[int] = [0] * len(self._directories)
+        self._loss: dict[int, float] = {}
+        self._memory = ResidentMemory()
+        self._pulse = Pulse([directory.path for directory in directories], self.vitals)
+        self._host = os.uname().nodename
         self._start = time.monotonic()
         self._done = 0
 
     def __enter__(self) -> Self:
+        self._pulse.__enter__()
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self._pulse.__exit__(*exception)
         self._open.close()
 
     def on_begin(self, generation: int, firsts: Sequence[int]) -> None:
@@ -80,7 +94,8 @@ class Recording:
             self._files.append(files)
         self._next = list(firsts)
         self._waiting, self._use, self._hits, self._done = {}, {}, {}, 0
-        self._metrics = {}
+        self._metrics, self._pending, self._loss = {}, {}, {}
+        self._firsts = list(firsts)
         self._start = time.monotonic()
         self._observer.on_begin(generation, firsts)
 
@@ -91,6 +106,7 @@ class Recording:
             StorageError: when a file cannot be written.
         """
         self._done += 1
+        self._loss[stream] = loss
         self._waiting[stream, sequence_id] = self._values(stream, sequence_id, loss)
         while values := self._waiting.pop((stream, self._next[stream]), None):
             self._write(stream, self._next[stream], values)
@@ -112,6 +128,24 @@ class Recording:
         """See :class:`LaunchObserver`."""
         self._hits[stage] = hits, reads
         self._observer.on_hits(stage, hits, reads)
+
+    def on_pending(self, stage: int, subnets: int) -> None:
+        """See :class:`RunObserver`; nobody else is told."""
+        self._pending[stage] = subnets
+
+    def vitals(self, stream: int) -> dict[str, Any]:
+        """What a heartbeat says of a stream; called on another thread, too."""
+        steps, definition = self._steps(stream), self._definitions[stream]
+        done = self._next[stream] if self._next else 0
+        seconds = time.monotonic() - self._start
+        return {
+            "step": done // steps.passes,
+            "steps": definition.steps,
+            "steps_per_second": (done - self._firsts[stream]) / steps.passes / seconds,
+            "pending": max(list(self._pending.values()), default=None),
+            "resident_bytes": self._memory.bytes(),
+            "loss": self._loss.get(stream),
+        }
 
     def on_validation(self, stream: int, sequence_id: int, scores: Mapping[str, float]) -> None:
         """See :class:`LaunchObserver`.
@@ -142,6 +176,10 @@ class Recording:
             "hit_rate": _share(self._hits),
             "steps_per_second": self._done / steps.passes / seconds if seconds > 0 else None,
             "seconds": seconds,
+            "time": time.time(),
+            "host": self._host,
+            "resident_bytes": self._memory.bytes(),
+            "pending": max(self._pending.values(), default=None),
         }
 
     def _steps(self, stream: int) -> Steps:

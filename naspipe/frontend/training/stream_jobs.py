@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from itertools import compress
 from typing import Any
 
 from naspipe.core.config import Definition, Execution
-from naspipe.core.errors import ConfigError
+from naspipe.core.errors import ConfigError, StorageError
 from naspipe.core.ids import SequenceId, StageId, StreamId
 from naspipe.core.space import Shared
 from naspipe.core.subnet import Subnet
@@ -25,7 +26,9 @@ from naspipe.sim.cutting import is_joint
 from naspipe.sim.pipeline import StreamPlan
 from naspipe.stage.builder import build_controller
 from naspipe.streams.from_file import write_stream
+from naspipe.trace.results.reserved_space import reserve
 from naspipe.trace.results.run_directory import RunDirectory
+from naspipe.trace.storage.writing import writing
 
 
 def check_stream(
@@ -129,12 +132,24 @@ def stream_job(
 
 
 def begin_record(stream: StreamJob, manifest: Mapping[str, Any]) -> None:
-    """What is known of a new stream, in its directory."""
+    """What is known of a new stream, in its directory.
+
+    Raises:
+        ConfigError: when the directory cannot be made.
+        StorageError: when it cannot be written; nothing is left of it then.
+    """
     if not stream.directory.path.exists():
         stream.directory.create()
     subnets = [each.subnet for each in stream.planned]
-    write_stream(stream.directory.stream, choices_of(stream.workload, subnets))
-    stream.directory.write_manifest(dict(manifest))
+    try:
+        reserve(stream.directory, manifest)
+        with writing(stream.directory.stream):
+            write_stream(stream.directory.stream, choices_of(stream.workload, subnets))
+        with writing(stream.directory.manifest):
+            stream.directory.write_manifest(dict(manifest))
+    except StorageError:
+        shutil.rmtree(stream.directory.path, ignore_errors=True)
+        raise
 
 
 def choices_of(workload: Workload, subnets: Sequence[Subnet]) -> list[tuple[int, ...]]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import io
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from naspipe.core.errors import ConfigError
-from naspipe.frontend.training.ports import METRICS
-from naspipe.trace.results.metrics_file import writing
+from naspipe.frontend.training.ports import METRICS, Values
+from naspipe.trace.storage.writing import write_whole, writing
 
 
 def check_tensorboard() -> None:
@@ -57,7 +57,7 @@ class TensorBoardFile:
         start = self._events.SessionLog(status=self._events.SessionLog.START)
         self._append(self._event(first, session_log=start))
 
-    def write(self, step: int, values: Mapping[str, float | None]) -> None:
+    def write(self, step: int, values: Values) -> None:
         """Append the scalars of one step; what is not known is left out.
 
         The losses of a step with several passes are ``loss/pass-0``, ``loss/pass-1``, ...
@@ -67,8 +67,7 @@ class TensorBoardFile:
         """
         event = self._event(step)
         for name, value in _tagged(values):
-            if value is not None:
-                event.summary.value.add(tag=name, simple_value=_single(value))
+            event.summary.value.add(tag=name, simple_value=_single(value))
         self._append(event)
 
     def close(self) -> None:
@@ -82,15 +81,16 @@ class TensorBoardFile:
         record = io.BytesIO()
         self._records.RecordWriter(record).write(event.SerializeToString())
         data = record.getvalue()
-        with writing(self._path):
-            while data:
-                data = data[self._file.write(data) :]
+        with writing(self._path, len(data)):
+            write_whole(self._file, data)
 
 
-def _tagged(values: Mapping[str, float | None]) -> Iterator[tuple[str, float | None]]:
-    """Names and values; of the later passes of a step the losses and metrics alone."""
+def _tagged(values: Values) -> Iterator[tuple[str, float]]:
+    """Names and numbers; of the later passes of a step the losses and metrics alone."""
     number = values.get("pass")
     for name, value in values.items():
+        if value is None or isinstance(value, str) or name == "time":  # each event has its own
+            continue
         is_of_pass = name == "loss" or name.startswith(METRICS)
         if number is None or (name != "pass" and not is_of_pass and not number):
             yield name, value

@@ -18,6 +18,7 @@ from naspipe.data.keyed.loader_pool import close_all
 from naspipe.frontend.checks.data_checks import check_same_data, first_digests
 from naspipe.frontend.checks.device_checks import check_data_path, check_device, check_shared_gpus
 from naspipe.frontend.checks.input_checks import check_proof, check_taught
+from naspipe.frontend.checks.limit_checks import check_limits
 from naspipe.frontend.given.drawn_source import is_drawn_beside
 from naspipe.frontend.given.gain_notes import gain_notes
 from naspipe.frontend.given.run_plan import make_plan, planning_costs
@@ -48,8 +49,10 @@ from naspipe.runtime.wire.ports import LaunchObserver
 from naspipe.schedule.traits import PolicyTraits, causal_policies, traits_of
 from naspipe.sim.pipeline import RANKINGS, Plan
 from naspipe.trace.access.labels import describe_space
+from naspipe.trace.results.reserved_space import write_last
 from naspipe.trace.results.run_directory import RunDirectory, stream_directories
 from naspipe.trace.results.teacher_events import read_teacher_events, tally
+from naspipe.trace.storage.writing import named_storage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,29 +122,29 @@ class Training:
             ConfigError: when the input cannot be used; nothing has been written then, unless
                 only a stage could find it: the manifest then says ``failed``.
             StageFailedError: when a stage raised; the manifest then says ``failed``.
-            RunInterruptedError: after SIGINT or SIGTERM, behind a checkpoint.
+            RunInterruptedError: after SIGINT, SIGTERM or SIGHUP, behind a checkpoint.
             StorageError: when a file cannot be written.
         """
         subnets = self._check()
-        with ExitStack() as stack:
+        with named_storage(self.path), ExitStack() as stack:
             generation = 0
-            if not self.resumes:
-                records = new_records(self.directories, self.workloads, self.execution)
-                stack.enter_context(planning(records))
             if self.resumes:
                 generation = self._claim(stack, subnets)
                 if generation < 0:
                     return
+            else:
+                records = new_records(self.directories, self.workloads, self.execution)
+                stack.enter_context(planning(records))
             costs = planning_costs(self.workloads, self.execution, self.observer.on_note)
             plan = make_plan(
                 self.workloads, self.execution, subnets, costs, self.wiring, self.is_drawn_beside
             )
             if plan.memory and self.others is None:
-                gpus, device = self._gpus, self.execution.hardware.device
-                check_shared_gpus(device, plan.memory.budgets, gpus.memory_bytes)
-            if said := how_full(self.workloads, costs, self.execution.pipeline.stages):
-                self.observer.on_note(said)
-            for said in gain_notes(self.workloads, self.execution, subnets, costs):
+                device = self.execution.hardware.device
+                check_shared_gpus(device, plan.memory.budgets, self._gpus.memory_bytes)
+            full = how_full(self.workloads, costs, self.execution.pipeline.stages)
+            gains = gain_notes(self.workloads, self.execution, subnets, costs)
+            for said in filter(None, [full, *gains]):
                 self.observer.on_note(said)
             job = self.job(plan, costs)
             manifests = [self._manifest(*each, plan) for each in enumerate(job.streams)]
@@ -150,36 +153,40 @@ class Training:
                 for attendant in workload.attendants:
                     stack.enter_context(attendant)
             for stream, manifest in zip(job.streams, manifests, strict=True):
-                if not self.resumes or self._comes_new(stream.directory, stream.workload):
+                if not self.resumes or _comes_new(stream.directory, stream.workload):
                     begin_record(stream, manifest)
                     if self.resumes:
                         stack.enter_context(Claim(stream.directory.path))
             definitions = [workload.definition for workload in self.workloads]
-            recording = stack.enter_context(
-                Recording(
-                    self.directories, definitions, self.observer, self.execution.records.tensorboard
-                )
-            )
+            has_board = self.execution.records.tensorboard
+            recording = Recording(self.directories, definitions, self.observer, has_board)
+            stack.enter_context(recording)
             self._finish(Generations(job, manifests, recording, generation, self.others))
 
     def _finish(self, lives: Generations) -> None:
         """Live to the end, check what was left, and say that it is complete."""
         start_ns = time.monotonic_ns()
         stages = lives.run()
-        seconds = (time.monotonic_ns() - start_ns) / 1e9
+        try:
+            self._complete(lives, stages, (time.monotonic_ns() - start_ns) / 1e9)
+        except BaseException as error:
+            lives.note("failed", error)
+            raise
+
+    def _complete(self, lives: Generations, stages: Sequence[Any], seconds: float) -> None:
         job = lives.job
         measured: dict[str, Any] = {"seconds": seconds, "stages": stages}
         if job.execution.records.logged_steps == 1:
             check_orders(job)
             measured |= measure(job)
         for stream, manifest in zip(job.streams, lives.manifests, strict=True):
-            passes = (stream.num_passes - stream.first) / seconds
-            speed = {"steps_per_second": passes / job.steps.passes}
+            done = stream.num_passes - stream.first
+            speed = {"steps_per_second": done / seconds / job.steps.passes}
             bad = {"nonfinite_steps": stream.directory.nonfinite_passes()}
             taught = tally(read_teacher_events(stream.directory.path))
             more = {"teachers": taught} if taught else {}
             complete = {"status": "complete", "measured": {**measured, **speed, **bad, **more}}
-            stream.directory.write_manifest({**manifest, **complete, "life": lives.life})
+            write_last(stream.directory, {**manifest, **complete, "life": lives.life})
 
     def _claim(self, stack: ExitStack, subnets: Sequence[tuple[Subnet, ...]]) -> int:
         """Take the run directories over; returns the generation to go on with, -1 for none."""
@@ -187,7 +194,7 @@ class Training:
         for directory, workload, of_stream in zip(
             self.directories, self.workloads, subnets, strict=True
         ):
-            if self._comes_new(directory, workload):
+            if _comes_new(directory, workload):
                 continue
             comes_later = workload.make_strategy or self.is_drawn_beside
             choices = None if comes_later else choices_of(workload, of_stream)
@@ -199,22 +206,16 @@ class Training:
             return -1
         return 1 + max(int(each.get("life", {}).get("generation", 0)) for each in earlier)
 
-    @staticmethod
-    def _comes_new(directory: RunDirectory, workload: Workload) -> bool:
-        """Whether it is a teacher's, whose labels came from elsewhere in earlier lives."""
-        return not workload.is_written and not directory.path.exists()
-
     def job(self, plan: Plan, costs: Sequence[CostTable | None]) -> TrainingJob:
         """What every stage needs to know; nothing is restored yet."""
-        streams = [
+        given = zip(self.workloads, plan.streams, self.directories, strict=True)
+        planned = [
             stream_job(StreamId(number), *each, self.is_drawn_beside)
-            for number, each in enumerate(
-                zip(self.workloads, plan.streams, self.directories, strict=True)
-            )
+            for number, each in enumerate(given)
         ]
         streams = [
             replace(each, validation=plan_validation(each.workload, self.execution))
-            for each in streams
+            for each in planned
         ]
         return TrainingJob(
             streams=tuple(streams),
@@ -246,6 +247,7 @@ class Training:
         check_device(self.execution.hardware.device, len(self._gpus))
         check_fit_for_forking(self.execution.hardware.device)
         check_data_path(self.execution, self._gpus)
+        check_limits(self.execution, len(self.workloads))
         if self.execution.records.tensorboard:
             check_tensorboard()
         check_taught(self.workloads, self.taps)
@@ -258,9 +260,9 @@ class Training:
                 check_validation(validation)
         if self.others is None:
             check_endpoints(self.execution)
-        device = self.execution.hardware.device
-        for said in check_spaces(self.workloads, subnets, self.taps, device, self.observer.on_note):
-            self.observer.on_note(said)
+        device, note = self.execution.hardware.device, self.observer.on_note
+        for said in check_spaces(self.workloads, subnets, self.taps, device, note):
+            note(said)
         return subnets
 
     def _manifest(self, number: int, stream: StreamJob, plan: Plan) -> dict[str, Any]:
@@ -290,3 +292,8 @@ class Training:
             "proof": dict(check_proof(stream.workload)),
             "measured": {},
         }
+
+
+def _comes_new(directory: RunDirectory, workload: Workload) -> bool:
+    """Whether it is a teacher's, whose labels came from elsewhere in earlier lives."""
+    return not workload.is_written and not directory.path.exists()

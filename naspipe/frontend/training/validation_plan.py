@@ -92,7 +92,9 @@ def _probe(workload: Workload, execution: Execution) -> tuple[FeatureProbe | Non
 def _choices(text: str, space: Space, seed: int) -> tuple[tuple[int, ...], ...]:
     """The subnets that a setting names; those of a number are drawn apart from the stream."""
     if text.startswith("file:"):
-        return tuple(read_stream(Path(text.removeprefix("file:")), space.candidate_counts))
+        choices_of = space.decisions.choices_of if space.decisions else None
+        path = Path(text.removeprefix("file:"))
+        return tuple(read_stream(path, space.candidate_counts, choices_of))
     decisions = space.decisions
     counts = decisions.counts if decisions else space.candidate_counts
     draws = RandomSearch(counts, crc32(f"validation {seed}".encode()))

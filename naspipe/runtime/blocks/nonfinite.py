@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from naspipe.core.errors import ConfigError
+from naspipe.core.errors import NotFiniteError
 from naspipe.runtime.blocks.segment import Gradient
 from naspipe.runtime.devices.device_waits import Wait, on_host
 
@@ -18,13 +18,13 @@ def first_gradient(loss: torch.Tensor, nonfinite: str, sequence_id: int) -> Grad
         sequence_id: the subnet, for the message.
 
     Raises:
-        ConfigError: when the choice is to stop.
+        NotFiniteError: when the choice is to stop.
     """
     if nonfinite == "keep" or bool(on_host(torch.isfinite(loss).all(), Wait.FINITE)):
         return torch.ones_like(loss)
     if nonfinite == "skip":
         return None
-    raise ConfigError(
+    raise NotFiniteError(
         f"subnet {sequence_id}: expected a finite loss, found {float(loss):g}; choose a lower lr, "
         f"or --set nonfinite=skip (its layers stay as they are) or keep (train on)"
     )

@@ -11,6 +11,7 @@ import torch
 
 from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId
 from naspipe.core.steps import Steps
+from naspipe.core.user_code import called
 from naspipe.core.wiring import InputName
 from naspipe.data.keyed.batch_digest import short_digest
 from naspipe.runtime.blocks.ports import PassSum
@@ -46,7 +47,9 @@ class PassState:
     def made_batch(self, workload: Workload, number: int) -> Mapping[str, torch.Tensor]:
         """The pass's batch, made when it is asked for first; blocks may change it later on."""
         if self.batch is None:
-            self.batch = workload.data(workload.definition.seed, number)
+            seed = workload.definition.seed
+            with called(lambda: f"in data({seed}, {number})"):
+                self.batch = workload.data(seed, number)
             self.digest = short_digest(self.batch) if workload.is_trained else ""
         return self.batch
 

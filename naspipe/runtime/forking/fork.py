@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 import warnings
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 
 FORK = multiprocessing.get_context("fork")
+
+ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that ask a run to end: Ctrl-C, a scheduler, a terminal that is closed."""
+
+
+_LIKELY: dict[int, str] = {
+    signal.SIGKILL: " (SIGKILL: by the system, out of memory, or by somebody)",
+    signal.SIGSEGV: " (SIGSEGV: native code has crashed)",
+    signal.SIGBUS: " (SIGBUS: memory or /dev/shm is full)",
+    signal.SIGABRT: " (SIGABRT: native code gave up)",
+}
+
+
+def leave_signals_to_launcher() -> None:
+    """Ignore them in a forked process: the launcher answers for all, and needs it for that."""
+    for number in ASKING:
+        signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager
@@ -37,5 +55,6 @@ def obituary(process: BaseProcess) -> str:
     process.join(1)
     code = process.exitcode
     if code is not None and code < 0:
-        return f"its process was killed by signal {-code}"
+        likely = _LIKELY.get(-code, "")
+        return f"its process was killed by signal {-code}{likely}"
     return f"its process ended with exit status {code} and no report"

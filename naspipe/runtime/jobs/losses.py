@@ -34,14 +34,13 @@ def not_one_number(what: str, found: Any) -> ConfigError:
         what: the loss or the metric, as messages call it.
         found: what it gave.
     """
+    todo = "use reduction='mean', or end in .mean()"
     if isinstance(found, torch.Tensor):
         said = f"a tensor of shape {list(found.shape)} (reduction='none' gives one for each item)"
     else:
         said = type(found).__name__
-    return ConfigError(
-        f"{what}: expected one number for a batch, found {said}; use reduction='mean', or end in "
-        f".mean()"
-    )
+        todo = "return a tensor that gradients go back from, and no .item() of it"
+    return ConfigError(f"{what}: expected one number for a batch, found {said}; {todo}")
 
 
 def is_joined(loss: Loss) -> bool:

@@ -14,6 +14,7 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.rules import Rule
 from naspipe.core.space import Space
 from naspipe.core.steps import Steps, parse_passes
+from naspipe.core.user_code import full_name
 from naspipe.core.wiring import StreamWiring, Tap, Wiring
 from naspipe.data.views import Views
 from naspipe.runtime.jobs.losses import Loss, loss_fields, smoothed, untaught
@@ -223,7 +224,7 @@ def define(
     """The definition of a run; ``identity`` is its steps, seed, sampler, scale and policy."""
     return Definition(
         space=space.name,
-        data=dict(getattr(data, "record", None) or {"name": _name_of(data)}),
+        data=dict(getattr(data, "record", None) or {"name": full_name(data)}),
         loss=_described(loss),
         recipe=recipe.settled(space.drawn_counts),
         rules=_texts(space),
@@ -239,13 +240,7 @@ def _described(loss: Loss) -> str:
     """The name of a loss, with the values that it says of itself as ``record``."""
     values = dict(getattr(loss, "record", None) or {})
     said = ", ".join(f"{name}={value}" for name, value in values.items())
-    return f"{_name_of(loss)}({said})" if values else _name_of(loss)
-
-
-def _name_of(thing: object) -> str:
-    """A readable name of a callable, free of addresses."""
-    named = thing if hasattr(thing, "__qualname__") else type(thing)
-    return f"{getattr(named, '__module__', '')}.{getattr(named, '__qualname__', '')}"
+    return f"{full_name(loss)}({said})" if values else full_name(loss)
 
 
 def field_of(batch: Mapping[str, Any], name: str, sequence_id: int) -> torch.Tensor:

@@ -22,6 +22,7 @@ import torch
 from naspipe.core.config import Definition
 from naspipe.core.errors import ConfigError, TransportError
 from naspipe.runtime.wire.tensor_codec import MAX_BYTES, decode, encode
+from naspipe.trace.storage.writing import write_whole, writing
 
 _MAGIC, _VERSION = b"naspipeL", 1
 _HEADER = struct.Struct("<8sI")
@@ -59,15 +60,16 @@ class LabelWriter:
 
     Raises:
         ConfigError: when the file exists.
-        OSError: when it cannot be written.
+        StorageError: from every call, when it cannot be written.
     """
 
     def __init__(self, path: Path, key: Mapping[str, Any]) -> None:
         if path.exists():
             raise ConfigError(f"{path}: expected a file that does not exist yet, found one")
         self._path, self._part = path, path.with_name(f"{path.name}.part")
-        self._file: BinaryIO = self._part.open("wb")
-        self._file.write(_HEADER.pack(_MAGIC, _VERSION))
+        with writing(path):
+            self._file = self._part.open("wb", buffering=0)
+            write_whole(self._file, _HEADER.pack(_MAGIC, _VERSION))
         self._write(_KEY, msgpack.packb(dict(key)))
 
     def write(self, number: int, label: torch.Tensor) -> None:
@@ -78,8 +80,10 @@ class LabelWriter:
 
     def _write(self, number: int, payload: bytes) -> None:
         covered = _COVERED.pack(len(payload), number)
-        self._file.write(_RECORD.pack(len(payload), number, crc32(payload, crc32(covered))))
-        self._file.write(payload)
+        record = _RECORD.pack(len(payload), number, crc32(payload, crc32(covered)))
+        with writing(self._path, len(record) + len(payload)):
+            write_whole(self._file, record)
+            write_whole(self._file, payload)
 
     def __enter__(self) -> Self:
         return self

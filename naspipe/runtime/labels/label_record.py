@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from naspipe.trace.results.teacher_events import teacher_events_file
+from naspipe.trace.storage.writing import write_whole, writing
 from naspipe.tutoring.teacher_queue import Counts
 
 
@@ -20,13 +21,18 @@ class LabelRecord:
         directory: of the stream.
         number: of the student among those of the run (its group).
         generation: how often the run has gone on.
+
+    Raises:
+        StorageError: from every call, when the file cannot be written.
     """
 
     def __init__(self, directory: Path, number: int, generation: int) -> None:
         path = teacher_events_file(directory, number)
         is_torn = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
-        self._file = path.open("a", encoding="utf-8")
-        self._file.write("\n" if is_torn else "")
+        self._path = path
+        with writing(path):
+            self._file = path.open("ab", buffering=0)
+            write_whole(self._file, b"\n" if is_torn else b"")
         self._write({"event": "begin", "generation": generation})
 
     def event(self, what: str, teacher: str, **more: Any) -> None:
@@ -49,5 +55,6 @@ class LabelRecord:
 
     def _write(self, values: Mapping[str, Any]) -> None:
         line = {"time_ns": time.monotonic_ns(), **values}
-        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
-        self._file.flush()
+        data = json.dumps(line, separators=(",", ":")).encode() + b"\n"
+        with writing(self._path, len(data)):
+            write_whole(self._file, data)

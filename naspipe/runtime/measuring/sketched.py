@@ -4,7 +4,7 @@ have it."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from functools import partial
 from types import FunctionType
 from typing import Any
@@ -28,6 +28,7 @@ class SketchedLayers:
         self._space = space
         self._keys = _keys(space)
         self._modules: dict[Hashable, nn.Module | None] = {}
+        self._handed_out: set[Hashable] = set()
 
     def key(self, block: int, candidate: int) -> Hashable:
         """The same for candidates that the same factory makes."""
@@ -37,17 +38,35 @@ class SketchedLayers:
         """A candidate; None where its factory does not work without memory."""
         key = self.key(block, candidate)
         if key not in self._modules:
-            self._modules[key] = _without_memory(self._space.blocks[block].candidates[candidate])
+            factory = self._space.blocks[block].candidates[candidate]
+            self._modules[key], is_handed_out = _without_memory(factory)
+            if is_handed_out:
+                self._handed_out.add(key)
         return self._modules[key]
 
+    def is_handed_out(self, block: int, candidate: int) -> bool:
+        """Whether the factory hands out tensors that were made before, the same each time."""
+        self.module(block, candidate)
+        return self.key(block, candidate) in self._handed_out
 
-def _without_memory(factory: Callable[[], Any]) -> nn.Module | None:
+
+def _without_memory(factory: Callable[[], Any]) -> tuple[nn.Module | None, bool]:
+    """A module on torch's meta device, and whether another one would have tensors of this one."""
     try:
         with torch.device("meta"):
             module = factory()
-        return module.to("meta") if isinstance(module, nn.Module) else None
+            if not isinstance(module, nn.Module):
+                return None, False
+            kept = {id(each) for each in _tensors(module) if not each.is_meta}
+            is_handed_out = bool(kept) and any(id(each) in kept for each in _tensors(factory()))
+        return module.to("meta"), is_handed_out
     except Exception:  # whatever is wrong is said when the real one is made
-        return None
+        return None, False
+
+
+def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:
+    yield from module.parameters()
+    yield from module.buffers()
 
 
 def _keys(space: Space) -> list[list[Hashable]]:

@@ -21,6 +21,7 @@ from naspipe.core.ids import WorkerId
 from naspipe.runtime.forking.fork import FORK, end_all, obituary, quiet_fork
 from naspipe.runtime.jobs.job import TrainingJob
 from naspipe.runtime.processes.hosts import ALIVE, END, JOB, Hosts, read_word
+from naspipe.runtime.processes.liveness import no_sign_of_life
 from naspipe.runtime.processes.stopping import answered_signals
 from naspipe.runtime.wire.authenticator import Authenticator
 from naspipe.runtime.wire.transport import bind_inbox, connect_outbox
@@ -140,7 +141,7 @@ class _Agent:
         self._is_running = False
         self.process.join()
         if self.process.exitcode != 0:
-            self._report("died", {"how": obituary(self.process)})
+            self._report("died", {"how": obituary(self.process), "host": os.uname().nodename})
 
     def _report(self, kind: str, body: dict[str, Any]) -> None:
         self._outbox.send(msgpack.packb([kind, self.hosts.worker.rank, body]))
@@ -153,12 +154,14 @@ class _Agent:
             limit = self.execution.watch.silence_seconds
         problem = ""
         if silence > limit:
-            problem = (
-                f"the launcher at {self.hosts.endpoints.launcher} (rank 0) has given no sign of "
-                f"life for {silence:.0f} s"
-            )
+            first, here = self.hosts.names[0], self.hosts.names[self.hosts.worker.rank]
+            who = f"the launcher (rank 0, {self.hosts.endpoints.launcher})"
+            problem = f"{who}: {no_sign_of_life(first, here, silence)}"
         elif os.getppid() != self.parent:
             problem = "who started it has ended"
         if problem:
-            self._report("died", {"how": f"its worker has ended it: {problem}"})
-            raise TransportError(f"rank {self.hosts.worker.rank}: {problem}")
+            how = f"its worker has ended it: {problem}"
+            self._report("died", {"how": how, "host": os.uname().nodename})
+            raise TransportError(
+                f"rank {self.hosts.worker.rank} on {os.uname().nodename}: {problem}"
+            )

@@ -8,15 +8,18 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterable
+from contextlib import suppress
+from io import FileIO
 from pathlib import Path
-from typing import IO, Self
+from typing import Self
 
 from naspipe.core.errors import ConfigError
 from naspipe.core.json_text import parse_json
-from naspipe.runtime.wire.endpoints import SOCKETS_PREFIX
+from naspipe.runtime.wire.private_directories import SOCKETS_PREFIX
+from naspipe.trace.results.run_state import LOCK
 from naspipe.trace.storage.whole_files import write_json
 
-_LOCK, _PROCESSES = ".lock", ".processes.json"
+_PROCESSES = ".processes.json"
 
 
 class Claim:
@@ -32,11 +35,11 @@ class Claim:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._file: IO[str] | None = None
+        self._file: FileIO | None = None
 
     def __enter__(self) -> Self:
         try:
-            self._file = (self._directory / _LOCK).open("a+", encoding="utf-8")
+            self._file = (self._directory / LOCK).open("a+b", buffering=0)
         except OSError as error:
             raise ConfigError(
                 f"run directory {self._directory} cannot be written: {error.strerror}"
@@ -45,15 +48,15 @@ class Claim:
             fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self._file.seek(0)
-            owner = self._file.read(20).strip() or "unknown"
+            owner = self._file.read(20).decode("ascii", "replace").strip() or "unknown"
             self._file.close()
             raise ConfigError(
                 f"run directory {self._directory}: expected one that nobody trains, found process "
                 f"{owner} at it; wait for it, or end it first"
             ) from error
         self._file.truncate(0)
-        self._file.write(str(os.getpid()))
-        self._file.flush()
+        with suppress(OSError):  # it only helps who reads it; what holds is the lock
+            self._file.write(str(os.getpid()).encode())
         end_processes(self._directory)
         return self
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from naspipe.core.ids import FIRST_STREAM
@@ -16,8 +14,9 @@ from naspipe.runtime.forking.fitness import may_compute_here
 from naspipe.runtime.processes.stage_pool import LauncherSide, Mailboxes, run_stages
 from naspipe.runtime.processes.stopping import Stop
 from naspipe.runtime.processes.supervisor import StageReports
-from naspipe.runtime.wire.endpoints import SOCKETS_PREFIX, make_endpoints
+from naspipe.runtime.wire.endpoints import make_endpoints
 from naspipe.runtime.wire.messages import SubnetsMessage
+from naspipe.runtime.wire.private_directories import private_directory
 from naspipe.runtime.wire.wakeup import Wakeup
 from naspipe.runtime.worker.stage_main import run_alone
 from naspipe.search.scores import Scores, scores_of
@@ -60,7 +59,7 @@ def evaluate(
             collector.start()
             run_alone(job, collector, mailboxes.local, EvaluationStage)
         else:
-            directory = Path(stack.enter_context(TemporaryDirectory(prefix=SOCKETS_PREFIX)))
+            directory = stack.enter_context(private_directory())
             endpoints = make_endpoints(job.execution, directory)
             side = LauncherSide(
                 collector=collector,

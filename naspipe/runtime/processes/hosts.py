@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import socket
 import struct
 import time
@@ -35,6 +36,8 @@ class Hosts:
     """Where the agents of the ranks from 1 on listen."""
     started_by: tuple[str, ...]
     """The process that started each worker."""
+    names: tuple[str, ...]
+    """What the hosts of all workers call themselves."""
     token: str
     """Of this life: rank 0 writes it into the run directory, where all must find it."""
 
@@ -64,6 +67,7 @@ def join(worker: Worker, execution: Execution) -> Hosts:
         endpoints=Endpoints(stages, addresses[0][0], keys, (public, secret)),
         agents=tuple(agent for agent, _ in addresses[1:]),
         started_by=tuple(each.started_by for each in cards),
+        names=tuple(each.host for each in cards),
         token=cards[0].public_key,
     )
 
@@ -85,6 +89,7 @@ def _card(worker: Worker, execution: Execution, public: bytes) -> WorkerCard:
         public_key=public.decode(),
         started_by=parent_identity(),
         problem=problem,
+        host=os.uname().nodename,
     )
 
 

@@ -7,9 +7,7 @@ pickled. The launcher computes nothing with torch itself before it forks.
 from __future__ import annotations
 
 import signal
-import tempfile
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 from naspipe.core.errors import RunInterruptedError
@@ -22,8 +20,9 @@ from naspipe.runtime.processes.stage_pool import Elsewhere, LauncherSide, Mailbo
 from naspipe.runtime.processes.stopping import Stop, answered_signals
 from naspipe.runtime.processes.supervisor import Collector
 from naspipe.runtime.processes.validation_launcher import ValidationLauncher
-from naspipe.runtime.wire.endpoints import SOCKETS_PREFIX, make_endpoints
-from naspipe.runtime.wire.ports import LaunchObserver
+from naspipe.runtime.wire.endpoints import make_endpoints
+from naspipe.runtime.wire.ports import RunObserver
+from naspipe.runtime.wire.private_directories import private_directory
 from naspipe.runtime.wire.wakeup import Wakeup
 from naspipe.runtime.worker.stage_main import run_alone
 from naspipe.runtime.worker.stage_process import StageRun
@@ -32,7 +31,7 @@ from naspipe.trace.snapshots.checkpoints import FINAL
 
 
 def launch(
-    job: TrainingJob, observer: LaunchObserver, others: OtherHosts | None = None
+    job: TrainingJob, observer: RunObserver, others: OtherHosts | None = None
 ) -> list[dict[str, Any]]:
     """Carry a run out, to its final checkpoint; on several hosts, with stage 0 on this one.
 
@@ -42,7 +41,7 @@ def launch(
         StageFailedError: with the first cause, once every stage has ended.
         ConfigError: when a stage finds that the input cannot be used, or a port is in use.
         StorageError: when a file cannot be written.
-        RunInterruptedError: after SIGINT or SIGTERM, behind a checkpoint.
+        RunInterruptedError: after SIGINT, SIGTERM or SIGHUP, behind a checkpoint.
     """
     execution, num_stages = job.execution, job.execution.workers
     folders = [stream.directory.checkpoints for stream in job.streams]
@@ -93,7 +92,7 @@ def _run(job: TrainingJob, side: LauncherSide, others: OtherHosts | None, stack:
         side.start()
         run_alone(job, side.collector, side.mailboxes.local)
         return
-    directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=SOCKETS_PREFIX)))
+    directory = stack.enter_context(private_directory())
     if others is None:
         run_stages(job, StageRun, make_endpoints(execution, directory), side)
         return

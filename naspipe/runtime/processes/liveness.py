@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from naspipe.runtime.wire.reports import WAITING
@@ -14,6 +15,7 @@ class Problem(NamedTuple):
     stage: int
     task: str
     why: str
+    host: str = ""
 
 
 class _Beat(NamedTuple):
@@ -30,11 +32,18 @@ class Liveness:
         now: the time.
         silence_seconds: how long a stage may send nothing at all.
         timeout_seconds: how long it may be at one block, WRITE or anything else but waiting.
+        hosts: of each stage, its host's name; where there are none, they are of this host.
     """
 
     def __init__(
-        self, stages: Iterable[int], now: float, silence_seconds: float, timeout_seconds: float
+        self,
+        stages: Iterable[int],
+        now: float,
+        silence_seconds: float,
+        timeout_seconds: float,
+        hosts: Sequence[str] = (),
     ) -> None:
+        self._hosts = tuple(hosts)
         self._silence_seconds = silence_seconds
         self._timeout_seconds = timeout_seconds
         self._beats = {stage: _Beat(now, "start", now) for stage in stages}
@@ -72,8 +81,9 @@ class Liveness:
         ]
         if silent:
             heard, stage = min(silent)
-            why = f"it has given no sign of life for {now - heard:.0f} s (stopped or starved)"
-            return Problem(stage, self._beats[stage].doing, why)
+            host = self._host(stage)
+            why = no_sign_of_life(host, os.uname().nodename, now - heard)
+            return Problem(stage, self._beats[stage].doing, why, host)
         hung = [
             (beat.since, stage)
             for stage, beat in self._beats.items()
@@ -83,4 +93,15 @@ class Liveness:
             return None
         since, stage = min(hung)
         why = f"it has been at this for {now - since:.0f} s (timeout_seconds)"
-        return Problem(stage, self._beats[stage].doing, why)
+        return Problem(stage, self._beats[stage].doing, why, self._host(stage))
+
+    def _host(self, stage: int) -> str:
+        return self._hosts[stage] if self._hosts else os.uname().nodename
+
+
+def no_sign_of_life(host: str, here: str, seconds: float) -> str:
+    """Why a process of another host, or of this one, is given up."""
+    causes = "stopped or starved"
+    if host != here:
+        causes = f"stopped, starved, or the network between {here} and {host}"
+    return f"no sign of life from {host} for {seconds:.0f} s: {causes}"

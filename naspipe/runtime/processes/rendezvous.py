@@ -84,6 +84,8 @@ class WorkerCard:
     """The process that started it: the same one after a restart."""
     problem: str = ""
     """Why it cannot take part."""
+    host: str = ""
+    """What its host calls itself."""
 
 
 def parent_identity() -> str:
@@ -123,7 +125,11 @@ def exchange_cards(worker: Worker, card: WorkerCard, seconds: float) -> list[Wor
             f"{' '.join(str(error).split()):.200}"
         ) from error
     cards = [WorkerCard(**each) for each in json.loads(deal)]
-    if problems := [f"rank {r}: {each.problem}" for r, each in enumerate(cards) if each.problem]:
+    if problems := [
+        f"rank {rank}{f' on {each.host}' if each.host else ''}: {each.problem}"
+        for rank, each in enumerate(cards)
+        if each.problem
+    ]:
         raise ConfigError("; ".join(problems))
     return cards
 

@@ -8,9 +8,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from types import FrameType
 
+from naspipe.runtime.forking.fork import ASKING
 from naspipe.runtime.wire.messages import HOLD, STOP, ControlMessage
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stop:
@@ -67,8 +66,9 @@ class Stop:
 
 @contextmanager
 def answered_signals(answer: Callable[[int], None]) -> Iterator[None]:
-    """Answer the first SIGINT or SIGTERM; a second one raises ``KeyboardInterrupt`` at once.
+    """Answer SIGINT, SIGTERM and SIGHUP; a second SIGINT or SIGTERM raises ``KeyboardInterrupt``.
 
+    SIGHUP comes beside others: from a shell that ends, from systemd right behind SIGTERM.
     In any thread but the main one nothing is changed, and a signal that is ignored stays so.
     """
     if threading.current_thread() is not threading.main_thread():
@@ -77,13 +77,14 @@ def answered_signals(answer: Callable[[int], None]) -> Iterator[None]:
     asked: list[int] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
-        asked.append(number)
+        if number != signal.SIGHUP:
+            asked.append(number)
         if len(asked) > 1:
             raise KeyboardInterrupt
         answer(number)
 
-    before: Mapping[int, object] = {number: signal.getsignal(number) for number in _SIGNALS}
-    answered = [number for number in _SIGNALS if before[number] is not signal.SIG_IGN]
+    before: Mapping[int, object] = {number: signal.getsignal(number) for number in ASKING}
+    answered = [number for number in ASKING if before[number] is not signal.SIG_IGN]
     for number in answered:
         signal.signal(number, handle)
     try:

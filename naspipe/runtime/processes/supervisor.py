@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from typing import Any, NoReturn
 
 import zmq
 
-from naspipe.core.errors import ConfigError, StageFailedError, StorageError
+from naspipe.core.errors import ConfigError, NotFiniteError, StageFailedError, StorageError
 from naspipe.runtime.forking.fork import obituary
 from naspipe.runtime.processes.growing_streams import GrowingStreams
 from naspipe.runtime.processes.liveness import Liveness
 from naspipe.runtime.processes.publishing import Publisher
 from naspipe.runtime.processes.stopping import Stop
-from naspipe.runtime.wire.ports import LaunchObserver
+from naspipe.runtime.wire.ports import RunObserver
 from naspipe.runtime.wire.reports import read_report
 from naspipe.runtime.wire.wakeup import Wakeup
 from naspipe.trace.results.losses_file import SectionLosses, read_beside
 
 _POLL_MS = 1000
 _LAST_WORDS_SECONDS = 0.5
+_BATCHES_KEPT = 4096
+"""More than are under way at once."""
 
 
 def raise_failure(stage: int, body: Mapping[str, Any]) -> NoReturn:
@@ -30,13 +33,19 @@ def raise_failure(stage: int, body: Mapping[str, Any]) -> NoReturn:
     Raises:
         ConfigError: the user's input.
         StorageError: a file could not be written.
+        NotFiniteError: a loss.
         StageFailedError: anything else.
     """
-    if body["kind"] == "input":
-        raise ConfigError(body["message"])
-    if body["kind"] == "storage":
-        raise StorageError(body["message"])
-    raise StageFailedError(stage, body["task"], body["traceback"])
+    host, cause = str(body.get("host", "")), str(body.get("cause", ""))
+    where = f"stage {stage}, {body['task']}" + (f", on {host}" if host else "")
+    match body["kind"]:
+        case "input":
+            raise ConfigError(body["message"])
+        case "storage":
+            raise StorageError(f"{body['message']} ({where})")
+        case "number":
+            raise NotFiniteError(f"{body['message']} ({where})")
+    raise StageFailedError(stage, body["task"], body["traceback"], host, cause)
 
 
 class StageReports:
@@ -80,6 +89,29 @@ class StageReports:
         """Nothing: work on one stage has nobody beside it to watch it."""
 
 
+class SameBatches:
+    """Stages that make a batch must make the same one: one has its input, another its target."""
+
+    def __init__(self) -> None:
+        self._made: OrderedDict[tuple[int, int], tuple[int, str]] = OrderedDict()
+
+    def take(self, stage: int, stream: int, number: int, digest: str) -> None:
+        """A stage has made a batch of a stream.
+
+        Raises:
+            ConfigError: when it is another one than that of the stage that made it first.
+        """
+        first, expected = self._made.setdefault((stream, number), (stage, digest))
+        if digest != expected:
+            raise ConfigError(
+                f"data: expected the same batch {number} in every process, found another one on "
+                f"stage {stage} than on stage {first}; make it from the seed and the number alone, "
+                f"as npp.from_dataset(dataset, batch_size) does (docs/data.md)"
+            )
+        if len(self._made) > _BATCHES_KEPT:
+            self._made.popitem(last=False)
+
+
 class Collector(StageReports):
     """Takes the reports of all stages: writes losses, keeps results, raises the first failure.
 
@@ -97,7 +129,7 @@ class Collector(StageReports):
         self,
         num_stages: int,
         losses: Sequence[SectionLosses],
-        observer: LaunchObserver,
+        observer: RunObserver,
         publisher: Publisher,
         stop: Stop,
         growing: GrowingStreams,
@@ -110,6 +142,7 @@ class Collector(StageReports):
         self._observer = observer
         self._publisher = publisher
         self._stop = stop
+        self._batches = SameBatches()
 
     def take(self, kind: str, stage: int, body: dict[str, Any]) -> None:
         """Handle one report.
@@ -133,9 +166,12 @@ class Collector(StageReports):
                 self._observer.on_loss(stream, sequence_id, loss)
                 self._growing.take(stream, sequence_id, loss)
                 self._collect()
+            case "batch":
+                self._batches.take(stage, body["stream"], body["number"], body["digest"])
             case "busy":
                 self._observer.on_busy(stage, body["busy_ns"], body["elapsed_ns"])
                 self._observer.on_hits(stage, body["hits"], body["reads"])
+                self._observer.on_pending(stage, body["pending"])
             case "note":
                 self._observer.on_note(str(body["text"]))
             case "part":
@@ -146,7 +182,8 @@ class Collector(StageReports):
                 self._stop.request(body["number"])
                 self._stop.advance()
             case "died":
-                raise StageFailedError(stage, _task(self, stage), body["how"])
+                how, host = body["how"], str(body.get("host", ""))
+                raise StageFailedError(stage, _task(self, stage), how, host)
             case _:
                 super().take(kind, stage, body)
 
@@ -204,7 +241,7 @@ def supervise(
                     raise StageFailedError(stage, _task(collector, stage), obituary(process))
         problem = collector.liveness.problem(time.monotonic()) if collector.liveness else None
         if problem is not None:
-            raise StageFailedError(*problem)
+            raise StageFailedError(problem.stage, problem.task, problem.why, problem.host)
 
 
 def _task(collector: StageReports, stage: int) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
@@ -22,6 +21,7 @@ from naspipe.core.planned import Planned
 from naspipe.core.subnet import Subnet
 from naspipe.runtime.evaluating.evaluation import evaluation_of
 from naspipe.runtime.evaluating.evaluation_stage import EvaluationJob
+from naspipe.runtime.forking.fork import leave_signals_to_launcher
 from naspipe.runtime.forking.own_thread import in_own_thread
 from naspipe.runtime.jobs.evaluation_recipe import EvaluationRecipe
 from naspipe.runtime.jobs.job import ValidationPlan
@@ -48,9 +48,7 @@ def validation_main(
     is a map with ``stream``, ``cut`` and one of ``scores`` (a map for each subnet), ``note`` (why
     there are none) and ``failure`` (as stages report theirs).
     """
-    # The launcher answers signals for all; without it there is nothing to do any more.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    leave_signals_to_launcher()  # without it there is nothing to do any more
     if gives_way:
         os.setpriority(os.PRIO_PROCESS, 0, _LEAST_PRIORITY)
     questions: Queue[Any] = Queue()
@@ -118,7 +116,8 @@ def _answer(
         return {"note": str(error)}
     except StageFailedError as error:
         task = f"the validation at subnet {cut}, {error.task}"
-        return {"failure": {"kind": "", "task": task, "traceback": error.traceback_text}}
+        said = {"traceback": error.traceback_text, "host": error.host}
+        return {"failure": {"kind": "", "task": task, **said}}
     except Exception as error:
         return {"failure": failure_report(f"the validation at subnet {cut}", error)}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import tempfile
 import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -18,7 +17,12 @@ import zmq
 
 from naspipe.core.errors import ConfigError, TransportError
 from naspipe.runtime.devices.determinism import deterministic_torch
-from naspipe.runtime.forking.fork import FORK, end_all, quiet_fork
+from naspipe.runtime.forking.fork import (
+    FORK,
+    end_all,
+    leave_signals_to_launcher,
+    quiet_fork,
+)
 from naspipe.runtime.forking.own_thread import in_own_thread
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.labels.label_file import label_key
@@ -29,7 +33,7 @@ from naspipe.runtime.teachers.lifeline import end_with_parent
 from naspipe.runtime.teachers.registry_server import CardTable, listen, serve
 from naspipe.runtime.teachers.staged_blocks import stage_devices, staged_network
 from naspipe.runtime.teachers.teacher_server import TeacherSeat, TeacherServer, check_wanted
-from naspipe.runtime.wire.endpoints import SOCKETS_PREFIX
+from naspipe.runtime.wire.private_directories import private_directory
 
 _WAIT_MS = 200
 _START_SECONDS = 30.0
@@ -66,7 +70,7 @@ class TeacherPool:
     settings: PoolSettings
     directory: str = ""
     """Private; holds the sockets."""
-    _folder: Any = None
+    _folder: ExitStack = field(default_factory=ExitStack)
     _process: BaseProcess | None = None
     _lifeline: tuple[int, int] = field(default=(-1, -1))
 
@@ -81,10 +85,7 @@ class TeacherPool:
         return f"ipc://{self.directory}/registry"
 
     def __enter__(self) -> Self:
-        self._folder = tempfile.TemporaryDirectory(
-            prefix=SOCKETS_PREFIX, ignore_cleanup_errors=True
-        )
-        self.directory = self._folder.name
+        self.directory = str(self._folder.enter_context(private_directory()))
         self._lifeline = os.pipe()
         receiver, sender = FORK.Pipe(duplex=False)
         with quiet_fork():
@@ -115,13 +116,12 @@ class TeacherPool:
         if self._process is not None:
             self._process.join(10)
             end_all([self._process])
-        self._folder.cleanup()
+        self._folder.close()
 
 
 def _pool_main(pool: TeacherPool, sender: Any) -> None:
     """Keep the registry, and as many teachers as were started or hired."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    leave_signals_to_launcher()
     read_end, write_end = pool._lifeline
     os.close(write_end)
     settings, teachers = pool.settings, _Teachers(pool)

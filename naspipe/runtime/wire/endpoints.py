@@ -12,10 +12,8 @@ import zmq
 
 from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
+from naspipe.runtime.wire.private_directories import SOCKETS_PREFIX
 from naspipe.runtime.wire.shared_rings import Rings
-
-SOCKETS_PREFIX = "naspipe-"
-"""Of the private directory that holds a run's sockets."""
 
 _MAX_IPC_PATH = 90
 _LOOPBACK = "127.0.0.1"

@@ -12,6 +12,8 @@
 :class:`LaunchObserver`    :class:`~naspipe.runtime.wire.reports.SilentObserver`,
                            :class:`~naspipe.runtime.wire.reports.NotesToStderr`,
                            :class:`~naspipe.frontend.training.recording.Recording`, progress
+:class:`RunObserver`       :class:`~naspipe.runtime.wire.reports.SilentObserver`,
+                           :class:`~naspipe.frontend.training.recording.Recording`
 ========================= ==========================================================================
 """
 
@@ -84,7 +86,8 @@ class Reporter(Protocol):
     def report(self, kind: str, body: Mapping[str, Any]) -> None:
         """Hand one report on, with plain values.
 
-        ``loss``, ``busy``, ``part`` (of a checkpoint), ``held``, ``beat``, ``failed`` or ``done``.
+        ``loss``, ``batch``, ``busy``, ``part`` (of a checkpoint), ``held``, ``beat``, ``failed`` or
+        ``done``.
         """
         ...
 
@@ -128,4 +131,12 @@ class LaunchObserver(Protocol):
 
     def on_note(self, text: str) -> None:
         """Something that whoever watches should know: a restart, a checkpoint passed over."""
+        ...
+
+
+class RunObserver(LaunchObserver, Protocol):
+    """What a launcher tells: a :class:`LaunchObserver` that wants to know a little more."""
+
+    def on_pending(self, stage: int, subnets: int) -> None:
+        """How many subnets are under way on a stage: admitted, and not yet retired there."""
         ...

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgpack
@@ -41,6 +42,9 @@ class SilentObserver:
     def on_hits(self, stage: int, hits: int, reads: int) -> None:
         """See :class:`LaunchObserver`."""
 
+    def on_pending(self, stage: int, subnets: int) -> None:
+        """See :class:`RunObserver`."""
+
     def on_validation(self, stream: int, sequence_id: int, scores: Mapping[str, float]) -> None:
         """See :class:`LaunchObserver`."""
 
@@ -53,7 +57,8 @@ class NotesToStderr(SilentObserver):
 
     def on_note(self, text: str) -> None:
         """See :class:`LaunchObserver`."""
-        print(f"naspipe: {text}", file=sys.stderr, flush=True)
+        with suppress(OSError, ValueError):  # a stderr that is gone ends no run
+            print(f"naspipe: {text}", file=sys.stderr, flush=True)
 
 
 class AtIt:

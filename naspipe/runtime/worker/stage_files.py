@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -31,6 +31,7 @@ class StageFiles:
         reporter: to the launcher.
         every: accesses of each so manyth step are recorded; 0 for none.
         passes: of a step.
+        pending: says how many subnets are under way here.
     """
 
     def __init__(
@@ -40,9 +41,11 @@ class StageFiles:
         reporter: Reporter,
         every: int = 1,
         passes: int = 1,
+        pending: Callable[[], int] = lambda: 0,
     ) -> None:
         self._every = every
         self._passes = passes
+        self._pending = pending
         self._logs = tuple(logs)
         self._events = events
         self._reporter = reporter
@@ -64,7 +67,8 @@ class StageFiles:
             self._reported_ns = access.end_ns
             elapsed_ns = access.end_ns - self._start_ns
             use = {"busy_ns": self._busy_ns, "elapsed_ns": elapsed_ns}
-            self._reporter.report("busy", {**use, "hits": self._hits, "reads": self._reads})
+            use |= {"hits": self._hits, "reads": self._reads, "pending": self._pending()}
+            self._reporter.report("busy", use)
 
     def result(self, stream: StreamId, sequence_id: SequenceId, result: BlockResult) -> None:
         """See :class:`naspipe.runtime.worker.ports.StageSink`."""
@@ -82,6 +86,17 @@ class StageFiles:
             "metrics": metrics,
         }
         self._reporter.report("loss", body)
+
+    def flush(self) -> None:
+        """Hand all that is logged to the operating system, while a failure can still be told.
+
+        Raises:
+            StorageError: when a log cannot be written.
+        """
+        for log in self._logs:
+            log.flush()
+        if self._events is not None:
+            self._events.flush()
 
     def held(self, admitted: Sequence[int]) -> None:
         """See :class:`naspipe.runtime.worker.ports.StageSink`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import errno
 import os
 import signal
 import sys
@@ -12,13 +11,15 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from naspipe.core.errors import ConfigError, StorageError, reason
+from naspipe.core.errors import ConfigError, NotFiniteError, StorageError, reason
 from naspipe.core.ids import WorkerId
 from naspipe.core.user_code import users_traceback
 from naspipe.runtime.devices import device_waits
 from naspipe.runtime.devices.determinism import deterministic_torch
+from naspipe.runtime.forking.fork import leave_signals_to_launcher
 from naspipe.runtime.forking.own_thread import in_own_thread
 from naspipe.runtime.jobs.ports import PipelineJob
 from naspipe.runtime.wire.endpoints import Endpoints
@@ -30,8 +31,7 @@ from naspipe.runtime.wire.wakeup import Wakeup
 from naspipe.runtime.worker.connections import connect
 from naspipe.runtime.worker.ports import StageWork
 from naspipe.runtime.worker.stage_process import StageRun, StageSeat, open_placement
-
-_STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
+from naspipe.trace.storage.writing import STORAGE, cannot_write
 
 
 def run_alone(
@@ -77,16 +77,26 @@ def failure_report(task: str, error: Exception) -> dict[str, Any]:
     return {
         "task": task,
         "traceback": users_traceback(error),
-        "message": reason(error) if isinstance(error, OSError) else str(error),
+        "message": _message(error),
         "kind": _kind(error),
+        "cause": reason(error),
+        "host": os.uname().nodename,
     }
 
 
+def _message(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return str(cannot_write(Path(error.filename), error)) if error.filename else reason(error)
+    return str(error)
+
+
 def _kind(error: Exception) -> str:
-    """Whose failure it is: the input's, the storage's, or (empty) anybody's."""
+    """Whose failure it is: the input's, the storage's, a loss's, or (empty) anybody's."""
     if isinstance(error, ConfigError):
         return "input"
-    is_storage = isinstance(error, OSError) and error.errno in _STORAGE
+    if isinstance(error, NotFiniteError):
+        return "number"
+    is_storage = isinstance(error, OSError) and error.errno in STORAGE
     return "storage" if is_storage or isinstance(error, StorageError) else ""
 
 
@@ -110,8 +120,7 @@ def stage_main(
         launcher_is_elsewhere: the parent is no launcher, so the launcher has to be told.
     """
     # The launcher answers signals for all: with a checkpoint, for which it needs its stages.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    leave_signals_to_launcher()
     read_end, write_end = lifeline
     os.close(write_end)
     _wake_with_parents_end()
@@ -141,7 +150,8 @@ def _nothing() -> None:
 
 def _last_words(worker: WorkerId, endpoints: Endpoints) -> None:
     with ZmqReporter(worker, endpoints) as reporter:
-        reporter.report("died", {"how": "the worker that watched it has ended"})
+        how = "the worker that watched it has ended"
+        reporter.report("died", {"how": how, "host": os.uname().nodename})
 
 
 def _wake_with_parents_end() -> None:

@@ -35,6 +35,7 @@ from naspipe.runtime.worker.driver import StageDriver
 from naspipe.runtime.worker.effects import DriverOptions, Effects
 from naspipe.runtime.worker.late_fields import LateFields
 from naspipe.runtime.worker.stage_files import StageFiles
+from naspipe.runtime.worker.watched_batches import watched
 from naspipe.stage.builder import build_admission, build_controller
 from naspipe.stage.intake import Intake
 from naspipe.stage.residency import residency_of
@@ -68,11 +69,15 @@ class StageRun:
         self._placement = seat.placement
         self._wakeup = seat.wakeup
         self._driver: StageDriver | None = None
+        self._taken_in: list[Intake] = []
 
     @property
     def current(self) -> str:
         """What the stage is doing, for the report of a failure."""
         return self._driver.current if self._driver else "start"
+
+    def _pending(self) -> int:
+        return sum(each.under_way for each in self._taken_in)
 
     def run(self) -> None:
         """Train this stage's part of every subnet, then write its layers and report."""
@@ -90,28 +95,28 @@ class StageRun:
                 path = directories[0].events_log(stage, generation)
                 events = stack.enter_context(EventLogWriter(path))
             restored = [stream.restored for stream in job.streams]
-            compute = StageCompute(job.workloads, self._placement, restored, job.wiring)
+            is_alone = job.positions.num_workers == 1
+            workloads = job.workloads if is_alone else watched(job.workloads, self._reporter)
+            compute = StageCompute(workloads, self._placement, restored, job.wiring)
             sources = LateFields(job, stage, compute, self._wakeup, self._reporter)
             fields = stack.enter_context(sources)
             checkpointer = stack.enter_context(self._checkpointer(compute, logs))
+            every, passes = job.execution.records.logged_steps, job.steps.passes
+            files = StageFiles(logs, events, self._reporter, every, passes, self._pending)
             effects = Effects(
                 compute=compute,
                 stores=compute.stores,
                 placement=self._placement,
                 transport=self._transport,
                 positions=job.positions,
-                sink=StageFiles(
-                    logs,
-                    events,
-                    self._reporter,
-                    job.execution.records.logged_steps,
-                    job.steps.passes,
-                ),
+                sink=files,
                 checkpointer=checkpointer,
                 updates=compute.updates,
                 fields=fields,
             )
-            self._train(effects, compute)
+            done = self._train(effects, compute)
+            files.flush()  # while a failure can still be told
+            self._reporter.report("done", done)
 
     def _checkpointer(self, compute: StageCompute, logs: Sequence[AccessLogWriter]) -> Checkpointer:
         job = self._job
@@ -133,7 +138,8 @@ class StageRun:
             self._stage, job.generation, streams, every, self._reporter, self._wakeup.set
         )
 
-    def _train(self, effects: Effects, compute: StageCompute) -> None:
+    def _train(self, effects: Effects, compute: StageCompute) -> dict[str, Any]:
+        """Do the stage's work and write its layers; returns its last report."""
         job, stage, execution = self._job, self._stage, self._job.execution
         controller = build_controller(
             stage,
@@ -149,7 +155,7 @@ class StageRun:
             streams=[n for n, stages in enumerate(job.participants) if stage in stages],
             reduction_launch=execution.pipeline.reduction_launch,
         )
-        intakes = self._intakes()
+        intakes = self._taken_in = self._intakes()
         self._driver = StageDriver(
             stage,
             controller,
@@ -180,7 +186,7 @@ class StageRun:
             for stream, intake, store in zip(job.streams, intakes, effects.stores, strict=True)
             if is_whole
         ]
-        self._reporter.report("done", {"streams": parts, "measured": measured})
+        return {"streams": parts, "measured": measured}
 
     def _intakes(self) -> list[Intake]:
         execution = self._job.execution

@@ -32,8 +32,12 @@ class EventLogWriter:
         self._frames.append(msgpack.packb(encode_event(event)))
         self._waiting += 1
         if self._waiting >= _BUFFERED:
-            self._frames.flush()
-            self._waiting = 0
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand every event to the operating system."""
+        self._frames.flush()
+        self._waiting = 0
 
     def __enter__(self) -> Self:
         return self

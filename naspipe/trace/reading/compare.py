@@ -23,6 +23,7 @@ from naspipe.trace.reading.differences import (
 )
 from naspipe.trace.results.losses_file import Loss
 from naspipe.trace.results.run_directory import RunDirectory
+from naspipe.trace.results.run_state import run_state
 from naspipe.trace.snapshots.snapshot import Checkpoint, read_checkpoint
 
 
@@ -161,11 +162,11 @@ def compare_to(reference: RecordedRun, run: RecordedRun) -> Comparison:
 def _reason(reference: RecordedRun, run: RecordedRun) -> str:
     """Why two runs cannot be compared, or nothing."""
     for side in (reference, run):
-        status = side.manifest.get("status")
-        if status != "complete":
-            return f"{side.path} is not complete: its manifest says {status!r}"
+        state = run_state(side.directory, side.manifest)
+        if state.status != "complete":
+            return f"{side.path} is not complete: {state.said}"
     for part in ("definition", "space"):
-        for key, one, other in _differing(reference.manifest.get(part), run.manifest.get(part)):
+        for key, one, other in differing(reference.manifest.get(part), run.manifest.get(part)):
             return (
                 f"different runs: {part}.{key} is {one} in {reference.path}, {other} in {run.path}"
             )
@@ -190,19 +191,19 @@ def _stream_reason(reference: RecordedRun, run: RecordedRun) -> str:
 def _environment_warnings(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:
     for part in ("software", "hardware"):
         sides = [manifest.get("environment", {}).get(part, {}) for manifest in (one, other)]
-        for key, left, right in _differing(*sides):
+        for key, left, right in differing(*sides):
             yield f"different {part}: {key} is {left} against {right}; bits may differ for that"
 
 
 _ABSENT = object()
 
 
-def _differing(one: Any, other: Any, key: str = "") -> Iterator[tuple[str, str, str]]:
+def differing(one: Any, other: Any, key: str = "") -> Iterator[tuple[str, str, str]]:
     """Dotted keys in sorted order where two JSON values differ, and both values."""
     if isinstance(one, dict) and isinstance(other, dict):
         for name in sorted(one.keys() | other.keys()):
             inner = f"{key}.{name}" if key else name
-            yield from _differing(one.get(name, _ABSENT), other.get(name, _ABSENT), inner)
+            yield from differing(one.get(name, _ABSENT), other.get(name, _ABSENT), inner)
     elif type(one) is not type(other) or one != other:
         yield key, _value_text(one), _value_text(other)
 

@@ -16,6 +16,7 @@ from zlib import crc32
 from naspipe.core.errors import LogError
 from naspipe.core.ids import FIRST_STREAM, SequenceId, StreamId
 from naspipe.trace.results.rolled_lines import RolledLines, Row, line_of, read_rows
+from naspipe.trace.storage.writing import writing
 
 
 class Number(NamedTuple):
@@ -56,6 +57,7 @@ class LossWriter:
 
     Raises:
         LogError: when the lines to keep are not all there.
+        StorageError: when the file cannot be written.
     """
 
     def __init__(self, path: Path, first: int = 0) -> None:
@@ -66,7 +68,8 @@ class LossWriter:
         """Behind each loss: the bytes and the CRC32 of the lines of all so far."""
         for loss in islice(iterate_losses(path, first), first) if first else ():
             self._mark(_row(loss))
-        self._lines = RolledLines(path, self._keeps if first else None)
+        with writing(path):
+            self._lines = RolledLines(path, self._keeps if first else None)
 
     def _keeps(self, row: Row) -> bool:
         return int(row["sequence_id"]) < self._first
@@ -78,6 +81,7 @@ class LossWriter:
 
         Raises:
             LogError: when this pass's loss was given before.
+            StorageError: when it cannot be written.
         """
         if sequence_id < self._next[stream] or (stream, sequence_id) in self._waiting:
             raise LogError(f"loss of subnet {stream}.{sequence_id} was recorded twice")

@@ -3,30 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from naspipe.core.errors import StorageError, reason
 from naspipe.trace.results.rolled_lines import RolledLines, read_rows
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Say of a file that cannot be written which one it is.
-
-    Raises:
-        StorageError: in place of an error of the operating system.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(
-            f"{path} cannot be written: {reason(error)}; free or add storage, then go on with "
-            f"--resume"
-        ) from error
+from naspipe.trace.storage.writing import writing
 
 
 class MetricsFile:
@@ -46,15 +29,14 @@ class MetricsFile:
             keeps = partial(_is_before, first) if is_there else None
             self._lines = RolledLines(path, keeps)
 
-    def write(self, step: int, values: Mapping[str, float | None]) -> None:
+    def write(self, step: int, values: Mapping[str, float | str | None]) -> None:
         """Append one row.
 
         Raises:
             StorageError: when it cannot be written.
         """
         row = {"step": step, **{name: _plain(value) for name, value in values.items()}}
-        with writing(self._path):
-            self._lines.append(row)
+        self._lines.append(row)
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
@@ -78,5 +60,5 @@ def _is_before(first: int, row: Mapping[str, Any]) -> bool:
     return type(step) is int and step < first
 
 
-def _plain(value: float | None) -> float | str | None:
-    return value if value is None or math.isfinite(value) else str(value)
+def _plain(value: float | str | None) -> float | str | None:
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

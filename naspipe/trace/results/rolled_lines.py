@@ -22,6 +22,7 @@ from naspipe.core.json_text import parse_json
 from naspipe.trace.storage.framing import MAX_PAYLOAD_BYTES, FramedWriter, read_frames
 from naspipe.trace.storage.tables import decode_table, encode_table
 from naspipe.trace.storage.whole_files import atomic_file
+from naspipe.trace.storage.writing import write_whole, writing
 
 ROLLED = 1024
 MAGIC = b"NPTABLES"
@@ -63,7 +64,8 @@ class RolledLines:
     def append(self, row: Row) -> None:
         """Add one row."""
         line = line_of(row)
-        self._write(line)
+        with writing(self._path, len(line)):
+            write_whole(self._file, line)
         self._newest.append(line)
         if len(self._newest) >= 2 * ROLLED:
             self._roll()
@@ -77,11 +79,6 @@ class RolledLines:
         self._file.close()
         if self._tables is not None:
             self._tables.close()
-
-    def _write(self, data: bytes) -> None:
-        """Write all of it: a disk that is nearly full takes a part, and fails with the rest."""
-        while data:
-            data = data[self._file.write(data) :]
 
     def _roll(self) -> None:
         if self._tables is None:

@@ -102,8 +102,8 @@ class RunDirectory:
             )
         if self.path.is_dir() and any(self.path.iterdir()):
             raise ConfigError(
-                f"run directory {self.path} exists and is not empty; remove it or choose another "
-                f"with --run-dir"
+                f"run directory {self.path} exists and is not empty; remove it, choose another "
+                f"with --run-dir (run_dir=), or go on with it: --resume (resume=True)"
             )
 
     def create(self) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from naspipe.core.json_text import parse_json
+from naspipe.trace.storage.writing import writing
 
 COUNTED = ("asked", "answered", "repeated", "dropped", "audited", "missed", "refused")
 """What is counted of each teacher."""
@@ -100,10 +101,14 @@ def first_in_doubt(directory: Path) -> int | None:
 
 
 def settle(directory: Path) -> None:
-    """Nothing is in doubt any longer: what rested on it is gone."""
+    """Nothing is in doubt any longer: what rested on it is gone.
+
+    Raises:
+        StorageError: when a file cannot be written.
+    """
     line = json.dumps({"time_ns": time.monotonic_ns(), "event": "settled"})
     for path in _files(directory):
-        with path.open("a", encoding="utf-8") as file:
+        with writing(path, len(line)), path.open("a", encoding="utf-8") as file:
             file.write(f"\n{line}\n")  # behind a line that may be torn
 
 

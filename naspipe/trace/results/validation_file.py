@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from naspipe.core.errors import LogError
 from naspipe.core.json_text import parse_json
-from naspipe.trace.results.metrics_file import writing
+from naspipe.trace.storage.writing import write_whole, writing
 
 _BITS = "_bits"
 _DOUBLE = struct.Struct(">d")
@@ -70,9 +70,8 @@ class ValidationFile:
             StorageError: when it cannot be written.
         """
         data = _line(found)
-        with writing(self._path):
-            while data:
-                data = data[self._file.write(data) :]
+        with writing(self._path, len(data)):
+            write_whole(self._file, data)
         self.known.add(found.sequence_id)
 
     def close(self) -> None:

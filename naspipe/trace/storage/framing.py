@@ -15,6 +15,7 @@ from typing import Self
 from zlib import crc32
 
 from naspipe.core.errors import LogError
+from naspipe.trace.storage.writing import write_whole, writing
 
 MAX_PAYLOAD_BYTES = 1 << 20
 """No record is longer, so a damaged length can never ask for much memory."""
@@ -48,12 +49,15 @@ class FramedWriter:
 
     Raises:
         LogError: when the file exists and is damaged, or holds something else.
+        StorageError: when it cannot be written.
     """
 
     def __init__(self, path: Path, magic: bytes, version: int) -> None:
         header = header_of(magic, version)
         end = _repaired_end(path, header)
-        self._file = path.open("r+b" if end else "wb", buffering=0)
+        self._path = path
+        with writing(path):
+            self._file = path.open("r+b" if end else "wb", buffering=0)
         self._frames: list[bytes] = []
         if end:
             self._file.truncate(end)
@@ -67,12 +71,16 @@ class FramedWriter:
         self._frames.append(encode_frame(payload))
 
     def flush(self) -> None:
-        """Write the records kept so far."""
+        """Write the records kept so far.
+
+        Raises:
+            StorageError: when they cannot be written.
+        """
         if self._frames:
-            data = memoryview(b"".join(self._frames))
+            data = b"".join(self._frames)
             self._frames.clear()
-            while data:
-                data = data[self._file.write(data) :]
+            with writing(self._path, len(data)):
+                write_whole(self._file, data)
 
     def fileno(self) -> int:
         """The open file's descriptor."""

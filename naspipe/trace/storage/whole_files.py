@@ -13,7 +13,11 @@ from typing import Any, BinaryIO
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that takes the name ``path`` when whole and on disk, or leaves no trace."""
+    """A file to write that takes the name ``path`` when whole and on disk, or leaves no trace.
+
+    Raises:
+        OSError: when it cannot be written; its ``filename`` is the path.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -21,8 +25,10 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = str(path)
         raise
     sync_directory(path.parent)
 

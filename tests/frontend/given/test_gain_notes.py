@@ -68,6 +68,14 @@ def test_an_exact_stem():
     )
 
 
+def test_a_head_that_costs_little_is_left_alone():
+    """Both hold the pipeline back; what the page says of the head is so, the stem is enough."""
+    costly = {"stages": 2, "sampler": "uniform"}
+    said = only(stem(), *choices(*[4] * 6), **costly)
+    assert "layer stem (exact)" in said and "head" not in said
+    assert not notes(stem(npp.Lag(2)), *choices(*[4] * 6), **costly)
+
+
 def test_an_exact_stem_with_a_norm():
     said = only(stem(factory=normed), *choices(), stages=4)
     assert (

@@ -11,6 +11,7 @@ import naspipe as npp
 from naspipe.cli.main import main
 from naspipe.core.errors import ConfigError
 from naspipe.search.search_directory import SearchDirectory
+from naspipe.streams.from_file import read_stream
 from tests.equivalence import spaces
 
 
@@ -20,6 +21,7 @@ def trained(path):
 
 def test_everything_public_is_listed_before_it_is_loaded():
     assert set(npp.__all__) <= set(dir(npp))
+    assert not {name for name in dir(npp) if not name.startswith("__")} - set(npp.__all__)
     assert set(npp._NEED_TORCH) <= set(npp.__all__)
     for name in npp.__all__:
         assert getattr(npp, name) is not None
@@ -30,6 +32,10 @@ def test_an_opened_run_is_the_run(tmp_path):
     alone = npp.open_run(str(tmp_path / "run"))
     assert alone.losses == run.losses and alone.manifest == run.manifest
     assert repr(alone) == repr(run)
+    assert alone.stream == [tuple(each) for each in read_stream(run.directory.stream)]
+    assert len(alone.stream) == 4 and {len(each) for each in alone.stream} == {
+        len(run.space.candidate_counts)
+    }
     last = f"{run.losses[-1]:.4g}"
     assert repr(run) == (
         f"<Run {tmp_path / 'run'}: space {run.space.name}, 4 steps, complete, last loss {last}>"

@@ -9,6 +9,7 @@ import random
 import sys
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -276,3 +277,23 @@ def test_a_class_that_no_export_could_copy_is_told_of(monkeypatch):
             f"to export layer 0.1, its class {name} will be needed at the top of a module file: "
             f"it {why}; it may move there after the run"
         ]
+
+
+def test_a_factory_that_hands_out_what_was_made_before():
+    """Two runs of it would not begin alike: the second goes on from the first one's weights."""
+    made, relu = conv(8, 8)(), nn.ReLU()
+    for factory in (lambda: made, lambda: nn.Sequential(nn.ReLU(), made)):
+        said = refused(STEM, npp.Block([nn.Identity, factory]), head())
+        assert "layer 0.1 (" in said and "make a new module each time, found one that hands" in said
+        frozen = npp.Shared("kept", factory, rule=npp.Frozen())
+        assert not checked(STEM, frozen, npp.Block([nn.Identity, lambda: relu]), head())
+    assert not any(each.is_meta for each in made.parameters())
+
+
+def test_tensors_that_are_made_from_values_are_new_ones():
+    def make():
+        layer = nn.Conv2d(8, 8, 1)
+        layer.bias = nn.Parameter(torch.from_numpy(np.zeros(8, dtype="float32")))
+        return layer
+
+    assert not checked(STEM, npp.Block([nn.Identity, make]), head())

@@ -65,6 +65,13 @@ def test_options_and_rules_have_the_keys_of_the_command_line(defined):
     assert workload.recipe.optimizer_options == {"eps": 0.1}
 
 
+@pytest.mark.parametrize("where", ["keyword", "settings", "recipe"])
+def test_parameter_groups_are_a_keyword_like_the_others(defined, where):
+    groups = {"parameter_groups": [{"match": ["bias"], "weight_decay": 0}]}
+    workload, _ = defined(**(groups if where == "keyword" else {where: groups}))
+    assert list(workload.recipe.parameter_groups) == groups["parameter_groups"]
+
+
 def test_whole_numbers_stand_for_texts(defined):
     workload, execution = defined(passes=1, validate_subnets=3)
     assert workload.recipe.passes == "one" and execution.validation.subnets == "3"
@@ -74,6 +81,8 @@ def test_whole_numbers_stand_for_texts(defined):
     ("how", "said"),
     [
         ({"stagez": 2}, r"stagez: unknown key in keywords \(did you mean stages\?\)"),
+        ({"weight_decay": 0.1}, r"weight_decay: expected it in optimizer_options={'weight_decay'"),
+        ({"settings": {"momentum": 0.9}}, r"momentum: expected it in optimizer_options="),
         ({"step": 2}, r"step: unknown key in keywords \(did you mean steps\?\)"),
         ({"memory_buget": "2x"}, r"did you mean memory_budget\?"),
         ({"setings": {}}, r"did you mean settings\?"),
@@ -136,6 +145,8 @@ def test_what_belongs_to_objects_says_where(key):
         ({"limits": 5}, "limits: expected a mapping"),
         ({"stages": 2, "execution": {"stages": 1}}, "stages: expected one value"),
         ({"lr": 0.1}, "lr: unknown key in keywords"),
+        ({"max_params": "60k"}, r"max_params: expected it in limits, as in limits={'params': ...}"),
+        ({"loss_fields": ("target",)}, "loss_fields: expected it in the training alone, whose run"),
     ],
 )
 def test_a_search_refuses_in_one_line(tmp_path, how, said):

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from naspipe.core.errors import StageFailedError
+from naspipe.core.errors import ConfigError, StageFailedError
 from naspipe.runtime.processes.liveness import Liveness
 from naspipe.runtime.processes.stopping import Stop
 from naspipe.runtime.processes.supervisor import Collector, StageReports
@@ -55,15 +55,27 @@ def test_a_loss_within_the_chain_is_written_and_nobody_is_told(training, tmp_pat
 
 def test_the_other_reports_of_a_training_reach_whom_they_are_for(training):
     collector, told, sent, _ = training
-    collector.take("busy", 1, {"busy_ns": 5, "elapsed_ns": 9, "hits": 2, "reads": 3})
+    collector.take("busy", 1, {"busy_ns": 5, "elapsed_ns": 9, "hits": 2, "reads": 3, "pending": 4})
     collector.take("part", 0, {"cut": 4})
-    assert told == [("on_busy", 1, 5, 9), ("on_hits", 1, 2, 3), ("take", 0, {"cut": 4})]
+    busy = [("on_busy", 1, 5, 9), ("on_hits", 1, 2, 3), ("on_pending", 1, 4)]
+    assert told == [*busy, ("take", 0, {"cut": 4})]
     collector.take("signal", 1, {"number": int(signal.SIGTERM)})
     assert sent == [(stage, ControlMessage(HOLD)) for stage in (0, 1)]
     collector.take("held", 0, {"admitted": [7]})
     collector.take("held", 1, {"admitted": [9]})
     assert sent[2:] == [(stage, ControlMessage(STOP, (9,))) for stage in (0, 1)]
     assert not collector.is_complete
+
+
+def test_stages_that_make_other_batches(training):
+    collector, told, *_ = training
+    for stage, number, digest in ((0, 3, "a"), (1, 3, "a"), (0, 4, "b"), (1, 5, "b")):
+        collector.take("batch", stage, {"stream": 0, "number": number, "digest": digest})
+    collector.take("batch", 1, {"stream": 1, "number": 4, "digest": "c"})
+    said = "the same batch 4 in every process, found another one on stage 1 than on stage 0"
+    with pytest.raises(ConfigError, match=said):
+        collector.take("batch", 1, {"stream": 0, "number": 4, "digest": "c"})
+    assert not told
 
 
 def test_a_stage_on_another_host_that_died(training):
@@ -87,7 +99,7 @@ def test_a_run_in_the_launchers_own_process_reports_without_a_socket(training):
     """A signal is answered with the next report, as nobody polls."""
     collector, _, sent, stop = training
     stop.request(signal.SIGINT)
-    collector.report("busy", {"busy_ns": 1, "elapsed_ns": 2, "hits": 0, "reads": 0})
+    collector.report("busy", {"busy_ns": 1, "elapsed_ns": 2, "hits": 0, "reads": 0, "pending": 0})
     assert sent == [(stage, ControlMessage(HOLD)) for stage in (0, 1)]
     collector.report("done", {"streams": []})
     assert collector.results == {0: {"streams": []}}

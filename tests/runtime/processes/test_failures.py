@@ -107,7 +107,9 @@ def test_silence_is_given_up_after_the_time_out(tmp_path):
 @pytest.mark.parametrize("stages", [2, 4])
 def test_a_stopped_stage_is_named_with_its_task(tmp_path, stages):
     """SIGSTOP: the process is there, its heart is not."""
-    with pytest.raises(StageFailedError, match=r"no sign of life for [1-9] s") as caught:
+    with pytest.raises(
+        StageFailedError, match=r"no sign of life from \S+ for [1-9] s: stopped or starved"
+    ) as caught:
         npp.train(
             space(0, lambda: os.kill(os.getpid(), signal.SIGSTOP)), spaces.vectors, LOSS,
             steps=50, stages=stages, run_dir=tmp_path / "run",

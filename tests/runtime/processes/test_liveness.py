@@ -35,14 +35,29 @@ def works(now):
 
 
 def test_a_stage_that_is_silent_is_named_with_what_it_was_at():
-    now, (stage, task, why) = watched(50, [waits, lambda now: works(now) if now < 20 else None])
+    now, (stage, task, why, host) = watched(
+        50, [waits, lambda now: works(now) if now < 20 else None]
+    )
     assert (now, stage, task) == (30, 1, "task 19")
-    assert "no sign of life for 11 s" in why
+    assert why == f"no sign of life from {os.uname().nodename} for 11 s: stopped or starved"
+    assert host == os.uname().nodename
+
+
+def test_a_silent_stage_of_another_host_names_both_hosts():
+    liveness = Liveness([0, 1], 0.0, 10.0, 100.0, ["one", "two"])
+    for now in range(1, 12):
+        liveness.hear(0, now, WAITING, 0.0)
+        problem = liveness.problem(now)
+    here = os.uname().nodename
+    assert problem.host == "two" and problem.why == (
+        f"no sign of life from two for 11 s: stopped, starved, or the network between {here} and "
+        f"two"
+    )
 
 
 def test_a_stage_that_hangs_is_named_and_not_those_that_wait_for_it():
     hangs = lambda now: ("0.3F@1 block 4", float(max(0, now - 5)))  # noqa: E731
-    now, (stage, task, why) = watched(200, [waits, hangs, waits])
+    now, (stage, task, why, _) = watched(200, [waits, hangs, waits])
     assert (now, stage, task) == (106, 1, "0.3F@1 block 4")
     assert "at this for 101 s" in why
 

@@ -12,7 +12,13 @@ import msgpack
 import pytest
 import zmq
 
-from naspipe.core.errors import ConfigError, StageFailedError, StorageError, TransportError
+from naspipe.core.errors import (
+    ConfigError,
+    NotFiniteError,
+    StageFailedError,
+    StorageError,
+    TransportError,
+)
 from naspipe.runtime.processes import supervisor
 from naspipe.runtime.processes.liveness import Liveness, Problem
 from naspipe.runtime.processes.stopping import Stop
@@ -101,19 +107,30 @@ def test_it_waits_for_every_stage(desk):
 
 
 @pytest.mark.parametrize(
-    ("kind", "error"), [("input", ConfigError), ("storage", StorageError), ("", StageFailedError)]
+    ("kind", "error"),
+    [
+        ("input", ConfigError),
+        ("storage", StorageError),
+        ("number", NotFiniteError),
+        ("", StageFailedError),
+    ],
 )
 def test_a_failure_is_raised_as_what_it_is(desk, kind, error):
     desk.report(
-        "failed", 1, kind=kind, message="what to do", task="0.3F@1", traceback="Trace\nback"
-    )
+        "failed", 1, kind=kind, message="what to do", task="0.3F@1", traceback="Trace\nback",
+        host="far", cause="OSError: gone",
+    )  # fmt: skip
     with pytest.raises(error) as caught:
         desk.supervise()
     if error is StageFailedError:
         assert (caught.value.stage, caught.value.task) == (1, "0.3F@1")
         assert caught.value.traceback_text == "Trace\nback"
+        first, *more = str(caught.value).splitlines()
+        assert first == "stage 1 failed in 0.3F@1 on far: OSError: gone"
+        assert more == ["Trace", "back"]
     else:
-        assert str(caught.value) == "what to do"
+        where = "" if error is ConfigError else " (stage 1, 0.3F@1, on far)"
+        assert str(caught.value) == f"what to do{where}"
 
 
 def test_the_first_failure_is_the_cause(desk):

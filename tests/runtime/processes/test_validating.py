@@ -156,16 +156,17 @@ def test_what_goes_wrong_ends_the_run(tmp_path):
 
     with pytest.raises(npp.StageFailedError, match=r"validation at subnet 8(.|\n)*OSError: gone"):
         train(tmp_path / "raises", held=broken)
-    with pytest.raises(npp.StageFailedError, match=r"validation at subnet 8\n.*signal 9"):
+    with pytest.raises(npp.StageFailedError, match=r"validation at subnet 8 on \S+: .*signal 9"):
         train(tmp_path / "dies", held=killed, stages=2)
 
 
 @pytest.mark.parametrize(
     ("how", "limit", "said"),
     [
-        (lambda: time.sleep(60), "timeout_seconds", r"block 0 .*\nit has been at this for . s"),
+        (lambda: time.sleep(60), "timeout_seconds",
+         r"block 0 .* on \S+: it has been at this for . s"),
         (lambda: os.kill(os.getpid(), signal.SIGSTOP), "silence_seconds",
-         r"\nit has given no sign of life for . s"),
+         r" on \S+: no sign of life from \S+ for . s: stopped or"),
     ],
 )  # fmt: skip
 def test_a_validation_that_never_ends_is_given_up(tmp_path, how, limit, said):

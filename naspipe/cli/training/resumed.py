@@ -96,7 +96,7 @@ def _workload(
     from naspipe.core.rules import parse_rule
     from naspipe.frontend.given.held_out import held_out_for
     from naspipe.frontend.given.joined_end import END
-    from naspipe.frontend.given.strategies import find_strategy_maker
+    from naspipe.frontend.given.strategies import Asked, find_strategy_maker
     from naspipe.frontend.given.workloads import find_workload
 
     definition, source = manifest.get("definition"), manifest.get("source")
@@ -124,10 +124,11 @@ def _workload(
         raise ConfigError(f"{path}: its manifest is damaged: {error!r:.120}") from error
     defined = named.redefined(rules, recipe=recipe, **identity)
     own = arguments.validation
+    asked = Asked(seed=identity["seed"], delay=recipe.feedback_delay, subnets=identity["steps"])
     return replace(
         defined,
         recompute=execution.pipeline.recompute,
-        make_strategy=find_strategy_maker(identity["sampler"], defined.space, identity["seed"]),
+        make_strategy=find_strategy_maker(identity["sampler"], defined.space, asked),
         held_out=held_out_for(
             execution, {**source, "validation": own or source.get("validation")}, arguments.data_dir
         ),

@@ -32,7 +32,7 @@ def run_source(arguments: argparse.Namespace, manifest: Mapping[str, Any]) -> Ru
     if ":" not in space and not is_named:
         raise ConfigError(
             f"run {arguments.run} trained {space}, a space of your own: expected --space "
-            f"MODULE:ATTRIBUTE and --data MODULE:FUNCTION"
+            f"MODULE:ATTRIBUTE and --data MODULE:FUNCTION; a script is a module of its file's name"
         )
     data = arguments.data or source.get("data")
     if is_named and data is None:

@@ -1,0 +1,139 @@
+"""List the runs below a directory: what each is at, its step and speed, its last sign of life.
+
+A run that its manifest calls running, but that no process holds any more, is listed as died.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from naspipe.core.errors import ConfigError
+from naspipe.trace.results.run_directory import RunDirectory
+from naspipe.trace.results.run_state import RunState, ago, run_state
+
+_EXAMPLE = """\
+examples:
+  naspipe runs                       the runs below ./runs
+  naspipe runs /shared/experiments   those below another directory
+  naspipe runs --json                for scripts and dashboards
+
+status: complete, running, planning, interrupted (by a signal, behind a checkpoint), failed, or
+died (it ended without a word: killed, or its host went down)
+"""
+
+_MANIFEST = "manifest.json"
+_MOST_DEPTH = 6
+_COLUMNS = ("run", "status", "step", "steps/s", "last sign of life", "host")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.epilog = _EXAMPLE
+    parser.add_argument(
+        "directory", metavar="DIR", nargs="?", type=Path, default=Path("runs"),
+        help="where the runs are (default: runs)",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print JSON in place of a table")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the table; returns the exit status."""
+    base: Path = arguments.directory
+    if not base.is_dir():
+        raise ConfigError(f"{base}: expected a directory with runs in it, found none")
+    found = [_described(base, directory) for directory in _runs(base, _MOST_DEPTH)]
+    if arguments.json:
+        print(json.dumps(found, indent=1))
+    else:
+        _print(found)
+    return 0
+
+
+def _runs(place: Path, depth: int) -> Iterator[RunDirectory]:
+    """Every run directory below a place, and itself; streams and blocks are runs of their own."""
+    directory = RunDirectory(place)
+    if (place / _MANIFEST).is_file():
+        try:
+            is_run = isinstance(directory.read_manifest().get("definition"), dict)
+        except ConfigError:
+            is_run = False
+        if is_run:
+            yield directory
+        return
+    try:
+        inner = sorted(each for each in place.iterdir() if each.is_dir()) if depth else []
+    except OSError:
+        inner = []
+    for each in inner:
+        if not each.name.startswith(".") and not each.is_symlink():
+            yield from _runs(each, depth - 1)
+
+
+def _described(base: Path, directory: RunDirectory) -> dict[str, Any]:
+    manifest = directory.read_manifest()
+    state = run_state(directory, manifest)
+    steps = _number(manifest.get("definition", {}).get("steps"))
+    is_complete = state.status == "complete"
+    measured = manifest.get("measured")
+    speed = measured.get("steps_per_second") if isinstance(measured, dict) else None
+    return {
+        "run": str(directory.path.relative_to(base)) if directory.path != base else ".",
+        "path": str(directory.path),
+        "status": state.status,
+        "step": steps if is_complete else _number(state.beat.get("step")),
+        "steps": steps,
+        "steps_per_second": _number(speed if is_complete else state.beat.get("steps_per_second")),
+        "seen": state.seen,
+        "host": _host(state, manifest),
+        "failure": _first_line(manifest.get("failure")),
+    }
+
+
+def _host(state: RunState, manifest: dict[str, Any]) -> str | None:
+    hosts = manifest.get("hosts")
+    if state.beat:
+        return str(state.beat["host"])
+    return ", ".join(map(str, hosts)) if isinstance(hosts, list) else None
+
+
+def _number(value: Any) -> float | None:
+    is_one = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_one else None
+
+
+def _first_line(failure: object) -> str | None:
+    lines = str(failure or "").splitlines()
+    return lines[0][:500] if lines else None
+
+
+def _print(found: list[dict[str, Any]]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in _COLUMNS:
+        justify: Literal["right", "left"] = "right" if name in ("step", "steps/s") else "left"
+        table.add_column(name, justify=justify, overflow="fold", no_wrap=name != "run")
+    for each in found:
+        table.add_row(*map(Text, _cells(each)))
+    Console(highlight=False).print(table)
+
+
+def _cells(each: dict[str, Any]) -> tuple[str, ...]:
+    step = "-" if each["step"] is None else f"{each['step']:g}"
+    speed, seen = each["steps_per_second"], each["seen"]
+    return (
+        each["run"],
+        each["status"],
+        f"{step}/{each['steps']:g}" if each["steps"] else step,
+        "-" if speed is None else f"{speed:.3g}",
+        "-" if seen is None else ago(max(0.0, time.time() - seen)),
+        each["host"] or "-",
+    )

@@ -1,0 +1,152 @@
+"""What an evaluator of NNI's trains and judges by, as naspipe takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, default_collate
+
+from naspipe.core.errors import ConfigError
+from naspipe.data.keyed.dataset_batches import DatasetBatches, from_dataset
+from naspipe.runtime.jobs.losses import Loss
+from naspipe.runtime.jobs.workload import Batches
+
+VALIDATE = 8
+"""Held-out batches, where their number is not known."""
+
+OWN = ("data", "loss", "steps", "held_out", "score")
+"""What is given beside an evaluator that is a function."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """One supernet's training, and how its subnets are judged."""
+
+    data: Batches
+    held_out: Batches
+    loss: Loss
+    steps: int
+    score: str
+    validate: int
+    """Held-out batches."""
+    training: Mapping[str, Any] = field(default_factory=dict)
+    """Further keywords of :func:`naspipe.train`."""
+
+
+def evaluated(evaluator: Any, given: Mapping[str, Any]) -> Evaluated:
+    """What an evaluator stands for.
+
+    Args:
+        evaluator: ``Classification``, ``Regression``, or a ``FunctionalEvaluator``, whose function
+            is never called: ``data``, ``loss`` and ``steps`` say what it does.
+        given: values by the names of :data:`OWN`, which go before the evaluator's own.
+
+    Raises:
+        ConfigError: for another evaluator, or one that does what cannot be followed.
+    """
+    bases = {base.__name__ for base in type(evaluator).__mro__}
+    for name, score in (("Classification", "top1"), ("Regression", "loss")):
+        if name in bases:
+            return _of_lightning(evaluator, score, given)
+    if "FunctionalEvaluator" in bases:
+        arguments = {key: each for key, each in evaluator.arguments.items() if key in OWN}
+        return _of_function({**arguments, **given})
+    raise ConfigError(
+        f"evaluator: expected Classification, Regression or FunctionalEvaluator of NNI's, found "
+        f"{type(evaluator).__name__}; naspipe.train takes data and a loss of any kind"
+    )
+
+
+def _of_function(given: Mapping[str, Any]) -> Evaluated:
+    if missing := [name for name in ("data", "loss", "steps") if given.get(name) is None]:
+        raise ConfigError(
+            f"FunctionalEvaluator: its function trains one model, and a supernet is trained by "
+            f"steps: expected data=, loss= and steps= beside it, as in NasExperiment(space, "
+            f"evaluator, strategy, data=..., loss=..., steps=1000), found no {missing[0]}"
+        )
+    data = given["data"]
+    held_out = given.get("held_out") or getattr(data, "validation", None) or data
+    return Evaluated(
+        data=data, held_out=held_out, loss=given["loss"], steps=given["steps"],
+        score=given.get("score", "loss"), validate=_validate(held_out),
+    )  # fmt: skip
+
+
+def _of_lightning(evaluator: Any, score: str, given: Mapping[str, Any]) -> Evaluated:
+    if evaluator.datamodule is not None or evaluator.train_dataloaders is None:
+        raise ConfigError(
+            f"{type(evaluator).__name__}: expected train_dataloaders, a DataLoader, found "
+            f"{'a datamodule' if evaluator.datamodule is not None else 'none'}"
+        )
+    data = given.get("data") or batches_of(evaluator.train_dataloaders)
+    held_out = given.get("held_out") or data
+    if evaluator.val_dataloaders is not None and not given.get("held_out"):
+        held_out = batches_of(evaluator.val_dataloaders)
+    module, trainer = evaluator.module, evaluator.trainer
+    rates = module.hparams
+    return Evaluated(
+        data=data,
+        held_out=held_out,
+        loss=given.get("loss") or module.criterion,
+        steps=given.get("steps") or _steps(trainer, data),
+        score=given.get("score", score),
+        validate=_limited(trainer.limit_val_batches, _validate(held_out)),
+        training={
+            "optimizer": module.optimizer,
+            "lr": rates.learning_rate,
+            "optimizer_options": {"weight_decay": rates.weight_decay},
+        },
+    )
+
+
+def batches_of(loader: Any) -> DatasetBatches:
+    """A ``DataLoader``'s data set in batches of its size, shuffled as it does.
+
+    Raises:
+        ConfigError: for something else, or a sampler of another kind.
+    """
+    if isinstance(loader, list | tuple) and len(loader) == 1:
+        loader = loader[0]
+    if not isinstance(loader, DataLoader):
+        raise ConfigError(
+            f"evaluator: expected a torch DataLoader, found {type(loader).__name__}; give data= "
+            f"and held_out= to NasExperiment"
+        )
+    if loader.batch_size is None or type(loader.sampler) not in (RandomSampler, SequentialSampler):
+        raise ConfigError(
+            f"evaluator: expected a DataLoader with batch_size and shuffle, found the sampler "
+            f"{type(loader.sampler).__name__}; give data= to NasExperiment"
+        )
+    collate = loader.collate_fn
+    return from_dataset(
+        loader.dataset, loader.batch_size, shuffle=type(loader.sampler) is RandomSampler,
+        drop_last=loader.drop_last, workers=loader.num_workers,
+        collate_fn=None if collate is default_collate else collate,
+    )  # fmt: skip
+
+
+def _steps(trainer: Any, data: Any) -> int:
+    """Those of one of NNI's trials."""
+    found = _limited(trainer.limit_train_batches, data.batches_per_epoch)
+    steps = found * (trainer.max_epochs or 1) if (trainer.max_epochs or 0) >= 0 else -1
+    if trainer.max_steps > 0:
+        steps = trainer.max_steps if steps < 0 else min(steps, trainer.max_steps)
+    if steps < 1:
+        raise ConfigError(
+            "evaluator: expected max_epochs or max_steps, found neither; give steps= to "
+            "NasExperiment"
+        )
+    return int(steps)
+
+
+def _limited(limit: int | float | None, batches: int) -> int:
+    """A limit of Lightning's: so many batches, or such a part of them."""
+    if limit is None:
+        return batches
+    return min(batches, limit) if type(limit) is int else max(1, int(batches * limit))
+
+
+def _validate(held_out: Any) -> int:
+    return int(getattr(held_out, "batches_per_epoch", VALIDATE))

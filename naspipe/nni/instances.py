@@ -1,0 +1,35 @@
+"""NNI's own model of an architecture, with the weights of a run's layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from naspipe.core.errors import ConfigError
+from naspipe.core.space import Space
+from naspipe.nni.candidates import counterparts, fixed_model
+from naspipe.nni.mutables import Sample
+from naspipe.nni.proof import NniProof, load_tensors, tensor_partners
+
+
+def instance(space: Space, sample: Sample, layers: Sequence[Any]) -> nn.Module:
+    """What NNI's ``model_context(sample)`` makes, with all tensors of the layers.
+
+    Args:
+        space: of :func:`naspipe.from_nni`.
+        sample: the value of every label.
+        layers: of this architecture, in the order of the chain.
+
+    Raises:
+        ConfigError: when the space is not NNI's, or the model is another than the layers.
+    """
+    if not isinstance(space.proof, NniProof):
+        raise ConfigError(f"space {space.name}: expected a space of naspipe.from_nni")
+    traced = space.proof.traced
+    with torch.random.fork_rng(devices=[]):
+        model = fixed_model(traced.space, sample)
+    load_tensors(list(tensor_partners(layers, counterparts(traced, sample, model))))
+    return model

@@ -1,0 +1,91 @@
+"""Writes that are checked: all of the bytes, or one line that names the file and what it needs."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import RawIOBase
+from pathlib import Path
+
+from naspipe.core.errors import StorageError
+
+SPACE = (errno.ENOSPC, errno.EDQUOT)
+"""Errors that room on the disk would mend."""
+STORAGE = (*SPACE, errno.EROFS, errno.EFBIG, errno.EIO)
+"""Errors of where files are, and of nothing else."""
+
+
+@contextmanager
+def writing(path: Path, needed_bytes: int = 0) -> Iterator[None]:
+    """Say of a file that cannot be written which one it is, and what it needs.
+
+    Args:
+        path: of the file.
+        needed_bytes: how much is to be written, where that is known.
+
+    Raises:
+        StorageError: in place of an error of the operating system.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise cannot_write(path, error, needed_bytes) from error
+
+
+@contextmanager
+def named_storage(place: Path) -> Iterator[None]:
+    """Turn what the storage refused to any writer into one line.
+
+    Args:
+        place: named where the error names no file.
+
+    Raises:
+        StorageError: in place of an error of the operating system that is the storage's.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in STORAGE:
+            raise
+        raise cannot_write(Path(error.filename or place), error) from error
+
+
+def cannot_write(path: Path, error: OSError, needed_bytes: int = 0) -> StorageError:
+    """One line on a file that cannot be written."""
+    need = f" ({needed_bytes:,} bytes to write)" if needed_bytes else ""
+    said = " ".join(str(error.strerror or error).split())
+    return StorageError(
+        f"{path} cannot be written{need}: [Errno {error.errno}] {said}{_room(path, error)}; "
+        f"free or add storage (a run goes on with --resume)"
+    )
+
+
+def write_whole(file: RawIOBase, data: bytes) -> None:
+    """Write all of it: a disk that is nearly full takes a part, and fails with the rest.
+
+    Raises:
+        OSError: with the first byte that is refused.
+    """
+    left = memoryview(data)
+    while left:
+        taken = file.write(left)
+        if not taken:
+            raise OSError(errno.EIO, "the file took nothing")
+        left = left[taken:]
+
+
+def _room(path: Path, error: OSError) -> str:
+    """What the system says of the bound that was met."""
+    if error.errno == errno.EFBIG:
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+        return f" (ulimit -f: {limit:,} bytes a file)" if limit != resource.RLIM_INFINITY else ""
+    if error.errno not in SPACE:
+        return ""
+    try:
+        found = os.statvfs(path.parent)
+    except OSError:
+        return ""
+    return f" ({found.f_bavail * found.f_frsize:,} bytes free there)"

@@ -1,0 +1,97 @@
+"""A disk that is full, files that may not grow: one line with the file, and a run that says so."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import resource
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+import naspipe as npp
+from naspipe.core.errors import StorageError
+from naspipe.trace.results.reserved_space import RESERVED
+from tests.equivalence import spaces
+from tests.faults.helpers import Calm, train
+from tests.test_architecture import ROOT
+
+FORK = multiprocessing.get_context("fork")
+
+
+def limited(path, limit, stages, queue):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    try:
+        train(path, Calm(spaces.vectors), stages=stages, execution={"checkpoint_every": 0})
+    except npp.NaspipeError as error:
+        queue.put((type(error).__name__, str(error)))
+    else:
+        queue.put(("complete", ""))
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_the_last_records_do_not_fit(tmp_path, stages):
+    """They are written when the stage has said everything else: that failed in silence."""
+    whole = train(tmp_path / "whole", Calm(spaces.vectors), stages=stages)
+    longest = max(path.stat().st_size for path in (tmp_path / "whole" / "access").iterdir())
+    assert longest > whole.directory.manifest.stat().st_size
+    path, queue = tmp_path / "run", FORK.SimpleQueue()
+    process = FORK.Process(target=limited, args=(path, longest - 7, stages, queue))
+    process.start()
+    process.join(60)
+    kind, said = queue.get()
+    assert kind == StorageError.__name__ and "\n" not in said
+    assert f"{path}/access/stage-" in said or f"{path}/checkpoints/.final.gen-0/stage-" in said
+    assert f"(ulimit -f: {longest - 7:,} bytes a file)" in said
+    manifest = json.loads((path / "manifest.json").read_bytes())
+    assert (manifest["status"], manifest["failure"]) == ("failed", said)
+    assert not (path / RESERVED).exists() and not (whole.directory.path / RESERVED).exists()
+
+
+def on_a_small_disk(place, size, *words):
+    """A run in a file system of its own that has so much room, and what is left there."""
+    place.mkdir()
+    train_it = f"{sys.executable} -m naspipe train tests.faults.small_space:space --quiet " + (
+        f"--data tests.faults.small_space:batches --run-dir run {' '.join(words)}"
+    )
+    look = "find run -name '.*'; cat run/manifest.json"
+    script = f"mount -t tmpfs -o size={size} none {place} && cd {place} && {train_it}; {look}"
+    return subprocess.run(
+        ["unshare", "-rm", "sh", "-c", script], capture_output=True, text=True, timeout=100,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
+    )  # fmt: skip
+
+
+def may_mount(tmp_path):
+    if shutil.which("unshare") is None:
+        return False
+    command = ["unshare", "-rm", "mount", "-t", "tmpfs", "none", str(tmp_path)]
+    return subprocess.run(command, capture_output=True).returncode == 0
+
+
+@pytest.fixture
+def disk(tmp_path):
+    if not may_mount(tmp_path):
+        pytest.skip("no file system can be mounted here")
+    return tmp_path / "disk"
+
+
+def test_a_full_disk_is_named_and_the_run_says_how_it_ended(disk):
+    """The final status fits: room was kept for it. What was half written is gone."""
+    found = on_a_small_disk(disk, "80k", "--steps", "120", "--stages", "2")
+    (said,) = found.stderr.splitlines()
+    assert said.startswith("naspipe: run/") and said.count("No space left on device") == 1
+    left, manifest = found.stdout.split("{", 1)
+    manifest = json.loads("{" + manifest)
+    assert manifest["status"] == "failed" and f"naspipe: {manifest['failure']}" == said
+    assert left.split() == ["run/.lock"]
+
+
+def test_a_disk_that_is_full_at_the_start_has_nothing_on_it(disk):
+    found = on_a_small_disk(disk, "20k", "--steps", "120", "--stages", "2")
+    said, *more = found.stderr.splitlines()
+    assert said.startswith("naspipe: run/") and "bytes free there" in said
+    assert found.stdout == "" and all("No such file" in each for each in more) and len(more) == 2
