@@ -33,6 +33,7 @@ from naspipe.frontend.training.stream_jobs import (
     begin_record,
     check_stream,
     choices_of,
+    comes_new,
     stream_job,
 )
 from naspipe.frontend.training.tensorboard_file import check_tensorboard
@@ -155,7 +156,7 @@ class Training:
                 for attendant in workload.attendants:
                     stack.enter_context(attendant)
             for stream, manifest in zip(job.streams, manifests, strict=True):
-                if not self.resumes or _comes_new(stream.directory, stream.workload):
+                if not self.resumes or comes_new(stream.directory, stream.workload):
                     begin_record(stream, manifest)
                     if self.resumes:
                         stack.enter_context(Claim(stream.directory.path))
@@ -195,7 +196,7 @@ class Training:
         for directory, workload, of_stream in zip(
             self.directories, self.workloads, subnets, strict=True
         ):
-            if _comes_new(directory, workload):
+            if comes_new(directory, workload):
                 continue
             comes_later = workload.make_strategy or self.is_drawn_beside
             choices = None if comes_later else choices_of(workload, of_stream)
@@ -297,8 +298,3 @@ class Training:
             "proof": dict(check_proof(stream.workload)),
             "measured": {},
         }
-
-
-def _comes_new(directory: RunDirectory, workload: Workload) -> bool:
-    """Whether it is a teacher's, whose labels came from elsewhere in earlier lives."""
-    return not workload.is_written and not directory.path.exists()
