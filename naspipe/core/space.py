@@ -20,7 +20,6 @@ from naspipe.core.user_code import check_blocks, check_factories
 Factory = Callable[[], Any]
 """Makes one candidate: a ``torch.nn.Module`` with freshly initialised parameters."""
 
-
 _EXACT = Exact()
 
 
@@ -143,8 +142,6 @@ class Space:
             block.name if isinstance(block, Shared) else numbers[index]
             for index, block in enumerate(self.blocks)
         )
-        if not self.blocks:
-            raise ConfigError(f"space {name}: expected at least one block, found none")
         for block, label in zip(self.blocks, self._labels, strict=True):
             kind = "layer" if isinstance(block, Shared) else "block"
             check_factories(f"space {name}, {kind} {label}", block.candidates)

@@ -93,7 +93,7 @@ def _leave_out_ours(found: traceback.TracebackException | None, seen: set[int]) 
 
 
 def check_blocks(name: Any, blocks: Sequence[Any], kinds: tuple[type, ...]) -> None:
-    """A space has a name, and each of its blocks must be one of some kinds.
+    """A space has a name and blocks, each of which must be one of some kinds.
 
     Raises:
         ConfigError: for the first that is not, with what it should have been.
@@ -103,6 +103,8 @@ def check_blocks(name: Any, blocks: Sequence[Any], kinds: tuple[type, ...]) -> N
             f"a space: expected a name first, as in npp.Space('mine', [...]), found a "
             f"{type(name).__name__}"
         )
+    if not blocks:
+        raise ConfigError(f"space {name}: expected at least one block, found none")
     for place, found in enumerate(blocks):
         if isinstance(found, kinds):
             continue

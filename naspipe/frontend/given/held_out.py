@@ -91,6 +91,19 @@ def held_out_of(data: Batches) -> Batches:
     return validation
 
 
+def judged_by(data: Batches, held_out: Batches | None, count: int | None) -> tuple[Batches, int]:
+    """The batches that subnets are judged by, and how many: by default as the data name them.
+
+    Raises:
+        ConfigError: when there are none, or fewer than asked for.
+    """
+    chosen = held_out_of(data) if held_out is None else held_out
+    if count is None:
+        return chosen, batches_there(chosen, BATCHES)
+    check_size(chosen, count)
+    return chosen, count
+
+
 def batches_there(held_out: Batches, count: int) -> int:
     """So many batches, or as many different ones as there are, as far as the data say."""
     return min(count, int(getattr(held_out, "batches_per_epoch", count)))
