@@ -2,10 +2,10 @@
 
 A run of some thousand steps of six layers on two stages is trained. Its records are then written
 again and again behind themselves, with later sequence IDs and times, by the writers of a run, until
-they have each length. Of each: bytes per 1,000 steps, and the seconds and the memory of `naspipe
-log`, `log --layer`, `compare` and `report`, each in a process of its own. With --rows DIR the
-records are those of the format before, a record for each access, and the commands are those of the
-checkout in DIR.
+they have each length. Of each: bytes per 1,000 steps, and the seconds (of the clock and of the
+processor) and the memory of `naspipe log`, `log --layer`, `compare` and `report`, each in a process
+of its own, torch's import included. With --rows DIR the records are those of the format before, a
+record for each access, and the commands are those of the checkout in DIR.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ def main() -> None:
     which = "rows" if options.rows else "segments"
     with tempfile.TemporaryDirectory() as folder:
         base = trained(Path(folder) / "base", options.steps)
-        rows = []
+        rows: list[dict[str, Any]] = []
+        found |= {"environment": describe_environment(), which: rows}
+        options.output.parent.mkdir(parents=True, exist_ok=True)
         for length in options.lengths:
             rows.append(measured(base, Path(folder), length, options))
             print(json.dumps(rows[-1]), flush=True)
-    found |= {"environment": describe_environment(), which: rows}
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(found, indent=1) + "\n")
+            options.output.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def trained(path: Path, steps: int) -> RunDirectory:
@@ -122,17 +122,27 @@ def cost(command: list[str], code: Path, limit: float) -> dict[str, Any]:
         [sys.executable, "-m", "naspipe", *command], env=environment, cwd=code,
         stdout=subprocess.DEVNULL,
     )  # fmt: skip
+    peak = 0
     while time.monotonic() - begin < limit:
+        peak = peak_mib(process.pid) or peak
         done, status, usage = os.wait4(process.pid, os.WNOHANG)
         if done:
             if os.waitstatus_to_exitcode(status):
                 raise RuntimeError(f"{command} failed")
             seconds = round(time.monotonic() - begin, 2)
-            return {"seconds": seconds, "mib": round(usage.ru_maxrss / 1024)}
+            cpu = round(usage.ru_utime + usage.ru_stime, 2)
+            return {"seconds": seconds, "cpu": cpu, "mib": peak}
         time.sleep(0.02)
     process.kill()
-    _, _, usage = os.wait4(process.pid, 0)
-    return {"seconds": f"more than {limit:g}", "mib": round(usage.ru_maxrss / 1024)}
+    os.wait4(process.pid, 0)
+    return {"seconds": f"more than {limit:g}", "mib": peak}
+
+
+def peak_mib(pid: int) -> int:
+    """The most memory that a process had so far; 0 where it is over."""
+    status = Path(f"/proc/{pid}/status").read_text("ascii", "replace")
+    found = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")]
+    return int(found[0]) // 1024 if found else 0
 
 
 def lengthened(base: RunDirectory, path: Path, length: int, is_rows: bool) -> None:

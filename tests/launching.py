@@ -9,6 +9,7 @@ LAUNCHING = (
     "cli/test_bad_blockwise.py",
     "cli/test_combine.py",
     "cli/test_distill.py",
+    "cli/test_json.py",
     "cli/test_momentum.py::test_a_resume_goes_on_with_both",
     "cli/test_prepared_data.py::test_missing_data_is_prepared_once",
     "cli/test_progress.py",

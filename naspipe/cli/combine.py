@@ -60,7 +60,6 @@ def _ratings(
     from naspipe.cli.distilling.combine_arguments import NEWEST, measure_of
     from naspipe.cli.flags import given
     from naspipe.core.config import Execution
-    from naspipe.frontend.given.held_out import at_most
     from naspipe.frontend.search.block_rating import AT_MOST, OWN, rate_blocks
 
     found, budget = distilled.found, arguments.budget
@@ -74,7 +73,7 @@ def _ratings(
             measure=measure_of(arguments.measure or "l1"),
             last_measure=measure_of(arguments.last_measure or OWN),
             calibrate=4 if arguments.calibrate is None else arguments.calibrate,
-            validate=at_most(held_out, 8) if arguments.validate is None else arguments.validate,
+            validate=arguments.validate,
             at_most=budget, strategy=arguments.strategy or "random", seed=arguments.seed or 0,
             stages=how.pop("stages", 1), execution=how, name=arguments.name or "",
             observer=progress,
@@ -93,10 +92,10 @@ def _whole(
 ) -> Scores | None:
     """How the network does whole, and its files where they are asked for."""
     from naspipe.export.composed import export_blocks, validate_blocks
-    from naspipe.frontend.given.held_out import at_most
+    from naspipe.frontend.given.held_out import batches_there
 
     usual = ratings[0].calibration if arguments.calibrate is None else arguments.calibrate
-    count = at_most(held_out, 8) if arguments.validate is None else arguments.validate
+    count = batches_there(held_out, 8) if arguments.validate is None else arguments.validate
     found, loss = distilled.found, distilled.loss
     if arguments.output is None:
         return validate_blocks(

@@ -11,7 +11,9 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from naspipe.cli.display.json_results import add_json, as_json
 from naspipe.core.errors import ConfigError, LogError
 from naspipe.trace.reading.compare import Comparison, RecordedRun, compare_to
 from naspipe.trace.reading.metrics import Summary, summarize
@@ -31,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLE
     parser.add_argument("reference", metavar="RUN", help="run directory to compare to")
     parser.add_argument("others", metavar="RUN", nargs="+", help="run directories to compare")
+    add_json(parser, "a table")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -38,10 +41,11 @@ def run(arguments: argparse.Namespace) -> int:
     runs = [arguments.reference, *arguments.others]
     teachers = [str(Path(each) / "teacher") for each in runs]
     has_teachers = all(Path(each).is_dir() for each in teachers)
-    return compare_groups([runs, teachers] if has_teachers else [runs])
+    groups = [runs, teachers] if has_teachers else [runs]
+    return compare_groups(groups, is_json=arguments.json)
 
 
-def compare_groups(groups: Sequence[Sequence[str]]) -> int:
+def compare_groups(groups: Sequence[Sequence[str]], *, is_json: bool = False) -> int:
     """Compare the runs of each group to its first, in one table; returns the exit status."""
     rows: list[tuple[str, ...]] = []
     comparisons: list[Comparison] = []
@@ -56,8 +60,11 @@ def compare_groups(groups: Sequence[Sequence[str]]) -> int:
             comparisons += (comparison for _, comparison in compared)
     except LogError as error:
         raise ConfigError(f"cannot be compared: {error}") from error
-    _print_table(_shortened(rows))
-    for comparison in comparisons:
+    if is_json:
+        print(as_json(_described(rows, comparisons)))
+    else:
+        _print_table(_shortened(rows))
+    for comparison in () if is_json else comparisons:
         for warning in comparison.warnings:
             print(f"naspipe: warning: {comparison.run}: {warning}", file=sys.stderr)
         if not comparison.is_identical:
@@ -65,6 +72,37 @@ def compare_groups(groups: Sequence[Sequence[str]]) -> int:
     if any(comparison.reason for comparison in comparisons):
         return 2
     return 0 if all(comparison.is_identical for comparison in comparisons) else 1
+
+
+def _described(
+    rows: Sequence[tuple[str, ...]], comparisons: Sequence[Comparison]
+) -> dict[str, Any]:
+    """The table, and of each run but a reference what differs, and why it cannot be compared."""
+    numbers = ("stages", "passes", "seconds", "passes_per_second", "bubble_ratio")
+    return {
+        "runs": [
+            {
+                "run": row[0],
+                **{
+                    name: None if cell == "-" else float(cell)
+                    for name, cell in zip(numbers, row[1:-1], strict=True)
+                },
+                "verdict": row[-1],
+            }
+            for row in rows
+        ],
+        "comparisons": [
+            {
+                "run": str(each.run),
+                "is_identical": each.is_identical,
+                "reason": each.reason or None,
+                "warnings": list(each.warnings),
+                "first": str(each.first) if each.first else None,
+                "differences": len(each.differences),
+            }
+            for each in comparisons
+        ],
+    }
 
 
 def _shortened(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
@@ -85,7 +123,7 @@ def _row(recorded: RecordedRun, verdict: str, is_read: bool) -> tuple[str, ...]:
     """Of a run that cannot be compared nothing is read. It has no numbers, as one without a log."""
     summary = None
     if is_read and recorded.logged_steps == 1 and recorded.log.heads:
-        summary = summarize(recorded.log.columns(), recorded.num_stages)
+        summary = summarize(recorded.log.columns(in_order=False), recorded.num_stages)
     return (str(recorded.path), str(recorded.num_stages), *_numbers(summary), verdict)
 
 

@@ -13,6 +13,8 @@ from contextlib import ExitStack
 from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING
 
+from naspipe.cli.display.json_results import as_json
+from naspipe.cli.display.json_results import trained as described
 from naspipe.cli.display.result_lines import tell
 from naspipe.cli.distilling.distill_arguments import add_arguments as add_arguments
 
@@ -53,10 +55,11 @@ def run(arguments: argparse.Namespace) -> int:
             raise RunInterruptedError(
                 error.signal_number, f"{said}; go on with: naspipe distill --resume {asked.path}"
             ) from None
-    trained = zip(training.workloads, training.directories, strict=True)
+    trained = list(zip(training.workloads, training.directories, strict=True))
     places = [str(directory.path) for workload, directory in trained if workload.is_trained]
     if is_first:
-        tell("\n".join(places))
+        kept = (directory for workload, directory in trained if workload.is_trained)
+        tell(as_json(described(kept)) if arguments.json else "\n".join(places))
     if not arguments.quiet:
         page = asked.path / "report.html"
         print(f"next: naspipe report {' '.join(places)} -o {page}", file=sys.stderr)

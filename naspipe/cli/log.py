@@ -9,17 +9,23 @@ import argparse
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
 
+from naspipe.cli.display.json_results import add_json, as_json
+from naspipe.core.errors import ConfigError, LogError
 from naspipe.core.ids import LayerId
 from naspipe.trace.access.order import groups_of_layers, orders_of_layers
 from naspipe.trace.access.stored import Wanted
 from naspipe.trace.reading.compare import RecordedRun
+from naspipe.trace.results.rolled_lines import line_of, read_rows
 
 _EXAMPLE = """\
 examples:
   naspipe log runs/two                 every layer that was used, one a line
   naspipe log runs/two --layer 3.1     candidate 1 of choice block 3, in full
   naspipe log runs/two --layer head    a shared layer, by its name
+  naspipe log runs/two --rows metrics  all rows of metrics, of which metrics.jsonl has the newest
 
 A terminal shows the start of long orders; a file or a pipe gets them in full.
 """
@@ -34,11 +40,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LAYER",
         help="BLOCK.CANDIDATE or a shared layer's name; 1:3.1 is layer 3.1 of stream 1",
     )
+    add_json(parser, "lines")
+    parser.add_argument(
+        "--rows",
+        choices=("losses", "metrics"),
+        help="print every loss or every row of metrics instead, a JSON object a line",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the orders; returns the exit status."""
     recorded = RecordedRun(arguments.run)
+    if arguments.rows is not None:
+        print_rows(getattr(recorded.directory, arguments.rows))
+        return 0
+    if arguments.json:
+        print(as_json(_described(recorded, arguments.layer)))
+        return 0
     if arguments.layer is None:
         for line in _lines(recorded, _width()):
             print(line)
@@ -49,6 +67,21 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"naspipe: no subnet of {recorded.path} used {arguments.layer}", file=sys.stderr)
     print(order)
     return 0
+
+
+def print_rows(path: Path) -> None:
+    """All rows of a file of lines, those of long ago included.
+
+    Raises:
+        ConfigError: when they cannot be read.
+    """
+    try:
+        for _, row in read_rows(path):
+            sys.stdout.write(line_of(row).decode())
+    except LogError as error:
+        raise ConfigError(f"{error}; restore the file") from error
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: expected rows of a run, found {error.strerror}") from error
 
 
 def _lines(recorded: RecordedRun, width: int | None) -> Iterator[str]:
@@ -68,6 +101,26 @@ def _order(recorded: RecordedRun, layers: Iterable[LayerId]) -> dict[LayerId, st
     """The orders of these layers, in chain order; of those that were used."""
     wanted = Wanted(layers=frozenset(layers), backwards=False)
     return orders_of_layers(recorded.log.columns(wanted))
+
+
+def _described(recorded: RecordedRun, label: str | None) -> list[dict[str, Any]]:
+    """Of each layer, or of one: label, rule, number of WRITEs and order."""
+    labels = recorded.labels
+    groups: list[frozenset[LayerId]] = [*groups_of_layers(recorded.log.layers)]
+    orders: dict[LayerId, str] = {}
+    if label is not None:
+        groups, orders = [frozenset([labels.layer(label)])], {labels.layer(label): ""}
+    for group in groups:
+        orders |= _order(recorded, group)
+    return [
+        {
+            "layer": labels.label(layer),
+            "rule": str(labels.rules[layer.block]) if layer.block < len(labels) else None,
+            "writes": order.count("B"),
+            "order": order.split("-") if order else [],
+        }
+        for layer, order in orders.items()
+    ]
 
 
 def _width() -> int | None:

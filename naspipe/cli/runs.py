@@ -95,7 +95,8 @@ def _described(base: Path, directory: RunDirectory) -> dict[str, Any]:
 
 
 def _host(state: RunState, manifest: dict[str, Any]) -> str | None:
-    hosts = manifest.get("hosts")
+    origin = manifest.get("provenance")
+    hosts = origin.get("hosts") if isinstance(origin, dict) else None
     if state.beat:
         return str(state.beat["host"])
     return ", ".join(map(str, hosts)) if isinstance(hosts, list) else None

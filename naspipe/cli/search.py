@@ -210,7 +210,7 @@ def _searching(
     arguments: argparse.Namespace, definition: SearchDefinition, observer: Any
 ) -> Searching:
     from naspipe.cli.sources.run_source import run_source
-    from naspipe.frontend.given.held_out import at_most, check_size, find_held_out
+    from naspipe.frontend.given.held_out import batches_there, check_size, find_held_out
     from naspipe.frontend.given.run import Run
     from naspipe.frontend.given.workloads import as_trained, find_workload
     from naspipe.frontend.search.searching import Searching
@@ -230,7 +230,7 @@ def _searching(
         sizes=sizes,
     )
     if arguments.validate is None:
-        definition = replace(definition, validation=at_most(held_out, definition.validation))
+        definition = replace(definition, validation=batches_there(held_out, definition.validation))
     check_size(held_out, definition.validation)
     return Searching(
         run=Run(named.space, arguments.run),

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from naspipe.cli.display.json_results import as_json, trained
 from naspipe.cli.display.result_lines import tell
 from naspipe.cli.flags import given
 from naspipe.cli.teaching.teacher import join_teacher, with_momentum
@@ -51,7 +52,9 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             training.run()
     if worker is None or worker.rank == 0:
-        for directory in training.directories:
+        if arguments.json:
+            tell(as_json(trained(training.directories)))
+        for directory in () if arguments.json else training.directories:
             tell(str(directory.path))
     return 0
 

@@ -12,6 +12,8 @@ class NaspipeError(Exception):
 
 def reason(error: BaseException) -> str:
     """The type and message of somebody else's error, on one line."""
+    if isinstance(error, UsersCodeError):  # which has them on its last
+        return str(error).strip().splitlines()[-1][:300]
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text:.300}" if text else type(error).__name__
 

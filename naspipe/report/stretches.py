@@ -63,7 +63,7 @@ def choose_stretch(log: RunLog, asked: Asked, passes: int) -> Stretch | None:
 
 def summary_of_all(log: RunLog, num_stages: int) -> Summary:
     """The numbers of a whole run, by columns."""
-    return summarize(log.columns(), num_stages)
+    return summarize(log.columns(in_order=False), num_stages)
 
 
 def thinned(losses: Sequence[Loss]) -> tuple[list[int], list[int], list[float]]:

@@ -62,3 +62,16 @@ def test_the_directory_is_there_while_it_is_planned(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="no plan today"):
         train(path, Calm(spaces.vectors), steps=2)
     assert seen == [planning_record.PLANNING] and not path.exists()
+
+
+def test_one_that_was_killed_while_it_was_planned_is_begun_anew(tmp_path, monkeypatch):
+    path = tmp_path / "run"
+    monkeypatch.setattr(planning_record, "_remove", lambda directories: None)
+    monkeypatch.setattr("naspipe.frontend.training.training.make_plan", lambda *given: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        train(path, Calm(spaces.vectors), steps=2)
+    monkeypatch.undo()
+    with pytest.raises(ConfigError, match="ended while it was planned: there is nothing to go on"):
+        train(path, Calm(spaces.vectors), steps=2, resume=True)
+    with pytest.raises(ConfigError, match="exists and is not empty"):
+        train(path, Calm(spaces.vectors), steps=2)

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from naspipe.cli.display.json_results import add_json
 from naspipe.cli.flags import add_flags, flags
 from naspipe.cli.ports import Options
 from naspipe.cli.settings_lists import key_list
@@ -97,6 +98,7 @@ def add_run(parser: Options, name: str = "SPACE") -> None:
         help="from one line of progress to the next, where there is no terminal (default: 10)",
     )
     parser.add_argument("--quiet", action="store_true", help="no progress")
+    add_json(parser, "the run directory: status, steps, loss, what was measured")
 
 
 def _seconds(text: str) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from naspipe.core.settings.allowed import above, at_least, like, one_of
+from naspipe.core.settings.allowed import above, at_least, between, like, one_of
 from naspipe.core.settings.declare import Flag, check, setting
 
 MAX_TIMEOUT_SECONDS = 86_400.0
@@ -166,6 +166,19 @@ class RecordSettings:
         "record every controller's input, so that it can be replayed.",
         key="record_events",
         example="true",
+    )
+    metrics_port: int = setting(
+        0,
+        "answer Prometheus at http://ADDRESS:PORT/metrics while the run goes on (needs the extra "
+        "prometheus); 0 for never.",
+        between(0, 65000),
+        example="9400",
+    )
+    metrics_address: str = setting(
+        "127.0.0.1",
+        "where it is answered: an IPv4 address of the launcher's host. Nobody has to log in.",
+        like(r"[0-9]{1,3}(\.[0-9]{1,3}){3}", "an IPv4 address, as in 10.0.0.7"),
+        example="0.0.0.0",
     )
 
     def __post_init__(self) -> None:

@@ -91,7 +91,7 @@ def held_out_of(data: Batches) -> Batches:
     return validation
 
 
-def at_most(held_out: Batches, count: int) -> int:
+def batches_there(held_out: Batches, count: int) -> int:
     """So many batches, or as many different ones as there are, as far as the data say."""
     return min(count, int(getattr(held_out, "batches_per_epoch", count)))
 

@@ -10,7 +10,7 @@ from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
 from naspipe.core.settings.declare import declared, groups
 from naspipe.frontend.display.search_progress import SearchProgress
-from naspipe.frontend.given.held_out import BATCHES, at_most, check_size, held_out_of
+from naspipe.frontend.given.held_out import BATCHES, batches_there, check_size, held_out_of
 from naspipe.frontend.given.keywords import gathered
 from naspipe.frontend.given.run import Run
 from naspipe.frontend.given.strategies import name_of
@@ -64,13 +64,13 @@ def search_subnets(
         ConfigError: for input that cannot be used.
         StageFailedError: when a layer, the data or the loss raises in any stage.
     """
-    chosen = held_out_of(data) if held_out is None else held_out
-    count = at_most(chosen, BATCHES) if validate is None else validate
-    check_size(chosen, count)
     given, strategy = strategy, name_of(strategy)
     said = {"keywords": {"stages": stages, **more}, "settings": settings, "execution": execution}
     chosen_options, how = _stated(strategy, options=options, **said)
     costs = gathered(Limits, [each.name for each in fields(Limits)], limits=limits)
+    chosen = held_out_of(data) if held_out is None else held_out
+    count = batches_there(chosen, BATCHES) if validate is None else validate
+    check_size(chosen, count)
     definition = SearchDefinition(
         strategy=strategy, options=chosen_options, budget=budget, seed=seed, delay=delay,
         score=score, calibration=calibrate, validation=count, limits=Limits(**costs), ema=ema,

@@ -18,7 +18,7 @@ from torch import nn
 from naspipe.core.config import Execution, Recipe
 from naspipe.core.errors import ConfigError
 from naspipe.core.space import Space
-from naspipe.frontend.given.held_out import BATCHES, check_size, held_out_of
+from naspipe.frontend.given.held_out import BATCHES, batches_there, check_size, held_out_of
 from naspipe.frontend.given.run import Run
 from naspipe.frontend.search.ports import SearchObserver
 from naspipe.frontend.search.search_parts import ALL
@@ -95,11 +95,11 @@ def rate_blocks(
         StageFailedError: when a layer, the data or a measure raises in any stage.
     """
     chosen = held_out_of(found.data) if held_out is None else held_out
-    count = at_most(chosen, BATCHES) if validate is None else validate
-    check_size(chosen, count)
+    batches = batches_there(chosen, BATCHES) if validate is None else validate
+    check_size(chosen, batches)
     definition = SearchDefinition(
         strategy=strategy, options=dict(options or {}), budget=at_most, seed=seed,
-        calibration=calibrate, validation=count,
+        calibration=calibrate, validation=batches,
     )  # fmt: skip
     how = Execution(stages=stages, **(execution or {}))
     judges, named = _judges(found, measure, last_measure), _free_name(found, name)

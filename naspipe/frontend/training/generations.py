@@ -191,6 +191,11 @@ def check_resumable(
             f"{directory.path} is another run: its {key} is {there}, expected {here}; resume it "
             f"as it was defined, or choose a new --run-dir"
         )
+    if manifest.get("status") == "planning":
+        raise ConfigError(
+            f"{directory.path} was ended while it was planned: there is nothing to go on with; "
+            f"remove it, and begin anew"
+        )
     if choices is None:
         return manifest
     if [list(each) for each in read_stream(directory.stream)] != [list(each) for each in choices]:

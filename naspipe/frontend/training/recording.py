@@ -59,7 +59,7 @@ class Recording:
         self._hits: dict[int, tuple[int, int]] = {}
         self._pending: dict[int, int] = {}
         self._firsts: list[int] = [0] * len(self._directories)
-        self._loss: dict[int, float] = {}
+        self._loss: dict[int, float | str | None] = {}
         self._memory = ResidentMemory()
         self._pulse = Pulse([directory.path for directory in directories], self.vitals)
         self._host = os.uname().nodename
@@ -106,10 +106,10 @@ class Recording:
             StorageError: when a file cannot be written.
         """
         self._done += 1
-        self._loss[stream] = loss
         self._waiting[stream, sequence_id] = self._values(stream, sequence_id, loss)
         while values := self._waiting.pop((stream, self._next[stream]), None):
             self._write(stream, self._next[stream], values)
+            self._loss[stream] = values["loss"]
             self._next[stream] += 1
         self._observer.on_loss(stream, sequence_id, loss)
 
@@ -145,6 +145,8 @@ class Recording:
             "pending": max(list(self._pending.values()), default=None),
             "resident_bytes": self._memory.bytes(),
             "loss": self._loss.get(stream),
+            "bubble_ratio": None if (busy := _share(self._use)) is None else 1.0 - busy,
+            "hit_rate": _share(self._hits),
         }
 
     def on_validation(self, stream: int, sequence_id: int, scores: Mapping[str, float]) -> None:
@@ -192,5 +194,6 @@ class Recording:
 
 def _share(pairs: Mapping[int, tuple[int, int]]) -> float | None:
     """The first numbers of all stages over the second ones; None where there are none."""
-    whole = sum(pair[1] for pair in pairs.values())
-    return sum(pair[0] for pair in pairs.values()) / whole if whole else None
+    found = list(pairs.values())
+    whole = sum(pair[1] for pair in found)
+    return sum(pair[0] for pair in found) / whole if whole else None

@@ -160,3 +160,8 @@ def choices_of(workload: Workload, subnets: Sequence[Subnet]) -> list[tuple[int,
         is_empty = found and not subnet.chain
         found.append(found[-1] if is_empty else tuple(compress(subnet.chain, is_choice)))
     return found
+
+
+def comes_new(directory: RunDirectory, workload: Workload) -> bool:
+    """Whether it is a teacher's, whose labels came from elsewhere in earlier lives."""
+    return not workload.is_written and not directory.path.exists()

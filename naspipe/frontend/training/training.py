@@ -26,12 +26,14 @@ from naspipe.frontend.given.space_check import check_spaces
 from naspipe.frontend.teaching.taught import how_full
 from naspipe.frontend.training.finished_log import check_orders, measure
 from naspipe.frontend.training.generations import Generations, check_resumable
+from naspipe.frontend.training.metrics_server import check_metrics_server, recorded
 from naspipe.frontend.training.planning_record import new_records, planning
-from naspipe.frontend.training.recording import Recording
+from naspipe.frontend.training.provenance import provenance
 from naspipe.frontend.training.stream_jobs import (
     begin_record,
     check_stream,
     choices_of,
+    comes_new,
     stream_job,
 )
 from naspipe.frontend.training.tensorboard_file import check_tensorboard
@@ -147,20 +149,20 @@ class Training:
             for said in filter(None, [full, *gains]):
                 self.observer.on_note(said)
             job = self.job(plan, costs)
-            manifests = [self._manifest(*each, plan) for each in enumerate(job.streams)]
+            origin = provenance(self.workloads, self.others.hosts.names if self.others else ())
+            manifests = [self._manifest(*each, plan, origin) for each in enumerate(job.streams)]
             stack.callback(close_all)
             for workload in self.workloads:
                 for attendant in workload.attendants:
                     stack.enter_context(attendant)
             for stream, manifest in zip(job.streams, manifests, strict=True):
-                if not self.resumes or _comes_new(stream.directory, stream.workload):
+                if not self.resumes or comes_new(stream.directory, stream.workload):
                     begin_record(stream, manifest)
                     if self.resumes:
                         stack.enter_context(Claim(stream.directory.path))
-            definitions = [workload.definition for workload in self.workloads]
-            has_board = self.execution.records.tensorboard
-            recording = Recording(self.directories, definitions, self.observer, has_board)
-            stack.enter_context(recording)
+            recording = stack.enter_context(
+                recorded(self.directories, self.workloads, self.observer, self.execution.records)
+            )
             self._finish(Generations(job, manifests, recording, generation, self.others))
 
     def _finish(self, lives: Generations) -> None:
@@ -194,7 +196,7 @@ class Training:
         for directory, workload, of_stream in zip(
             self.directories, self.workloads, subnets, strict=True
         ):
-            if _comes_new(directory, workload):
+            if comes_new(directory, workload):
                 continue
             comes_later = workload.make_strategy or self.is_drawn_beside
             choices = None if comes_later else choices_of(workload, of_stream)
@@ -250,6 +252,7 @@ class Training:
         check_limits(self.execution, len(self.workloads))
         if self.execution.records.tensorboard:
             check_tensorboard()
+        check_metrics_server(self.execution.records)
         check_taught(self.workloads, self.taps)
         subnets = [
             check_stream(StreamId(number), workload, self.execution, self.is_drawn_beside)
@@ -265,7 +268,9 @@ class Training:
             note(said)
         return subnets
 
-    def _manifest(self, number: int, stream: StreamJob, plan: Plan) -> dict[str, Any]:
+    def _manifest(
+        self, number: int, stream: StreamJob, plan: Plan, origin: Mapping[str, Any]
+    ) -> dict[str, Any]:
         space, definition = stream.workload.space, stream.workload.definition
         return {
             "format": 1,
@@ -284,6 +289,7 @@ class Training:
             "requested": self.execution.as_dict(),
             "source": dict(self.sources[number]) if self.sources else {},
             "init_from": dict(stream.workload.begun),
+            "provenance": dict(origin),
             "environment": describe_environment(self.execution.hardware.device, self._gpus),
             "space": describe_space(space),
             "validation": describe(stream.validation),
@@ -292,8 +298,3 @@ class Training:
             "proof": dict(check_proof(stream.workload)),
             "measured": {},
         }
-
-
-def _comes_new(directory: RunDirectory, workload: Workload) -> bool:
-    """Whether it is a teacher's, whose labels came from elsewhere in earlier lives."""
-    return not workload.is_written and not directory.path.exists()

@@ -13,7 +13,7 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.space import Block, Space
 from naspipe.core.user_code import users_code
 from naspipe.data.views import Views
-from naspipe.frontend.given.held_out import at_most, held_out_of
+from naspipe.frontend.given.held_out import batches_there, held_out_of
 from naspipe.runtime.jobs.evaluation_recipe import EvaluationRecipe, FeatureProbe
 from naspipe.runtime.jobs.job import ValidationPlan
 from naspipe.runtime.jobs.losses import is_joined, needs_teacher
@@ -46,7 +46,7 @@ def plan_validation(workload: Workload, execution: Execution) -> ValidationPlan 
         workload=judged,
         held_out=held_out,
         calibration=execution.validation.calibration_batches,
-        validation=at_most(held_out, execution.validation.batches),
+        validation=batches_there(held_out, execution.validation.batches),
         ema=execution.validation.ema,
         probe=probe,
     )
@@ -85,7 +85,7 @@ def _probe(workload: Workload, execution: Execution) -> tuple[FeatureProbe | Non
         )
     cut = Space(space.name, space.blocks[:end])
     data = workload.data.plain if isinstance(workload.data, Views) else workload.data
-    probe = FeatureProbe(settings.probe, data, at_most(data, settings.probe_batches))
+    probe = FeatureProbe(settings.probe, data, batches_there(data, settings.probe_batches))
     return probe, replace(workload, space=cut, data=data)
 
 

@@ -10,7 +10,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -22,6 +22,12 @@ from naspipe.core.errors import ConfigError, TransportError
 
 _CALL = "naspipe/call"
 _PATIENCE = timedelta(seconds=1)
+
+SHARED_NAMES = (
+    "where hosts share a name, or resolve it to themselves, start torchrun with --local-addr "
+    "ADDRESS on each, and with --rdzv-conf is_host=1 on the first, is_host=0 on the others"
+)
+"""What to do where torchrun's names lead nowhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,8 +127,8 @@ def exchange_cards(worker: Worker, card: WorkerCard, seconds: float) -> list[Wor
         )  # fmt: skip
     except RuntimeError as error:
         raise TransportError(
-            f"rank {worker.rank}: the workers did not meet at {where} within {seconds:g} s: "
-            f"{' '.join(str(error).split()):.200}"
+            f"rank {worker.rank} on {os.uname().nodename}: the workers did not meet at {where} "
+            f"within {seconds:g} s: {' '.join(str(error).split()):.200}; {SHARED_NAMES}"
         ) from error
     cards = [WorkerCard(**each) for each in json.loads(deal)]
     if problems := [
@@ -131,7 +137,23 @@ def exchange_cards(worker: Worker, card: WorkerCard, seconds: float) -> list[Wor
         if each.problem
     ]:
         raise ConfigError("; ".join(problems))
+    _check_reachable(cards)
     return cards
+
+
+def _check_reachable(cards: Sequence[WorkerCard]) -> None:
+    """Of several machines, none may have an address that only itself reaches.
+
+    Raises:
+        ConfigError: naming the first that has.
+    """
+    machines = {each.started_by.partition("/")[0] for each in cards} - {""}
+    for rank, each in enumerate(cards) if len(machines) > 1 else ():
+        if each.address.startswith("127."):
+            raise ConfigError(
+                f"rank {rank} on {each.host or 'its host'}: expected an address that other hosts "
+                f"reach, found {each.address}; {SHARED_NAMES}"
+            )
 
 
 def _call(store: Any, worker: Worker, card: WorkerCard, seconds: float) -> str:

@@ -56,11 +56,11 @@ def without_redone(
 
 
 def laid_end_to_end(
-    runs: Sequence[Mapping[int, AccessColumns]],
+    runs: Sequence[Mapping[int, AccessColumns]], in_order: bool = True
 ) -> tuple[list[AccessColumns], list[Life]]:
     """The generations of each run, one after another, at the same time in all runs.
 
-    Each is in order of time then.
+    Each is in order of time then, unless nobody needs it to be.
     """
     lives: list[Life] = []
     results: list[list[AccessColumns]] = [[] for _ in runs]
@@ -73,7 +73,8 @@ def laid_end_to_end(
         start = min(int(part.start_ns.min()) for part in known)
         shift = 0 if end is None else end - start
         for result, part in zip(results, parts, strict=True):
-            result.append(part.moved(shift).by_time())
+            moved = part.moved(shift)
+            result.append(moved.by_time() if in_order else moved)
         end = max(int(part.end_ns.max()) for part in known) + shift
         lives.append(Life(generation, start + shift, end, shift))
     return [joined(result) for result in results], lives

@@ -156,9 +156,9 @@ class RunLog:
             return whole
         return without_redone(whole, self.firsts)
 
-    def columns(self, wanted: Wanted = EVERYTHING) -> AccessColumns:
-        """The same in order of time, the generations one behind another."""
-        (found,), _ = laid_end_to_end([self.by_generation(wanted)])
+    def columns(self, wanted: Wanted = EVERYTHING, in_order: bool = True) -> AccessColumns:
+        """The same with the generations one behind another; in order of time where that matters."""
+        (found,), _ = laid_end_to_end([self.by_generation(wanted)], in_order)
         return found
 
 

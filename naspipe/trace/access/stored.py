@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -73,6 +74,7 @@ class Wanted(NamedTuple):
 
 
 EVERYTHING = Wanted()
+_KEPT_FILES = 16
 
 
 def read_heads(path: Path) -> list[Head]:
@@ -82,7 +84,7 @@ def read_heads(path: Path) -> list[Head]:
         LogError: when the file is damaged before its tail.
     """
     if (version := file_version(path, READABLE_VERSIONS)) != SCHEMA_VERSION:
-        return [head_of(own, generation) for generation, own in _old(path, version)]
+        return [head_of(own, generation) for generation, own in _rows(path, version)]
     heads: list[Head] = []
 
     def note(packed: bytes) -> bool:
@@ -102,11 +104,9 @@ def read_columns(path: Path, wanted: Wanted = EVERYTHING) -> Iterator[tuple[int,
         LogError: when what is read is damaged, and is not the file's torn tail.
     """
     if (version := file_version(path, READABLE_VERSIONS)) != SCHEMA_VERSION:
-        for generation, columns in _old(path, version):
+        for generation, columns in _rows(path, version):
             if wanted.layers is not None:
-                places = (columns.stream, columns.block, columns.candidate)
-                rows = np.stack(places, axis=1).astype(np.int64)
-                columns = columns.take(wanted.among(rows))
+                columns = columns.take(_of_layers(columns, wanted.layers))
             yield generation, wanted.of(columns)
         return
     seen: list[Head] = []
@@ -132,7 +132,24 @@ def _naming(path: Path, before: Sequence[object]) -> Iterator[None]:
         raise LogError(f"{path}, segment {len(before)}: {error}") from error
 
 
-def _old(path: Path, version: int) -> list[tuple[int, AccessColumns]]:
+def _of_layers(columns: AccessColumns, layers: frozenset[LayerId]) -> NDArray[np.bool_]:
+    rows = np.zeros(len(columns), np.bool_)
+    for stream, block, candidate in sorted(layers):
+        of_block = (columns.stream == stream) & (columns.block == block)
+        rows |= of_block & (columns.candidate == candidate)
+    return rows
+
+
+def _rows(path: Path, version: int) -> list[tuple[int, AccessColumns]]:
+    """The lives of a file of a record for each access, which is read once."""
+    found = path.stat()
+    return _decoded(path, version, found.st_mtime_ns, found.st_size)
+
+
+@lru_cache(maxsize=_KEPT_FILES)
+def _decoded(
+    path: Path, version: int, changed_ns: int, size: int
+) -> list[tuple[int, AccessColumns]]:
     by_generation: dict[int, list[Access]] = defaultdict(list)
     for number, payload in enumerate(read_frames(path, MAGIC, version)):
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -42,11 +43,13 @@ def reserve(directory: RunDirectory, manifest: Mapping[str, Any]) -> None:
 
 
 def write_last(directory: RunDirectory, manifest: Mapping[str, Any]) -> None:
-    """Write the manifest of a life that has ended: into the room that was kept, if need be.
+    """Write the manifest of a life that ends now: into the room that was kept, if need be.
 
     Raises:
         OSError: when it cannot be written all the same.
     """
+    if isinstance(manifest.get("provenance"), Mapping):
+        manifest = {**manifest, "provenance": {**manifest["provenance"], "ended": time.time()}}
     kept: Path = directory.path / RESERVED
     try:
         directory.write_manifest(manifest)

@@ -15,7 +15,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from naspipe.core.errors import LogError
 from naspipe.core.json_text import parse_json
@@ -100,7 +100,21 @@ def line_of(row: Row) -> bytes:
     return json.dumps(row, allow_nan=False).encode() + b"\n"
 
 
-def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+class Place(NamedTuple):
+    """Where a row stands."""
+
+    path: Path
+    number: int
+    row: int = -1
+    """Of a table; a line has none."""
+
+    def __str__(self) -> str:
+        if self.row < 0:
+            return f"{self.path}:{self.number}"
+        return f"{self.path}, table {self.number}, row {self.row}"
+
+
+def read_rows(path: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
     """Every row and where it stands, in order; a torn last line is dropped.
 
     A line that is no JSON is handed over as a row without fields, for the caller to judge.
@@ -110,9 +124,10 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         OSError: when there are no lines.
     """
     last: deque[Row] = deque(maxlen=ROLLED)
-    for number, rows in enumerate(_tables(tables_of(path))):
+    tables = tables_of(path)
+    for number, rows in enumerate(_tables(tables)):
         for place, row in enumerate(rows):
-            yield f"{tables_of(path)}, table {number}, row {place}", row
+            yield Place(tables, number, place), row
         last.extend(rows)
     yield from _newest(path, last)
 
@@ -125,7 +140,7 @@ def _last_rows(path: Path) -> deque[Row]:
     return last
 
 
-def _newest(path: Path, last: Sequence[Row]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _newest(path: Path, last: Sequence[Row]) -> Iterator[tuple[Place, dict[str, Any]]]:
     """The rows of the lines, without those that are in a table by now.
 
     A process that died between the two has left the last rows of the tables in the lines, too.
@@ -133,7 +148,7 @@ def _newest(path: Path, last: Sequence[Row]) -> Iterator[tuple[str, dict[str, An
     found = [_parsed(line) for line in path.read_bytes().split(b"\n")[:-1]]
     doubled = next((len(last) - n for n, row in enumerate(last) if found[:1] == [row]), 0)
     for number, row in enumerate(found[doubled:], doubled + 1):
-        yield f"{path}:{number}", row
+        yield Place(path, number), row
 
 
 def _parsed(line: bytes) -> dict[str, Any]:

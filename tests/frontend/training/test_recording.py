@@ -7,6 +7,7 @@ import json
 import math
 import os
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from naspipe.core.errors import StorageError
 from naspipe.core.recipe import learning_rate
 from naspipe.frontend.training.recording import Recording
 from naspipe.runtime.wire.reports import SilentObserver
+from naspipe.trace.results.heartbeat_file import read_heartbeat
 from naspipe.trace.results.metrics_file import MetricsFile, read_metrics
 from naspipe.trace.results.run_directory import RunDirectory
 from tests.equivalence import spaces
@@ -147,13 +149,21 @@ def test_steps_are_written_in_order_whatever_order_they_come_in(tmp_path):
         made.on_loss(0, 0, 2.0)
         made.on_hits(1, 4, 4)
         made.on_validation(0, 1, {"top1": 0.5})
+        made.on_pending(0, 3)
+        made.on_pending(1, 2)
         made.on_loss(0, 2, math.inf)
+        assert made.vitals(0)["step"] == 3 and made.vitals(0)["steps"] == 9
     rows = read_metrics(tmp_path / "run/metrics.jsonl")
     assert [row["step"] for row in rows] == [0, 1, 1, 2]
     assert [row.get("loss") for row in rows] == [2.0, "nan", None, "inf"]
     assert [row.get("hit_rate") for row in rows] == [0.75, 0.75, None, 0.875]
     assert rows[0]["bubble_ratio"] == pytest.approx(0.6)
     assert rows[2] == {"step": 1, "validation/top1": 0.5}
+    assert rows[0]["pending"] is None and rows[3]["pending"] == 3
+    assert rows[3]["host"] == os.uname().nodename and abs(rows[3]["time"] - time.time()) < 60
+    assert 1 << 20 < rows[3]["resident_bytes"] < 1 << 40
+    beat = read_heartbeat(tmp_path / "run")
+    assert (beat["step"], beat["loss"], beat["pending"]) == (3, None, 3)
 
 
 def test_a_life_that_begins_behind_a_step_of_passes(tmp_path):

@@ -57,7 +57,7 @@ def test_a_silent_stage_of_another_host_names_both_hosts():
 
 def test_a_stage_that_hangs_is_named_and_not_those_that_wait_for_it():
     hangs = lambda now: ("0.3F@1 block 4", float(max(0, now - 5)))  # noqa: E731
-    now, (stage, task, why, host) = watched(200, [waits, hangs, waits])
+    now, (stage, task, why, _) = watched(200, [waits, hangs, waits])
     assert (now, stage, task) == (106, 1, "0.3F@1 block 4")
     assert "at this for 101 s" in why
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -82,3 +84,35 @@ def test_one_that_does_not_come(store, ranks):
     found = attempt(store, 1, ranks=ranks, seconds=1)
     assert all(isinstance(each, TransportError) for each in found)
     assert "did not meet at 127.0.0.1:" in str(found[0]) and time.monotonic() - start < 8
+
+
+def test_workers_that_do_not_meet_say_what_hosts_with_one_name_need(store):
+    (error,) = attempt(store, 1, ranks=(1,), seconds=1)
+    said = str(error)
+    assert isinstance(error, TransportError) and "\n" not in said
+    assert said.startswith(
+        f"rank 1 on {os.uname().nodename}: the workers did not meet at 127.0.0.1:"
+    )
+    assert "--local-addr ADDRESS" in said and "is_host=1" in said
+
+
+@pytest.mark.parametrize(("machines", "is_reachable"), [(("a", "b"), False), (("a", "a"), True)])
+def test_an_address_that_other_machines_do_not_reach(store, machines, is_reachable):
+    cards = [
+        replace(card(1, rank), address="127.0.1.1", started_by=f"{machine}/1/2", host=f"h{rank}")
+        for rank, machine in enumerate(machines)
+    ]
+    with ThreadPoolExecutor(2) as pool:
+        seats = [worker(store, rank, 2) for rank in range(2)]
+        meetings = [
+            pool.submit(exchange_cards, *each, 10) for each in zip(seats, cards, strict=True)
+        ]
+        found = [meeting.exception() for meeting in meetings]
+    if is_reachable:
+        assert found == [None, None]
+        return
+    for error in found:
+        assert isinstance(error, ConfigError) and "\n" not in str(error)
+        said = "rank 0 on h0: expected an address that other hosts reach, found 127.0.1.1"
+        assert said in str(error)
+        assert "--local-addr" in str(error)

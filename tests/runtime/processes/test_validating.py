@@ -163,7 +163,8 @@ def test_what_goes_wrong_ends_the_run(tmp_path):
 @pytest.mark.parametrize(
     ("how", "limit", "said"),
     [
-        (lambda: time.sleep(60), "timeout_seconds", r"block 0 .* on \S+: it has been at this for . s"),
+        (lambda: time.sleep(60), "timeout_seconds",
+         r"block 0 .* on \S+: it has been at this for . s"),
         (lambda: os.kill(os.getpid(), signal.SIGSTOP), "silence_seconds",
          r" on \S+: no sign of life from \S+ for . s: stopped or"),
     ],

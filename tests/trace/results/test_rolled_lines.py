@@ -9,12 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from naspipe.cli.main import main
 from naspipe.core.errors import LogError
 from naspipe.trace.results import rolled_lines
 from naspipe.trace.results.losses_file import LossWriter, check_losses, read_losses
 from naspipe.trace.results.metrics_file import MetricsFile, read_metrics
 from naspipe.trace.results.rolled_lines import RolledLines, line_of, read_rows, tables_of
 from naspipe.trace.storage.tables import decode_table, encode_table
+from tests.trace.fake_run import FakeRun, float32_bits
 
 values = st.one_of(
     st.integers(-(1 << 63), (1 << 63) - 1),
@@ -153,3 +155,12 @@ def test_rows_too_long_for_one_table_become_several(tmp_path: Path) -> None:
         lines.append({"step": number, "text": text + chr(65 + number)})
     lines.close()
     assert [row["text"][:-1] for _, row in read_rows(path)] == texts
+
+
+def test_the_command_prints_all_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = FakeRun(losses=[(y / 4, float32_bits(y / 4)) for y in range(20)]).write(tmp_path / "run")
+    assert main(["log", str(run), "--rows", "losses"]) == 0
+    found = [json.loads(line)["sequence_id"] for line in capsys.readouterr().out.splitlines()]
+    assert found == list(range(20)) and len((run / "losses.jsonl").read_text().splitlines()) < 8
+    assert main(["log", str(run), "--rows", "metrics"]) == 2
+    assert "metrics.jsonl: expected rows of a run" in capsys.readouterr().err
