@@ -132,9 +132,9 @@ def test_a_layer_of_another_stream_was_not_used(
         (ConfigError("seed -1: expected more"), 2, "naspipe: seed -1: expected more\n"),
         (DataError("no file"), 2, "naspipe: no file\n"),
         (
-            StageFailedError(1, "0.3F@1", "Traceback: x"),
+            StageFailedError(1, "0.3F@1", "Traceback:\nOSError: x", "far"),
             1,
-            "stage 1 failed in 0.3F@1\nTraceback",
+            "naspipe: stage 1 failed in 0.3F@1 on far: OSError: x\nTraceback:\nOSError: x\n",
         ),
         (LogError("damaged"), 1, "naspipe: damaged\n"),
         (KeyboardInterrupt(), 130, "interrupted"),
