@@ -78,7 +78,7 @@ wanted=$(cat constraints.txt pyproject.toml setup.py | cksum)
 found=$(cat .venv/naspipe-setup 2>/dev/null || true)
 if [ "$found" != "$wanted all" ] && [ "$found" != "$wanted $needs" ]; then
     extras=
-    [ "$needs" = run ] || extras='[dev,bench,nni-rl,onnx,tensorboard,search]'
+    [ "$needs" = run ] || extras='[dev,docs,bench,nni-rl,onnx,tensorboard,search]'
     echo "naspipe: setting up .venv (once; takes a minute or two) ..." >&2
     [ "$found" = "$wanted run" ] || make_environment
     install setuptools

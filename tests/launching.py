@@ -19,6 +19,7 @@ LAUNCHING = (
     "cli/test_teacher.py",
     "cli/test_validation.py",
     "core/test_full_names.py",
+    "docs/test_site.py",
     "equivalence/",
     "examples/test_examples.py::test_an_example_trains",
     "examples/test_examples.py::test_the_page_s_example",

@@ -1,4 +1,4 @@
-"""The README's example runs as it stands, and what it says of its results is so."""
+"""What the README and the pages show runs as it stands, and what they say of its results is so."""
 
 from __future__ import annotations
 
@@ -9,32 +9,44 @@ import torch
 
 from naspipe.cli.main import main
 
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
 
 
-def test_the_example(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    code, _ = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+def run_code(page: str) -> dict:
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text("utf-8"), re.DOTALL)
     names = {}
-    exec(compile(code, "README.md", "exec"), names)
+    exec(compile(code, page, "exec"), names)
+    return names
+
+
+def test_the_example(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = run_code("README.md")
     run = names["run"]
-    assert len(run.losses) == 50
+    assert len(run.losses) == 200 and sum(run.losses[-20:]) < 0.2 * sum(run.losses[:20])
     assert run.losses == names["npp"].Run(names["space"], tmp_path / "runs/mine").losses
-    steps = run.access_order(3, 1).split("-")
+    order = run.access_order(3, 1)
+    assert capsys.readouterr().out == f"{run.losses[-1]} {order}\n"
+    steps = order.split("-")
     assert steps[0::2] == [step.replace("B", "F") for step in steps[1::2]]
     trained = run.layer(3, 1).state_dict()
-    fresh = names["Residual"](16, 3).state_dict()
-    assert trained.keys() == fresh.keys()
-    assert trained["norm.num_batches_tracked"] == len(steps) // 2
-    assert torch.isfinite(trained["conv.weight"]).all()
+    assert trained.keys() == names["Residual"](64).state_dict().keys()
+    assert torch.isfinite(trained["layers.1.weight"]).all()
+
+
+def test_a_search_from_python(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    search = run_code("docs/search.md")["search"]
+    assert len(search.candidates) == 20 and search.ranked()[0].scores.top1 > 0.5
+    assert all(each.cost.params <= 12_000 for each in search.candidates)
 
 
 def test_teachers_that_come_and_go(tmp_path, monkeypatch, capsys):
-    """The commands of that paragraph, one after the other."""
+    """The first commands of that page, one after the other."""
     monkeypatch.chdir(tmp_path)
-    found = r"\*\*Teachers that come and go\.\*\*.*?\n\n((?:    naspipe [^\n]*\n)+)"
-    (paragraph,) = re.findall(found, README.read_text(), re.DOTALL)
-    commands = [line.split()[1:] for line in paragraph.splitlines()]
+    page = (ROOT / "docs/elastic.md").read_text("utf-8")
+    first = re.search(r"((?:    naspipe [^\n]*\n)+)", page)[1]
+    commands = [line.split("#")[0].split()[1:] for line in first.splitlines()]
     assert len(commands) == 5
     for words in commands:
         assert main(words) == 0, words

@@ -1,4 +1,4 @@
-"""The README's way from an NNI space to a trained network, as it stands there."""
+"""The page's way from an NNI space to a trained network, as it stands there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from naspipe.runtime.checkpoints.layer_bytes import from_raw
 from naspipe.trace.results.metrics_file import read_metrics
 from naspipe.trace.snapshots.snapshot import read_checkpoint
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs/nni.md"
 
 ALONE = """
 import sys
@@ -29,9 +29,9 @@ torch.save(model.load()(torch.load("input.pt")), "output.pt")
 
 def test_the_example(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    _, code = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    code, *_ = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
     names = {}
-    exec(compile(code, "README.md", "exec"), names)
+    exec(compile(code, "docs/nni.md", "exec"), names)
     run, best, space = names["run"], names["best"], names["space"]
     assert len(run.losses) == len(read_metrics(run.directory.metrics)) == 400
     recipe = json.loads(run.directory.manifest.read_text())["definition"]["recipe"]
