@@ -15,8 +15,8 @@ import msgpack
 import numpy as np
 import torch
 
-from naspipe.cli import resume
 from naspipe.cli.streams import StreamOptions, parse_streams
+from naspipe.cli.training import resumed
 from naspipe.core.config import Settings, apply_settings
 from naspipe.core.errors import ConfigError, DataError, LogError, TransportError
 from naspipe.core.ids import LayerId, WorkerId
@@ -95,7 +95,7 @@ def manifest(data, place):
 def run_manifest(data, place):
     put(place / "manifest.json", data)
     found = RunDirectory(place).read_manifest()
-    resume._execution(found.get("requested"), place)
+    resumed._execution(found.get("requested"), place)
     return found
 
 

@@ -22,10 +22,16 @@ from tests.test_architecture import ROOT
 FORK = multiprocessing.get_context("fork")
 
 
+def train_long(path, stages, execution=None):
+    """A chain that is long enough for its access logs to be the longest files."""
+    space = spaces.mixed(blocks=40)
+    return train(path, Calm(spaces.vectors), space=space, stages=stages, execution=execution)
+
+
 def limited(path, limit, stages, queue):
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     try:
-        train(path, Calm(spaces.vectors), stages=stages, execution={"checkpoint_every": 0})
+        train_long(path, stages, {"checkpoint_every": 0})
     except npp.NaspipeError as error:
         queue.put((type(error).__name__, str(error)))
     else:
@@ -35,7 +41,7 @@ def limited(path, limit, stages, queue):
 @pytest.mark.parametrize("stages", [1, 2])
 def test_the_last_records_do_not_fit(tmp_path, stages):
     """They are written when the stage has said everything else: that failed in silence."""
-    whole = train(tmp_path / "whole", Calm(spaces.vectors), stages=stages)
+    whole = train_long(tmp_path / "whole", stages)
     longest = max(path.stat().st_size for path in (tmp_path / "whole" / "access").iterdir())
     assert longest > whole.directory.manifest.stat().st_size
     path, queue = tmp_path / "run", FORK.SimpleQueue()

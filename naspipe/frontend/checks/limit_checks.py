@@ -10,6 +10,8 @@ from naspipe.core.errors import ConfigError
 
 _FILES, _FILES_OF_STAGE, _FILES_OF_STREAM = 40, 6, 6
 _ROOM_BYTES = 512 << 20
+_RAISED = 1024
+"""The usual limit of open files, which a lower one is raised to."""
 
 
 def check_limits(execution: Execution, streams: int) -> None:
@@ -28,7 +30,9 @@ def check_limits(execution: Execution, streams: int) -> None:
                 f"open files: expected a limit of {needed} or more for {execution.workers} stages, "
                 f"found {hard}; raise it, as with ulimit -n 1024"
             )
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+        most = max(needed, _RAISED)
+        raised = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit == resource.RLIM_INFINITY:
         return

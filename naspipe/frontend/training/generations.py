@@ -13,6 +13,7 @@ from naspipe.core.errors import (
     ConfigError,
     RunInterruptedError,
     StageFailedError,
+    StorageError,
     TransportError,
 )
 from naspipe.core.ids import SequenceId, StreamId
@@ -60,9 +61,9 @@ class Generations:
         """
         left = self.job.execution.watch.max_restarts
         while True:
+            self._begin()
             try:
                 with named_storage(self.job.streams[0].directory.path):
-                    self._begin()
                     firsts = [stream.first for stream in self.job.streams]
                     self.observer.on_begin(self.job.generation, firsts)
                     return launch(self.job, self.observer, self.others)
@@ -87,7 +88,18 @@ class Generations:
         return {"generation": self.job.generation, "first": [s.first for s in self.job.streams]}
 
     def _begin(self) -> None:
-        """Put the job behind the newest whole checkpoint of each stream."""
+        """Put the job behind the newest whole checkpoint of each stream.
+
+        What cannot go on is left as it is; where the storage fails, that is noted.
+        """
+        try:
+            with named_storage(self.job.streams[0].directory.path):
+                self._go_behind()
+        except StorageError as error:
+            self.note("failed", error)
+            raise
+
+    def _go_behind(self) -> None:
         streams = self._resumed()
         for stream in streams:
             if stream.restored is not None:

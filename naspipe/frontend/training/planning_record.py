@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from naspipe.core.config import Execution
@@ -27,8 +28,9 @@ def planning(records: Sequence[tuple[RunDirectory, Mapping[str, Any]]]) -> Itera
         ConfigError: when one of them is there already, or cannot be made.
     """
     with ExitStack() as stack:
-        stack.push(lambda kind, error, trace: _remove(made) if kind else None)
+        above = [path for path in _parents(records) if not path.exists()]
         made: list[RunDirectory] = []
+        stack.push(lambda kind, error, trace: _remove(made, above) if kind else None)
         for directory, manifest in records:
             directory.check_new()
             made.append(directory)
@@ -57,10 +59,20 @@ def new_records(
     ]
 
 
-def _remove(directories: Sequence[RunDirectory]) -> None:
+def _parents(records: Sequence[tuple[RunDirectory, Mapping[str, Any]]]) -> list[Path]:
+    """Of all directories, the deepest first."""
+    found = {parent for directory, _ in records for parent in directory.path.absolute().parents}
+    return sorted(found, key=lambda path: -len(path.parts))
+
+
+def _remove(directories: Sequence[RunDirectory], above: Sequence[Path]) -> None:
+    """Remove directories, and those above that were made for them alone."""
     for directory in directories:
         if _status(directory) in (None, PLANNING):
             shutil.rmtree(directory.path, ignore_errors=True)
+    for path in above:
+        with suppress(OSError):  # somebody else has something in it by now
+            path.rmdir()
 
 
 def _status(directory: RunDirectory) -> Any:
