@@ -1,4 +1,4 @@
-"""The README's picture: one training on one stage and on four, drawn from their access logs.
+"""The README's picture: one training on one stage and on two, drawn from their access logs.
 
     scripts/draw_timeline.py
 
@@ -103,7 +103,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--space", default="nlp.c1")
     parser.add_argument("--sampler", default="spaced:8")
-    parser.add_argument("--stages", type=int, nargs="+", default=[1, 4])
+    parser.add_argument("--stages", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--steps", type=int, default=48)
     parser.add_argument("--first", type=int, default=16, help="subnet to be drawn first")
     parser.add_argument("--count", type=int, default=12, help="subnets to draw")
