@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 import search_spaces
@@ -13,10 +14,10 @@ from naspipe.runtime.jobs.workload import Workload
 
 def code_digests(workloads: Sequence[Workload]) -> dict[str, str]:
     """Of each file, by its name: from its package on, or from its folder where it has none."""
-    return {
-        name: hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest()
-        for name, path in sorted(_sources(workloads))
-    }
+    own = _own()
+    others = {path for path in _users(workloads) if path not in own}
+    found = dict(own.values())
+    return dict(sorted((found | {path.name: _digest(path) for path in others}).items()))
 
 
 def code_digest(digests: Mapping[str, str]) -> str:
@@ -25,15 +26,19 @@ def code_digest(digests: Mapping[str, str]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def _sources(workloads: Sequence[Workload]) -> set[tuple[str, Path]]:
+@cache
+def _own() -> dict[Path, tuple[str, str]]:
+    """Name and digest of each file of naspipe's: once, as what is imported stays as it was."""
     folders = (Path(__file__).parents[2], *map(Path, search_spaces.__path__))
-    found = {
-        (str(path.relative_to(folder.parent)), path)
+    return {
+        path: (str(path.relative_to(folder.parent)), _digest(path))
         for folder in folders
         for path in folder.rglob("*.py")
     }
-    known = {path for _, path in found}
-    return found | {(path.name, path) for path in _users(workloads) if path not in known}
+
+
+def _digest(path: Path) -> str:
+    return hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest()
 
 
 def _users(workloads: Sequence[Workload]) -> Iterator[Path]:
