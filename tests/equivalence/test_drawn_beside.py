@@ -66,7 +66,7 @@ def test_the_directory_is_there_while_it_is_planned(tmp_path, monkeypatch):
 
 def test_one_that_was_killed_while_it_was_planned_is_begun_anew(tmp_path, monkeypatch):
     path = tmp_path / "run"
-    monkeypatch.setattr(planning_record, "_remove", lambda directories: None)
+    monkeypatch.setattr(planning_record, "_remove", lambda directories, above: None)
     monkeypatch.setattr("naspipe.frontend.training.training.make_plan", lambda *given: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         train(path, Calm(spaces.vectors), steps=2)

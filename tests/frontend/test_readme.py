@@ -13,9 +13,10 @@ ROOT = Path(__file__).parents[2]
 
 
 def run_code(page: str) -> dict:
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text("utf-8"), re.DOTALL)
+    """The names that a page's first example leaves."""
+    code = re.search(r"```python\n(.*?)```", (ROOT / page).read_text("utf-8"), re.DOTALL)
     names = {}
-    exec(compile(code, page, "exec"), names)
+    exec(compile(code[1], page, "exec"), names)
     return names
 
 
