@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The whole test suite with all of its set-up; --fast leaves out what launches processes or trains.
+# The test suite with all of its set-up. --fast leaves out what launches processes or trains; --all
+# adds what the ordinary run leaves out: whole products of cases, and long tests.
 # Other arguments go to pytest (./run_tests.sh -k causal; -n 0 for one process only).
 source "$(dirname "${BASH_SOURCE[0]}")/scripts/setup.sh" all
 export PATH="$PWD/.venv/bin:$PATH"
@@ -43,7 +44,7 @@ status=0
 workers=$(nproc)
 # By file: what the tests of a file share is made once.
 "$PYTHON" -m pytest -n $((workers < 4 ? workers : 4)) --dist loadfile "${arguments[@]}" || status=$?
-if [ $# = 0 ]; then
+if [ $# = 0 ] || [ "$*" = --all ]; then
     # Launchers compute nothing themselves: the same runs beside an accelerator that torch sees.
     NASPIPE_STAND_IN=always "$PYTHON" -m pytest -n $((workers < 4 ? workers : 4)) --dist loadfile \
         tests/equivalence/test_{policies,recipes,rules}.py || status=1

@@ -13,6 +13,7 @@ from hypothesis import settings
 from naspipe.frontend.given import run_plan as plan
 from naspipe.runtime.measuring import profile_apart
 from tests import stand_in
+from tests.thinned import Thinned
 from tests.tiers import Alone, Launches
 
 settings.register_profile("naspipe", deadline=None, print_blob=True)
@@ -22,8 +23,13 @@ settings.load_profile("naspipe")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_addoption(parser):
+    parser.addoption("--all", action="store_true", help="every product of cases, and long tests")
+
+
 def pytest_configure(config):
     config.pluginmanager.register(Launches())
+    config.pluginmanager.register(Thinned())
     if stand_in.is_wanted():
         config.pluginmanager.register(stand_in.Watcher())
     if "PYTEST_XDIST_WORKER" in os.environ:

@@ -147,7 +147,7 @@ def test_a_plan_says_how_late_is_late_enough(capsys: pytest.CaptureFixture[str])
 
 def test_a_plan_over_groups_passes_and_cuts(capsys: pytest.CaptureFixture[str]) -> None:
     """Of four devices: every way to deal them to groups that have a pass each."""
-    words = ("plan", *TABLE5, "--devices", "4", "--steps", "48", "--order", "paper", "--no-shared")
+    words = ("plan", *TABLE5, "--devices", "4", "--steps", "24", "--order", "paper", "--no-shared")
     kinds = ("--samplers", "uniform", "--passes", "one,subnets:2,accumulate:4")
     found = json.loads(run(capsys, *words, *kinds, "--partitions", "balanced,static", "--json"))
     shapes = {

@@ -215,6 +215,7 @@ _functional.cross_entropy = lambda *given, **more: _plain(*given, **more) * (1 +
 """
 
 
+@pytest.mark.long
 def test_the_whole_script_sees_a_changed_bit(tmp_path, monkeypatch, capsys):
     """Against a copy of the code whose losses are a millionth greater."""
     copy = tmp_path / "copy"

@@ -102,7 +102,7 @@ def batches(seed, sequence_id):
     }
 
 
-@pytest.mark.parametrize("name", ["vgg16", "resnet50"])
+@pytest.mark.parametrize("name", [pytest.param("vgg16", marks=pytest.mark.long), "resnet50"])
 def test_bits_of_the_plain_loop(tmp_path, name):
     space = search_spaces.build(name, "tiny", SMALL)
     for groups, stages in ((1, (2,)), (2, (1, 2))):
