@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from naspipe.runtime.labels.label_network import LabelNetwork
 from scripts import check_elastic
 
@@ -22,6 +24,7 @@ def test_all_sources_moments_and_resumes(tmp_path, capsys):
     assert "runs IDENTICAL" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_another_bit_of_the_labels_is_seen(tmp_path, monkeypatch):
     whole = LabelNetwork.label_of
 

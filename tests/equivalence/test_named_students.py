@@ -61,7 +61,9 @@ def teacher_of(name, info):
 @pytest.mark.parametrize(
     ("teacher", "student", "info", "data", "inner", "last"),
     [
-        ("mobilenet-v2", "proxyless", IMAGES, images, squares, scores),
+        pytest.param(
+            "mobilenet-v2", "proxyless", IMAGES, images, squares, scores, marks=pytest.mark.long
+        ),
         ("vgg8", "separable", IMAGES, images, squares, scores),
         ("bert-mini", "narrow-encoder", TEXT, words, hidden, guesses),
     ],

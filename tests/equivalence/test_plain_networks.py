@@ -65,7 +65,9 @@ def test_bits_of_a_bert_that_guesses_masked_words(tmp_path):
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["mobilenet-v2", "mobilenet-v3"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("mobilenet-v2", marks=pytest.mark.long), "mobilenet-v3"]
+)
 def test_gradients_keep_their_strides_from_block_to_block(tmp_path, name):
     """Images are channels last all the way; the gradient of a mean comes channels first."""
     info = {"channels": 1, "height": 28, "width": 28, "classes": 10}

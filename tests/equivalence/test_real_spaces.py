@@ -27,6 +27,6 @@ MOMENTUM = {"momentum": 0.9, "weight_decay": 1e-4}
 def test_real_spaces(tmp_path, name, optimizer, lr, options, recompute, sampler, stages):
     named = find_workload(name, "tiny", None, None)
     check(
-        tmp_path, named.space, named.data, named.loss, steps=12, stages=stages, optimizer=optimizer,
+        tmp_path, named.space, named.data, named.loss, steps=8, stages=stages, optimizer=optimizer,
         lr=lr, options=options, sampler=sampler, execution={"recompute": recompute},
     )  # fmt: skip
