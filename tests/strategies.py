@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
+from naspipe.core.layer_rules import PartlyFrozen
 from naspipe.core.partition import Partition
 from naspipe.core.rules import Every, Exact, Frozen, Lag, steps_behind
 from naspipe.core.subnet import Subnet
@@ -50,6 +51,18 @@ def pipelines(draw, max_subnets=14, max_blocks=7, max_candidates=3):
         )
     ) if num_blocks > 1 else []  # fmt: skip
     return rules, subnets, Partition((0, *sorted(cuts), num_blocks))
+
+
+@st.composite
+def with_stateless_layers(draw, pipelines):
+    """Of drawn pipelines: some candidates of choice blocks have no state."""
+    rules, *others = draw(pipelines)
+    some = st.frozensets(st.integers(0, 2), max_size=2)
+    partly = [
+        PartlyFrozen(rule, frozen) if rule == Exact() and (frozen := draw(some)) else rule
+        for rule in rules
+    ]
+    return tuple(partly), *others
 
 
 @st.composite

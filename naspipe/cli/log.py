@@ -88,10 +88,10 @@ def _lines(recorded: RecordedRun, width: int | None) -> Iterator[str]:
     """Label, rule, number of WRITEs and order of each layer that was used, in chain order."""
     labels, counts = recorded.labels, recorded.log.layers
     widest = max((len(labels.label(layer)) for layer in counts), default=0)
-    rule_width = max((len(str(rule)) for rule in labels.rules), default=0)
+    rule_width = max((len(labels.rule_text(layer)) for layer in counts), default=0)
     for group in groups_of_layers(counts):
         for layer, order in _order(recorded, group).items():
-            rule = str(labels.rules[layer.block]) if layer.block < len(labels) else "?"
+            rule = labels.rule_text(layer)
             writes = order.count("B")
             line = f"{labels.label(layer):{widest}}  {rule:{rule_width}}  {writes:5}  {order}"
             yield line if width is None or len(line) <= width else f"{line[: width - 1]}…"
@@ -115,7 +115,7 @@ def _described(recorded: RecordedRun, label: str | None) -> list[dict[str, Any]]
     return [
         {
             "layer": labels.label(layer),
-            "rule": str(labels.rules[layer.block]) if layer.block < len(labels) else None,
+            "rule": labels.rule_text(layer) if labels.rule(layer) else None,
             "writes": order.count("B"),
             "order": order.split("-") if order else [],
         }

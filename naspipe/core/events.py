@@ -23,6 +23,16 @@ class Priorities(NamedTuple):
     backward: tuple[int, ...]
 
 
+class Planned(NamedTuple):
+    """A subnet with all that every stage is told when it is admitted: what runs, where each block
+    of it runs, and how urgent each of its accesses is."""
+
+    subnet: Subnet
+    partition: Partition
+    priorities: Priorities | None = None
+    """None where the dispatch order asks for none."""
+
+
 @dataclass(frozen=True, slots=True)
 class SubnetAdmitted:
     """A subnet may start. Told to every stage, in sequence order without gaps per stream.

@@ -214,11 +214,6 @@ def own_step(rule: Rule) -> OwnStep:
     return rule.own_step if isinstance(rule, Lag | Every) else RECIPES
 
 
-def untrained(rule: Rule) -> Rule:
-    """A layer's rule in a stream that is not trained."""
-    return rule if isinstance(rule, Follows) else Frozen()
-
-
 _FORM = re.compile(r"(lag|every)\((0\.\.)?([0-9]{1,99})((?:,[a-z]+(?:=[0-9.e+-]{1,40})?)*)\)")
 _FOLLOWS = re.compile(r"follows\(([0-9]{1,9})\.([0-9]{1,9}),([0-9]{1,9})\)")
 _OPTIONS: dict[str, Callable[[str], Any]] = {"momentum": float, "lr": float, "over": int}

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from naspipe.core.ids import LayerId
-from naspipe.core.rules import Frozen, Rule, steps_behind
+from naspipe.core.layer_rules import BlockRule, rule_of
+from naspipe.core.rules import Frozen, steps_behind
 from naspipe.core.steps import ONE_PASS, Steps
 from naspipe.core.subnet import Subnet
 from naspipe.planning.cost import CostTable
@@ -62,7 +63,7 @@ class CausalBound:
 
 def causal_bound(
     subnets: Sequence[Subnet],
-    rules: Sequence[Rule],
+    rules: Sequence[BlockRule],
     costs: CostTable,
     steps: Steps = ONE_PASS,
 ) -> CausalBound:
@@ -107,7 +108,7 @@ class StreamChain:
         steps: how passes form steps.
     """
 
-    rules: Sequence[Rule]
+    rules: Sequence[BlockRule]
     costs: CostTable
     steps: Steps = ONE_PASS
     num_passes: int = 0
@@ -132,7 +133,7 @@ class StreamChain:
         for layer, cost in zip(reversed(layers), reversed(chain), strict=True):
             clock += cost.backward_ns
             self.work_ns += cost.forward_ns + cost.backward_ns
-            if not isinstance(self.rules[layer.block], Frozen):
+            if not isinstance(rule_of(self.rules, layer), Frozen):
                 self._unwritten[layer] = max(clock, self._unwritten.get(layer, 0))
         self.num_passes += 1
         self.longest_ns = max(self.longest_ns, clock)
@@ -151,7 +152,7 @@ class StreamChain:
 
     def _readable_ns(self, layer: LayerId, step: int) -> int:
         """When the version that a step reads exists."""
-        last = self.rules[layer.block].last_read(step)
+        last = rule_of(self.rules, layer).last_read(step)
         written = reversed(self._written.get(layer, ()))
         return next((end_ns for number, end_ns in written if number <= last), 0)
 
@@ -159,7 +160,7 @@ class StreamChain:
         """A WRITE follows its backward and the WRITE before it."""
         written = self._written.get(layer)
         if written is None:
-            behind = steps_behind(self.rules[layer.block]) or 0
+            behind = steps_behind(rule_of(self.rules, layer)) or 0
             written = self._written[layer] = deque(maxlen=behind + 1)
         end_ns = max(after_ns, written[-1][1] if written else 0) + write_ns
         written.append((self.steps.step(self.num_passes - 1), end_ns))
@@ -167,7 +168,7 @@ class StreamChain:
 
 
 def chain_lengths(
-    subnets: Iterable[Subnet], rules: Sequence[Rule], costs: CostTable, steps: Steps = ONE_PASS
+    subnets: Iterable[Subnet], rules: Sequence[BlockRule], costs: CostTable, steps: Steps = ONE_PASS
 ) -> list[int]:
     """The longest chain of the first 1, 2, 3, ... subnets of one stream; nanoseconds."""
     chain = StreamChain(rules, costs, steps)

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 from naspipe.core.events import Priorities
 from naspipe.core.ids import LayerId
+from naspipe.core.layer_rules import BlockRule, rule_of
 from naspipe.core.rules import Rule, steps_behind
 from naspipe.core.steps import ONE_PASS, Steps
 from naspipe.core.subnet import Subnet
@@ -40,7 +41,7 @@ ROUND = 16
 
 def rolling_priorities(
     subnets: Sequence[Subnet],
-    rules: Sequence[Rule],
+    rules: Sequence[BlockRule],
     costs: CostTable,
     known: int,
     usual: Sequence[float] = (),
@@ -96,7 +97,7 @@ def coarsened(priorities: Sequence[Priorities], grain_ns: int) -> list[Prioritie
 
 def critical_path_priorities(
     subnets: Sequence[Subnet],
-    rules: Sequence[Rule],
+    rules: Sequence[BlockRule],
     costs: CostTable,
     steps: Steps = ONE_PASS,
 ) -> list[Priorities]:
@@ -113,7 +114,7 @@ def critical_path_priorities(
         chain = [costs.of(layer.block, layer.candidate) for layer in layers]
         step = steps.step(subnets[number].sequence_id)
         after_write = [
-            _next_reader(rules[layer.block], step, waiting.get(layer, ())) for layer in layers
+            _next_reader(rule_of(rules, layer), step, waiting.get(layer, ())) for layer in layers
         ]
         priorities = _levels(chain, after_write)
         result.append(priorities)
@@ -121,7 +122,7 @@ def critical_path_priorities(
             together[layer] = max(level, together.get(layer, 0))
         if steps.pass_of(number) == 0:
             for layer, level in together.items():
-                behind = steps_behind(rules[layer.block]) or 0
+                behind = steps_behind(rule_of(rules, layer)) or 0
                 waiting[layer] = ((step, level), *waiting.get(layer, ())[:behind])
             together.clear()
     return result[::-1]

@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 
 from naspipe.core.events import Priorities
 from naspipe.core.ids import LayerId
+from naspipe.core.layer_rules import BlockRule, rule_of
 from naspipe.core.partition import Partition
-from naspipe.core.rules import Exact, Follows, Frozen, Rule, steps_behind
+from naspipe.core.rules import Exact, Follows, Frozen, steps_behind
 from naspipe.core.steps import ONE_PASS, Steps
 from naspipe.core.subnet import Subnet
 from naspipe.planning.cost import CostTable
@@ -32,7 +33,7 @@ class CutStream:
     """In sequence order, whole steps."""
     partitions: Sequence[Partition]
     """Of every subnet."""
-    rules: Sequence[Rule]
+    rules: Sequence[BlockRule]
     """Of each block of the chain."""
     costs: CostTable
     """Of every layer."""
@@ -136,15 +137,16 @@ class _StreamEnd:
         number = self._steps.step(step[0].sequence_id)
         self._follow_readers(number, ways, users)
         for layer, own in users.items():
-            reach = steps_behind(self._stream.rules[layer.block]) or 0
+            reach = steps_behind(rule_of(self._stream.rules, layer)) or 0
             self._readers.setdefault(layer, deque(maxlen=reach + 1)).appendleft((number, own))
         return ways
 
     def _layers(self, subnet: Subnet) -> Iterator[LayerId]:
         """Those that it changes."""
-        for block, rule in enumerate(self._stream.rules):
+        for layer in map(subnet.layer, range(len(self._stream.rules))):
+            rule = rule_of(self._stream.rules, layer)
             if self._stream.is_trained and not isinstance(rule, Frozen | Follows):
-                yield subnet.layer(block)
+                yield layer
 
     def _begin(self, subnet: Subnet, written: set[LayerId]) -> _Way:
         partition, trained = self._stream.partitions[subnet.sequence_id], self._stream.is_trained
@@ -163,7 +165,7 @@ class _StreamEnd:
 
     def _follow_passes(self, way: _Way, layer: LayerId, later: Sequence[_Way]) -> None:
         """Behind the next pass of the step, where passes go through a layer in their order."""
-        if not later or not isinstance(self._stream.rules[layer.block], Exact):
+        if not later or not isinstance(rule_of(self._stream.rules, layer), Exact):
             return
         if self._stream.ordered is None or layer in self._stream.ordered:
             place = len(way.stages) - 1 - layer.block
@@ -174,7 +176,7 @@ class _StreamEnd:
     ) -> None:
         """Each backward behind the forwards that read what its step WRITEs."""
         for layer, own in users.items():
-            rule = self._stream.rules[layer.block]
+            rule = rule_of(self._stream.rules, layer)
             later = self._readers.get(layer, ())
             readers = next((ways for number, ways in later if rule.last_read(number) >= step), ())
             for reader in readers:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from naspipe.core.config import parse_bytes, parse_subnets
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import LayerId, StageId, StreamId
+from naspipe.core.layer_rules import BlockRule, rule_of
 from naspipe.core.partition import Partition
-from naspipe.core.rules import Rule, most_copies
+from naspipe.core.rules import most_copies
 from naspipe.core.subnet import Subnet
 from naspipe.planning.size import LayerSize, SizeTable
 
@@ -19,12 +20,13 @@ class DeviceSizes:
     """Layer sizes with what readers of older versions need: copies, as many as its rule says."""
 
     table: SizeTable
-    rules: tuple[Rule, ...]
+    rules: tuple[BlockRule, ...]
 
     def of(self, block: int, candidate: int, stream: int = 0) -> LayerSize:
         """A layer's size on the device, in any stream of the space."""
         size = self.table.of(block, candidate)
-        copies = most_copies(self.rules[block]) * size.parameter_bytes
+        layer = LayerId(StreamId(stream), block, candidate)
+        copies = most_copies(rule_of(self.rules, layer)) * size.parameter_bytes
         return size._replace(state_bytes=size.state_bytes + copies)
 
     def on_host(self, block: int, candidate: int, stream: int = 0) -> int:

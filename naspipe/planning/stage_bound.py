@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from naspipe.core.ids import LayerId
+from naspipe.core.layer_rules import rule_of
 from naspipe.core.rules import Exact, Follows, Frozen
 from naspipe.core.steps import ONE_PASS, Steps
 from naspipe.core.subnet import Subnet
@@ -96,7 +97,7 @@ class _Graph:
         for subnet in subnets:
             last.append(self._add_pass(subnet, step, passed, backwards))
         for layer, own in backwards.items():
-            rule = self.stream.rules[layer.block]
+            rule = rule_of(self.stream.rules, layer)
             if isinstance(rule, Frozen | Follows):
                 continue
             cost = self.stream.costs.of(layer.block, layer.candidate)
@@ -144,12 +145,12 @@ class _Graph:
 
     def _read(self, layer: LayerId, step: int) -> list[int]:
         """The WRITE whose version a step reads, if any."""
-        latest = self.stream.rules[layer.block].last_read(step)
+        latest = rule_of(self.stream.rules, layer).last_read(step)
         found = (node for of, node in reversed(self._written.get(layer, ())) if of <= latest)
         return [node] if (node := next(found, None)) is not None else []
 
     def _is_ordered(self, layer: LayerId) -> bool:
-        is_exact = isinstance(self.stream.rules[layer.block], Exact)
+        is_exact = isinstance(rule_of(self.stream.rules, layer), Exact)
         return is_exact and (self.stream.ordered is None or layer in self.stream.ordered)
 
     def _bound(self, number: int, lowest: int) -> None:

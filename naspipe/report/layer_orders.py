@@ -50,7 +50,7 @@ def layer_orders(
             LayerOrder(
                 layer=layer,
                 label=labels.label(layer),
-                rule=str(labels.rules[layer.block]) if layer.block < len(labels) else "?",
+                rule=labels.rule_text(layer),
                 reads=len(records) - writes,
                 writes=writes,
                 order=format_order(layer_order(records)),

@@ -37,6 +37,5 @@ def ordered_layers(
             layers = {labels.layer(f"{each[0]}:{each[1]}") for each in found if each[2] == "buffer"}
         except (ConfigError, LogError, IndexError):
             continue  # the next one may be whole
-        rules = labels.rules
-        return frozenset(layer for layer in layers if isinstance(rules[layer.block], Exact))
+        return frozenset(layer for layer in layers if isinstance(labels.rule(layer), Exact))
     return frozenset()

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from naspipe.core.ids import INITIAL, LayerId, StreamId, Version
+from naspipe.core.layer_rules import BlockRule, rule_with_state
 from naspipe.core.rules import Follows, Rule
 from naspipe.core.steps import ONE_PASS, Steps
 
@@ -28,7 +29,7 @@ class Followers:
 
     def __init__(
         self,
-        rules: Sequence[Sequence[Rule]],
+        rules: Sequence[Sequence[BlockRule]],
         newest: Callable[[LayerId], Version],
         steps: Steps = ONE_PASS,
     ) -> None:
@@ -71,7 +72,7 @@ class Followers:
         return [LayerId(*place, layer.candidate) for place in places]
 
 
-def _places(rules: Sequence[Sequence[Rule]]) -> Iterable[tuple[_Place, Rule]]:
+def _places(rules: Sequence[Sequence[BlockRule]]) -> Iterable[tuple[_Place, Rule]]:
     for stream, chain in enumerate(rules):
         for block, rule in enumerate(chain):
-            yield (StreamId(stream), block), rule
+            yield (StreamId(stream), block), rule_with_state(rule)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from naspipe.core.ids import StageId
-from naspipe.core.rules import Rule
+from naspipe.core.layer_rules import BlockRule
 from naspipe.schedule.uses import Uses
 from naspipe.schedule.whereabouts import Whereabouts
 
@@ -19,14 +19,17 @@ class History:
     A stage's own process has one; the simulator's stages share one.
     """
 
-    rules: Sequence[Sequence[Rule]]
+    rules: Sequence[Sequence[BlockRule]]
     """Of each stream, the rule of each block of its chain."""
     whereabouts: Whereabouts
     uses: Uses = field(default_factory=Uses)
 
     @classmethod
     def of(
-        cls, rules: Sequence[Sequence[Rule]], asking: Collection[StageId] | None = None, **how: Any
+        cls,
+        rules: Sequence[Sequence[BlockRule]],
+        asking: Collection[StageId] | None = None,
+        **how: Any,
     ) -> History:
         """A new one, for chains of these rules; see :class:`Whereabouts` for what else."""
         return cls(rules, Whereabouts(rules, asking, **how))

@@ -11,7 +11,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from naspipe.core.access import Access, AccessKind
 from naspipe.core.ids import INITIAL, LayerId
-from naspipe.core.rules import Follows, Frozen, Rule, untrained
+from naspipe.core.layer_rules import BlockRule, rule_of, untrained
+from naspipe.core.rules import Follows, Frozen
 from naspipe.core.steps import ONE_PASS, Steps
 from naspipe.core.subnet import Subnet
 from naspipe.schedule.layer_invariants import layer_violations
@@ -22,7 +23,7 @@ _LATE = 1 << 62
 
 def violations(
     accesses: Iterable[Access],
-    rules: Sequence[Rule],
+    rules: Sequence[BlockRule],
     subnets: Sequence[Subnet],
     policy: str = "csp",
     bulk: int = 1,
@@ -56,26 +57,27 @@ def violations(
         of_layer = users.get(layer, []), found.get(layer, [])
         is_ordered = buffered is None or layer in buffered
         yield from layer_violations(
-            layer, rules[layer.block], *of_layer, policy, bulk, steps, is_ordered=is_ordered
+            layer, rule_of(rules, layer), *of_layer, policy, bulk, steps, is_ordered=is_ordered
         )
     together = [access for accesses in found.values() for access in accesses]
     if steps.distills:
         yield from _untaught(together, len(rules) - 1, steps)
     if steps.is_gated:
-        trained = [each for each in together if not isinstance(rules[each.layer.block], Frozen)]
+        trained = [each for each in together if not isinstance(rule_of(rules, each.layer), Frozen)]
         yield from _written_early(trained, steps)
 
 
 def _not_forward(
-    accesses: Iterable[Access], rules: Sequence[Rule], subnets: Sequence[Subnet], steps: Steps
+    accesses: Iterable[Access], rules: Sequence[BlockRule], subnets: Sequence[Subnet], steps: Steps
 ) -> Iterator[str]:
     """READs of another version than the stream says, WRITEs of what follows nothing, and gaps."""
     expected: dict[tuple[LayerId, int, AccessKind], int] = {}
     users: dict[LayerId, list[int]] = defaultdict(list)
+    forward_only = tuple(map(untrained, rules))
     for subnet in subnets:
         number = subnet.sequence_id
-        for block, rule in enumerate(rules if subnet.chain else ()):
-            layer, own = subnet.layer(block), untrained(rule)
+        for layer in map(subnet.layer, range(len(subnet.chain))):
+            own = rule_of(forward_only, layer)
             last = own.last_read(steps.step(number))
             earlier = (user for user in reversed(users[layer]) if steps.step(user) <= last)
             reads = next(earlier, INITIAL)
@@ -100,7 +102,7 @@ def _not_forward(
 
 
 def led(
-    source: Iterable[Access], follower: Iterable[Access], rules: Sequence[Rule], steps: Steps
+    source: Iterable[Access], follower: Iterable[Access], rules: Sequence[BlockRule], steps: Steps
 ) -> Iterator[str]:
     """Ways in which layers did not follow their sources: WRITEs of both alternate, source first.
 
@@ -112,7 +114,7 @@ def led(
     """
     sources, followers = _step_writes(source, steps), _step_writes(follower, steps)
     for layer, writes in sorted(followers.items()):
-        rule = rules[layer.block]
+        rule = rule_of(rules, layer)
         if not isinstance(rule, Follows):
             continue
         led_by = sources.get(LayerId(layer.stream, rule.block, layer.candidate), [])

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from naspipe.core.errors import InvariantError
 from naspipe.core.events import KeptLayer
 from naspipe.core.ids import INITIAL, LATEST, LayerId, SequenceId, StreamId, Version
+from naspipe.core.layer_rules import BlockRule, rule_of
 from naspipe.core.ports import SyncPolicy
 from naspipe.core.rules import Rule
 from naspipe.core.subnet import Subnet
@@ -62,7 +63,7 @@ class VersionBook:
     """
 
     def __init__(
-        self, rules: Sequence[Sequence[Rule]], policy: SyncPolicy, uses: Uses | None = None
+        self, rules: Sequence[Sequence[BlockRule]], policy: SyncPolicy, uses: Uses | None = None
     ) -> None:
         self.rules = tuple(map(tuple, rules))
         """Of each stream, of each block of its chain."""
@@ -96,11 +97,10 @@ class VersionBook:
         rules = self.rules[subnet.stream]
         if self._policy.binds_late:
             self._next[subnet.stream] = expected + 1
+            layers = {block: subnet.layer(block) for block in blocks}
             return {
-                block: Ticket(
-                    subnet.layer(block), LATEST, LATEST, self._policy.is_writer(rules[block])
-                )
-                for block in blocks
+                block: Ticket(layer, LATEST, LATEST, self._policy.is_writer(rule_of(rules, layer)))
+                for block, layer in layers.items()
             }
         self._uses.note(subnet)
         tickets = {block: self._ticket(subnet, block) for block in blocks}
@@ -245,7 +245,7 @@ class VersionBook:
     def _ticket(self, subnet: Subnet, block: int) -> Ticket:
         layer = subnet.layer(block)
         state = self._state(layer)
-        rule = self.rules[subnet.stream][block]
+        rule = self.rule(layer)
         reads = self._policy.version_to_read(rule, state.users, subnet.sequence_id)
         state.readers[reads] = state.readers.get(reads, 0) + 1
         return Ticket(layer, reads, state.users[-1], self._policy.is_writer(rule))
@@ -285,7 +285,7 @@ class VersionBook:
 
     def rule(self, layer: LayerId) -> Rule:
         """How a layer's READs follow its WRITEs."""
-        return self.rules[layer.stream][layer.block]
+        return rule_of(self.rules[layer.stream], layer)
 
     def _drop(self, layer: LayerId, state: _Layer) -> list[Version]:
         if len(state.existing) == 1:

@@ -20,9 +20,10 @@ from typing import NamedTuple
 from naspipe.core.errors import InvariantError
 from naspipe.core.events import KeptLayer
 from naspipe.core.ids import INITIAL, LayerId, SequenceId, StageId, StreamId, Version
+from naspipe.core.layer_rules import BlockRule, rule_of
 from naspipe.core.parcels import BUFFERS, COPY, LAYER, STATE, SUM, Parcel
 from naspipe.core.partition import Partition
-from naspipe.core.rules import Exact, Frozen, Rule
+from naspipe.core.rules import Exact, Frozen
 from naspipe.core.steps import ONE_PASS, Steps
 from naspipe.core.subnet import Subnet
 
@@ -97,7 +98,7 @@ class Whereabouts:
 
     def __init__(
         self,
-        rules: Sequence[Sequence[Rule]],
+        rules: Sequence[Sequence[BlockRule]],
         asking: Collection[StageId] | None = None,
         steps: Steps = ONE_PASS,
         has_buffers: Callable[[LayerId], bool] = lambda layer: True,
@@ -170,7 +171,7 @@ class Whereabouts:
                 layer = LayerId(stream, block, chain[block])
                 if is_step and (before := newest.get(layer)) and before[1] == stage:
                     newest[layer] = here  # most often: it stays
-                elif isinstance(rules[block], Frozen):
+                elif isinstance(rule_of(rules, layer), Frozen):
                     self._kept.pop(layer, None)
                     self._frozen.setdefault(layer, stage)
                 elif layer in users:
@@ -191,7 +192,7 @@ class Whereabouts:
         base, home = before or (self._kept.pop(layer, (INITIAL, owner))[0], None)
         if len(stages) == 1 and home in (None, owner):
             return
-        rule = self._rules[layer.stream][layer.block]
+        rule = rule_of(self._rules[layer.stream], layer)
         if home not in (None, owner) and not isinstance(rule, Exact):
             raise InvariantError(
                 f"layer {layer}: rule {rule} stays on stage {home}, but subnet "

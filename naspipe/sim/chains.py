@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from naspipe.core.rules import Rule
+from naspipe.core.layer_rules import BlockRule, with_stateless
 from naspipe.core.space import Shared, Space
 from naspipe.core.subnet import Subnet
 from naspipe.planning.cost import CostTable
@@ -14,20 +14,29 @@ from naspipe.planning.cost import CostTable
 class Chain:
     """What of a space a schedule depends on."""
 
-    rules: tuple[Rule, ...]
+    rules: tuple[BlockRule, ...]
     """Of each block of the chain."""
     is_shared: tuple[bool, ...]
     """For each block, whether every subnet uses its only layer."""
     buffered: frozenset[tuple[int, int]] | None = None
     """Block and candidate of the layers whose forwards leave something; None for all."""
+    stateless: frozenset[tuple[int, int]] = frozenset()
+    """Block and candidate of the layers without parameters and buffers, which the rules know."""
 
     @classmethod
-    def of(cls, space: Space, buffered: frozenset[tuple[int, int]] | None = None) -> Chain:
+    def of(
+        cls,
+        space: Space,
+        buffered: frozenset[tuple[int, int]] | None = None,
+        stateless: frozenset[tuple[int, int]] = frozenset(),
+    ) -> Chain:
         """The chain of a space."""
+        counts = [len(block.candidates) for block in space.blocks]
         return cls(
-            rules=space.rules,
+            rules=with_stateless(space.rules, counts, stateless),
             is_shared=tuple(isinstance(block, Shared) for block in space.blocks),
             buffered=buffered,
+            stateless=stateless,
         )
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
+from naspipe.core.layer_rules import rule_with_state
 from naspipe.core.partition import Partition, make_partition
 from naspipe.core.rules import Follows
 from naspipe.core.steps import ONE_PASS, Steps
@@ -38,7 +39,7 @@ def make_cutters(
     leaders = {number: leader for number, leader in own if leader is not None} | {
         number: rule.stream
         for number, stream in enumerate(streams)
-        for rule in stream.chain.rules
+        for rule in map(rule_with_state, stream.chain.rules)
         if isinstance(rule, Follows)
     }
     cutters = [

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from naspipe.core.rules import Exact, Lag, Rule
+from naspipe.core.layer_rules import BlockRule, rule_of
+from naspipe.core.rules import Exact, Lag
 from naspipe.core.steps import Steps
 from naspipe.core.subnet import Subnet
 from naspipe.planning.causal_bound import causal_bound, side_by_side
@@ -77,7 +78,8 @@ def held_back(pipeline: Pipeline, workers: int) -> HeldBack | None:
         )
         return _busy(pipeline, changed, replace(steps, is_gated=steps.is_gated and not gate))
 
-    exact = [block for block in fixed if isinstance(rules[block], Exact)]
+    any_subnet = next(subnet for subnet in first.subnets if subnet.chain)
+    exact = [b for b in fixed if isinstance(rule_of(rules, any_subnet.layer(b)), Exact)]
     enough = max(busy * LIFTS, min(wanted, lifted(exact, True)))
     found = _least(exact, steps.is_gated, lambda *change: lifted(*change) >= enough)
     if found is not None:
@@ -104,7 +106,7 @@ def _is_fixed(subnets: Sequence[Subnet], block: int) -> bool:
     return len({subnet.chain[block] for subnet in subnets if subnet.chain}) <= 1
 
 
-def _busy(pipeline: Pipeline, rules: Sequence[Rule], steps: Steps) -> float:
+def _busy(pipeline: Pipeline, rules: Sequence[BlockRule], steps: Steps) -> float:
     """Stages that can be busy once the streams flow."""
     bounds = []
     for stream in pipeline.streams:

@@ -11,10 +11,9 @@ from dataclasses import dataclass, field, replace
 
 from naspipe.core.config import Execution, parse_bytes
 from naspipe.core.errors import ConfigError
-from naspipe.core.events import Priorities
+from naspipe.core.events import Planned, Priorities
 from naspipe.core.ids import LayerId, StageId, StreamId
 from naspipe.core.partition import Partition
-from naspipe.core.planned import Planned
 from naspipe.core.steps import ONE_PASS, Steps
 from naspipe.core.subnet import Subnet
 from naspipe.core.wiring import PLAIN, Wiring
@@ -73,6 +72,8 @@ class StreamPlan:
     """Every subnet."""
     partition_of: Cutter | None = field(default=None, repr=False, compare=False)
     """Of any other subnet of the space, where that can be said."""
+    stateless: frozenset[tuple[int, int]] = field(default=frozenset(), repr=False)
+    """Block and candidate of the layers without parameters and buffers."""
 
     @property
     def partitions(self) -> tuple[Partition, ...]:
@@ -123,7 +124,7 @@ def plan_pipeline(pipeline: Pipeline, execution: Execution, sizes: Sizes | None 
     asked = execution.pipeline.order
     order = "paper" if asked == "auto" or asked in RANKINGS else asked
     streams = tuple(
-        StreamPlan(tuple(map(Planned, stream.subnets, cut)), cutter)
+        StreamPlan(tuple(map(Planned, stream.subnets, cut)), cutter, stream.chain.stateless)
         for stream, cut, cutter in zip(pipeline.streams, cuts, cutters, strict=True)
     )
     plan = Plan(streams, order, window, memory, pipeline.buffered)

@@ -12,7 +12,7 @@ from naspipe.sim.chains import Stream
 from naspipe.sim.outcome import Outcome
 from naspipe.sim.simulation import SimulatedRun
 from naspipe.streams.from_file import write_stream
-from naspipe.trace.access.labels import describe_space
+from naspipe.trace.access.labels import described
 from naspipe.trace.access.log import AccessLogWriter
 from naspipe.trace.results.run_directory import RunDirectory
 
@@ -60,7 +60,7 @@ def write_simulated(
                 "partitions": sorted(set(map(str, plan.streams[number].partitions))),
             },
             "environment": {},
-            "space": describe_space(space),
+            **described(space, stream.chain.stateless),
             "measured": outcome.as_dict(),
         }
     )

@@ -8,8 +8,8 @@ from typing import Any
 
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import LayerId, StageId
+from naspipe.core.layer_rules import BlockRule, untrained
 from naspipe.core.ports import Admission, DispatchOrder, Residency, SyncPolicy
-from naspipe.core.rules import Rule, untrained
 from naspipe.core.settings.pipeline_groups import ORDERS as ORDER_NAMES
 from naspipe.core.steps import ONE_PASS, Steps
 from naspipe.core.wiring import PLAIN, Wiring
@@ -115,7 +115,7 @@ class Scheduling:
 
 def build_controller(
     stage: StageId,
-    rules: Sequence[Sequence[Rule]],
+    rules: Sequence[Sequence[BlockRule]],
     *,
     residency: Residency | None = None,
     history: History | None = None,
@@ -165,7 +165,7 @@ def build_controller(
 
 
 def new_history(
-    rules: Sequence[Sequence[Rule]],
+    rules: Sequence[Sequence[BlockRule]],
     wiring: Wiring,
     asking: Collection[StageId] | None = None,
     steps: Steps = ONE_PASS,

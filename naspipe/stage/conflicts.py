@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from naspipe.core.ids import LayerId, SequenceId, StreamId
-from naspipe.core.rules import Exact, Rule
+from naspipe.core.layer_rules import BlockRule, rule_of
+from naspipe.core.rules import Exact
 from naspipe.core.subnet import Subnet
 
 _Key = tuple[StreamId, SequenceId]
@@ -24,11 +25,8 @@ class Conflicts:
             anyone wait here.
     """
 
-    def __init__(self, rules: Sequence[Sequence[Rule]]) -> None:
-        self._blocks = [
-            [block for block, rule in enumerate(chain) if isinstance(rule, Exact)]
-            for chain in rules
-        ]
+    def __init__(self, rules: Sequence[Sequence[BlockRule]]) -> None:
+        self._rules = rules
         self._users: dict[LayerId, _Key] = {}
         self._before, self._behind = _Waits(), _Waits()
 
@@ -40,8 +38,11 @@ class Conflicts:
         before: set[_Key] = set()
         behind: set[_Key] = set()
         key = (subnet.stream, subnet.sequence_id)
-        for block in self._blocks[subnet.stream] if subnet.chain else ():
+        rules = self._rules[subnet.stream]
+        for block in range(len(subnet.chain)):
             layer = subnet.layer(block)
+            if not isinstance(rule_of(rules, layer), Exact):
+                continue
             user = self._users.get(layer)
             self._users[layer] = key
             if user is not None and block < here.start:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from naspipe.core.errors import InvariantError
-from naspipe.core.planned import Planned
+from naspipe.core.events import Planned
 from naspipe.core.ports import Admission
 
 

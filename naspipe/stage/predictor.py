@@ -12,8 +12,8 @@ from itertools import zip_longest
 from typing import Any
 
 from naspipe.core.ids import LayerId
+from naspipe.core.layer_rules import BlockRule
 from naspipe.core.ports import DispatchOrder
-from naspipe.core.rules import Rule
 from naspipe.core.task import Task, TaskKind
 from naspipe.core.wiring import CHAIN
 from naspipe.stage.conflicts import Conflicts
@@ -36,7 +36,7 @@ class Predictor:
         order: which of several clear tasks runs first.
     """
 
-    def __init__(self, rules: Sequence[Sequence[Rule]], order: DispatchOrder) -> None:
+    def __init__(self, rules: Sequence[Sequence[BlockRule]], order: DispatchOrder) -> None:
         self._order = order
         self._announced: set[Task] = set()
         self._conflicts = Conflicts(rules)

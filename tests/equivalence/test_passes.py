@@ -24,6 +24,7 @@ from naspipe.stage.replay import replay
 from naspipe.streams.from_file import read_stream
 from naspipe.trace.access.event_log import read_events
 from naspipe.trace.access.log import read_access_log, read_run_accesses
+from naspipe.trace.reading.compare import RecordedRun
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, check, plain_loop, restless
 from tests.faults.helpers import Calm, Ends, fail, interrupt
@@ -147,10 +148,11 @@ def test_the_recipe_sandwich(tmp_path, stages):
 
 def assert_replays(run, stages, steps):
     order = run.manifest["execution"]["order"]
+    rules = RecordedRun(run.directory.path).labels.rules
     for stage in range(stages):
         buffered = {LayerId(0, *place) for place in buffered_layers(run.space)}
         controller = build_controller(
-            stage, [run.space.rules], order=order, starts_partly_clear=True, steps=steps,
+            stage, [rules], order=order, starts_partly_clear=True, steps=steps,
             buffered=buffered,
         )  # fmt: skip
         commands = replay(controller, read_events(run.directory.events_log(stage)))

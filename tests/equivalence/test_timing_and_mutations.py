@@ -20,6 +20,7 @@ from naspipe.stage.builder import build_controller
 from naspipe.stage.replay import replay
 from naspipe.trace.access.event_log import read_events
 from naspipe.trace.access.log import read_access_log
+from naspipe.trace.reading.compare import RecordedRun
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, plain_loop
 
@@ -138,8 +139,9 @@ def test_recorded_events_replay_to_the_same_commands(tmp_path, stages):
     space = spaces.mixed()
     run = train(tmp_path / "run", space, stages, record_events=True)
     order = run.manifest["execution"]["order"]
+    rules = RecordedRun(run.directory.path).labels.rules
     for stage in range(stages):
-        controller = build_controller(stage, [space.rules], order=order, starts_partly_clear=True)
+        controller = build_controller(stage, [rules], order=order, starts_partly_clear=True)
         commands = replay(controller, read_events(run.directory.events_log(stage)))
         accesses = [command.access for command in commands if hasattr(command, "access")]
         assert accesses == read_access_log(run.directory.access_log(stage))

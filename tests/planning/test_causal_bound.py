@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from naspipe.core.ids import INITIAL, SequenceId, StreamId
+from naspipe.core.layer_rules import rule_of, rule_with_state
 from naspipe.core.rules import Exact, Frozen, Lag
 from naspipe.core.subnet import Subnet
 from naspipe.planning.causal_bound import causal_bound, chain_lengths, side_by_side
@@ -16,7 +17,7 @@ from naspipe.planning.cost import CostTable, LayerCost
 from naspipe.sim.costs import TableCosts
 from naspipe.trace.reading import metrics
 from tests.sim.test_causal_order import run
-from tests.strategies import pipelines, sees
+from tests.strategies import pipelines, sees, with_stateless_layers
 
 
 def table(rules):
@@ -37,7 +38,8 @@ def longest_path(subnets, rules, costs):
         return [x for x in range(y) if subnets[x].chain[block] == subnets[y].chain[block]]
 
     def version_read(y, block):
-        seen = (x for x in users_before(y, block) if sees(rules[block], x, y))
+        rule = rule_of(rules, subnets[y].layer(block))
+        seen = (x for x in users_before(y, block) if sees(rule, x, y))
         return max(seen, default=INITIAL)
 
     @cache
@@ -58,8 +60,8 @@ def longest_path(subnets, rules, costs):
         return own + max((end(*step) for step in before), default=0)
 
     kinds = {
-        (kind, y, b) for y in range(len(subnets)) for b, rule in enumerate(rules)
-        for kind in ("FB" if rule == Frozen() else "FBW")
+        (kind, y, b) for y, subnet in enumerate(subnets) for b in range(len(rules))
+        for kind in ("FB" if rule_of(rules, subnet.layer(b)) == Frozen() else "FBW")
     }  # fmt: skip
     return max(end(*step) for step in kinds), {
         (kind, y, b): {"F": cost(y, b).forward_ns, "B": cost(y, b).backward_ns,
@@ -69,7 +71,7 @@ def longest_path(subnets, rules, costs):
 
 
 @settings(max_examples=200)
-@given(pipelines())
+@given(st.one_of(pipelines(), with_stateless_layers(pipelines())))
 def test_it_is_the_longest_path(pipeline):
     rules, subnets, _ = pipeline
     # Only shared layers lag, and every subnet uses those.
@@ -84,7 +86,7 @@ def test_it_is_the_longest_path(pipeline):
 
 
 @settings(max_examples=60)
-@given(pipelines(), st.integers(1, 9))
+@given(st.one_of(pipelines(), with_stateless_layers(pipelines())), st.integers(1, 9))
 def test_no_schedule_beats_it(pipeline, window):
     rules, subnets, partition = pipeline
     costs = table(rules)
@@ -151,3 +153,12 @@ def test_frozen_layers_wait_for_nothing():
     bound = causal_bound(stream_of(0, [(0, 0)] * 50), [Frozen(), Frozen()], COSTS)
     assert bound.chain_ns == 60
     assert bound.steady_bubble(64) == 0.0
+
+
+@settings(max_examples=60)
+@given(with_stateless_layers(pipelines()))
+def test_to_know_of_layers_without_state_never_makes_a_chain_longer(pipeline):
+    rules, subnets, _ = pipeline
+    costs = table(rules)
+    as_declared = causal_bound(subnets, list(map(rule_with_state, rules)), costs)
+    assert causal_bound(subnets, rules, costs).chain_ns <= as_declared.chain_ns

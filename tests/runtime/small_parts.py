@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from naspipe.core.config import Recipe
+from naspipe.core.events import Planned
 from naspipe.core.ids import FIRST_STREAM, LayerId
 from naspipe.core.partition import Partition
-from naspipe.core.planned import Planned
 from naspipe.core.rules import Exact
 from naspipe.core.space import Block, Shared, Space
 from naspipe.core.subnet import Subnet

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from naspipe.core.access import AccessKind
 from naspipe.core.errors import InvariantError
 from naspipe.core.ids import INITIAL, LayerId
+from naspipe.core.layer_rules import PartlyFrozen, rule_of
 from naspipe.core.partition import Partition
 from naspipe.core.rules import Exact, Lag
 from naspipe.core.subnet import Subnet
@@ -19,7 +20,7 @@ from naspipe.sim.driver import simulate
 from naspipe.stage.admission import AdmissionWindow
 from naspipe.stage.builder import build_controller
 from naspipe.trace.access.order import access_orders
-from tests.strategies import moving_pipelines, pipelines
+from tests.strategies import moving_pipelines, pipelines, with_stateless_layers
 
 
 def run(rules, subnets, partitions, costs, window=6, partly=True, priorities=None):
@@ -43,15 +44,18 @@ def run(rules, subnets, partitions, costs, window=6, partly=True, priorities=Non
 def sequential_orders(rules, subnets):
     orders = {}
     for subnet in subnets:
-        for block, rule in enumerate(rules):
-            if rule == Exact():
+        for block in range(len(rules)):
+            if rule_of(rules, subnet.layer(block)) == Exact():
                 steps = orders.setdefault(subnet.layer(block), [])
                 steps += [f"{subnet.sequence_id}F", f"{subnet.sequence_id}B"]
     return {layer: "-".join(steps) for layer, steps in orders.items()}
 
 
 @settings(max_examples=300)
-@given(pipelines(), st.integers(0, 2**32), st.integers(1, 9), st.booleans())
+@given(
+    st.one_of(pipelines(), with_stateless_layers(pipelines())),
+    st.integers(0, 2**32), st.integers(1, 9), st.booleans(),
+)  # fmt: skip
 def test_reads_and_orders_are_sequential(pipeline, seed, window, partly):
     rules, subnets, partition = pipeline
     accesses = run(rules, subnets, partition, RandomCosts(seed), window, partly)
@@ -62,7 +66,10 @@ def test_reads_and_orders_are_sequential(pipeline, seed, window, partly):
 
 
 @settings(max_examples=300)
-@given(moving_pipelines(), st.integers(0, 2**32), st.integers(1, 9), st.booleans())
+@given(
+    st.one_of(moving_pipelines(), with_stateless_layers(moving_pipelines())),
+    st.integers(0, 2**32), st.integers(1, 9), st.booleans(),
+)  # fmt: skip
 def test_layers_follow_their_users_over_the_stages(pipeline, seed, window, partly):
     """With a partition per subnet, mirrored layers too are read and written in order."""
     rules, subnets, partitions = pipeline
@@ -71,6 +78,43 @@ def test_layers_follow_their_users_over_the_stages(pipeline, seed, window, partl
     for access in accesses:
         own = partitions[access.sequence_id]
         assert own.stage_of(access.layer.block) == access.stage
+
+
+@settings(max_examples=100)
+@given(with_stateless_layers(pipelines()), st.integers(0, 2**32), st.integers(1, 9))
+def test_layers_without_state_hold_nobody_back(pipeline, seed, window):
+    """Nothing is written there, and all else is as if each subnet had one of its own."""
+    rules, subnets, partition = pipeline
+    stateless = {
+        subnet.layer(block) for subnet in subnets for block, rule in enumerate(rules)
+        if isinstance(rule, PartlyFrozen) and subnet.chain[block] in rule.frozen
+    }  # fmt: skip
+
+    def alone(subnet):
+        mine = [
+            100 + subnet.sequence_id if subnet.layer(block) in stateless else candidate
+            for block, candidate in enumerate(subnet.chain)
+        ]
+        return subnet._replace(chain=tuple(mine))
+
+    own = [
+        PartlyFrozen(rule.rule, frozenset(range(100, 200)))
+        if isinstance(rule, PartlyFrozen) else rule
+        for rule in rules
+    ]  # fmt: skip
+    shared, apart = (
+        run(those, stream, partition, RandomCosts(seed), window)
+        for those, stream in ((rules, subnets), (own, list(map(alone, subnets))))
+    )
+    there = [access for access in shared if access.layer in stateless]
+    assert all(
+        access.kind is not AccessKind.WRITE and access.version == INITIAL for access in there
+    )
+    times = [
+        [(a.sequence_id, a.layer.block, a.kind, a.version, a.start_ns) for a in accesses]
+        for accesses in (shared, apart)
+    ]
+    assert times[0] == times[1]
 
 
 def test_a_layer_is_pushed_to_its_next_user_only():

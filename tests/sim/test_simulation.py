@@ -9,6 +9,7 @@ import pytest
 from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
 from naspipe.core.rules import Exact, Lag
+from naspipe.core.space import Block, Space
 from naspipe.core.subnet import Subnet
 from naspipe.planning.causal_bound import causal_bound
 from naspipe.planning.cost import CostTable, LayerCost
@@ -228,3 +229,19 @@ def test_shared_layers_are_named(block, rule, expected):
         strictest = min(limit.busy_stages for limit in found)
         busy = sum(use.busy for use in outcome.uses)
         assert busy <= strictest * 1.1, "what is said to be the most is"
+
+
+def test_layers_without_state_leave_no_bubble():
+    """What a chain of identities is held back by is the balance of the stages alone."""
+    known = frozenset((block, candidate) for block in range(BLOCKS) for candidate in range(8))
+    space = Space("none", [Block([int] * CANDIDATES) for _ in range(BLOCKS)])
+    subnets = stream("uniform", 200)
+    before, after = (
+        go(chain=Chain.of(space, stateless=each), subnets=subnets)[1]
+        for each in (frozenset(), known)
+    )
+    assert before.bound > 0.4 and before.bubble_ratio > 0.5
+    assert after.bound == 0.0 and after.bubble_ratio < 0.1
+    half = frozenset(place for place in known if place[1] % 2)
+    some = go(chain=Chain.of(space, stateless=half), subnets=subnets)[1]
+    assert after.bubble_ratio < some.bubble_ratio < before.bubble_ratio

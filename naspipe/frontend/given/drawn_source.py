@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TextIO, overload
 
 from naspipe.core.errors import ConfigError
+from naspipe.core.events import Planned
 from naspipe.core.ids import SequenceId, StreamId
 from naspipe.core.json_text import parse_json
 from naspipe.core.partition import Partition
-from naspipe.core.planned import Planned
 from naspipe.core.subnet import Subnet
 from naspipe.frontend.given.strategy_source import sample_stream
 from naspipe.runtime.jobs.workload import Workload

@@ -12,6 +12,7 @@ from naspipe.frontend.checks.input_checks import keeps_statistics
 from naspipe.planning.cost import CostTable
 from naspipe.runtime.jobs.workload import Workload, common
 from naspipe.runtime.measuring.layer_sizes import sketch
+from naspipe.runtime.measuring.stateless_layers import stateless_layers
 from naspipe.sim.chains import Chain, Stream
 from naspipe.sim.held_back import HeldBack, held_back
 from naspipe.sim.pipeline import Pipeline
@@ -39,13 +40,17 @@ def gain_notes(
     is_plain = len(spaces) == 1 and all(each.is_trained for each in workloads)
     if is_plain and first.definition.policy == "csp":
         streams = tuple(
-            Stream(Chain.of(workload.space), tuple(drawn), table)
+            Stream(_chain(workload.space), tuple(drawn), table)
             for workload, drawn, table in zip(workloads, subnets, costs, strict=True)
         )
         pipeline = Pipeline(streams=streams, steps=common(workloads).steps)
         if (found := held_back(pipeline, workers)) is not None:
             notes.append(_held(first, execution, found))
     return notes
+
+
+def _chain(space: Space) -> Chain:
+    return Chain.of(space, stateless=stateless_layers(space))
 
 
 def _spacing(workload: Workload) -> str | None:

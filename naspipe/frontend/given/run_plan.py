@@ -15,6 +15,7 @@ from naspipe.runtime.jobs.workload import Workload, common, wiring_of
 from naspipe.runtime.measuring.layer_sizes import buffered_layers, measure_sizes
 from naspipe.runtime.measuring.profile_apart import profile_apart
 from naspipe.runtime.measuring.profile_cache import cached_profile
+from naspipe.runtime.measuring.stateless_layers import stateless_layers
 from naspipe.sim.chains import Chain, Stream
 from naspipe.sim.pipeline import Pipeline, Plan, has_choice, plan_pipeline
 from naspipe.sim.simulation import choose_order, measured_timing
@@ -49,7 +50,11 @@ def make_pipeline(
     return Pipeline(
         streams=tuple(
             Stream(
-                Chain.of(workload.space, _buffered(workload) if is_told else None),
+                Chain.of(
+                    workload.space,
+                    _buffered(workload) if is_told else None,
+                    stateless_layers(workload.space),
+                ),
                 tuple(drawn),
                 table,
                 output_bytes=workload.output_bytes,

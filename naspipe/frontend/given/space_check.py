@@ -19,12 +19,12 @@ from naspipe.core.space import Space
 from naspipe.core.subnet import Subnet
 from naspipe.core.wiring import Tap, TapRole
 from naspipe.frontend.given.export_notes import export_note
+from naspipe.runtime.blocks.forms import Form, form_of, form_text
 from naspipe.runtime.devices.determinism import deterministic_torch
 from naspipe.runtime.forking.apart import done_apart
 from naspipe.runtime.forking.own_thread import in_own_thread
 from naspipe.runtime.jobs.losses import is_joined
 from naspipe.runtime.jobs.workload import Workload
-from naspipe.runtime.layers.forms import Form, form_of, form_text
 from naspipe.runtime.measuring.alike_candidates import alike_note
 from naspipe.runtime.measuring.first_blocks import FirstBlocks, FirstBlocksError
 from naspipe.runtime.measuring.followed_shapes import ShapeFollower, Suspected

@@ -8,9 +8,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from naspipe.core.errors import ConfigError
+from naspipe.core.events import Planned
 from naspipe.core.ids import SequenceId, StreamId
 from naspipe.core.partition import Partition
-from naspipe.core.planned import Planned
 from naspipe.core.space import Space
 from naspipe.core.subnet import Subnet
 from naspipe.core.user_code import users_code

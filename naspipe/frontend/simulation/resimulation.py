@@ -9,9 +9,9 @@ from typing import Any
 from naspipe.core.access import Access, AccessKind
 from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
+from naspipe.core.events import Planned
 from naspipe.core.ids import LayerId, SequenceId, StreamId
 from naspipe.core.partition import Partition, make_partition
-from naspipe.core.planned import Planned
 from naspipe.core.settings.declare import declared
 from naspipe.core.steps import Steps, recorded_steps
 from naspipe.core.subnet import Subnet

@@ -56,6 +56,8 @@ class Scenario:
     """How passes form steps."""
     buffered: Callable[[], frozenset[tuple[int, int]]] = frozenset
     """Block and candidate of the layers with buffers."""
+    stateless: Callable[[], frozenset[tuple[int, int]]] = frozenset
+    """Block and candidate of the layers without parameters and buffers."""
     beside: Callable[[int], dict[str, Any]] | None = None
     """What changes where so many workers compute at once; None where nothing does."""
 
@@ -94,7 +96,8 @@ class Scenario:
         """
         if steps < 1 or streams < 1:
             raise ConfigError(f"expected 1 or more steps and streams, found {steps} and {streams}")
-        chain = Chain.of(self.space, self.buffered() if self.steps.passes > 1 else None)
+        buffered = self.buffered() if self.steps.passes > 1 else None
+        chain = Chain.of(self.space, buffered, self.stateless())
         return Pipeline(
             streams=tuple(
                 Stream(
@@ -142,6 +145,7 @@ def profiled_scenario(workload: Workload, execution: Execution) -> Scenario:
     """
     from naspipe.frontend.given.pass_streams import parameter_counts
     from naspipe.frontend.given.run_plan import cores_for, measured_costs, measured_sizes
+    from naspipe.runtime.measuring.stateless_layers import stateless_layers
 
     parameters = parameter_counts(workload.space)
 
@@ -162,6 +166,7 @@ def profiled_scenario(workload: Workload, execution: Execution) -> Scenario:
         parameters=parameters,
         steps=workload.definition.recipe.steps,
         buffered=lambda: _buffered(workload.space, workload.recipe.norms == "deferred"),
+        stateless=lambda: stateless_layers(workload.space),
     )
 
 

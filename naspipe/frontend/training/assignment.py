@@ -163,7 +163,9 @@ def _restored(
     if not stream.workload.is_written:
         return replace(stream, begins=first)
     folder = stream.directory.checkpoints.path
-    restored = Restored(stream.workload.space, number, read_checkpoint(folder / cut_name(first)))
+    restored = Restored(
+        stream.workload.space, number, read_checkpoint(folder / cut_name(first)), stream.stateless
+    )
     return replace(stream, restored=restored, kept=restored.layers(stages))
 
 
@@ -171,7 +173,7 @@ def plan_digest(job: TrainingJob) -> str:
     """Of everything that stages must agree about."""
     digest = hashlib.blake2b(digest_size=8)
     for stream in job.streams:
-        digest.update(repr(stream.planned).encode())
+        digest.update(repr((stream.planned, sorted(stream.stateless))).encode())
     budgets = job.memory.budgets if job.memory else ()
     digest.update(
         repr(

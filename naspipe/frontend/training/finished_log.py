@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from naspipe.core.access import Access
 from naspipe.core.errors import InvariantError
 from naspipe.core.ids import FIRST_STREAM, INITIAL, LayerId, StreamId
-from naspipe.core.rules import Exact, Follows, Rule
+from naspipe.core.layer_rules import rule_of, rule_with_state
+from naspipe.core.rules import Exact, Follows, Frozen, Rule
 from naspipe.runtime.jobs.job import StreamJob, TrainingJob
 from naspipe.schedule.invariants import led, violations
 from naspipe.schedule.layer_invariants import layer_violations
@@ -74,7 +75,7 @@ def _refuse(broken: Iterator[str], policy: str) -> None:
 
 def _by_layer(stream: StreamJob, job: TrainingJob) -> Iterator[str]:
     """Of a stream that shares its pipeline with none."""
-    rules, log = stream.workload.space.rules, RunLog(stream.directory.path)
+    rules, log = stream.rules, RunLog(stream.directory.path)
     buffered = job.buffered
     chains, numbers = _chains(stream)
     used = {
@@ -88,8 +89,10 @@ def _by_layer(stream: StreamJob, job: TrainingJob) -> Iterator[str]:
         columns = log.columns(Wanted(layers=group)).by_layer()
         for layer in sorted(group):
             own = columns.get(layer, nothing)
+            if (layer.block, layer.candidate) in stream.stateless:
+                own = own.without_versions(before=stream.first)
             users = numbers[chains[:, layer.block] == layer.candidate]
-            rule = rules[layer.block]
+            rule = rule_of(rules, layer)
             if job.policy == "csp" and job.steps.passes == 1 and _is_right(rule, users, own):
                 continue
             is_ordered = buffered is None or layer in buffered
@@ -113,8 +116,10 @@ def _is_right(rule: Rule, users: NDArray[np.int64], columns: AccessColumns) -> b
     """Whether an exact layer's accesses are the plain loop's; False also where it is not said.
 
     Each user reads what the one before wrote, its READ, backward and WRITE follow one another, and
-    the next READ follows the WRITE.
+    the next READ follows the WRITE. Of a frozen one, each reads the first version.
     """
+    if isinstance(rule, Frozen):
+        return _is_right_frozen(users, columns)
     if not isinstance(rule, Exact) or len(columns) != 3 * len(users):
         return False
     forward, backward, write = (
@@ -134,12 +139,38 @@ def _is_right(rule: Rule, users: NDArray[np.int64], columns: AccessColumns) -> b
     )
 
 
+def _is_right_frozen(users: NDArray[np.int64], columns: AccessColumns) -> bool:
+    forward, backward = (
+        own.take(np.argsort(own.sequence_id, kind="stable"))
+        for own in (columns.take(columns.kind == kind) for kind in (FORWARD, BACKWARD))
+    )
+    return bool(
+        len(columns) == 2 * len(users)
+        and np.array_equal(forward.sequence_id, users)
+        and np.array_equal(backward.sequence_id, users)
+        and (columns.version == INITIAL).all()
+        and (forward.end_ns <= backward.start_ns).all()
+    )
+
+
+def _without_versions(accesses: Sequence[Access], stream: StreamJob) -> Sequence[Access]:
+    """As if earlier lives had known which layers have no state: some may not have."""
+    if not stream.first or not stream.stateless:
+        return accesses
+    columns = from_accesses(accesses)
+    places = zip(columns.block.tolist(), columns.candidate.tolist(), strict=True)
+    is_stateless = np.fromiter((place in stream.stateless for place in places), bool)
+    parts = columns.take(~is_stateless), columns.take(is_stateless).without_versions(stream.first)
+    return list(joined(parts).accesses())
+
+
 def _together(
     number: StreamId, logs: Sequence[Sequence[Access]], job: TrainingJob
 ) -> Iterator[str]:
     """Of a stream among others, or of steps whose passes wait for one another."""
-    stream, accesses = job.streams[number], logs[number]
-    rules, policy = stream.workload.space.rules, stream.workload.definition.policy
+    stream = job.streams[number]
+    accesses = _without_versions(logs[number], stream)
+    rules, policy = stream.rules, stream.workload.definition.policy
     alone = [each.subnet._replace(stream=FIRST_STREAM) for each in stream.so_far]
     if not stream.workload.is_written:  # in an earlier life its labels may have come from elsewhere
         logged = {each.sequence_id for each in accesses}
@@ -152,6 +183,7 @@ def _together(
     yield from violations(
         accesses, rules, alone, policy, job.bulk, steps, stream.workload.is_trained, buffered
     )
-    leaders = {rule.stream for rule in rules if isinstance(rule, Follows)}
+    followed = (rule for rule in map(rule_with_state, rules) if isinstance(rule, Follows))
+    leaders = {rule.stream for rule in followed}
     for each in leaders:
         yield from led(logs[each], accesses, rules, steps)

@@ -144,7 +144,7 @@ class Generations:
             return replace(stream, restored=None, kept=())
         if stream.workload.is_trained:
             check_losses(stream.directory.losses, latest.checkpoint.losses)
-        restored = Restored(stream.workload.space, number, latest.checkpoint)
+        restored = Restored(stream.workload.space, number, latest.checkpoint, stream.stateless)
         if stream.workload.is_trained:
             check_cut_batch(stream.directory, stream.workload, restored.first)
         kept = restored.layers(self.job.participants[number])

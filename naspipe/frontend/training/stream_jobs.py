@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import compress
 from typing import Any
 
@@ -113,11 +114,12 @@ def stream_job(
     is_drawn_beside: bool = False,
 ) -> StreamJob:
     """A stream that is known, or one that is proposed or drawn as it goes."""
+    job = StreamJob(workload=workload, planned=(), directory=directory, stateless=plan.stateless)
     if is_drawn_beside and plan.partition_of is not None:
         drawn = DrawnSource(workload, number, plan.partition_of, directory.stream)
-        return StreamJob(workload=workload, planned=(), source=drawn, directory=directory)
+        return replace(job, source=drawn)
     if workload.make_strategy is None or plan.partition_of is None:
-        return StreamJob(workload=workload, planned=plan.planned, directory=directory)
+        return replace(job, planned=plan.planned)
     definition = workload.definition
     source = StrategySource(
         workload.make_strategy,
@@ -128,7 +130,7 @@ def stream_job(
         num_subnets=definition.steps,
         record=directory.stream,
     )
-    return StreamJob(workload=workload, planned=(), source=source, directory=directory)
+    return replace(job, source=source)
 
 
 def begin_record(stream: StreamJob, manifest: Mapping[str, Any]) -> None:

@@ -50,7 +50,7 @@ from naspipe.runtime.wire.endpoints import check_endpoints
 from naspipe.runtime.wire.ports import LaunchObserver
 from naspipe.schedule.traits import PolicyTraits, causal_policies, traits_of
 from naspipe.sim.pipeline import RANKINGS, Plan
-from naspipe.trace.access.labels import describe_space
+from naspipe.trace.access.labels import described
 from naspipe.trace.results.reserved_space import write_last
 from naspipe.trace.results.run_directory import RunDirectory, stream_directories
 from naspipe.trace.results.teacher_events import read_teacher_events, tally
@@ -291,7 +291,7 @@ class Training:
             "init_from": dict(stream.workload.begun),
             "provenance": dict(origin),
             "environment": describe_environment(self.execution.hardware.device, self._gpus),
-            "space": describe_space(space),
+            **described(space, stream.stateless),
             "validation": describe(stream.validation),
             "batches": {"first": first_digests(stream.workload)},
             "passes_per_step": definition.recipe.steps.passes,

@@ -8,10 +8,10 @@ import torch
 
 from naspipe.core.errors import ConfigError
 from naspipe.core.user_code import called
+from naspipe.runtime.blocks.forms import form_of, form_text
 from naspipe.runtime.blocks.segment import SegmentSpec, Tensors, as_tuple, autocast, same_bits
 from naspipe.runtime.devices.determinism import seed_draws
 from naspipe.runtime.layers.bound_layer import BoundLayer
-from naspipe.runtime.layers.forms import form_of, form_text
 from naspipe.runtime.layers.norm_statistics import KNOWN, Statistics, collected
 from naspipe.runtime.memory.shortages import raising_shortages
 

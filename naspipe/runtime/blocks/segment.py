@@ -19,11 +19,11 @@ from torch import nn
 from naspipe.core.errors import BlockInputEditedError, ConfigError
 from naspipe.core.rules import Exact, Rule
 from naspipe.core.user_code import called
+from naspipe.runtime.blocks.forms import form_of, form_text
 from naspipe.runtime.devices.determinism import seed_draws
 from naspipe.runtime.devices.device_waits import Wait, count
 from naspipe.runtime.devices.tensor_bytes import tensor_bytes
 from naspipe.runtime.layers.bound_layer import BoundLayer
-from naspipe.runtime.layers.forms import form_of, form_text
 from naspipe.runtime.layers.norm_statistics import KNOWN, Statistics, collected
 from naspipe.runtime.memory.shortages import raising_shortages
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from naspipe.core.config import Execution, Recipe
-from naspipe.core.events import KeptLayer
-from naspipe.core.ids import LayerId, StageId
-from naspipe.core.planned import Planned
+from naspipe.core.events import KeptLayer, Planned
+from naspipe.core.ids import FIRST_STREAM, LayerId, StageId
+from naspipe.core.layer_rules import BlockRule, rule_of, with_stateless
+from naspipe.core.rules import Frozen
 from naspipe.core.steps import Steps
 from naspipe.core.wiring import PLAIN, Wiring
 from naspipe.planning.cost import CostTable
@@ -51,6 +52,30 @@ class StreamJob:
     """The first subnet of a stream without checkpoints, whose layers are as they were made."""
     validation: ValidationPlan | None = None
     """How the supernet is validated on the way, where it is."""
+    stateless: frozenset[tuple[int, int]] = frozenset()
+    """Block and candidate of the layers without parameters and buffers."""
+
+    @property
+    def rules(self) -> tuple[BlockRule, ...]:
+        """Of each block of the chain."""
+        space = self.workload.space
+        counts = [len(block.candidates) for block in space.blocks]
+        return with_stateless(space.rules, counts, self.stateless)
+
+    @property
+    def unchanged(self) -> set[tuple[int, int]]:
+        """Block and candidate of the layers that nothing writes."""
+        rules, is_written = self.rules, self.workload.is_written
+        layers = (
+            LayerId(FIRST_STREAM, block, candidate)
+            for block, each in enumerate(self.workload.space.blocks)
+            for candidate in range(len(each.candidates))
+        )
+        return {
+            (layer.block, layer.candidate)
+            for layer in layers
+            if isinstance(rule_of(rules, layer), Frozen) or not is_written
+        }
 
     @property
     def first(self) -> int:

@@ -12,8 +12,8 @@ from typing import Protocol
 import torch
 
 from naspipe.core.config import Execution, Recipe
+from naspipe.core.events import Planned
 from naspipe.core.ids import StageId, WorkerId
-from naspipe.core.planned import Planned
 from naspipe.planning.memory import MemoryPlan
 
 Tensors = tuple[torch.Tensor, ...]

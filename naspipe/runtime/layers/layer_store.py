@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from torch import nn
 
@@ -10,8 +10,10 @@ from naspipe.core.config import Recipe
 from naspipe.core.errors import ConfigError, InvariantError
 from naspipe.core.ids import LayerId
 from naspipe.core.ports import SyncPolicy
+from naspipe.core.rules import Frozen, Rule
 from naspipe.core.space import Space
 from naspipe.runtime.devices.determinism import layer_seed, seed_draws
+from naspipe.runtime.layers.kept_state import keeps_state
 from naspipe.runtime.layers.stored_layer import StoredLayer
 from naspipe.schedule.csp import CausalPolicy
 
@@ -19,6 +21,7 @@ KEPT_AWAY = 64
 """Layers that left of which the modules are kept, in case they come back."""
 
 _CAUSAL = CausalPolicy()
+_FROZEN = Frozen()
 
 
 class LayerStore:
@@ -49,6 +52,8 @@ class LayerStore:
         on_dropped: Callable[[LayerId], None] | None = None,
         trains: bool = True,
     ) -> None:
+        self.stateless: Collection[tuple[int, int]] = ()
+        """Block and candidate of the layers that were found to have no state before the run."""
         self._trains = trains
         self._policy = policy
         self._on_made = on_made
@@ -141,6 +146,15 @@ class LayerStore:
                     f"supported, as a layer has one place in the chain and is written by the stage "
                     f"there; let each factory make its own"
                 )
-        keeps_versions = self._policy.keeps_versions(block.rule)
-        own = self._policy.own_step(block.rule)
-        return StoredLayer(label, block.rule, module, self._recipe, keeps_versions, own)
+        rule: Rule = block.rule
+        if (layer.block, layer.candidate) in self.stateless:
+            if keeps_state(module):
+                raise ConfigError(
+                    f"layer {label}: expected its factory to make a module without parameters, "
+                    f"buffers or other state, as it did before the run, found {type(module)} with "
+                    f"some; a factory has to make the same layer each time"
+                )
+            rule = _FROZEN
+        keeps_versions = self._policy.keeps_versions(rule)
+        own = self._policy.own_step(rule)
+        return StoredLayer(label, rule, module, self._recipe, keeps_versions, own)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from naspipe.core.space import Space
-from naspipe.runtime.layers.forms import Form, form_of
+from naspipe.runtime.blocks.forms import Form, form_of
 from naspipe.runtime.measuring.sketched import SketchedLayers
 
 MOST_FORMS = 32

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from naspipe.core.events import Planned
 from naspipe.core.ids import StreamId
-from naspipe.core.planned import Planned
 from naspipe.runtime.jobs.job import TrainingJob
 from naspipe.runtime.wire.messages import SubnetsMessage
 from naspipe.trace.results.losses_file import read_losses

@@ -15,9 +15,9 @@ import msgpack
 
 from naspipe.core.config import Execution
 from naspipe.core.errors import LogError, StageFailedError
+from naspipe.core.events import Planned
 from naspipe.core.ids import FIRST_STREAM, SequenceId
 from naspipe.core.partition import Partition
-from naspipe.core.planned import Planned
 from naspipe.core.subnet import Subnet
 from naspipe.runtime.evaluating.evaluation import evaluation_of
 from naspipe.runtime.evaluating.evaluation_stage import EvaluationJob

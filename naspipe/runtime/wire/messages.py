@@ -9,10 +9,10 @@ import msgpack
 import torch
 
 from naspipe.core.errors import ConfigError, TransportError
+from naspipe.core.events import Planned
 from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version, WorkerId
 from naspipe.core.parcels import LAYER, PARCELS, Parcel
 from naspipe.core.partition import make_partition
-from naspipe.core.planned import Planned
 from naspipe.core.subnet import Subnet
 from naspipe.core.task import Task, TaskKind
 from naspipe.core.wiring import CHAIN, InputName

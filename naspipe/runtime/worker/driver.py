@@ -34,11 +34,11 @@ from naspipe.core.events import (
     InputArrived,
     LayerLoaded,
     LayerSaved,
+    Planned,
     SubnetAdmitted,
     WriteFinished,
 )
 from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
-from naspipe.core.planned import Planned
 from naspipe.core.task import Task
 from naspipe.runtime.memory.swapper import SwapKind
 from naspipe.runtime.wire.messages import (

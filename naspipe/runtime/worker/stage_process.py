@@ -11,10 +11,8 @@ from typing import Any
 import torch
 
 from naspipe.core.config import parse_bytes
-from naspipe.core.events import StreamResumed
+from naspipe.core.events import Planned, StreamResumed
 from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, WorkerId, alone_in
-from naspipe.core.planned import Planned
-from naspipe.core.rules import Frozen
 from naspipe.runtime.blocks.compute import StageCompute
 from naspipe.runtime.checkpoints.capture_memory import CaptureMemory
 from naspipe.runtime.checkpoints.capturing import Capturer
@@ -98,6 +96,8 @@ class StageRun:
             is_alone = job.positions.num_workers == 1
             workloads = job.workloads if is_alone else watched(job.workloads, self._reporter)
             compute = StageCompute(workloads, self._placement, restored, job.wiring)
+            for stream, store in zip(job.streams, compute.stores, strict=True):
+                store.stateless = stream.stateless
             sources = LateFields(job, stage, compute, self._wakeup, self._reporter)
             fields = stack.enter_context(sources)
             checkpointer = stack.enter_context(self._checkpointer(compute, logs))
@@ -143,7 +143,7 @@ class StageRun:
         job, stage, execution = self._job, self._stage, self._job.execution
         controller = build_controller(
             stage,
-            [workload.space.rules for workload in job.workloads],
+            [stream.rules for stream in job.streams],
             policy=job.policy,
             bulk=job.bulk,
             order=execution.pipeline.order,
@@ -242,14 +242,15 @@ class StageRun:
 
     def _unchanged_elsewhere(self, stream: StreamJob, planned: Sequence[Planned]) -> set[LayerId]:
         """Layers that nothing writes, and that the stage of their first user saves."""
-        rules, is_written = stream.workload.space.rules, stream.workload.is_written
-        blocks = [
-            block for block, rule in enumerate(rules) if isinstance(rule, Frozen) or not is_written
-        ]
+        unchanged = stream.unchanged
+        blocks = sorted({block for block, _ in unchanged})
         homes: dict[LayerId, StageId] = {}
-        for each in planned[stream.first :] if blocks else ():
-            for block in blocks if each.subnet.chain else ():
-                homes.setdefault(each.subnet.layer(block), each.partition.stage_of(block))
+        for each in planned[stream.first :]:
+            if len(homes) == len(unchanged):
+                break
+            for layer in map(each.subnet.layer, blocks if each.subnet.chain else ()):
+                if (layer.block, layer.candidate) in unchanged:
+                    homes.setdefault(layer, each.partition.stage_of(layer.block))
         return {layer for layer, stage in homes.items() if stage != self._stage}
 
 

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from naspipe.core.errors import ConfigError
-from naspipe.core.ids import LayerId, StreamId
+from naspipe.core.ids import FIRST_STREAM, LayerId, StreamId
+from naspipe.core.layer_rules import STATELESS, BlockRule, rule_of, with_stateless
 from naspipe.core.rules import Rule, parse_rule
 from naspipe.core.space import Shared, Space
 
 
+def described(space: Space, stateless: Collection[tuple[int, int]]) -> dict[str, Any]:
+    """A manifest's ``space`` and ``stateless``: what :class:`SpaceLabels` reads.
+
+    Args:
+        space: of the run.
+        stateless: block and candidate of the layers without state.
+    """
+    labels = [space.label(*place) for place in sorted(stateless)]
+    return {"space": describe_space(space), "stateless": labels}
+
+
 def describe_space(space: Space) -> dict[str, Any]:
-    """A manifest's ``space``: what :class:`SpaceLabels` reads."""
+    """A manifest's ``space``."""
     return {
         "name": space.name,
         "labels": list(space.labels),
@@ -26,22 +38,30 @@ def describe_space(space: Space) -> dict[str, Any]:
 class SpaceLabels:
     """Labels, rules and candidates of the blocks of a chain, as a manifest's ``space`` has them.
 
+    Args:
+        space: of the manifest.
+        stateless: labels of the layers without state; earlier manifests do not name them.
+
     Raises:
         ConfigError: when the manifest does not describe a space.
     """
 
-    def __init__(self, space: Mapping[str, Any]) -> None:
+    def __init__(self, space: Mapping[str, Any], stateless: Iterable[str] = ()) -> None:
         try:
             self.name = str(space["name"])
             self.labels = tuple(map(str, space["labels"]))
             self.is_shared = tuple(map(bool, space["shared"]))
-            self.rules: tuple[Rule, ...] = tuple(map(parse_rule, space["rules"]))
+            rules = tuple(map(parse_rule, space["rules"]))
             self.candidates = tuple(map(int, space["candidates"]))
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"the manifest describes no space: {error!r}") from error
-        if len({len(self.labels), len(self.is_shared), len(self.rules), len(self.candidates)}) > 1:
+        if len({len(self.labels), len(self.is_shared), len(rules), len(self.candidates)}) > 1:
             raise ConfigError(f"space {self.name}: the manifest's lists differ in length")
         self._positions = {label: position for position, label in enumerate(self.labels)}
+        self.stateless = frozenset(map(str, stateless))
+        layers = map(self.layer, self.stateless)
+        places = {(layer.block, layer.candidate) for layer in layers}
+        self.rules: tuple[BlockRule, ...] = with_stateless(rules, self.candidates, places)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -53,6 +73,18 @@ class SpaceLabels:
             return str(layer)
         name = self.labels[block] if self.is_shared[block] else f"{self.labels[block]}.{candidate}"
         return f"{stream}:{name}" if stream else name
+
+    def is_stateless(self, layer: LayerId) -> bool:
+        """Whether a layer has no versions."""
+        return self.label(layer._replace(stream=FIRST_STREAM)) in self.stateless
+
+    def rule(self, layer: LayerId) -> Rule | None:
+        """How a layer's READs follow its WRITEs; None for one that the space does not have."""
+        return rule_of(self.rules, layer) if 0 <= layer.block < len(self) else None
+
+    def rule_text(self, layer: LayerId) -> str:
+        """What logs and reports call that: ``exact``, ``lag(2)``, or that it has no state."""
+        return STATELESS if self.is_stateless(layer) else str(self.rule(layer) or "?")
 
     def layer(self, label: str) -> LayerId:
         """The layer that ``3.1``, ``head`` or ``1:3.1`` names.

@@ -38,7 +38,9 @@ class RecordedRun:
     def __init__(self, path: Path | str) -> None:
         self.directory = RunDirectory(path)
         self.manifest = self.directory.read_manifest()
-        self.labels = SpaceLabels(self.manifest.get("space", {}))
+        self.labels = SpaceLabels(
+            self.manifest.get("space", {}), self.manifest.get("stateless", ())
+        )
 
     @property
     def path(self) -> Path:
@@ -135,7 +137,8 @@ def compare_to(reference: RecordedRun, run: RecordedRun) -> Comparison:
     """
     if reason := _reason(reference, run):
         return Comparison(run.path, reason)
-    labels = reference.labels
+    # Runs of one space have the same layers without state; earlier ones do not say which.
+    labels = (reference if "stateless" in reference.manifest else run).labels
     differences = [
         *loss_differences(reference.losses, run.losses, labels),
         *checkpoint_differences(reference.checkpoint(), run.checkpoint(), labels),
