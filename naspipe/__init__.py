@@ -40,18 +40,19 @@ if TYPE_CHECKING:
     from naspipe.frontend.training.distillation import distill_blockwise as distill_blockwise
     from naspipe.frontend.training.distilled import Blockwise as Blockwise
     from naspipe.nni.adapter import from_nni as from_nni
+    from naspipe.trace.reading.compare import compare_runs as compare_runs
 
 __all__ = [
     "Block", "Blockwise", "ConfigError", "Every", "Exact", "Execution", "Frozen", "Lag", "Momentum",
     "NaspipeError", "Run", "RunInterruptedError", "Shared", "Space", "StageFailedError",
-    "StorageError", "Teacher", "Views", "chain", "combine_blocks", "distill_blockwise",
-    "export_blocks", "export_subnet", "from_dataset", "from_nni", "losses", "mixed", "open_run",
-    "rate_blocks", "search_subnets", "to_mlflow", "to_wandb", "train", "train_together",
-    "validate_blocks", "workload", "write_labels",
+    "StorageError", "Teacher", "Views", "chain", "combine_blocks", "compare_runs",
+    "distill_blockwise", "export_blocks", "export_subnet", "from_dataset", "from_nni", "losses",
+    "mixed", "open_run", "rate_blocks", "search_subnets", "to_mlflow", "to_wandb", "train",
+    "train_together", "validate_blocks", "workload", "write_labels",
 ]  # fmt: skip
 __version__ = "0.1.0"
 
-_NEED_TORCH = {
+_LATER = {
     "train": "naspipe.frontend.training.api",
     "train_together": "naspipe.frontend.training.api",
     "workload": "naspipe.frontend.training.api",
@@ -74,6 +75,7 @@ _NEED_TORCH = {
     "export_subnet": "naspipe.export.exporter",
     "from_dataset": "naspipe.data.keyed.dataset_batches",
     "from_nni": "naspipe.nni.adapter",
+    "compare_runs": "naspipe.trace.reading.compare",
 }
 
 
@@ -82,11 +84,11 @@ warnings.filterwarnings("ignore", ".* is found to be not a nn.Module", RuntimeWa
 
 
 def __getattr__(name: str) -> Any:
-    """Load what needs torch only when it is asked for."""
+    """Load what needs torch, or much else, only when it is asked for."""
     if name in ("losses", "mixed"):
         return import_module(f"naspipe.{name}")
-    if name in _NEED_TORCH:
-        return getattr(import_module(_NEED_TORCH[name]), name)
+    if name in _LATER:
+        return getattr(import_module(_LATER[name]), name)
     raise AttributeError(f"module naspipe has no attribute {name!r}")
 
 

@@ -13,7 +13,7 @@ from naspipe.core.config import Recipe
 from naspipe.export.assembly import ModuleChain, assemble
 from naspipe.export.calibrated import calibrate as take_statistics
 from naspipe.export.exporter import Exported, check_place, write_checked
-from naspipe.frontend.given.held_out import check_size
+from naspipe.frontend.given.held_out import judged_by
 from naspipe.frontend.training.distilled import Blockwise, Choices
 from naspipe.runtime.devices.determinism import deterministic_torch
 from naspipe.runtime.evaluating.batch_sums import batch_sums
@@ -44,7 +44,7 @@ def validate_blocks(
     *,
     loss: Loss | None = None,
     calibrate: int = 0,
-    validate: int = 8,
+    validate: int | None = None,
 ) -> Scores:
     """How a network of student blocks does whole: mean loss, top-1 and top-5 on held-out batches.
 
@@ -55,7 +55,7 @@ def validate_blocks(
         loss: called with the last output and the target; cross entropy by default.
         calibrate: batches of the distillation's data that running statistics are taken from anew,
             through the whole network; 0 for those that the blocks have.
-        validate: batches of ``held_out``.
+        validate: batches of ``held_out``; 8, or all where there are fewer.
 
     Raises:
         ConfigError: for input that cannot be used.
@@ -73,7 +73,7 @@ def export_blocks(
     held_out: Batches | None = None,
     loss: Loss | None = None,
     calibrate: int = 0,
-    validate: int = 8,
+    validate: int | None = None,
     onnx: bool = False,
 ) -> Exported:
     """Write a network of student blocks as ``model.py``, ``.json`` and ``.safetensors``.
@@ -110,9 +110,9 @@ def text_of(choices: Choices) -> str:
 
 
 def _scores(
-    chain: ModuleChain, found: Blockwise, held_out: Batches, loss: Loss, batches: int
+    chain: ModuleChain, found: Blockwise, held_out: Batches, loss: Loss, asked: int | None
 ) -> Scores:
-    check_size(held_out, batches)
+    held_out, batches = judged_by(found.data, held_out, asked)
     recipe = Recipe(**found.blocks[0].manifest["definition"]["recipe"])
     is_bf16 = recipe.precision == "bf16"
     casts = torch.autocast("cpu", dtype=torch.bfloat16) if is_bf16 else nullcontext()

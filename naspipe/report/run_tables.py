@@ -12,6 +12,7 @@ from typing import Any
 from naspipe.core.access import Access
 from naspipe.core.ids import LayerId
 from naspipe.report.elastic_teachers import teacher_tables
+from naspipe.report.in_words import in_words
 from naspipe.report.layer_orders import layer_orders
 from naspipe.report.reasons import Reason
 from naspipe.report.recorded import Recorded
@@ -46,10 +47,12 @@ def run_tables(run: Recorded, name: str) -> dict[str, Any]:
     start_ns = min((access.start_ns for access in accesses), default=0)
     end_ns = max((access.end_ns for access in accesses), default=0) - start_ns
     warm_up = warm_up_end_ns(accesses)
+    totals = _totals(waits, run.num_stages)
     measured = {**numbers(run), **reduction_numbers(sums, waits, run.num_stages * end_ns)}
     return {
         "name": name,
         "remarks": run.remarks,
+        "words": in_words(run, totals, end_ns),
         "num_stages": run.num_stages,
         "facts": facts(run),
         "numbers": {key: _finite(value) for key, value in measured.items()},
@@ -60,7 +63,7 @@ def run_tables(run: Recorded, name: str) -> dict[str, Any]:
         "waits": _wait_columns(waits, places, start_ns),
         "sums": reduction_columns(sums, places, start_ns),
         "routes": reduction_routes(sums),
-        "wait_totals_ns": _totals(waits, run.num_stages),
+        "wait_totals_ns": totals,
         "bins": bins._replace(edges_ns=[edge - start_ns for edge in bins.edges_ns])._asdict(),
         "balance": stage_balance(accesses, run.num_stages, run.num_groups)._asdict(),
         "losses": _loss_columns(run),

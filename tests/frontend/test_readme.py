@@ -35,11 +35,15 @@ def test_the_example(tmp_path, monkeypatch, capsys):
     assert torch.isfinite(trained["layers.1.weight"]).all()
 
 
-def test_a_search_from_python(tmp_path, monkeypatch):
+def test_a_search_from_python(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    search = run_code("docs/search.md")["search"]
-    assert len(search.candidates) == 20 and search.ranked()[0].scores.top1 > 0.5
-    assert all(each.cost.params <= 12_000 for each in search.candidates)
+    names = run_code("docs/search.md")
+    search, largest = names["search"], [block.candidates[-1]() for block in names["space"].blocks]
+    best = search.ranked()[0]
+    assert len(search.candidates) == 20 and best.scores.top1 > 0.9
+    assert all(each.cost.params <= 30_000 for each in search.candidates)
+    assert sum(weight.numel() for part in largest for weight in part.parameters()) > 30_000
+    assert capsys.readouterr().out == f"{best.choices} {best.scores}\n"
 
 
 def test_teachers_that_come_and_go(tmp_path, monkeypatch, capsys):

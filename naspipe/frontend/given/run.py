@@ -46,6 +46,11 @@ class Run:
         return f"<Run {self.directory.path}: {said}>"
 
     @property
+    def path(self) -> Path:
+        """Its run directory."""
+        return self.directory.path
+
+    @property
     def space(self) -> Space:
         """The space it trained.
 

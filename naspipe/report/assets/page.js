@@ -200,6 +200,7 @@ async function showRun(run) {
   const { facts } = run;
   byId("subtitle").textContent = ["steps", "sampler", "seed", "passes", "stages", "groups", "order", "partition", "device", "memory budget"]
     .filter((name) => facts[name]).map((name) => `${name} ${facts[name]}`).join(" · ");
+  byId("words").replaceChildren(...run.words.map((sentence) => element("li", sentence)));
   byId("remarks").replaceChildren(...run.remarks.map((remark) => element("p", remark)));
   byId("hits-hint").textContent = facts["memory budget"]
     ? `With a memory budget of ${facts["memory budget"]} of layers on each stage's device.`

@@ -22,7 +22,7 @@ def trained(path):
 def test_everything_public_is_listed_before_it_is_loaded():
     assert set(npp.__all__) <= set(dir(npp))
     assert not {name for name in dir(npp) if not name.startswith("__")} - set(npp.__all__)
-    assert set(npp._NEED_TORCH) <= set(npp.__all__)
+    assert set(npp._LATER) <= set(npp.__all__)
     for name in npp.__all__:
         assert getattr(npp, name) is not None
 
