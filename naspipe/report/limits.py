@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from naspipe.core.access import Access, AccessKind
 from naspipe.core.errors import ConfigError
+from naspipe.core.events import Planned
 from naspipe.core.ids import SequenceId, StreamId
 from naspipe.core.partition import Partition, make_partition
-from naspipe.core.planned import Planned
 from naspipe.core.steps import Steps
 from naspipe.core.subnet import Subnet
 from naspipe.planning.causal_bound import causal_bound
