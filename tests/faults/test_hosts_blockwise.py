@@ -83,6 +83,7 @@ def test_the_bits_of_one_process(tmp_path, teacher, whole):
     assert (execution["stages"], execution["transport"]) == (2, "tcp")
 
 
+@pytest.mark.long
 def test_a_signal_and_a_resume_with_another_number_of_workers(tmp_path, teacher, whole):
     path = tmp_path / "run"
     with ExitStack() as stack:
@@ -115,6 +116,7 @@ def test_other_commands_end_with_one_line(tmp_path, teacher, last, ends, text):
     assert path.exists() == (ends == [2, 1])
 
 
+@pytest.mark.long
 def test_a_run_directory_is_named(tmp_path, teacher):
     words = distill(teacher, tmp_path)
     place = words.index("--run-dir")
