@@ -132,7 +132,7 @@ def measured(name: str, pairs: int, steps: int) -> dict[str, Any]:
     rows = [row for knows in (False, True) for row in simulated(own, knows)]
     layers = sum(len(block.candidates) for block in own.space.blocks)
     of_layers = f"{len(stateless_layers(own.space))} of {layers}"
-    found = {"space": name, "stateless": of_layers, "simulated": rows}
+    found = {"space": name, "stateless": of_layers, "steps": steps, "simulated": rows}
     return {**found, "real": pairs_of(own, pairs, 2)}
 
 
@@ -173,7 +173,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, default=ROOT / "artifacts/stateless/result.json")
     arguments = parser.parse_args(words)
     found = [measured(name, arguments.pairs, arguments.steps) for name in arguments.spaces]
-    result = {"environment": describe_environment(), "steps": arguments.steps, "rows": found}
+    result = {"environment": describe_environment(), "rows": found}
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     arguments.output.write_text(json.dumps(result, indent=1) + "\n")
     console = Console(highlight=False, width=120)

@@ -27,7 +27,7 @@ def runs(tmp_path_factory):
             for stages in (1, 2, 4)]  # fmt: skip
 
 
-@pytest.mark.parametrize("layer", ["0.1", "3.0", "5.2", "head"])
+@pytest.mark.parametrize("layer", ["0.1", "3.0", "5.1", "head"])
 def test_the_log_is_the_same_on_every_number_of_stages(runs, capsys, layer):
     orders = []
     for run in runs:
@@ -38,6 +38,17 @@ def test_the_log_is_the_same_on_every_number_of_stages(runs, capsys, layer):
     users = [int(step[:-1]) for step in steps[0::2]]
     assert steps == [f"{user}{letter}" for user in users for letter in "FB"]
     assert users == sorted(set(users)) and len(users) > 2
+
+
+def test_layers_without_state_have_readers_and_no_order(runs, capsys):
+    users = set()
+    for run in runs:
+        assert main(["log", str(run), "--layer", "5.2", "--json"]) == 0
+        (told,) = json.loads(capsys.readouterr().out)
+        assert (told["rule"], told["writes"]) == ("no state", 0)
+        assert all(use.endswith("F") for use in told["order"])
+        users.add(frozenset(told["order"]))
+    assert len(users) == 1 and len(users.pop()) > 2
 
 
 def test_equal_runs_are_identical(runs, capsys):

@@ -33,7 +33,7 @@ def stem(rule=None, factory=conv):
 
 
 def choices(*counts):
-    return [npp.Block([nn.Identity] * count, alike=True) for count in counts or [12] * 6]
+    return [npp.Block([nn.PReLU] * count, alike=True) for count in counts or [12] * 6]
 
 
 HEAD = npp.Shared("head", lambda: nn.Linear(8, 10))
@@ -122,6 +122,11 @@ def test_neighbours_that_share_their_layers():
     said = only(stem(npp.Lag(2)), *choices(*[2] * 20), sampler="uniform")
     assert "most subnets share a layer with the one before" in said
     assert "spaced:W" in said
+
+
+def test_layers_without_state_hold_nobody_back():
+    skips = [npp.Block([nn.Identity] * 2, alike=True) for _ in range(20)]
+    assert notes(npp.Shared("stem", nn.Flatten), *skips, sampler="uniform") == []
 
 
 @pytest.mark.parametrize(
