@@ -58,7 +58,7 @@ def test_what_limits_is_what_a_plan_says(tmp_path: Path) -> None:
     assert first.text.startswith("causal order") and "would help" in first.text
     assert first.busy_stages == min(each.busy_stages for each in found.found) < 2
     words = run_tables(run, "run")["words"]
-    assert f"It is limited by {first.text}." in words
+    assert f"What limits it most is {first.text} ({first.busy_stages:.1f} of 2 stages)." in words
 
 
 def of_equal_choices(path: Path, candidates: int, sampler: str) -> Recorded:
