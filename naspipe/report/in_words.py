@@ -59,8 +59,9 @@ def _limits(run: Recorded) -> list[str]:
     ]
     if found.sampler:
         words.append(
-            f"The sampler {found.sampler} would help: with it {found.sampled_busy:.1f} stages can "
-            f"be busy. It is another stream, so another run."
+            f"The sampler {found.sampler} would help: causal order lets {found.sampled_busy:.1f} "
+            f"stages be busy with it, and {found.busy:.1f} with this one. It is another stream, so "
+            f"another run."
         )
     return words
 
