@@ -20,12 +20,12 @@ def small_images(seed: int, number: int) -> dict[str, torch.Tensor]:
     return {"input": images, "target": torch.randint(10, (4,), generator=draw)}
 
 
-def dense(name: str = "mine", *, end: str = "head") -> npp.Space:
+def dense(*more: npp.Shared) -> npp.Space:
     """For digits; two choice blocks between shared layers."""
     choices = [lambda w=w: nn.Sequential(nn.Linear(64, w), nn.Linear(w, 64)) for w in (8, 16)]
     stem = npp.Shared("stem", lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 64)))
-    ends = npp.Shared(end, lambda: nn.Linear(64, 10))
-    return npp.Space(name, [stem, npp.Block(choices), npp.Block(choices), ends])
+    head = npp.Shared("head", lambda: nn.Linear(64, 10))
+    return npp.Space("mine", [stem, npp.Block(choices), npp.Block(choices), head, *more])
 
 
 def network() -> list[nn.Module]:
@@ -69,7 +69,8 @@ def of_teachers() -> dict[str, Any]:
     """A student and its teacher; the loop's outputs and lessons of two passes."""
     outputs = [torch.randn(4, 8, requires_grad=True) for _ in range(2)]
     return {
-        "space": dense(end="predictor"), "data": digits(), "network": network(),
+        "space": dense(npp.Shared("predictor", lambda: nn.Linear(10, 10))),
+        "data": digits(), "network": network(),
         "images": digits(), "augment": noisy,
         "loss": npp.losses.Contrastive(), "outputs": outputs,
         "lessons": [torch.randn(4, 8) for _ in range(2)],

@@ -34,7 +34,8 @@ NAMED = {
     "wiring.md": dict,
 }
 
-NUMBERS = {"steps": 4, "stages": 1, "start": 2, "every": 2, "calibrate": 1, "validate": 2}
+NUMBERS = {"steps": 4, "stages": 1, "start": 2, "every": 2, "calibrate": 1, "validate": 2,
+           "budget": 12, "population_size": 10}  # fmt: skip
 NETWORKS = {"mobilenet-v2": "vgg8", "proxyless": "separable"}
 """Those that cost less."""
 
@@ -90,6 +91,22 @@ def named_networks(names):
     words = ["train", "vgg8", "--data", "digits", "--steps", "2", "--set", "data.batch_size=8"]
     assert main([*words, "--quiet", "--run-dir", "runs/teacher"]) == 0
     names["data"] = readers.digits()
+
+
+@pytest.mark.filterwarnings("ignore:.*is found to be not a nn.Module:RuntimeWarning")  # NNI's
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what NNI imports
+def test_a_strategy_of_nnis(place):
+    """The second block of that page."""
+    pytest.importorskip("nni")
+    from nni.nas.strategy import RegularizedEvolution
+
+    (page,) = [page for page in PAGES if page.name == "searches.md"]
+    data, loss = readers.digits(), nn.CrossEntropyLoss()
+    names = {"npp": npp, "RegularizedEvolution": RegularizedEvolution, "data": data, "loss": loss}
+    names["run"] = npp.train(readers.dense(), data, loss, steps=2, run_dir="runs/one")
+    code = small(blocks(page)[1]).replace("strategy=strategy,", "strategy=strategy, held_out=data,")
+    exec(compile(code, page.name, "exec"), names)
+    assert names["best"] is not None and len(names["search"].candidates) == 12
 
 
 def test_recipes_are_read(place):
