@@ -32,6 +32,7 @@ SPACES = {
 """Networks whose layers cost less, and data that nothing has to be fetched for."""
 
 ELSEWHERE = {
+    "data prepare": "a package, which tests/data has",
     "redis://": "a cluster's registry",
     "cuda": "a GPU",
     "mine:": "a module of the reader's",
@@ -51,6 +52,13 @@ def commands(text: str) -> list[list[str]]:
     """Of a page, in their order; what stands behind a # is left out."""
     found = [re.sub(r"\\\n\s*", " ", each) for each in COMMAND.findall(text)]
     return [shlex.split(each, comments=True) for each in found if re.match(r"[a-z]+( |$)", each)]
+
+
+def of_clusters(text: str) -> list[list[str]]:
+    """What a page's torchrun starts."""
+    joined = re.sub(r"\\\n\s*", " ", text)
+    found = re.findall(r"^    (?:srun )?torchrun .* -m naspipe (.*)$", joined, re.MULTILINE)
+    return [shlex.split(each, comments=True) for each in found]
 
 
 def small(words: list[str]) -> list[str]:
@@ -80,7 +88,8 @@ def small(words: list[str]) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_are_taken(page):
-    for words in commands(page.read_text("utf-8")):
+    text = page.read_text("utf-8")
+    for words in commands(text) + of_clusters(text):
         if words[0] in SUBCOMMANDS:
             try:
                 build_parser(words[0], _load(words[0])).parse_args(words)
@@ -136,6 +145,7 @@ def test_commands_run(page, place, planned, monkeypatch, capsys):
 def test_what_is_shown_is_found_and_what_is_wrong_is_seen():
     found = commands((ROOT / "docs/first-run.md").read_text("utf-8"))
     assert len(found) > 10 and ["data", "list"] in found
+    assert len(of_clusters((ROOT / "docs/hosts.md").read_text("utf-8"))) == 4
     (words,) = commands("    naspipe train nlp.c1 \\\n        --stagez 2   # wrong\n")
     assert words == ["train", "nlp.c1", "--stagez", "2"]
     assert small(words)[:2] == ["train", "cv.c3"]
