@@ -19,6 +19,8 @@ LAUNCHING = (
     "cli/test_teacher.py",
     "cli/test_validation.py",
     "core/test_full_names.py",
+    "docs/test_code.py",
+    "docs/test_commands.py::test_commands_run",
     "docs/test_site.py",
     "equivalence/",
     "examples/test_examples.py",

@@ -40,6 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LAYER",
         help="BLOCK.CANDIDATE or a shared layer's name; 1:3.1 is layer 3.1 of stream 1",
     )
+    parser.add_argument(
+        "--full", action="store_true", help="whole lines, where a terminal is too narrow for them"
+    )
     add_json(parser, "lines")
     parser.add_argument(
         "--rows",
@@ -57,16 +60,39 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(as_json(_described(recorded, arguments.layer)))
         return 0
+    width = None if arguments.full else _width()
     if arguments.layer is None:
-        for line in _lines(recorded, _width()):
+        for line in _lines(recorded, width):
             print(line)
         return 0
     layer = recorded.labels.layer(arguments.layer)
     order = _order(recorded, [layer]).get(layer, "")
     if not order:
-        print(f"naspipe: no subnet of {recorded.path} used {arguments.layer}", file=sys.stderr)
-    print(order)
+        print(_unused(recorded, layer), file=sys.stderr)
+    print(order if width is None else folded(order, width))
     return 0
+
+
+def _unused(recorded: RecordedRun, layer: LayerId) -> str:
+    """That no subnet used a layer, and which ones of its block were used."""
+    labels = recorded.labels
+    used = sorted(each for each in recorded.log.layers if each[:2] == layer[:2])
+    said = f"naspipe: no subnet of {recorded.path} used {labels.label(layer)}"
+    return f"{said}; of its block these were: {', '.join(map(labels.label, used)) or 'none'}"
+
+
+def folded(order: str, width: int) -> str:
+    """An order's beginning and end, where it does not fit a line; how many are left out."""
+    if len(order) <= width:
+        return order
+    steps = order.split("-")
+    room = width - len(f"- … {len(steps):,} more (--full) … -")
+    shown = max(1, room // (2 * (max(map(len, steps)) + 1)))
+    left = len(steps) - 2 * shown
+    if left <= 0:
+        return order
+    ends = "-".join(steps[:shown]), "-".join(steps[-shown:])
+    return f"{ends[0]}- … {left:,} more (--full) … -{ends[1]}"
 
 
 def print_rows(path: Path) -> None:

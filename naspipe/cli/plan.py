@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from naspipe.cli.display.plan_rows import Found, Row, Shape, as_json, print_rows
 from naspipe.cli.display.plan_with_teacher import show_taught
-from naspipe.cli.display.simulated_plans import WIDTH
 from naspipe.cli.distilling.plan_blocks import is_student, show_blocks
 from naspipe.cli.flags import add_flags, flags
 from naspipe.cli.simulate import add_scenario_arguments, open_scenario
@@ -22,8 +22,6 @@ from naspipe.core.config import Definition, Settings, apply_settings
 if TYPE_CHECKING:
     from naspipe.core.config import Execution
     from naspipe.frontend.simulation.scenario import Scenario
-    from naspipe.sim.bottlenecks import Bottleneck
-    from naspipe.sim.outcome import Outcome
     from naspipe.sim.pipeline import Pipeline
     from naspipe.sim.simulation import SimulatedRun
 
@@ -46,31 +44,6 @@ memory: the most that one stage's layers occupy (with a budget) and its passes k
 
 _TEACHING = ("teacher", "teacher_subnet", "teacher_top", "momentum")
 """Options that a plan with a teacher has."""
-
-
-class Shape(NamedTuple):
-    """How many groups of how many stages."""
-
-    groups: int
-    stages: int
-
-    def __str__(self) -> str:
-        return f"{self.groups} x {self.stages}" if self.groups > 1 else f"{self.stages}"
-
-
-class Row(NamedTuple):
-    """One simulated choice."""
-
-    sampler: str
-    passes: str
-    streams: int
-    shape: Shape
-    partition: str
-    budget: str
-    outcome: Outcome
-    limits: list[Bottleneck]
-    lag: int | None
-    """The least K of lag(K) that is enough; looked for on all devices in one group."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -113,20 +86,23 @@ def run(arguments: argparse.Namespace) -> int:
     asked = arguments.passes or apply_settings(Settings(), arguments.set).recipe.passes
     kinds = {words: scenario.stepping(words) for words in _listed("--passes", asked)}
     partitions = _listed("--partitions", arguments.partitions or execution.pipeline.partition)
-    rows = sorted(
-        (
-            _row(arguments, kinds[words], execution.changed(**how), (sampler, words, count))
-            for sampler in samplers
-            for words in kinds
-            for count in streams
-            for how in _ways(arguments.devices, kinds[words], partitions, budgets)
-        ),
-        key=lambda row: (-row.outcome.passes_per_second, row.outcome.stages, *row[:-3]),
-    )
+    choices = [
+        _Choice(
+            kinds[words].on_workers(way.workers), way, (sampler, words, count), arguments.seed,
+            arguments.steps,
+        )
+        for sampler in samplers
+        for words in kinds
+        for count in streams
+        for how in _ways(arguments.devices, kinds[words], partitions, budgets)
+        for way in [execution.changed(**how)]
+    ]  # fmt: skip
+    choices.sort(key=lambda choice: choice.execution.workers)  # few stages are simulated sooner
+    rows = _rows(choices, arguments.devices, arguments.json)
     if arguments.json:
-        print(json.dumps([_as_json(row) for row in rows], indent=1))
+        print(json.dumps([as_json(row) for row in rows], indent=1))
     else:
-        _print(rows)
+        print_rows(rows)
     return 0
 
 
@@ -180,117 +156,69 @@ def _count(option: str, text: str) -> int:
     return int(text)
 
 
-def _row(
-    arguments: argparse.Namespace,
-    scenario: Scenario,
-    execution: Execution,
-    stream: tuple[str, str, int],
-) -> Row:
-    """One simulation; ``stream`` is a sampler, what a step is made of, and how many streams."""
-    from naspipe.frontend.simulation.lag_needed import lag_needed
-    from naspipe.sim.bottlenecks import bottlenecks
-    from naspipe.sim.outcome import bound_of, outcome_of
+class _Choice(NamedTuple):
+    """One way to train, and how it does in a simulation."""
 
-    (sampler, passes, streams), way = stream, execution.pipeline
-    steps = max(1, arguments.steps // scenario.steps.passes)
+    scenario: Scenario
+    execution: Execution
+    stream: tuple[str, str, int]
+    """A sampler, what a step is made of, and how many streams."""
+    seed: int
+    passes: int
+    """To simulate."""
 
-    def simulated(scenario: Scenario, how: Execution) -> tuple[Pipeline, SimulatedRun]:
-        pipeline = scenario.pipeline(sampler, arguments.seed, steps, streams=streams)
-        return pipeline, scenario.run(pipeline, how)
+    def simulated(
+        self, scenario: Scenario, execution: Execution, passes: int
+    ) -> tuple[Pipeline, SimulatedRun]:
+        """Of so many passes."""
+        sampler, _, streams = self.stream
+        steps = max(1, passes // scenario.steps.passes)
+        pipeline = scenario.pipeline(sampler, self.seed, steps, streams=streams)
+        return pipeline, scenario.run(pipeline, execution)
 
-    def rate(scenario: Scenario) -> float:
-        how = execution.changed(order=found.plan.order)
-        return simulated(scenario, how)[1].summary.passes_per_second
+    def row(self) -> Row:
+        """The figures, without the lag that is enough."""
+        from naspipe.sim.bottlenecks import bottlenecks
+        from naspipe.sim.outcome import bound_of, outcome_of
 
-    scenario = scenario.on_workers(execution.workers)
-    pipeline, found = simulated(scenario, execution)
-    bound = bound_of(pipeline)
-    outcome = outcome_of(found, pipeline, bound)
-    labels, budget = scenario.space.labels, execution.memory.budget or "none"
-    reasons = bottlenecks(pipeline, labels, bound, found.plan, outcome, way.groups)
-    lag = None
-    if 1 < way.stages == min(arguments.devices, len(labels)):
-        lag = lag_needed(scenario, way.stages, rate)
-    shape = Shape(way.groups, way.stages)
-    return Row(sampler, passes, streams, shape, way.partition, budget, outcome, reasons, lag)
+        way, (sampler, passes, streams) = self.execution.pipeline, self.stream
+        pipeline, found = self.simulated(self.scenario, self.execution, self.passes)
+        bound = bound_of(pipeline)
+        outcome = outcome_of(found, pipeline, bound)
+        labels, budget = self.scenario.space.labels, self.execution.memory.budget or "none"
+        reasons = bottlenecks(pipeline, labels, bound, found.plan, outcome, way.groups)
+        shape = Shape(way.groups, way.stages)
+        return Row(sampler, passes, streams, shape, way.partition, budget, outcome, reasons, None)
 
+    def lag(self, row: Row) -> int | None:
+        """The least K that is enough, on the first of the passes, in the order that was found."""
+        from naspipe.frontend.simulation.lag_needed import lag_needed
+        from naspipe.sim.simulation import PREVIEW_SUBNETS
 
-def _as_json(row: Row) -> dict[str, object]:
-    return {
-        "sampler": row.sampler,
-        "passes": row.passes,
-        "groups": row.shape.groups,
-        "stages_per_group": row.shape.stages,
-        "partition": row.partition,
-        "streams": row.streams,
-        "budget": row.budget,
-        **row.outcome.as_dict(),
-        "limits": [limit.text for limit in row.limits],
-        "lag_needed": row.lag,
-    }
+        how = self.execution.changed(order=row.outcome.order)
+        shown = min(self.passes, PREVIEW_SUBNETS)
+
+        def rate(scenario: Scenario) -> float:
+            return self.simulated(scenario, how, shown)[1].summary.passes_per_second
+
+        return lag_needed(self.scenario, row.shape.stages, rate)
 
 
-_NAMES = (
-    "sampler", "passes", "streams", "stages", "cuts", "budget", "order", "subnets/s", "bubble",
-    "bound", "above", "hits", "layers\nMiB", "passes\nMiB",
-)  # fmt: skip
-"""Of columns; those without anything known are left out."""
-_CHOSEN = ("passes", "streams", "cuts", "budget", "hits")
-"""Columns that are left out where all rows are alike."""
+def _rows(choices: Sequence[_Choice], devices: int, is_quiet: bool) -> list[Row]:
+    """All of them, and of the widest ones the lag that is enough; the best first."""
 
+    def wants_lag(choice: _Choice) -> bool:
+        return 1 < choice.execution.pipeline.stages == min(devices, len(choice.scenario.space))
 
-def _print(rows: list[Row]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("sampler", no_wrap=True)
-    columns = {name: list(cells) for name, *cells in zip(_NAMES, *map(_cells, rows), strict=True)}
-    known = {name: cells for name, cells in columns.items() if _is_told(name, cells)}
-    for name in list(known)[1:]:
-        table.add_column(name, justify="right", no_wrap=True)
-    for cells in zip(*known.values(), strict=True):
-        table.add_row(*map(Text, cells))
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = WIDTH
-    console.print(table)
-    for kind in dict.fromkeys(row[:3] for row in rows):
-        widest = max((r for r in rows if r[:3] == kind), key=lambda row: row.outcome.stages)
-        streams = f", {widest.streams} streams," if widest.streams > 1 else ""
-        passes = f" {widest.passes}" if widest.passes != "one" else ""
-        head = f"{widest.sampler}{passes}{streams} on {widest.shape} stages is limited by"
-        lines = [f"  {limit.text}" for limit in widest.limits] or ["  nothing that was looked for"]
-        if widest.lag is not None:
-            lines.append(f"  from lag({widest.lag}) on a longer lag does not make it faster")
-        console.print(Text("\n".join([head, *lines])))
-
-
-def _is_told(name: str, cells: list[str]) -> bool:
-    return any(cells) and (name not in _CHOSEN or len(set(cells)) > 1)
-
-
-def _cells(row: Row) -> tuple[str, ...]:
-    outcome = row.outcome
-    return (
-        row.sampler,
-        "" if row.passes == "one" else row.passes,
-        str(row.streams),
-        str(row.shape),
-        row.partition,
-        row.budget,
-        outcome.order,
-        f"{outcome.passes_per_second:.3f}",
-        f"{outcome.bubble_ratio:.3f}",
-        f"{outcome.bound:.3f}",
-        f"{outcome.distance:+.3f}",
-        f"{outcome.hit_rate:.1%}",
-        _mebibytes(max(use.layer_bytes for use in outcome.uses)),
-        _mebibytes(max(use.activation_bytes for use in outcome.uses)),
+    with Found(len(choices) + sum(map(wants_lag, choices)), is_quiet) as told:
+        rows = []
+        for choice in choices:
+            rows.append(choice.row())
+            told.row(rows[-1])
+        for place, choice in enumerate(choices):
+            if wants_lag(choice):
+                rows[place] = rows[place]._replace(lag=choice.lag(rows[place]))
+                told.step()
+    return sorted(
+        rows, key=lambda row: (-row.outcome.passes_per_second, row.outcome.stages, *row[:-3])
     )
-
-
-def _mebibytes(count: int) -> str:
-    return f"{count / (1 << 20):.1f}" if count else ""

@@ -53,11 +53,15 @@ def in_words(run: Recorded, waited_ns: Mapping[str, list[int]], length_ns: int) 
 def _limits(run: Recorded) -> list[str]:
     """What limited the run most, as ``naspipe plan`` says it, and a sampler that would help."""
     found = limits(run)
-    words = [f"It is limited by {found.found[0].text}."] if found.found else []
+    words = [
+        f"What limits it most is {first.text} ({first.busy_stages:.1f} of {run.num_stages} stages)."
+        for first in found.found[:1]
+    ]
     if found.sampler:
         words.append(
-            f"The sampler {found.sampler} would help: with it {found.sampled_busy:.1f} stages can "
-            f"be busy. It is another stream, so another run."
+            f"The sampler {found.sampler} would help: causal order lets {found.sampled_busy:.1f} "
+            f"stages be busy with it, and {found.busy:.1f} with this one. It is another stream, so "
+            f"another run."
         )
     return words
 

@@ -26,6 +26,9 @@ from naspipe.trace.reading.metrics import summarize
 MOST_SUBNETS = 400
 """As many are looked at, as at the start of a run."""
 
+GAIN = 1.05
+"""Less is not worth another stream."""
+
 _DRAWN = ("uniform", "fair")
 
 
@@ -35,8 +38,10 @@ class Limits(NamedTuple):
     found: Sequence[Bottleneck] = ()
     sampler: str = ""
     """One that lets more stages be busy, where there is one."""
+    busy: float = 0.0
+    """How many stages causal order lets be busy at most, whatever else limits them."""
     sampled_busy: float = 0.0
-    """How many stages it lets be busy at most."""
+    """The same of that sampler."""
 
 
 class _Seen(NamedTuple):
@@ -69,11 +74,11 @@ def limits(run: Recorded) -> Limits:
         return Limits(found)
     drawn = make_sampler(f"spaced:{window}", _drawn_counts(run), int(definition.get("seed", 0)))
     spaced = tuple(_subnet(number, drawn.draw(), run) for number in range(len(subnets)))
-    busy = causal_bound(spaced, run.labels.rules, table, steps).steady_parallelism
-    others = [each.busy_stages for each in found if not each.text.startswith("causal order")]
-    busy = min([busy, run.num_stages, *others])
-    gain = busy > 1.1 * min(bound.steady_parallelism, run.num_stages)
-    return Limits(found, f"spaced:{window}", busy) if gain else Limits(found)
+    now, then = bound, causal_bound(spaced, run.labels.rules, table, steps)
+    busy, better = (min(each.steady_parallelism, run.num_stages) for each in (now, then))
+    return (
+        Limits(found, f"spaced:{window}", busy, better) if better > GAIN * busy else Limits(found)
+    )
 
 
 def _seen(run: Recorded, steps: Steps) -> _Seen:

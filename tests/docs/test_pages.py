@@ -76,9 +76,25 @@ def missing_names(text: str) -> list[str]:
 
 
 def dead_links(page, text: str) -> list[str]:
-    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text)
-    local = [link for link in links if "://" not in link]
-    return [link for link in local if not (page.parent / link).exists()]
+    """Links to files that are not there, or to headings that their page does not have."""
+    bare = CODE.sub("", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    found = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", bare):
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        is_lost = not target.exists()
+        if not is_lost and anchor and target.suffix == ".md":
+            is_lost = anchor not in anchors(target, text, page)
+        if is_lost and "://" not in link:
+            found.append(link)
+    return found
+
+
+def anchors(target, text: str, page) -> set[str]:
+    """Of a page's headings, as code hosts and the site make them."""
+    own = text if target == page else text_of(target)
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", own, flags=re.DOTALL), re.M)
+    return {re.sub(r"[^\w\- ]", "", each.strip().lower()).replace(" ", "-") for each in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -108,7 +124,9 @@ def test_what_is_not_there_is_seen() -> None:
         "stage/lost.py",
     ]
     assert missing_names("`LostClass.lost_too` of `StageController`") == ["LostClass", "lost_too"]
-    assert dead_links(PAGES[0], "[a](docs/lost.md), [b](docs/design.md#x)") == ["docs/lost.md"]
+    links = "# A `b`, c\n[a](docs/lost.md), [b](docs/design.md#x), [c](docs/design.md#the-promise)"
+    assert dead_links(PAGES[0], links) == ["docs/lost.md", "docs/design.md#x"]
+    assert dead_links(PAGES[0], "# A `b`, c\n[a](#a-b-c), [b](#a)") == ["#a"]
 
 
 def drawings() -> list[list[str]]:

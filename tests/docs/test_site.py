@@ -25,3 +25,8 @@ def test_the_pages_build(tmp_path):
     assert "_images/timeline.png" in front
     pages = {page.stem for page in PAGES if page.parent.name == "docs"} - {"index"}
     assert pages == set(ENTRY.findall(front))
+    for page in PAGES:
+        if page.parent.name == "docs":  # Sphinx has pages of its own, such as search.html
+            head = page.read_text("utf-8").splitlines()[0].removeprefix("# ").replace("'", "\u2019")
+            made = (tmp_path / "site" / f"{page.stem}.html").read_text("utf-8")
+            assert f"<h1>{head}<a" in made, page.name

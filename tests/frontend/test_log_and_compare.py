@@ -6,10 +6,15 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 import naspipe as npp
+from naspipe.cli.log import _unused, folded
 from naspipe.cli.main import main
+from naspipe.core.ids import LayerId
+from naspipe.runtime.checkpoints.layer_bytes import from_raw
+from naspipe.trace.reading.compare import RecordedRun
 from tests.equivalence import spaces
 
 
@@ -51,6 +56,27 @@ def test_layers_without_state_have_readers_and_no_order(runs, capsys):
     assert len(users) == 1 and len(users.pop()) > 2
 
 
+def test_a_layer_that_nobody_used_says_which_ones_were(runs, capsys):
+    recorded = RecordedRun(runs[0])
+    used = [each for each in recorded.log.layers if recorded.labels.label(each).startswith("0.")]
+    unused = LayerId(used[0].stream, used[0].block, 99)
+    assert _unused(recorded, unused) == (
+        f"naspipe: no subnet of {runs[0]} used 0.99; of its block these were: "
+        f"{', '.join(recorded.labels.label(each) for each in sorted(used))}"
+    )
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_a_long_order_is_folded(width):
+    order = "-".join(f"{y}F-{y}B" for y in range(0, 4000, 3))
+    short = folded(order, width)
+    assert len(short) <= width and short.startswith("0F-") and short.endswith("-3999B")
+    left = int(short.split("… ")[1].split(" more")[0].replace(",", ""))
+    ends = short.split("- … ")[0], short.split(" … -")[1]
+    assert left + sum(end.count("-") + 1 for end in ends) == order.count("-") + 1
+    assert all(end in order for end in ends) and folded("0F-0B", width) == "0F-0B"
+
+
 def test_equal_runs_are_identical(runs, capsys):
     assert main(["compare", *map(str, runs)]) == 0
     assert capsys.readouterr().out.count("IDENTICAL") == 2
@@ -82,7 +108,25 @@ def test_a_flipped_bit_is_found_where_it_was_written(runs, tmp_path, monkeypatch
 def test_another_seed_cannot_be_compared(runs, tmp_path, capsys):
     other = train(tmp_path / "other", 1, seed=4).directory.path
     assert main(["compare", str(runs[0]), str(other)]) == 2
-    assert "definition.seed is 3" in capsys.readouterr().out
+    said = capsys.readouterr().out.splitlines()[-2:]
+    assert "different runs: definition.seed is 3 in" in said[0] and ", 4 in" in said[0]
+    assert "train one of the two again with --seed 3;" in said[1]
+
+
+def test_the_official_reader_opens_every_shard(runs):
+    """With the bits that ours reads, of parameters, buffers and optimizer states."""
+    for run in runs:
+        recorded = RecordedRun(run)
+        shards = sorted(recorded.directory.checkpoint().glob("*.safetensors"))
+        assert len(shards) == recorded.num_stages
+        found = {name: tensor for shard in shards for name, tensor in load_file(shard).items()}
+        own = recorded.checkpoint().tensors
+        assert found.keys() == own.keys()
+        for name, raw in own.items():
+            tensor = from_raw(raw)
+            assert (tensor.shape, tensor.dtype) == (found[name].shape, found[name].dtype)
+            same = tensor.reshape(-1).view(torch.uint8) == found[name].reshape(-1).view(torch.uint8)
+            assert same.all(), name
 
 
 def test_the_manifest_defines_the_run(runs):

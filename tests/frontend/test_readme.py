@@ -7,8 +7,6 @@ from pathlib import Path
 
 import torch
 
-from naspipe.cli.main import main
-
 ROOT = Path(__file__).parents[2]
 
 
@@ -37,22 +35,10 @@ def test_the_example(tmp_path, monkeypatch, capsys):
 
 def test_a_search_from_python(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    names = run_code("docs/search.md")
+    names = run_code("docs/searches.md")
     search, largest = names["search"], [block.candidates[-1]() for block in names["space"].blocks]
     best = search.ranked()[0]
     assert len(search.candidates) == 20 and best.scores.top1 > 0.9
     assert all(each.cost.params <= 30_000 for each in search.candidates)
     assert sum(weight.numel() for part in largest for weight in part.parameters()) > 30_000
     assert capsys.readouterr().out == f"{best.choices} {best.scores}\n"
-
-
-def test_teachers_that_come_and_go(tmp_path, monkeypatch, capsys):
-    """The first commands of that page, one after the other."""
-    monkeypatch.chdir(tmp_path)
-    page = (ROOT / "docs/elastic.md").read_text("utf-8")
-    first = re.search(r"((?:    naspipe [^\n]*\n)+)", page)[1]
-    commands = [line.split("#")[0].split()[1:] for line in first.splitlines()]
-    assert len(commands) == 5
-    for words in commands:
-        assert main(words) == 0, words
-    assert "IDENTICAL" in capsys.readouterr().out.upper()

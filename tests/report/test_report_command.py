@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
+import zlib
 from pathlib import Path
 
 import pytest
+from plotly.offline import get_plotlyjs
 
 from naspipe.cli.main import main
 from tests.trace.fake_run import FakeRun
@@ -43,8 +46,11 @@ def test_a_page_is_written_into_the_run_and_a_trace_when_it_is_asked_for(
 def test_the_page_names_no_other_file_and_forbids_requests(run: Path) -> None:
     assert main(["report", str(run)]) == 0
     text = (run / "report.html").read_text()
-    start = text.index("<script>") + len("<script>")
-    own = text[:start] + text[text.index("</script>", start) :]  # all but plotly.js
+    assert len(text) < 2_500_000, "plotly.js is packed"
+    start = text.index('id="plotly">')
+    packed = text[start + len('id="plotly">') : text.index("</script>", start)]
+    assert zlib.decompress(base64.b64decode(packed)).decode() == get_plotlyjs()
+    own = text.replace(packed, "")
     assert len(own) < len(text) / 10
     assert not re.search(r"(src|href|action)\s*=|url\(|@import|https?://", own)
     assert "default-src 'none'; script-src 'unsafe-inline'" in own

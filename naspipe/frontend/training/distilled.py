@@ -113,7 +113,7 @@ class Blockwise:
         """The student blocks as one network, with the weights that they have, in evaluation mode.
 
         Args:
-            choices: of each block, one per choice block; needed where there is something to choose.
+            choices: of each block, one per choice block; nothing where there is nothing to choose.
 
         Raises:
             ConfigError: for choices that do not fit.
@@ -145,16 +145,21 @@ class Blockwise:
             ConfigError: for choices that do not fit.
         """
         counts = [run.space.candidate_counts for run in self.blocks]
-        if choices is None and all(count == 1 for each in counts for count in each):
-            choices = [(0,) * len(each) for each in counts]
+        is_fixed = [set(each) <= {1} for each in counts]
+        if choices is None and all(is_fixed):
+            choices = [()] * len(counts)
         if choices is None or len(choices) != len(counts):
             found = "none" if choices is None else len(choices)
             raise ConfigError(
                 f"choices: expected those of {len(counts)} blocks, one list for each, found {found}"
             )
-        for run, own in zip(self.blocks, choices, strict=True):
-            run.space.chain(tuple(own))
-        return tuple(map(tuple, choices))
+        only = [
+            (0,) * len(each) if fixed else () for each, fixed in zip(counts, is_fixed, strict=True)
+        ]
+        filled = tuple(tuple(own) or one for own, one in zip(choices, only, strict=True))
+        for run, own in zip(self.blocks, filled, strict=True):
+            run.space.chain(own)
+        return filled
 
     def ratings(self, name: str = "") -> tuple[Search, ...]:
         """What :func:`naspipe.rate_blocks` found of each block; the newest one by default.

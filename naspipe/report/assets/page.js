@@ -10,7 +10,12 @@ const byId = (id) => document.getElementById(id);
 async function unpack(text) {
   const bytes = Uint8Array.from(atob(text.trim()), (character) => character.charCodeAt(0));
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
-  return JSON.parse(await new Response(stream).text());
+  return new Response(stream).text();
+}
+
+async function loadPlotly() {
+  // One script in another, as no address may be asked for.
+  document.head.append(element("script", await unpack(byId("plotly").textContent)));
 }
 
 function element(tag, text, properties = {}) {
@@ -239,7 +244,8 @@ function setTheme(name) {
 async function main() {
   const prefersDark = matchMedia("(prefers-color-scheme: dark)");
   setTheme(prefersDark.matches ? "dark" : "light");
-  const { runs } = await unpack(byId("tables").textContent);
+  const { runs } = JSON.parse(await unpack(byId("tables").textContent));
+  await loadPlotly();
   naspipe.runs = runs;
   if (runs.length > 1) {
     byId("runs").append(...runs.map((run) => {

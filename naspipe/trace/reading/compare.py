@@ -169,11 +169,33 @@ def _reason(reference: RecordedRun, run: RecordedRun) -> str:
         if state.status != "complete":
             return f"{side.path} is not complete: {state.said}"
     for part in ("definition", "space"):
-        for key, one, other in differing(reference.manifest.get(part), run.manifest.get(part)):
+        found = list(differing(reference.manifest.get(part), run.manifest.get(part)))
+        for key, one, other in found[:1]:
+            more = f", and {len(found) - 1} more differ" if found[1:] else ""
             return (
                 f"different runs: {part}.{key} is {one} in {reference.path}, {other} in {run.path}"
+                f"{more}\n{_advice(key, one)}"
             )
     return _stream_reason(reference, run)
+
+
+_FLAGS = ("steps", "seed", "sampler", "policy", "scale")
+"""Parts of a definition that have an option of their own."""
+
+
+def _advice(key: str, value: str) -> str:
+    """What to do so that two runs have one definition."""
+    head, _, name = key.partition(".")
+    option = f"--{key} {value}".replace("'", "") if key in _FLAGS else ""
+    if head == "recipe" and name:
+        option = f"--set {name}={value}".replace("'", "")
+    elif head == "rules" and name:
+        option = f"--set rule.{name}={value}".replace("'", "")
+    said = f"with {option}" if option else f"with the same {key or 'definition'}"
+    return (
+        f"bits are compared of one definition: train one of the two again {said}; "
+        f"stages, groups, budgets and restarts may differ"
+    )
 
 
 def _stream_reason(reference: RecordedRun, run: RecordedRun) -> str:
