@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from importlib import import_module
+from inspect import isfunction
 from typing import TYPE_CHECKING, Any
 
 from naspipe.core.config import Execution
@@ -14,6 +15,7 @@ from naspipe.core.errors import (
     StageFailedError,
     StorageError,
 )
+from naspipe.core.in_python import says_keywords
 from naspipe.core.rules import Every, Exact, Frozen, Lag
 from naspipe.core.space import Block, Shared, Space
 
@@ -82,11 +84,13 @@ warnings.filterwarnings("ignore", ".* is found to be not a nn.Module", RuntimeWa
 
 
 def __getattr__(name: str) -> Any:
-    """Load what needs torch only when it is asked for."""
+    """Load what needs torch only when it is asked for; its errors are said in Python's words."""
     if name in ("losses", "mixed"):
         return import_module(f"naspipe.{name}")
     if name in _NEED_TORCH:
-        return getattr(import_module(_NEED_TORCH[name]), name)
+        found = getattr(import_module(_NEED_TORCH[name]), name)
+        globals()[name] = says_keywords(found) if isfunction(found) else found
+        return globals()[name]
     raise AttributeError(f"module naspipe has no attribute {name!r}")
 
 
