@@ -16,6 +16,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from naspipe.core.config import Definition, Execution, Recipe
 from naspipe.core.errors import NaspipeError
+from naspipe.core.keywords import check_keywords
 from naspipe.core.settings.declare import declared
 
 P = ParamSpec("P")
@@ -64,10 +65,11 @@ def in_python(text: str) -> str:
 
 
 def says_keywords(function: Callable[P, T]) -> Callable[P, T]:
-    """The function, whose errors are said as Python's keywords say them."""
+    """The function, whose errors are said in Python's keywords, and which knows its own."""
 
     @wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> T:
+        check_keywords(function, f"naspipe.{function.__name__}", kwargs)
         try:
             return function(*args, **kwargs)
         except NaspipeError as error:

@@ -9,6 +9,7 @@ from torch import nn
 
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import FIRST_STREAM, LayerId, StreamId
+from naspipe.core.keywords import knows_keywords
 from naspipe.core.rules import Follows, Frozen
 from naspipe.core.space import Block, Shared, Space
 from naspipe.core.wiring import Tap, TapRole
@@ -31,6 +32,7 @@ PREDICTOR = "predictor"
 _STUDENT, _TEACHER = StreamId(0), StreamId(1)
 
 
+@knows_keywords
 class Momentum:
     """A teacher that moves towards the student behind each of its steps (BYOL, MoCo-v3).
 

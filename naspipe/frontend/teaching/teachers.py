@@ -14,6 +14,7 @@ from torch import nn
 
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import StreamId
+from naspipe.core.keywords import knows_keywords
 from naspipe.core.rules import Frozen
 from naspipe.core.space import Block, Shared, Space
 from naspipe.core.user_code import users_code
@@ -32,6 +33,7 @@ WINDOW = 16
 """Passes that a teacher may be ahead, unless its user says otherwise."""
 
 
+@knows_keywords
 class Teacher:
     """A network with its weights, in evaluation mode; nothing of it is trained.
 
