@@ -15,9 +15,9 @@ from naspipe.core.errors import (
     StageFailedError,
     StorageError,
 )
-from naspipe.core.in_python import says_keywords
 from naspipe.core.rules import Every, Exact, Frozen, Lag
 from naspipe.core.space import Block, Shared, Space
+from naspipe.core.wording.in_python import says_keywords
 
 if TYPE_CHECKING:
     from naspipe.data.keyed.dataset_batches import from_dataset as from_dataset

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from naspipe.core.errors import ConfigError
-from naspipe.core.keywords import knows_keywords
+from naspipe.core.wording.known_keywords import knows_keywords
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,10 @@ from typing import Any
 
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import FIRST_STREAM, LayerId, StreamId
-from naspipe.core.keywords import knows_keywords
 from naspipe.core.ports import Decisions, Proof
 from naspipe.core.rules import Every, Exact, Lag, Rule, parse_rule
 from naspipe.core.user_code import check_blocks, check_factories
+from naspipe.core.wording.known_keywords import knows_keywords
 
 Factory = Callable[[], Any]
 """Makes one candidate: a ``torch.nn.Module`` with freshly initialised parameters."""

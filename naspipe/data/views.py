@@ -15,8 +15,8 @@ import torch
 from torch.nn import functional
 
 from naspipe.core.errors import ConfigError
-from naspipe.core.keywords import knows_keywords
 from naspipe.core.user_code import full_name
+from naspipe.core.wording.known_keywords import knows_keywords
 
 Batches = Callable[[int, int], Mapping[str, torch.Tensor]]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from naspipe.core.in_python import in_python
+from naspipe.core.wording.in_python import in_python
 from naspipe.frontend.display.training_progress import TrainingProgress
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.wire.ports import LaunchObserver

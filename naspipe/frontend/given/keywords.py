@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from naspipe.core.config import DATA_SIZES, MOMENTUM, Execution, Recipe
 from naspipe.core.errors import ConfigError
-from naspipe.core.keywords import did_you_mean
 from naspipe.core.rules import Every, Exact, Frozen, Lag, Rule, parse_rule
 from naspipe.core.settings.declare import declared, groups
+from naspipe.core.wording.known_keywords import did_you_mean
 
 KEYWORDS = "keywords"
 """What messages call whatever was not said in a mapping."""

@@ -10,8 +10,8 @@ from torch import nn
 
 from naspipe.core.errors import ConfigError, NaspipeError
 from naspipe.core.ids import LayerId
-from naspipe.core.in_python import says_keywords
 from naspipe.core.space import Space
+from naspipe.core.wording.in_python import says_keywords
 from naspipe.runtime.checkpoints.layer_bytes import layer_key, load_layer
 from naspipe.streams.from_file import read_stream
 from naspipe.trace.access.log import RunLog

@@ -9,10 +9,10 @@ from torch import nn
 
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import FIRST_STREAM, LayerId, StreamId
-from naspipe.core.keywords import knows_keywords
 from naspipe.core.rules import Follows, Frozen
 from naspipe.core.space import Block, Shared, Space
 from naspipe.core.wiring import Tap, TapRole
+from naspipe.core.wording.known_keywords import knows_keywords
 from naspipe.data.views import Views
 from naspipe.frontend.given.joined_end import END
 from naspipe.frontend.given.plain_chain import teacher_chain

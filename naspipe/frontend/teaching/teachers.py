@@ -14,11 +14,11 @@ from torch import nn
 
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import StreamId
-from naspipe.core.keywords import knows_keywords
 from naspipe.core.rules import Frozen
 from naspipe.core.space import Block, Shared, Space
 from naspipe.core.user_code import users_code
 from naspipe.core.wiring import Tap, TapRole
+from naspipe.core.wording.known_keywords import knows_keywords
 from naspipe.frontend.given.plain_chain import modules_digest, teacher_chain
 from naspipe.frontend.given.run import Run
 from naspipe.frontend.teaching.lesson_pairs import lesson_pairs

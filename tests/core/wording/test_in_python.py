@@ -10,7 +10,7 @@ import pytest
 
 import naspipe as npp
 from naspipe.core.errors import ConfigError
-from naspipe.core.in_python import in_python, says_keywords
+from naspipe.core.wording.in_python import in_python, says_keywords
 from tests.equivalence import spaces
 
 ROOT = Path(npp.__file__).parent

@@ -16,8 +16,8 @@ from typing import Any, ParamSpec, TypeVar
 
 from naspipe.core.config import Definition, Execution, Recipe
 from naspipe.core.errors import NaspipeError
-from naspipe.core.keywords import check_keywords
 from naspipe.core.settings.declare import declared
+from naspipe.core.wording.known_keywords import check_keywords
 
 P = ParamSpec("P")
 T = TypeVar("T")

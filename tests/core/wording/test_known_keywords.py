@@ -10,8 +10,8 @@ import pytest
 import naspipe as npp
 from naspipe.core.config import Execution, Recipe
 from naspipe.core.errors import ConfigError
-from naspipe.core.keywords import knows_keywords
 from naspipe.core.settings.declare import declared
+from naspipe.core.wording.known_keywords import knows_keywords
 
 CALLS = (
     npp.Block, npp.Shared, npp.Space, npp.Lag, npp.Every, npp.Views, npp.Teacher, npp.Momentum,
