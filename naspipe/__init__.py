@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from importlib import import_module
+from inspect import isfunction
 from typing import TYPE_CHECKING, Any
 
 from naspipe.core.config import Execution
@@ -16,6 +17,7 @@ from naspipe.core.errors import (
 )
 from naspipe.core.rules import Every, Exact, Frozen, Lag
 from naspipe.core.space import Block, Shared, Space
+from naspipe.core.wording.in_python import says_keywords
 
 if TYPE_CHECKING:
     from naspipe.data.keyed.dataset_batches import from_dataset as from_dataset
@@ -84,11 +86,16 @@ warnings.filterwarnings("ignore", ".* is found to be not a nn.Module", RuntimeWa
 
 
 def __getattr__(name: str) -> Any:
-    """Load what needs torch, or much else, only when it is asked for."""
+    """Load what needs torch, or much else, only when it is asked for.
+
+    Errors of functions are said in Python's words.
+    """
     if name in ("losses", "mixed"):
         return import_module(f"naspipe.{name}")
     if name in _LATER:
-        return getattr(import_module(_LATER[name]), name)
+        found = getattr(import_module(_LATER[name]), name)
+        globals()[name] = says_keywords(found) if isfunction(found) else found
+        return globals()[name]
     raise AttributeError(f"module naspipe has no attribute {name!r}")
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from naspipe.core.errors import ConfigError
+from naspipe.core.wording.known_keywords import knows_keywords
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,7 @@ class Frozen:
         return "frozen"
 
 
+@knows_keywords
 @dataclass(frozen=True, slots=True)
 class Lag:
     """Subnet y reads the version holding every update of subnets <= y - 1 - ``subnets``.
@@ -116,6 +118,7 @@ class Lag:
         return f"lag({','.join([first, *([f'over={self.over}'] if self.over else []), *own])})"
 
 
+@knows_keywords
 @dataclass(frozen=True, slots=True)
 class Every:
     """The gradients of ``steps`` steps are averaged in order and applied once, behind the last one.

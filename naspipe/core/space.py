@@ -16,6 +16,7 @@ from naspipe.core.ids import FIRST_STREAM, LayerId, StreamId
 from naspipe.core.ports import Decisions, Proof
 from naspipe.core.rules import Every, Exact, Lag, Rule, parse_rule
 from naspipe.core.user_code import check_blocks, check_factories
+from naspipe.core.wording.known_keywords import knows_keywords
 
 Factory = Callable[[], Any]
 """Makes one candidate: a ``torch.nn.Module`` with freshly initialised parameters."""
@@ -23,6 +24,7 @@ Factory = Callable[[], Any]
 _EXACT = Exact()
 
 
+@knows_keywords
 @dataclass(frozen=True, slots=True)
 class Block:
     """A choice block: the candidates of which every subnet takes one.
@@ -50,17 +52,16 @@ class Block:
         rule: Rule = _EXACT,
         alike: bool = False,
     ) -> None:
-        object.__setattr__(self, "candidates", tuple(candidates))
-        object.__setattr__(self, "kind", kind)
-        object.__setattr__(self, "fields", tuple(fields))
-        object.__setattr__(self, "rule", rule)
-        object.__setattr__(self, "alike", alike)
+        given = (tuple(candidates), kind, tuple(fields), rule, alike)
+        for name, value in zip(self.__slots__, given, strict=True):
+            object.__setattr__(self, name, value)
         if not self.candidates:
             raise ConfigError("a block needs at least one candidate, found none")
         if isinstance(rule, Lag | Every):
             raise ConfigError(f"a choice block: expected the rule exact, found {rule}")
 
 
+@knows_keywords
 @dataclass(frozen=True, slots=True)
 class Shared:
     """A layer that every subnet uses, with the rule its READs follow.
@@ -92,6 +93,7 @@ class Shared:
         return (self.factory,)
 
 
+@knows_keywords
 class Space:
     """A named chain of blocks and shared layers.
 
@@ -119,11 +121,8 @@ class Space:
         takes_input: bool = True,
         weights: str = "",
     ) -> None:
-        self.name = name
-        self.takes_input = takes_input
-        self.weights = weights
-        self.decisions = decisions
-        self.proof = proof
+        self.name, self.takes_input, self.weights = name, takes_input, weights
+        self.decisions, self.proof = decisions, proof
         self.blocks: tuple[Block | Shared, ...] = tuple(blocks)
         check_blocks(name, self.blocks, (Block, Shared))
         self._choice_positions = [

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from naspipe.core.errors import ConfigError
 from naspipe.core.user_code import full_name
+from naspipe.core.wording.known_keywords import knows_keywords
 
 Batches = Callable[[int, int], Mapping[str, torch.Tensor]]
 
@@ -32,6 +33,7 @@ BLURRED, ERASED = (1.0, 0.1), (0.0, 0.2)
 _KERNEL = torch.tensor([0.25, 0.5, 0.25])
 
 
+@knows_keywords
 class Views:
     """Data whose steps show every sample several times, each time transformed anew.
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 Layers = Sequence[Callable[[], nn.Module] | Sequence[Callable[[], nn.Module]]]
 """Of each layer of a chain a factory, or those of its candidates."""
@@ -29,6 +28,8 @@ def operations(layers: Layers, example: torch.Tensor) -> list[list[float]]:
         layers: as of :func:`naspipe.mixed.student`.
         example: of the shape that the first one is given; the first dimension counts samples.
     """
+    from torch.utils.flop_counter import FlopCounterMode  # which prints tables: needs more
+
     table: list[list[float]] = []
     state = example.to("meta")
     for factories in candidates_of(layers):

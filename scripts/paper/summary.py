@@ -66,8 +66,8 @@ _OTHERS = {
         "search, its speed, and what validation beside the training costs",
     ),
     "startup": (
-        "scripts/bench_startup.py",
-        "what passes from a command's start to the first loss of ten small blocks",
+        "scripts/bench_startup.py, bench_plain_loop.py",
+        "from a start to the first loss of ten blocks; 200 steps beside the plain loop",
     ),
     "simulator": (
         "scripts/bench_sim_accuracy.py, bench_simulator.py",

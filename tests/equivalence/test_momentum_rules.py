@@ -116,7 +116,7 @@ def test_features_are_judged_on_the_way(tmp_path):
         run = train(path, stages, execution=execution, held_out=Held())
         found.append([dict(each.scores) for each in run.validations])
     assert len(found[0]) == 2 and found[0] == found[1] != found[2]
-    with pytest.raises(npp.ConfigError, match="expected --set validate_probe=knn or ridge"):
+    with pytest.raises(npp.ConfigError, match="expected validate_probe='knn' or ridge"):
         train(tmp_path / "no", execution={"validate_every": 4}, held_out=Held())
     execution = {"validate_every": 4, "validate_probe": "knn", "validate_features": "nowhere"}
     with pytest.raises(npp.ConfigError, match="expected a block of views"):

@@ -40,5 +40,12 @@ def test_nothing_heavy_is_imported(more: str) -> None:
     assert not imported(more) & set(HEAVY)
 
 
+def test_one_stage_needs_neither_teachers_nor_nni() -> None:
+    """Of small modules there are hundreds: a start takes a millisecond for each."""
+    rooms = ("naspipe.runtime.labels", "naspipe.runtime.teachers", "naspipe.tutoring")
+    found = imported("naspipe.train")
+    assert not [name for name in found if name.startswith((*rooms, "naspipe.nni", "tabulate"))]
+
+
 def test_a_space_needs_no_torch() -> None:
     assert "torch" not in imported(SPACE)

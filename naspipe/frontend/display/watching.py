@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from naspipe.core.wording.in_python import in_python
 from naspipe.frontend.display.training_progress import TrainingProgress
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.wire.ports import LaunchObserver
@@ -20,7 +21,7 @@ def watching(
     observer: LaunchObserver | None = None,
     progress: bool | None = None,
 ) -> Iterator[LaunchObserver]:
-    """What a run tells; without an observer and progress, notes go to stderr.
+    """What a run that Python started tells; without observer and progress, notes go to stderr.
 
     Args:
         workloads: of all streams; those that are trained are counted.
@@ -29,10 +30,10 @@ def watching(
         progress: whether it is shown; by default where there is no observer.
     """
     if not (observer is None if progress is None else progress):
-        yield observer or NotesToStderr()
+        yield Told(observer or NotesToStderr())
         return
     with training_progress(workloads, stages) as shown:
-        yield Several(shown, observer) if observer else shown
+        yield Told(shown, observer) if observer else Told(shown)
 
 
 def training_progress(
@@ -51,8 +52,8 @@ def training_progress(
     return TrainingProgress(title, num_passes, is_quiet, every_seconds, unit)
 
 
-class Several:
-    """A :class:`LaunchObserver` that tells others everything, one after the other."""
+class Told:
+    """A :class:`LaunchObserver` that tells others everything, notes with Python's keywords."""
 
     def __init__(self, *observers: LaunchObserver) -> None:
         self._observers = observers
@@ -90,4 +91,4 @@ class Several:
     def on_note(self, text: str) -> None:
         """See :class:`LaunchObserver`."""
         for each in self._observers:
-            each.on_note(text)
+            each.on_note(in_python(text))

@@ -86,7 +86,7 @@ def held_out_of(data: Batches) -> Batches:
     if not callable(validation):
         raise ConfigError(
             f"data of your own: expected their attribute validation, {_OWN}, found none; give it, "
-            f"or --validation MODULE:FUNCTION (held_out in Python)"
+            f"or --validation MODULE:FUNCTION"
         )
     return validation
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import signature
 from typing import Any, NamedTuple
@@ -11,6 +10,7 @@ from naspipe.core.config import DATA_SIZES, MOMENTUM, Execution, Recipe
 from naspipe.core.errors import ConfigError
 from naspipe.core.rules import Every, Exact, Frozen, Lag, Rule, parse_rule
 from naspipe.core.settings.declare import declared, groups
+from naspipe.core.wording.known_keywords import did_you_mean
 
 KEYWORDS = "keywords"
 """What messages call whatever was not said in a mapping."""
@@ -102,12 +102,6 @@ def gathered(
                 )
             found[key], places[key] = value, where
     return found
-
-
-def did_you_mean(text: str, known: Iterable[str]) -> str:
-    """What a message says of the known word that is nearest, if one is near."""
-    close = difflib.get_close_matches(text, list(known), n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
 
 
 def _is_known(key: object, known: Sequence[str]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from functools import partial
 
@@ -13,6 +13,7 @@ from torch import nn
 from naspipe.core.errors import ConfigError
 from naspipe.core.space import Block, Space
 from naspipe.runtime.devices.tensor_bytes import tensor_bytes
+from naspipe.runtime.layers.layer_store import shared, tensors_of
 
 
 def chain(modules: Iterable[nn.Module], *, name: str = "network") -> Space:
@@ -28,8 +29,25 @@ def chain(modules: Iterable[nn.Module], *, name: str = "network") -> Space:
         name: of the space.
 
     Raises:
-        ConfigError: for anything but modules, or for none.
+        ConfigError: for anything but modules, or for none; for modules that share a tensor, as
+            copies would not.
     """
+    parts = _parts(modules)
+    _check_apart(parts)
+    return _copied(parts, name)
+
+
+def teacher_chain(modules: Iterable[nn.Module]) -> Space:
+    """The same for a network that nobody trains: there, copies of what is shared stay equal."""
+    return _copied(_parts(modules), "teacher")
+
+
+def _copied(parts: Sequence[nn.Module], name: str) -> Space:
+    blocks = [Block([partial(deepcopy, part)]) for part in parts]
+    return Space(name, blocks, weights=modules_digest(parts))
+
+
+def _parts(modules: Iterable[nn.Module]) -> list[nn.Module]:
     if isinstance(modules, nn.Module) and not isinstance(modules, nn.Sequential | nn.ModuleList):
         raise ConfigError(
             f"chain: expected a Sequential or a list of modules, found a {type(modules).__name__}; "
@@ -43,8 +61,16 @@ def chain(modules: Iterable[nn.Module], *, name: str = "network") -> Space:
             raise ConfigError(
                 f"chain: expected modules, found a {type(part).__name__} at position {position}"
             )
-    blocks = [Block([partial(deepcopy, part)]) for part in parts]
-    return Space(name, blocks, weights=modules_digest(parts))
+    return parts
+
+
+def _check_apart(parts: Sequence[nn.Module]) -> None:
+    owners: dict[int, int] = {}
+    for position, part in enumerate(parts):
+        for what, tensor in tensors_of(part):
+            owner = owners.setdefault(tensor.untyped_storage()._cdata, position)
+            if owner != position:
+                raise shared(what, f"{owner}.0", f"{position}.0")
 
 
 def modules_digest(modules: Iterable[nn.Module]) -> str:

@@ -11,6 +11,7 @@ from torch import nn
 from naspipe.core.errors import ConfigError, NaspipeError
 from naspipe.core.ids import LayerId
 from naspipe.core.space import Space
+from naspipe.core.wording.in_python import says_keywords
 from naspipe.runtime.checkpoints.layer_bytes import layer_key, load_layer
 from naspipe.streams.from_file import read_stream
 from naspipe.trace.access.log import RunLog
@@ -90,6 +91,7 @@ class Run:
         """How the supernet did on held-out data on the way, in the order of the cuts."""
         return read_validations(self.directory.validation)
 
+    @says_keywords
     def layer(self, block: int, candidate: int, *, ema: bool = False) -> nn.Module:
         """A trained candidate of a choice block; with ``ema``, the moving average of its weights.
 
@@ -99,6 +101,7 @@ class Run:
         """
         return self._load(self.space.layer(f"{block}.{candidate}"), ema)
 
+    @says_keywords
     def shared(self, name: str, *, ema: bool = False) -> nn.Module:
         """A trained shared layer; with ``ema``, the moving average of its weights."""
         return self._load(self.space.layer(name), ema)

@@ -25,6 +25,7 @@ from naspipe.runtime.forking.apart import done_apart
 from naspipe.runtime.forking.own_thread import in_own_thread
 from naspipe.runtime.jobs.losses import is_joined
 from naspipe.runtime.jobs.workload import Workload
+from naspipe.runtime.layers.layer_store import shared
 from naspipe.runtime.measuring.alike_candidates import alike_note
 from naspipe.runtime.measuring.first_blocks import FirstBlocks, FirstBlocksError
 from naspipe.runtime.measuring.followed_shapes import ShapeFollower, Suspected
@@ -198,16 +199,26 @@ class _Look:
 
 
 def _check_made_anew(space: Space, layers: SketchedLayers) -> None:
-    """Whoever calls a factory twice must have two layers: a run makes each as it begins."""
-    for block, each in enumerate(space.blocks):
-        for candidate in range(len(each.candidates)):
-            if not isinstance(each.rule, Frozen) and layers.is_handed_out(block, candidate):
-                raise ConfigError(
-                    f"{_called(space, layers, block, candidate)}: expected its factory to make a "
-                    f"new module each time, found one that hands out what was made before, which "
-                    f"a run would train on from where the last one left it; make it inside, as in "
-                    f"lambda: nn.Linear(4, 4), and begin with weights by init_from="
-                )
+    """No two layers may share a tensor: other stages would not see what is written.
+
+    And whoever calls a factory twice must have two layers: a run makes each as it begins.
+    """
+    pairs = [
+        (block, candidate)
+        for block, each in enumerate(space.blocks)
+        for candidate in range(len(each.candidates))
+    ]
+    handed_out = [pair for pair in pairs if layers.is_handed_out(*pair)]
+    for what, owner, other in layers.shared:
+        raise shared(what, space.label(*owner), space.label(*other))
+    for block, candidate in handed_out:
+        if not isinstance(space.blocks[block].rule, Frozen):
+            raise ConfigError(
+                f"{_called(space, layers, block, candidate)}: expected its factory to make a new "
+                f"module each time, found one that hands out what was made before, which a run "
+                f"would train on from where the last one left it; make it inside, as in lambda: "
+                f"nn.Linear(4, 4), and begin with weights by init_from="
+            )
 
 
 def _is_plain(workload: Workload) -> bool:

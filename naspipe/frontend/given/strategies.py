@@ -10,7 +10,6 @@ from typing import Any
 from naspipe.core.errors import ConfigError
 from naspipe.core.space import Space
 from naspipe.core.user_code import import_attribute
-from naspipe.nni.strategies import adopt, check_explores, is_strategy, named_strategy
 from naspipe.search.strategies import STRATEGIES, make_strategy
 from naspipe.streams.kept import KeptStrategy
 from naspipe.streams.ports import ExplorationStrategy
@@ -62,6 +61,7 @@ def find_strategy_maker(sampler: Any, space: Space, asked: Asked) -> StrategyMak
     if not colon or name in _SAMPLERS:
         return None
     if name == "nni":
+        from naspipe.nni.strategies import adopt, named_strategy
 
         def named() -> Any:
             return named_strategy(attribute, seed, asked.delay, asked.subnets)
@@ -84,10 +84,14 @@ def name_of(strategy: Any) -> str:
 
 def is_nnis(strategy: Any) -> bool:
     """Whether it is, or names, a strategy of NNI's."""
+    from naspipe.nni.strategies import is_strategy
+
     return strategy.startswith("nni:") if isinstance(strategy, str) else is_strategy(strategy)
 
 
 def _of_object(strategy: Any, space: Space, asked: Asked) -> StrategyMaker:
+    from naspipe.nni.strategies import adopt, check_explores, is_strategy
+
     name = type(strategy).__name__
     of_nni = is_strategy(strategy)
     if not of_nni and not (

@@ -8,10 +8,10 @@ from dataclasses import replace
 from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import StreamId
+from naspipe.core.settings.label_groups import PIPELINE
 from naspipe.core.space import Space
 from naspipe.core.wiring import Tap, TapRole
 from naspipe.frontend.given.joined_end import joined_end
-from naspipe.frontend.teaching.label_sources import with_labels
 from naspipe.frontend.teaching.lesson_shapes import check_lessons
 from naspipe.frontend.teaching.ports import MakesTeacher
 from naspipe.frontend.teaching.taught import Taught, carried_out
@@ -101,4 +101,10 @@ def join(
     found = replace(found, workloads=_needed_only(found))
     if teacher:
         check_lessons(found)
-    return with_labels(carried_out(found, execution), execution)
+    found = carried_out(found, execution)
+    execution.teaching.check_together()
+    if execution.teaching.source == PIPELINE:
+        return found
+    from naspipe.frontend.teaching.label_sources import with_labels  # with all of the teachers
+
+    return with_labels(found, execution)

@@ -10,7 +10,7 @@ from typing import Any
 from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import SequenceId
-from naspipe.core.settings.label_groups import FILE, INLINE, PIPELINE
+from naspipe.core.settings.label_groups import FILE, INLINE
 from naspipe.core.wiring import Tap
 from naspipe.frontend.teaching.label_service import LabelService
 from naspipe.frontend.teaching.taught import Taught
@@ -37,10 +37,7 @@ def with_labels(taught: Taught, execution: Execution) -> Taught:
         ConfigError: without a frozen teacher in evaluation mode that says one thing of each batch,
             or for a file of another teacher's labels.
     """
-    execution.teaching.check_together()
     source = execution.teaching.source
-    if source == PIPELINE:
-        return taught
     student, teacher = _ends(taught, source)
     opened, attendants = _opened(source, student, teacher, execution)
     student = replace(

@@ -12,9 +12,10 @@ from naspipe.core.ids import FIRST_STREAM, LayerId, StreamId
 from naspipe.core.rules import Follows, Frozen
 from naspipe.core.space import Block, Shared, Space
 from naspipe.core.wiring import Tap, TapRole
+from naspipe.core.wording.known_keywords import knows_keywords
 from naspipe.data.views import Views
 from naspipe.frontend.given.joined_end import END
-from naspipe.frontend.given.plain_chain import chain
+from naspipe.frontend.given.plain_chain import teacher_chain
 from naspipe.frontend.teaching.lesson_pairs import lesson_pairs
 from naspipe.frontend.teaching.taught import Taught, only_student
 from naspipe.frontend.teaching.teachers import weights_digest
@@ -31,6 +32,7 @@ PREDICTOR = "predictor"
 _STUDENT, _TEACHER = StreamId(0), StreamId(1)
 
 
+@knows_keywords
 class Momentum:
     """A teacher that moves towards the student behind each of its steps (BYOL, MoCo-v3).
 
@@ -73,7 +75,7 @@ class Momentum:
         self.update = MomentumUpdate(tau=tau, end=end, mode=mode, buffers=buffers)
         self._lag = lag
         self._without = None if without is None else tuple(without)
-        self._network = None if network is None else chain(network, name="teacher")
+        self._network = None if network is None else teacher_chain(network)
 
     def beside(self, students: Sequence[Workload]) -> Taught:
         """The only student and this teacher, as streams that train together.

@@ -18,7 +18,8 @@ from naspipe.core.rules import Frozen
 from naspipe.core.space import Block, Shared, Space
 from naspipe.core.user_code import users_code
 from naspipe.core.wiring import Tap, TapRole
-from naspipe.frontend.given.plain_chain import chain, modules_digest
+from naspipe.core.wording.known_keywords import knows_keywords
+from naspipe.frontend.given.plain_chain import modules_digest, teacher_chain
 from naspipe.frontend.given.run import Run
 from naspipe.frontend.teaching.lesson_pairs import lesson_pairs
 from naspipe.frontend.teaching.taught import Taught, only_student
@@ -32,6 +33,7 @@ WINDOW = 16
 """Passes that a teacher may be ahead, unless its user says otherwise."""
 
 
+@knows_keywords
 class Teacher:
     """A network with its weights, in evaluation mode; nothing of it is trained.
 
@@ -82,7 +84,7 @@ class Teacher:
         else:
             if weights is not None:
                 network = _filled(network, Path(weights))
-            self.space = _frozen(chain(network, name="teacher"))
+            self.space = _frozen(teacher_chain(network))
         if window < 1:
             raise ConfigError(f"teacher: expected a window of 1 pass or more, found {window}")
         if mode not in MODES:

@@ -16,7 +16,8 @@ from naspipe.core.recipe_file import NO_RECIPE, RecipeFile, read_recipe
 from naspipe.core.settings.given_code import GivenCode
 from naspipe.core.settings.schedules import schedule_of, table_text
 from naspipe.core.user_code import users_code
-from naspipe.frontend.given.keywords import Stated, did_you_mean
+from naspipe.core.wording.known_keywords import did_you_mean
+from naspipe.frontend.given.keywords import Stated
 from naspipe.runtime.layers.optimizers import PER_LAYER
 
 Optimizer = str | Callable[..., torch.optim.Optimizer]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, MutableMapping
 
+import torch
 from torch import nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from naspipe.core.config import Recipe
 from naspipe.core.errors import ConfigError, InvariantError
@@ -63,8 +65,8 @@ class LayerStore:
         self._seed = seed
         self._recipe = recipe
         self._layers: dict[LayerId, StoredLayer] = {}
-        self._owners: dict[int, str] = {}
-        """Labels of layers by the identities of their parameters."""
+        self._owners: MutableMapping[torch.Tensor, str] = WeakTensorKeyDictionary()
+        """Labels of layers by their parameters and buffers, which forwards may put others for."""
         self._away: set[LayerId] = set()
         self._left: dict[LayerId, None] = {}
         """Those of them that keep their modules; what left first is first."""
@@ -122,8 +124,8 @@ class LayerStore:
 
     def _drop(self, layer: LayerId) -> None:
         del self._left[layer]
-        for parameter in self._layers.pop(layer).module.parameters():
-            del self._owners[id(parameter)]
+        for _, tensor in tensors_of(self._layers.pop(layer).module):
+            self._owners.pop(tensor, None)
         if self._on_dropped is not None:
             self._on_dropped(layer)
 
@@ -138,14 +140,10 @@ class LayerStore:
                 f"found {type(module).__name__}"
             )
         module.train(self._trains)
-        for parameter in module.parameters():
-            owner = self._owners.setdefault(id(parameter), label)
+        for what, tensor in tensors_of(module):
+            owner = self._owners.setdefault(tensor, label)
             if owner != label:
-                raise ConfigError(
-                    f"layers {owner} and {label} share one parameter: tied layers are not "
-                    f"supported, as a layer has one place in the chain and is written by the stage "
-                    f"there; let each factory make its own"
-                )
+                raise shared(what, owner, label)
         rule: Rule = block.rule
         if (layer.block, layer.candidate) in self.stateless:
             if keeps_state(module):
@@ -158,3 +156,26 @@ class LayerStore:
         keeps_versions = self._policy.keeps_versions(rule)
         own = self._policy.own_step(rule)
         return StoredLayer(label, rule, module, self._recipe, keeps_versions, own)
+
+
+def tensors_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every parameter and buffer, with the word for what it is."""
+    for parameter in module.parameters():
+        yield "parameter", parameter
+    for buffer in module.buffers():
+        yield "buffer", buffer
+
+
+def shared(what: str, owner: str, label: str) -> ConfigError:
+    """What refuses two layers with one tensor.
+
+    Args:
+        what: ``parameter`` or ``buffer``.
+        owner: the label of the layer that was made first.
+        label: that of the other.
+    """
+    return ConfigError(
+        f"layers {owner} and {label} share one {what}: tied layers are not supported, as a layer "
+        f"has one place in the chain and is written by the stage there; let each factory make its "
+        f"own (equal at the start: init_from=)"
+    )

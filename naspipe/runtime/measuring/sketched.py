@@ -4,7 +4,7 @@ have it."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from functools import partial
 from types import FunctionType
 from typing import Any
@@ -14,6 +14,7 @@ from torch import nn
 
 from naspipe.core.space import Space
 from naspipe.planning.cost import first_of_kind
+from naspipe.runtime.layers.layer_store import tensors_of
 
 _PLAIN = (int, float, complex, str, bytes, bool, type(None))
 
@@ -29,6 +30,11 @@ class SketchedLayers:
         self._keys = _keys(space)
         self._modules: dict[Hashable, nn.Module | None] = {}
         self._handed_out: set[Hashable] = set()
+        self._owners: dict[int, tuple[int, int]] = {}
+        self._memory: list[torch.UntypedStorage] = []
+        """That of all tensors; while it is kept, no other has its address."""
+        self.shared: list[tuple[str, tuple[int, int], tuple[int, int]]] = []
+        """Of tensors that two candidates have: ``parameter`` or ``buffer``, and which they are."""
 
     def key(self, block: int, candidate: int) -> Hashable:
         """The same for candidates that the same factory makes."""
@@ -39,7 +45,8 @@ class SketchedLayers:
         key = self.key(block, candidate)
         if key not in self._modules:
             factory = self._space.blocks[block].candidates[candidate]
-            self._modules[key], is_handed_out = _without_memory(factory)
+            look = partial(self._look, (block, candidate))
+            self._modules[key], is_handed_out = _without_memory(factory, look)
             if is_handed_out:
                 self._handed_out.add(key)
         return self._modules[key]
@@ -49,24 +56,36 @@ class SketchedLayers:
         self.module(block, candidate)
         return self.key(block, candidate) in self._handed_out
 
+    def _look(self, here: tuple[int, int], module: nn.Module) -> None:
+        """Note whose memory it is; two parameters in one place are shared, too."""
+        for what, tensor in tensors_of(module):
+            memory = tensor.untyped_storage()
+            self._memory.append(memory)
+            owner = self._owners.setdefault(memory._cdata, here)
+            if owner != here:
+                self.shared.append((what, owner, here))
 
-def _without_memory(factory: Callable[[], Any]) -> tuple[nn.Module | None, bool]:
-    """A module on torch's meta device, and whether another one would have tensors of this one."""
+
+def _without_memory(
+    factory: Callable[[], Any], look: Callable[[nn.Module], None]
+) -> tuple[nn.Module | None, bool]:
+    """A module on torch's meta device, and whether another one would have tensors of this one.
+
+    It is looked at as the factory made it.
+    """
     try:
         with torch.device("meta"):
             module = factory()
             if not isinstance(module, nn.Module):
                 return None, False
-            kept = {id(each) for each in _tensors(module) if not each.is_meta}
-            is_handed_out = bool(kept) and any(id(each) in kept for each in _tensors(factory()))
+            look(module)
+            kept = {id(each) for _, each in tensors_of(module) if not each.is_meta}
+            is_handed_out = bool(kept) and any(
+                id(each) in kept for _, each in tensors_of(factory())
+            )
         return module.to("meta"), is_handed_out
     except Exception:  # whatever is wrong is said when the real one is made
         return None, False
-
-
-def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:
-    yield from module.parameters()
-    yield from module.buffers()
 
 
 def _keys(space: Space) -> list[list[Hashable]]:

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from naspipe.core.errors import ConfigError
 from naspipe.core.space import Space
@@ -92,6 +91,8 @@ class SubnetCounter:
         twin = self._twins[block]
         key = (twin, candidate, tuple((tuple(t.shape), t.dtype) for t in inputs))
         if key not in self._known:
+            from torch.utils.flop_counter import FlopCounterMode  # which prints tables: needs more
+
             module = sketch(self._space, twin, candidate).to("meta").eval()
             counter = FlopCounterMode(display=False)
             with torch.no_grad(), torch.device("meta"), counter:

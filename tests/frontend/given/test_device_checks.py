@@ -72,7 +72,7 @@ def test_cuda_ipc_wants_one_host_and_gpus_that_reach_each_other(changes, apart, 
 
 
 def test_a_run_that_cannot_have_cuda_ipc_writes_nothing(tmp_path):
-    with pytest.raises(ConfigError, match="data_path=cuda_ipc: expected --device cuda, found cpu"):
+    with pytest.raises(ConfigError, match="data_path=cuda_ipc: expected device='cuda', found cpu"):
         npp.train(
             spaces.mixed(), spaces.vectors, torch.nn.CrossEntropyLoss(), steps=4, stages=2,
             execution={"data_path": "cuda_ipc"}, run_dir=tmp_path / "run",

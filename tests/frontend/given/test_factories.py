@@ -14,6 +14,7 @@ import naspipe as npp
 from naspipe.core.errors import ConfigError
 from naspipe.runtime.measuring.alike_candidates import alike_note
 from naspipe.runtime.measuring.sketched import SketchedLayers
+from tests.equivalence import spaces
 
 
 def note(*blocks):
@@ -145,3 +146,42 @@ def test_a_module_in_the_place_of_a_factory():
 def test_what_makes_nothing():
     with pytest.raises(ConfigError, match=r"block 0: expected candidate 0 .* value of type int"):
         npp.Space("mine", [npp.Block([3])])
+
+
+def shares(kind, kept):
+    """A factory of layers with one tensor: the same object, or another one in its memory."""
+    layer = nn.BatchNorm1d(16)
+    if kind == "object":
+        layer.register_buffer("running_mean", kept.setdefault("made", layer.running_mean))
+    else:
+        layer.weight = nn.Parameter(kept.setdefault("made", layer.weight.data))
+    return layer
+
+
+@pytest.mark.parametrize(("kind", "what"), [("object", "buffer"), ("memory", "parameter")])
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_layers_that_have_a_tensor_in_common(tmp_path, kind, what, is_shared):
+    """The first one's factory makes it, so neither hands out what was made before."""
+    kept = {}
+    one, other = (lambda: shares(kind, kept)), (lambda: shares(kind, kept))
+    blocks = [npp.Block([make, lambda: nn.Linear(16, 16)]) for make in (one, other)]
+    if is_shared:
+        blocks = [npp.Shared("one", one), npp.Shared("other", other)]
+    space = npp.Space("mine", [*blocks, npp.Shared("head", lambda: nn.Linear(16, 10))])
+    names = "one and other" if is_shared else "0.0 and 1.0"
+    said = f"layers {names} share one {what}.*let each factory make its own"
+    with pytest.raises(ConfigError, match=said):
+        npp.train(
+            space, spaces.vectors, nn.CrossEntropyLoss(), steps=2, run_dir=tmp_path / "run"
+        )  # fmt: skip
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_chain_of_modules_that_have_a_tensor_in_common():
+    """Copies would each have their own, and nobody would say so."""
+    embedding, head = nn.Embedding(10, 8), nn.Linear(8, 10, bias=False)
+    head.weight = embedding.weight
+    with pytest.raises(ConfigError, match=r"layers 0.0 and 2.0 share one parameter"):
+        npp.chain([embedding, nn.ReLU(), head])
+    act = nn.ReLU()
+    assert len(npp.chain([act, nn.Linear(8, 8), act])) == 3

@@ -105,6 +105,8 @@ def test_whole_numbers_stand_for_texts(defined):
         ({"optimizer_options": 3}, "optimizer_options: expected a mapping"),
         ({"window": "wide"}, "window: expected a whole number, found 'wide'"),
         ({"passes": "two"}, "passes: expected one, accumulate:N"),
+        ({"stages": 99}, "at most one stage per block; choose stages=[0-9]+ or less"),
+        ({"clip_layer_norm": -1}, "clip_layer_norm: expected"),
         ({"steps": None}, "steps: expected how many to train, as in steps=1000, found none"),
     ],
 )

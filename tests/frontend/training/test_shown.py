@@ -11,7 +11,7 @@ from torch import nn
 
 import naspipe as npp
 from naspipe.core.errors import RunInterruptedError
-from naspipe.frontend.display.watching import Several
+from naspipe.frontend.display.watching import Told
 from naspipe.runtime.wire.ports import LaunchObserver
 from naspipe.runtime.wire.reports import SilentObserver
 from tests.equivalence import spaces
@@ -79,11 +79,11 @@ def test_several_observers_are_told_everything():
             return lambda *arguments: told.append((name, arguments))
 
     methods = [name for name in vars(LaunchObserver) if name.startswith("on_")]
-    several = Several(Telling(), Telling())
+    several = Told(Telling(), Telling())
     for name in methods:
         count = getattr(LaunchObserver, name).__code__.co_argcount - 1
-        getattr(several, name)(*range(count))
-        assert told[-2:] == [(name, tuple(range(count)))] * 2
+        getattr(several, name)(*map(str, range(count)))
+        assert told[-2:] == [(name, tuple(map(str, range(count))))] * 2
     assert len(told) == 2 * len(methods) >= 14
 
 

@@ -11,6 +11,7 @@ from torch import nn
 
 import naspipe as npp
 from naspipe.core.errors import ConfigError
+from naspipe.core.wording.in_python import in_python
 from naspipe.runtime.blocks.compute import StageCompute
 from naspipe.runtime.blocks.updates import StageUpdates
 from naspipe.runtime.devices.out_of_memory import LayerUse, explain_shortage, read_shortage
@@ -126,8 +127,8 @@ def test_a_run_with_the_stated_budget_goes_through(tmp_path, limited, stages):
         except ConfigError as error:
             line = str(error)
         assert "\n" not in line and re.search(r"in 0\.\d+[FB]@\d block \d+ \(layer ", line)
-        assert RunDirectory(path).read_manifest()["failure"] == line
-        budget = re.search(r"--memory-budget (\d+)", line)[1]
+        assert in_python(RunDirectory(path).read_manifest()["failure"]) == line
+        budget = re.search(r"memory_budget=(\d+)", line)[1]
         budgets.append(int(budget))
     assert budgets and all(one > other for one, other in pairwise(budgets)), budgets
     assert [loss.bits for loss in run.directory.read_losses()] == [

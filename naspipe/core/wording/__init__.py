@@ -1,0 +1,1 @@
+"""How calls are answered: keywords that are not known, messages as keywords; no message itself."""
