@@ -16,7 +16,6 @@ from naspipe.core.commands import (
 from naspipe.core.errors import InvariantError
 from naspipe.core.events import BlockFinished, InputArrived, SubnetAdmitted, WriteFinished
 from naspipe.core.ids import LayerId
-from naspipe.core.layer_rules import PartlyFrozen
 from naspipe.core.partition import Partition
 from naspipe.core.rules import Exact, Frozen, Lag
 from naspipe.core.subnet import Subnet
@@ -228,19 +227,6 @@ def test_frozen_layers_are_not_written():
     assert d.block("0B", 0) == [
         d.record(0, 0, 0, "B", -1), RetireSubnet(0, 0), runs("0.1F@0", (0, 0, -1), (1, 1, -1))
     ]  # fmt: skip
-
-
-def test_layers_without_state_let_subnets_pass():
-    """Subnet 1 goes through what subnet 0 still has to come back through."""
-    d = Driver(0, (0, 2, 3), rules=[PartlyFrozen(Exact(), frozenset({1})), Exact(), Exact()])
-    d.admit(1, 0, 0), d.admit(1, 1, 0), d.admit(0, 0, 0)
-    d.block("0F", 0)
-    assert d.block("0F", 1)[-1] == runs("0.1F@0", (0, 1, -1), (1, 1, -1))
-    d.block("1F", 0)
-    assert d.block("1F", 1)[-1] == d.record(1, 1, 1, "F", -1), "subnet 2 waits for layer 1.0"
-    d.input("0B"), d.block("0B", 1)
-    d.written(1, 0, 0)
-    assert d.block("0B", 0)[:2] == [d.record(0, 1, 0, "B", -1), RetireSubnet(0, 0)], "no WRITE"
 
 
 def test_a_replay_gives_the_same_commands():
