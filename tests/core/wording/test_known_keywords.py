@@ -17,7 +17,7 @@ CALLS = (
     npp.Block, npp.Shared, npp.Space, npp.Lag, npp.Every, npp.Views, npp.Teacher, npp.Momentum,
     npp.chain, npp.open_run, npp.from_dataset, npp.export_subnet, npp.export_blocks,
     npp.validate_blocks, npp.train_together, npp.write_labels, npp.rate_blocks, npp.combine_blocks,
-    npp.to_wandb, npp.to_mlflow, npp.from_nni,
+    npp.to_wandb, npp.to_mlflow, npp.from_nni, npp.compare_runs,
 )  # fmt: skip
 TAKES_MORE = {
     npp.train: (*declared(Recipe), *declared(Execution)),
