@@ -1,12 +1,31 @@
-"""A run's figures as sentences: how busy its stages were, what they waited for, what would help."""
+"""A run's figures as sentences: how busy its stages were, what they waited for, what would help.
+
+What limited it is found as ``naspipe plan`` finds it, with what the run's log shows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import count, takewhile
+from typing import NamedTuple
 
-from naspipe.report.limits import limits
+from naspipe.core.access import Access, AccessKind
+from naspipe.core.errors import ConfigError
+from naspipe.core.events import Planned
+from naspipe.core.ids import SequenceId, StreamId
+from naspipe.core.partition import Partition, make_partition
+from naspipe.core.steps import Steps
+from naspipe.core.subnet import Subnet
+from naspipe.planning.causal_bound import causal_bound
 from naspipe.report.reasons import Reason
-from naspipe.report.recorded import Recorded
+from naspipe.report.recorded import Recorded, section
+from naspipe.sim.bottlenecks import Bottleneck, bottlenecks
+from naspipe.sim.chains import Chain, Stream
+from naspipe.sim.fidelity import logged_table
+from naspipe.sim.outcome import Outcome, bound_of
+from naspipe.sim.pipeline import Pipeline, Plan, StreamPlan
+from naspipe.streams.samplers import make_sampler
+from naspipe.trace.reading.metrics import summarize
 
 _NOTABLE = 0.02
 """Shares below this are not worth a sentence."""
@@ -68,3 +87,124 @@ def _limits(run: Recorded) -> list[str]:
 
 def _percent(share: float) -> str:
     return f"{max(0.0, share):.0%}".replace("%", " %")
+
+
+MOST_SUBNETS = 400
+"""As many are looked at, as at the start of a run."""
+
+GAIN = 1.05
+"""Less is not worth another stream."""
+
+_DRAWN = ("uniform", "fair")
+
+
+class Limits(NamedTuple):
+    """What kept stages from being busy, the strictest first, and what would help."""
+
+    found: Sequence[Bottleneck] = ()
+    sampler: str = ""
+    """One that lets more stages be busy, where there is one."""
+    busy: float = 0.0
+    """How many stages causal order lets be busy at most, whatever else limits them."""
+    sampled_busy: float = 0.0
+    """The same of that sampler."""
+
+
+class _Seen(NamedTuple):
+    """Whole passes of the log, in their order."""
+
+    planned: Sequence[Planned]
+    accesses: Sequence[Access]
+
+
+def limits(run: Recorded) -> Limits:
+    """Of the records that are shown; nothing for several streams, a teacher or one stage."""
+    steps = run.schedule.steps
+    seen = _seen(run, steps)
+    if not seen.planned or run.num_stages < 2 or run.teacher:
+        return Limits()
+    subnets = tuple(each.subnet for each in seen.planned)
+    table = logged_table(seen.accesses, steps)
+    chain = Chain(rules=run.labels.rules, is_shared=run.labels.is_shared)
+    definition = section(run.manifest, "definition")
+    policy = str(definition.get("policy", "csp"))
+    pipeline = Pipeline(
+        streams=(Stream(chain, subnets, table),), policy=policy, bulk=run.num_stages, steps=steps
+    )
+    plan = Plan((StreamPlan(tuple(seen.planned)),), "", run.schedule.window)
+    bound = bound_of(pipeline)
+    outcome = _outcome(run, bound.bubble(run.num_stages))
+    found = bottlenecks(pipeline, run.labels.labels, bound, plan, outcome, run.num_groups)
+    window = _spaced(run)
+    if not window or definition.get("sampler") not in _DRAWN or steps.passes > 1:
+        return Limits(found)
+    drawn = make_sampler(f"spaced:{window}", _drawn_counts(run), int(definition.get("seed", 0)))
+    spaced = tuple(_subnet(number, drawn.draw(), run) for number in range(len(subnets)))
+    now, then = bound, causal_bound(spaced, run.labels.rules, table, steps)
+    busy, better = (min(each.steady_parallelism, run.num_stages) for each in (now, then))
+    return (
+        Limits(found, f"spaced:{window}", busy, better) if better > GAIN * busy else Limits(found)
+    )
+
+
+def _seen(run: Recorded, steps: Steps) -> _Seen:
+    """The first passes in a row of which every block's forward is there; whole steps."""
+    stages: dict[int, dict[int, tuple[int, int]]] = {}
+    for access in run.accesses:
+        if access.layer.stream:
+            return _Seen((), ())
+        if access.kind is AccessKind.FORWARD:
+            block, candidate = access.layer.block, access.layer.candidate
+            stages.setdefault(access.sequence_id, {})[block] = (candidate, access.stage)
+    whole = sorted(number for number, row in stages.items() if len(row) == len(run.labels))
+    begun = [number for number in whole if steps.pass_of(number) == 0]
+    row = list(takewhile(set(whole).__contains__, count(begun[0]))) if begun else []
+    row = row[: min(len(row), MOST_SUBNETS) // steps.passes * steps.passes]
+    planned = []
+    for place, number in enumerate(row):
+        cells = [stages[number][block] for block in range(len(run.labels))]
+        subnet = Subnet(StreamId(0), SequenceId(place), tuple(choice for choice, _ in cells))
+        partition = _partition([stage for _, stage in cells], run.num_stages)
+        if partition is None:
+            return _Seen((), ())
+        planned.append(Planned(subnet, partition))
+    known = set(row)
+    return _Seen(planned, [each for each in run.accesses if each.sequence_id in known])
+
+
+def _partition(stages: Sequence[int], num_stages: int) -> Partition | None:
+    """Where a chain was cut, which went through these stages; None where it went back."""
+    if list(stages) != sorted(stages):
+        return None
+    bounds = [sum(each < stage for each in stages) for stage in range(num_stages)]
+    try:
+        return make_partition((*bounds, len(stages)))
+    except ConfigError:
+        return None
+
+
+def _outcome(run: Recorded, bound: float) -> Outcome:
+    """The run's own figures, as a simulation has them."""
+    summary = run.whole or summarize(run.accesses, run.num_stages)
+    return Outcome(
+        stages=run.num_stages, order="", window=run.schedule.window,
+        passes_per_second=summary.passes_per_second, bubble_ratio=summary.bubble_ratio,
+        bound=bound, hit_rate=summary.hit_rate, stall_ratio=summary.stall_ratio,
+        makespan_seconds=summary.seconds, uses=(),
+    )  # fmt: skip
+
+
+def _drawn_counts(run: Recorded) -> tuple[int, ...]:
+    labels = zip(run.labels.candidates, run.labels.is_shared, strict=True)
+    return tuple(number for number, is_shared in labels if not is_shared)
+
+
+def _spaced(run: Recorded) -> int:
+    """The W that ``naspipe plan`` would look at, or the most that all blocks have room for."""
+    return min([2 * run.num_stages, *(number - 1 for number in _drawn_counts(run))])
+
+
+def _subnet(number: int, choices: Iterable[int], run: Recorded) -> Subnet:
+    left = iter(choices)
+    chain = tuple(0 if is_shared else next(left) for is_shared in run.labels.is_shared)
+    return Subnet(StreamId(0), SequenceId(number), chain)

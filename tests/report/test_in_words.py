@@ -9,8 +9,7 @@ import pytest
 
 from naspipe.core.access import Access, AccessKind
 from naspipe.core.ids import LayerId, StreamId
-from naspipe.report.in_words import in_words
-from naspipe.report.limits import limits
+from naspipe.report.in_words import in_words, limits
 from naspipe.report.recorded import Recorded, read_run
 from naspipe.report.run_tables import run_tables
 from tests.trace.fake_run import CHAINS, FakeRun, sequential_accesses
