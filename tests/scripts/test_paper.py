@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+import search_spaces
 from naspipe.streams.from_file import write_stream
 from scripts.paper import figure4, published, systems, table3, throughput
 from scripts.paper.common import Options, real_run
 from scripts.paper.summary import write_summary
+from tests.search_spaces import chain
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, str(ROOT / "scripts/paper/run.py")]
@@ -137,8 +139,38 @@ def test_figure4_trains_what_gives_the_same_bits_once():
         for name in figure4.SYSTEMS
     }
     assert [name for name, is_same in keys.items() if is_same] == ["naspipe", "naspipe, exact"]
+    own = str(search_spaces.build("cv.c3", "tiny", chain.IMAGES).shared_rules["stem"])
+    for name, rule in [("naspipe", own), ("naspipe, exact", "exact")]:
+        key = figure4.causal_key("cv.c3", "uniform", rule, 50)
+        assert figure4.key_of("cv.c3", "uniform", name, 2, 50) == key
     assert figure4.key_of("cv.c3", "uniform", "vpipe", 2, 50) == figure4.key_of(
         "cv.c3", "uniform", "gpipe", 2, 50
     )
     assert figure4.SYSTEMS["gpipe"].trained_job(4) == {"policy": "bsp", "bulk": 4, "stages": 1}
     assert figure4.SYSTEMS["pipedream"].trained_job(4)["stages"] == 4
+
+
+def test_figure4_takes_the_curves_that_prices_have(tmp_path, monkeypatch):
+    trained = []
+
+    def real_run(**job):
+        trained.append((job["policy"], job.get("rule"), job["seed"], job["stages"]))
+        return {"losses": [1.0] * job["steps"]}
+
+    monkeypatch.setattr(figure4, "real_run", real_run)
+    same = {"space": "cv.c3", "sampler": "spaced:8", "steps": 25, "means": [0.5]}
+    rows = [
+        {**same, "rule": figure4.default_rule("cv.c3"), "optimizer": "default", "seed": 0},
+        {**same, "rule": "exact", "optimizer": "default", "seed": 1},
+        {**same, "rule": "exact", "optimizer": "adam", "seed": 0},
+        {**same, "rule": "lag(16)", "optimizer": "default", "seed": 1},
+    ]
+    losses, prices = tmp_path / "losses.json", tmp_path / "prices.json"
+    prices.write_text(json.dumps({"rows": rows}))
+    found = figure4.train_missing([("cv.c3", "spaced:8")], 25, losses, prices)
+    causal = sorted((rule or "", seed) for policy, rule, seed, _ in trained if policy == "csp")
+    assert causal == [("", 1), ("exact", 0)]
+    assert found[figure4.causal_key("cv.c3", "spaced:8", "exact", 25)] == {"0": [1.0], "1": [0.5]}
+    trained.clear()
+    assert figure4.train_missing([("cv.c3", "spaced:8")], 25, losses, prices) == found
+    assert not trained
