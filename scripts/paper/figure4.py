@@ -4,7 +4,8 @@ And of naspipe with layers in front that are never read late, which the paper do
 it for streams whose neighbours may share layers (``uniform``) and for ones whose do not
 (``spaced``).
 Losses are those of real runs. How fast a system is was measured apart from them, in alternation on
-two stages, and simulated on four with costs profiled here; a loss's second follows from both. So
+two stages, and simulated on four with costs profiled here (``--simulated-only``: on both).
+A loss's second follows from both. So
 runs may stand beside other work. What is in ``losses.json`` is not trained again, nor what
 ``scripts/rule_prices.py`` trained: curves of naspipe are told apart by the rule in front.
 """
@@ -94,10 +95,13 @@ def run(options: Options) -> Result:
     curves = train_missing(cases, steps, LOSSES, PRICES)
     rows: list[dict[str, Any]] = []
     for case in cases:
-        speeds: dict[int, dict[str, list[float]]] = {SIMULATED: simulated_speeds(*case)}
-        if options.is_real:
-            speeds[REAL] = measured_speeds(*case, options.repetitions)
-        for stages, found in sorted(speeds.items()):
+        for stages in (REAL, SIMULATED):
+            is_measured = stages == REAL and options.is_real
+            found = (
+                measured_speeds(*case, options.repetitions)
+                if is_measured
+                else simulated_speeds(*case, stages)
+            )
             own = {
                 name: {
                     str(seed): curves[key_of(*case, name, stages, steps)][str(seed)]
@@ -105,11 +109,12 @@ def run(options: Options) -> Result:
                 }
                 for name in found
             }
-            rows += rows_of(*case, stages, own, found)
+            clock = "measured" if is_measured else "simulated"
+            rows += [row | {"clock": clock} for row in rows_of(*case, stages, own, found)]
     return Result(
         experiment="figure4",
         title=f"Figure 4: convergence over {steps} steps, 2 or 3 seeds",
-        kind=f"losses real, seconds real on {REAL} stages and simulated on {SIMULATED}",
+        kind=f"losses real, seconds {' and '.join(dict.fromkeys(r['clock'] for r in rows))}",
         rows=rows,
         headlines=[
             Headline(
@@ -208,16 +213,16 @@ def measured_speeds(space: str, sampler: str, rounds: int) -> dict[str, list[flo
     return found
 
 
-def simulated_speeds(space: str, sampler: str) -> dict[str, list[float]]:
+def simulated_speeds(space: str, sampler: str, stages: int) -> dict[str, list[float]]:
     """Steps per second of the systems that do not swap."""
-    execution = Execution(stages=SIMULATED)
+    execution = Execution(stages=stages)
     known = profiled_scenario(tiny_workload(space), execution)
     found = {}
     for name, kind in SYSTEMS.items():
         if kind.execution is None:
             scenario = with_late(known, parse_rule(kind.rule)) if kind.rule else known
             pipeline = scenario.pipeline(
-                sampler, 0, SIMULATED_STEPS, policy=kind.policy, bulk=SIMULATED
+                sampler, 0, SIMULATED_STEPS, policy=kind.policy, bulk=stages
             )
             found[name] = [scenario.run(pipeline, execution).summary.passes_per_second]
     return found
@@ -269,8 +274,8 @@ def draw(result: Result, figure: Any) -> None:
                     rate = row["steps_per_second"] if is_timed else 1.0
                     seeds = list(result.extra["curves"][row["curve"]].values())
                     _band(axis, rate, seeds, styles.get(row["system"], "-"), row["system"])
-            how = "measured" if stages == REAL else "simulated"
-            axis.set_xlabel(f"seconds on {stages} stages, {how}" if is_timed else "steps")
+            (clock,) = {row["clock"] for row in mine if row["stages"] == stages}
+            axis.set_xlabel(f"seconds on {stages} stages, {clock}" if is_timed else "steps")
         line[0].set_ylabel(f"{', '.join(case)}: loss, mean of {GRAIN} steps")
         line[0].legend(fontsize="small")
 
