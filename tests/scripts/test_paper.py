@@ -78,6 +78,15 @@ def test_verdicts_are_about_bits_not_about_printed_losses():
                                                                          "different")  # fmt: skip
 
 
+def test_table3_repeats_a_run_where_its_rule_or_its_steps_changed(tmp_path):
+    path, case = tmp_path / "result.json", ("cv.c3", "csp", 2, 1, "lag(1,predict)")
+    assert table3.kept(path, "tiny", 80) == {}
+    known = row("csp", 2, "a") | {"space": "cv.c3", "rule": "lag(1,predict)"}
+    path.write_text(json.dumps({"settings": {"scale": "tiny", "steps": 80}, "rows": [known]}))
+    assert table3.kept(path, "tiny", 80) == {case: known}
+    assert table3.kept(path, "tiny", 60) == table3.kept(path, "small", 80) == {}
+
+
 def test_one_bit_of_one_loss_is_another_digest():
     assert table3.digest(["3f800000", "0"]) != table3.digest(["3f800001", "0"])
 
