@@ -241,9 +241,11 @@ def main(words: Sequence[str] | None = None) -> int:
     if arguments.rates:
         for space in arguments.spaces:
             rules = dict.fromkeys(row["rule"] for row in rows if row["space"] == space)
+            found = rates_of(space, list(rules))
+            result = kept(arguments.output)
             others = [each for each in result["rates"] if each["space"] != space]
-            result["rates"] = [*others, *rates_of(space, list(rules))]
-        arguments.output.write_text(json.dumps(result, indent=1) + "\n")
+            result["rates"] = [*others, *found]
+            arguments.output.write_text(json.dumps(result, indent=1) + "\n")
     cases = itertools.product(arguments.spaces, arguments.samplers, arguments.optimizers)
     for case in cases:
         space, sampler, optimizer = case
