@@ -16,6 +16,7 @@ import statistics
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,12 @@ from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
 from naspipe.core.config import Execution  # noqa: E402
-from naspipe.core.rules import parse_rule  # noqa: E402
+from naspipe.core.rules import Every, Lag, parse_rule  # noqa: E402
 from naspipe.frontend.given.workloads import find_workload  # noqa: E402
 from naspipe.frontend.simulation.lag_needed import with_late  # noqa: E402
 from naspipe.frontend.simulation.scenario import profiled_scenario  # noqa: E402
 from naspipe.runtime.devices.environment import describe_environment  # noqa: E402
-from scripts.paper.common import draw_to, real_run  # noqa: E402
+from scripts.paper.common import COLOURS, draw_to, real_run  # noqa: E402
 from scripts.tiny_workload import tiny_workload  # noqa: E402
 
 SPACES = ("cv.c3", "nlp.c3", "nasbench201")
@@ -99,18 +100,35 @@ def rates_of(space: str, rules: Sequence[str]) -> list[dict[str, Any]]:
     else:
         workload = find_workload(named["space"], "tiny", named["data"], None)
     rows = []
-    for sampler, stages, rule in itertools.product(SAMPLERS, STAGES, rules):
+    for sampler, stages in itertools.product(SAMPLERS, STAGES):
         execution = Execution(stages=stages)
-        scenario = with_late(profiled_scenario(workload, execution), parse_rule(rule))
-        run = scenario.run(scenario.pipeline(sampler, 0, SIMULATED), execution)
-        speed = run.summary.passes_per_second
-        rows.append(
-            {
-                "space": space, "sampler": sampler, "stages": stages, "rule": rule,
-                "steps_per_second": speed,
-            }
-        )  # fmt: skip
+        known = profiled_scenario(workload, execution)
+        for rule in sorted({as_fast_as(rule) for rule in rules}):
+            scenario = with_late(known, parse_rule(rule))
+            run = scenario.run(scenario.pipeline(sampler, 0, SIMULATED), execution)
+            speed = run.summary.passes_per_second
+            rows.append(
+                {
+                    "space": space, "sampler": sampler, "stages": stages, "rule": rule,
+                    "steps_per_second": speed,
+                }
+            )  # fmt: skip
     return rows
+
+
+def as_fast_as(rule: str) -> str:
+    """The rule that is as late, and steps as others do."""
+    parsed = parse_rule(rule)
+    if isinstance(parsed, Lag):
+        return str(replace(parsed, momentum=None, lr=1.0, predicts=False))
+    return str(replace(parsed, momentum=None, lr=1.0) if isinstance(parsed, Every) else parsed)
+
+
+def prices_of(rows: Sequence[dict[str, Any]], rule: str) -> list[float]:
+    """Of one space, sampler, optimizer and number of steps: over ``exact`` of the same seed."""
+    exact = {row["seed"]: row["end"] for row in rows if row["rule"] == "exact"}
+    own = [row for row in rows if row["rule"] == rule and row["seed"] in exact]
+    return [row["end"] / exact[row["seed"]] - 1.0 for row in own]
 
 
 def table_of(rows: Sequence[dict[str, Any]]) -> Table:
@@ -118,52 +136,81 @@ def table_of(rows: Sequence[dict[str, Any]]) -> Table:
     table = Table(
         "space", "sampler", "optimizer", "rule", "seeds", "loss", "over exact", box=SIMPLE_HEAD
     )
-    ends = {key_of(row): row["end"] for row in rows}
-    for case, group in itertools.groupby(
-        sorted(rows, key=key_of), key=lambda row: key_of(row)[:-1]
-    ):
-        own = list(group)
-        *given, rule, steps = case
-        exact = [ends.get((*given, "exact", steps, row["seed"])) for row in own]
-        over = [row["end"] / to - 1.0 for row, to in zip(own, exact, strict=True) if to]
-        shown = ""
-        if over:
-            shown = f"{statistics.fmean(over):+.1%} ({min(over):+.1%} to {max(over):+.1%})"
-        loss = statistics.fmean(row["end"] for row in own)
-        table.add_row(*given, rule, str(len(own)), f"{loss:.4f}", shown)
+
+    def case(row: dict[str, Any]) -> tuple[Any, ...]:
+        return (*key_of(row)[:3], row["steps"])
+
+    for given, group in itertools.groupby(sorted(rows, key=case), key=case):
+        mine = list(group)
+        for rule in sorted({row["rule"] for row in mine}):
+            ends = [row["end"] for row in mine if row["rule"] == rule]
+            over, shown = prices_of(mine, rule), ""
+            if over:
+                shown = f"{statistics.fmean(over):+.1%} ({min(over):+.1%} to {max(over):+.1%})"
+            table.add_row(*given[:3], rule, str(len(ends)), f"{statistics.fmean(ends):.4f}", shown)
     return table
 
 
 def draw(rows: Sequence[dict[str, Any]], rates: Sequence[dict[str, Any]], figure: Any) -> None:
-    """Loss over steps, and over seconds on two and four stages, a line for each rule: of one space.
+    """One space: prices over K, then losses over steps and over seconds, a line for each rule.
 
-    Every line is the mean of its seeds; a band reaches from the least to the most.
+    A price's bar reaches from the least seed to the most; a loss is the mean of the seeds and of
+    the last ``TAIL`` steps.
     """
     speeds = {(each["stages"], each["rule"]): each["steps_per_second"] for each in rates}
-    names = {0: "steps", 2: "seconds on 2 stages", 4: "seconds on 4 stages"}
-    panels = [stages for stages in names if not stages or any(each == stages for each, _ in speeds)]
-    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-    figure.set_size_inches(5 * len(panels), 4.2)
-    for rule in dict.fromkeys(row["rule"] for row in rows):
+    names = {0: "steps", **{n: f"seconds on {n} stages, simulated" for n in (2, 4)}}
+    panels = [n for n in names if not n or any(each == n for each, _ in speeds)]
+    lines = (1 + len(panels)) // 2
+    first, *axes = figure.subplots(lines, 2, squeeze=False).flat
+    figure.set_size_inches(10, 3.8 * lines)
+    for rule in sorted({row["rule"] for row in rows}, key=order_of):
+        late, colour, dashes = style_of(rule)
+        if over := [100 * each for each in prices_of(rows, rule)]:
+            middle = statistics.fmean(over)
+            ends = [[middle - min(over)], [max(over) - middle]]
+            first.errorbar(late, middle, ends, fmt="o" if dashes == "-" else "D", color=colour)
         seeds = [row["means"] for row in rows if row["rule"] == rule]
-        count = min(map(len, seeds))
-        middle = [statistics.fmean(each[n] for each in seeds) for n in range(count)]
-        ends = [[end(each[n] for each in seeds) for n in range(count)] for end in (min, max)]
-        steps = [GRAIN * (n + 1) for n in range(count)]
+        tail = min(TAIL // GRAIN, *map(len, seeds))
         for axis, stages in zip(axes, panels, strict=True):
-            speed = speeds.get((stages, rule)) if stages else 1.0
-            if speed:
-                times = [step / speed for step in steps]
-                (line,) = axis.plot(times, middle, label=rule)
-                axis.fill_between(times, *ends, color=line.get_color(), alpha=0.15, linewidth=0)
+            if speed := speeds.get((stages, as_fast_as(rule))) if stages else 1.0:
+                counts = range(tail, min(map(len, seeds)) + 1)
+                losses = [
+                    statistics.fmean(s for m in seeds for s in m[n - tail : n]) for n in counts
+                ]
+                axis.plot(
+                    [GRAIN * n / speed for n in counts], losses, dashes, color=colour, label=rule
+                )
     for axis, stages in zip(axes, panels, strict=True):
         axis.set_xlabel(names[stages])
-    axes[0].set_ylabel(f"loss, mean of {GRAIN} steps")
+        axis.set_yscale("log")
+        axis.yaxis.set_major_formatter("{x:.3g}")
+        axis.yaxis.set_minor_formatter("{x:.2g}")
+    first.set_xlabel("K of lag(K), M of every(M)")
+    first.set_ylabel("loss over that of exact, %")
+    axes[0].set_ylabel(f"loss, mean of {TAIL} steps")
     axes[0].legend(fontsize="small")
 
 
+def order_of(rule: str) -> tuple[int, str]:
+    """How late, then by name."""
+    return style_of(rule)[0], rule
+
+
+def style_of(rule: str) -> tuple[int, str, str]:
+    """How late it is, the colour that says so, and dashes where it makes up for that."""
+    match parse_rule(rule):
+        case Lag(late) as parsed:
+            dashes = "-" if parsed == Lag(late) else "--"
+        case Every(late):
+            dashes = ":"
+        case _:
+            late, dashes = 0, "-"
+    places = (1, 2, 3, 4, 8, 16)
+    return late, ("#000000", *COLOURS)[sum(late >= place for place in places)], dashes
+
+
 def main(words: Sequence[str] | None = None) -> int:
-    """Train what is missing, two runs at a time; print, draw and write."""
+    """Train what is missing, two runs at a time; write, draw and print."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--spaces", nargs="+", choices=SPACES, default=list(SPACES))
     parser.add_argument("--samplers", nargs="+", choices=SAMPLERS, default=["uniform"])
@@ -194,13 +241,16 @@ def main(words: Sequence[str] | None = None) -> int:
     if arguments.rates:
         for space in arguments.spaces:
             rules = dict.fromkeys(row["rule"] for row in rows if row["space"] == space)
+            found = rates_of(space, list(rules))
+            result = kept(arguments.output)
             others = [each for each in result["rates"] if each["space"] != space]
-            result["rates"] = [*others, *rates_of(space, list(rules))]
-        arguments.output.write_text(json.dumps(result, indent=1) + "\n")
+            result["rates"] = [*others, *found]
+            arguments.output.write_text(json.dumps(result, indent=1) + "\n")
     cases = itertools.product(arguments.spaces, arguments.samplers, arguments.optimizers)
     for case in cases:
         space, sampler, optimizer = case
-        own = [row for row in rows if key_of(row)[:3] == case]
+        if not (own := [row for row in rows if key_of(row)[:3] == case]):
+            continue
         rates = [r for r in result["rates"] if (r["space"], r["sampler"]) == case[:2]]
         path = arguments.output.parent / f"{space}-{sampler.replace(':', '')}-{optimizer}.png"
         draw_to(path, lambda figure, own=own, rates=rates: draw(own, rates, figure))

@@ -4,32 +4,37 @@ And of naspipe with layers in front that are never read late, which the paper do
 it for streams whose neighbours may share layers (``uniform``) and for ones whose do not
 (``spaced``).
 Losses are those of real runs. How fast a system is was measured apart from them, in alternation on
-two stages, and simulated on four with costs profiled here; a loss's second follows from both. So
-runs may stand beside other work, and what is in ``losses.json`` is not trained again.
+two stages, and simulated on four with costs profiled here (``--simulated-only``: on both).
+A loss's second follows from both. So
+runs may stand beside other work. What is in ``losses.json`` is not trained again, nor what
+``scripts/rule_prices.py`` trained: curves of naspipe are told apart by the rule in front.
 """
 
 from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import search_spaces
 from naspipe.core.config import Execution
 from naspipe.core.rules import parse_rule
-from naspipe.frontend.simulation.lag_needed import with_late
-from naspipe.frontend.simulation.scenario import profiled_scenario
+from naspipe.frontend.simulation.lag_needed import late_layers, with_late
+from naspipe.frontend.simulation.scenario import DATA_INFO, profiled_scenario
 from scripts.paper.common import ROOT, Headline, Options, Result, mean, real_run
 from scripts.tiny_workload import tiny_workload
 
 STEPS = 1000
-SEEDS = (0, 1, 2)
-SPACES = ("nlp.c3", "cv.c3")
-SAMPLERS = ("uniform", "spaced:8")
+SEEDS = {
+    ("nlp.c3", "uniform"): (0, 1, 2), ("cv.c3", "uniform"): (0, 1, 2), ("cv.c3", "spaced:8"): (0, 1)
+}  # fmt: skip
+"""Of every space and sampler that is trained."""
 REAL, SIMULATED = 2, 4
 """Stages on which speeds are measured, and on which they are simulated."""
 TIMED = {"nlp.c3": 60, "cv.c3": 150}
@@ -40,6 +45,10 @@ GRAIN = 25
 TAIL = 4
 """Of those means, how many make up a loss that is compared."""
 LOSSES = ROOT / "artifacts/figure4/losses.json"
+PRICES = ROOT / "artifacts/rules/prices.json"
+
+Curves = dict[str, dict[str, list[float]]]
+"""Means of losses, by :func:`key_of` and seed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,20 +90,31 @@ SYSTEMS = {
 
 def run(options: Options) -> Result:
     """Train what is missing, then measure and simulate speeds."""
-    spaces, steps = options.spaces or SPACES, options.steps or STEPS
-    curves = train_missing(spaces, steps, SEEDS, LOSSES)
+    steps = options.steps or STEPS
+    cases = [case for case in SEEDS if case[0] in (options.spaces or case)]
+    curves = train_missing(cases, steps, LOSSES, PRICES)
     rows: list[dict[str, Any]] = []
-    for case in product(spaces, SAMPLERS):
-        speeds: dict[int, dict[str, list[float]]] = {SIMULATED: simulated_speeds(*case)}
-        if options.is_real:
-            speeds[REAL] = measured_speeds(*case, options.repetitions)
-        for stages, found in sorted(speeds.items()):
-            own = {name: curves[key_of(*case, name, stages, steps)] for name in found}
-            rows += rows_of(*case, stages, own, found)
+    for case in cases:
+        for stages in (REAL, SIMULATED):
+            is_measured = stages == REAL and options.is_real
+            found = (
+                measured_speeds(*case, options.repetitions)
+                if is_measured
+                else simulated_speeds(*case, stages)
+            )
+            own = {
+                name: {
+                    str(seed): curves[key_of(*case, name, stages, steps)][str(seed)]
+                    for seed in SEEDS[case]
+                }
+                for name in found
+            }
+            clock = "measured" if is_measured else "simulated"
+            rows += [row | {"clock": clock} for row in rows_of(*case, stages, own, found)]
     return Result(
         experiment="figure4",
-        title=f"Figure 4: convergence over {steps} steps, {len(SEEDS)} seeds",
-        kind=f"losses real, seconds real on {REAL} stages and simulated on {SIMULATED}",
+        title=f"Figure 4: convergence over {steps} steps, 2 or 3 seeds",
+        kind=f"losses real, seconds {' and '.join(dict.fromkeys(r['clock'] for r in rows))}",
         rows=rows,
         headlines=[
             Headline(
@@ -112,55 +132,74 @@ def run(options: Options) -> Result:
             "and ImageNet, CPU processes; every system has the same batch, while the paper's "
             "GPipe and PipeDream have smaller ones for lack of memory; naspipe reads the shared "
             "layers in front late, as the space's rules say, and exact does not: there the first "
-            "stage waits for each subnet's end; vpipe trains what gpipe trains, and swaps on an "
-            "emulated device; seconds are steps over a speed that was measured apart"
+            "stage waits for each subnet's end; spaced streams have two seeds; vpipe trains what "
+            "gpipe trains, and swaps on an emulated device; seconds are steps over a speed that "
+            "was measured apart"
         ),
         settings={"scale": "tiny", "tail": GRAIN * TAIL},
-        extra={"curves": {name: curves[name] for name in sorted(curves)}},
+        extra={"curves": {row["curve"]: curves[row["curve"]] for row in rows}},
     )
 
 
 def key_of(space: str, sampler: str, system: str, stages: int, steps: int) -> str:
-    """What tells curves apart: naspipe's are those of any number of stages."""
+    """What tells curves apart: naspipe's are those of any number of stages, and of its rule."""
     system = SYSTEMS[system].trains_as or system
     kind = SYSTEMS[system]
-    suffix = "" if kind.policy == "csp" else f", {stages} stages"
-    return f"{space}, {sampler}, {system}{suffix}, {steps} steps"
+    if kind.policy == "csp":
+        return causal_key(space, sampler, kind.rule or default_rule(space), steps)
+    return f"{space}, {sampler}, {system}, {stages} stages, {steps} steps"
 
 
-def train_missing(
-    spaces: Sequence[str], steps: int, seeds: Sequence[int], path: Path
-) -> dict[str, dict[str, list[float]]]:
-    """Means of losses, by :func:`key_of` and seed; two runs at a time."""
-    kept: dict[str, dict[str, list[float]]] = {}
-    if path.exists():
-        kept = json.loads(path.read_text())
+def causal_key(space: str, sampler: str, rule: str, steps: int) -> str:
+    """Of naspipe, with one rule for all layers that are read late by default."""
+    return f"{space}, {sampler}, naspipe {rule}, {steps} steps"
+
+
+@cache
+def default_rule(space: str) -> str:
+    """Of the layers that are read late."""
+    built = search_spaces.build(space, "tiny", DATA_INFO)
+    (rule,) = {str(built.shared_rules[name]) for name in late_layers(built)}
+    return rule
+
+
+def kept(losses: Path, prices: Path) -> Curves:
+    """What was trained so far, by this experiment or to find prices of rules."""
+    found: Curves = json.loads(losses.read_text()) if losses.exists() else {}
+    for row in json.loads(prices.read_text())["rows"] if prices.exists() else ():
+        if row["optimizer"] == "default":
+            key = causal_key(row["space"], row["sampler"], row["rule"], row["steps"])
+            found.setdefault(key, {})[str(row["seed"])] = row["means"]
+    return found
+
+
+def train_missing(cases: Iterable[tuple[str, str]], steps: int, path: Path, prices: Path) -> Curves:
+    """All curves of these spaces and samplers; two runs at a time."""
+    known = kept(path, prices)
+    own: Curves = json.loads(path.read_text()) if path.exists() else {}
 
     def train(key: str, space: str, sampler: str, job: dict[str, Any], seed: int) -> None:
         losses = real_run(space=space, sampler=sampler, steps=steps, seed=seed, **job)["losses"]
         means = [round(mean(losses[n : n + GRAIN]), 5) for n in range(0, steps, GRAIN)]
-        kept.setdefault(key, {})[str(seed)] = means
+        own.setdefault(key, {})[str(seed)] = known.setdefault(key, {})[str(seed)] = means
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
+        path.write_text(json.dumps(own, indent=1, sort_keys=True) + "\n")
 
     wanted = {
-        (key_of(space, sampler, name, stages, steps), seed): (
-            space, sampler, kind.trained_job(stages), seed
-        )
-        for seed, space, sampler, (name, kind), stages in product(
-            seeds, spaces, SAMPLERS, SYSTEMS.items(), (REAL, SIMULATED)
-        )
+        (key_of(*case, name, stages, steps), seed): (*case, kind.trained_job(stages), seed)
+        for case in cases
+        for seed, (name, kind), stages in product(SEEDS[case], SYSTEMS.items(), (REAL, SIMULATED))
         if kind.trains_as is None
-    }  # fmt: skip
+    }
     with ThreadPoolExecutor(2) as pool:
         jobs = [
             pool.submit(train, key, *job)
             for (key, seed), job in wanted.items()
-            if str(seed) not in kept.get(key, {})
+            if str(seed) not in known.get(key, {})
         ]
         for job in jobs:
             job.result()
-    return kept
+    return known
 
 
 def measured_speeds(space: str, sampler: str, rounds: int) -> dict[str, list[float]]:
@@ -174,16 +213,16 @@ def measured_speeds(space: str, sampler: str, rounds: int) -> dict[str, list[flo
     return found
 
 
-def simulated_speeds(space: str, sampler: str) -> dict[str, list[float]]:
+def simulated_speeds(space: str, sampler: str, stages: int) -> dict[str, list[float]]:
     """Steps per second of the systems that do not swap."""
-    execution = Execution(stages=SIMULATED)
+    execution = Execution(stages=stages)
     known = profiled_scenario(tiny_workload(space), execution)
     found = {}
     for name, kind in SYSTEMS.items():
         if kind.execution is None:
             scenario = with_late(known, parse_rule(kind.rule)) if kind.rule else known
             pipeline = scenario.pipeline(
-                sampler, 0, SIMULATED_STEPS, policy=kind.policy, bulk=SIMULATED
+                sampler, 0, SIMULATED_STEPS, policy=kind.policy, bulk=stages
             )
             found[name] = [scenario.run(pipeline, execution).summary.passes_per_second]
     return found
@@ -235,8 +274,8 @@ def draw(result: Result, figure: Any) -> None:
                     rate = row["steps_per_second"] if is_timed else 1.0
                     seeds = list(result.extra["curves"][row["curve"]].values())
                     _band(axis, rate, seeds, styles.get(row["system"], "-"), row["system"])
-            how = "measured" if stages == REAL else "simulated"
-            axis.set_xlabel(f"seconds on {stages} stages, {how}" if is_timed else "steps")
+            (clock,) = {row["clock"] for row in mine if row["stages"] == stages}
+            axis.set_xlabel(f"seconds on {stages} stages, {clock}" if is_timed else "steps")
         line[0].set_ylabel(f"{', '.join(case)}: loss, mean of {GRAIN} steps")
         line[0].legend(fontsize="small")
 

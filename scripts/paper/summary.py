@@ -26,6 +26,26 @@ _OTHER_HEAD = """
 | experiment | command | what |
 | --- | --- | --- |"""
 _OTHERS = {
+    "blockwise": (
+        "scripts/bench_blockwise.py, blockwise_simulated.py, distill_images.py, rank_paths.py",
+        "blockwise distillation: speed, bubbles, and what its students learn",
+    ),
+    "elastic": (
+        "scripts/check_elastic.py, bench_elastic.py",
+        "labels from everywhere: bits; what elastic teachers cost",
+    ),
+    "records": (
+        "scripts/bench_records.py, bench_long_run.py",
+        "bytes of long records, and what `log`, `compare` and `report` of them cost",
+    ),
+    "stateless": (
+        "scripts/bench_stateless.py",
+        "what it is worth to know which layers have no state",
+    ),
+    "teachers": (
+        "scripts/bench_teachers.py, teach_images.py",
+        "teachers in the pipeline: speed and what students learn",
+    ),
     "bits": ("scripts/check_bits.py", "real spaces on 1 to 4 stages: bits of the plain loop"),
     "code": (
         "scripts/compare_code.py",
@@ -38,7 +58,10 @@ _OTHERS = {
         "kills and recoveries, fuzzing, resumes, several hosts, what checkpoints cost",
     ),
     "gpu": ("scripts/gpu_check.sh", "bits and swapping on a GPU"),
-    "groups": ("scripts/bench_groups.py", "groups of stages on 8 devices, simulated"),
+    "groups": (
+        "scripts/bench_groups.py, bench_groups_real.py, check_groups.py, check_plan.py",
+        "groups: simulated on 8 devices, measured, their bits, and what `naspipe plan` names first",
+    ),
     "image": (
         "scripts/check_wheel.py",
         "the wheel alone with its dependencies, as a user uses it",
@@ -59,7 +82,7 @@ _OTHERS = {
     "scaling": ("scripts/bench_scaling.py", "two stages over one, one over the plain loop"),
     "schedules": (
         "scripts/bench_schedules.py",
-        "bubbles of both orders beside the bound, simulated",
+        "bubbles of the orders beside the bound, simulated",
     ),
     "search": (
         "scripts/search_images.py, search_text.py, bench_search.py, bench_validation.py",

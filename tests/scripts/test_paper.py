@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+import search_spaces
 from naspipe.streams.from_file import write_stream
 from scripts.paper import figure4, published, systems, table3, throughput
 from scripts.paper.common import Options, real_run
 from scripts.paper.summary import write_summary
+from tests.search_spaces import chain
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, str(ROOT / "scripts/paper/run.py")]
@@ -74,6 +76,15 @@ def test_verdicts_are_about_bits_not_about_printed_losses():
     said = table3.verdict_of(other, 2)
     assert said.startswith("2 different results of 2") and said.endswith("twice on 2 stages: "
                                                                          "different")  # fmt: skip
+
+
+def test_table3_repeats_a_run_where_its_rule_or_its_steps_changed(tmp_path):
+    path, case = tmp_path / "result.json", ("cv.c3", "csp", 2, 1, "lag(1,predict)")
+    assert table3.kept(path, "tiny", 80) == {}
+    known = row("csp", 2, "a") | {"space": "cv.c3", "rule": "lag(1,predict)"}
+    path.write_text(json.dumps({"settings": {"scale": "tiny", "steps": 80}, "rows": [known]}))
+    assert table3.kept(path, "tiny", 80) == {case: known}
+    assert table3.kept(path, "tiny", 60) == table3.kept(path, "small", 80) == {}
 
 
 def test_one_bit_of_one_loss_is_another_digest():
@@ -137,8 +148,45 @@ def test_figure4_trains_what_gives_the_same_bits_once():
         for name in figure4.SYSTEMS
     }
     assert [name for name, is_same in keys.items() if is_same] == ["naspipe", "naspipe, exact"]
+    own = str(search_spaces.build("cv.c3", "tiny", chain.IMAGES).shared_rules["stem"])
+    for name, rule in [("naspipe", own), ("naspipe, exact", "exact")]:
+        key = figure4.causal_key("cv.c3", "uniform", rule, 50)
+        assert figure4.key_of("cv.c3", "uniform", name, 2, 50) == key
     assert figure4.key_of("cv.c3", "uniform", "vpipe", 2, 50) == figure4.key_of(
         "cv.c3", "uniform", "gpipe", 2, 50
     )
     assert figure4.SYSTEMS["gpipe"].trained_job(4) == {"policy": "bsp", "bulk": 4, "stages": 1}
     assert figure4.SYSTEMS["pipedream"].trained_job(4)["stages"] == 4
+
+
+def test_figure4_takes_the_curves_that_prices_have(tmp_path, monkeypatch):
+    trained = []
+
+    def real_run(**job):
+        trained.append((job["policy"], job.get("rule"), job["seed"], job["stages"]))
+        return {"losses": [1.0] * job["steps"]}
+
+    monkeypatch.setattr(figure4, "real_run", real_run)
+    same = {"space": "cv.c3", "sampler": "spaced:8", "steps": 25, "means": [0.5]}
+    rows = [
+        {**same, "rule": figure4.default_rule("cv.c3"), "optimizer": "default", "seed": 0},
+        {**same, "rule": "exact", "optimizer": "default", "seed": 1},
+        {**same, "rule": "exact", "optimizer": "adam", "seed": 0},
+        {**same, "rule": "lag(16)", "optimizer": "default", "seed": 1},
+    ]
+    losses, prices = tmp_path / "losses.json", tmp_path / "prices.json"
+    prices.write_text(json.dumps({"rows": rows}))
+    found = figure4.train_missing([("cv.c3", "spaced:8")], 25, losses, prices)
+    causal = sorted((rule or "", seed) for policy, rule, seed, _ in trained if policy == "csp")
+    assert causal == [("", 1), ("exact", 0)]
+    assert found[figure4.causal_key("cv.c3", "spaced:8", "exact", 25)] == {"0": [1.0], "1": [0.5]}
+    trained.clear()
+    assert figure4.train_missing([("cv.c3", "spaced:8")], 25, losses, prices) == found
+    assert not trained
+
+
+def test_every_folder_of_results_has_a_line_of_its_own():
+    written = (ROOT / "artifacts/README.md").read_text()
+    assert "`?`" not in written, "say it in scripts/paper/summary.py"
+    for folder in (ROOT / "artifacts").iterdir():
+        assert not folder.is_dir() or f"[{folder.name}]({folder.name}/)" in written
