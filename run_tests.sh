@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The whole test suite with all of its set-up; --fast leaves out what launches processes or trains.
+# The whole test suite with all of its set-up; --fast leaves out what launches processes or trains,
+# --stand-in runs all of it beside an accelerator that torch sees and that is not there.
 # Other arguments go to pytest (./run_tests.sh -k causal; -n 0 for one process only).
 source "$(dirname "${BASH_SOURCE[0]}")/scripts/setup.sh" all
 export PATH="$PWD/.venv/bin:$PATH"
@@ -10,6 +11,8 @@ for argument in "$@"; do
     if [ "$argument" = --fast ]; then
         is_fast=true
         arguments+=(-m "not launches")
+    elif [ "$argument" = --stand-in ]; then
+        export NASPIPE_STAND_IN=always
     else
         arguments+=("$argument")
     fi
