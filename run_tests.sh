@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The test suite with all of its set-up. --fast leaves out what launches processes or trains; --all
-# adds what the ordinary run leaves out: whole products of cases, and long tests.
+# adds what the ordinary run leaves out: whole products of cases, and long tests. --stand-in runs
+# beside an accelerator that torch sees and that is not there.
 # Other arguments go to pytest (./run_tests.sh -k causal; -n 0 for one process only).
 source "$(dirname "${BASH_SOURCE[0]}")/scripts/setup.sh" all
 export PATH="$PWD/.venv/bin:$PATH"
@@ -11,6 +12,8 @@ for argument in "$@"; do
     if [ "$argument" = --fast ]; then
         is_fast=true
         arguments+=(-m "not launches")
+    elif [ "$argument" = --stand-in ]; then
+        export NASPIPE_STAND_IN=always
     else
         arguments+=("$argument")
     fi

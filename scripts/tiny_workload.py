@@ -1,4 +1,4 @@
-"""A space of naspipe's at scale tiny with its data, for scripts that begin on a fresh machine."""
+"""A space of naspipe's with its data, for scripts that begin on a fresh machine."""
 
 from __future__ import annotations
 
@@ -12,9 +12,14 @@ from naspipe.runtime.jobs.workload import Workload
 
 
 def tiny_workload(name: str, sizes: Mapping[str, int] | None = None) -> Workload:
-    """The space of that name; its data is prepared first where it is not yet."""
-    data = search_spaces.defaults(name, "tiny").data
+    """The space of that name at scale tiny; its data is prepared first where it is not yet."""
+    return workload_with_data(name, "tiny", sizes)
+
+
+def workload_with_data(name: str, scale: str, sizes: Mapping[str, int] | None = None) -> Workload:
+    """The same at any scale."""
+    data = search_spaces.defaults(name, scale).data
     if not registry.is_prepared(data):
         with ConsoleProgress() as progress:
             registry.prepare(data, progress=progress)
-    return find_workload(name, "tiny", None, None, sizes)
+    return find_workload(name, scale, None, None, sizes)

@@ -54,11 +54,11 @@ def one(recipe: Recipe) -> Workload:
     return Workload.of(space(), batches, loss, recipe=recipe, seed=1, steps=6, sampler="uniform")
 
 
-def train(run_dir: Path, stages: int, **execution: str) -> list[float]:
+def train(run_dir: Path, stages: int, optimizer: str = "Adam", **execution: str) -> list[float]:
     import naspipe as npp
 
     run = npp.train(
-        space(), batches, torch.nn.CrossEntropyLoss(), optimizer="Adam", stages=stages,
+        space(), batches, torch.nn.CrossEntropyLoss(), optimizer=optimizer, stages=stages,
         execution=execution, seed=1, steps=6, sampler="uniform", run_dir=run_dir,
     )  # fmt: skip
     return run.losses
@@ -114,6 +114,17 @@ def trains(scratch: Path) -> None:
     assert asked == []
 
 
+def trains_all(scratch: Path) -> None:
+    """The same with every optimizer: one stage without a budget, two stages with one."""
+    asked = show()
+    for name in PER_LAYER:
+        one_stage = train(scratch / name, 1, name)
+        budget = train(scratch / f"{name}-budget", 2, name, memory_budget="2x")
+        assert one_stage == budget, (name, one_stage, budget)
+        assert asked == [], name
+        print(f"{name}: {len(one_stage)} losses the same, nothing asked", flush=True)
+
+
 def refuses(scratch: Path) -> None:
     """A user's own backward is found before anything is written."""
     show()
@@ -133,5 +144,8 @@ ACTS: dict[str, Callable[[Path], None]] = {
     act.__name__: act for act in (spoils, asks, checks, trains, refuses)
 }
 
+LONG: dict[str, Callable[[Path], None]] = {trains_all.__name__: trains_all}
+"""By hand only: half a minute."""
+
 if __name__ == "__main__":
-    ACTS[sys.argv[1]](Path(sys.argv[2]))
+    (ACTS | LONG)[sys.argv[1]](Path(sys.argv[2]))

@@ -109,10 +109,9 @@ def _costs(
     workload: Workload, cache: ProfileCache, is_fresh: bool, execution: Execution
 ) -> tuple[CostTable, str]:
     """The costs, and where they are from or went to."""
-    from naspipe.core.user_code import users_code
     from naspipe.runtime.devices.determinism import deterministic_torch
     from naspipe.runtime.forking.fitness import may_compute_here
-    from naspipe.runtime.measuring.probes import ProbeError
+    from naspipe.runtime.measuring.probes import refusing
     from naspipe.runtime.measuring.profile_apart import profile_apart
     from naspipe.runtime.measuring.profiler import profile
     from naspipe.runtime.memory.garbage import calm_collector
@@ -122,14 +121,12 @@ def _costs(
         return kept, _READ
     if not may_compute_here(execution.hardware.device):
         device = first_gpu(execution.hardware.device)
-        costs = profile_apart(workload, execution.watch.timeout_seconds, device)
+        seconds = execution.watch.timeout_seconds
+        costs = profile_apart(workload, seconds, device, expected=_EXPECTED)
     else:
-        with deterministic_torch(workload.definition.recipe.threads), calm_collector():
-            try:
-                costs = profile(workload)
-            except ProbeError as error:
-                with users_code(f"space {workload.space.name}, {error}: {_EXPECTED}"):
-                    raise error.cause from None
+        threads, name = workload.definition.recipe.threads, workload.space.name
+        with deterministic_torch(threads), calm_collector(), refusing(name, _EXPECTED):
+            costs = profile(workload)
     return costs, _KEPT if cache.write(costs) else _NOT_KEPT
 
 

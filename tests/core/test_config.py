@@ -139,7 +139,7 @@ def test_rules_of_shared_layers() -> None:
             "partition: expected balanced or static or ampa or free or pairs or packed or layers "
             "or hybrid or shared, found 'best'",
         ),
-        ("data_path=rdma", "data_path: expected zmq or nccl or cuda_ipc, found 'rdma'"),
+        ("data_path=rdma", "data_path: expected shm or zmq or nccl or cuda_ipc, found 'rdma'"),
         ("transport=udp", "transport: expected ipc or tcp, found 'udp'"),
         (
             "order=random",

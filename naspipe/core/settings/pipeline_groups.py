@@ -194,11 +194,12 @@ class WireSettings:
         example="tcp",
     )
     data_path: str = setting(
-        "zmq",
-        "how inputs of tasks reach another stage: zmq, through host memory, nccl or cuda_ipc. With "
-        "the last two they go from GPU to GPU where every stage has one of its own; with cuda_ipc "
-        "no GPU waits for another one (neither has run on GPUs yet).",
-        one_of("zmq", "nccl", "cuda_ipc"),
+        "shm",
+        "how inputs of tasks reach another stage. shm: through memory that stages of one host "
+        "share, else as with zmq; zmq: through sockets alone; nccl or cuda_ipc: from GPU to GPU "
+        "where every stage has one of its own. With cuda_ipc no GPU waits for another one (neither "
+        "has run on GPUs yet).",
+        one_of("shm", "zmq", "nccl", "cuda_ipc"),
         example="cuda_ipc",
     )
     link_bandwidth: float = setting(

@@ -65,17 +65,17 @@ def check_data_path(execution: Execution, gpus: Gpus) -> None:
         ConfigError: when it does not.
     """
     path, workers, count = execution.wire.data_path, execution.workers, len(gpus)
-    if path == "zmq":
+    if path in ("shm", "zmq"):
         return
     if execution.hardware.device != "cuda":
         raise ConfigError(
             f"data_path={path}: expected --device cuda, found {execution.hardware.device}; "
-            f"use it, or --set data_path=zmq"
+            f"use it, or --set data_path=shm"
         )
     if workers > count:
         raise ConfigError(
             f"data_path={path}: expected a GPU for each of {workers} stages, found {count}; "
-            f"choose --stages {count} or less, or --set data_path=zmq"
+            f"choose --stages {count} or less, or --set data_path=shm"
         )
     if path == "cuda_ipc":
         apart = [pair for pair in gpus.apart if max(pair) < workers]
@@ -83,7 +83,7 @@ def check_data_path(execution: Execution, gpus: Gpus) -> None:
     elif not torch.distributed.is_nccl_available():
         raise ConfigError(
             "data_path=nccl: expected a torch that was built with NCCL, found one without; "
-            "use --set data_path=zmq"
+            "use --set data_path=shm"
         )
 
 
@@ -91,11 +91,11 @@ def _check_cuda_ipc(transport: str, apart: Sequence[tuple[int, int]]) -> None:
     if transport != "ipc":
         raise ConfigError(
             f"data_path=cuda_ipc: expected --set transport=ipc, as the stages share memory of one "
-            f"host, found {transport}; use it, or --set data_path=zmq"
+            f"host, found {transport}; use it, or --set data_path=shm"
         )
     if apart:
         one, other = apart[0]
         raise ConfigError(
             f"data_path=cuda_ipc: expected GPUs that read one another's memory, found that "
-            f"cuda:{one} cannot read that of cuda:{other}; use --set data_path=zmq"
+            f"cuda:{one} cannot read that of cuda:{other}; use --set data_path=shm"
         )

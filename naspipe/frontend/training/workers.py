@@ -45,7 +45,7 @@ def execution_of(worker: Worker, execution: Execution, asked_stages: int | None)
             f"--max-restarts {execution.watch.max_restarts}: expected torchrun's own (torchrun "
             f"--max-restarts {execution.watch.max_restarts} ...), which starts all hosts anew"
         )
-    if execution.wire.data_path != "zmq":
+    if execution.wire.data_path not in ("shm", "zmq"):
         raise ConfigError(
             f"data_path={execution.wire.data_path}: expected zmq under torchrun; use --set "
             f"data_path=zmq"

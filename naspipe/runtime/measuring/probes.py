@@ -13,6 +13,7 @@ import torch
 
 from naspipe.core.errors import ConfigError, NaspipeError
 from naspipe.core.ids import SequenceId
+from naspipe.core.user_code import users_code
 from naspipe.planning.cost import LayerCost
 from naspipe.runtime.blocks.forward_only import forward_only
 from naspipe.runtime.blocks.segment import Segment, SegmentSpec, Tensors
@@ -44,6 +45,25 @@ def measuring(label: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise ProbeError(label, error) from error
+
+
+@contextmanager
+def refusing(space: str, expected: str) -> Iterator[None]:
+    """Say whatever the user's code raises in one line, with the layer that was being measured.
+
+    Args:
+        space: its name.
+        expected: what it should have been, and ``found``.
+
+    Raises:
+        ConfigError: in place of what was raised.
+    """
+    with users_code(f"space {space}: {expected}"):
+        try:
+            yield
+        except ProbeError as error:
+            with users_code(f"space {space}, {error}: {expected}"):
+                raise error.cause from None
 
 
 @dataclass(slots=True)

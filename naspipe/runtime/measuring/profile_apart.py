@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import msgpack
@@ -20,7 +20,7 @@ from naspipe.runtime.forking.fitness import check_fit_for_forking
 from naspipe.runtime.forking.fork import FORK, end_all, obituary, quiet_fork
 from naspipe.runtime.forking.own_thread import in_own_thread
 from naspipe.runtime.jobs.workload import Workload
-from naspipe.runtime.measuring.probes import ProbeError
+from naspipe.runtime.measuring.probes import ProbeError, refusing
 from naspipe.runtime.measuring.profiler import profile
 from naspipe.runtime.memory.garbage import calm_collector
 
@@ -33,6 +33,7 @@ def profile_apart(
     device: str = "cpu",
     copies: int = 1,
     say: Callable[[str], None] | None = None,
+    expected: str = "",
 ) -> CostTable:
     """The quick profile, in a process of its own, so that this one stays fit for forking.
 
@@ -45,16 +46,18 @@ def profile_apart(
         device: where they compute.
         copies: how many processes measure at once; the result is their mean.
         say: told in a line what is waited for, where it takes more than a second.
+        expected: where layers, the loss and the data are the user's to mend: what they should be.
 
     Raises:
-        StageFailedError: when a layer, the loss or the data raises.
+        StageFailedError: when a layer, the loss or the data raises; with ``expected`` that is a
+            ConfigError.
         ConfigError: when one of them is not what it should be.
         TransportError: when the profile takes longer than the time-out.
     """
     check_fit_for_forking(device)
     deadline = time.monotonic() + timeout_seconds
     with ExitStack() as stack, quiet_fork():
-        started = [_start_profile(workload, device, stack) for _ in range(copies)]
+        started = [_start_profile(workload, device, expected, stack) for _ in range(copies)]
         if say is not None and not started[0][1].poll(min(SLOW_SECONDS, timeout_seconds)):
             say(f"profiling {_num_layers(workload)} layers")
         return mean_costs([_profile_of(*each, deadline) for each in started])
@@ -66,12 +69,14 @@ def _num_layers(workload: Workload) -> int:
     return sum(len(blocks[kind].candidates) for kind in set(first_of_kind(workload.space)))
 
 
-def _start_profile(workload: Workload, device: str, stack: ExitStack) -> tuple[Any, Any]:
+def _start_profile(
+    workload: Workload, device: str, expected: str, stack: ExitStack
+) -> tuple[Any, Any]:
     """A process that measures, and where its answer comes."""
     receiver, sender = FORK.Pipe(duplex=False)
     stack.enter_context(receiver)
     process = FORK.Process(
-        target=_profile_main, args=(workload, device, sender), name="naspipe-profile"
+        target=_profile_main, args=(workload, device, expected, sender), name="naspipe-profile"
     )
     process.start()
     stack.callback(end_all, [process])
@@ -100,12 +105,14 @@ def _profiled(workload: Workload, device: str, threads: int) -> CostTable:
         return profile(workload, device=device)
 
 
-def _profile_main(workload: Workload, device: str, sender: Any) -> None:
+def _profile_main(workload: Workload, device: str, expected: str, sender: Any) -> None:
     costs: list[Any] = []
     task, failure, refusal = _ALL, "", ""
     try:
         threads = workload.definition.recipe.threads
-        table = in_own_thread(threads, lambda: _profiled(workload, device, threads))
+        name = workload.space.name
+        with refusing(name, expected) if expected else nullcontext():
+            table = in_own_thread(threads, lambda: _profiled(workload, device, threads))
         costs = [[*key, list(cost)] for key, cost in table.costs.items()]
     except ConfigError as error:
         refusal = str(error)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from naspipe.runtime.wire.reports import WAITING
+from naspipe.runtime.wire.reports import HEARTBEAT_SECONDS, WAITING
 
 
 class Problem(NamedTuple):
@@ -43,6 +43,8 @@ class Liveness:
         timeout_seconds: float,
         hosts: Sequence[str] = (),
     ) -> None:
+        self.look_seconds = min(HEARTBEAT_SECONDS, silence_seconds / 4)
+        """How long nobody may ask, at most."""
         self._hosts = tuple(hosts)
         self._silence_seconds = silence_seconds
         self._timeout_seconds = timeout_seconds
@@ -65,8 +67,8 @@ class Liveness:
     def problem(self, now: float) -> Problem | None:
         """The stage to give up, if there is one: silent ones first, then the longest hung.
 
-        To be asked every second or so: where it is not, it was the one who asks that stood
-        still, and nobody is blamed for that time.
+        To be asked every ``look_seconds``: where it is not for long, it was the one who asks that
+        stood still, and nobody is blamed for that time.
         """
         gap, self._looked = now - self._looked, now
         if gap > self._silence_seconds / 2:

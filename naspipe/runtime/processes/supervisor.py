@@ -21,7 +21,7 @@ from naspipe.runtime.wire.reports import read_report
 from naspipe.runtime.wire.wakeup import Wakeup
 from naspipe.trace.results.losses_file import SectionLosses, read_beside
 
-_POLL_MS = 1000
+_POLL_SECONDS = 1.0
 _LAST_WORDS_SECONDS = 0.5
 _BATCHES_KEPT = 4096
 """More than are under way at once."""
@@ -221,9 +221,10 @@ def supervise(
     poller.register(wakeup.fileno(), zmq.POLLIN)
     for process in processes.values():
         poller.register(process.sentinel, zmq.POLLIN)
+    look = collector.liveness.look_seconds if collector.liveness else _POLL_SECONDS
     while not collector.is_complete:
         beat()
-        ready = dict(poller.poll(_POLL_MS))
+        ready = dict(poller.poll(int(look * 1000) + 1))
         while inbox.poll(0):
             collector.take(*read_report(inbox.recv()))
         if wakeup.fileno() in ready:

@@ -137,7 +137,7 @@ class ValidationLauncher:
         left = sum(map(len, self._waiting.values()))
         if left > len(self._files):
             self._observer.on_note(f"trained; {left} checkpoints are left to be judged")
-        look_seconds = min(HEARTBEAT_SECONDS, self._job.execution.watch.silence_seconds / 4)
+        look_seconds = self._liveness.look_seconds if self._liveness else HEARTBEAT_SECONDS
         while self._connection and any(self._waiting.values()):
             if is_stopped():
                 return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import zmq
@@ -32,7 +32,7 @@ class Endpoints:
     directory: Path = Path()
     """Private to the run on this machine."""
     rings: Rings | None = None
-    """Memory that the workers share, where all are forked from one process."""
+    """Memory that the workers share, where all are forked from one process and may use it."""
 
 
 def check_endpoints(execution: Execution) -> None:
@@ -53,7 +53,8 @@ def make_endpoints(execution: Execution, directory: Path) -> Endpoints:
     """
     if execution.wire.transport == "tcp":
         return tcp_endpoints(execution.wire.port, execution.workers, directory)
-    return ipc_endpoints(directory, execution.workers)
+    found = ipc_endpoints(directory, execution.workers)
+    return replace(found, rings=None) if execution.wire.data_path == "zmq" else found
 
 
 def ipc_endpoints(directory: Path, num_stages: int) -> Endpoints:

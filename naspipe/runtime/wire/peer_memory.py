@@ -113,6 +113,6 @@ class CudaMemory:
             self._driver.cuGetErrorName(result, ctypes.byref(name))
             said = (name.value or b"").decode(errors="replace") or f"error {result}"
             raise TransportError(
-                f"{self._device}: {call} failed ({said}); use --set data_path=zmq, which goes "
+                f"{self._device}: {call} failed ({said}); use --set data_path=shm, which goes "
                 f"through host memory"
             )

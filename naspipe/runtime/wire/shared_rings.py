@@ -3,24 +3,31 @@
 Each worker has a ring to each other one. Who sends copies bytes into it and says where they are;
 who receives gives them back in the order in which they came: when they are copied, or else when
 the next message is asked for. A ring that is full is no harm: then the bytes take the socket. The
-memory has no name, so nothing of it stays behind, however the run ends.
+memory has no name, so nothing of it stays behind, however the run ends. A ring is used from its
+beginning as soon as there is room: so it takes memory for what is under way at a time, which the
+window bounds, and not for its whole size.
 """
 
 from __future__ import annotations
 
 import mmap
+import os
 import struct
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from naspipe.core.ids import WorkerId
 
 LEAST_BYTES = 32 << 10
 """Smaller frames are not worth the way round."""
 
-_TOTAL_BYTES = 256 << 20
+_TOTAL_BYTES = min(4 << 30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4)
 """Of all rings of a run; memory is taken as far as it is used."""
-_MOST_BYTES = 128 << 20
+_MOST_BYTES = 1 << 30
+_NO_RESERVE = 0x4000
+"""Linux's MAP_NORESERVE: the machine need not have all of it."""
 _GRAIN = 64
 """Positions are multiples of it: a line of the cache."""
 _COUNTER = mmap.PAGESIZE
@@ -55,9 +62,10 @@ class Positions:
         given = max(self._given[0], self._start)
         if given == self._head:  # empty: begin anew, in memory that was used just now
             self._start = given = self._head = _up(self._head, self._size)
-        position = self._head
-        if position % self._size + length > self._size:
-            position = _up(position, self._size)
+        position, begin = self._head, _up(self._head, self._size)
+        fits_before = begin + length - given <= self._size
+        if fits_before or position % self._size + length > self._size:
+            position = begin
         if position + length - given > self._size:
             return None
         self._head = position + length
@@ -88,7 +96,7 @@ class Ring(Positions):
         position = self.reserve(len(data))
         if position is not None:
             place = self.place(position)
-            self._data[place : place + len(data)] = data
+            copy_bytes(self._data[place : place + len(data)], data)
         return position
 
     def get(self, position: int, nbytes: int) -> memoryview:
@@ -109,7 +117,8 @@ class Rings:
         self._workers = workers
         room = min(_MOST_BYTES, _TOTAL_BYTES // max(1, count))
         self._each = _COUNTER + room // _COUNTER * _COUNTER
-        self._memory = memoryview(mmap.mmap(-1, self._each * max(1, count)))
+        flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | _NO_RESERVE
+        self._memory = memoryview(mmap.mmap(-1, self._each * max(1, count), flags))
 
     def between(self, sender: WorkerId, receiver: WorkerId) -> Ring:
         """One end of the ring from a worker to another one; each end is made once."""
@@ -179,6 +188,11 @@ class SharedFrames:
         if way not in self._ways:
             self._ways[way] = self._rings.between(*way)
         return self._ways[way]
+
+
+def copy_bytes(target: Any, source: Any) -> None:
+    """Copy between two buffers of one size; other threads of the process go on meanwhile."""
+    np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))
 
 
 def round_up(nbytes: int) -> int:

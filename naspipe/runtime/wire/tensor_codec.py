@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from naspipe.core.errors import TransportError
@@ -149,7 +150,7 @@ def copy_to(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 def _filled(raw: torch.Tensor, frame: Any) -> torch.Tensor:
     if len(frame):
-        raw.numpy().data[:] = frame
+        np.copyto(raw.numpy(), np.frombuffer(frame, np.uint8))  # other threads go on meanwhile
     return raw
 
 

@@ -46,7 +46,7 @@ def connect(job: PipelineJob, worker: WorkerId, endpoints: Endpoints, wakeup: Wa
     make = partial(LinkedTransport, link) if link.is_emulated else ZmqTransport
     staging = Staging(device)
     sockets = make(worker, endpoints, wakeup, staging)
-    if execution.wire.data_path == "zmq" or count == 1:
+    if execution.wire.data_path in ("shm", "zmq") or count == 1:
         return sockets
     seconds = execution.watch.timeout_seconds
     if execution.wire.data_path == "cuda_ipc":

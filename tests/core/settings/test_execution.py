@@ -16,7 +16,7 @@ MANIFEST = {
     "stages": 2, "recompute": False, "window": 16, "order": "auto", "partly_clear": True,
     "partition": "balanced", "device": "cpu", "memory_budget": "3x", "prefetch": True,
     "bandwidth": 12000000000.0, "latency": 2e-05, "host_memory": "", "activation_memory": "",
-    "data_path": "zmq", "transport": "ipc", "port": 29600, "interface": "",
+    "data_path": "shm", "transport": "ipc", "port": 29600, "interface": "",
     "timeout_seconds": 300.0, "silence_seconds": 30.0, "checkpoint_every": 5,
     "keep_checkpoints": 2, "max_restarts": 0, "validate_every": 0, "validate_subnets": "4",
     "validate_batches": 8, "validate_calibrate": 4, "validate_ema": False, "digests": False,

@@ -60,7 +60,7 @@ def test_groups_need_gpus_of_their_own(path):
     ("changes", "apart", "message"),
     [
         ({"transport": "tcp"}, (), "expected --set transport=ipc, .* found tcp; use it, or --set"),
-        ({}, ((0, 2),), "found that cuda:0 cannot read that of cuda:2; use --set data_path=zmq"),
+        ({}, ((0, 2),), "found that cuda:0 cannot read that of cuda:2; use --set data_path=shm"),
     ],
 )
 def test_cuda_ipc_wants_one_host_and_gpus_that_reach_each_other(changes, apart, message):
@@ -90,7 +90,7 @@ def test_nccl_with_a_gpu_for_each_stage(monkeypatch):
 
 
 def test_an_unknown_data_path():
-    with pytest.raises(ConfigError, match="expected zmq or nccl or cuda_ipc, found 'rdma'"):
+    with pytest.raises(ConfigError, match="expected shm or zmq or nccl or cuda_ipc, found 'rdma'"):
         Execution(data_path="rdma")
 
 

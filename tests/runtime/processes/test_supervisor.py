@@ -154,6 +154,14 @@ def test_a_process_that_ends_without_a_word_is_named_with_what_it_was_at(desk, c
     assert caught.value.task == "an unknown task (last heard at: 0.3F@1 block 4)"
 
 
+@pytest.mark.timeout(60)
+def test_a_silence_shorter_than_a_look_every_second_is_seen(desk):
+    """Who looked too rarely took each silence for its own."""
+    desk.collector.liveness = Liveness([0, 1], time.monotonic(), 0.8, 60.0)
+    with pytest.raises(StageFailedError, match="no sign of life"):
+        desk.supervise()
+
+
 def test_a_process_that_was_never_heard_of(desk):
     desk.processes[0].end(1)
     with pytest.raises(StageFailedError) as caught:
@@ -224,7 +232,7 @@ def test_a_stage_that_liveness_gives_up_is_raised(desk):
 
 def test_a_wish_to_end_reaches_every_stage_at_once(desk, monkeypatch):
     """Set in a signal's handler, it interrupts the wait for reports."""
-    monkeypatch.setattr(supervisor, "_POLL_MS", 30_000)
+    monkeypatch.setattr(supervisor, "_POLL_SECONDS", 30.0)
 
     def wish():
         desk.stop.request(signal.SIGTERM)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
 from contextlib import ExitStack
 
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from naspipe.core.config import Execution
 from naspipe.core.ids import LayerId
 from naspipe.core.parcels import COPY, LAYER
 from naspipe.core.task import TaskKind
 from naspipe.runtime.wire import shared_rings
-from naspipe.runtime.wire.endpoints import ipc_endpoints
+from naspipe.runtime.wire.endpoints import ipc_endpoints, make_endpoints
 from naspipe.runtime.wire.messages import InputMessage, VersionMessage
 from naspipe.runtime.wire.shared_rings import LEAST_BYTES, Ring, Rings, SharedFrames
 from naspipe.runtime.wire.transport import ZmqTransport
@@ -59,8 +62,62 @@ def test_a_full_ring_takes_nothing_more():
     assert sender.put(bytes(600)) == 1024, "at its beginning again"
 
 
-def test_so_many_workers_that_no_room_is_left():
+def test_only_what_is_under_way_takes_memory():
+    """Two messages under way for ever never go further into the ring than three would lie."""
+    sender, receiver = ends(4096 + 64 * 1000)
+    under_way, ends_at = [], set()
+    for number in range(1000):
+        nbytes = 640 if number % 3 else 1000
+        position = sender.put(bytes(nbytes))
+        ends_at.add(sender.place(position) + nbytes)
+        under_way.append((position, nbytes))
+        if len(under_way) > 2:
+            receiver.give_back(*under_way.pop(0))
+    assert max(ends_at) < 4 * 1024
+
+
+def test_so_many_workers_that_no_room_is_left(monkeypatch):
+    monkeypatch.setattr(shared_rings, "_TOTAL_BYTES", 256 << 20)
     assert Rings(600).between(0, 599).put(bytes(10)) is None
+
+
+def test_a_ring_has_room_for_large_activations_on_four_stages():
+    sender = Rings(4).between(0, 1)
+    assert sender._size > 4 * 50_000_000
+    assert [sender.reserve(50_000_000) is None for _ in range(3)] == [False] * 3
+
+
+def test_a_copy_leaves_other_threads_go_on():
+    """It would stop a stage's copies of layers, and whatever else its process does."""
+    source, target = bytearray(200 << 20), bytearray(200 << 20)
+    begun, over, counted = threading.Event(), threading.Event(), 0
+
+    def copy():
+        begun.wait()
+        shared_rings.copy_bytes(target, source)
+        over.set()
+
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(10.0)
+    thread = threading.Thread(target=copy)
+    thread.start()
+    try:
+        begun.set()
+        while not over.wait(0.0005):
+            counted += 1
+    finally:
+        sys.setswitchinterval(usual)
+        thread.join()
+    assert counted > 2
+
+
+def test_who_has_rings(tmp_path):
+    def has_rings(**execution):
+        return make_endpoints(Execution(stages=2, **execution), tmp_path).rings is not None
+
+    assert has_rings() and has_rings(data_path="cuda_ipc")
+    assert not has_rings(data_path="zmq")
+    assert not has_rings(transport="tcp"), "as between hosts"
 
 
 def test_every_pair_has_a_way_of_its_own():
@@ -114,8 +171,9 @@ def test_small_frames_take_the_socket():
     assert len(shared.pack(1, [b"header", b"x" * LEAST_BYTES])) == 3
 
 
-def test_an_input_leaves_its_room_at_once(tmp_path):
+def test_an_input_leaves_its_room_at_once(tmp_path, monkeypatch):
     """Tensors of more than half a ring, each sent when the one before has been received."""
+    monkeypatch.setattr(shared_rings, "_MOST_BYTES", 128 << 20)
     endpoints = ipc_endpoints(tmp_path, 2)
     values = torch.rand(18_000_000)
     with ExitStack() as stack:
