@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from naspipe.core.ids import StageId
@@ -22,11 +22,12 @@ class History:
     rules: Sequence[Sequence[Rule]]
     """Of each stream, the rule of each block of its chain."""
     whereabouts: Whereabouts
-    uses: Uses = field(default_factory=Uses)
+    uses: Uses
 
     @classmethod
     def of(
         cls, rules: Sequence[Sequence[Rule]], asking: Collection[StageId] | None = None, **how: Any
     ) -> History:
         """A new one, for chains of these rules; see :class:`Whereabouts` for what else."""
-        return cls(rules, Whereabouts(rules, asking, **how))
+        uses = Uses(is_shared=asking is None or len(asking) > 1)
+        return cls(rules, Whereabouts(rules, asking, **how), uses)

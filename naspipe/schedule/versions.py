@@ -67,7 +67,7 @@ class VersionBook:
         self.rules = tuple(map(tuple, rules))
         """Of each stream, of each block of its chain."""
         self._policy = policy
-        self._uses = uses if uses is not None else Uses()
+        self._uses = uses if uses is not None else Uses(is_shared=False)
         self._layers: dict[LayerId, _Layer] = {}
         self._next: dict[StreamId, int] = {}
 
@@ -105,6 +105,8 @@ class VersionBook:
         self._uses.note(subnet)
         tickets = {block: self._ticket(subnet, block) for block in blocks}
         self._next[subnet.stream] = expected + 1
+        for layer in self._uses.unread():
+            self._state(layer)
         return tickets
 
     def is_admitted(self, stream: StreamId, sequence_id: int) -> bool:
@@ -272,9 +274,10 @@ class VersionBook:
         known, seen = state.known, state.seen
         if len(known) > seen:
             admitted = self._next.get(layer.stream, 0)
-            state.seen = bisect_left(known, admitted, seen)
-            if state.seen > seen:
-                self._promise(layer, state, known[seen : state.seen])
+            stop = bisect_left(known, admitted, seen)
+            if stop > seen:
+                self._promise(layer, state, known[seen:stop])
+                state.seen = self._uses.take(layer, stop)
         return state
 
     def _floor(self, layer: LayerId, state: _Layer) -> Version:

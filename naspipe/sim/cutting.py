@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
@@ -15,7 +16,25 @@ from naspipe.core.wiring import PLAIN, Wiring
 from naspipe.planning.cost import CostTable, LayerCost
 from naspipe.planning.joint_placements import JOINT_PLACEMENTS, Pieces
 from naspipe.planning.partitions import PLACEMENTS, Cutter
+from naspipe.schedule.groups import grouped_cuts
 from naspipe.sim.chains import Stream
+
+CutSteps = Callable[[Sequence[Subnet]], tuple[Partition, ...]]
+"""Says where the passes of whole steps are cut, over the stages of all groups."""
+
+
+def cut_by_steps(
+    streams: Sequence[Stream], execution: Execution, wiring: Wiring, steps: Steps
+) -> list[CutSteps]:
+    """Of each stream; see :func:`make_cutters`."""
+    cutters, groups = make_cutters(streams, execution, wiring, steps), execution.pipeline.groups
+    if is_joint(execution):
+        return [partial(_one_by_one, cutter) for cutter in cutters]
+    return [partial(grouped_cuts, cutter=each, steps=steps, groups=groups) for each in cutters]
+
+
+def _one_by_one(cutter: Cutter, subnets: Sequence[Subnet]) -> tuple[Partition, ...]:
+    return tuple(map(cutter, subnets))
 
 
 def make_cutters(

@@ -103,9 +103,8 @@ def _chains(stream: StreamJob) -> tuple[Chains, NDArray[np.int64]]:
     """A row for each subnet that is not empty, and its sequence ID."""
     blocks = len(stream.workload.space.rules)
     dtype: Any = np.dtype((np.int32, blocks))
-    filled = (each.subnet for each in stream.so_far if each.subnet.chain)
-    rows = np.fromiter((subnet.chain for subnet in filled), dtype)
-    numbers = (each.subnet.sequence_id for each in stream.so_far if each.subnet.chain)
+    rows = np.fromiter((subnet.chain for subnet in stream.so_far if subnet.chain), dtype)
+    numbers = (subnet.sequence_id for subnet in stream.so_far if subnet.chain)
     return rows.reshape(-1, blocks), np.fromiter(numbers, np.int64)
 
 
@@ -140,7 +139,7 @@ def _together(
     """Of a stream among others, or of steps whose passes wait for one another."""
     stream, accesses = job.streams[number], logs[number]
     rules, policy = stream.workload.space.rules, stream.workload.definition.policy
-    alone = [each.subnet._replace(stream=FIRST_STREAM) for each in stream.so_far]
+    alone = [subnet._replace(stream=FIRST_STREAM) for subnet in stream.so_far]
     if not stream.workload.is_written:  # in an earlier life its labels may have come from elsewhere
         logged = {each.sequence_id for each in accesses}
         begins = stream.begins
