@@ -53,13 +53,7 @@ def make_cutters(
     """
     if is_joint(execution):
         return _jointly(streams, execution, wiring, steps)
-    own = ((number, wiring.of(number).cut_like) for number in range(len(streams)))
-    leaders = {number: leader for number, leader in own if leader is not None} | {
-        number: rule.stream
-        for number, stream in enumerate(streams)
-        for rule in stream.chain.rules
-        if isinstance(rule, Follows)
-    }
+    leaders = _leaders(streams, wiring)
     cutters = [
         _cutter(_together(number, streams, leaders), execution, number in leaders.values())
         for number in range(len(streams))
@@ -70,6 +64,26 @@ def make_cutters(
         else cutters[number]
         for number, stream in enumerate(streams)
     ]
+
+
+def are_cut_alike(streams: Sequence[Stream], execution: Execution, wiring: Wiring) -> list[bool]:
+    """Of each stream, whether all subnets, known or not, have the cuts of those that are known."""
+    partition = execution.pipeline.partition
+    if is_joint(execution) or partition == "static" or execution.pipeline.stages == 1:
+        return [True] * len(streams)
+    leaders = _leaders(streams, wiring)
+    return [number in {*leaders, *leaders.values()} for number in range(len(streams))]
+
+
+def _leaders(streams: Sequence[Stream], wiring: Wiring) -> dict[int, int]:
+    """Of streams that are cut where another one is: which one that is."""
+    own = ((number, wiring.of(number).cut_like) for number in range(len(streams)))
+    return {number: leader for number, leader in own if leader is not None} | {
+        number: rule.stream
+        for number, stream in enumerate(streams)
+        for rule in stream.chain.rules
+        if isinstance(rule, Follows)
+    }
 
 
 def is_joint(execution: Execution) -> bool:

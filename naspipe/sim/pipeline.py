@@ -33,7 +33,7 @@ from naspipe.residency.check import check_budget
 from naspipe.schedule.groups import check_groups
 from naspipe.schedule.traits import traits_of
 from naspipe.sim.chains import Stream
-from naspipe.sim.cutting import CutSteps, cut_by_steps, is_joint
+from naspipe.sim.cutting import CutSteps, are_cut_alike, cut_by_steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,13 +118,16 @@ def plan_pipeline(pipeline: Pipeline, execution: Execution, sizes: Sizes | None 
     window = _window(pipeline, cuts, execution)
     asked = execution.pipeline.order
     order = "paper" if asked == "auto" or asked in RANKINGS else asked
+    alike = are_cut_alike(pipeline.streams, execution, pipeline.wiring)
     streams = tuple(
         StreamPlan(
             tuple(map(Planned, stream.subnets, of_stream)),
             cut,
-            frozenset(of_stream if is_joint(execution) else ()),
+            frozenset(of_stream if is_alike else ()),
         )
-        for stream, of_stream, cut in zip(pipeline.streams, cuts, cutters, strict=True)
+        for stream, of_stream, cut, is_alike in zip(
+            pipeline.streams, cuts, cutters, alike, strict=True
+        )
     )
     plan = Plan(streams, order, window, memory, pipeline.buffered)
     if asked not in RANKINGS:
