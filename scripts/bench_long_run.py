@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -43,7 +44,9 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=ROOT / "artifacts/records/long_run.json")
     options = parser.parse_args()
     if options.train:
-        trained(options.train, options.steps, execution={"timeout": 600, "silence_seconds": 600})
+        trained(
+            options.train, options.steps, execution={"timeout_seconds": 600, "silence_seconds": 600}
+        )
         return
     found: dict[str, Any] = json.loads(options.output.read_text()) if options.read else {}
     with tempfile.TemporaryDirectory() as folder:
@@ -52,7 +55,8 @@ def main() -> None:
             found |= {"environment": describe_environment(), **watched(run, options.steps)}
             print(json.dumps(found["processes"], indent=1), flush=True)
             options.output.write_text(json.dumps(found, indent=1) + "\n")
-        found |= weighed(run, options.steps) | read(run, Path(folder))
+        steps = found.get("steps", options.steps)
+        found |= weighed(run, steps) | read(run, Path(folder))
     options.output.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps({key: found[key] for key in ("bytes_per_1000_steps", *COMMANDS)}, indent=1))
 
@@ -62,9 +66,15 @@ def watched(run: RunDirectory, steps: int) -> dict[str, Any]:
     command = [sys.executable, __file__, "--train", str(run.path), "--steps", str(steps)]
     samples: Samples = {}
     begin = time.monotonic()
-    with subprocess.Popen(command, cwd=ROOT) as process:
+    with subprocess.Popen(command, cwd=ROOT, start_new_session=True) as process:
         while process.poll() is None:
-            time.sleep(1)
+            try:
+                time.sleep(1)
+            except KeyboardInterrupt:  # what was seen until now
+                process.send_signal(signal.SIGINT)
+                process.wait()
+                steps = max(step for step, _ in samples["launcher"]) + 1
+                break
             beat = read_heartbeat(run.path)
             step = int(beat["step"]) if beat else 0
             if 0 < step < steps:
@@ -73,7 +83,7 @@ def watched(run: RunDirectory, steps: int) -> dict[str, Any]:
                 for pid, name in named.items():
                     if (found := taken(pid)) is not None:
                         samples.setdefault(name, []).append((step, found.rss_bytes))
-        if process.returncode:
+        if process.returncode not in (0, 130):
             raise SystemExit(process.returncode)
     seconds = round(time.monotonic() - begin)
     processes = {name: judged(rows, steps) for name, rows in samples.items()}

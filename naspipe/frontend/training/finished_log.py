@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,12 +21,11 @@ from naspipe.trace.access.columns import (
     WRITE,
     AccessColumns,
     from_accesses,
-    joined,
 )
-from naspipe.trace.access.log import RunLog, read_joint_accesses, read_joint_columns
+from naspipe.trace.access.log import RunLog, joint_parts, read_joint_accesses
 from naspipe.trace.access.order import groups_of_layers
 from naspipe.trace.access.stored import Wanted
-from naspipe.trace.reading.metrics import bubble_ratio, hit_rate, stall_ratio
+from naspipe.trace.reading.long_metrics import summarize_parts
 
 Chains = NDArray[np.int32]
 
@@ -50,18 +48,12 @@ def check_orders(job: TrainingJob) -> None:
 
 def measure(job: TrainingJob) -> dict[str, float]:
     """Of the whole pipeline, with all its streams."""
-    found, _ = read_joint_columns([stream.directory.path for stream in job.streams])
-    together = joined(
-        [
-            replace(columns, stream=np.full_like(columns.stream, number))
-            for number, columns in enumerate(found)
-        ]
-    )
-    workers = job.execution.workers
+    directories = [stream.directory.path for stream in job.streams]
+    found = summarize_parts(lambda: joint_parts(directories), job.execution.workers)
     return {
-        "bubble_ratio": bubble_ratio(together, workers),
-        "hit_rate": hit_rate(together),
-        "stall_ratio": stall_ratio(together, workers),
+        "bubble_ratio": found.bubble_ratio,
+        "hit_rate": found.hit_rate,
+        "stall_ratio": found.stall_ratio,
     }
 
 
