@@ -43,6 +43,19 @@ def is_drawn_beside(workload: Workload) -> bool:
     )
 
 
+def why_known(workload: Workload, order: str) -> str:
+    """What is said of a long stream that is planned whole before its run; empty for any other."""
+    definition = workload.definition
+    if definition.num_passes <= LONG or workload.make_strategy is not None:
+        return ""
+    why = (
+        f"the order {order} needs to know them (--order auto or paper does not)"
+        if is_drawn_beside(workload)
+        else f"the sampler {definition.sampler:.80} is a file, which is read whole"
+    )
+    return f"planning all {definition.num_passes:,} subnets before the start: {why}"
+
+
 def first_choices(workload: Workload) -> list[Choices]:
     """What stands for a long stream while it is planned: its first steps, then every layer."""
     passes = workload.recipe.steps.passes

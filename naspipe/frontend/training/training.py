@@ -19,7 +19,7 @@ from naspipe.frontend.checks.data_checks import check_same_data, first_digests
 from naspipe.frontend.checks.device_checks import check_data_path, check_device, check_shared_gpus
 from naspipe.frontend.checks.input_checks import check_proof, check_taught
 from naspipe.frontend.checks.limit_checks import check_limits
-from naspipe.frontend.given.drawn_source import is_drawn_beside
+from naspipe.frontend.given.drawn_source import is_drawn_beside, why_known
 from naspipe.frontend.given.gain_notes import gain_notes
 from naspipe.frontend.given.run_plan import make_plan, planning_costs
 from naspipe.frontend.given.space_check import check_spaces
@@ -251,6 +251,9 @@ class Training:
             check_tensorboard()
         check_metrics_server(self.execution.records)
         check_taught(self.workloads, self.taps)
+        for workload, is_drawn in zip(self.workloads, self.drawn_beside, strict=True):
+            if not is_drawn and (said := why_known(workload, self.execution.pipeline.order)):
+                self.observer.on_note(said)
         subnets = [
             check_stream(StreamId(number), workload, self.execution, is_drawn)
             for number, (workload, is_drawn) in enumerate(
