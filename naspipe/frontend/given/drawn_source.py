@@ -108,7 +108,7 @@ class DrawnSource:
         self.close()
         self._left, self.count = iterate_passes(self._workload), done
         with writing(self._record):
-            self._file = self._record.open("r+" if done else "w", encoding="utf-8")
+            self._file = self._record.open("r+" if done else "w+", encoding="utf-8")
             self._go_behind(self._file, islice(self._left, done))
         return self._next(self._ahead)
 
@@ -135,7 +135,14 @@ class DrawnSource:
         return list(map(Planned, found, self._cut(found)))
 
     def _go_behind(self, record: TextIO, choices: Iterable[Choices]) -> None:
-        """The record begins with these; what follows them comes anew."""
+        """The record begins with these; what follows them comes anew.
+
+        One of a stream that comes new to a run that goes on is empty.
+        """
+        if not record.read(1):
+            record.writelines(map(_line, choices))
+            return
+        record.seek(0)
         try:
             is_same = all(parse_json(record.readline()) == list(each) for each in choices)
         except ValueError:
