@@ -76,8 +76,8 @@ def main() -> None:
             options.output.write_text(json.dumps(found, indent=1) + "\n")
 
 
-def trained(path: Path, steps: int) -> RunDirectory:
-    """A run of six layers of a few numbers each."""
+def trained(path: Path, steps: int, **more: Any) -> RunDirectory:
+    """A run of six layers of a few numbers each; ``more`` as for :func:`naspipe.train`."""
     choices = [[lambda: nn.Linear(16, 16) for _ in range(3)] for _ in range(4)]
     blocks = [naspipe.Shared("stem", lambda: nn.Linear(16, 16), Lag(2))]
     blocks += [naspipe.Block(tuple(of_block)) for of_block in choices]
@@ -85,7 +85,7 @@ def trained(path: Path, steps: int) -> RunDirectory:
     space = naspipe.Space("six", blocks)
     naspipe.train(
         space, vectors, nn.CrossEntropyLoss(), steps=steps, stages=STAGES, run_dir=path,
-        progress=False,
+        progress=False, **more,
     )  # fmt: skip
     return RunDirectory(path)
 

@@ -16,7 +16,8 @@ from typing import Any
 from naspipe.cli.display.json_results import add_json, as_json
 from naspipe.core.errors import ConfigError, LogError
 from naspipe.trace.reading.compare import Comparison, RecordedRun, compare_to
-from naspipe.trace.reading.metrics import Summary, summarize
+from naspipe.trace.reading.long_metrics import summarize_parts
+from naspipe.trace.reading.metrics import Summary
 
 _EXAMPLE = """\
 example:
@@ -122,8 +123,8 @@ def _verdict(comparison: Comparison) -> str:
 def _row(recorded: RecordedRun, verdict: str, is_read: bool) -> tuple[str, ...]:
     """Of a run that cannot be compared nothing is read. It has no numbers, as one without a log."""
     summary = None
-    if is_read and recorded.logged_steps == 1 and recorded.log.heads:
-        summary = summarize(recorded.log.columns(in_order=False), recorded.num_stages)
+    if is_read and recorded.logged_steps == 1 and not recorded.log.is_empty:
+        summary = summarize_parts(recorded.log.parts, recorded.num_stages)
     return (str(recorded.path), str(recorded.num_stages), *_numbers(summary), verdict)
 
 

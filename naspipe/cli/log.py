@@ -15,7 +15,7 @@ from typing import Any
 from naspipe.cli.display.json_results import add_json, as_json
 from naspipe.core.errors import ConfigError, LogError
 from naspipe.core.ids import LayerId
-from naspipe.trace.access.order import groups_of_layers, orders_of_layers
+from naspipe.trace.access.order import groups_of_layers, orders_of_parts
 from naspipe.trace.access.stored import Wanted
 from naspipe.trace.reading.compare import RecordedRun
 from naspipe.trace.results.rolled_lines import line_of, read_rows
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
             print(line)
         return 0
     layer = recorded.labels.layer(arguments.layer)
-    order = _order(recorded, [layer]).get(layer, "")
+    order = dict(_orders(recorded, [layer])).get(layer, "")
     if not order:
         print(_unused(recorded, layer), file=sys.stderr)
     print(order if width is None else folded(order, width))
@@ -116,17 +116,17 @@ def _lines(recorded: RecordedRun, width: int | None) -> Iterator[str]:
     widest = max((len(labels.label(layer)) for layer in counts), default=0)
     rule_width = max((len(labels.rule_text(layer)) for layer in counts), default=0)
     for group in groups_of_layers(counts):
-        for layer, order in _order(recorded, group).items():
+        for layer, order in _orders(recorded, group):
             rule = labels.rule_text(layer)
             writes = order.count("B")
             line = f"{labels.label(layer):{widest}}  {rule:{rule_width}}  {writes:5}  {order}"
             yield line if width is None or len(line) <= width else f"{line[: width - 1]}…"
 
 
-def _order(recorded: RecordedRun, layers: Iterable[LayerId]) -> dict[LayerId, str]:
+def _orders(recorded: RecordedRun, layers: Iterable[LayerId]) -> Iterator[tuple[LayerId, str]]:
     """The orders of these layers, in chain order; of those that were used."""
     wanted = Wanted(layers=frozenset(layers), backwards=False)
-    return orders_of_layers(recorded.log.columns(wanted))
+    return orders_of_parts(recorded.log.parts(wanted))
 
 
 def _described(recorded: RecordedRun, label: str | None) -> list[dict[str, Any]]:
@@ -137,7 +137,7 @@ def _described(recorded: RecordedRun, label: str | None) -> list[dict[str, Any]]
     if label is not None:
         groups, orders = [frozenset([labels.layer(label)])], {labels.layer(label): ""}
     for group in groups:
-        orders |= _order(recorded, group)
+        orders |= _orders(recorded, group)
     return [
         {
             "layer": labels.label(layer),

@@ -1,5 +1,7 @@
 """List the runs below a directory: what each is at, its step and speed, its last sign of life.
 
+Searches stand below their run; a search's steps are the subnets that it has judged.
+
 A run that its manifest calls running, but that no process holds any more, is listed as died.
 """
 
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from naspipe.core.errors import ConfigError
+from naspipe.search.search_directory import PREFIX
 from naspipe.trace.results.run_directory import RunDirectory
 from naspipe.trace.results.run_state import RunState, ago, run_state
 
@@ -64,6 +67,8 @@ def _runs(place: Path, depth: int) -> Iterator[RunDirectory]:
             is_run = False
         if is_run:
             yield directory
+            searches = sorted(place.glob(f"{PREFIX}*/{_MANIFEST}"))
+            yield from (RunDirectory(each.parent) for each in searches)
         return
     try:
         inner = sorted(each for each in place.iterdir() if each.is_dir()) if depth else []
@@ -77,10 +82,12 @@ def _runs(place: Path, depth: int) -> Iterator[RunDirectory]:
 def _described(base: Path, directory: RunDirectory) -> dict[str, Any]:
     manifest = directory.read_manifest()
     state = run_state(directory, manifest)
-    steps = _number(manifest.get("definition", {}).get("steps"))
+    definition = manifest.get("definition", {})
+    steps = _number(definition.get("steps", definition.get("budget")))
     is_complete = state.status == "complete"
     measured = manifest.get("measured")
-    speed = measured.get("steps_per_second") if isinstance(measured, dict) else None
+    speeds = measured if isinstance(measured, dict) else {}
+    speed = speeds.get("steps_per_second", speeds.get("subnets_per_second"))
     return {
         "run": str(directory.path.relative_to(base)) if directory.path != base else ".",
         "path": str(directory.path),

@@ -8,7 +8,8 @@ from typing import NamedTuple
 from naspipe.core.errors import ConfigError
 from naspipe.trace.access.log import RunLog
 from naspipe.trace.access.stored import Wanted
-from naspipe.trace.reading.metrics import Summary, summarize
+from naspipe.trace.reading.long_metrics import summarize_parts
+from naspipe.trace.reading.metrics import Summary
 from naspipe.trace.results.losses_file import Loss
 
 SHOWN_RECORDS = 20_000
@@ -62,8 +63,8 @@ def choose_stretch(log: RunLog, asked: Asked, passes: int) -> Stretch | None:
 
 
 def summary_of_all(log: RunLog, num_stages: int) -> Summary:
-    """The numbers of a whole run, by columns."""
-    return summarize(log.columns(in_order=False), num_stages)
+    """The numbers of a whole run."""
+    return summarize_parts(log.parts, num_stages)
 
 
 def thinned(losses: Sequence[Loss]) -> tuple[list[int], list[int], list[float]]:

@@ -80,7 +80,7 @@ def agreement(reference: Recorded, run: Recorded) -> str:
     if first := next(iter(loss_differences(reference.losses, run.losses, run.labels)), None):
         return f"differs: {first}"
     logs = RunLog(reference.path), RunLog(run.path)
-    if not all(log.heads for log in logs):
+    if any(log.is_empty for log in logs):
         return "same losses"
     found = log_differences(*logs, run.labels, run.schedule.steps.passes)
     ordered = sorted(found, key=lambda difference: difference.key)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from naspipe.core.ids import StageId
@@ -22,7 +22,7 @@ class History:
     rules: Sequence[Sequence[BlockRule]]
     """Of each stream, the rule of each block of its chain."""
     whereabouts: Whereabouts
-    uses: Uses = field(default_factory=Uses)
+    uses: Uses
 
     @classmethod
     def of(
@@ -32,4 +32,5 @@ class History:
         **how: Any,
     ) -> History:
         """A new one, for chains of these rules; see :class:`Whereabouts` for what else."""
-        return cls(rules, Whereabouts(rules, asking, **how))
+        uses = Uses(is_shared=asking is None or len(asking) > 1)
+        return cls(rules, Whereabouts(rules, asking, **how), uses)

@@ -11,15 +11,25 @@ from collections.abc import Sequence
 from naspipe.core.ids import LayerId, StreamId, Version
 from naspipe.core.subnet import Subnet
 
+_LONG = 64
+"""Users of a layer that a single reader may leave unread."""
+
 
 class Uses:
-    """The users of every layer of every stream."""
+    """The users of every layer of every stream.
 
-    __slots__ = ("_next", "_users")
+    Args:
+        is_shared: whether several stages read it. A single one takes users out as it reads them,
+            so that what is kept does not grow with the stream.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_is_shared", "_long", "_next", "_users")
+
+    def __init__(self, is_shared: bool = True) -> None:
+        self._is_shared = is_shared
         self._users: dict[LayerId, list[Version]] = {}
         self._next: dict[StreamId, int] = {}
+        self._long: list[LayerId] = []
 
     def note(self, subnet: Subnet) -> None:
         """Note a subnet's layers, in sequence order; one that was noted already changes nothing."""
@@ -35,7 +45,21 @@ class Uses:
                 users[layer] = [version]
             else:
                 known.append(version)
+                if len(known) == _LONG and not self._is_shared:
+                    self._long.append(layer)
 
     def of(self, layer: LayerId) -> Sequence[Version]:
         """The users of a layer, a list that grows; not all need to be admitted where one asks."""
         return self._users.setdefault(layer, [])
+
+    def take(self, layer: LayerId, count: int) -> int:
+        """The first users of a layer were read; returns how many of them are still listed."""
+        if self._is_shared:
+            return count
+        del self._users[layer][:count]
+        return 0
+
+    def unread(self) -> list[LayerId]:
+        """Layers that a single reader should read now: nobody did for many of their users."""
+        long, self._long = self._long, []
+        return long

@@ -10,16 +10,16 @@ from __future__ import annotations
 import sys
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from naspipe.core.errors import InvariantError
 from naspipe.core.events import KeptLayer
-from naspipe.core.ids import INITIAL, LATEST, LayerId, SequenceId, StreamId, Version
+from naspipe.core.ids import LATEST, LayerId, SequenceId, StreamId, Version
 from naspipe.core.layer_rules import BlockRule, rule_of
 from naspipe.core.ports import SyncPolicy
 from naspipe.core.rules import Rule
 from naspipe.core.subnet import Subnet
+from naspipe.schedule.layer_versions import LayerVersions
 from naspipe.schedule.uses import Uses
 
 _NEVER = Version(sys.maxsize)
@@ -38,21 +38,6 @@ class Ticket(NamedTuple):
     is_writer: bool
 
 
-@dataclass(slots=True)
-class _Layer:
-    """``users``: promised WRITEs that later readers may ask for, oldest first, of each step the
-    last one only; ``seen`` counts those that were taken over from ``known``, see :class:`Uses`."""
-
-    known: Sequence[Version]
-    users: list[Version] = field(default_factory=lambda: [INITIAL])
-    existing: set[Version] = field(default_factory=lambda: {INITIAL})
-    readers: dict[Version, int] = field(default_factory=dict)
-    newest: Version = INITIAL
-    seen: int = 0
-    parts: set[Version] = field(default_factory=set)
-    """Promised WRITEs behind which another pass of their step writes too: nobody reads them."""
-
-
 class VersionBook:
     """Versions of the layers of one stage, under one synchronisation policy.
 
@@ -68,8 +53,8 @@ class VersionBook:
         self.rules = tuple(map(tuple, rules))
         """Of each stream, of each block of its chain."""
         self._policy = policy
-        self._uses = uses if uses is not None else Uses()
-        self._layers: dict[LayerId, _Layer] = {}
+        self._uses = uses if uses is not None else Uses(is_shared=False)
+        self._layers: dict[LayerId, LayerVersions] = {}
         self._next: dict[StreamId, int] = {}
 
     def resume(self, stream: StreamId, first: SequenceId, layers: Iterable[KeptLayer]) -> None:
@@ -77,7 +62,9 @@ class VersionBook:
         self._next[stream] = first
         for layer, versions, _ in layers:
             known = self._uses.of(layer)
-            self._layers[layer] = _Layer(known, list(versions), set(versions), {}, versions[-1])
+            self._layers[layer] = LayerVersions(
+                known, list(versions), set(versions), {}, versions[-1]
+            )
 
     def admit(self, subnet: Subnet, blocks: Iterable[int]) -> dict[int, Ticket]:
         """Hand out the tickets of a subnet for this stage's blocks.
@@ -105,6 +92,8 @@ class VersionBook:
         self._uses.note(subnet)
         tickets = {block: self._ticket(subnet, block) for block in blocks}
         self._next[subnet.stream] = expected + 1
+        for layer in self._uses.unread():
+            self._state(layer)
         return tickets
 
     def is_admitted(self, stream: StreamId, sequence_id: int) -> bool:
@@ -202,6 +191,7 @@ class VersionBook:
                 f"found version {state.newest}"
             )
         state.newest = version
+        state.num_owed -= 1
         state.existing.add(version)
         if state.parts and version not in state.parts:
             state.parts = {part for part in state.parts if part > version}
@@ -246,38 +236,34 @@ class VersionBook:
         layer = subnet.layer(block)
         state = self._state(layer)
         rule = self.rule(layer)
+        is_writer = self._policy.is_writer(rule)
+        state.num_owed += is_writer
         reads = self._policy.version_to_read(rule, state.users, subnet.sequence_id)
         state.readers[reads] = state.readers.get(reads, 0) + 1
-        return Ticket(layer, reads, state.users[-1], self._policy.is_writer(rule))
+        return Ticket(layer, reads, state.users[-1], is_writer)
 
-    def _promise(self, layer: LayerId, state: _Layer, writers: Iterable[Version]) -> None:
+    def _promise(self, layer: LayerId, state: LayerVersions, writers: Iterable[Version]) -> None:
         """Note that subnets will write a layer."""
         if self._policy.is_writer(self.rule(layer)):
-            steps = self._policy.steps
-            if steps.passes == 1:
-                state.users.extend(writers)
-            else:
-                for writer in writers:
-                    if state.users[-1] >= steps.first(writer):
-                        state.parts.add(state.users.pop())
-                    state.users.append(writer)
+            state.promise(writers, self._policy.steps)
             oldest = self._floor(layer, state)
             del state.users[: min(bisect_left(state.users, oldest), len(state.users) - 1)]
 
-    def _state(self, layer: LayerId) -> _Layer:
+    def _state(self, layer: LayerId) -> LayerVersions:
         """A layer's state, with every use by a subnet that was admitted here."""
         state = self._layers.get(layer)
         if state is None:
-            state = self._layers[layer] = _Layer(self._uses.of(layer))
+            state = self._layers[layer] = LayerVersions(self._uses.of(layer))
         known, seen = state.known, state.seen
         if len(known) > seen:
             admitted = self._next.get(layer.stream, 0)
-            state.seen = bisect_left(known, admitted, seen)
-            if state.seen > seen:
-                self._promise(layer, state, known[seen : state.seen])
+            stop = bisect_left(known, admitted, seen)
+            if stop > seen:
+                self._promise(layer, state, known[seen:stop])
+                state.seen = self._uses.take(layer, stop)
         return state
 
-    def _floor(self, layer: LayerId, state: _Layer) -> Version:
+    def _floor(self, layer: LayerId, state: LayerVersions) -> Version:
         """The oldest version that a subnet not yet admitted can ask for."""
         reader = SequenceId(self._next.get(layer.stream, 0))
         version = self._policy.version_to_read(self.rule(layer), state.users, reader)
@@ -287,7 +273,7 @@ class VersionBook:
         """How a layer's READs follow its WRITEs."""
         return rule_of(self.rules[layer.stream], layer)
 
-    def _drop(self, layer: LayerId, state: _Layer) -> list[Version]:
+    def _drop(self, layer: LayerId, state: LayerVersions) -> list[Version]:
         if len(state.existing) == 1:
             return []
         floor, rule = self._floor(layer, state), self.rule(layer)

@@ -119,7 +119,7 @@ class Whereabouts:
         self._kept: dict[LayerId, tuple[Version, StageId]] = {}
         """Layers of a checkpoint that nobody has used since."""
         self._cuts: dict[tuple[StreamId, SequenceId], dict[StageId, AtCut]] = {}
-        """What belongs to each stage at a cut, until it has asked."""
+        """What belongs to each stage at a cut, until it has asked: where several will."""
 
     def resume(self, layers: Iterable[KeptLayer]) -> None:
         """Go on behind a checkpoint, from which every stage reads what it uses first."""
@@ -131,9 +131,13 @@ class Whereabouts:
         A layer belongs to the stage of its last user; a frozen one, which nobody changes, to
         that of its first. Each stage asks once.
         """
-        if (stream, cut) not in self._cuts:
-            self._cuts[stream, cut] = self._at_cut(stream)
-        return self._cuts[stream, cut].pop(stage, AtCut([], []))
+        found = self._cuts.pop((stream, cut), None)
+        if found is None:
+            found = self._at_cut(stream)
+        own = found.pop(stage, AtCut([], []))
+        if self._asking is None or len(self._asking) > 1:
+            self._cuts[stream, cut] = found
+        return own
 
     def _at_cut(self, stream: StreamId) -> dict[StageId, AtCut]:
         found: dict[StageId, AtCut] = defaultdict(lambda: AtCut([], []))

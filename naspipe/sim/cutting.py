@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
@@ -16,7 +17,25 @@ from naspipe.core.wiring import PLAIN, Wiring
 from naspipe.planning.cost import CostTable, LayerCost
 from naspipe.planning.joint_placements import JOINT_PLACEMENTS, Pieces
 from naspipe.planning.partitions import PLACEMENTS, Cutter
+from naspipe.schedule.groups import grouped_cuts
 from naspipe.sim.chains import Stream
+
+CutSteps = Callable[[Sequence[Subnet]], tuple[Partition, ...]]
+"""Says where the passes of whole steps are cut, over the stages of all groups."""
+
+
+def cut_by_steps(
+    streams: Sequence[Stream], execution: Execution, wiring: Wiring, steps: Steps
+) -> list[CutSteps]:
+    """Of each stream; see :func:`make_cutters`."""
+    cutters, groups = make_cutters(streams, execution, wiring, steps), execution.pipeline.groups
+    if is_joint(execution):
+        return [partial(_one_by_one, cutter) for cutter in cutters]
+    return [partial(grouped_cuts, cutter=each, steps=steps, groups=groups) for each in cutters]
+
+
+def _one_by_one(cutter: Cutter, subnets: Sequence[Subnet]) -> tuple[Partition, ...]:
+    return tuple(map(cutter, subnets))
 
 
 def make_cutters(
@@ -35,13 +54,7 @@ def make_cutters(
     """
     if is_joint(execution):
         return _jointly(streams, execution, wiring, steps)
-    own = ((number, wiring.of(number).cut_like) for number in range(len(streams)))
-    leaders = {number: leader for number, leader in own if leader is not None} | {
-        number: rule.stream
-        for number, stream in enumerate(streams)
-        for rule in map(rule_with_state, stream.chain.rules)
-        if isinstance(rule, Follows)
-    }
+    leaders = _leaders(streams, wiring)
     cutters = [
         _cutter(_together(number, streams, leaders), execution, number in leaders.values())
         for number in range(len(streams))
@@ -52,6 +65,26 @@ def make_cutters(
         else cutters[number]
         for number, stream in enumerate(streams)
     ]
+
+
+def are_cut_alike(streams: Sequence[Stream], execution: Execution, wiring: Wiring) -> list[bool]:
+    """Of each stream, whether all subnets, known or not, have the cuts of those that are known."""
+    partition = execution.pipeline.partition
+    if is_joint(execution) or partition == "static" or execution.pipeline.stages == 1:
+        return [True] * len(streams)
+    leaders = _leaders(streams, wiring)
+    return [number in {*leaders, *leaders.values()} for number in range(len(streams))]
+
+
+def _leaders(streams: Sequence[Stream], wiring: Wiring) -> dict[int, int]:
+    """Of streams that are cut where another one is: which one that is."""
+    own = ((number, wiring.of(number).cut_like) for number in range(len(streams)))
+    return {number: leader for number, leader in own if leader is not None} | {
+        number: rule.stream
+        for number, stream in enumerate(streams)
+        for rule in map(rule_with_state, stream.chain.rules)
+        if isinstance(rule, Follows)
+    }
 
 
 def is_joint(execution: Execution) -> bool:

@@ -28,12 +28,11 @@ from naspipe.planning.critical_path import (
 )
 from naspipe.planning.latest_start import CutStream, latest_start_priorities
 from naspipe.planning.memory import MemoryPlan, Sizes, check_host_memory, plan_memory
-from naspipe.planning.partitions import Cutter
 from naspipe.residency.check import check_budget
-from naspipe.schedule.groups import check_groups, grouped_cuts
+from naspipe.schedule.groups import check_groups
 from naspipe.schedule.traits import traits_of
 from naspipe.sim.chains import Stream
-from naspipe.sim.cutting import is_joint, make_cutters
+from naspipe.sim.cutting import CutSteps, are_cut_alike, cut_by_steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +69,10 @@ class StreamPlan:
 
     planned: tuple[Planned, ...] = field(repr=False)
     """Every subnet."""
-    partition_of: Cutter | None = field(default=None, repr=False, compare=False)
-    """Of any other subnet of the space, where that can be said."""
+    cut: CutSteps | None = field(default=None, repr=False, compare=False)
+    """Says where the passes of any other whole steps of the space are cut."""
+    cuts: frozenset[Partition] = frozenset()
+    """All that ``cut`` says; none where that is not known."""
     stateless: frozenset[tuple[int, int]] = field(default=frozenset(), repr=False)
     """Block and candidate of the layers without parameters and buffers."""
 
@@ -110,22 +111,25 @@ def plan_pipeline(pipeline: Pipeline, execution: Execution, sizes: Sizes | None 
     """
     if not pipeline.is_causal:
         execution = execution.changed(partition="static", order="paper")
-    groups, steps = execution.pipeline.groups, pipeline.steps
-    cutters = make_cutters(pipeline.streams, execution, pipeline.wiring, steps)
-    check_groups(groups, pipeline.policy, steps)
-    cuts = [
-        tuple(map(cutter, each.subnets))
-        if is_joint(execution)
-        else grouped_cuts(each.subnets, cutter, steps, groups)
-        for each, cutter in zip(pipeline.streams, cutters, strict=True)
-    ]
+    steps = pipeline.steps
+    cutters = cut_by_steps(pipeline.streams, execution, pipeline.wiring, steps)
+    check_groups(execution.pipeline.groups, pipeline.policy, steps)
+    cuts = [cut(each.subnets) for each, cut in zip(pipeline.streams, cutters, strict=True)]
     memory = _memory(pipeline, cuts, execution, sizes)
     window = _window(pipeline, cuts, execution)
     asked = execution.pipeline.order
     order = "paper" if asked == "auto" or asked in RANKINGS else asked
+    alike = are_cut_alike(pipeline.streams, execution, pipeline.wiring)
     streams = tuple(
-        StreamPlan(tuple(map(Planned, stream.subnets, cut)), cutter, stream.chain.stateless)
-        for stream, cut, cutter in zip(pipeline.streams, cuts, cutters, strict=True)
+        StreamPlan(
+            tuple(map(Planned, stream.subnets, of_stream)),
+            cut,
+            frozenset(of_stream if is_alike else ()),
+            stream.chain.stateless,
+        )
+        for stream, of_stream, cut, is_alike in zip(
+            pipeline.streams, cuts, cutters, alike, strict=True
+        )
     )
     plan = Plan(streams, order, window, memory, pipeline.buffered)
     if asked not in RANKINGS:

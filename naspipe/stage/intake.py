@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 
 from naspipe.core.errors import InvariantError
 from naspipe.core.events import Planned
+from naspipe.core.ids import LayerId, StageId
 from naspipe.core.ports import Admission
 
 
@@ -13,18 +15,23 @@ class Intake:
     """Hands a stage its subnets, in sequence order and without gaps.
 
     A stream may be known from the beginning, or grow while it runs (:meth:`learn`): its subnets
-    are then proposed by a strategy that waits for scores.
+    are then proposed by a strategy that waits for scores. What was admitted is not kept.
 
     Args:
         admission: which sequence IDs may be under way.
         known: the first subnets.
+        first: the sequence ID that the stream begins with here.
     """
 
-    def __init__(self, admission: Admission, known: Iterable[Planned] = ()) -> None:
+    def __init__(self, admission: Admission, known: Iterable[Planned] = (), first: int = 0) -> None:
         self._admission = admission
-        self._known: list[Planned] = []
+        self._ahead: deque[Planned] = deque()
+        """Known and not admitted."""
+        self._num_known = first
         self._done = admission.next
-        self._waiting = self.learn(0, tuple(known))
+        self.homes: dict[LayerId, StageId] = {}
+        """Of each layer of the subnets so far, the stage that uses it first."""
+        self._waiting = self.learn(first, tuple(known))
 
     @property
     def is_finished(self) -> bool:
@@ -41,14 +48,9 @@ class Intake:
         """How many subnets were admitted and are not retired."""
         return self._admission.next - self._done
 
-    @property
-    def known(self) -> Sequence[Planned]:
-        """Every subnet so far, by its sequence ID."""
-        return self._known
-
     def knows(self, sequence_id: int) -> bool:
         """Whether this stage was told what a subnet is."""
-        return sequence_id < len(self._known)
+        return sequence_id < self._num_known
 
     def learn(self, first: int, planned: Sequence[Planned]) -> list[Planned]:
         """The next subnets are known, from sequence ID ``first`` on; returns those to admit now.
@@ -56,12 +58,23 @@ class Intake:
         Raises:
             InvariantError: when they do not follow the known ones.
         """
-        if first != len(self._known):
+        if first != self._num_known:
             raise InvariantError(
-                f"subnets from {first} on were told, expected from {len(self._known)} on"
+                f"subnets from {first} on were told, expected from {self._num_known} on"
             )
-        self._known += planned
-        return self._take(self._admission.learn(len(self._known)))
+        self._num_known += len(planned)
+        for each in planned:
+            self._note(each)
+        if not self._admission.is_finished:
+            self._ahead.extend(planned)
+        return self._take(self._admission.learn(self._num_known))
+
+    def _note(self, planned: Planned) -> None:
+        subnet, partition, _ = planned
+        for block in range(len(subnet.chain)):
+            layer = subnet.layer(block)
+            if layer not in self.homes:
+                self.homes[layer] = partition.stage_of(block)
 
     def open(self) -> list[Planned]:
         """What to admit at the beginning."""
@@ -86,4 +99,4 @@ class Intake:
         return self._take(self._admission.retire(sequence_id))
 
     def _take(self, sequence_ids: range) -> list[Planned]:
-        return self._known[sequence_ids.start : sequence_ids.stop]
+        return [self._ahead.popleft() for _ in sequence_ids]

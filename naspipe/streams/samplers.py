@@ -113,8 +113,9 @@ def iterate_subnets(text: str, space: Space, seed: int) -> Iterator[Subnet]:
         ConfigError: as :func:`make_sampler`.
     """
     decisions = space.decisions
-    if decisions is None or text.startswith("file:"):
-        return iter(make_sampler(text, space.candidate_counts, seed))
+    if decisions is None or text.partition(":")[0] in FILES:
+        choices_of = decisions.choices_of if decisions else None
+        return iter(make_sampler(text, space.candidate_counts, seed, choices_of))
     return map(decisions.choices, make_sampler(text, space.drawn_counts, seed))
 
 

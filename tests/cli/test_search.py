@@ -12,6 +12,7 @@ import naspipe
 from naspipe.cli.main import main
 from naspipe.search.search_directory import SearchDirectory
 from naspipe.streams.from_file import write_stream
+from naspipe.trace.results.heartbeat_file import read_heartbeat
 from tests.search import own
 
 OWN = ["--space", "tests.search.own:space", "--data", "tests.search.own:batches"]
@@ -55,6 +56,11 @@ def test_search_and_export_the_best(run, tmp_path, capsys):
     search = SearchDirectory(run / "search-1").read()
     best = search.ranked()
     assert len(search.candidates) == 9
+    assert read_heartbeat(search.path)["step"] == read_heartbeat(search.path)["steps"] == 9
+    capsys.readouterr()
+    assert main(["runs", str(run), "--json"]) == 0
+    listed = {each["run"]: each for each in json.loads(capsys.readouterr().out)}
+    assert listed["search-1"]["status"] == "complete" and listed["search-1"]["steps"] == 9
     assert [line.split()[0] for line in lines[2:5]] == [str(each.sequence_id) for each in best[:3]]
     assert len(search.manifest["definition"]) > 8
     measured = json.loads((run / "search-1/manifest.json").read_text())["latency_ms"]

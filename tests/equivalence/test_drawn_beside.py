@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
+import naspipe
 from naspipe.core.errors import ConfigError
 from naspipe.frontend.given import drawn_source
 from naspipe.frontend.training import planning_record
-from tests.equivalence import spaces
-from tests.faults.helpers import Calm, assert_identical, interrupt_and_resume, train
+from tests.equivalence import spaces, test_teachers
+from tests.equivalence.harness import assert_same_bits
+from tests.faults.helpers import LOSS, Calm, assert_identical, interrupt_and_resume, train
 
 STEPS = 30
 
@@ -32,7 +35,8 @@ def known(tmp_path_factory):
 def test_the_bits_are_those_of_a_stream_that_is_known(tmp_path, short, known, stages):
     run = train(tmp_path / "run", Calm(spaces.vectors), steps=STEPS, stages=stages)
     assert_identical(run, known)
-    assert run.manifest["execution"]["partitions"] == []  # none was cut before it
+    cuts = run.manifest["execution"]["partitions"]
+    assert len(cuts) == (1 if stages == 1 else 0)  # of two stages: none was cut before it
 
 
 def test_a_later_life_goes_on_with_the_same_stream(tmp_path, short, known):
@@ -48,6 +52,50 @@ def test_a_later_life_goes_on_with_the_same_stream(tmp_path, short, known):
     (run.directory.checkpoints.path / "final").rename(tmp_path / "final")
     with pytest.raises(ConfigError, match="expected the stream that the sampler uniform draws"):
         train(run.directory.path, Calm(spaces.vectors), steps=STEPS, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "execution"),
+    [
+        ({"passes": "sandwich:1"}, {}),
+        ({"passes": "accumulate:4", "clip_global_norm": 1.0}, {"groups": 2}),
+    ],
+    ids=["several passes", "groups"],
+)
+def test_steps_of_several_passes_are_drawn_whole(tmp_path, monkeypatch, recipe, execution):
+    more = {"recipe": recipe, "steps": 8}
+    known = train(tmp_path / "known", Calm(spaces.vectors), **more)
+    for name, number in {"LONG": 8, "SHOWN": 6, "_AHEAD": 8, "_AT_ONCE": 3}.items():
+        monkeypatch.setattr(drawn_source, name, number)
+    run = train(tmp_path / "run", Calm(spaces.vectors), stages=2, execution=execution, **more)
+    assert run.manifest["execution"]["partitions"] == []  # so it was drawn beside
+    assert_identical(run, known)
+
+
+def test_streams_that_share_a_pipeline_and_a_teacher_without_losses(tmp_path, short):
+    """The teacher has no losses: its student's say how far its stream has to be known."""
+    run = test_teachers.train(tmp_path / "run", 2, steps=STEPS, execution={"window": 4})
+    assert run.manifest["execution"]["partitions"] == []
+    assert_same_bits(run, test_teachers.plain_loop(run))
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"order": "latest-start"}, r"planning all 30 subnets .*: the order latest-start needs"),
+        ({"sampler": "file"}, r"planning all 30 subnets .*: the sampler file:.* is a file"),
+    ],
+)
+def test_what_is_planned_whole_is_said(tmp_path, short, capsys, more, said):
+    path = tmp_path / "subnets.jsonl"
+    path.write_text(f"{json.dumps([0] * len(spaces.mixed().candidate_counts))}\n" * STEPS)
+    if "sampler" in more:
+        more = {"sampler": f"file:{path}"}
+    naspipe.train(
+        spaces.mixed(), spaces.vectors, LOSS, steps=STEPS, run_dir=tmp_path / "run", progress=True,
+        **more,
+    )  # fmt: skip
+    assert re.search(said, capsys.readouterr().err)
 
 
 def test_the_directory_is_there_while_it_is_planned(tmp_path, monkeypatch):

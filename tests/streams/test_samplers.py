@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import islice
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from naspipe.core.errors import ConfigError
+from naspipe.core.space import Space
 from naspipe.streams.from_file import read_stream, write_stream
-from naspipe.streams.samplers import draw_stream, make_sampler
+from naspipe.streams.samplers import (
+    Subnet,
+    draw_stream,
+    draw_subnets,
+    iterate_subnets,
+    make_sampler,
+)
 
 counts = st.lists(st.integers(1, 7), min_size=1, max_size=6).map(tuple)
 seeds = st.integers(0, 1 << 70)
@@ -91,6 +100,36 @@ def test_a_sampler_is_an_iterator() -> None:
     sampler = make_sampler("uniform", (4, 4), 1)
     drawn = [sampler.draw(), next(iter(sampler)), next(sampler)]
     assert drawn == draw_stream("uniform", (4, 4), 1, 3)
+
+
+class Halved:
+    """A space of which one decision says the choices of two blocks; a file lists choices."""
+
+    candidate_counts = (4, 4)
+
+    class decisions:  # noqa: N801
+        counts = (2,)
+
+        @staticmethod
+        def choices(drawn: Subnet) -> Subnet:
+            return (drawn[0], 3 - drawn[0])
+
+        @staticmethod
+        def choices_of(sample: dict[str, int]) -> Subnet:
+            return (sample["x"], 0)
+
+    drawn_counts = decisions.counts
+
+
+@pytest.mark.parametrize("sampler", ["uniform", "fair", "repeat:PATH"])
+def test_one_at_a_time_they_are_the_same(tmp_path: Path, sampler: str) -> None:
+    path = tmp_path / "subnets.jsonl"
+    path.write_text('[3, 1]\n{"x": 2}\n')
+    text, space = sampler.replace("PATH", str(path)), cast("Space", Halved())
+    drawn = draw_subnets(text, space, 5, 9)
+    assert list(islice(iterate_subnets(text, space, 5), 9)) == drawn
+    if "repeat" in sampler:
+        assert drawn[:3] == [(3, 1), (2, 0), (3, 1)]
 
 
 @pytest.mark.parametrize(

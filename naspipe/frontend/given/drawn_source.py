@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TextIO, overload
+from typing import TextIO
 
 from naspipe.core.errors import ConfigError
 from naspipe.core.events import Planned
-from naspipe.core.ids import SequenceId, StreamId
+from naspipe.core.ids import StreamId
 from naspipe.core.json_text import parse_json
-from naspipe.core.partition import Partition
 from naspipe.core.subnet import Subnet
+from naspipe.frontend.given.pass_streams import filled, in_whole_steps, iterate_passes
 from naspipe.frontend.given.strategy_source import sample_stream
 from naspipe.runtime.jobs.workload import Workload
-from naspipe.streams.samplers import iterate_subnets
+from naspipe.sim.cutting import CutSteps
+from naspipe.trace.storage.writing import writing
 
 LONG = 4096
 """Streams of more subnets than that are drawn beside the training."""
@@ -30,21 +31,39 @@ Choices = tuple[int, ...]
 
 
 def is_drawn_beside(workload: Workload) -> bool:
-    """Whether a stream is too long to be drawn before its run, and can be drawn beside it."""
+    """Whether a stream is too long to be drawn before its run, and can be drawn beside it.
+
+    A file is read and checked whole before a run.
+    """
     definition = workload.definition
     return (
         definition.num_passes > LONG
         and workload.make_strategy is None
         and not definition.sampler.startswith("file:")
-        and definition.policy in ("csp", "sequential")
-        and definition.recipe.steps.passes == 1
-        and not workload.left_out
     )
 
 
+def why_known(workload: Workload, order: str) -> str:
+    """What is said of a long stream that is planned whole before its run; empty for any other."""
+    definition = workload.definition
+    if definition.num_passes <= LONG or workload.make_strategy is not None:
+        return ""
+    why = (
+        f"the order {order} needs to know them (--order auto or paper does not)"
+        if is_drawn_beside(workload)
+        else f"the sampler {definition.sampler:.80} is a file, which is read whole"
+    )
+    return f"planning all {definition.num_passes:,} subnets before the start: {why}"
+
+
 def first_choices(workload: Workload) -> list[Choices]:
-    """What stands for a long stream while it is planned: its first subnets, then every layer."""
-    return [*islice(_draw(workload), SHOWN), *sample_stream(workload.space)]
+    """What stands for a long stream while it is planned: its first steps, then every layer."""
+    passes = workload.recipe.steps.passes
+    shown = -(-SHOWN // passes) * passes
+    return [
+        *islice(iterate_passes(workload), shown),
+        *in_whole_steps(workload, sample_stream(workload.space)),
+    ]
 
 
 class DrawnSource:
@@ -53,51 +72,50 @@ class DrawnSource:
     Args:
         workload: whose sampler it is.
         stream: which one.
-        partition_of: cuts each subnet.
+        cut: says where the passes of whole steps are cut.
+        unit: sequence IDs that become known together: those of a step, or of a bulk.
         record: where the subnets are written, one list of choices a line, as they come.
     """
 
     def __init__(
-        self,
-        workload: Workload,
-        stream: StreamId,
-        partition_of: Callable[[Subnet], Partition],
-        record: Path,
+        self, workload: Workload, stream: StreamId, cut: CutSteps, unit: int, record: Path
     ) -> None:
         self._workload = workload
         self._stream = stream
-        self._partition_of = partition_of
+        self._cut = cut
         self._record = record
+        self._at_once = max(_AT_ONCE // unit, 1) * unit
+        self._ahead = -(-(_AHEAD + unit) // unit) * unit
         self._left: Iterator[Choices] = iter(())
         self._file: TextIO | None = None
-        self._count = 0
-        self._usual: Partition | None = None
+        self.count = 0
+        """See :class:`naspipe.runtime.jobs.ports.SubnetSource`."""
 
     @property
-    def proposed(self) -> Sequence[Planned]:
-        """Every subnet so far, drawn anew where one asks; their partitions are not kept."""
-        return _Redrawn(self._workload, self._stream, self._count, self._usual)
+    def subnets(self) -> Iterable[Subnet]:
+        """Every subnet so far, drawn anew: none is kept."""
+        return filled(
+            self._workload, self._stream, 0, islice(iterate_passes(self._workload), self.count)
+        )
 
-    def begin(self, scores: Sequence[float]) -> Sequence[Planned]:
+    def begin(self, done: int, scores: Iterable[float]) -> Sequence[Planned]:
         """See :class:`naspipe.runtime.jobs.ports.SubnetSource`.
 
         Raises:
             ConfigError: when the run's earlier life had other subnets.
+            StorageError: when the record cannot be written.
         """
         self.close()
-        self._left, self._count = _draw(self._workload), 0
-        done = len(scores)
-        earlier = list(islice(self._left, done))
-        if earlier:
-            self._check_record(earlier)
-        self._file = self._record.open("w", encoding="utf-8")
-        found = [self._planned(choices, is_done=True) for choices in earlier]
-        self._write(earlier)
-        return [*found, *self._next(_AHEAD)]
+        self._left, self.count = iterate_passes(self._workload), done
+        with writing(self._record):
+            self._file = self._record.open("r+" if done else "w+", encoding="utf-8")
+            self._go_behind(self._file, islice(self._left, done))
+        return self._next(self._ahead)
 
     def take(self, sequence_id: int, score: float) -> Sequence[Planned]:
         """See :class:`naspipe.runtime.jobs.ports.SubnetSource`."""
-        return self._next(_AT_ONCE) if self._count <= sequence_id + _AHEAD - _AT_ONCE else ()
+        is_near = self.count <= sequence_id + self._ahead - self._at_once
+        return self._next(self._at_once) if is_near else ()
 
     def close(self) -> None:
         """Close the record."""
@@ -106,67 +124,38 @@ class DrawnSource:
             self._file = None
 
     def _next(self, count: int) -> list[Planned]:
-        left = self._workload.definition.num_passes - self._count
+        left = self._workload.definition.num_passes - self.count
         choices = list(islice(self._left, min(count, left)))
-        self._write(choices)
-        return [self._planned(each) for each in choices]
+        if self._file is not None and choices:
+            with writing(self._record):
+                self._file.writelines(_line(each) for each in choices)
+                self._file.flush()
+        found = list(filled(self._workload, self._stream, self.count, choices))
+        self.count += len(found)
+        return list(map(Planned, found, self._cut(found)))
 
-    def _write(self, choices: Sequence[Choices]) -> None:
-        if self._file is not None:
-            self._file.writelines(json.dumps(list(map(int, each))) + "\n" for each in choices)
-            self._file.flush()
+    def _go_behind(self, record: TextIO, choices: Iterable[Choices]) -> None:
+        """The record begins with these; what follows them comes anew.
 
-    def _planned(self, choices: Choices, is_done: bool = False) -> Planned:
-        chain = self._workload.space.chain(choices)
-        subnet = Subnet(self._stream, SequenceId(self._count), chain)
-        self._count += 1
-        if self._usual is None or not is_done:  # nothing runs of what an earlier life has done
-            self._usual = self._partition_of(subnet)
-        return Planned(subnet, self._usual)
-
-    def _check_record(self, choices: Sequence[Choices]) -> None:
+        One of a stream that comes new to a run that goes on is empty.
+        """
+        if not record.read(1):
+            record.writelines(map(_line, choices))
+            return
+        record.seek(0)
         try:
-            with self._record.open(encoding="utf-8") as file:
-                found = [parse_json(line) for line in islice(file, len(choices))]
-        except (OSError, ValueError):
-            found = []
-        if found != [list(each) for each in choices]:
+            is_same = all(parse_json(record.readline()) == list(each) for each in choices)
+        except ValueError:
+            is_same = False
+        if not is_same:
             raise ConfigError(
                 f"{self._record}: expected the stream that the sampler "
                 f"{self._workload.definition.sampler} draws, found another; put back the file "
                 f"that the run wrote"
             )
+        record.seek(record.tell())
+        record.truncate()
 
 
-class _Redrawn(Sequence[Planned]):
-    """The first subnets of a stream, none of which is kept."""
-
-    def __init__(
-        self, workload: Workload, stream: StreamId, count: int, usual: Partition | None
-    ) -> None:
-        self._workload, self._stream = workload, stream
-        self._count, self._usual = count, usual
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __iter__(self) -> Iterator[Planned]:
-        if self._usual is None:
-            return
-        chain: Callable[[Choices], tuple[int, ...]] = self._workload.space.chain
-        for number, choices in enumerate(islice(_draw(self._workload), self._count)):
-            yield Planned(Subnet(self._stream, SequenceId(number), chain(choices)), self._usual)
-
-    @overload
-    def __getitem__(self, place: int) -> Planned: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> list[Planned]: ...
-
-    def __getitem__(self, place: int | slice) -> Planned | list[Planned]:
-        return list(self)[place]
-
-
-def _draw(workload: Workload) -> Iterator[Choices]:
-    definition, space = workload.definition, workload.space
-    return iterate_subnets(definition.sampler, space, definition.seed)
+def _line(choices: Choices) -> str:
+    return json.dumps(list(map(int, choices))) + "\n"

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice, repeat
 
+from naspipe.core.ids import SequenceId, StreamId
 from naspipe.core.space import Space
+from naspipe.core.subnet import Subnet
 from naspipe.planning.cost import first_of_kind
 from naspipe.runtime.jobs.losses import distilling
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.measuring.layer_sizes import sketch
 from naspipe.streams.passes import Choices, in_passes, num_draws
-from naspipe.streams.samplers import draw_subnets
+from naspipe.streams.samplers import draw_subnets, iterate_subnets
+
+_STEPS = 16
 
 
 def draw_passes(workload: Workload) -> list[Choices]:
@@ -20,12 +25,43 @@ def draw_passes(workload: Workload) -> list[Choices]:
         ConfigError: for a sampler that cannot be used, or a space or loss without a sandwich.
     """
     space, definition = workload.space, workload.definition
-    steps = definition.recipe.steps
+    count = num_draws(definition.recipe.steps, definition.steps)
+    drawn = draw_subnets(definition.sampler, space, definition.seed, count)
+    return _expanded(workload)(drawn)
+
+
+def iterate_passes(workload: Workload) -> Iterator[Choices]:
+    """The same, a few steps at a time and without an end; raises as :func:`draw_passes`."""
+    space, definition = workload.space, workload.definition
+    drawn = iterate_subnets(definition.sampler, space, definition.seed)
+    count, expanded = num_draws(definition.recipe.steps, _STEPS), _expanded(workload)
+    while some := list(islice(drawn, count)):
+        yield from expanded(some)
+
+
+def in_whole_steps(workload: Workload, drawn: Sequence[Choices]) -> list[Choices]:
+    """The passes of steps of these subnets, the last one repeated until its step is whole."""
+    lacking = -len(drawn) % num_draws(workload.recipe.steps, 1)
+    return _expanded(workload)([*drawn, *repeat(drawn[-1], lacking)])
+
+
+def filled(
+    workload: Workload, stream: StreamId, first: int, passes: Iterable[Choices]
+) -> Iterator[Subnet]:
+    """The subnets of passes from sequence ID ``first`` on; one that nobody needs is empty."""
+    steps, left_out, chain = workload.recipe.steps, workload.left_out, workload.space.chain
+    for y, choices in enumerate(passes, first):
+        is_empty = steps.pass_of(y) in left_out
+        yield Subnet(stream, SequenceId(y), () if is_empty else tuple(chain(choices)))
+
+
+def _expanded(workload: Workload) -> Callable[[Sequence[Choices]], list[Choices]]:
+    """Makes the passes of whole steps from what was drawn for them."""
+    space, steps = workload.space, workload.recipe.steps
     if steps.distills:
         distilling(workload.loss)
-    count = num_draws(steps, definition.steps)
-    drawn = draw_subnets(definition.sampler, space, definition.seed, count)
-    return in_passes(drawn, steps, space, parameter_counts(space))
+    sizes = parameter_counts(space)
+    return lambda drawn: in_passes(drawn, steps, space, sizes)
 
 
 def parameter_counts(space: Space) -> Callable[[int, int], int]:

@@ -42,7 +42,7 @@ def make_pipeline(
     subnets: Sequence[Sequence[Subnet]],
     costs: Sequence[CostTable | None],
     wiring: Wiring | None = None,
-    is_sample: bool = False,
+    samples: Sequence[bool] = (),
 ) -> Pipeline:
     """What is to be run, as far as schedules depend on it; arguments as of :func:`make_plan`."""
     shared = common(workloads)
@@ -60,7 +60,9 @@ def make_pipeline(
                 output_bytes=workload.output_bytes,
                 is_sample=is_sample or workload.make_strategy is not None,
             )
-            for workload, drawn, table in zip(workloads, subnets, costs, strict=True)
+            for workload, drawn, table, is_sample in zip(
+                workloads, subnets, costs, samples or [False] * len(workloads), strict=True
+            )
         ),
         policy=shared.policy,
         bulk=shared.bulk or execution.pipeline.stages,
@@ -75,7 +77,7 @@ def make_plan(
     subnets: Sequence[Sequence[Subnet]],
     costs: Sequence[CostTable | None] | None = None,
     wiring: Wiring | None = None,
-    is_sample: bool = False,
+    samples: Sequence[bool] = (),
 ) -> Plan:
     """Balance the stages, give them memory, choose the order; the same for the same costs.
 
@@ -85,7 +87,7 @@ def make_plan(
         subnets: of each stream; of one that a strategy proposes, some that stand for it.
         costs: of each stream; measured here where they are not given.
         wiring: how the streams are joined; by default, as each says of itself.
-        is_sample: whether the subnets stand for longer streams, which are drawn as they go.
+        samples: of each stream, whether its subnets stand for more, which are drawn as it goes.
 
     Raises:
         ConfigError: when the memory budget is below the least that works.
@@ -93,7 +95,7 @@ def make_plan(
     """
     if costs is None:
         costs = planning_costs(workloads, execution)
-    pipeline = make_pipeline(workloads, execution, subnets, costs, wiring, is_sample)
+    pipeline = make_pipeline(workloads, execution, subnets, costs, wiring, samples)
     plan = plan_pipeline(pipeline, execution, _sizes(workloads, execution))
     if execution.pipeline.order != "auto" or not has_choice(pipeline, execution):
         return plan

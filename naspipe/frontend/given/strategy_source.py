@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 from naspipe.core.errors import ConfigError
 from naspipe.core.events import Planned
 from naspipe.core.ids import SequenceId, StreamId
-from naspipe.core.partition import Partition
 from naspipe.core.space import Space
 from naspipe.core.subnet import Subnet
 from naspipe.core.user_code import users_code
+from naspipe.sim.cutting import CutSteps
 from naspipe.streams.feedback import FeedbackLoop
 from naspipe.streams.from_file import read_stream, write_stream
 from naspipe.streams.ports import ExplorationStrategy
@@ -27,7 +27,7 @@ class StrategySource:
         make_strategy: a fresh strategy, which proposes numbers over the space's decisions.
         space: whose subnets they are.
         stream: which one.
-        partition_of: cuts each of them.
+        cut: says where each of them is cut.
         delay: from a score to the first proposal that knows of it, in subnets.
         num_subnets: in all.
         record: where the subnets are written, one list of choices a line, as they come.
@@ -38,7 +38,7 @@ class StrategySource:
         make_strategy: Callable[[], ExplorationStrategy],
         space: Space,
         stream: StreamId,
-        partition_of: Callable[[Subnet], Partition],
+        cut: CutSteps,
         *,
         delay: int,
         num_subnets: int,
@@ -47,20 +47,21 @@ class StrategySource:
         self._make_strategy = make_strategy
         self._space = space
         self._stream = stream
-        self._partition_of = partition_of
+        self._cut = cut
         self._delay = delay
         self._num_subnets = num_subnets
         self._record = record
         self._strategy: ExplorationStrategy | None = None
         self._loop: FeedbackLoop | None = None
-        self._proposed: list[Planned] = []
+        self.subnets: list[Subnet] = []
+        """Every one so far."""
 
     @property
-    def proposed(self) -> Sequence[Planned]:
-        """Every subnet so far."""
-        return self._proposed
+    def count(self) -> int:
+        """How many there are so far."""
+        return len(self.subnets)
 
-    def begin(self, scores: Sequence[float]) -> Sequence[Planned]:
+    def begin(self, done: int, scores: Iterable[float]) -> Sequence[Planned]:
         """See :class:`naspipe.runtime.jobs.ports.SubnetSource`.
 
         Raises:
@@ -68,7 +69,7 @@ class StrategySource:
                 subnets than it did in the run's earlier life.
         """
         self.close()
-        self._proposed = []
+        self.subnets = []
         with self._users():
             strategy = self._strategy = self._make_strategy()
             loop = self._loop = FeedbackLoop(strategy, self._delay, self._num_subnets)
@@ -76,11 +77,11 @@ class StrategySource:
             for sequence_id, score in enumerate(scores):
                 found += loop.take(sequence_id, score)
             choices = self._add(found)
-        if scores:
-            self._check_record(choices[: len(scores)])
+        if done:
+            self._check_record(choices[:done])
         with writing(self._record):
             write_stream(self._record, choices)
-        return self._proposed
+        return self._planned(self.subnets[done:])
 
     def take(self, sequence_id: int, score: float) -> Sequence[Planned]:
         """See :class:`naspipe.runtime.jobs.ports.SubnetSource`; raises as :meth:`begin`."""
@@ -94,7 +95,7 @@ class StrategySource:
             return ()
         with writing(self._record), self._record.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(each) + "\n" for each in choices)
-        return self._proposed[-len(choices) :]
+        return self._planned(self.subnets[-len(choices) :])
 
     def close(self) -> None:
         """End a strategy that has something to end."""
@@ -103,14 +104,16 @@ class StrategySource:
             close()
 
     def _add(self, drawn: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-        """Plan what was proposed; returns the choices."""
+        """Take in what was proposed; returns the choices."""
         decisions = self._space.decisions
         found = [decisions.choices(each) if decisions else tuple(each) for each in drawn]
         for choices in found:
             chain = self._space.chain(choices)
-            subnet = Subnet(self._stream, SequenceId(len(self._proposed)), chain)
-            self._proposed.append(Planned(subnet, self._partition_of(subnet)))
+            self.subnets.append(Subnet(self._stream, SequenceId(self.count), chain))
         return found
+
+    def _planned(self, subnets: Sequence[Subnet]) -> list[Planned]:
+        return [Planned(each, self._cut((each,))[0]) for each in subnets]
 
     def _check_record(self, choices: Sequence[tuple[int, ...]]) -> None:
         if read_stream(self._record)[: len(choices)] != list(choices):

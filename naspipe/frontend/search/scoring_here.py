@@ -27,7 +27,7 @@ def score_here(
         recorder: told of each.
     """
     try:
-        source.begin([])
+        source.begin(0, ())
         for number in range(budget):
             bleu = judge(choices_of(number))
             recorder.on_scores(number, Scores(math.nan, math.nan, math.nan, bleu))

@@ -8,6 +8,8 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from naspipe.frontend.search.ports import Prices, SearchObserver
+from naspipe.frontend.training.vitals import Pulse, ResidentMemory
+from naspipe.runtime.processes.claim import Claim
 from naspipe.search.limits import COSTS
 from naspipe.search.scores import Scores
 from naspipe.search.search_directory import Candidate, SearchDirectory, front, rank
@@ -50,6 +52,8 @@ class Recorder:
         self._waiting: dict[int, Scores] = {}
         self._choices_of: Callable[[int], tuple[int, ...]] = lambda number: ()
         self._best: Candidate | None = None
+        self._memory = ResidentMemory()
+        self._start_ns = 0
         self.candidates: list[Candidate] = []
         self.stages: list[dict[str, Any]] = []
         """What the stages measured of themselves."""
@@ -63,9 +67,10 @@ class Recorder:
         self._choices_of = choices_of
         self._directory.candidates.touch()
         self._directory.write_manifest({**self._manifest, "status": "running"})
-        start_ns = time.monotonic_ns()
+        start_ns = self._start_ns = time.monotonic_ns()
         try:
-            yield
+            with Claim(self._directory.path), Pulse([self._directory.path], self._vitals):
+                yield
         except BaseException as error:
             failure = {"status": "failed", "failure": str(error) or type(error).__name__}
             with suppress(OSError):  # the first cause stays
@@ -85,6 +90,18 @@ class Recorder:
                 **self._found(),
             }
         )
+
+    def _vitals(self, stream: int) -> dict[str, Any]:
+        """What the heartbeat says, as of a run: its steps are subnets."""
+        seconds = (time.monotonic_ns() - self._start_ns) / 1e9
+        return {
+            "step": len(self.candidates),
+            "steps": self._manifest.get("definition", {}).get("budget"),
+            "steps_per_second": len(self.candidates) / seconds if seconds else None,
+            "pending": None,
+            "resident_bytes": self._memory.bytes(),
+            "loss": None,
+        }
 
     def on_scores(self, subnet: int, scores: Scores) -> None:
         """A subnet is judged."""

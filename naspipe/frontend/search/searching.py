@@ -12,7 +12,6 @@ from typing import Any
 from naspipe.core.config import Definition, Execution, Recipe
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import FIRST_STREAM, SequenceId
-from naspipe.core.partition import Partition
 from naspipe.core.rules import Frozen
 from naspipe.core.space import Shared
 from naspipe.core.subnet import Subnet
@@ -43,6 +42,7 @@ from naspipe.search.definition import SearchDefinition
 from naspipe.search.scores import merit
 from naspipe.search.search_directory import Search, SearchDirectory, default_name, search_path
 from naspipe.sim.chains import Chain, Stream
+from naspipe.sim.cutting import CutSteps
 from naspipe.sim.pipeline import Pipeline, plan_pipeline
 from naspipe.trace.snapshots.snapshot import Checkpoint
 
@@ -84,7 +84,7 @@ class Searching:
         pricer = Pricer(space, self.held_out(workload.definition.seed, 0), costs)
         definition = self._definition()
         make = find_strategy(definition, space, pricer, self.strategy)
-        partition_of, memory, window = self._plan(workload, costs)
+        cut, memory, window = self._plan(workload, costs)
         directory.create()
         recorder = Recorder(
             directory,
@@ -94,7 +94,7 @@ class Searching:
             self._manifest(checkpoint, definition),
         )
         source = StrategySource(
-            make, space, FIRST_STREAM, partition_of,
+            make, space, FIRST_STREAM, cut,
             delay=definition.delay, num_subnets=definition.budget,
             record=directory.path / "stream.jsonl",
         )  # fmt: skip
@@ -116,7 +116,7 @@ class Searching:
         is_choice = [not isinstance(block, Shared) for block in space.blocks]
 
         def choices_of(number: int) -> tuple[int, ...]:
-            return tuple(compress(source.proposed[number].subnet.chain, is_choice))
+            return tuple(compress(source.subnets[number].chain, is_choice))
 
         with recorder.recording(choices_of), ExitStack() as stack:
             stack.callback(close_all)
@@ -182,7 +182,7 @@ class Searching:
 
     def _plan(
         self, workload: Workload, costs: CostTable
-    ) -> tuple[Callable[[Subnet], Partition], MemoryPlan | None, int]:
+    ) -> tuple[CutSteps, MemoryPlan | None, int]:
         """Cuts of equal forward time, memory for layers without optimizer state, the window."""
         space = workload.space
         rules = (Frozen(),) * len(space)
@@ -198,10 +198,10 @@ class Searching:
             sizes = replace(sizes, rules=rules)
         execution = self.execution.changed(order="paper", activation_memory="")
         plan = plan_pipeline(Pipeline(streams=(stream,)), execution, sizes)
-        partition_of = plan.streams[0].partition_of
-        if partition_of is None:
+        cut = plan.streams[0].cut
+        if cut is None:
             raise ConfigError("expected a partition for every subnet, found none")
-        return partition_of, plan.memory, plan.window
+        return cut, plan.memory, plan.window
 
     def _manifest(self, checkpoint: Checkpoint, definition: SearchDefinition) -> dict[str, Any]:
         gpus = NO_GPUS if self.execution.hardware.device == "cpu" else find_gpus()

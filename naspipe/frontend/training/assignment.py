@@ -58,9 +58,15 @@ def assigned_job(training: Training, hosts: Hosts, assignment: Mapping[str, Any]
     path = Path(assignment["path"])
     _check_shared(rank, path, assignment["token"])
     training = replace(training, path=path)
-    subnets = [draw_stream(StreamId(n), each) for n, each in enumerate(training.workloads)]
+    samples = training.drawn_beside
+    subnets = [
+        draw_stream(StreamId(number), *each)
+        for number, each in enumerate(zip(training.workloads, samples, strict=True))
+    ]
     costs = tuple(map(_table, assignment["costs"]))
-    plan = make_plan(training.workloads, training.execution, subnets, costs, training.wiring)
+    plan = make_plan(
+        training.workloads, training.execution, subnets, costs, training.wiring, samples
+    )
     job = training.job(plan, costs)
     if (found := plan_digest(job)) != assignment["plan"]:
         raise ConfigError(
@@ -173,7 +179,8 @@ def plan_digest(job: TrainingJob) -> str:
     """Of everything that stages must agree about."""
     digest = hashlib.blake2b(digest_size=8)
     for stream in job.streams:
-        digest.update(repr((stream.planned, sorted(stream.stateless))).encode())
+        known = stream.planned, sorted(stream.cuts), sorted(stream.stateless)
+        digest.update(repr(known).encode())
     budgets = job.memory.budgets if job.memory else ()
     digest.update(
         repr(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,10 +24,10 @@ from naspipe.trace.access.columns import (
     from_accesses,
     joined,
 )
-from naspipe.trace.access.log import RunLog, read_joint_accesses, read_joint_columns
+from naspipe.trace.access.log import RunLog, joint_parts, read_joint_accesses
 from naspipe.trace.access.order import groups_of_layers
 from naspipe.trace.access.stored import Wanted
-from naspipe.trace.reading.metrics import bubble_ratio, hit_rate, stall_ratio
+from naspipe.trace.reading.long_metrics import summarize_parts
 
 Chains = NDArray[np.int32]
 
@@ -51,18 +50,12 @@ def check_orders(job: TrainingJob) -> None:
 
 def measure(job: TrainingJob) -> dict[str, float]:
     """Of the whole pipeline, with all its streams."""
-    found, _ = read_joint_columns([stream.directory.path for stream in job.streams])
-    together = joined(
-        [
-            replace(columns, stream=np.full_like(columns.stream, number))
-            for number, columns in enumerate(found)
-        ]
-    )
-    workers = job.execution.workers
+    directories = [stream.directory.path for stream in job.streams]
+    found = summarize_parts(lambda: joint_parts(directories), job.execution.workers)
     return {
-        "bubble_ratio": bubble_ratio(together, workers),
-        "hit_rate": hit_rate(together),
-        "stall_ratio": stall_ratio(together, workers),
+        "bubble_ratio": found.bubble_ratio,
+        "hit_rate": found.hit_rate,
+        "stall_ratio": found.stall_ratio,
     }
 
 
@@ -106,9 +99,8 @@ def _chains(stream: StreamJob) -> tuple[Chains, NDArray[np.int64]]:
     """A row for each subnet that is not empty, and its sequence ID."""
     blocks = len(stream.workload.space.rules)
     dtype: Any = np.dtype((np.int32, blocks))
-    filled = (each.subnet for each in stream.so_far if each.subnet.chain)
-    rows = np.fromiter((subnet.chain for subnet in filled), dtype)
-    numbers = (each.subnet.sequence_id for each in stream.so_far if each.subnet.chain)
+    rows = np.fromiter((subnet.chain for subnet in stream.so_far if subnet.chain), dtype)
+    numbers = (subnet.sequence_id for subnet in stream.so_far if subnet.chain)
     return rows.reshape(-1, blocks), np.fromiter(numbers, np.int64)
 
 
@@ -171,7 +163,7 @@ def _together(
     stream = job.streams[number]
     accesses = _without_versions(logs[number], stream)
     rules, policy = stream.rules, stream.workload.definition.policy
-    alone = [each.subnet._replace(stream=FIRST_STREAM) for each in stream.so_far]
+    alone = [subnet._replace(stream=FIRST_STREAM) for subnet in stream.so_far]
     if not stream.workload.is_written:  # in an earlier life its labels may have come from elsewhere
         logged = {each.sequence_id for each in accesses}
         begins = stream.begins

@@ -10,7 +10,7 @@ from typing import Any
 
 from naspipe.core.config import Definition, Execution
 from naspipe.core.errors import ConfigError, StorageError
-from naspipe.core.ids import SequenceId, StageId, StreamId
+from naspipe.core.ids import StageId, StreamId
 from naspipe.core.space import Shared
 from naspipe.core.subnet import Subnet
 from naspipe.frontend.checks.data_checks import check_batch
@@ -18,7 +18,7 @@ from naspipe.frontend.checks.input_checks import check_grouping, check_layers
 from naspipe.frontend.checks.loss_checks import check_loss
 from naspipe.frontend.checks.optimizer_checks import check_optimizer
 from naspipe.frontend.given.drawn_source import DrawnSource, first_choices
-from naspipe.frontend.given.pass_streams import draw_passes
+from naspipe.frontend.given.pass_streams import draw_passes, filled
 from naspipe.frontend.given.strategy_source import StrategySource, sample_stream
 from naspipe.runtime.jobs.job import StreamJob
 from naspipe.runtime.jobs.workload import Workload
@@ -75,22 +75,13 @@ def draw_stream(
     number: StreamId, workload: Workload, is_drawn_beside: bool = False
 ) -> tuple[Subnet, ...]:
     """The subnets of a stream, or what stands for them where they come beside the training."""
-    space = workload.space
     if workload.make_strategy:
-        stream = sample_stream(space)
+        stream = sample_stream(workload.space)
     elif is_drawn_beside:
         stream = first_choices(workload)
     else:
         stream = draw_passes(workload)
-    steps, left_out = workload.recipe.steps, workload.left_out
-    return tuple(
-        Subnet(
-            number,
-            SequenceId(place),
-            () if steps.pass_of(place) in left_out else space.chain(choices),
-        )
-        for place, choices in enumerate(stream)
-    )
+    return tuple(filled(workload, number, 0, stream))
 
 
 def _check_causal(definition: Definition) -> None:
@@ -111,21 +102,29 @@ def stream_job(
     workload: Workload,
     plan: StreamPlan,
     directory: RunDirectory,
-    is_drawn_beside: bool = False,
+    unit: int = 0,
 ) -> StreamJob:
-    """A stream that is known, or one that is proposed or drawn as it goes."""
+    """A stream that is known, or one that is proposed or drawn as it goes.
+
+    Args:
+        number: of the stream.
+        workload: its space, data and definition.
+        plan: how it is carried out.
+        directory: where it is recorded.
+        unit: of one that is drawn beside the training: sequence IDs that become known together.
+    """
     job = StreamJob(workload=workload, planned=(), directory=directory, stateless=plan.stateless)
-    if is_drawn_beside and plan.partition_of is not None:
-        drawn = DrawnSource(workload, number, plan.partition_of, directory.stream)
-        return replace(job, source=drawn)
-    if workload.make_strategy is None or plan.partition_of is None:
-        return replace(job, planned=plan.planned)
+    if unit and plan.cut is not None:
+        drawn = DrawnSource(workload, number, plan.cut, unit, directory.stream)
+        return replace(job, cuts=plan.cuts, source=drawn)
+    if workload.make_strategy is None or plan.cut is None:
+        return replace(job, planned=plan.planned, cuts=frozenset(plan.partitions))
     definition = workload.definition
     source = StrategySource(
         workload.make_strategy,
         workload.space,
         number,
-        plan.partition_of,
+        plan.cut,
         delay=definition.recipe.feedback_delay,
         num_subnets=definition.steps,
         record=directory.stream,

@@ -19,7 +19,7 @@ from naspipe.frontend.checks.data_checks import check_same_data, first_digests
 from naspipe.frontend.checks.device_checks import check_data_path, check_device, check_shared_gpus
 from naspipe.frontend.checks.input_checks import check_proof, check_taught
 from naspipe.frontend.checks.limit_checks import check_limits
-from naspipe.frontend.given.drawn_source import is_drawn_beside
+from naspipe.frontend.given.drawn_source import is_drawn_beside, why_known
 from naspipe.frontend.given.gain_notes import gain_notes
 from naspipe.frontend.given.run_plan import make_plan, planning_costs
 from naspipe.frontend.given.space_check import check_spaces
@@ -99,16 +99,13 @@ class Training:
         return common(self.workloads).policy
 
     @property
-    def is_drawn_beside(self) -> bool:
-        """Whether subnets are drawn beside the training: of one long stream, whatever its order."""
-        return (
-            len(self.workloads) == 1
-            and not self.taps
-            and self.others is None
-            and self.execution.pipeline.groups == 1
-            and self.execution.pipeline.order not in RANKINGS
-            and is_drawn_beside(self.workloads[0])
-        )
+    def drawn_beside(self) -> list[bool]:
+        """Of each stream, whether its subnets are drawn beside the training.
+
+        An order with priorities has to know all of them.
+        """
+        is_ranked = self.execution.pipeline.order in RANKINGS
+        return [not is_ranked and is_drawn_beside(each) for each in self.workloads]
 
     @property
     def traits(self) -> PolicyTraits:
@@ -139,7 +136,7 @@ class Training:
                 stack.enter_context(planning(records))
             costs = planning_costs(self.workloads, self.execution, self.observer.on_note)
             plan = make_plan(
-                self.workloads, self.execution, subnets, costs, self.wiring, self.is_drawn_beside
+                self.workloads, self.execution, subnets, costs, self.wiring, self.drawn_beside
             )
             if plan.memory and self.others is None:
                 device = self.execution.hardware.device
@@ -193,12 +190,12 @@ class Training:
     def _claim(self, stack: ExitStack, subnets: Sequence[tuple[Subnet, ...]]) -> int:
         """Take the run directories over; returns the generation to go on with, -1 for none."""
         earlier = []
-        for directory, workload, of_stream in zip(
-            self.directories, self.workloads, subnets, strict=True
+        for directory, workload, of_stream, is_drawn in zip(
+            self.directories, self.workloads, subnets, self.drawn_beside, strict=True
         ):
             if comes_new(directory, workload):
                 continue
-            comes_later = workload.make_strategy or self.is_drawn_beside
+            comes_later = workload.make_strategy or is_drawn
             choices = None if comes_later else choices_of(workload, of_stream)
             earlier.append(check_resumable(directory, workload.definition, choices))
             check_same_data(directory, workload, earlier[-1])
@@ -210,11 +207,11 @@ class Training:
 
     def job(self, plan: Plan, costs: Sequence[CostTable | None]) -> TrainingJob:
         """What every stage needs to know; nothing is restored yet."""
-        given = zip(self.workloads, plan.streams, self.directories, strict=True)
-        planned = [
-            stream_job(StreamId(number), *each, self.is_drawn_beside)
-            for number, each in enumerate(given)
-        ]
+        bulk = common(self.workloads).bulk or self.execution.pipeline.stages
+        unit = bulk if self.traits.has_bulks else common(self.workloads).steps.passes
+        units = [unit * is_drawn for is_drawn in self.drawn_beside]
+        given = zip(self.workloads, plan.streams, self.directories, units, strict=True)
+        planned = [stream_job(StreamId(number), *each) for number, each in enumerate(given)]
         streams = [
             replace(each, validation=plan_validation(each.workload, self.execution))
             for each in planned
@@ -222,7 +219,7 @@ class Training:
         return TrainingJob(
             streams=tuple(streams),
             execution=self.execution.changed(order=plan.order, window=plan.window),
-            bulk=common(self.workloads).bulk or self.execution.pipeline.stages,
+            bulk=bulk,
             memory=plan.memory,
             costs=tuple(costs),
             wiring=self.wiring,
@@ -254,9 +251,14 @@ class Training:
             check_tensorboard()
         check_metrics_server(self.execution.records)
         check_taught(self.workloads, self.taps)
+        for workload, is_drawn in zip(self.workloads, self.drawn_beside, strict=True):
+            if not is_drawn and (said := why_known(workload, self.execution.pipeline.order)):
+                self.observer.on_note(said)
         subnets = [
-            check_stream(StreamId(number), workload, self.execution, self.is_drawn_beside)
-            for number, workload in enumerate(self.workloads)
+            check_stream(StreamId(number), workload, self.execution, is_drawn)
+            for number, (workload, is_drawn) in enumerate(
+                zip(self.workloads, self.drawn_beside, strict=True)
+            )
         ]
         for workload in self.workloads:
             if validation := plan_validation(workload, self.execution):
@@ -281,9 +283,7 @@ class Training:
                 "order": plan.order,
                 "window": plan.window,
                 "budgets": list(plan.memory.budgets) if plan.memory else [],
-                "partitions": sorted(
-                    {str(each.partition) for each in stream.planned if each.subnet.chain}
-                ),
+                "partitions": sorted(str(each) for each in stream.cuts if each.num_blocks),
                 "streams": len(self.workloads),
             },
             "requested": self.execution.as_dict(),

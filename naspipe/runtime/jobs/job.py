@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,8 +10,10 @@ from naspipe.core.config import Execution, Recipe
 from naspipe.core.events import KeptLayer, Planned
 from naspipe.core.ids import FIRST_STREAM, LayerId, StageId
 from naspipe.core.layer_rules import BlockRule, rule_of, with_stateless
+from naspipe.core.partition import Partition
 from naspipe.core.rules import Frozen
 from naspipe.core.steps import Steps
+from naspipe.core.subnet import Subnet
 from naspipe.core.wiring import PLAIN, Wiring
 from naspipe.planning.cost import CostTable
 from naspipe.planning.memory import MemoryPlan
@@ -40,9 +42,11 @@ class StreamJob:
 
     workload: Workload
     planned: tuple[Planned, ...]
-    """Every subnet; none where they are proposed while the run goes on."""
+    """Every subnet; none where they come while the run goes on."""
+    cuts: frozenset[Partition] = frozenset()
+    """All partitions that its subnets have; none where that is not known."""
     source: SubnetSource | None = None
-    """Proposes them; the launcher's, no stage touches it."""
+    """Proposes or draws them; the launcher's, no stage touches it."""
     directory: RunDirectory
     restored: Restored | None = None
     """The checkpoint that the stream goes on from."""
@@ -94,9 +98,9 @@ class StreamJob:
         return [self.directory.losses_of(number) for number in range(len(sections) or 1)]
 
     @property
-    def so_far(self) -> Sequence[Planned]:
-        """Every subnet, as far as they are proposed by now."""
-        return self.source.proposed if self.source else self.planned
+    def so_far(self) -> Iterable[Subnet]:
+        """Every subnet, as far as there are any by now."""
+        return self.source.subnets if self.source else (each.subnet for each in self.planned)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,8 +172,8 @@ class TrainingJob:
     @property
     def participants(self) -> list[frozenset[StageId]]:
         """Of each stream, the stages that take part in it."""
-        partitions = [{each.partition for each in stream.planned} for stream in self.streams]
-        return participants(partitions, self.wiring, self.execution.workers)
+        cuts = [stream.cuts for stream in self.streams]
+        return participants(cuts, self.wiring, self.execution.workers)
 
     @property
     def is_causal(self) -> bool:

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -14,6 +14,7 @@ import torch
 from naspipe.core.config import Execution, Recipe
 from naspipe.core.events import Planned
 from naspipe.core.ids import StageId, WorkerId
+from naspipe.core.subnet import Subnet
 from naspipe.planning.memory import MemoryPlan
 
 Tensors = tuple[torch.Tensor, ...]
@@ -128,17 +129,23 @@ class PipelineJob(Protocol):
 
 
 class SubnetSource(Protocol):
-    """Proposes the subnets of a stream from the scores of earlier ones."""
+    """Proposes the subnets of a stream, maybe from the scores of earlier ones."""
 
     @property
-    def proposed(self) -> Sequence[Planned]:
+    def count(self) -> int:
+        """How many there are so far."""
+        ...
+
+    @property
+    def subnets(self) -> Iterable[Subnet]:
         """Every subnet so far."""
         ...
 
-    def begin(self, scores: Sequence[float]) -> Sequence[Planned]:
-        """Start from the beginning, with the scores of the first subnets; returns what follows.
+    def begin(self, done: int, scores: Iterable[float]) -> Sequence[Planned]:
+        """Start from the beginning; returns what follows the subnets that are ``done``.
 
-        Called once for each life of a run: the same scores give the same subnets.
+        Called once for each life of a run: the same scores, which are those of the subnets that
+        are done, give the same subnets. A source that does not learn leaves them alone.
         """
         ...
 

@@ -96,7 +96,7 @@ class ScoreCollector(StageReports):
 
     def start(self) -> None:
         """Tell the stages of the first subnets."""
-        self._tell(0, self._job.source.begin([]))
+        self._tell(0, self._job.source.begin(0, ()))
 
     def take(self, kind: str, stage: int, body: dict[str, Any]) -> None:
         """Handle one report.
@@ -108,7 +108,7 @@ class ScoreCollector(StageReports):
             case "sums":
                 scores = scores_of(body["sums"])
                 self._observer.on_scores(body["subnet"], scores)
-                known = len(self._job.source.proposed)
+                known = self._job.source.count
                 self._tell(known, self._job.source.take(body["subnet"], self._score(scores)))
             case "busy":
                 self._observer.on_busy(stage, body["busy_ns"], body["elapsed_ns"])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from naspipe.core.events import Planned
 from naspipe.core.ids import StreamId
-from naspipe.runtime.jobs.job import TrainingJob
+from naspipe.runtime.jobs.job import StreamJob, TrainingJob
 from naspipe.runtime.wire.messages import SubnetsMessage
 from naspipe.trace.results.losses_file import read_losses
 
@@ -22,22 +22,32 @@ class GrowingStreams:
     def __init__(self, job: TrainingJob, send: Callable[[int, SubnetsMessage], None]) -> None:
         self._job = job
         self._send = send
+        self._fed = [
+            [n for n, stream in enumerate(job.streams) if stream.source and self._feeds(number, n)]
+            for number in range(len(job.streams))
+        ]
+
+    def _feeds(self, one: int, other: int) -> bool:
+        """Whether the losses of a stream say how far another is; one without is joined to it."""
+        if one == other or self._job.streams[other].workload.is_trained:
+            return one == other
+        joined = self._job.wiring.joined(len(self._job.streams))
+        return any({one, other} <= each for each in joined)
 
     def start(self) -> None:
         """Tell the stages of the first subnets; those of an earlier life are proposed again."""
         for number, stream in enumerate(self._job.streams):
             if stream.source is not None:
-                losses = read_losses(stream.directory.losses, stream.first) if stream.first else []
-                first = stream.source.begin([score_of(loss.value) for loss in losses])
-                self._tell(number, 0, first)
+                planned = stream.source.begin(stream.first, _scores(stream))
+                self._tell(number, stream.first, planned)
 
     def take(self, stream: int, sequence_id: int, loss: float) -> None:
         """A pass's loss is known."""
-        source = self._job.streams[stream].source
-        if source is not None:
-            known = len(source.proposed)
-            if planned := source.take(sequence_id, score_of(loss)):
-                self._tell(stream, known, planned)
+        for number in self._fed[stream]:
+            source = self._job.streams[number].source
+            known = source.count if source else 0
+            if source and (planned := source.take(sequence_id, score_of(loss))):
+                self._tell(number, known, planned)
 
     def _tell(self, stream: int, first: int, planned: Sequence[Planned]) -> None:
         message = SubnetsMessage(StreamId(stream), first, tuple(planned))
@@ -51,6 +61,12 @@ class GrowingStreams:
         for stream in self._job.streams:
             if stream.source is not None:
                 stream.source.close()
+
+
+def _scores(stream: StreamJob) -> Iterator[float]:
+    """Of the subnets that are done."""
+    for loss in read_losses(stream.directory.losses, stream.first) if stream.first else ():
+        yield score_of(loss.value)
 
 
 def score_of(loss: float) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import Queue
@@ -139,7 +139,7 @@ def judge(
     """
     evaluation = validation.evaluation
     source = _Fixed(evaluation, validation.choices)
-    count = len(source.proposed)
+    count = source.count
     sheet = _Sheet()
     job = EvaluationJob(
         evaluation=evaluation_of(evaluation, read_checkpoint(path)),
@@ -177,14 +177,16 @@ class _Fixed:
     def __init__(self, evaluation: EvaluationRecipe, choices: Sequence[Sequence[int]]) -> None:
         space = evaluation.workload.space
         whole = Partition((0, len(space)))
-        self.proposed: Sequence[Planned] = [
-            Planned(Subnet(FIRST_STREAM, SequenceId(number), space.chain(each)), whole)
+        self.subnets = [
+            Subnet(FIRST_STREAM, SequenceId(number), space.chain(each))
             for number, each in enumerate(choices)
         ]
+        self.count = len(self.subnets)
+        self._planned = [Planned(each, whole) for each in self.subnets]
 
-    def begin(self, scores: Sequence[float]) -> Sequence[Planned]:
+    def begin(self, done: int, scores: Iterable[float]) -> Sequence[Planned]:
         """All of them."""
-        return self.proposed
+        return self._planned
 
     def take(self, sequence_id: int, score: float) -> Sequence[Planned]:
         """No more."""

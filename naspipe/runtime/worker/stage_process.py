@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from naspipe.core.config import parse_bytes
-from naspipe.core.events import Planned, StreamResumed
+from naspipe.core.events import StreamResumed
 from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, WorkerId, alone_in
 from naspipe.runtime.blocks.compute import StageCompute
 from naspipe.runtime.checkpoints.capture_memory import CaptureMemory
@@ -182,7 +182,7 @@ class StageRun:
             for intake, stream in zip(intakes, job.streams, strict=True)
         )
         parts = [
-            self._save(stream, intake.known, store)
+            self._save(stream, intake.homes, store)
             for stream, intake, store in zip(job.streams, intakes, effects.stores, strict=True)
             if is_whole
         ]
@@ -202,7 +202,8 @@ class StageRun:
                     passes=self._job.steps.passes,
                     takes_part=self._stage in stages,
                 ),
-                stream.planned,
+                stream.planned[stream.first :],
+                stream.first,
             )
             for stream, stages in zip(self._job.streams, self._job.participants, strict=True)
         ]
@@ -216,42 +217,41 @@ class StageRun:
         ]
 
     def _save(
-        self, stream: StreamJob, planned: Sequence[Planned], store: LayerStore
+        self, stream: StreamJob, homes: Mapping[LayerId, StageId], store: LayerStore
     ) -> dict[str, Any]:
-        """Write this stage's shard of the final checkpoint."""
+        """Write this stage's shard of the final checkpoint.
+
+        Args:
+            stream: which.
+            homes: of each layer that was used, the stage that used it first.
+            store: the layers here.
+        """
         space = stream.workload.space
         memory, capturer = CaptureMemory().lend(), Capturer()
-        elsewhere = self._unchanged_elsewhere(stream, planned)
+        elsewhere = self._unchanged_elsewhere(stream, homes)
         layers = {
             layer_key(space, alone_in(layer)): capturer.capture(stored, (stored.version,), memory)
             for layer, stored in store.items()
             if layer not in elsewhere
         }
-        used = {
-            each.subnet.layer(block)
-            for each in planned[stream.first :]
-            for block in range(len(each.subnet.chain))
-        }
         for layer, _, keeper in stream.kept:
-            if keeper == self._stage and layer not in used and stream.restored:
+            if keeper == self._stage and layer not in homes and stream.restored:
                 snapshot = stream.restored.snapshot(layer, newest_only=True)
                 if snapshot is not None:
                     layers[layer_key(space, alone_in(layer))] = snapshot
         directory = stream.directory.checkpoints.working(FINAL, self._job.generation)
         return write_part(directory, self._stage, layers)
 
-    def _unchanged_elsewhere(self, stream: StreamJob, planned: Sequence[Planned]) -> set[LayerId]:
+    def _unchanged_elsewhere(
+        self, stream: StreamJob, homes: Mapping[LayerId, StageId]
+    ) -> set[LayerId]:
         """Layers that nothing writes, and that the stage of their first user saves."""
         unchanged = stream.unchanged
-        blocks = sorted({block for block, _ in unchanged})
-        homes: dict[LayerId, StageId] = {}
-        for each in planned[stream.first :]:
-            if len(homes) == len(unchanged):
-                break
-            for layer in map(each.subnet.layer, blocks if each.subnet.chain else ()):
-                if (layer.block, layer.candidate) in unchanged:
-                    homes.setdefault(layer, each.partition.stage_of(layer.block))
-        return {layer for layer, stage in homes.items() if stage != self._stage}
+        return {
+            layer
+            for layer, stage in homes.items()
+            if stage != self._stage and (layer.block, layer.candidate) in unchanged
+        }
 
 
 def open_placement(job: PipelineJob, worker: WorkerId, wakeup: Wakeup) -> Placement:

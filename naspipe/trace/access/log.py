@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -14,7 +15,8 @@ from naspipe.trace.access.columns import AccessColumns, joined
 from naspipe.trace.access.lives import Firsts, Life, laid_end_to_end, lowest, without_redone
 from naspipe.trace.access.records import MAGIC, SCHEMA_VERSION
 from naspipe.trace.access.segments import Head, encode_segment
-from naspipe.trace.access.stored import EVERYTHING, Wanted, read_columns, read_heads
+from naspipe.trace.access.stored import EVERYTHING, Wanted, iterate_heads, read_columns
+from naspipe.trace.access.streaming import parts_in_time
 from naspipe.trace.storage.framing import FramedWriter
 
 _BUFFERED = 4096
@@ -110,6 +112,12 @@ def read_joint_columns(
     return laid_end_to_end([log.by_generation(wanted) for log in logs])
 
 
+def joint_parts(run_directories: Sequence[Path]) -> Iterator[AccessColumns]:
+    """Of several runs that shared a pipeline, all streams together; see :meth:`RunLog.parts`."""
+    logs = [RunLog(directory) for directory in run_directories]
+    return parts_in_time([(log._paths, log.firsts) for log in logs])
+
+
 class RunLog:
     """The access log of a run: what is in it, and any part of it.
 
@@ -119,16 +127,18 @@ class RunLog:
 
     def __init__(self, run_directory: Path) -> None:
         self._paths = sorted((Path(run_directory) / "access").glob("stage-*.msgpack"))
-        self._heads: list[Head] | None = None
 
     @property
-    def heads(self) -> list[Head]:
+    def heads(self) -> Iterator[Head]:
         """What the segments of all stages hold, those of earlier lives included."""
-        if self._heads is None:
-            self._heads = [head for path in self._paths for head in read_heads(path)]
-        return self._heads
+        return (head for path in self._paths for head in iterate_heads(path))
 
     @property
+    def is_empty(self) -> bool:
+        """Whether nothing was recorded."""
+        return next(self.heads, None) is None
+
+    @cached_property
     def layers(self) -> dict[LayerId, int]:
         """How many records there are of each layer, in chain order."""
         counts: dict[LayerId, int] = defaultdict(int)
@@ -137,13 +147,17 @@ class RunLog:
                 counts[LayerId(stream, block, candidate)] += count
         return dict(sorted(counts.items()))
 
-    @property
+    @cached_property
     def firsts(self) -> dict[int, Firsts]:
         """Of each generation, the first subnets of its streams."""
         found: dict[int, list[Firsts]] = defaultdict(list)
         for head in self.heads:
             found[head.generation].append({stream: first for stream, first, _ in head.subnets})
-        return {generation: lowest(each) for generation, each in found.items()}
+        return {generation: lowest(each) for generation, each in sorted(found.items())}
+
+    def parts(self, wanted: Wanted = EVERYTHING) -> Iterator[AccessColumns]:
+        """The same as :meth:`columns` gives, some segments at a time: memory does not grow."""
+        return parts_in_time([(self._paths, self.firsts)], wanted)
 
     def by_generation(self, wanted: Wanted = EVERYTHING) -> dict[int, AccessColumns]:
         """What is wanted of what the result rests on."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from array import array
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -78,6 +79,16 @@ def orders_of_layers(columns: AccessColumns) -> dict[LayerId, str]:
         uses = zip(rows.sequence_id.tolist(), rows.kind.tolist(), strict=True)
         found[layer] = format_order((y, letters[kind]) for y, kind in uses)
     return found
+
+
+def orders_of_parts(parts: Iterable[AccessColumns]) -> Iterator[tuple[LayerId, str]]:
+    """The same of a log that is read part by part; 8 bytes are held of each use."""
+    uses: dict[LayerId, array[int]] = defaultdict(lambda: array("q"))
+    for part in parts:
+        for layer, rows in part.take(part.kind != BACKWARD).by_layer().items():
+            uses[layer].frombytes((2 * rows.sequence_id + (rows.kind == WRITE)).tobytes())
+    for layer in sorted(uses):
+        yield layer, format_order((use >> 1, "FB"[use & 1]) for use in uses.pop(layer))
 
 
 def groups_of_layers(counts: Mapping[LayerId, int]) -> Iterator[frozenset[LayerId]]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +23,7 @@ from naspipe.trace.access.records import (
 )
 from naspipe.trace.access.segments import Head, decode_body, decode_head, head_of
 from naspipe.trace.storage.framing import file_version, read_frames
-from naspipe.trace.storage.headed_frames import read_headed
+from naspipe.trace.storage.headed_frames import read_headed, read_heads
 
 
 class Wanted(NamedTuple):
@@ -42,9 +41,13 @@ class Wanted(NamedTuple):
     """Each so manyth step only."""
     passes: int = 1
     """Of a step."""
+    generation: int | None = None
+    """Life of the run; None for all."""
 
     def has(self, head: Head) -> bool:
         """Whether any record of a segment may be wanted."""
+        if self.generation not in (None, head.generation):
+            return False
         is_near = any(
             last >= self.first and (self.end is None or first < self.end)
             for _, first, last in head.subnets
@@ -77,24 +80,22 @@ EVERYTHING = Wanted()
 _KEPT_FILES = 16
 
 
-def read_heads(path: Path) -> list[Head]:
+def iterate_heads(path: Path) -> Iterator[Head]:
     """What each segment of a file holds; of a file of an earlier version, each life's records.
 
     Raises:
         LogError: when the file is damaged before its tail.
     """
     if (version := file_version(path, READABLE_VERSIONS)) != SCHEMA_VERSION:
-        return [head_of(own, generation) for generation, own in _rows(path, version)]
-    heads: list[Head] = []
-
-    def note(packed: bytes) -> bool:
-        heads.append(decode_head(packed))
-        return False
-
-    with _naming(path, heads):
-        for _ in read_headed(path, MAGIC, version, note):
-            pass
-    return heads
+        yield from (head_of(own, generation) for generation, own in _rows(path, version))
+        return
+    count = 0
+    try:
+        for packed in read_heads(path, MAGIC, version):
+            yield decode_head(packed)
+            count += 1
+    except LogError as error:
+        raise _named(path, count, error) from error
 
 
 def read_columns(path: Path, wanted: Wanted = EVERYTHING) -> Iterator[tuple[int, AccessColumns]]:
@@ -105,31 +106,34 @@ def read_columns(path: Path, wanted: Wanted = EVERYTHING) -> Iterator[tuple[int,
     """
     if (version := file_version(path, READABLE_VERSIONS)) != SCHEMA_VERSION:
         for generation, columns in _rows(path, version):
+            if wanted.generation not in (None, generation):
+                continue
             if wanted.layers is not None:
                 columns = columns.take(_of_layers(columns, wanted.layers))
             yield generation, wanted.of(columns)
         return
-    seen: list[Head] = []
+    count = 0
+    last: Head | None = None
 
     def wants(packed: bytes) -> bool:
-        seen.append(decode_head(packed))
-        return wanted.has(seen[-1])
+        nonlocal count, last
+        last = decode_head(packed)
+        count += 1
+        return wanted.has(last)
 
-    with _naming(path, seen):
-        for _, body in read_headed(path, MAGIC, version, wants):
-            own = None if wanted.layers is None else wanted.among(seen[-1].layers)
-            yield seen[-1].generation, wanted.of(decode_body(body, seen[-1], own))
-
-
-@contextmanager
-def _naming(path: Path, before: Sequence[object]) -> Iterator[None]:
-    """Say of a segment that cannot be read which one it is."""
     try:
-        yield
+        for _, body in read_headed(path, MAGIC, version, wants):
+            if last is not None:
+                own = None if wanted.layers is None else wanted.among(last.layers)
+                yield last.generation, wanted.of(decode_body(body, last, own))
     except LogError as error:
-        if str(error).startswith(str(path)):
-            raise
-        raise LogError(f"{path}, segment {len(before)}: {error}") from error
+        raise _named(path, count, error) from error
+
+
+def _named(path: Path, number: int, error: LogError) -> LogError:
+    """Say of a segment that cannot be read which one it is."""
+    is_named = str(error).startswith(str(path))
+    return error if is_named else LogError(f"{path}, segment {number}: {error}")
 
 
 def _of_layers(columns: AccessColumns, layers: frozenset[LayerId]) -> NDArray[np.bool_]:

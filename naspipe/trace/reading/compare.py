@@ -21,7 +21,7 @@ from naspipe.trace.reading.differences import (
     log_differences,
     loss_differences,
 )
-from naspipe.trace.results.losses_file import Loss
+from naspipe.trace.results.losses_file import Loss, iterate_losses
 from naspipe.trace.results.run_directory import RunDirectory
 from naspipe.trace.results.run_state import run_state
 from naspipe.trace.snapshots.snapshot import Checkpoint, read_checkpoint
@@ -140,11 +140,13 @@ def compare_to(reference: RecordedRun, run: RecordedRun) -> Comparison:
     # Runs of one space have the same layers without state; earlier ones do not say which.
     labels = (reference if "stateless" in reference.manifest else run).labels
     differences = [
-        *loss_differences(reference.losses, run.losses, labels),
+        *loss_differences(
+            iterate_losses(reference.directory.losses), iterate_losses(run.directory.losses), labels
+        ),
         *checkpoint_differences(reference.checkpoint(), run.checkpoint(), labels),
     ]
     warnings = list(_environment_warnings(reference.manifest, run.manifest))
-    unlogged = [side.path for side in (reference, run) if not side.log.heads]
+    unlogged = [side.path for side in (reference, run) if side.log.is_empty]
     if unlogged:
         paths = " and ".join(map(str, unlogged))
         warnings.append(f"no access log in {paths}: the order of accesses was not compared")
@@ -200,10 +202,7 @@ def _advice(key: str, value: str) -> str:
 
 def _stream_reason(reference: RecordedRun, run: RecordedRun) -> str:
     """One definition can still have two streams: a ``file:`` sampler's file may change."""
-    lines = [
-        side.directory.stream.read_text().splitlines() if side.directory.stream.exists() else []
-        for side in (reference, run)
-    ]
+    lines = (_lines(side.directory.stream) for side in (reference, run))
     for number, (one, other) in enumerate(zip_longest(*lines, fillvalue="absent")):
         if one != other:
             return (
@@ -211,6 +210,12 @@ def _stream_reason(reference: RecordedRun, run: RecordedRun) -> str:
                 f"{other:.80} in {run.path}"
             )
     return ""
+
+
+def _lines(path: Path) -> Iterator[str]:
+    if path.exists():
+        with path.open(encoding="utf-8") as file:
+            yield from (line.rstrip("\n") for line in file)
 
 
 def _environment_warnings(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from naspipe.trace.access.labels import SpaceLabels
 from naspipe.trace.access.log import RunLog
 from naspipe.trace.access.order import by_steps, groups_of_layers, layer_order
 from naspipe.trace.access.stored import Wanted
+from naspipe.trace.reading.agreement import unequal_layers
 from naspipe.trace.results.losses_file import Loss
 from naspipe.trace.snapshots.shards import ITEM_BYTES, RawTensor
 from naspipe.trace.snapshots.snapshot import Checkpoint
@@ -67,13 +68,10 @@ class Difference(NamedTuple):
 
 
 def loss_differences(
-    expected: Sequence[Loss], found: Sequence[Loss], labels: SpaceLabels
+    expected: Iterable[Loss], found: Iterable[Loss], labels: SpaceLabels
 ) -> Iterator[Difference]:
     """Every pass whose losses differ in their bits or are there in one run only."""
-    left = {(loss.stream, loss.sequence_id): loss for loss in expected}
-    right = {(loss.stream, loss.sequence_id): loss for loss in found}
-    for key in sorted(left.keys() | right.keys()):
-        one, other = left.get(key), right.get(key)
+    for key, one, other in _pairs(expected, found):
         if one is None or other is None or one.bits != other.bits:
             detail = f"{_loss_text(one)} against {_loss_text(other)}"
             yield Difference(*key, len(labels), "", "loss", detail)
@@ -83,6 +81,24 @@ def loss_differences(
             if name in others and others[name].bits != metric.bits:
                 detail = f"{name} {metric.value!r} against {others[name].value!r}"
                 yield Difference(*key, len(labels), "", "metric", detail)
+
+
+def _pairs(
+    expected: Iterable[Loss], found: Iterable[Loss]
+) -> Iterator[tuple[tuple[int, int], Loss | None, Loss | None]]:
+    """The losses of each pass in both runs, as they come; what only one has comes last."""
+    waiting: tuple[dict[tuple[int, int], Loss], ...] = ({}, {})
+    for both in zip_longest(expected, found):
+        for side, loss in enumerate(both):
+            if loss is not None:
+                waiting[side][loss.stream, loss.sequence_id] = loss
+        for loss in filter(None, both):
+            key = loss.stream, loss.sequence_id
+            if all(key in own for own in waiting):
+                one, other = (own.pop(key) for own in waiting)
+                yield key, one, other
+    for key in sorted({*waiting[0], *waiting[1]}):
+        yield key, waiting[0].get(key), waiting[1].get(key)
 
 
 def access_differences(
@@ -124,13 +140,15 @@ def access_differences(
 def log_differences(
     expected: RunLog, found: RunLog, labels: SpaceLabels, passes: int = 1, every: int = 1
 ) -> Iterator[Difference]:
-    """The same of two logs, read for some layers at a time, so that memory stays bounded.
+    """The same of two logs: layers that differ are found first, and read some at a time.
 
     Of each so manyth step only, where ``every`` is more than 1.
     """
+    exact = [isinstance(rule, Exact) for rule in labels.rules]
+    unequal = unequal_layers(expected, found, exact, every, passes)
     counts: Counter[LayerId] = Counter(expected.layers)
     counts.update(found.layers)
-    for group in groups_of_layers(counts):
+    for group in groups_of_layers({layer: counts[layer] for layer in unequal}):
         wanted = Wanted(layers=group, backwards=False, every=every, passes=passes)
         sides = expected.columns(wanted), found.columns(wanted)
         yield from access_differences(*sides, labels, passes)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from array import array
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from itertools import islice
@@ -17,6 +16,10 @@ from naspipe.core.errors import LogError
 from naspipe.core.ids import FIRST_STREAM, SequenceId, StreamId
 from naspipe.trace.results.rolled_lines import RolledLines, Row, line_of, read_rows
 from naspipe.trace.storage.writing import writing
+
+_MARKED = 1 << 14
+"""Losses whose bytes so far are kept in memory: checkpoints ask for recent ones."""
+_EMPTY = (0, 0)
 
 
 class Number(NamedTuple):
@@ -64,8 +67,10 @@ class LossWriter:
         self._first = first
         self._next: dict[int, int] = defaultdict(lambda: self._first)
         self._waiting: dict[tuple[int, int], Row] = {}
-        self._lengths, self._checksums = array("Q", [0]), array("L", [0])
-        """Behind each loss: the bytes and the CRC32 of the lines of all so far."""
+        self._path = path
+        self._count = 0
+        self._marks: deque[tuple[int, int]] = deque([_EMPTY], _MARKED)
+        """Behind each of the last losses: the bytes and the CRC32 of the lines of all so far."""
         for loss in islice(iterate_losses(path, first), first) if first else ():
             self._mark(_row(loss))
         with writing(path):
@@ -98,16 +103,20 @@ class LossWriter:
         Raises:
             LogError: when they have not all been given.
         """
-        if count >= len(self._lengths):
-            found = len(self._lengths) - 1
-            raise LogError(f"expected the losses of {count} subnets, found {found}")
+        if count > self._count:
+            raise LogError(f"expected the losses of {count} subnets, found {self._count}")
         self._lines.sync()
-        return self._lengths[count], self._checksums[count]
+        ago = self._count - count
+        if ago < len(self._marks):
+            return self._marks[-1 - ago]
+        mark = _EMPTY
+        for loss in islice(iterate_losses(self._path, count), count):
+            mark = _behind(mark, _row(loss))
+        return mark
 
     def _mark(self, row: Row) -> None:
-        line = line_of(row)
-        self._lengths.append(self._lengths[-1] + len(line))
-        self._checksums.append(crc32(line, self._checksums[-1]))
+        self._count += 1
+        self._marks.append(_behind(self._marks[-1], row))
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
@@ -131,13 +140,13 @@ def check_losses(path: Path, expected: tuple[int, int]) -> None:
     Raises:
         LogError: when they are not those.
     """
-    length, checksum = 0, 0
+    mark = _EMPTY
     for loss in iterate_losses(path):
-        if length >= expected[0]:
+        if mark[0] >= expected[0]:
             break
-        line = line_of(_row(loss))
-        length, checksum = length + len(line), crc32(line, checksum)
-    if (length, checksum) != expected:
+        mark = _behind(mark, _row(loss))
+    length, checksum = mark
+    if mark != expected:
         raise LogError(
             f"{path}: expected {expected[0]} bytes with the CRC32 {expected[1]:08x}, found "
             f"{length} with {checksum:08x}"
@@ -174,6 +183,12 @@ def iterate_losses(path: Path, least: int | None = None) -> Iterator[Loss]:
         raise LogError(f"{path}: expected the losses of a run, found {error.strerror}") from error
     if least is not None and found < least:
         raise LogError(f"{path}: expected {least} losses, found {found}")
+
+
+def _behind(mark: tuple[int, int], row: Row) -> tuple[int, int]:
+    """Bytes and CRC32 with one more line."""
+    line = line_of(row)
+    return mark[0] + len(line), crc32(line, mark[1])
 
 
 def _row(loss: Loss) -> Row:

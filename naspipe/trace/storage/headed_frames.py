@@ -41,6 +41,24 @@ def read_headed(
     Raises:
         LogError: naming the file and the offset of what is damaged.
     """
+    for head, body in _records(path, magic, version, wants):
+        if body is not None:
+            yield head, body
+
+
+def read_heads(path: Path, magic: bytes, version: int) -> Iterator[bytes]:
+    """Head of each record, in order; of a torn last one, if it is whole.
+
+    Raises:
+        LogError: as :func:`read_headed`.
+    """
+    for head, _ in _records(path, magic, version, lambda head: False):
+        yield head
+
+
+def _records(
+    path: Path, magic: bytes, version: int, wants: Callable[[bytes], bool]
+) -> Iterator[tuple[bytes, bytes | None]]:
     with path.open("rb") as file:
         size, descriptor = os.fstat(file.fileno()).st_size, file.fileno()
         header = header_of(magic, version)
@@ -53,8 +71,7 @@ def read_headed(
             if head is None or (wanted and frame_end(frame, 0) is None):
                 _check_torn(descriptor, offset, end, path)
                 return
-            if wanted:
-                yield head, frame[_BEGIN + len(head) :]
+            yield head, frame[_BEGIN + len(head) :] if wanted else None
             offset = end
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 
 import pytest
@@ -11,6 +12,7 @@ from naspipe.core.config import Definition, Recipe
 from naspipe.core.partition import Partition
 from naspipe.frontend.given import drawn_source
 from naspipe.frontend.given.drawn_source import DrawnSource, first_choices, is_drawn_beside
+from naspipe.frontend.given.pass_streams import draw_passes, filled
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.streams.from_file import read_stream
 from naspipe.streams.samplers import draw_subnets, iterate_subnets
@@ -29,34 +31,53 @@ def test_subnets_come_as_the_sampler_draws_them(tmp_path, sampler):
     given = workload(1500, sampler)
     cuts = []
 
-    def cut(subnet):
-        cuts.append(subnet.sequence_id)
-        return Partition((0, len(given.space)))
+    def cut(subnets):
+        cuts.extend(subnet.sequence_id for subnet in subnets)
+        return [Partition((0, len(given.space)))] * len(subnets)
 
-    source = DrawnSource(given, 0, cut, tmp_path / "stream.jsonl")
-    found = list(source.begin([]))
+    source = DrawnSource(given, 0, cut, 1, tmp_path / "stream.jsonl")
+    found = list(source.begin(0, ()))
     for y in range(1500):
-        assert len(found) > y and len(found) <= y + drawn_source._AHEAD
+        assert y < len(found) == source.count <= y + drawn_source._AHEAD + 1
         found += source.take(y, 0.0)
     assert [each.subnet.sequence_id for each in found] == cuts == list(range(1500))
     drawn = draw_subnets(sampler, given.space, 0, 1500)
     assert [each.subnet.chain for each in found] == [given.space.chain(each) for each in drawn]
-    assert [each.subnet for each in source.proposed] == [each.subnet for each in found]
+    assert list(source.subnets) == [each.subnet for each in found]
     source.close()
     assert read_stream(tmp_path / "stream.jsonl") == drawn
-    again = DrawnSource(given, 0, cut, tmp_path / "stream.jsonl")
-    assert [each.subnet for each in again.begin([0.0] * 700)][:700] == [
-        each.subnet for each in found[:700]
-    ]
+    again = DrawnSource(given, 0, cut, 1, tmp_path / "stream.jsonl")
+    later = again.begin(700, ())  # nothing is told of what is done
+    assert later == found[700 : 700 + len(later)] and later
     again.close()
+    assert read_stream(tmp_path / "stream.jsonl") == drawn[: again.count]
+
+
+@pytest.mark.parametrize("passes", ["accumulate:3", "subnets:3", "sandwich:1"])
+def test_steps_come_whole(tmp_path, passes):
+    given = workload(4000, passes=passes)
+    given = replace(given, left_out=frozenset({1}))  # as of a teacher whom that pass does not ask
+    known = list(filled(given, 0, 0, draw_passes(given)))
+
+    def cut(subnets):
+        assert len(subnets) % 3 == 0
+        return [Partition((0, len(given.space)))] * len(subnets)
+
+    source = DrawnSource(given, 0, cut, 3, tmp_path / "stream.jsonl")
+    found = list(source.begin(0, ()))
+    for y in range(2000):
+        found += source.take(y, 0.0)
+    source.close()
+    assert [each.subnet for each in found] == known[: source.count] == list(source.subnets)
+    assert 2000 < source.count < 2000 + 2 * drawn_source._AHEAD
+    shown = first_choices(given)
+    assert len(shown) % 3 == 0 and len(shown) >= drawn_source.SHOWN
 
 
 def test_which_streams_are_drawn_beside(tmp_path):
     assert is_drawn_beside(workload()) and is_drawn_beside(workload(sampler="fair"))
-    for other in (
-        workload(steps=drawn_source.LONG), workload(sampler="file:x"),
-        workload(passes="accumulate:2"),
-    ):  # fmt: skip
+    assert is_drawn_beside(workload(steps=drawn_source.LONG, passes="accumulate:2"))
+    for other in workload(steps=drawn_source.LONG), workload(sampler="file:x"):
         assert not is_drawn_beside(other)
 
 

@@ -18,7 +18,7 @@ from naspipe.trace.access import log as log_module
 from naspipe.trace.access.columns import from_accesses, joined
 from naspipe.trace.access.log import AccessLogWriter, RunLog, read_access_log, time_key
 from naspipe.trace.access.segments import decode_body, decode_head, segment_parts
-from naspipe.trace.access.stored import Wanted, read_columns, read_heads
+from naspipe.trace.access.stored import Wanted, iterate_heads, read_columns
 from naspipe.trace.storage import framing, headed_frames
 from naspipe.trace.storage.number_columns import pack_numbers, unpack_numbers
 from tests.trace.access.test_access_log import accesses
@@ -99,12 +99,12 @@ def test_any_part_can_be_read(run: Path, version: int | None) -> None:
 
 def test_bodies_that_nobody_wants_are_not_looked_at(run: Path) -> None:
     path = run / "access" / "stage-0.msgpack"
-    heads = read_heads(path)
+    heads = list(iterate_heads(path))
     data = bytearray(path.read_bytes())
     data[-1] ^= 1  # of the last segment's body
     path.write_bytes(data)
     last = max(last for _, _, last in heads[-1].subnets)
-    assert len(read_heads(path)) == len(heads)
+    assert len(list(iterate_heads(path))) == len(heads)
     assert list(read_columns(path, Wanted(end=heads[-1].subnets[0][1])))
     with pytest.raises(LogError, match=r"stage-0\.msgpack, offset \d+: expected a record with a"):
         list(read_columns(path, Wanted(first=last)))
