@@ -9,7 +9,7 @@ from typing import Any
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import FIRST_STREAM, LayerId, StreamId
 from naspipe.core.layer_rules import STATELESS, BlockRule, rule_of, with_stateless
-from naspipe.core.rules import Rule, parse_rule
+from naspipe.core.rules import Exact, Rule, parse_rule
 from naspipe.core.space import Shared, Space
 
 
@@ -81,6 +81,10 @@ class SpaceLabels:
     def rule(self, layer: LayerId) -> Rule | None:
         """How a layer's READs follow its WRITEs; None for one that the space does not have."""
         return rule_of(self.rules, layer) if 0 <= layer.block < len(self) else None
+
+    def is_exact(self, layer: LayerId) -> bool:
+        """Whether the order of all of a layer's accesses counts."""
+        return isinstance(self.rule(layer), Exact)
 
     def rule_text(self, layer: LayerId) -> str:
         """What logs and reports call that: ``exact``, ``lag(2)``, or that it has no state."""

@@ -7,7 +7,7 @@ difference in progress of two readers, some subnets' records, however long the l
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -43,14 +43,18 @@ class _Records(NamedTuple):
 
 
 def unequal_layers(
-    expected: RunLog, found: RunLog, exact: Sequence[bool], every: int = 1, passes: int = 1
+    expected: RunLog,
+    found: RunLog,
+    is_exact: Callable[[LayerId], bool],
+    every: int = 1,
+    passes: int = 1,
 ) -> set[LayerId]:
     """Layers whose READs and WRITEs differ, or may: equal ones are surely equal.
 
     Args:
         expected: a log.
         found: another one.
-        exact: of each block, whether the order of all its accesses counts. Of others READs are
+        is_exact: of a layer, whether the order of all its accesses counts. Of others READs are
             compared in sequence order and WRITEs as they came.
         every: accesses of each so manyth step only.
         passes: of a step.
@@ -63,8 +67,8 @@ def unequal_layers(
     """
     layers = sorted({*expected.layers, *found.layers})
     sides = (
-        _Side(expected, layers, exact, every, passes),
-        _Side(found, layers, exact, every, passes),
+        _Side(expected, layers, is_exact, every, passes),
+        _Side(found, layers, is_exact, every, passes),
     )
     unequal = np.zeros(len(layers), np.bool_)
     while not all(side.is_over for side in sides):
@@ -99,7 +103,12 @@ class _Side:
     """One log, as far as it was read: its records that wait for the other's."""
 
     def __init__(
-        self, log: RunLog, layers: Sequence[LayerId], exact: Sequence[bool], every: int, passes: int
+        self,
+        log: RunLog,
+        layers: Sequence[LayerId],
+        is_exact: Callable[[LayerId], bool],
+        every: int,
+        passes: int,
     ) -> None:
         self._parts: Iterator[AccessColumns] = log.parts(
             Wanted(backwards=False, every=every, passes=passes)
@@ -107,9 +116,7 @@ class _Side:
         table = np.array(layers, np.int64).reshape(-1, 3)
         self._sizes = [int(each) + 1 for each in table.max(axis=0, initial=0)]
         self._codes = self._code(*table.T)
-        self._is_exact = np.array(
-            [layer.block < len(exact) and exact[layer.block] for layer in layers], np.bool_
-        )
+        self._is_exact = np.array([is_exact(layer) for layer in layers], np.bool_)
         self._seen = np.zeros(len(layers), np.int64)
         empty = np.empty(0, np.int64)
         self.waiting = _Records(empty, empty, empty.astype(np.int8), empty)

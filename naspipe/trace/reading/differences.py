@@ -12,7 +12,6 @@ import numpy as np
 
 from naspipe.core.access import Access, AccessKind
 from naspipe.core.ids import INITIAL, LayerId, SequenceId
-from naspipe.core.rules import Exact
 from naspipe.trace.access.columns import BACKWARD, WRITE, AccessColumns, from_accesses
 from naspipe.trace.access.labels import SpaceLabels
 from naspipe.trace.access.log import RunLog
@@ -114,7 +113,7 @@ def access_differences(
         columns = left.get(layer, nothing), right.get(layer, nothing)
         if labels.is_stateless(layer):
             columns = columns[0].without_versions(), columns[1].without_versions()
-        is_exact = isinstance(labels.rule(layer), Exact)
+        is_exact = labels.is_exact(layer)
         if _agree(*columns, is_exact):
             continue
         one, other = (list(side.accesses()) for side in columns)
@@ -144,8 +143,7 @@ def log_differences(
 
     Of each so manyth step only, where ``every`` is more than 1.
     """
-    exact = [isinstance(rule, Exact) for rule in labels.rules]
-    unequal = unequal_layers(expected, found, exact, every, passes)
+    unequal = unequal_layers(expected, found, labels.is_exact, every, passes)
     counts: Counter[LayerId] = Counter(expected.layers)
     counts.update(found.layers)
     for group in groups_of_layers({layer: counts[layer] for layer in unequal}):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from naspipe.core.access import Access, AccessKind
 from naspipe.core.ids import LayerId
-from naspipe.core.rules import Exact
 from naspipe.trace.access import streaming
 from naspipe.trace.access.columns import NUMBERS, joined
 from naspipe.trace.access.labels import SpaceLabels
@@ -28,7 +28,6 @@ SPACE = {
     "rules": RULES, "candidates": [1, 2, 2, 1],
 }  # fmt: skip
 LABELS = SpaceLabels(SPACE)
-EXACT = [isinstance(rule, Exact) for rule in LABELS.rules]
 
 
 @pytest.fixture(autouse=True)
@@ -132,7 +131,7 @@ def test_equal_layers_are_let_go(tmp_path, seed, monkeypatch):
 
     monkeypatch.setattr(agreement, "_match", measured)
     logs = [RunLog(write(tmp_path / f"{n}", recorded(seed + n, 0, 60))) for n in (0, 100)]
-    assert unequal_layers(*logs, EXACT) == set()
+    assert unequal_layers(*logs, LABELS.is_exact) == set()
     assert max(waiting) < 150 and len(waiting) > 20  # of 900 records each
     assert list(log_differences(*logs, LABELS)) == []
 
@@ -159,7 +158,29 @@ def test_what_differs_is_what_the_whole_logs_say(tmp_path, seed):
     whole = list(access_differences(*(log.columns() for log in logs), LABELS))
     assert list(log_differences(*logs, LABELS)) == whole
     changed = {LABELS.layer(each.layer) for each in whole}
-    assert changed <= unequal_layers(*logs, EXACT)
+    assert changed <= unequal_layers(*logs, LABELS.is_exact)
+
+
+def test_layers_beside_one_without_state_are_compared_as_strictly(tmp_path):
+    """Candidate 1 of a block has no state: the order of what candidate 0 did counts as before."""
+    block, (candidate, other) = 1, (0, 1)
+    labels = SpaceLabels(SPACE, [LABELS.label(LayerId(0, block, other))])
+    stages = recorded(1, 0, 20)
+    swapped = [list(each) for each in stages]
+    of_layer = [
+        at for at, each in enumerate(swapped[0])
+        if each.layer == LayerId(0, block, candidate) and each.kind is not AccessKind.BACKWARD
+    ]  # fmt: skip
+    one, two = next(
+        (a, b) for a, b in pairwise(of_layer) if swapped[0][a].kind is not swapped[0][b].kind
+    )
+    times = [each.start_ns for each in swapped[0]], [each.end_ns for each in swapped[0]]
+    swapped[0][one], swapped[0][two] = (
+        swapped[0][there]._replace(start_ns=times[0][here], end_ns=times[1][here])
+        for here, there in ((one, two), (two, one))
+    )
+    logs = RunLog(write(tmp_path / "one", stages)), RunLog(write(tmp_path / "two", swapped))
+    assert unequal_layers(*logs, labels.is_exact) == {LayerId(0, block, candidate)}
 
 
 def test_logs_with_digests_are_compared_whole(tmp_path):
@@ -169,5 +190,5 @@ def test_logs_with_digests_are_compared_whole(tmp_path):
             a._replace(digest="ab" if a.kind is AccessKind.WRITE else "") for a in accesses
         ]
     log = RunLog(write(tmp_path / "run", stages))
-    assert unequal_layers(log, log, EXACT) == set(log.layers)
+    assert unequal_layers(log, log, LABELS.is_exact) == set(log.layers)
     assert list(log_differences(log, log, LABELS)) == []
