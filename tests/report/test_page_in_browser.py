@@ -11,6 +11,8 @@ from torch import nn
 
 import naspipe as npp
 from naspipe.cli.main import main
+from naspipe.report.recorded import read_run
+from naspipe.report.run_tables import run_tables
 from naspipe.trace.reading.compare import RecordedRun
 from naspipe.trace.reading.metrics import summarize
 from tests.equivalence import spaces
@@ -77,6 +79,14 @@ def printed(run: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
     assert main(["log", str(run)]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     return {fields[0]: fields[-1] for fields in lines}
+
+
+def test_it_begins_with_words(browser: Browser, runs: list[Path]) -> None:
+    shown = browser.evaluate(
+        "[...document.querySelectorAll('#words li')].map((e) => e.textContent)"
+    )
+    assert shown == run_tables(read_run(runs[1]), "two")["words"]
+    assert shown[0].startswith("2 stages were busy ") and len(shown) > 1
 
 
 def test_bars_of_the_timeline_are_the_log(
