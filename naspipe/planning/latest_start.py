@@ -143,7 +143,7 @@ class _StreamEnd:
 
     def _layers(self, subnet: Subnet) -> Iterator[LayerId]:
         """Those that it changes."""
-        for layer in map(subnet.layer, range(len(self._stream.rules))):
+        for layer in map(subnet.layer, range(len(subnet.chain))):
             rule = rule_of(self._stream.rules, layer)
             if self._stream.is_trained and not isinstance(rule, Frozen | Follows):
                 yield layer

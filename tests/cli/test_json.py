@@ -41,7 +41,9 @@ def test_what_was_trained_how_it_compares_and_who_used_what(printed, tmp_path):
     assert "definition.seed is 0 in" in found["comparisons"][1]["reason"]
 
     layers = printed("log", one, "--json")
-    assert sum(each["writes"] for each in layers if each["layer"].startswith("1.")) == 6
+    used = [each for each in layers if each["layer"].startswith("1.")]
+    assert sum("F" in access for each in used for access in each["order"]) == 6
+    assert all((each["writes"] == 0) == (each["rule"] == "no state") for each in used)
     (layer,) = printed("log", one, "--layer", layers[0]["layer"], "--json")
     assert layer == layers[0] and layer["order"][0].endswith("F")
 

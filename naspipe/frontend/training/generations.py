@@ -24,7 +24,7 @@ from naspipe.runtime.processes.hosts import OtherHosts
 from naspipe.runtime.processes.launcher import launch
 from naspipe.runtime.wire.ports import RunObserver
 from naspipe.streams.from_file import read_stream
-from naspipe.trace.reading.compare import differing
+from naspipe.trace.reading.compare import definitions, differing
 from naspipe.trace.results.losses_file import check_losses
 from naspipe.trace.results.reserved_space import reserve, write_last
 from naspipe.trace.results.run_directory import RunDirectory
@@ -198,7 +198,8 @@ def check_resumable(
     found, expected = manifest.get("definition"), json.loads(json.dumps(definition.as_dict()))
     if not isinstance(found, dict):
         raise ConfigError(f"{directory.path}: its manifest has no definition to go on with")
-    for key, there, here in differing(found, expected):
+    now = {"definition": expected, "stateless": []}
+    for key, there, here in differing(*definitions(manifest, now)):
         raise ConfigError(
             f"{directory.path} is another run: its {key} is {there}, expected {here}; resume it "
             f"as it was defined, or choose a new --run-dir"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import copy_context
 from typing import TypeVar
 
@@ -41,3 +42,16 @@ def in_own_thread(threads: int, work: Callable[[], T]) -> T:
     if failures:
         raise failures[0]
     return results[0]
+
+
+@contextmanager
+def without_helpers() -> Iterator[None]:
+    """Inside, what computes does so in its own thread alone: in a process that may have been forked
+    from one that has computed, helpers would be waited for forever. Restored after.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

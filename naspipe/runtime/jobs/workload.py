@@ -17,6 +17,7 @@ from naspipe.core.steps import Steps, parse_passes
 from naspipe.core.user_code import full_name
 from naspipe.core.wiring import StreamWiring, Tap, Wiring
 from naspipe.data.views import Views
+from naspipe.runtime.jobs.loss_values import described
 from naspipe.runtime.jobs.losses import Loss, loss_fields, smoothed, untaught
 from naspipe.runtime.jobs.ports import Objective, OpenSource
 from naspipe.streams.ports import ExplorationStrategy
@@ -225,7 +226,7 @@ def define(
     return Definition(
         space=space.name,
         data=dict(getattr(data, "record", None) or {"name": full_name(data)}),
-        loss=_described(loss),
+        loss=described(loss),
         recipe=recipe.settled(space.drawn_counts),
         rules=_texts(space),
         **{"weights": space.weights, **identity},
@@ -234,13 +235,6 @@ def define(
 
 def _texts(space: Space) -> dict[str, str]:
     return {name: str(rule) for name, rule in space.shared_rules.items()}
-
-
-def _described(loss: Loss) -> str:
-    """The name of a loss, with the values that it says of itself as ``record``."""
-    values = dict(getattr(loss, "record", None) or {})
-    said = ", ".join(f"{name}={value}" for name, value in values.items())
-    return f"{full_name(loss)}({said})" if values else full_name(loss)
 
 
 def field_of(batch: Mapping[str, Any], name: str, sequence_id: int) -> torch.Tensor:

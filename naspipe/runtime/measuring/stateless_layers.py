@@ -17,6 +17,7 @@ from torch.nn.modules.module import (
 
 from naspipe.core.space import Space
 from naspipe.planning.cost import first_of_kind
+from naspipe.runtime.forking.own_thread import without_helpers
 from naspipe.runtime.layers.kept_state import keeps_state
 
 _known: WeakKeyDictionary[Space, frozenset[tuple[int, int]]] = WeakKeyDictionary()
@@ -30,11 +31,12 @@ def stateless_layers(space: Space) -> frozenset[tuple[int, int]]:
     """Block and candidate of the layers without state: see :func:`keeps_state`.
 
     Each kind of block is looked at once. Nothing is drawn from torch's generator, and no memory is
-    taken. A layer that cannot be made on torch's meta device counts as one with state.
+    taken. What copies a module does so in one thread, as an agent asks behind its fork. A layer
+    that cannot be made on torch's meta device counts as one with state.
     """
     if space not in _known:
         twins = first_of_kind(space)
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), without_helpers():
             own = {twin: set(_stateless(space.blocks[twin].candidates)) for twin in set(twins)}
         _known[space] = frozenset(
             (block, candidate) for block, twin in enumerate(twins) for candidate in own[twin]

@@ -170,8 +170,12 @@ def _reason(reference: RecordedRun, run: RecordedRun) -> str:
         state = run_state(side.directory, side.manifest)
         if state.status != "complete":
             return f"{side.path} is not complete: {state.said}"
-    for part in ("definition", "space"):
-        found = list(differing(reference.manifest.get(part), run.manifest.get(part)))
+    parts = {
+        "definition": definitions(reference.manifest, run.manifest),
+        "space": (reference.manifest.get("space"), run.manifest.get("space")),
+    }
+    for part, sides in parts.items():
+        found = list(differing(*sides))
         for key, one, other in found[:1]:
             more = f", and {len(found) - 1} more differ" if found[1:] else ""
             return (
@@ -226,6 +230,23 @@ def _environment_warnings(one: Mapping[str, Any], other: Mapping[str, Any]) -> I
 
 
 _ABSENT = object()
+
+
+def definitions(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[Any, Any]:
+    """What two manifests define, so that it can be compared.
+
+    Earlier manifests say of a loss only what it is called, not what it was made with. Beside one of
+    them nothing more is asked of the other.
+    """
+    found = [manifest.get("definition") for manifest in (one, other)]
+    if not all("stateless" in manifest for manifest in (one, other)):
+        found = [
+            {**each, "loss": str(each["loss"]).partition("(")[0]}
+            if isinstance(each, dict) and "loss" in each
+            else each
+            for each in found
+        ]
+    return found[0], found[1]
 
 
 def differing(one: Any, other: Any, key: str = "") -> Iterator[tuple[str, str, str]]:

@@ -153,7 +153,7 @@ def test_what_cannot_be_used_is_said_in_one_line(pool):
 
 def test_a_stage_that_hangs_is_given_up(pool):
     with pytest.raises(StageFailedError, match="at this for") as caught:
-        pool(lambda work: time.sleep(SECONDS), stages=1, timeout_seconds=0.5).run()
+        pool(lambda work: time.sleep(SECONDS), stages=1, timeout_seconds=2.0).run()
     assert caught.value.task == "its work"
 
 
