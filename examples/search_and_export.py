@@ -35,7 +35,7 @@ def main(run_dir="runs/searched-digits", steps=300, stages=2, budget=40):
     )
     best = search.ranked()[0]
     exported = Path(run_dir).with_name("exported")
-    npp.export_subnet(run, best.choices, exported, data=train)
+    npp.export_subnet(run, best.choices, exported, data=train, calibrate=search.calibration)
     network = runpy.run_path(str(exported / "model.py"))["load"]()
     return search, network
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import search_spaces
@@ -177,13 +178,15 @@ def train_missing(cases: Iterable[tuple[str, str]], steps: int, path: Path, pric
     """All curves of these spaces and samplers; two runs at a time."""
     known = kept(path, prices)
     own: Curves = json.loads(path.read_text()) if path.exists() else {}
+    one_at_a_time = Lock()
 
     def train(key: str, space: str, sampler: str, job: dict[str, Any], seed: int) -> None:
         losses = real_run(space=space, sampler=sampler, steps=steps, seed=seed, **job)["losses"]
         means = [round(mean(losses[n : n + GRAIN]), 5) for n in range(0, steps, GRAIN)]
-        own.setdefault(key, {})[str(seed)] = known.setdefault(key, {})[str(seed)] = means
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(own, indent=1, sort_keys=True) + "\n")
+        with one_at_a_time:
+            own.setdefault(key, {})[str(seed)] = known.setdefault(key, {})[str(seed)] = means
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(own, indent=1, sort_keys=True) + "\n")
 
     wanted = {
         (key_of(*case, name, stages, steps), seed): (*case, kind.trained_job(stages), seed)

@@ -83,7 +83,7 @@ def test_labels_that_are_no_numbers_are_the_recipes_business(tmp_path):
     with (
         redis_server(tmp_path) as server,
         false_teacher(tmp_path, server.url, twist),
-        pytest.raises(npp.NaspipeError, match=r"nan.*nonfinite=skip"),
+        pytest.raises(npp.NaspipeError, match=r"nan.*nonfinite=.skip"),
     ):
         run_beside(tmp_path, server.url, [])
     assert json.loads((tmp_path / "run/manifest.json").read_text())["status"] != "complete"

@@ -14,6 +14,7 @@ import pytest
 
 import naspipe as npp
 from naspipe.core.errors import StorageError
+from naspipe.core.wording.in_python import in_python
 from naspipe.trace.results.reserved_space import RESERVED
 from tests.equivalence import spaces
 from tests.faults.helpers import Calm, train
@@ -53,7 +54,7 @@ def test_the_last_records_do_not_fit(tmp_path, stages):
     assert f"{path}/access/stage-" in said or f"{path}/checkpoints/.final.gen-0/stage-" in said
     assert f"(ulimit -f: {longest - 7:,} bytes a file)" in said
     manifest = json.loads((path / "manifest.json").read_bytes())
-    assert (manifest["status"], manifest["failure"]) == ("failed", said)
+    assert (manifest["status"], in_python(manifest["failure"])) == ("failed", said)
     assert not (path / RESERVED).exists() and not (whole.directory.path / RESERVED).exists()
 
 

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 ROOT = Path(__file__).parents[2]
 
 
-def run_code(page: str) -> dict:
-    """The names that a page's first example leaves."""
-    code = re.search(r"```python\n(.*?)```", (ROOT / page).read_text("utf-8"), re.DOTALL)
-    names = {}
-    exec(compile(code[1], page, "exec"), names)
-    return names
-
-
-def test_the_example(tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def run_code(tmp_path, monkeypatch):
+    """Runs a page's first example as the module of a user's, and gives the names that it leaves."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def run(page: str) -> dict:
+        code = re.search(r"```python\n(.*?)```", (ROOT / page).read_text("utf-8"), re.DOTALL)
+        name = f"example_of_{Path(page).stem.lower()}"
+        (tmp_path / f"{name}.py").write_text(code[1])
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        return vars(importlib.import_module(name))
+
+    return run
+
+
+def test_the_example(run_code, tmp_path, capsys):
     names = run_code("README.md")
     run = names["run"]
     assert len(run.losses) == 200 and sum(run.losses[-20:]) < 0.2 * sum(run.losses[:20])
@@ -33,8 +43,7 @@ def test_the_example(tmp_path, monkeypatch, capsys):
     assert torch.isfinite(trained["layers.1.weight"]).all()
 
 
-def test_a_search_from_python(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_search_from_python(run_code, capsys):
     names = run_code("docs/searches.md")
     search, largest = names["search"], [block.candidates[-1]() for block in names["space"].blocks]
     best = search.ranked()[0]

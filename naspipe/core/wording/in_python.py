@@ -50,6 +50,8 @@ _SET = re.compile(
 )
 _VALUES = r"\d[\w.]*|[A-Z][A-Z_:]*|cpu|cuda|auto|paper|loss|top1|bleu|profiled"
 _OPTION = re.compile(rf"(?P<option>--[a-z][a-z0-9-]*)(?: (?P<value>{_VALUES})(?![\w-]))?")
+_BEFORE_COLON = re.compile(r"\b([a-z_]+)=:")
+"""A keyword that a message begins with has no value behind it."""
 _NUMBER = re.compile(r"-?\d+(\.\d+)?(e-?\d+)?|\[.*\]|True|False|[A-Z][A-Z_:]*|\.\.\.")
 """What Python reads as it stands, or what stands for it in a message."""
 
@@ -80,7 +82,7 @@ def says_keywords(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def _translated(text: str) -> str:
-    return _OPTION.sub(_keyword, _SET.sub(_setting, text))
+    return _BEFORE_COLON.sub(r"\1:", _OPTION.sub(_keyword, _SET.sub(_setting, text)))
 
 
 def _setting(match: re.Match[str]) -> str:

@@ -221,3 +221,17 @@ def _check_norms(space: Space) -> None:
 def keeps_statistics(module: nn.Module) -> bool:
     """Whether it is a norm whose forwards change what it keeps."""
     return isinstance(module, _NormBase) and module.training and module.track_running_stats
+
+
+def check_is_space(space: object) -> None:
+    """What is trained is a space, not the network that one already has.
+
+    Raises:
+        ConfigError: for something else, with what to write.
+    """
+    if not isinstance(space, Space):
+        raise ConfigError(
+            f"space: expected a naspipe.Space, found {type(space).__name__}; list its blocks: "
+            f"npp.Space('mine', [npp.Shared('stem', ...), npp.Block([...])]) (docs/spaces.md), or "
+            f"of NNI's use npp.from_nni(...)"
+        )

@@ -14,6 +14,7 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.space import Space
 from naspipe.core.wiring import Tap
 from naspipe.frontend.checks.data_checks import check_is_data
+from naspipe.frontend.checks.input_checks import check_is_space
 from naspipe.frontend.checks.loss_checks import given_fields, given_metrics
 from naspipe.frontend.display.watching import watching
 from naspipe.frontend.given.keywords import Stated
@@ -115,6 +116,7 @@ def workload(
     Raises:
         ConfigError: for a value that cannot be used.
     """
+    check_is_space(space)
     check_is_data(data)
     if held_out is not None:
         check_is_data(held_out, "held_out")

@@ -86,6 +86,12 @@ def smoothed(loss: Loss, label_smoothing: float) -> Loss:
             f"{name_of_loss(loss)}; leave it out and smooth in "
             f"your loss"
         )
+    own = loss.label_smoothing  # type: ignore[attr-defined]
+    if own not in (0, label_smoothing):
+        raise ConfigError(
+            f"label_smoothing={label_smoothing:g}: expected a loss without smoothing of its own, "
+            f"found {name_of_loss(loss)} with label_smoothing={own:g}; say one of the two"
+        )
     changed: Any = copy.copy(loss)
     changed.label_smoothing = label_smoothing
     found: Loss = changed

@@ -165,3 +165,8 @@ def test_help_fits_two_screens(call):
     assert screen_lines <= 100
     for name in inspect.signature(call).parameters:
         assert f"{name}:" in text or f"``{name}``" in text or f"{name}," in text
+
+
+def test_a_network_is_no_space():
+    with pytest.raises(ConfigError, match=r"^space: expected a naspipe\.Space, found Linear; list"):
+        npp.train(nn.Linear(2, 2), spaces.vectors, nn.CrossEntropyLoss(), steps=1)

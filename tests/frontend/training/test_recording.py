@@ -204,7 +204,7 @@ def test_a_full_disk_ends_the_run_with_one_line(tmp_path, stages, monkeypatch):
         train(tmp_path / "run", Calm(spaces.vectors), stages=stages)
     text = str(caught.value)
     assert text.startswith("/dev/full cannot be written (") and "[Errno 28] No space left" in text
-    assert "\n" not in text and "--resume" in text
+    assert "\n" not in text and "resume=True" in text
     manifest = json.loads((tmp_path / "run/manifest.json").read_text())
     assert manifest["status"] == "failed" and "cannot be written" in manifest["failure"]
 

@@ -1,0 +1,76 @@
+"""What a definition says of a loss: what makes other bits makes another text."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from naspipe.core.errors import ConfigError
+from naspipe.runtime.jobs.loss_values import described
+from naspipe.runtime.jobs.losses import smoothed
+from naspipe.trace.reading.compare import definitions, differing
+
+PLAIN = "torch.nn.modules.loss.CrossEntropyLoss"
+
+
+class Scaled(nn.Module):
+    def __init__(self, scale, inner=None):
+        super().__init__()
+        self.scale, self.inner, self.calls = scale, inner, 0
+
+
+def test_what_is_usual_is_not_said():
+    assert described(nn.CrossEntropyLoss()) == PLAIN
+    assert described(functional.cross_entropy) == "torch.nn.functional.cross_entropy"
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (nn.CrossEntropyLoss(label_smoothing=0.1), f"{PLAIN}(label_smoothing=0.1)"),
+        (Scaled(2.0), f"{__name__}.Scaled(scale=2.0)"),
+        (
+            Scaled(2.0, nn.CrossEntropyLoss(ignore_index=3)),
+            f"{__name__}.Scaled(inner={PLAIN}(ignore_index=3), scale=2.0)",
+        ),
+        (
+            functools.partial(functional.cross_entropy, label_smoothing=0.2),
+            "torch.nn.functional.cross_entropy(label_smoothing=0.2)",
+        ),
+    ],
+)
+def test_what_it_was_made_with_is_said(loss, said):
+    assert described(loss) == said
+
+
+def test_weights_are_told_apart_by_their_bits():
+    one, other = (nn.CrossEntropyLoss(torch.tensor([1.0, last])) for last in (2.0, 2.0000002))
+    assert "weight=[2]:" in described(one) and described(one) != described(other)
+    again = nn.CrossEntropyLoss(torch.tensor([1.0, 2.0]))
+    assert described(one) == described(again)
+
+
+def test_what_it_counts_is_not_what_it_is():
+    loss = Scaled(1.0)
+    before = described(loss)
+    loss.calls = 7
+    assert described(loss) == before
+
+
+def test_earlier_manifests_name_the_class_alone():
+    old = {"definition": {"loss": PLAIN, "seed": 1}}
+    new = {"definition": {"loss": f"{PLAIN}(label_smoothing=0.1)", "seed": 1}, "stateless": []}
+    assert not list(differing(*definitions(old, new)))
+    plain = {"definition": {"loss": PLAIN, "seed": 1}, "stateless": []}
+    assert [key for key, *_ in differing(*definitions(plain, new))] == ["loss"]
+
+
+def test_two_amounts_of_smoothing_are_one_too_many():
+    smooth = nn.CrossEntropyLoss(label_smoothing=0.1)
+    with pytest.raises(ConfigError, match=r"CrossEntropyLoss with label_smoothing=0\.1; say one"):
+        smoothed(smooth, 0.2)
+    assert smoothed(smooth, 0.0) is smooth and smoothed(smooth, 0.1).label_smoothing == 0.1
