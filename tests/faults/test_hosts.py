@@ -151,7 +151,7 @@ def test_other_definitions_end_with_one_line(tmp_path):
         assert both.join(30) == [2, 1]
         expected = (
             f"rank 1 on {os.uname().nodename} and rank 0 on {os.uname().nodename} differ: "
-            f"definition.seed is 3 there, 4 here; every host needs the same"
+            f"definition.seed is 3 on rank 0, 4 on rank 1; every host needs the same"
         )
         assert both.forks[0].said.startswith(f"naspipe: {expected}")
         assert both.forks[0].said.count("\n") == 1 == both.forks[1].said.count("\n")

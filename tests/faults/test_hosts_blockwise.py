@@ -104,7 +104,7 @@ def test_a_signal_and_a_resume_with_another_number_of_workers(tmp_path, teacher,
     ("last", "ends", "text"),
     [
         (["--stages", "4"], [2, 2], "--stages 4: expected one stage for each of torchrun's"),
-        (["--seed", "4"], [2, 1], "differ: definition.0.seed is 3 there, 4 here"),
+        (["--seed", "4"], [2, 1], "differ: definition.0.seed is 3 on rank 0, 4 on rank 1"),
     ],
 )  # fmt: skip
 def test_other_commands_end_with_one_line(tmp_path, teacher, last, ends, text):

@@ -91,11 +91,12 @@ def assigned_job(training: Training, hosts: Hosts, assignment: Mapping[str, Any]
 def facts(training: Training) -> dict[str, Any]:
     """What must be the same on every host, in the order in which it is compared."""
     environment = describe_environment()
+    hardware = environment["hardware"]
     definitions = [workload.definition.as_dict() for workload in training.workloads]
     found = {
         "software": environment["software"],
         "code": code_digests(training.workloads),
-        "processor": environment["hardware"]["processor"],
+        "processor": {key: hardware[key] for key in hardware if key != "cores"},
         "definition": _numbered(definitions) if len(definitions) > 1 else definitions[0],
         "execution": training.execution.as_dict(),
         "first batch": _numbered([first_digests(each) for each in training.workloads]),
@@ -129,7 +130,7 @@ def check_facts(
             continue
         key, there, here = differences[0]
         what = f"{part}.{key}" if key else part
-        said = f"{what} is {there} there, {here} here"
+        said = f"{what} is {there} on rank 0, {here} on rank {rank}"
         if part == "code":
             files = [name for name, *_ in differences]
             more = f" and {len(files) - 5} more" if len(files) > 5 else ""

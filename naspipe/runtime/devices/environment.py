@@ -15,6 +15,12 @@ from naspipe.runtime.devices.gpus import NO_GPUS, Gpus
 _PACKAGES = ("naspipe", "torch", "numpy", "pyzmq", "msgpack", "safetensors")
 
 
+_KERNELS = (
+    "ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS",
+    "ONEDNN_MAX_CPU_ISA", "OPENBLAS_CORETYPE",
+)  # fmt: skip
+
+
 def describe_environment(device: str = "cpu", gpus: Gpus = NO_GPUS) -> dict[str, Any]:
     """Versions of the packages, and what the run computes on.
 
@@ -33,9 +39,15 @@ def describe_environment(device: str = "cpu", gpus: Gpus = NO_GPUS) -> dict[str,
             "processor": _processor(),
             "cores": os.cpu_count(),
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+            **({"kernels": chosen} if (chosen := _chosen_kernels()) else {}),
             **({"gpu": gpus.name_of(device)} if device != "cpu" else {}),
         },
     }
+
+
+def _chosen_kernels() -> dict[str, str]:
+    """Variables that make libraries take other kernels than the processor's: with other bits."""
+    return {name: os.environ[name] for name in _KERNELS if os.environ.get(name)}
 
 
 def _version(package: str) -> str:

@@ -11,12 +11,13 @@ from naspipe.core.errors import ConfigError, StageFailedError
 from naspipe.frontend.training.assignment import check_facts
 from naspipe.frontend.training.code_digests import code_digest, code_digests
 from naspipe.frontend.training.generations import check_resumable
+from naspipe.runtime.devices.environment import describe_environment
 from naspipe.trace.results.run_directory import RunDirectory
 
 FACTS = {
     "software": {"torch": "2.11", "numpy": "2"},
     "code": {"naspipe/a.py": "1", "naspipe/b.py": "2", "mine.py": "3"},
-    "processor": "x",
+    "processor": {"processor": "x", "cpu_capability": "AVX2"},
     "definition": {"seed": 1, "recipe": {"threads": 1, "lr": 0.1}},
 }
 
@@ -31,10 +32,25 @@ def differ(**parts):
 def test_the_key_that_differs_between_hosts():
     whose = "rank 1 on two and rank 0 on one differ: "
     recipe = {"seed": 1, "recipe": {"threads": 2, "lr": 0.1}}
-    assert differ(definition=recipe) == f"{whose}definition.recipe.threads is 1 there, 2 here"
-    assert differ(software={"torch": "2.11"}) == f"{whose}software.numpy is '2' there, absent here"
-    assert differ(processor="y") == f"{whose}processor is 'x' there, 'y' here"
+    assert (
+        differ(definition=recipe) == f"{whose}definition.recipe.threads is 1 on rank 0, 2 on rank 1"
+    )
+    assert (
+        differ(software={"torch": "2.11"})
+        == f"{whose}software.numpy is '2' on rank 0, absent on rank 1"
+    )
+    other = {"processor": "x", "cpu_capability": "DEFAULT"}
+    said = f"{whose}processor.cpu_capability is 'AVX2' on rank 0, 'DEFAULT' on rank 1"
+    assert differ(processor=other) == said
     check_facts(1, FACTS, FACTS, ("one", "two"))
+
+
+def test_kernels_that_were_chosen_by_a_variable_are_facts_of_a_host(monkeypatch):
+    for name in ("DNNL_MAX_CPU_ISA", "MKL_CBWR", "OPENBLAS_CORETYPE"):
+        monkeypatch.delenv(name, raising=False)
+    assert "kernels" not in describe_environment()["hardware"]
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    assert describe_environment()["hardware"]["kernels"] == {"MKL_CBWR": "COMPATIBLE"}
 
 
 def test_the_files_of_code_that_differ():
