@@ -37,6 +37,7 @@ ENVIRONMENT = {
     "naspipe/frontend/training/provenance.py": "2026-11-24: threads, for the manifest; only read",
     "naspipe/data/cache.py": "XDG_CACHE_HOME, as other programs keep their caches",
     "naspipe/data/debian.py": "the environment that dpkg and apt are started with",
+    "naspipe/runtime/devices/environment.py": "what makes libraries take other kernels; only read",
     "naspipe/runtime/devices/determinism.py": "CUBLAS_WORKSPACE_CONFIG, read only by cuBLAS",
     "naspipe/runtime/wire/nccl_path.py": "NCCL_SOCKET_IFNAME and gloo's, read only by them",
     "naspipe/runtime/processes/launcher.py": "the one place that may look at how it was started",

@@ -23,6 +23,7 @@ WAITING = ("synchronize", "cpu", "item")
 """Methods that wait for a device."""
 
 ELSEWHERE = {
+    "naspipe/runtime/jobs/loss_values.py": {"cpu"},  # of a loss, once, before a run
     "naspipe/runtime/devices/device_waits.py": {"synchronize", "cpu"},
     "naspipe/runtime/labels/entrance_exam.py": {"cpu"},
     "naspipe/runtime/teachers/staged_blocks.py": {"cpu"},
