@@ -294,8 +294,7 @@ def touches_environment(module: ast.Module) -> bool:
 
 
 def test_the_environment_is_touched_in_few_places() -> None:
-    found = {path for path in product() if touches_environment(tree(path))}
-    assert found <= set(ENVIRONMENT)
+    assert {path for path in product() if touches_environment(tree(path))} <= set(ENVIRONMENT)
     assert touches_environment(ast.parse("from os import environ"))
     assert touches_environment(ast.parse("import os; os.getenv('X')"))
     assert not touches_environment(ast.parse("import os; os.getpid()"))
