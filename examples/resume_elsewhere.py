@@ -12,10 +12,9 @@ from digits_parts import Digits, space
 from torch import nn
 
 import naspipe as npp
-from naspipe.runtime.wire.reports import SilentObserver
 
 
-class CtrlC(SilentObserver):
+class CtrlC(npp.Observer):
     """Interrupts the run once so many losses are known, as a user would."""
 
     def __init__(self, losses):

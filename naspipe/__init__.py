@@ -42,11 +42,12 @@ if TYPE_CHECKING:
     from naspipe.frontend.training.distillation import distill_blockwise as distill_blockwise
     from naspipe.frontend.training.distilled import Blockwise as Blockwise
     from naspipe.nni.adapter import from_nni as from_nni
+    from naspipe.runtime.wire.reports import Observer as Observer
     from naspipe.trace.reading.compare import compare_runs as compare_runs
 
 __all__ = [
     "Block", "Blockwise", "ConfigError", "Every", "Exact", "Execution", "Frozen", "Lag", "Momentum",
-    "NaspipeError", "Run", "RunInterruptedError", "Shared", "Space", "StageFailedError",
+    "NaspipeError", "Observer", "Run", "RunInterruptedError", "Shared", "Space", "StageFailedError",
     "StorageError", "Teacher", "Views", "chain", "combine_blocks", "compare_runs",
     "distill_blockwise", "export_blocks", "export_subnet", "from_dataset", "from_nni", "losses",
     "mixed", "open_run", "rate_blocks", "search_subnets", "to_mlflow", "to_wandb", "train",
@@ -78,6 +79,7 @@ _LATER = {
     "from_dataset": "naspipe.data.keyed.dataset_batches",
     "from_nni": "naspipe.nni.adapter",
     "compare_runs": "naspipe.trace.reading.compare",
+    "Observer": "naspipe.runtime.wire.reports",
 }
 
 

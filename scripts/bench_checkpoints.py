@@ -21,13 +21,13 @@ sys.path.insert(0, str(ROOT))
 
 import naspipe  # noqa: E402
 from naspipe.runtime.jobs.workload import Workload  # noqa: E402
-from naspipe.runtime.wire.reports import SilentObserver  # noqa: E402
+from naspipe.runtime.wire.reports import Observer  # noqa: E402
 from scripts.tiny_workload import tiny_workload  # noqa: E402
 
 WARM_UP = 20
 
 
-class Clock(SilentObserver):
+class Clock(Observer):
     """Notes when each loss came."""
 
     def __init__(self) -> None:

@@ -39,7 +39,7 @@ from naspipe.runtime.jobs.workload import Workload  # noqa: E402
 from naspipe.runtime.measuring.layer_sizes import measure_sizes  # noqa: E402
 from naspipe.runtime.measuring.profile_apart import profile_apart  # noqa: E402
 from naspipe.runtime.measuring.profile_cache import ProfileCache  # noqa: E402
-from naspipe.runtime.wire.reports import SilentObserver  # noqa: E402
+from naspipe.runtime.wire.reports import Observer  # noqa: E402
 from naspipe.sim.chains import Chain, Stream  # noqa: E402
 from naspipe.sim.fidelity import LoggedCosts, logged_costs  # noqa: E402
 from naspipe.sim.pipeline import Pipeline  # noqa: E402
@@ -164,7 +164,7 @@ def measure(setting: Setting, steps: int, share: float, latency: float) -> dict[
     with tempfile.TemporaryDirectory(prefix="npe") as scratch:
         path = Path(scratch) / "run"
         Training(
-            workloads=[workload], execution=execution, path=path, observer=SilentObserver()
+            workloads=[workload], execution=execution, path=path, observer=Observer()
         ).run()
         accesses = read_run_accesses(path)
         stages = RunDirectory(path).read_manifest()["measured"]["stages"]

@@ -28,7 +28,7 @@ from naspipe.core.config import Settings, apply_settings  # noqa: E402
 from naspipe.frontend.training.training import Training  # noqa: E402
 from naspipe.runtime.devices.environment import describe_environment  # noqa: E402
 from naspipe.runtime.jobs.workload import Workload  # noqa: E402
-from naspipe.runtime.wire.reports import SilentObserver  # noqa: E402
+from naspipe.runtime.wire.reports import Observer  # noqa: E402
 from naspipe.trace.access.log import read_run_accesses  # noqa: E402
 from naspipe.trace.reading.compare import compare_runs  # noqa: E402
 from naspipe.trace.reading.metrics import summarize  # noqa: E402
@@ -67,7 +67,7 @@ def measure(workload: Workload, stages: int, settings: Sequence[str], path: Path
     texts = [f"stages={stages}", *settings]
     execution = apply_settings(Settings(), texts).execution
     start, before = time.monotonic(), processor_seconds()
-    Training(workloads=[workload], execution=execution, path=path, observer=SilentObserver()).run()
+    Training(workloads=[workload], execution=execution, path=path, observer=Observer()).run()
     seconds, taken = time.monotonic() - start, processor_seconds() - before
     found = summarize(read_run_accesses(path), stages)
     return {

@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))
 
 import naspipe  # noqa: E402
 from naspipe.runtime.jobs.workload import Workload  # noqa: E402
-from naspipe.runtime.wire.reports import SilentObserver  # noqa: E402
+from naspipe.runtime.wire.reports import Observer  # noqa: E402
 from naspipe.trace.reading.compare import compare_runs  # noqa: E402
 from scripts.tiny_workload import tiny_workload  # noqa: E402
 
@@ -30,7 +30,7 @@ CASES = [(4, 1, ""), (4, 2, "3x"), (4, 3, ""), (1, 4, ""), (4, 1, "2x"), (1, 4, 
 """Stages before and after the end, and the memory budget of both parts."""
 
 
-class Ends(SilentObserver):
+class Ends(Observer):
     """A run's observer that asks for its end, as SIGTERM does, at the loss of one step."""
 
     def __init__(self, step: int) -> None:

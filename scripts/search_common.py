@@ -24,7 +24,7 @@ from naspipe.frontend.search.search_record import SilentSearchObserver  # noqa: 
 from naspipe.frontend.search.searching import Searching  # noqa: E402
 from naspipe.frontend.training.training import Training  # noqa: E402
 from naspipe.runtime.jobs.workload import Batches, Workload  # noqa: E402
-from naspipe.runtime.wire.reports import SilentObserver  # noqa: E402
+from naspipe.runtime.wire.reports import Observer  # noqa: E402
 from naspipe.search.definition import SearchDefinition  # noqa: E402
 from naspipe.search.search_directory import Search, SearchDirectory, search_path  # noqa: E402
 from naspipe.streams.from_file import write_stream  # noqa: E402
@@ -82,7 +82,7 @@ class Bench:
         before = time.monotonic()
         Training(
             workloads=[workload], execution=Execution(stages=stages, order="paper"), path=path,
-            observer=SilentObserver(), sources=[source],
+            observer=Observer(), sources=[source],
         ).run()  # fmt: skip
         print(f"{name}: {steps} steps in {time.monotonic() - before:.0f} s", flush=True)
         return run

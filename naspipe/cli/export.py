@@ -72,6 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     from naspipe.export.onnx_form import check_onnx
     from naspipe.frontend.given.run import Run
     from naspipe.frontend.teaching.blockwise import folder
+    from naspipe.runtime.wire.reports import NotesToStderr
     from naspipe.trace.results.run_directory import RunDirectory
 
     if (Path(arguments.run) / folder(0)).is_dir():
@@ -92,8 +93,9 @@ def run(arguments: argparse.Namespace) -> int:
         )
         output = output / "model"
     done = export_subnet(
-        found, choices, output, data=data, onnx=arguments.onnx, ema=ema, calibrate=calibrate
-    )
+        found, choices, output, data=data, onnx=arguments.onnx, ema=ema, calibrate=calibrate,
+        observer=NotesToStderr(),
+    )  # fmt: skip
     return _finish(done)
 
 
@@ -134,7 +136,7 @@ def _workload(
     return named.space, named.data, named.loss
 
 
-def _as_searched(arguments: argparse.Namespace) -> tuple[int, bool]:
+def _as_searched(arguments: argparse.Namespace) -> tuple[int | None, bool]:
     """Batches to take running statistics from, and whether to take averages of the weights.
 
     The best subnet of a search is exported as the search judged it.
@@ -146,4 +148,4 @@ def _as_searched(arguments: argparse.Namespace) -> tuple[int, bool]:
         search = newest_search(Path(arguments.run))
         calibrate = search.calibration if calibrate is None else calibrate
         ema = ema or search.ema
-    return calibrate or 0, ema
+    return calibrate, ema

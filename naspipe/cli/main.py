@@ -85,8 +85,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except NaspipeError as error:
         complain(str(error))
         return _EXIT_FAILED
-    except KeyboardInterrupt:
-        complain("interrupted")
+    except KeyboardInterrupt as error:
+        complain(str(error) or "interrupted")
         return _EXIT_INTERRUPTED
     except BrokenPipeError:
         silence(sys.stdout)

@@ -16,6 +16,11 @@ from naspipe.runtime.evaluating.calibration import fresh_statistics, statistics_
 from naspipe.runtime.jobs.workload import Batches
 
 
+def first_with_statistics(chain: ModuleChain) -> str:
+    """The label of a subnet's first layer that keeps running statistics; empty without one."""
+    return next((each.label for each in chain.layers if statistics_of(each.module)), "")
+
+
 def calibrate(chain: ModuleChain, run: Run, data: Batches | None, batches: int) -> bool:
     """Take the statistics of a subnet's norms from so many of the run's batches, and keep them.
 

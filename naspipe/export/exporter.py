@@ -14,15 +14,17 @@ from naspipe.core.errors import ConfigError, InvariantError
 from naspipe.core.user_code import users_code
 from naspipe.export.assembly import ModuleChain, assemble, check_space
 from naspipe.export.calibrated import calibrate as take_statistics
+from naspipe.export.calibrated import first_with_statistics
 from naspipe.export.onnx_form import check_onnx, write_onnx
 from naspipe.export.pytorch_form import load_pytorch, same_outputs, write_pytorch
+from naspipe.frontend.display.watching import Told
 from naspipe.frontend.given.run import Run
 from naspipe.frontend.training.training import Training
 from naspipe.runtime.devices.determinism import deterministic_torch
 from naspipe.runtime.jobs.losses import Loss
 from naspipe.runtime.jobs.workload import Batches, Workload
 from naspipe.runtime.wire.ports import LaunchObserver
-from naspipe.runtime.wire.reports import SilentObserver
+from naspipe.runtime.wire.reports import NotesToStderr, Observer
 from naspipe.search.scores import Scores
 from naspipe.streams.from_file import write_stream
 from naspipe.trace.results.run_directory import RunDirectory
@@ -55,7 +57,8 @@ def export_subnet(
     data: Batches | None = None,
     onnx: bool = False,
     ema: bool = False,
-    calibrate: int = 0,
+    calibrate: int | None = None,
+    observer: LaunchObserver | None = None,
 ) -> Exported:
     """Write a subnet with a run's weights as ``model.py``, ``.json`` and ``.safetensors``.
 
@@ -67,7 +70,9 @@ def export_subnet(
         onnx: write ``model.onnx`` too, for batches of that shape.
         ema: the moving averages of the weights in their stead.
         calibrate: batches of ``data`` to take running statistics from anew, as a search does before
-            it judges a subnet (``search.calibration``); 0 for the mixture that the run left.
+            it judges a subnet (``search.calibration``); 0, and by default with a note, for the
+            mixture over all subnets that the run left.
+        observer: told of notes, in place of stderr.
 
     Raises:
         ConfigError: when the run, the space or a layer cannot be exported, when ONNX lacks an
@@ -78,7 +83,15 @@ def export_subnet(
     check_place(path, data, onnx)
     chain = assemble(run, choices, ema=ema)
     note = f"Subnet {','.join(map(str, choices))} of {run.manifest['definition']['space']}."
-    calibrated = calibrate if take_statistics(chain, run, data, calibrate) else 0
+    calibrated = calibrate or 0
+    if not take_statistics(chain, run, data, calibrated):
+        calibrated = 0
+        if calibrate is None and (mixed := first_with_statistics(chain)):
+            (observer or Told(NotesToStderr())).on_note(
+                f"layer {mixed} keeps running statistics, which are exported as all subnets left "
+                f"them; --calibrate 16 takes the subnet's own from batches of --data, 0 silences "
+                f"this"
+            )
     return write_checked(chain, run, path, note, data=data, onnx=onnx, calibrated=calibrated)
 
 
@@ -170,6 +183,6 @@ def train_alone(
         workloads=[alone],
         execution=Execution(),
         path=path,
-        observer=observer or SilentObserver(),
+        observer=observer or Observer(),
     ).run()
     return Run(space, path)

@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
 import naspipe as npp
-from naspipe.runtime.wire.reports import SilentObserver
+from naspipe.runtime.wire.reports import Observer
 from naspipe.trace.results.losses_file import read_losses
 from naspipe.trace.results.metrics_file import read_metrics
 from tests.equivalence import spaces
@@ -163,7 +163,7 @@ def test_steps_of_several_passes(tmp_path, stages):
     assert len(run.metrics["accuracy"]) == 2 * STEPS
 
 
-class Told(SilentObserver):
+class Told(Observer):
     """Keeps the metrics that come before each loss."""
 
     def __init__(self):

@@ -51,7 +51,7 @@ def test_the_page_s_example(tmp_path, monkeypatch):
 
 
 def test_all_are_there_and_short():
-    assert set(NAMES) == {*OF_DATA, *OF_TASKS, "digits_parts"}
+    assert set(NAMES) == {*OF_DATA, *OF_TASKS, "digits_parts", "plain_loop"}
     for name in OF_TASKS:
         assert len((PLACE / f"{name}.py").read_text("utf-8").splitlines()) <= 60, name
 
@@ -88,6 +88,12 @@ def test_search_and_export(example, tmp_path):
 def test_resume_elsewhere(example, tmp_path):
     cut, comparison = example("resume_elsewhere").main(tmp_path, steps=40)
     assert comparison.is_identical and 0 < cut < 40
+
+
+def test_plain_loop(example, tmp_path):
+    """The rules as the page states them, written by hand: they leave each loss to the last bit."""
+    run, losses = example("plain_loop").main(tmp_path / "run", steps=40)
+    assert run.losses == losses and losses[-1] < losses[0]
 
 
 def test_groups(example, tmp_path):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import naspipe as npp
 from naspipe.cli.main import main
 from naspipe.export.pytorch_form import load_pytorch
 from naspipe.runtime.evaluating.batch_sums import batch_sums
@@ -59,6 +60,20 @@ def test_its_score_is_the_searchs_bit_for_bit(run, tmp_path, capsys):
     listed = ",".join(map(str, best.choices))
     other, _ = exported(run, tmp_path / "listed", "--subnet", listed, "--calibrate", "3")
     assert scores_outside(other) == best.scores[:3]
+
+
+def test_statistics_of_all_subnets_are_told_of(run, tmp_path, capsys):
+    """Unless they are asked for, or there are none."""
+    found, choices = npp.Run(small.space, Path(run)), find_best(Path(run)).choices
+    npp.export_subnet(found, choices, tmp_path / "mixture")
+    said = capsys.readouterr().err
+    assert "keeps running statistics, which are exported as all subnets left them" in said
+    assert "calibrate=16" in said
+    npp.export_subnet(found, choices, tmp_path / "asked", calibrate=0)
+    assert capsys.readouterr().err == ""
+    words = ["--subnet", ",".join(map(str, choices))]
+    exported(run, tmp_path / "command", *words)
+    assert "--calibrate 16 takes the subnet's own" in capsys.readouterr().err
 
 
 def test_a_search_of_averages_is_exported_with_them(run, tmp_path):

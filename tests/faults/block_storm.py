@@ -18,7 +18,7 @@ from naspipe.core.wiring import CREDIT
 from naspipe.runtime.blocks.compute import StageCompute
 from naspipe.runtime.blocks.updates import StageUpdates
 from naspipe.runtime.wire.messages import InputMessage
-from naspipe.runtime.wire.reports import SilentObserver
+from naspipe.runtime.wire.reports import Observer
 from naspipe.runtime.wire.transport import ZmqTransport
 from naspipe.runtime.worker.driver import StageDriver
 from naspipe.trace.reading.compare import compare_runs
@@ -102,7 +102,7 @@ class Asker(Killer):
         os.kill(self.launcher, signal.SIGTERM)
 
 
-class Recorder(SilentObserver):
+class Recorder(Observer):
     """Notes which life ends which step of which block when; looks for a killer at each."""
 
     def __init__(self, path: Path, life: int, killer=lambda: None) -> None:

@@ -24,7 +24,7 @@ from naspipe.runtime.layers import layer_store
 from naspipe.runtime.layers.stored_layer import StoredLayer
 from naspipe.runtime.processes.publishing import Publisher
 from naspipe.runtime.wire.messages import InputMessage
-from naspipe.runtime.wire.reports import SilentObserver
+from naspipe.runtime.wire.reports import Observer
 from naspipe.runtime.wire.transport import ZmqTransport
 from naspipe.trace.snapshots import checkpoints
 from tests.equivalence import spaces
@@ -195,7 +195,7 @@ def restless(subnets, is_shared, costs, num_stages):
     )
 
 
-class Recorder(SilentObserver):
+class Recorder(Observer):
     """Notes when each life has its first loss, and how many losses there are in all."""
 
     def __init__(self, path: Path) -> None:

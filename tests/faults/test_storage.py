@@ -16,7 +16,7 @@ import pytest
 import naspipe as npp
 from naspipe.core.errors import LogError, StorageError
 from naspipe.runtime.checkpoints import checkpointer
-from naspipe.runtime.wire.reports import SilentObserver
+from naspipe.runtime.wire.reports import Observer
 from naspipe.trace.access.log import AccessLogWriter
 from naspipe.trace.reading.compare import compare_runs
 from naspipe.trace.results import losses_file
@@ -102,7 +102,7 @@ def test_a_resume_uses_the_older_one_and_says_so(run):
     flip(newer / "stage-0.safetensors", 100)
     notes = []
 
-    class Observer(SilentObserver):
+    class Observer(Observer):
         on_note = staticmethod(notes.append)
 
     found = train(path, Calm(spaces.vectors), stages=3, resume=True, observer=Observer())

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from naspipe.core.errors import ConfigError
-from naspipe.runtime.wire.reports import SilentObserver
+from naspipe.runtime.wire.reports import Observer
 
 STEP = "sequence_id"
 """What W&B draws everything over; passes may be told in any order."""
@@ -61,7 +61,7 @@ def to_mlflow(run_id: str | None = None) -> Tracking:
     return Tracking(log)
 
 
-class Tracking(SilentObserver):
+class Tracking(Observer):
     """A :class:`LaunchObserver` that hands on numbers; passes that are done again come again.
 
     Args:

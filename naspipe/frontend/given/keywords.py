@@ -15,6 +15,9 @@ from naspipe.core.wording.known_keywords import did_you_mean
 KEYWORDS = "keywords"
 """What messages call whatever was not said in a mapping."""
 
+FEW = 6
+"""Keys that a message names all of."""
+
 _ELSEWHERE = {
     **dict.fromkeys(DATA_SIZES, "where the data are made, as in open_data(..., batch_size=64)"),
     **dict.fromkeys(MOMENTUM, "in the teacher, as in teacher=naspipe.Momentum(0.99)"),
@@ -129,10 +132,9 @@ def _unknown(
     own = arguments if where == KEYWORDS else ()
     hint = did_you_mean(text, [*own, *known])
     also = f"an argument of naspipe.{call} or " if where == KEYWORDS else ""
-    return ConfigError(
-        f"{text}: unknown key in {where}{hint}; expected {also}a setting that it takes, see "
-        f"docs/settings.md"
-    )
+    few = ", ".join(known) if where != KEYWORDS and len({*known}) <= FEW else ""
+    expected = few or f"{also}a setting that it takes, see docs/settings.md"
+    return ConfigError(f"{text}: unknown key in {where}{hint}; expected {expected}")
 
 
 def _options_of_optimizers() -> set[str]:

@@ -20,7 +20,7 @@ from naspipe.frontend.training.distilled import Blockwise, Keyed
 from naspipe.frontend.training.training import Training
 from naspipe.runtime.jobs.workload import Batches, Workload
 from naspipe.runtime.wire.ports import LaunchObserver
-from naspipe.runtime.wire.reports import SilentObserver
+from naspipe.runtime.wire.reports import Observer
 from naspipe.trace.results.run_directory import RunDirectory
 
 WINDOW = 4
@@ -81,7 +81,7 @@ def distill_blockwise(
     training = blockwise_training(
         teachers, students, data, losses=(loss, last_loss), window=window,
         execution={"relay": relay, "stages": stages, **(execution or {})},
-        kept=Kept(run_dir, resume, observer or SilentObserver(), source or {}),
+        kept=Kept(run_dir, resume, observer or Observer(), source or {}),
         steps=steps, seed=seed, sampler=sampler, recipe=recipe, **optimizer,
     )  # fmt: skip
     training.run()
@@ -93,7 +93,7 @@ class Kept(NamedTuple):
 
     run_dir: str | Path | None = None
     resumes: bool = False
-    observer: LaunchObserver = SilentObserver()
+    observer: LaunchObserver = Observer()
     source: Mapping[str, Any] = {}
 
 

@@ -78,6 +78,10 @@ class Generations:
                 said = RunInterruptedError(error.signal_number, f"{error}; {self._how_to_go_on()}")
                 self.note("interrupted", said)
                 raise said from None
+            except KeyboardInterrupt as error:
+                error.args = (f"ended at once by a second signal; {self._how_to_go_on()}",)
+                self.note("interrupted", error)
+                raise
             except BaseException as error:
                 self.note("failed", error)
                 raise
@@ -102,9 +106,11 @@ class Generations:
     def _go_behind(self) -> None:
         streams = self._resumed()
         for stream in streams:
+            place = stream.directory.path
             if stream.restored is not None:
-                place = stream.directory.path
                 self.observer.on_note(f"{place}: going on at subnet {stream.first}")
+            elif self.generation and stream.workload.is_trained:
+                self.observer.on_note(f"{place}: no checkpoint is there yet: beginning at subnet 0")
         self.job = replace(self.job, streams=streams, generation=self.generation)
         self.generation += 1
         for stream, manifest in zip(self.job.streams, self.manifests, strict=True):

@@ -261,8 +261,8 @@ class Training:
             )
         ]
         for workload in self.workloads:
-            if validation := plan_validation(workload, self.execution):
-                check_validation(validation)
+            if said := check_validation(workload, self.execution):
+                self.observer.on_note(said)
         if self.others is None:
             check_endpoints(self.execution)
         device, note = self.execution.hardware.device, self.observer.on_note

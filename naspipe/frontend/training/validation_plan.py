@@ -102,12 +102,20 @@ def _choices(text: str, space: Space, seed: int) -> tuple[tuple[int, ...], ...]:
     return tuple(decisions.choices(each) if decisions else each for each in drawn)
 
 
-def check_validation(validation: ValidationPlan) -> None:
+def check_validation(workload: Workload, execution: Execution) -> str:
     """The first held-out batch must hold every field that the space names, and the loss's.
+
+    Returns:
+        A note where held-out data were given, and nothing looks at them; else nothing.
 
     Raises:
         ConfigError: when it does not, or the data raise.
     """
+    validation = plan_validation(workload, execution)
+    if validation is None:
+        is_idle = workload.held_out is not None and workload.is_trained
+        unused = "no held-out batch is looked at: --set validate_every=100 does every 100 steps"
+        return unused if is_idle else ""
     evaluation = validation.evaluation
     seed, space = evaluation.workload.definition.seed, evaluation.workload.space
     with users_code(f"held-out data: expected a batch from held_out({seed}, 0), found"):
@@ -122,6 +130,7 @@ def check_validation(validation: ValidationPlan) -> None:
             field_of(batch, name, 0)
     for name in ("target",) if evaluation.probe else evaluation.workload.judged_fields:
         field_of(batch, name, 0)
+    return ""
 
 
 def describe(validation: ValidationPlan | None) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from naspipe.core.errors import ConfigError, NaspipeError
+from naspipe.core.errors import BlockInputEditedError, ConfigError, NaspipeError
 from naspipe.core.ids import FIRST_STREAM, LayerId
 from naspipe.core.user_code import users_code
 from naspipe.runtime.blocks.segment import Segment, SegmentSpec, Tensors, autocast
@@ -89,6 +89,8 @@ def _refused(said: str) -> Iterator[None]:
                 yield
             except (MemoryError, torch.OutOfMemoryError) as error:
                 raise FirstBlocksError(str(error)) from error
+            except BlockInputEditedError as error:
+                raise ConfigError(str(error)) from error
     except ConfigError:
         raise
     except NaspipeError as error:

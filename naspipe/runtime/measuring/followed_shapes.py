@@ -175,6 +175,7 @@ def _called(function: Callable[..., Any], form: Form, fields: Form) -> Result:
     try:
         with torch.device("meta"), torch.enable_grad():
             inputs = [_without_values(*each, wants_gradient=True) for each in form]
+            versions = [each._version for each in inputs]
             found = function(*inputs, *(_without_values(*each) for each in fields))
     except NotImplementedError:
         return UNKNOWN
@@ -182,6 +183,8 @@ def _called(function: Callable[..., Any], form: Form, fields: Form) -> Result:
         return UNKNOWN if "meta" in str(error).lower() else FAILED
     outputs = found if isinstance(found, tuple) else (found,)
     if not all(isinstance(each, torch.Tensor) for each in outputs):
+        return FAILED
+    if [each._version for each in inputs] != versions:  # the block before would be corrupted
         return FAILED
     if any(each.device.type != "meta" for each in outputs):
         return UNKNOWN
@@ -193,5 +196,5 @@ def _without_values(
 ) -> torch.Tensor:
     tensor = torch.empty(shape, dtype=dtype, device="meta")
     if wants_gradient and dtype.is_floating_point:
-        return tensor.requires_grad_().clone()  # no leaf, as a layer may work in place
+        return tensor.requires_grad_().clone()  # no leaf, so work in place can be told of
     return tensor

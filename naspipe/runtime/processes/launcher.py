@@ -46,7 +46,8 @@ def launch(
     execution, num_stages = job.execution, job.execution.workers
     folders = [stream.directory.checkpoints for stream in job.streams]
     mailboxes = Mailboxes()
-    stop = Stop(num_stages, mailboxes.send, job.wiring.joined(len(job.streams)))
+    joined = job.wiring.joined(len(job.streams))
+    stop = Stop(num_stages, mailboxes.send, joined, observer.on_note)
     with ExitStack() as stack:
         wakeup = stack.enter_context(Wakeup())
         losses = [

@@ -22,6 +22,7 @@ class Stop:
         num_stages: whose answers to wait for.
         send: hands a message to a stage.
         joined: streams that need one another's passes, so that they are cut at the same one.
+        say: told once, in a line, that the end begins.
     """
 
     def __init__(
@@ -29,10 +30,12 @@ class Stop:
         num_stages: int,
         send: Callable[[int, ControlMessage], None],
         joined: Iterable[Collection[int]] = (),
+        say: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._joined = tuple(joined)
         self._num_stages = num_stages
         self._send = send
+        self._say = say
         self._is_sent = False
         self._admitted: dict[int, Sequence[int]] = {}
         self.signal_number = 0
@@ -57,6 +60,11 @@ class Stop:
         """Begin, when it was asked for since the last call."""
         if self.signal_number and not self._is_sent:
             self._is_sent = True
+            name = signal.Signals(self.signal_number).name
+            self._say(
+                f"{name}: ending behind a checkpoint, once the subnets under way are through; "
+                f"a second one ends at once, and loses what is behind the last checkpoint"
+            )
             self._tell(ControlMessage(HOLD))
 
     def _tell(self, message: ControlMessage) -> None:

@@ -9,10 +9,10 @@
 :class:`Reporter`          :class:`~naspipe.runtime.wire.reports.ZmqReporter`;
                            on one stage the launcher's collector itself,
                            :class:`~naspipe.runtime.processes.supervisor.StageReports`
-:class:`LaunchObserver`    :class:`~naspipe.runtime.wire.reports.SilentObserver`,
+:class:`LaunchObserver`    :class:`~naspipe.runtime.wire.reports.Observer`,
                            :class:`~naspipe.runtime.wire.reports.NotesToStderr`,
                            :class:`~naspipe.frontend.training.recording.Recording`, progress
-:class:`RunObserver`       :class:`~naspipe.runtime.wire.reports.SilentObserver`,
+:class:`RunObserver`       :class:`~naspipe.runtime.wire.reports.Observer`,
                            :class:`~naspipe.frontend.training.recording.Recording`
 ========================= ==========================================================================
 """
@@ -99,7 +99,7 @@ class Reporter(Protocol):
 class LaunchObserver(Protocol):
     """Told of a run as it goes, in the launcher's process: progress bars, metrics.
 
-    What it raises ends the run. :class:`SilentObserver` is one to derive from.
+    What it raises ends the run. :class:`Observer` is one to derive from.
     """
 
     def on_begin(self, generation: int, firsts: Sequence[int]) -> None:

@@ -24,8 +24,12 @@ WAITING = "waiting"
 """What a stage does that has nothing to do until a message comes."""
 
 
-class SilentObserver:
-    """An observer that wants to know nothing."""
+class Observer:
+    """Is told of a run as it goes, and wants to know nothing: say in a subclass what you want.
+
+    Called in the process that called :func:`naspipe.train`, between its other work. Each method
+    gets the number of the stream where there are several, else 0.
+    """
 
     def on_begin(self, generation: int, firsts: Sequence[int]) -> None:
         """See :class:`LaunchObserver`."""
@@ -52,7 +56,7 @@ class SilentObserver:
         """See :class:`LaunchObserver`."""
 
 
-class NotesToStderr(SilentObserver):
+class NotesToStderr(Observer):
     """An observer that writes notes as lines and wants to know nothing else."""
 
     def on_note(self, text: str) -> None:

@@ -87,9 +87,12 @@ class RecordedRun:
         return read_checkpoint(self.directory.checkpoint())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Comparison:
-    """One run against the first. ``reason`` says why they cannot be compared, if they cannot."""
+    """One run against the first: true when it is identical, as in ``assert compare_runs(...)[0]``.
+
+    ``reason`` says why they cannot be compared, if they cannot. As a text it is the verdict.
+    """
 
     run: Path
     reason: str = ""
@@ -106,6 +109,14 @@ class Comparison:
     def first(self) -> Difference | None:
         """The earliest difference: by pass, then by block of the chain."""
         return self.differences[0] if self.differences else None
+
+    def __bool__(self) -> bool:
+        """Whether it is identical."""
+        return self.is_identical
+
+    def __repr__(self) -> str:
+        """The run and its verdict."""
+        return f"<{self.run}: {self}>"
 
     def __str__(self) -> str:
         """``IDENTICAL``, or what differs first on one line and how much in all on a second."""
@@ -124,7 +135,18 @@ class Comparison:
 
 
 def compare_runs(paths: Sequence[Path | str]) -> list[Comparison]:
-    """Compare each run but the first to the first."""
+    """Compare each run but the first to the first, by losses, final state and access order.
+
+    Args:
+        paths: run directories, two or more.
+
+    Returns:
+        A :class:`Comparison` of each but the first, which is true when no bit differs. All of
+        them: ``all(naspipe.compare_runs(paths))``.
+
+    Raises:
+        ConfigError, LogError: when a recorded file is missing or damaged.
+    """
     reference = RecordedRun(paths[0])
     return [compare_to(reference, RecordedRun(path)) for path in paths[1:]]
 

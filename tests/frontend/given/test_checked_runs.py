@@ -7,7 +7,7 @@ from torch import nn
 
 import naspipe as npp
 from naspipe.core.errors import ConfigError
-from naspipe.runtime.wire.reports import SilentObserver
+from naspipe.runtime.wire.reports import Observer
 from tests.frontend.given.convolutions import STEM, conv, data, head
 
 
@@ -21,7 +21,7 @@ def test_a_run_writes_nothing(tmp_path, stages):
     assert not any(tmp_path.iterdir())
 
 
-class Listening(SilentObserver):
+class Listening(Observer):
     def __init__(self):
         self.notes = []
 

@@ -143,7 +143,10 @@ def test_what_belongs_to_objects_says_where(key):
         ({"populaton": 20}, r"did you mean population\?"),
         ({"options": {"populaton": 20}}, r"populaton: unknown key in options \(did you mean popu"),
         ({"strategy": "random", "population": 20}, "population: unknown key in keywords"),
-        ({"limits": {"param": 5}}, r"param: unknown key in limits \(did you mean params\?\)"),
+        (
+            {"limits": {"param": 5}},
+            r"param: unknown key in limits \(did you mean params\?\); expected flops, params, ",
+        ),
         ({"limits": 5}, "limits: expected a mapping"),
         ({"stages": 2, "execution": {"stages": 1}}, "stages: expected one value"),
         ({"lr": 0.1}, "lr: unknown key in keywords"),

@@ -18,7 +18,7 @@ from naspipe.core.config import Definition, Recipe
 from naspipe.core.errors import StorageError
 from naspipe.core.recipe import learning_rate
 from naspipe.frontend.training.recording import Recording
-from naspipe.runtime.wire.reports import SilentObserver
+from naspipe.runtime.wire.reports import Observer
 from naspipe.trace.results.heartbeat_file import read_heartbeat
 from naspipe.trace.results.metrics_file import MetricsFile, read_metrics
 from naspipe.trace.results.run_directory import RunDirectory
@@ -135,7 +135,7 @@ def test_passes_of_a_step_have_their_numbers(tmp_path):
 def recording(path, observer=None, **recipe):
     path.mkdir()
     definition = Definition(space="s", steps=9, recipe=Recipe(**recipe))
-    return Recording([RunDirectory(path)], [definition], observer or SilentObserver(), False)
+    return Recording([RunDirectory(path)], [definition], observer or Observer(), False)
 
 
 def test_steps_are_written_in_order_whatever_order_they_come_in(tmp_path):
@@ -182,7 +182,7 @@ def test_a_life_that_begins_behind_a_step_of_passes(tmp_path):
 def test_everything_is_told_to_the_other_observer(tmp_path):
     told = []
 
-    class Other(SilentObserver):
+    class Other(Observer):
         def __getattribute__(self, name):
             return lambda *found: told.append((name, *found))
 

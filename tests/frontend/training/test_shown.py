@@ -13,14 +13,14 @@ import naspipe as npp
 from naspipe.core.errors import RunInterruptedError
 from naspipe.frontend.display.watching import Told
 from naspipe.runtime.wire.ports import LaunchObserver
-from naspipe.runtime.wire.reports import SilentObserver
+from naspipe.runtime.wire.reports import Observer
 from tests.equivalence import spaces
-from tests.faults.helpers import Calm, Ends, interrupt, train
+from tests.faults.helpers import Calm, Ends, fail, interrupt, train
 
 LINE = r"mixed on 1 stage  4/4  [\d.]+ steps/s  loss \d\.\d{4}(  bubble \S+)?  0:00:00 left\n"
 
 
-class Counting(SilentObserver):
+class Counting(Observer):
     def __init__(self):
         self.losses = 0
 
@@ -97,11 +97,43 @@ def test_a_search_shows_its_progress(tmp_path, capsys):
         assert re.fullmatch(line if progress else "", said)
 
 
-def test_an_interrupted_run_says_how_to_go_on_from_python(tmp_path):
+def test_an_interrupted_run_says_how_to_go_on_from_python(tmp_path, capsys):
     path = tmp_path / "run"
     with pytest.raises(RunInterruptedError) as ended:
         train(path, Ends(spaces.vectors, 9, interrupt, tmp_path / "marker"))
+    assert "SIGINT: ending behind a checkpoint, once the subnets" in capsys.readouterr().err
     said = f"; go on with the same call, with run_dir={str(path)!r} and resume=True"
     assert str(ended.value).endswith(said) and "naspipe train" not in str(ended.value)
     assert npp.open_run(path).manifest["failure"].endswith(said)
     assert train(path, Calm(spaces.vectors), resume=True).manifest["status"] == "complete"
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_second_signal_ends_at_once(tmp_path, stages):
+    def interrupt_twice():
+        interrupt()
+        interrupt()
+
+    path = tmp_path / "run"
+    data = Ends(spaces.vectors, 9, interrupt_twice, tmp_path / "marker")
+    with pytest.raises(KeyboardInterrupt) as ended:
+        train(path, data, stages=stages)
+    assert str(ended.value).startswith("ended at once by a second signal; go on with the same call")
+    manifest = npp.open_run(path).manifest
+    assert (manifest["status"], manifest["failure"]) == ("interrupted", str(ended.value))
+    assert train(path, Calm(spaces.vectors), resume=True).manifest["status"] == "complete"
+
+
+def test_a_resume_without_a_checkpoint_says_that_it_begins_anew(tmp_path, capsys):
+    path, how = tmp_path / "run", {"execution": {"checkpoint_every": 0}}
+    with pytest.raises(npp.StageFailedError):
+        train(path, Ends(spaces.vectors, 9, fail, tmp_path / "marker"), **how)
+    train(path, Calm(spaces.vectors), resume=True, **how)
+    assert f"{path}: no checkpoint is there yet: beginning at subnet 0" in capsys.readouterr().err
+
+
+def test_held_out_data_that_nothing_looks_at(tmp_path, capsys):
+    short(tmp_path / "run", held_out=spaces.vectors)
+    assert "no held-out batch is looked at: validate_every=100 does" in capsys.readouterr().err
+    short(tmp_path / "looked", held_out=spaces.vectors, validate_every=4)
+    assert "held-out" not in capsys.readouterr().err

@@ -9,11 +9,11 @@ import naspipe as npp
 from naspipe.frontend.given import run_plan
 from naspipe.runtime.forking import apart
 from naspipe.runtime.measuring import profile_apart
-from naspipe.runtime.wire.reports import SilentObserver
+from naspipe.runtime.wire.reports import Observer
 from tests.equivalence.spaces import mixed, vectors
 
 
-class Noted(SilentObserver):
+class Noted(Observer):
     def __init__(self):
         self.notes = []
 

@@ -124,6 +124,8 @@ class InPlace(nn.Module):
         self.linear = nn.Linear(24, 24)
 
     def forward(self, x):
+        if x.isnan().any():  # shapes alone cannot follow this, so only the run finds it
+            return x
         return self.linear(x.relu_())
 
 

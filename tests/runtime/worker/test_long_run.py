@@ -12,7 +12,7 @@ from torch import nn
 
 import naspipe as npp
 from naspipe.runtime.blocks.compute import StageCompute
-from naspipe.runtime.wire.reports import SilentObserver
+from naspipe.runtime.wire.reports import Observer
 from naspipe.trace.access import log
 from tests.equivalence import spaces
 
@@ -34,7 +34,7 @@ def counted():
     }
 
 
-class Counter(SilentObserver):
+class Counter(Observer):
     """Counts between steps of a run on one stage, which is in this process."""
 
     def __init__(self):

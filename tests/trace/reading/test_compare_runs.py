@@ -17,6 +17,14 @@ from tests.trace.fake_run import CHAINS, FakeRun, float32_bits, sequential_acces
 WEIGHT = "0/0.0/param/weight"
 
 
+def test_a_comparison_is_true_when_no_bit_differs():
+    same = Comparison(Path("runs/one"))
+    other = Comparison(Path("runs/two"), "another seed")
+    assert same and not other
+    assert repr(same) == "<runs/one: IDENTICAL>"
+    assert repr([other]) == "[<runs/two: cannot be compared: another seed>]"
+
+
 def compare(tmp_path: Path, one: FakeRun, other: FakeRun) -> Comparison:
     (comparison,) = compare_runs([one.write(tmp_path / "one"), other.write(tmp_path / "other")])
     return comparison
