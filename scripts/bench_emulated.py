@@ -163,9 +163,7 @@ def measure(setting: Setting, steps: int, share: float, latency: float) -> dict[
     plan = make_plan([workload], execution, [subnets])
     with tempfile.TemporaryDirectory(prefix="npe") as scratch:
         path = Path(scratch) / "run"
-        Training(
-            workloads=[workload], execution=execution, path=path, observer=Observer()
-        ).run()
+        Training(workloads=[workload], execution=execution, path=path, observer=Observer()).run()
         accesses = read_run_accesses(path)
         stages = RunDirectory(path).read_manifest()["measured"]["stages"]
     loaded_bytes, seconds = copy_seconds(stages)

@@ -52,15 +52,6 @@ def here(monkeypatch):
     monkeypatch.setattr(space_check, "done_apart", done)
 
 
-def test_a_candidate_that_works_in_place_on_its_input():
-    """The block before would be corrupted; what works in place on what it made itself may."""
-    own = npp.Block([lambda: nn.Sequential(nn.Conv2d(8, 8, 1), nn.ReLU(inplace=True))])
-    assert not checked(STEM, own, head())
-    odd = npp.Block([conv(8, 8), lambda: nn.ReLU(inplace=True)])
-    said = refused(STEM, odd, head())
-    assert said.startswith("block 0.1 (ReLU) changes its input in place"), said
-
-
 def test_candidates_of_different_shapes():
     """The block that makes the difference is named, and the layer that does not take it."""
     odd = npp.Block([conv(8, 8), conv(8, 12), nn.Identity])
@@ -142,7 +133,6 @@ TABLE = torch.ones(4, 8, 8, 8)
         lambda x: torch.from_numpy(x.detach().numpy()) + x,
         lambda x: x * (1 if x.device.type == "cpu" else torch.ones(3, device="meta")),
         lambda x: x + torch.autograd.grad(x.pow(2).sum(), x, create_graph=True)[0],
-        lambda x: x.add_(1),
         table,
     ],
 )

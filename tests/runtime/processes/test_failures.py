@@ -129,6 +129,20 @@ class InPlace(nn.Module):
         return self.linear(x.relu_())
 
 
+def test_an_edit_that_shapes_show_is_refused_before_anything_is_written(tmp_path):
+    """What works in place on what it made itself may."""
+
+    def trained(make):
+        block, stem = npp.Block([make]), npp.Shared("stem", lambda: nn.Linear(16, 10))
+        space = npp.Space("edits", [stem, block])
+        return npp.train(space, spaces.vectors, LOSS, steps=1, run_dir=tmp_path / "run")
+
+    with pytest.raises(ConfigError, match=r"^block 0\.0 \(ReLU\) changes its input in place"):
+        trained(lambda: nn.ReLU(inplace=True))
+    assert not (tmp_path / "run").exists()
+    trained(lambda: nn.Sequential(nn.Linear(10, 10), nn.ReLU(inplace=True)))
+
+
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("front", [npp.Lag(2), npp.Frozen()])
 def test_an_edit_of_a_blocks_input_is_refused_with_its_name(tmp_path, recompute, front):
