@@ -4,8 +4,9 @@ A small image supernet with a data set of its own, 200 steps: once as one writes
 (a DataLoader, one optimizer, one loop), once by ``naspipe.train`` on one stage, with its checks,
 records and checkpoint. Each run is a fresh process, and the two alternate; what is compared is the
 whole process, by the clock and in processor time, which other work on the machine disturbs less.
-Both use one thread of torch. The last losses are printed, as both have to learn. Python keeps the
-byte code of what it imports, as it does by default, and a first run of each is not counted.
+Both train the same subnets, and use one thread of torch. The last losses are printed, as both have
+to learn. Python keeps the byte code of what it imports, as it does by default, and a first run of
+each is not counted.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
+from numpy.random import RandomState  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader, Dataset  # noqa: E402
 
@@ -91,9 +94,10 @@ def plain(steps: int, _: Path) -> float:
     optimizer = torch.optim.SGD(network.parameters(), lr=0.05, **OPTIONS)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     loader, done, loss = DataLoader(Images(), BATCH, shuffle=True), 0, torch.zeros(())
+    draws = [RandomState([crc32(b"uniform"), block, SEED]) for block in range(BLOCKS)]
     while done < steps:
         for images, targets in loader:
-            choices = torch.randint(len(CHOICES), (BLOCKS,)).tolist()
+            choices = [int(draw.random_sample() * len(CHOICES)) for draw in draws]
             x = first(images)
             for block, choice in zip(blocks, choices, strict=True):
                 x = block[choice](x)  # type: ignore[index]
