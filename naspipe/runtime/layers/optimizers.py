@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Iterable
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -80,7 +82,15 @@ def find_optimizer(name: str) -> Any:
 
 def _arguments(name: str) -> list[inspect.Parameter]:
     """Of what makes an optimizer: the parameters first, then its options."""
-    return [*inspect.signature(find_optimizer(name)).parameters.values()]
+    make = find_optimizer(name)
+    is_kept = isinstance(make, type | FunctionType)  # others may have no hash, or change
+    return [*(_parameters if is_kept else _parameters.__wrapped__)(make)]
+
+
+@functools.lru_cache(maxsize=32)
+def _parameters(make: Any) -> tuple[inspect.Parameter, ...]:
+    """Asked for with every layer that is made."""
+    return tuple(inspect.signature(make).parameters.values())
 
 
 def make_optimizer(
