@@ -25,9 +25,11 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     )
     parser.add_argument("--space", default="nlp.c0", help="default: nlp.c0, the paper's artifact")
     parser.add_argument("--scale", default="tiny")
-    parser.add_argument("--steps", default="25", help="default: 25; the paper's artifact has 500")
+    parser.add_argument("--steps", default="40", help="default: 40; the paper's artifact has 500")
     parser.add_argument("--stages", type=int, nargs="+", default=[1, 2, 4], metavar="N")
-    parser.add_argument("--samplers", nargs="+", default=["spaced:8", "uniform"], metavar="NAME")
+    parser.add_argument(
+        "--samplers", nargs="+", default=["uniform"], metavar="NAME", help="default: uniform"
+    )
     parser.add_argument("--data", help="a data set instead of the space's own")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--keep", action="store_true", help="keep equal checkpoints too")
