@@ -28,11 +28,18 @@ def nni_is_there():
         importlib.import_module("nni.nas.hub.pytorch")
 
 
-def test_neither_naspipe_nor_nni_is_needed(tmp_path):
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("nasbench201", "autoformer"),
+        pytest.param(("shufflenet", "nds"), marks=pytest.mark.long),
+    ],
+)
+def test_neither_naspipe_nor_nni_is_needed(tmp_path, names):
     from tests.nni.spaces import batches, make
 
     expected = {}
-    for name in ("nasbench201", "shufflenet", "autoformer", "nds"):
+    for name in names:
         run = naspipe.train(
             naspipe.from_nni(make(name)), batches, nn.CrossEntropyLoss(), steps=1, lr=0.01,
             run_dir=tmp_path / name / "run",

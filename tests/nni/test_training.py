@@ -28,6 +28,12 @@ class _Another:
         return NniLoop(space, lr * (1 + 1e-7), drawing)
 
 
-@pytest.mark.parametrize("name", ["autoformer", "nds", "own", "mobilenetv3"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("autoformer", "own"),
+        *(pytest.param(n, marks=pytest.mark.long) for n in ("nds", "mobilenetv3")),
+    ],
+)
 def test_spaces_with_open_sizes_train_on_two_stages_as_on_one(tmp_path, name):
     assert stages_agree(name, tmp_path, steps=5, stages=2) == []
