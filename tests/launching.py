@@ -14,6 +14,7 @@ LAUNCHING = (
     "cli/test_prepared_data.py::test_missing_data_is_prepared_once",
     "cli/test_progress.py",
     "cli/test_resume.py",
+    "cli/test_resume_if_exists.py",
     "cli/test_search.py",
     "cli/test_teach.py",
     "cli/test_teacher.py",

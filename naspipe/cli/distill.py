@@ -83,6 +83,7 @@ def _asked(arguments: argparse.Namespace, worker: Worker | None) -> Asked:
 def _training(asked: Asked, arguments: argparse.Namespace, shown: ExitStack) -> Training:
     """All streams, and their progress."""
     from naspipe.cli.distilling.found import find
+    from naspipe.cli.training.train_arguments import resume_of
     from naspipe.core.config import Recipe
     from naspipe.frontend.display.training_progress import TrainingProgress
     from naspipe.frontend.training.distillation import Kept, blockwise_training
@@ -102,7 +103,7 @@ def _training(asked: Asked, arguments: argparse.Namespace, shown: ExitStack) -> 
         execution=asked.execution,
         kept=Kept(
             run_dir=asked.path,
-            resumes=arguments.resume is not None,
+            resume=resume_of(arguments),
             observer=shown.enter_context(progress),
             source=asdict(asked.source),
         ),

@@ -16,7 +16,7 @@ from naspipe.cli.display.json_results import as_json, trained
 from naspipe.cli.display.result_lines import tell
 from naspipe.cli.flags import given
 from naspipe.cli.teaching.teacher import join_teacher, with_momentum
-from naspipe.cli.training.train_arguments import DEFAULTS
+from naspipe.cli.training.train_arguments import DEFAULTS, resume_of
 from naspipe.cli.training.train_arguments import add_arguments as add_arguments
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ def _training(
     """The training, whose progress is shown while it goes on; by one of several workers."""
     from naspipe.frontend.display.watching import training_progress
     from naspipe.frontend.training.api import default_run_directory
+    from naspipe.frontend.training.resuming import asked_resume
     from naspipe.frontend.training.training import Training
 
     workloads = [workload for workload in joined.workloads if workload.is_trained]
@@ -83,10 +84,10 @@ def _training(
             execution=execution,
             path=path,
             observer=progress,
-            resumes=arguments.resume is not None,
             sources=joined.sources,
             taps=joined.taps,
             places=joined.places,
+            **asked_resume(resume_of(arguments), path),
         )
 
 

@@ -213,7 +213,7 @@ def check_resumable(
     if manifest.get("status") == "planning":
         raise ConfigError(
             f"{directory.path} was ended while it was planned: there is nothing to go on with; "
-            f"remove it, and begin anew"
+            f"remove it, and begin anew (--resume-if-exists does both)"
         )
     if choices is None:
         return manifest

@@ -103,7 +103,7 @@ class RunDirectory:
         if self.path.is_dir() and any(self.path.iterdir()):
             raise ConfigError(
                 f"run directory {self.path} exists and is not empty; remove it, choose another "
-                f"with --run-dir, or go on with it: --resume"
+                f"with --run-dir, or go on with it: --resume, or --resume-if-exists"
             )
 
     def create(self) -> None:
