@@ -45,6 +45,7 @@ LAUNCHING = (
     "faults/test_storm.py",
     "faults/test_system_limits.py",
     "faults/test_teacher_hosts.py",
+    "faults/test_torchrun.py",
     "faults/test_teachers.py",
     "faults/test_wrong_teachers.py",
     "faults/test_zombies.py",

@@ -138,7 +138,7 @@ def test_a_signal_anywhere_is_one_checkpoint(tmp_path, whole):
         first = Workers(stack, path, 2)
         first.wait_for(12)
         os.kill(first.forks[1].pid, signal.SIGTERM)
-        assert first.join(20) == [143, 1]
+        assert first.join(20) == [143, 143]
         assert "interrupted by SIGTERM, with a checkpoint at subnet" in first.forks[0].said
         assert "rank 0 ended the run: interrupted by SIGTERM" in first.forks[1].said
         assert Workers(stack, path, 1).join() == [0]
@@ -198,6 +198,7 @@ def test_a_run_directory_that_is_not_shared(tmp_path):
 ])  # fmt: skip
 def test_an_environment_that_is_none_of_torchruns(environment, said):
     given = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-    assert Worker.of({}) is None and Worker.of(given) is not None
+    assert Worker.of({}) is None and not Worker.of(given).is_torchruns
+    assert Worker.of(given | {"TORCHELASTIC_RUN_ID": "one"}).is_torchruns
     with pytest.raises(ConfigError, match=said):
         Worker.of(given | environment)

@@ -75,9 +75,9 @@ class Generations:
                 where = " and ".join(str(stream.directory.path) for stream in self.job.streams)
                 self.observer.on_note(f"{_first_line(error)}; going on from {where} ({left} left)")
             except RunInterruptedError as error:
-                said = RunInterruptedError(error.signal_number, f"{error}; {self._how_to_go_on()}")
-                self.note("interrupted", said)
-                raise said from None
+                error.args = (f"{error}; {self._how_to_go_on()}",)
+                self.note("interrupted", error)
+                raise
             except KeyboardInterrupt as error:
                 error.args = (f"ended at once by a second signal; {self._how_to_go_on()}",)
                 self.note("interrupted", error)

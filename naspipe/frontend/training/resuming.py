@@ -22,7 +22,7 @@ IF_EXISTS = "if_exists"
 """What ``resume`` says for: begin, or go on with the run that is there."""
 
 
-def asked_resume(resume: bool | str, run_dir: str | Path | None) -> dict[str, bool]:
+def asked_resume(resume: bool | str, run_dir: str | Path | None) -> dict[str, Any]:
     """What a user's ``resume`` makes of a training: its ``resumes`` and ``may_resume``.
 
     Raises:

@@ -16,7 +16,7 @@ import msgpack
 import zmq
 
 from naspipe.core.config import Execution
-from naspipe.core.errors import TransportError
+from naspipe.core.errors import RunInterruptedError, TransportError
 from naspipe.core.ids import WorkerId
 from naspipe.runtime.forking.fork import FORK, end_all, obituary, quiet_fork
 from naspipe.runtime.jobs.job import TrainingJob
@@ -44,6 +44,7 @@ def run_agent(
 
     Raises:
         TransportError: when rank 0 says that the run failed, or gives no sign of life.
+        RunInterruptedError: when rank 0 says that a signal ended it, on whichever host.
     """
     rank = hosts.worker.rank
     parent = os.getppid()
@@ -130,11 +131,19 @@ class _Agent:
         if what == JOB:
             self._is_assigned = True
             self.sender.send_bytes(msgpack.packb(body))
-        elif what == END and body:
-            raise TransportError(f"rank {self.hosts.worker.rank}: rank 0 ended the run: {body}")
-        elif what not in (ALIVE, END):
+        elif what == END:
+            self._end(*body)
+        elif what != ALIVE:
             raise TransportError(f"rank 0 said {what!r:.40}")
         return what == END
+
+    def _end(self, problem: str, signal_number: int) -> None:
+        """The run has ended, for this reason and at this signal, if there was any."""
+        said = f"rank {self.hosts.worker.rank}: rank 0 ended the run: {problem}"
+        if signal_number:
+            raise RunInterruptedError(signal_number, said, from_elsewhere=not self.signals)
+        if problem:
+            raise TransportError(said)
 
     def _bury(self) -> None:
         """The stage's process has ended; where it cannot have said why, this one does."""

@@ -145,11 +145,20 @@ class Announcer:
             self.tell(ALIVE)
 
 
-def tell_end(hosts: Hosts, problem: str, linger_seconds: float = 3.0) -> None:
-    """Tell every agent that the run has ended; ``problem`` is empty where all is well."""
+def tell_end(
+    hosts: Hosts, problem: str, signal_number: int = 0, linger_seconds: float = 3.0
+) -> None:
+    """Tell every agent that the run has ended.
+
+    Args:
+        hosts: where they are.
+        problem: why; empty where all is well.
+        signal_number: what asked for it; 0 where nobody did.
+        linger_seconds: how long to wait until all have heard it.
+    """
     context: zmq.Context[Any] = zmq.Context()
     try:
-        Announcer(context, hosts).tell(END, problem)
+        Announcer(context, hosts).tell(END, [problem, signal_number])
     finally:
         context.destroy(linger=int(linger_seconds * 1000))
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
-from naspipe.runtime.forking.fork import ASKING
+from naspipe.runtime.forking.fork import ASKING, leave_signals_to_launcher
 from naspipe.runtime.wire.messages import HOLD, STOP, ControlMessage
 
 
@@ -40,10 +41,13 @@ class Stop:
         self._admitted: dict[int, Sequence[int]] = {}
         self.signal_number = 0
         """The signal that asked for it; 0 while nobody did."""
+        self.from_elsewhere = True
+        """Whether no signal came to this process itself."""
 
-    def request(self, signal_number: int) -> None:
+    def request(self, signal_number: int, from_elsewhere: bool = False) -> None:
         """Ask for it; safe in a signal's handler."""
         self.signal_number = signal_number
+        self.from_elsewhere &= from_elsewhere
 
     def held(self, stage: int, admitted: Sequence[int]) -> None:
         """A stage admits nothing more of its own accord."""
@@ -70,6 +74,12 @@ class Stop:
     def _tell(self, message: ControlMessage) -> None:
         for stage in range(self._num_stages):
             self._send(stage, message)
+
+
+def end_parent_too() -> None:
+    """Have who started this process end as if it had got the signal itself; answer none more."""
+    leave_signals_to_launcher()
+    os.kill(os.getppid(), signal.SIGTERM)
 
 
 @contextmanager

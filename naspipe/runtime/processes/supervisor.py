@@ -179,7 +179,7 @@ class Collector(StageReports):
             case "held":
                 self._stop.held(stage, body["admitted"])
             case "signal":
-                self._stop.request(body["number"])
+                self._stop.request(body["number"], from_elsewhere=True)
                 self._stop.advance()
             case "died":
                 how, host = body["how"], str(body.get("host", ""))

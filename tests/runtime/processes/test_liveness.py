@@ -97,6 +97,16 @@ def test_a_stop_is_at_the_most_that_any_stage_has_admitted():
     assert sent[3:] == [(stage, ControlMessage(STOP, (9, 4))) for stage in range(3)]
 
 
+def test_where_a_signal_came_from():
+    """One of its own counts more than those that other hosts tell of."""
+    stop = Stop(2, lambda stage, message: None)
+    stop.request(signal.SIGTERM, from_elsewhere=True)
+    assert stop.from_elsewhere
+    stop.request(signal.SIGTERM)
+    stop.request(signal.SIGTERM, from_elsewhere=True)
+    assert not stop.from_elsewhere
+
+
 def test_a_stage_that_ended_before_it_was_asked_counts():
     sent = []
     stop = Stop(2, lambda stage, message: sent.append(message))
