@@ -69,7 +69,7 @@ def _training(
     """The training, whose progress is shown while it goes on; by one of several workers."""
     from naspipe.frontend.display.watching import training_progress
     from naspipe.frontend.training.api import default_run_directory
-    from naspipe.frontend.training.resuming import asked_resume
+    from naspipe.frontend.training.beginnings import asked_resume
     from naspipe.frontend.training.training import Training
 
     workloads = [workload for workload in joined.workloads if workload.is_trained]

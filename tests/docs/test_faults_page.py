@@ -1,4 +1,4 @@
-"""docs/faults.md names tests that are there: every file, and the part of a test's name behind it."""
+"""docs/faults.md names tests that are there: files, and behind them parts of a test's name."""
 
 from __future__ import annotations
 

@@ -22,9 +22,9 @@ from naspipe.frontend.given.run import Run
 from naspipe.frontend.given.strategies import Asked, find_strategy_maker, name_of
 from naspipe.frontend.teaching.joined import join
 from naspipe.frontend.teaching.ports import MakesTeacher
+from naspipe.frontend.training.beginnings import asked_resume
 from naspipe.frontend.training.given_recipe import Optimizer, Rate, given_recipe, read_file
 from naspipe.frontend.training.initial_weights import Weights, begin_with
-from naspipe.frontend.training.resuming import asked_resume
 from naspipe.frontend.training.training import Training
 from naspipe.runtime.jobs.losses import Loss, Metric
 from naspipe.runtime.jobs.workload import Batches, Workload
@@ -58,8 +58,7 @@ def train(
         stages: processes; 1 trains in this one.
         policy: ``csp``; or ``sequential``, ``asp``, or ``bsp`` with ``bulk`` subnets at a time.
         run_dir: a directory that does not exist yet; ``runs/NAME-TIME`` by default.
-        resume: go on with this definition's run in ``run_dir``; the execution may be another.
-            ``"if_exists"``: begin it where it is not there.
+        resume: go on with this definition's run in ``run_dir``; ``"if_exists"``: or begin it there.
         recipe: a recipe of naspipe's by name, as in ``"spos"``, or a file, or fields of
             :class:`naspipe.core.config.Recipe`. All that is said beside it goes before it.
         settings: ``execution``, too; settings by the keys of ``--set``, as in ``{"window": 8}``.

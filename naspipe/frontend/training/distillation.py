@@ -16,8 +16,8 @@ from naspipe.frontend.checks.data_checks import check_is_data
 from naspipe.frontend.teaching.blockwise import APART, DECOUPLED, RELAYS, blockwise, folder
 from naspipe.frontend.teaching.taught import Taught, carried_out
 from naspipe.frontend.training.api import default_run_directory, recipe_execution, workload
+from naspipe.frontend.training.beginnings import asked_resume
 from naspipe.frontend.training.distilled import Blockwise, Keyed
-from naspipe.frontend.training.resuming import asked_resume
 from naspipe.frontend.training.training import Training
 from naspipe.runtime.jobs.workload import Batches, Workload
 from naspipe.runtime.wire.ports import LaunchObserver

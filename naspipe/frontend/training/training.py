@@ -24,12 +24,11 @@ from naspipe.frontend.given.gain_notes import gain_notes
 from naspipe.frontend.given.run_plan import make_plan, planning_costs
 from naspipe.frontend.given.space_check import check_spaces
 from naspipe.frontend.teaching.taught import how_full
+from naspipe.frontend.training.beginnings import goes_on, new_records, planning, take_over
 from naspipe.frontend.training.finished_log import check_orders, measure
 from naspipe.frontend.training.generations import Generations
 from naspipe.frontend.training.metrics_server import check_metrics_server, recorded
-from naspipe.frontend.training.planning_record import new_records, planning
 from naspipe.frontend.training.provenance import provenance
-from naspipe.frontend.training.resuming import goes_on, take_over
 from naspipe.frontend.training.stream_jobs import (
     begin_record,
     check_stream,

@@ -7,7 +7,7 @@ import pytest
 from naspipe.cli.main import build_parser
 from naspipe.cli.training import train_arguments
 from naspipe.core.errors import ConfigError
-from naspipe.frontend.training.resuming import asked_resume, is_begun
+from naspipe.frontend.training.beginnings import asked_resume, is_begun
 
 
 @pytest.mark.parametrize(("statuses", "found"), [
