@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     Each worker makes all streams for itself; the first one alone shows progress and results.
     """
-    from naspipe.core.errors import ConfigError, RunInterruptedError
+    from naspipe.core.errors import ConfigError
     from naspipe.frontend.training.workers import refuse, train_as_worker
     from naspipe.runtime.processes.rendezvous import Worker
 
@@ -44,17 +44,11 @@ def run(arguments: argparse.Namespace) -> int:
             if worker is not None:
                 refuse(worker, str(error))
             raise
-        try:
-            if worker is None:
-                training.run()
-            else:
-                has_place = bool(arguments.resume or arguments.run_dir)
-                train_as_worker(training, worker, has_place=has_place)
-        except RunInterruptedError as error:
-            said = str(error).partition("; go on with")[0]
-            raise RunInterruptedError(
-                error.signal_number, f"{said}; go on with: naspipe distill --resume {asked.path}"
-            ) from None
+        if worker is None:
+            training.run()
+        else:
+            has_place = bool(arguments.resume or arguments.run_dir)
+            train_as_worker(training, worker, has_place=has_place)
     trained = list(zip(training.workloads, training.directories, strict=True))
     places = [str(directory.path) for workload, directory in trained if workload.is_trained]
     if is_first:

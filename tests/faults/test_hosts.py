@@ -111,6 +111,9 @@ def test_two_hosts_have_one_hosts_bits_and_a_cut_one_ends_both(tmp_path, whole, 
         assert "no sign of life from " in first.forks[0].said
         assert "the launcher (rank 0, tcp://" in first.forks[1].said
         assert "no sign of life from " in first.forks[1].said
+        assert f"(rank 1, {hosts.addresses[1]}:" in first.forks[0].said
+        for fork in first.forks:
+            assert fork.said.endswith(f"; go on with: naspipe train --resume {path}\n")
         hosts.heal()
         assert Workers(stack, path, 2, hosts=hosts).join() == [0, 0]
     assert json.loads((path / "manifest.json").read_text())["life"]["generation"] == 1
@@ -127,6 +130,8 @@ def test_with_fewer_hosts_after_one_is_lost(tmp_path, whole):
         assert first.join(20) == [1, 1, -signal.SIGKILL]
         assert time.monotonic() - start < 10
         assert "the worker that watched it has ended" in first.forks[0].said
+        assert f"on {os.uname().nodename} (rank 2, 127.0.0.1:" in first.forks[0].said
+        assert first.forks[0].said.endswith(f"; go on with: naspipe train --resume {path}\n")
         second = Workers(stack, path, 2)
         assert second.join() == [0, 0], [fork.said for fork in second.forks]
     assert_identical(whole, path)

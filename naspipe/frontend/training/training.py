@@ -164,7 +164,8 @@ class Training:
             recording = stack.enter_context(
                 recorded(self.directories, self.workloads, self.observer, self.execution.records)
             )
-            self._finish(Generations(job, manifests, recording, generation, self.others))
+            lives = Generations(job, manifests, recording, self.path, generation, self.others)
+            self._finish(lives)
 
     def _finish(self, lives: Generations) -> None:
         """Live to the end, check what was left, and say that it is complete."""

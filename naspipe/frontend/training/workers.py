@@ -10,6 +10,7 @@ from functools import partial
 from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError, NaspipeError, RunInterruptedError
 from naspipe.frontend.training.assignment import assign, assigned_job, started_by
+from naspipe.frontend.training.generations import how_to_go_on
 from naspipe.frontend.training.training import Training
 from naspipe.runtime.processes.agent import run_agent
 from naspipe.runtime.processes.hosts import Hosts, OtherHosts, join, tell_end
@@ -91,8 +92,11 @@ def train_as_worker(training: Training, worker: Worker, *, has_place: bool) -> N
     if worker.rank:
         prepare = partial(assigned_job, training, hosts)
         is_causal = training.traits.is_causal
+        said = how_to_go_on(training.sources, training.path) if is_causal else ""
         with _ended_everywhere(hosts):
-            run_agent(hosts, training.execution, prepare, answers_signals=is_causal)
+            run_agent(
+                hosts, training.execution, prepare, answers_signals=is_causal, how_to_go_on=said
+            )
         return
     with _told(hosts), _ended_everywhere(hosts):
         resumes = training.resumes or _is_restart(training, hosts)

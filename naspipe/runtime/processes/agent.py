@@ -36,11 +36,23 @@ Prepare = Callable[[dict[str, Any]], TrainingJob]
 
 
 def run_agent(
-    hosts: Hosts, execution: Execution, prepare: Prepare, *, answers_signals: bool
+    hosts: Hosts,
+    execution: Execution,
+    prepare: Prepare,
+    *,
+    answers_signals: bool,
+    how_to_go_on: str = "",
 ) -> None:
     """Run this worker's stage, and watch it and rank 0 until rank 0 says that the run has ended.
 
     The stage is forked before this process opens any socket.
+
+    Args:
+        hosts: this one and the others.
+        execution: how the run is carried out.
+        prepare: makes the job.
+        answers_signals: with a checkpoint, through rank 0.
+        how_to_go_on: what to say where rank 0 is lost.
 
     Raises:
         TransportError: when rank 0 says that the run failed, or gives no sign of life.
@@ -67,7 +79,7 @@ def run_agent(
         context: zmq.Context[Any] = zmq.Context()
         stack.callback(context.destroy, linger=_LINGER_MS)
         stack.enter_context(Authenticator(context, hosts.endpoints.public_keys.values()))
-        agent = _Agent(hosts, execution, process, sender, parent, context)
+        agent = _Agent(hosts, execution, process, sender, parent, context, how_to_go_on)
         wakeup = stack.enter_context(Wakeup())
         asked = partial(_ask, agent, wakeup)
         stack.enter_context(answered_signals(asked) if answers_signals else nullcontext())
@@ -94,6 +106,7 @@ class _Agent:
     sender: Connection
     parent: int
     context: zmq.Context[Any]
+    how_to_go_on: str = ""
     signals: list[int] = field(default_factory=list)
     _inbox: zmq.Socket[Any] = field(init=False)
     _outbox: zmq.Socket[Any] = field(init=False)
@@ -171,6 +184,6 @@ class _Agent:
         if problem:
             how = f"its worker has ended it: {problem}"
             self._report("died", {"how": how, "host": os.uname().nodename})
-            raise TransportError(
-                f"rank {self.hosts.worker.rank} on {os.uname().nodename}: {problem}"
-            )
+            who = f"rank {self.hosts.worker.rank} on {os.uname().nodename}"
+            more = f"; {self.how_to_go_on}" if self.how_to_go_on else ""
+            raise TransportError(f"{who}: {problem}{more}")

@@ -17,6 +17,7 @@ import zmq
 from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError, TransportError
 from naspipe.runtime.jobs.job import TrainingJob
+from naspipe.runtime.processes.liveness import Place
 from naspipe.runtime.processes.rendezvous import Worker, WorkerCard, exchange_cards, parent_identity
 from naspipe.runtime.wire.endpoints import Endpoints, check_ports
 from naspipe.runtime.wire.transport import connect_outbox
@@ -40,6 +41,12 @@ class Hosts:
     """What the hosts of all workers call themselves."""
     token: str
     """Of this life: rank 0 writes it into the run directory, where all must find it."""
+
+    @property
+    def places(self) -> list[Place]:
+        """Of each worker."""
+        addresses = [each.removeprefix("tcp://") for each in self.endpoints.workers]
+        return [Place(*each) for each in zip(self.names, addresses, strict=True)]
 
 
 def join(worker: Worker, execution: Execution) -> Hosts:
