@@ -19,6 +19,7 @@ _GAUGES = {
     "step": "Optimizer steps that are done.",
     "steps": "Optimizer steps of the whole run.",
     "steps_per_second": "Of this life of the run.",
+    "last_step_time": "When the last pass was told, in seconds since 1970.",
     "loss": "Of the last pass that was told.",
     "pending": "Subnets under way, the most on a stage.",
     "resident_bytes": "Memory of the launcher's processes on its host.",

@@ -19,7 +19,13 @@ def records(port, **more):
 
 
 def vitals(stream):
-    return {"step": 7 + stream, "steps": 40, "loss": float("nan"), "hit_rate": None}
+    return {
+        "step": 7 + stream,
+        "steps": 40,
+        "loss": float("nan"),
+        "hit_rate": None,
+        "last_step_time": 9.5,
+    }
 
 
 def scraped(port):
@@ -37,6 +43,7 @@ def test_what_is_known_of_each_run():
     assert found == [
         'naspipe_step{run="runs/a"} 7.0', 'naspipe_step{run="runs/b"} 8.0',
         'naspipe_steps{run="runs/a"} 40.0', 'naspipe_steps{run="runs/b"} 40.0',
+        'naspipe_last_step_time{run="runs/a"} 9.5', 'naspipe_last_step_time{run="runs/b"} 9.5',
         'naspipe_loss{run="runs/a"} NaN', 'naspipe_loss{run="runs/b"} NaN',
     ]  # fmt: skip
     check_metrics_server(records(port))
