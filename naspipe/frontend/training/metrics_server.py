@@ -30,7 +30,7 @@ _GAUGES = {
 
 
 def check_metrics_server(records: RecordSettings) -> None:
-    """Where metrics are asked for, the package must be there and the port free.
+    """Where metrics are asked for, the package must be there, the address ours, the port free.
 
     Raises:
         ConfigError: when it is not.
@@ -44,7 +44,8 @@ def check_metrics_server(records: RecordSettings) -> None:
             f"metrics_port={records.metrics_port}: expected the package prometheus_client "
             f"({error}); install it with pip install 'naspipe[prometheus]'"
         ) from None
-    check_ports(records.metrics_address, [records.metrics_port])
+    keys = ("metrics_port", "metrics_address")
+    check_ports(records.metrics_address, [records.metrics_port], keys)
 
 
 @contextmanager
