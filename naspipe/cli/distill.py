@@ -35,7 +35,6 @@ def run(arguments: argparse.Namespace) -> int:
 
     worker = Worker.find()
     is_first = worker is None or worker.rank == 0
-    arguments.quiet = arguments.quiet or not is_first
     with ExitStack() as shown:
         try:
             asked = _asked(arguments, worker)
@@ -54,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     if is_first:
         kept = (directory for workload, directory in trained if workload.is_trained)
         tell(as_json(described(kept)) if arguments.json else "\n".join(places))
-    if not arguments.quiet:
+    if is_first and not arguments.quiet:
         page = asked.path / "report.html"
         print(f"next: naspipe report {' '.join(places)} -o {page}", file=sys.stderr)
     return 0

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from naspipe.core.recipe_file import RecipeFile
     from naspipe.frontend.training.training import Training
     from naspipe.runtime.jobs.workload import Workload
-    from naspipe.runtime.processes.rendezvous import Worker
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -45,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
         if worker is not None:
             refuse(worker, str(error))
         raise
-    with _training(arguments, execution, joined, worker) as training:
+    with _training(arguments, execution, joined) as training:
         if worker is not None:
             has_place = bool(arguments.resume or arguments.run_dir)
             train_as_worker(training, worker, has_place=has_place)
@@ -64,9 +63,8 @@ def _training(
     arguments: argparse.Namespace,
     execution: Execution,
     joined: Joined,
-    worker: Worker | None,
 ) -> Iterator[Training]:
-    """The training, whose progress is shown while it goes on; by one of several workers."""
+    """The training, whose progress is shown while it goes on."""
     from naspipe.frontend.display.watching import training_progress
     from naspipe.frontend.training.api import default_run_directory
     from naspipe.frontend.training.beginnings import asked_resume
@@ -77,8 +75,7 @@ def _training(
     path = arguments.resume or arguments.run_dir
     path = path or default_run_directory("-".join(names).replace(":", "-"))
     stages = execution.pipeline.stages
-    is_quiet = arguments.quiet or (worker is not None and worker.rank > 0)
-    with training_progress(workloads, stages, is_quiet, arguments.log_every) as progress:
+    with training_progress(workloads, stages, arguments.quiet, arguments.log_every) as progress:
         yield Training(
             workloads=joined.workloads,
             execution=execution,

@@ -50,11 +50,11 @@ def hosts():
 class Workers:
     """The same command, once per worker; on hosts where some are given, else on loopback."""
 
-    def __init__(self, stack, path, count, *, hosts=None, more=(), last=()):
+    def __init__(self, stack, path, count, *, hosts=None, more=(), last=(), run=RUN):
         first = free_ports(2 * count + 1)
         self.port, self.path = first + 2 * count, path
         self.hosts, self.count, self.last = hosts, count, last
-        self.words = [*RUN, "--run-dir", str(path), "--set", f"port={first}", *more]
+        self.words = [*run, "--run-dir", str(path), "--set", f"port={first}", *more]
         self.forks = [Fork(self._work, rank) for rank in range(count)]
         for fork in self.forks:
             stack.callback(fork.end)
@@ -135,6 +135,20 @@ def test_with_fewer_hosts_after_one_is_lost(tmp_path, whole):
         second = Workers(stack, path, 2)
         assert second.join() == [0, 0], [fork.said for fork in second.forks]
     assert_identical(whole, path)
+
+
+def test_who_shows_no_progress_says_where_it_is_and_that_it_is_done(tmp_path):
+    with ExitStack() as stack:
+        loud = [word for word in RUN if word != "--quiet"]
+        both = Workers(stack, tmp_path / "run", 2, run=loud)
+        assert both.join() == [0, 0]
+        host, port = os.uname().nodename, both.words[both.words.index("--set", -2) + 1]
+        assert "naspipe: " not in both.forks[0].said and f"{STEPS}/{STEPS}" in both.forks[0].said
+        assert both.forks[1].said.splitlines() == [
+            f"naspipe: rank 1 of 2 on {host} works for {host} (rank 0, 127.0.0.1:"
+            f"{int(port.partition('=')[2]) + 1}); progress is shown there",
+            f"naspipe: rank 1 of 2 on {host} is done: the run is complete",
+        ]
 
 
 def test_a_signal_anywhere_is_one_checkpoint(tmp_path, whole):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -93,7 +93,7 @@ def train_as_worker(training: Training, worker: Worker, *, has_place: bool) -> N
         prepare = partial(assigned_job, training, hosts)
         is_causal = training.traits.is_causal
         said = how_to_go_on(training.sources, training.path) if is_causal else ""
-        with _ended_everywhere(hosts):
+        with _ended_everywhere(hosts), _introduced(hosts, training.observer.on_note):
             run_agent(
                 hosts, training.execution, prepare, answers_signals=is_causal, how_to_go_on=said
             )
@@ -102,6 +102,19 @@ def train_as_worker(training: Training, worker: Worker, *, has_place: bool) -> N
         resumes = training.resumes or _is_restart(training, hosts)
         others = OtherHosts(hosts=hosts, assign=partial(assign, training, hosts))
         replace(training, resumes=resumes, others=others).run()
+
+
+@contextmanager
+def _introduced(hosts: Hosts, say: Callable[[str], None]) -> Iterator[None]:
+    """Where nothing is shown, a line at the start says where it is, and one that all went well."""
+    worker, first = hosts.worker, hosts.places[0].on(0)
+    who = f"rank {worker.rank} of {worker.world_size} on {hosts.names[worker.rank]}"
+    is_one_of_its_host = worker.local_rank == 0
+    if is_one_of_its_host:
+        say(f"{who} works for {first}; progress is shown there")
+    yield
+    if is_one_of_its_host:
+        say(f"{who} is done: the run is complete")
 
 
 def _is_restart(training: Training, hosts: Hosts) -> bool:
