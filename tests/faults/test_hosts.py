@@ -16,7 +16,7 @@ import pytest
 from naspipe.cli.main import main
 from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
-from naspipe.frontend.training import assignment, workers
+from naspipe.frontend.training import assignment, training, workers
 from naspipe.runtime.processes.rendezvous import Worker
 from naspipe.trace.reading.compare import compare_runs
 from tests.cli.test_bad_input import free_ports
@@ -162,6 +162,27 @@ def test_a_signal_anywhere_is_one_checkpoint(tmp_path, whole):
         assert "rank 0 ended the run: interrupted by SIGTERM" in first.forks[1].said
         assert Workers(stack, path, 1).join() == [0]
     assert_identical(whole, path)
+
+
+class SlowPlans(Workers):
+    """Rank 0 has a directory, and plans for long."""
+
+    def _work(self, rank):
+        if rank == 0:
+            training.make_plan = lambda *given: time.sleep(60)
+        return super()._work(rank)
+
+
+def test_a_signal_while_rank_0_plans_ends_all_at_once(tmp_path):
+    path = tmp_path / "run"
+    with ExitStack() as stack:
+        both = SlowPlans(stack, path, 2)
+        wait_until((path / "manifest.json").exists, 60)
+        os.kill(both.forks[0].pid, signal.SIGTERM)
+        assert both.join(15) == [143, 143]
+        for fork in both.forks:
+            assert "interrupted by SIGTERM before the training began" in fork.said
+    assert not path.exists()
 
 
 def test_other_definitions_end_with_one_line(tmp_path):

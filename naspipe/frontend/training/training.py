@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,12 +29,7 @@ from naspipe.frontend.training.finished_log import check_orders, measure
 from naspipe.frontend.training.generations import Generations
 from naspipe.frontend.training.metrics_server import check_metrics_server, recorded
 from naspipe.frontend.training.provenance import provenance
-from naspipe.frontend.training.stream_jobs import (
-    begin_record,
-    check_stream,
-    comes_new,
-    stream_job,
-)
+from naspipe.frontend.training.stream_jobs import begin_record, check_stream, comes_new, stream_job
 from naspipe.frontend.training.tensorboard_file import check_tensorboard
 from naspipe.frontend.training.validation_plan import check_validation, describe, plan_validation
 from naspipe.planning.cost import CostTable
@@ -45,6 +40,7 @@ from naspipe.runtime.jobs.job import StreamJob, TrainingJob
 from naspipe.runtime.jobs.workload import Workload, common, wiring_of
 from naspipe.runtime.processes.claim import Claim
 from naspipe.runtime.processes.hosts import OtherHosts
+from naspipe.runtime.processes.stopping import ended_by_signals
 from naspipe.runtime.wire.endpoints import check_endpoints
 from naspipe.runtime.wire.ports import LaunchObserver
 from naspipe.schedule.traits import PolicyTraits, causal_policies, traits_of
@@ -122,12 +118,18 @@ class Training:
             ConfigError: when the input cannot be used; nothing has been written then, unless
                 only a stage could find it: the manifest then says ``failed``.
             StageFailedError: when a stage raised; the manifest then says ``failed``.
-            RunInterruptedError: after SIGINT, SIGTERM or SIGHUP, behind a checkpoint.
+            RunInterruptedError: after SIGINT, SIGTERM or SIGHUP, behind a checkpoint; or before
+                the training began, of which nothing is left then.
             StorageError: when a file cannot be written.
         """
         if self.may_resume:
             resumes = self.resumes or goes_on(self.directories)
             return replace(self, resumes=resumes, may_resume=False).run()
+        with ExitStack() as early:
+            early.enter_context(ended_by_signals("before the training began"))
+            self._run(early.close)
+
+    def _run(self, begins: Callable[[], None]) -> None:
         subnets = self._check()
         with named_storage(self.path), ExitStack() as stack:
             generation = 0
@@ -164,6 +166,7 @@ class Training:
             recording = stack.enter_context(
                 recorded(self.directories, self.workloads, self.observer, self.execution.records)
             )
+            begins()
             lives = Generations(job, manifests, recording, self.path, generation, self.others)
             self._finish(lives)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from types import FrameType
 
+from naspipe.core.errors import RunInterruptedError
 from naspipe.runtime.forking.fork import ASKING, leave_signals_to_launcher
 from naspipe.runtime.wire.messages import HOLD, STOP, ControlMessage
 
@@ -101,12 +102,49 @@ def answered_signals(answer: Callable[[int], None]) -> Iterator[None]:
             raise KeyboardInterrupt
         answer(number)
 
-    before: Mapping[int, object] = {number: signal.getsignal(number) for number in ASKING}
-    answered = [number for number in ASKING if before[number] is not signal.SIG_IGN]
-    for number in answered:
+    with _handled(
+        [each for each in ASKING if signal.getsignal(each) is not signal.SIG_IGN], handle
+    ):
+        yield
+
+
+@contextmanager
+def ended_by_signals(when: str) -> Iterator[None]:
+    """Have SIGTERM and SIGHUP raise where they would end the process without a word.
+
+    In any thread but the main one nothing is changed, and a signal that has a handler keeps it.
+
+    Args:
+        when: said of the end.
+
+    Raises:
+        RunInterruptedError: at the signal.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    owner = os.getpid()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if os.getpid() != owner:  # of a process that was forked meanwhile
+            os._exit(128 + number)
+        raise RunInterruptedError(number, f"interrupted by {signal.Signals(number).name} {when}")
+
+    silent = (signal.SIGTERM, signal.SIGHUP)
+    with _handled([each for each in silent if signal.getsignal(each) is signal.SIG_DFL], handle):
+        yield
+
+
+@contextmanager
+def _handled(
+    numbers: Collection[int], handle: Callable[[int, FrameType | None], None]
+) -> Iterator[None]:
+    """Signals with another handler; the earlier ones come back."""
+    before: Mapping[int, object] = {number: signal.getsignal(number) for number in numbers}
+    for number in numbers:
         signal.signal(number, handle)
     try:
         yield
     finally:
-        for number in answered:
+        for number in numbers:
             signal.signal(number, before[number])  # type: ignore[arg-type]
