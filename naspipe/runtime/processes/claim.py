@@ -42,7 +42,7 @@ class Claim:
             self._file = (self._directory / LOCK).open("a+b", buffering=0)
         except OSError as error:
             raise ConfigError(
-                f"run directory {self._directory.absolute()} cannot be written: {error.strerror}"
+                f"run directory {self._directory} cannot be written: {error.strerror}"
             ) from error
         try:
             fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -118,7 +118,7 @@ class RunDirectory:
                 (self.path / folder).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(
-                f"run directory {self.path.absolute()} cannot be made: {error.strerror}; choose "
+                f"run directory {self.path} cannot be made: {error.strerror}; choose "
                 f"another with --run-dir"
             ) from error
 
