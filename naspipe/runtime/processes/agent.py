@@ -176,7 +176,7 @@ class _Agent:
             limit = self.execution.watch.silence_seconds
         problem = ""
         if silence > limit:
-            first, here = self.hosts.names[0], self.hosts.names[self.hosts.worker.rank]
+            first, here = self.hosts.places[0], self.hosts.places[self.hosts.worker.rank]
             who = f"the launcher (rank 0, {self.hosts.endpoints.launcher})"
             problem = f"{who}: {no_sign_of_life(first, here, silence)}"
         elif os.getppid() != self.parent:

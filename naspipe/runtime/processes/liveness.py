@@ -18,6 +18,11 @@ class Place(NamedTuple):
     host: str
     address: str = ""
 
+    @property
+    def machine(self) -> tuple[str, str]:
+        """The host's name, and its address without the port."""
+        return self.host, self.address.rpartition(":")[0]
+
     def of(self, stage: int) -> str:
         """The stage and its host: several may share a name."""
         more = f", {self.address}" if self.address else ""
@@ -104,7 +109,7 @@ class Liveness:
         ]
         if silent:
             heard, stage = min(silent)
-            why = no_sign_of_life(self._place(stage).host, os.uname().nodename, now - heard)
+            why = no_sign_of_life(self._place(stage), self._place(0), now - heard)
             return Problem(stage, self._beats[stage].doing, why, self.host(stage))
         hung = [
             (beat.since, stage)
@@ -143,9 +148,12 @@ class Liveness:
         return self._places[stage] if self._places else Place(os.uname().nodename)
 
 
-def no_sign_of_life(host: str, here: str, seconds: float) -> str:
+def no_sign_of_life(there: Place, here: Place, seconds: float) -> str:
     """Why a process of another host, or of this one, is given up."""
     causes = "stopped or starved"
-    if host != here:
-        causes = f"stopped, starved, or the network between {here} and {host}"
-    return f"no sign of life from {host} for {seconds:.0f} s: {causes}"
+    if there.machine != here.machine:
+        both = (here.host, there.host)
+        if here.host == there.host:
+            both = (here.machine[1], there.machine[1])
+        causes = f"stopped, starved, or the network between {both[0]} and {both[1]}"
+    return f"no sign of life from {there.host} for {seconds:.0f} s: {causes}"

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from naspipe.runtime.processes.liveness import Liveness, Place
+from naspipe.runtime.processes.liveness import Liveness, Place, no_sign_of_life
 from naspipe.runtime.processes.stopping import Stop, answered_signals
 from naspipe.runtime.wire.messages import HOLD, STOP, ControlMessage, launcher_frames, read_message
 from naspipe.runtime.wire.reports import WAITING
@@ -49,11 +49,18 @@ def test_a_silent_stage_of_another_host_names_both_hosts():
     for now in range(1, 12):
         liveness.hear(0, now, WAITING, 0.0)
         problem = liveness.problem(now)
-    here = os.uname().nodename
     assert problem.host == "two (rank 1, 10.0.0.2:29603)" and problem.why == (
-        f"no sign of life from two for 11 s: stopped, starved, or the network between {here} and "
-        f"two"
+        "no sign of life from two for 11 s: stopped, starved, or the network between one and two"
     )
+
+
+def test_hosts_that_share_a_name_are_told_apart_by_their_addresses():
+    places = [Place("one", "10.0.0.1:29601"), Place("one", "10.0.0.2:29603")]
+    assert no_sign_of_life(*places, 31.0) == (
+        "no sign of life from one for 31 s: stopped, starved, or the network between 10.0.0.2 and "
+        "10.0.0.1"
+    )
+    assert no_sign_of_life(places[0], Place("one", "10.0.0.1:29603"), 31.0).endswith("starved")
 
 
 def test_a_silence_is_said_once_until_the_stage_is_heard_again():
