@@ -21,6 +21,15 @@ def test_bases_are_pinned_and_the_last_stage_is_not_root():
     assert re.search(r"^USER [1-9]\d*$", last, re.MULTILINE)
 
 
+def test_its_head_says_what_it_takes_to_run():
+    head = DOCKERFILE[: DOCKERFILE.index("FROM ")]
+    user = re.search(r"^USER (\d+)$", DOCKERFILE, re.MULTILINE)[1]
+    for said in (f"chown {user} runs", "--init", "--shm-size", "--entrypoint torchrun"):
+        assert said in head
+    for name in re.findall(r"^ARG (\w+)=", DOCKERFILE, re.MULTILINE):
+        assert (f"#   {name}=" in head and f"${name}" in DOCKERFILE) or name.startswith("PIP_")
+
+
 def test_only_what_the_wheel_is_made_of_goes_in(tmp_path):
     copy_context(tmp_path)
     names = {path.name for path in tmp_path.iterdir()}

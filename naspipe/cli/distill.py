@@ -29,13 +29,12 @@ def run(arguments: argparse.Namespace) -> int:
 
     Each worker makes all streams for itself; the first one alone shows progress and results.
     """
-    from naspipe.core.errors import ConfigError, RunInterruptedError
+    from naspipe.core.errors import ConfigError
     from naspipe.frontend.training.workers import refuse, train_as_worker
     from naspipe.runtime.processes.rendezvous import Worker
 
     worker = Worker.find()
     is_first = worker is None or worker.rank == 0
-    arguments.quiet = arguments.quiet or not is_first
     with ExitStack() as shown:
         try:
             asked = _asked(arguments, worker)
@@ -44,23 +43,17 @@ def run(arguments: argparse.Namespace) -> int:
             if worker is not None:
                 refuse(worker, str(error))
             raise
-        try:
-            if worker is None:
-                training.run()
-            else:
-                has_place = bool(arguments.resume or arguments.run_dir)
-                train_as_worker(training, worker, has_place=has_place)
-        except RunInterruptedError as error:
-            said = str(error).partition("; go on with")[0]
-            raise RunInterruptedError(
-                error.signal_number, f"{said}; go on with: naspipe distill --resume {asked.path}"
-            ) from None
+        if worker is None:
+            training.run()
+        else:
+            has_place = bool(arguments.resume or arguments.run_dir)
+            train_as_worker(training, worker, has_place=has_place)
     trained = list(zip(training.workloads, training.directories, strict=True))
     places = [str(directory.path) for workload, directory in trained if workload.is_trained]
     if is_first:
         kept = (directory for workload, directory in trained if workload.is_trained)
         tell(as_json(described(kept)) if arguments.json else "\n".join(places))
-    if not arguments.quiet:
+    if is_first and not arguments.quiet:
         page = asked.path / "report.html"
         print(f"next: naspipe report {' '.join(places)} -o {page}", file=sys.stderr)
     return 0
@@ -83,6 +76,7 @@ def _asked(arguments: argparse.Namespace, worker: Worker | None) -> Asked:
 def _training(asked: Asked, arguments: argparse.Namespace, shown: ExitStack) -> Training:
     """All streams, and their progress."""
     from naspipe.cli.distilling.found import find
+    from naspipe.cli.training.train_arguments import resume_of
     from naspipe.core.config import Recipe
     from naspipe.frontend.display.training_progress import TrainingProgress
     from naspipe.frontend.training.distillation import Kept, blockwise_training
@@ -102,7 +96,7 @@ def _training(asked: Asked, arguments: argparse.Namespace, shown: ExitStack) -> 
         execution=asked.execution,
         kept=Kept(
             run_dir=asked.path,
-            resumes=arguments.resume is not None,
+            resume=resume_of(arguments),
             observer=shown.enter_context(progress),
             source=asdict(asked.source),
         ),

@@ -2,7 +2,8 @@
 
 Searches stand below their run; a search's steps are the subnets that it has judged.
 
-A run that its manifest calls running, but that no process holds any more, is listed as died.
+A run that its manifest calls running, but that no process holds any more, is listed as died. One
+that lives, but has been without a step for a minute and for five of its steps, is stalled.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ died (it ended without a word: killed, or its host went down)
 
 _MANIFEST = "manifest.json"
 _MOST_DEPTH = 6
-_COLUMNS = ("run", "status", "step", "steps/s", "last sign of life", "host")
+_COLUMNS = ("run", "status", "step", "steps/s", "last step", "last seen", "host")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -95,6 +96,8 @@ def _described(base: Path, directory: RunDirectory) -> dict[str, Any]:
         "step": steps if is_complete else _number(state.beat.get("step")),
         "steps": steps,
         "steps_per_second": _number(speed if is_complete else state.beat.get("steps_per_second")),
+        "last_step": state.last_step,
+        "is_stalled": state.is_stalled(time.time()),
         "seen": state.seen,
         "host": _host(state, manifest),
         "failure": _first_line(manifest.get("failure")),
@@ -136,12 +139,17 @@ def _print(found: list[dict[str, Any]]) -> None:
 
 def _cells(each: dict[str, Any]) -> tuple[str, ...]:
     step = "-" if each["step"] is None else f"{each['step']:g}"
-    speed, seen = each["steps_per_second"], each["seen"]
+    speed = each["steps_per_second"]
     return (
         each["run"],
         each["status"],
         f"{step}/{each['steps']:g}" if each["steps"] else step,
         "-" if speed is None else f"{speed:.3g}",
-        "-" if seen is None else ago(max(0.0, time.time() - seen)),
+        _since(each["last_step"]) + (", stalled" if each["is_stalled"] else ""),
+        _since(each["seen"]),
         each["host"] or "-",
     )
+
+
+def _since(moment: float | None) -> str:
+    return "-" if moment is None else ago(max(0.0, time.time() - moment))

@@ -16,7 +16,7 @@ from naspipe.cli.display.json_results import as_json, trained
 from naspipe.cli.display.result_lines import tell
 from naspipe.cli.flags import given
 from naspipe.cli.teaching.teacher import join_teacher, with_momentum
-from naspipe.cli.training.train_arguments import DEFAULTS
+from naspipe.cli.training.train_arguments import DEFAULTS, resume_of
 from naspipe.cli.training.train_arguments import add_arguments as add_arguments
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from naspipe.core.recipe_file import RecipeFile
     from naspipe.frontend.training.training import Training
     from naspipe.runtime.jobs.workload import Workload
-    from naspipe.runtime.processes.rendezvous import Worker
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -45,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
         if worker is not None:
             refuse(worker, str(error))
         raise
-    with _training(arguments, execution, joined, worker) as training:
+    with _training(arguments, execution, joined) as training:
         if worker is not None:
             has_place = bool(arguments.resume or arguments.run_dir)
             train_as_worker(training, worker, has_place=has_place)
@@ -64,11 +63,11 @@ def _training(
     arguments: argparse.Namespace,
     execution: Execution,
     joined: Joined,
-    worker: Worker | None,
 ) -> Iterator[Training]:
-    """The training, whose progress is shown while it goes on; by one of several workers."""
+    """The training, whose progress is shown while it goes on."""
     from naspipe.frontend.display.watching import training_progress
     from naspipe.frontend.training.api import default_run_directory
+    from naspipe.frontend.training.beginnings import asked_resume
     from naspipe.frontend.training.training import Training
 
     workloads = [workload for workload in joined.workloads if workload.is_trained]
@@ -76,17 +75,16 @@ def _training(
     path = arguments.resume or arguments.run_dir
     path = path or default_run_directory("-".join(names).replace(":", "-"))
     stages = execution.pipeline.stages
-    is_quiet = arguments.quiet or (worker is not None and worker.rank > 0)
-    with training_progress(workloads, stages, is_quiet, arguments.log_every) as progress:
+    with training_progress(workloads, stages, arguments.quiet, arguments.log_every) as progress:
         yield Training(
             workloads=joined.workloads,
             execution=execution,
             path=path,
             observer=progress,
-            resumes=arguments.resume is not None,
             sources=joined.sources,
             taps=joined.taps,
             places=joined.places,
+            **asked_resume(resume_of(arguments), path),
         )
 
 

@@ -53,8 +53,10 @@ class StorageError(NaspipeError):
 class RunInterruptedError(NaspipeError):
     """The run was asked to end, and did so behind a checkpoint."""
 
-    def __init__(self, signal_number: int, message: str) -> None:
+    def __init__(self, signal_number: int, message: str, *, from_elsewhere: bool = False) -> None:
         self.signal_number = signal_number
+        self.from_elsewhere = from_elsewhere
+        """Whether the signal came to another host, and not to this process."""
         super().__init__(message)
 
 

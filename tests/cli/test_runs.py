@@ -49,6 +49,26 @@ def test_a_table(runs, capsys):
     assert len(lines) == 5
 
 
+def test_a_run_that_stalls(runs, capsys):
+    """It lives and is held, and its heartbeat is fresh; only its steps do not come."""
+    now = time.time()
+    beat = {"step": 7, "steps": 40, "steps_per_second": 0.5}
+    for silence, said in ((3, "3 s ago "), (90, "90 s ago, stalled"), (400, "7 min ago, stalled")):
+        write_heartbeat(runs / "alive", {**beat, "last_step_time": now - silence})
+        assert main(["runs"]) == 0
+        (line,) = [each for each in capsys.readouterr().out.splitlines() if "alive" in each]
+        assert said in line and ("stalled" in line) == (silence > 60)
+    write_heartbeat(runs / "alive", {**beat, "steps_per_second": 0.02, "last_step_time": now - 90})
+    assert main(["runs", "--json"]) == 0
+    found = {each["run"]: each for each in json.loads(capsys.readouterr().out)}
+    assert found["alive"]["is_stalled"] is False  # its steps take 50 s each
+    assert abs(found["alive"]["last_step"] - (now - 90)) < 1 and not found["done"]["is_stalled"]
+    write_heartbeat(runs / "alive", {**beat, "last_step_time": "soon"})
+    assert main(["runs", "--json"]) == 0
+    found = {each["run"]: each for each in json.loads(capsys.readouterr().out)}
+    assert found["alive"]["last_step"] is None
+
+
 def test_json(runs, capsys):
     assert main(["runs", str(runs), "--json"]) == 0
     found = {each["run"]: each for each in json.loads(capsys.readouterr().out)}

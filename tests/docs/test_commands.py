@@ -145,7 +145,7 @@ def test_commands_run(page, place, planned, monkeypatch, capsys):
 def test_what_is_shown_is_found_and_what_is_wrong_is_seen():
     found = commands((ROOT / "docs/first-run.md").read_text("utf-8"))
     assert len(found) > 10 and ["data", "list"] in found
-    assert len(of_clusters((ROOT / "docs/hosts.md").read_text("utf-8"))) == 4
+    assert len(of_clusters((ROOT / "docs/hosts.md").read_text("utf-8"))) == 5
     (words,) = commands("    naspipe train nlp.c1 \\\n        --stagez 2   # wrong\n")
     assert words == ["train", "nlp.c1", "--stagez", "2"]
     assert small(words)[:2] == ["train", "cv.c3"]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 
 import pytest
 
 import naspipe
 from naspipe.core.errors import ConfigError
 from naspipe.frontend.given import drawn_source
-from naspipe.frontend.training import planning_record
+from naspipe.frontend.training import beginnings
 from tests.equivalence import spaces, test_teachers
 from tests.equivalence.harness import assert_same_bits
 from tests.faults.helpers import LOSS, Calm, assert_identical, interrupt_and_resume, train
@@ -109,12 +111,28 @@ def test_the_directory_is_there_while_it_is_planned(tmp_path, monkeypatch):
     monkeypatch.setattr("naspipe.frontend.training.training.make_plan", plan)
     with pytest.raises(ConfigError, match="no plan today"):
         train(path, Calm(spaces.vectors), steps=2)
-    assert seen == [planning_record.PLANNING] and not path.exists()
+    assert seen == [beginnings.PLANNING] and not path.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_one_that_is_asked_to_end_while_it_is_planned_leaves_nothing(tmp_path, monkeypatch, number):
+    """Under torchrun the other hosts hear of it, too: they waited for their job."""
+    path, before = tmp_path / "run", signal.getsignal(number)
+
+    def plan(*arguments, **named):
+        assert path.exists()
+        os.kill(os.getpid(), number)
+
+    monkeypatch.setattr("naspipe.frontend.training.training.make_plan", plan)
+    with pytest.raises(naspipe.RunInterruptedError, match="before the training began") as caught:
+        train(path, Calm(spaces.vectors), steps=2)
+    assert (caught.value.signal_number, path.exists()) == (number, False)
+    assert signal.getsignal(number) is before
 
 
 def test_one_that_was_killed_while_it_was_planned_is_begun_anew(tmp_path, monkeypatch):
     path = tmp_path / "run"
-    monkeypatch.setattr(planning_record, "_remove", lambda directories, above: None)
+    monkeypatch.setattr(beginnings, "_remove", lambda directories, above: None)
     monkeypatch.setattr("naspipe.frontend.training.training.make_plan", lambda *given: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         train(path, Calm(spaces.vectors), steps=2)

@@ -16,7 +16,7 @@ import pytest
 from naspipe.cli.main import main
 from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
-from naspipe.frontend.training import assignment, workers
+from naspipe.frontend.training import assignment, training, workers
 from naspipe.runtime.processes.rendezvous import Worker
 from naspipe.trace.reading.compare import compare_runs
 from tests.cli.test_bad_input import free_ports
@@ -50,11 +50,11 @@ def hosts():
 class Workers:
     """The same command, once per worker; on hosts where some are given, else on loopback."""
 
-    def __init__(self, stack, path, count, *, hosts=None, more=(), last=()):
+    def __init__(self, stack, path, count, *, hosts=None, more=(), last=(), run=RUN):
         first = free_ports(2 * count + 1)
         self.port, self.path = first + 2 * count, path
         self.hosts, self.count, self.last = hosts, count, last
-        self.words = [*RUN, "--run-dir", str(path), "--set", f"port={first}", *more]
+        self.words = [*run, "--run-dir", str(path), "--set", f"port={first}", *more]
         self.forks = [Fork(self._work, rank) for rank in range(count)]
         for fork in self.forks:
             stack.callback(fork.end)
@@ -111,6 +111,9 @@ def test_two_hosts_have_one_hosts_bits_and_a_cut_one_ends_both(tmp_path, whole, 
         assert "no sign of life from " in first.forks[0].said
         assert "the launcher (rank 0, tcp://" in first.forks[1].said
         assert "no sign of life from " in first.forks[1].said
+        assert f"(rank 1, {hosts.addresses[1]}:" in first.forks[0].said
+        for fork in first.forks:
+            assert fork.said.endswith(f"; go on with: naspipe train --resume {path}\n")
         hosts.heal()
         assert Workers(stack, path, 2, hosts=hosts).join() == [0, 0]
     assert json.loads((path / "manifest.json").read_text())["life"]["generation"] == 1
@@ -127,9 +130,25 @@ def test_with_fewer_hosts_after_one_is_lost(tmp_path, whole):
         assert first.join(20) == [1, 1, -signal.SIGKILL]
         assert time.monotonic() - start < 10
         assert "the worker that watched it has ended" in first.forks[0].said
+        assert f"on {os.uname().nodename} (rank 2, 127.0.0.1:" in first.forks[0].said
+        assert first.forks[0].said.endswith(f"; go on with: naspipe train --resume {path}\n")
         second = Workers(stack, path, 2)
         assert second.join() == [0, 0], [fork.said for fork in second.forks]
     assert_identical(whole, path)
+
+
+def test_who_shows_no_progress_says_where_it_is_and_that_it_is_done(tmp_path):
+    with ExitStack() as stack:
+        loud = [word for word in RUN if word != "--quiet"]
+        both = Workers(stack, tmp_path / "run", 2, run=loud)
+        assert both.join() == [0, 0]
+        host, port = os.uname().nodename, both.words[both.words.index("--set", -2) + 1]
+        assert "naspipe: " not in both.forks[0].said and f"{STEPS}/{STEPS}" in both.forks[0].said
+        assert both.forks[1].said.splitlines() == [
+            f"naspipe: rank 1 of 2 on {host} works for {host} (rank 0, 127.0.0.1:"
+            f"{int(port.partition('=')[2]) + 1}); progress is shown there",
+            f"naspipe: rank 1 of 2 on {host} is done: the run is complete",
+        ]
 
 
 def test_a_signal_anywhere_is_one_checkpoint(tmp_path, whole):
@@ -138,11 +157,32 @@ def test_a_signal_anywhere_is_one_checkpoint(tmp_path, whole):
         first = Workers(stack, path, 2)
         first.wait_for(12)
         os.kill(first.forks[1].pid, signal.SIGTERM)
-        assert first.join(20) == [143, 1]
+        assert first.join(20) == [143, 143]
         assert "interrupted by SIGTERM, with a checkpoint at subnet" in first.forks[0].said
         assert "rank 0 ended the run: interrupted by SIGTERM" in first.forks[1].said
         assert Workers(stack, path, 1).join() == [0]
     assert_identical(whole, path)
+
+
+class SlowPlans(Workers):
+    """Rank 0 has a directory, and plans for long."""
+
+    def _work(self, rank):
+        if rank == 0:
+            training.make_plan = lambda *given: time.sleep(60)
+        return super()._work(rank)
+
+
+def test_a_signal_while_rank_0_plans_ends_all_at_once(tmp_path):
+    path = tmp_path / "run"
+    with ExitStack() as stack:
+        both = SlowPlans(stack, path, 2)
+        wait_until((path / "manifest.json").exists, 60)
+        os.kill(both.forks[0].pid, signal.SIGTERM)
+        assert both.join(15) == [143, 143]
+        for fork in both.forks:
+            assert "interrupted by SIGTERM before the training began" in fork.said
+    assert not path.exists()
 
 
 def test_other_definitions_end_with_one_line(tmp_path):
@@ -198,6 +238,7 @@ def test_a_run_directory_that_is_not_shared(tmp_path):
 ])  # fmt: skip
 def test_an_environment_that_is_none_of_torchruns(environment, said):
     given = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-    assert Worker.of({}) is None and Worker.of(given) is not None
+    assert Worker.of({}) is None and not Worker.of(given).is_torchruns
+    assert Worker.of(given | {"TORCHELASTIC_RUN_ID": "one"}).is_torchruns
     with pytest.raises(ConfigError, match=said):
         Worker.of(given | environment)

@@ -102,10 +102,10 @@ def test_a_resume_uses_the_older_one_and_says_so(run):
     flip(newer / "stage-0.safetensors", 100)
     notes = []
 
-    class Observer(Observer):
+    class Noted(Observer):
         on_note = staticmethod(notes.append)
 
-    found = train(path, Calm(spaces.vectors), stages=3, resume=True, observer=Observer())
+    found = train(path, Calm(spaces.vectors), stages=3, resume=True, observer=Noted())
     assert any("passed over" in note and "stage-0.safetensors" in note for note in notes)
     (comparison,) = compare_runs([whole.directory.path, found.directory.path])
     assert comparison.is_identical, str(comparison)

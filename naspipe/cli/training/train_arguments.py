@@ -14,6 +14,7 @@ from naspipe.cli.settings_lists import key_list
 from naspipe.cli.sources.prepared_data import add_data_place
 from naspipe.cli.teaching import teacher
 from naspipe.core.config import Definition, Execution
+from naspipe.core.errors import ConfigError
 
 _EXAMPLE = """\
 examples:
@@ -21,11 +22,12 @@ examples:
   naspipe train cv.c3 --recipe spos --set lr=0.1
   naspipe train cv.c3 --set lr=0.01 --set optimizer.momentum=0.8 --set rule.stem=frozen
   naspipe train nlp.c1 --checkpoint-every 100 --run-dir runs/one; naspipe train --resume runs/one
+  naspipe train nlp.c1 --steps 500 --checkpoint-every 50 --run-dir runs/two --resume-if-exists
   naspipe train cv.c3 --steps 1000 --validate-every 200 --tensorboard
   naspipe train cv.c3 --teacher runs/large --teacher-subnet best --stages 2
   naspipe train byol --momentum 0.99:1 --steps 1000 --stages 2
   naspipe train mymodule:space --data mymodule:batches --stages 2
-  torchrun --nnodes 2 --nproc-per-node 1 ... -m naspipe train nlp.c1 --run-dir /shared/one
+  torchrun --nnodes 2 ... -m naspipe train nlp.c1 --run-dir /shared/one --resume-if-exists
 
 spaces: nlp.c0 nlp.c1 nlp.c2 nlp.c3 cv.c1 cv.c2 cv.c3, or MODULE:ATTRIBUTE of your own
 plain networks: vgg8 vgg16 vgg19 resnet50 resnet101 resnet152 mobilenet-v2 mobilenet-v3 bert-base
@@ -91,6 +93,12 @@ def add_run(parser: Options, name: str = "SPACE") -> None:
         help="go on with a run from its newest checkpoint, on as many stages as you like",
     )
     parser.add_argument(
+        "--resume-if-exists",
+        action="store_true",
+        help="go on with the run in --run-dir, or begin it where it is not there yet: one command "
+        "for the start and for every restart",
+    )
+    parser.add_argument(
         "--log-every",
         type=_seconds,
         default=10.0,
@@ -99,6 +107,23 @@ def add_run(parser: Options, name: str = "SPACE") -> None:
     )
     parser.add_argument("--quiet", action="store_true", help="no progress")
     add_json(parser, "the run directory: status, steps, loss, what was measured")
+
+
+def resume_of(arguments: argparse.Namespace) -> bool | str:
+    """Whether a command line goes on with a run; as ``resume=`` of :func:`naspipe.train`.
+
+    Raises:
+        ConfigError: for options that do not go together.
+    """
+    if not arguments.resume_if_exists:
+        return arguments.resume is not None
+    if arguments.resume or not arguments.run_dir:
+        found = f"--resume {arguments.resume}" if arguments.resume else "none"
+        raise ConfigError(
+            f"--resume-if-exists: expected --run-dir DIR with it, and the definition of the run, "
+            f"found {found}"
+        )
+    return "if_exists"
 
 
 def _seconds(text: str) -> float:

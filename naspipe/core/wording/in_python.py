@@ -37,6 +37,7 @@ _ARGUMENTS = {
         )
     },
     "--resume": "resume=True",
+    "--resume-if-exists": "resume='if_exists'",
     "--onnx": "onnx=True",
 }  # fmt: skip
 """Options that no setting declares, by what stands for them in Python."""

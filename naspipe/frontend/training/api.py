@@ -22,6 +22,7 @@ from naspipe.frontend.given.run import Run
 from naspipe.frontend.given.strategies import Asked, find_strategy_maker, name_of
 from naspipe.frontend.teaching.joined import join
 from naspipe.frontend.teaching.ports import MakesTeacher
+from naspipe.frontend.training.beginnings import asked_resume
 from naspipe.frontend.training.given_recipe import Optimizer, Rate, given_recipe, read_file
 from naspipe.frontend.training.initial_weights import Weights, begin_with
 from naspipe.frontend.training.training import Training
@@ -35,7 +36,7 @@ def train(
     optimizer: Optimizer | None = None, lr: Rate | None = None,
     optimizer_options: Mapping[str, Any] | None = None, sampler: str | Any | None = None,
     seed: int = 0, stages: int | None = None, policy: str = "csp", bulk: int = 0,
-    run_dir: str | Path | None = None, resume: bool = False,
+    run_dir: str | Path | None = None, resume: bool | str = False,
     recipe: str | Path | Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None, execution: Mapping[str, Any] | None = None,
     observer: LaunchObserver | None = None, held_out: Batches | None = None,
@@ -57,7 +58,7 @@ def train(
         stages: processes; 1 trains in this one.
         policy: ``csp``; or ``sequential``, ``asp``, or ``bsp`` with ``bulk`` subnets at a time.
         run_dir: a directory that does not exist yet; ``runs/NAME-TIME`` by default.
-        resume: go on with this definition's run in ``run_dir``; the execution may be another.
+        resume: go on with this definition's run in ``run_dir``; ``"if_exists"``: or begin it there.
         recipe: a recipe of naspipe's by name, as in ``"spos"``, or a file, or fields of
             :class:`naspipe.core.config.Recipe`. All that is said beside it goes before it.
         settings: ``execution``, too; settings by the keys of ``--set``, as in ``{"window": 8}``.
@@ -151,7 +152,7 @@ def train_together(
     run_dir: str | Path | None = None,
     observer: LaunchObserver | None = None,
     *,
-    resume: bool = False,
+    resume: bool | str = False,
     taps: Sequence[Tap] = (),
     exchanges: Sequence[str] = (),
     teacher: MakesTeacher | None = None,
@@ -169,8 +170,7 @@ def train_together(
         ConfigError: for input that cannot be used; nothing is written then.
         StageFailedError: when a layer, the data or the loss raises in any stage.
     """
-    if resume and run_dir is None:
-        raise ConfigError("resume: expected the run_dir of the run to go on with")
+    resuming = asked_resume(resume, run_dir)
     joined = join(workloads, execution, taps, teacher)
     workloads = joined.workloads
     path = Path(run_dir) if run_dir is not None else None
@@ -180,10 +180,10 @@ def train_together(
             execution=execution,
             path=path or default_run_directory(workloads[0].space.name),
             observer=told,
-            resumes=resume,
             taps=joined.taps,
             exchanges=exchanges,
             places=joined.places,
+            **resuming,
         )
         training.run()
     return [

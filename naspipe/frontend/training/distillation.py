@@ -16,6 +16,7 @@ from naspipe.frontend.checks.data_checks import check_is_data
 from naspipe.frontend.teaching.blockwise import APART, DECOUPLED, RELAYS, blockwise, folder
 from naspipe.frontend.teaching.taught import Taught, carried_out
 from naspipe.frontend.training.api import default_run_directory, recipe_execution, workload
+from naspipe.frontend.training.beginnings import asked_resume
 from naspipe.frontend.training.distilled import Blockwise, Keyed
 from naspipe.frontend.training.training import Training
 from naspipe.runtime.jobs.workload import Batches, Workload
@@ -43,7 +44,7 @@ def distill_blockwise(
     relay: str = DECOUPLED,
     window: int = WINDOW,
     run_dir: str | Path | None = None,
-    resume: bool = False,
+    resume: bool | str = False,
     observer: LaunchObserver | None = None,
     source: Mapping[str, Any] | None = None,
     **optimizer: Any,
@@ -92,7 +93,7 @@ class Kept(NamedTuple):
     """Where a distillation leaves what it finds, and who is told of it."""
 
     run_dir: str | Path | None = None
-    resumes: bool = False
+    resume: bool | str = False
     observer: LaunchObserver = Observer()
     source: Mapping[str, Any] = {}
 
@@ -126,16 +127,16 @@ def blockwise_training(
     )
     asked = {"partition": RELAYS[relay], **execution}
     carried = recipe_execution(how.get("recipe"), **asked)
-    if kept.resumes:
-        _check_resumed(kept.run_dir, relay)
+    resuming = asked_resume(kept.resume, kept.run_dir)
+    if kept.run_dir is not None:
+        first = RunDirectory(Path(kept.run_dir) / folder(0))
+        if resuming["resumes"] or (resuming["may_resume"] and first.manifest.exists()):
+            _check_resumed(first.read_manifest(), kept.run_dir, relay)
     return _training(carried_out(taught, carried), carried, kept)
 
 
-def _check_resumed(run_dir: str | Path | None, relay: str) -> None:
+def _check_resumed(manifest: Mapping[str, Any], run_dir: str | Path, relay: str) -> None:
     """A resume must find streams of the same blocks."""
-    if run_dir is None:
-        raise ConfigError("resume: expected the run_dir of the run to go on with")
-    manifest = RunDirectory(Path(run_dir) / folder(0)).read_manifest()
     began = (manifest.get("requested") or {}).get("relay", DECOUPLED)
     if relay != began and APART in (relay, began):
         raise ConfigError(
@@ -184,8 +185,8 @@ def _training(taught: Taught, how: Execution, kept: Kept) -> Training:
         execution=how,
         path=default_run_directory("blockwise") if kept.run_dir is None else Path(kept.run_dir),
         observer=kept.observer,
-        resumes=kept.resumes,
         sources=[kept.source] * len(taught.workloads),
         taps=taught.taps,
         places=taught.places,
+        **asked_resume(kept.resume, kept.run_dir),
     )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from naspipe.core.config import Definition
@@ -40,6 +40,7 @@ class Generations:
         job: with run directories that exist.
         manifests: of each stream, but for what the lives themselves record.
         observer: told of restarts.
+        path: where the run directories are: what a user names to go on.
         generation: of the next life.
         others: the other hosts, where there are any.
     """
@@ -47,6 +48,7 @@ class Generations:
     job: TrainingJob
     manifests: Sequence[Mapping[str, Any]]
     observer: RunObserver
+    path: Path
     generation: int = 0
     others: OtherHosts | None = None
 
@@ -69,15 +71,17 @@ class Generations:
                     return launch(self.job, self.observer, self.others)
             except (StageFailedError, TransportError) as error:
                 if left == 0:
+                    if self.job.is_causal and "\n" not in str(error):  # no code has to be mended
+                        error.args = (f"{error}; {self._how_to_go_on()}",)
                     self.note("failed", error)
                     raise
                 left -= 1
                 where = " and ".join(str(stream.directory.path) for stream in self.job.streams)
                 self.observer.on_note(f"{_first_line(error)}; going on from {where} ({left} left)")
             except RunInterruptedError as error:
-                said = RunInterruptedError(error.signal_number, f"{error}; {self._how_to_go_on()}")
-                self.note("interrupted", said)
-                raise said from None
+                error.args = (f"{error}; {self._how_to_go_on()}",)
+                self.note("interrupted", error)
+                raise
             except KeyboardInterrupt as error:
                 error.args = (f"ended at once by a second signal; {self._how_to_go_on()}",)
                 self.note("interrupted", error)
@@ -169,11 +173,9 @@ class Generations:
         self.observer.on_note(f"{directory.path}: going on before the labels in doubt, {batch} on")
 
     def _how_to_go_on(self) -> str:
-        """As the run was started: the manifests of the command line say what it was given."""
-        where = os.path.commonpath(self.job.claimed)
-        if any(manifest.get("source") for manifest in self.manifests):
-            return f"go on with: naspipe train --resume {where}"
-        return f"go on with the same call, with run_dir={where!r} and resume=True"
+        return how_to_go_on(
+            [manifest.get("source") or {} for manifest in self.manifests], self.path
+        )
 
     def note(self, status: str, error: BaseException) -> None:
         """Leave the end of a life in the manifests; where that fails too, the cause stays."""
@@ -184,6 +186,19 @@ class Generations:
                 write_last(stream.directory, {**manifest, **failure})
             except OSError as another:
                 error.add_note(f"and the manifest cannot be written: {another}")
+
+
+def how_to_go_on(sources: Sequence[Mapping[str, Any]], path: Path) -> str:
+    """What to do with a run that has ended before its end: as it was started.
+
+    Args:
+        sources: of each stream, what the command line called it; empty where none started it.
+        path: of the run.
+    """
+    if any(sources):
+        is_distilled = any(source.get("command") == "distill" for source in sources)
+        return f"go on with: naspipe {'distill' if is_distilled else 'train'} --resume {path}"
+    return f"go on with the same call, with run_dir={str(path)!r} and resume=True"
 
 
 def _first_line(error: BaseException) -> str:
@@ -213,7 +228,7 @@ def check_resumable(
     if manifest.get("status") == "planning":
         raise ConfigError(
             f"{directory.path} was ended while it was planned: there is nothing to go on with; "
-            f"remove it, and begin anew"
+            f"remove it, and begin anew (--resume-if-exists does both)"
         )
     if choices is None:
         return manifest

@@ -19,6 +19,7 @@ _GAUGES = {
     "step": "Optimizer steps that are done.",
     "steps": "Optimizer steps of the whole run.",
     "steps_per_second": "Of this life of the run.",
+    "last_step_time": "When the last pass was told, in seconds since 1970.",
     "loss": "Of the last pass that was told.",
     "pending": "Subnets under way, the most on a stage.",
     "resident_bytes": "Memory of the launcher's processes on its host.",
@@ -29,7 +30,7 @@ _GAUGES = {
 
 
 def check_metrics_server(records: RecordSettings) -> None:
-    """Where metrics are asked for, the package must be there and the port free.
+    """Where metrics are asked for, the package must be there, the address ours, the port free.
 
     Raises:
         ConfigError: when it is not.
@@ -43,7 +44,8 @@ def check_metrics_server(records: RecordSettings) -> None:
             f"metrics_port={records.metrics_port}: expected the package prometheus_client "
             f"({error}); install it with pip install 'naspipe[prometheus]'"
         ) from None
-    check_ports(records.metrics_address, [records.metrics_port])
+    keys = ("metrics_port", "metrics_address")
+    check_ports(records.metrics_address, [records.metrics_port], keys)
 
 
 @contextmanager

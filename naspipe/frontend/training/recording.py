@@ -60,6 +60,7 @@ class Recording:
         self._pending: dict[int, int] = {}
         self._firsts: list[int] = [0] * len(self._directories)
         self._loss: dict[int, float | str | None] = {}
+        self._step_time: dict[int, float] = {}
         self._memory = ResidentMemory()
         self._pulse = Pulse([directory.path for directory in directories], self.vitals)
         self._host = os.uname().nodename
@@ -106,6 +107,7 @@ class Recording:
             StorageError: when a file cannot be written.
         """
         self._done += 1
+        self._step_time[stream] = time.time()
         self._waiting[stream, sequence_id] = self._values(stream, sequence_id, loss)
         while values := self._waiting.pop((stream, self._next[stream]), None):
             self._write(stream, self._next[stream], values)
@@ -144,6 +146,7 @@ class Recording:
             "steps_per_second": (done - self._firsts[stream]) / steps.passes / seconds,
             "pending": max(list(self._pending.values()), default=None),
             "resident_bytes": self._memory.bytes(),
+            "last_step_time": self._step_time.get(stream),
             "loss": self._loss.get(stream),
             "bubble_ratio": None if (busy := _share(self._use)) is None else 1.0 - busy,
             "hit_rate": _share(self._hits),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from naspipe.core.ids import StreamId
 from naspipe.core.subnet import Subnet
 from naspipe.core.wiring import Tap, Wiring
 from naspipe.data.keyed.loader_pool import close_all
-from naspipe.frontend.checks.data_checks import check_same_data, first_digests
+from naspipe.frontend.checks.data_checks import first_digests
 from naspipe.frontend.checks.device_checks import check_data_path, check_device, check_shared_gpus
 from naspipe.frontend.checks.input_checks import check_proof, check_taught
 from naspipe.frontend.checks.limit_checks import check_limits
@@ -24,18 +24,12 @@ from naspipe.frontend.given.gain_notes import gain_notes
 from naspipe.frontend.given.run_plan import make_plan, planning_costs
 from naspipe.frontend.given.space_check import check_spaces
 from naspipe.frontend.teaching.taught import how_full
+from naspipe.frontend.training.beginnings import goes_on, new_records, planning, take_over
 from naspipe.frontend.training.finished_log import check_orders, measure
-from naspipe.frontend.training.generations import Generations, check_resumable
+from naspipe.frontend.training.generations import Generations
 from naspipe.frontend.training.metrics_server import check_metrics_server, recorded
-from naspipe.frontend.training.planning_record import new_records, planning
 from naspipe.frontend.training.provenance import provenance
-from naspipe.frontend.training.stream_jobs import (
-    begin_record,
-    check_stream,
-    choices_of,
-    comes_new,
-    stream_job,
-)
+from naspipe.frontend.training.stream_jobs import begin_record, check_stream, comes_new, stream_job
 from naspipe.frontend.training.tensorboard_file import check_tensorboard
 from naspipe.frontend.training.validation_plan import check_validation, describe, plan_validation
 from naspipe.planning.cost import CostTable
@@ -46,6 +40,7 @@ from naspipe.runtime.jobs.job import StreamJob, TrainingJob
 from naspipe.runtime.jobs.workload import Workload, common, wiring_of
 from naspipe.runtime.processes.claim import Claim
 from naspipe.runtime.processes.hosts import OtherHosts
+from naspipe.runtime.processes.stopping import ended_by_signals
 from naspipe.runtime.wire.endpoints import check_endpoints
 from naspipe.runtime.wire.ports import LaunchObserver
 from naspipe.schedule.traits import PolicyTraits, causal_policies, traits_of
@@ -70,6 +65,8 @@ class Training:
     observer: LaunchObserver
     resumes: bool = False
     """Go on with the runs that ``path`` holds."""
+    may_resume: bool = False
+    """Go on with them where they are there, and begin them where they are not."""
     sources: Sequence[Mapping[str, Any]] = ()
     """Of each stream, what the command line called its space and data."""
     taps: Sequence[Tap] = ()
@@ -121,9 +118,18 @@ class Training:
             ConfigError: when the input cannot be used; nothing has been written then, unless
                 only a stage could find it: the manifest then says ``failed``.
             StageFailedError: when a stage raised; the manifest then says ``failed``.
-            RunInterruptedError: after SIGINT, SIGTERM or SIGHUP, behind a checkpoint.
+            RunInterruptedError: after SIGINT, SIGTERM or SIGHUP, behind a checkpoint; or before
+                the training began, of which nothing is left then.
             StorageError: when a file cannot be written.
         """
+        if self.may_resume:
+            resumes = self.resumes or goes_on(self.directories)
+            return replace(self, resumes=resumes, may_resume=False).run()
+        with ExitStack() as early:
+            early.enter_context(ended_by_signals("before the training began"))
+            self._run(early.close)
+
+    def _run(self, begins: Callable[[], None]) -> None:
         subnets = self._check()
         with named_storage(self.path), ExitStack() as stack:
             generation = 0
@@ -160,7 +166,9 @@ class Training:
             recording = stack.enter_context(
                 recorded(self.directories, self.workloads, self.observer, self.execution.records)
             )
-            self._finish(Generations(job, manifests, recording, generation, self.others))
+            begins()
+            lives = Generations(job, manifests, recording, self.path, generation, self.others)
+            self._finish(lives)
 
     def _finish(self, lives: Generations) -> None:
         """Live to the end, check what was left, and say that it is complete."""
@@ -189,17 +197,8 @@ class Training:
 
     def _claim(self, stack: ExitStack, subnets: Sequence[tuple[Subnet, ...]]) -> int:
         """Take the run directories over; returns the generation to go on with, -1 for none."""
-        earlier = []
-        for directory, workload, of_stream, is_drawn in zip(
-            self.directories, self.workloads, subnets, self.drawn_beside, strict=True
-        ):
-            if comes_new(directory, workload):
-                continue
-            comes_later = workload.make_strategy or is_drawn
-            choices = None if comes_later else choices_of(workload, of_stream)
-            earlier.append(check_resumable(directory, workload.definition, choices))
-            check_same_data(directory, workload, earlier[-1])
-            stack.enter_context(Claim(directory.path))
+        streams = zip(self.directories, self.workloads, subnets, self.drawn_beside, strict=True)
+        earlier = take_over(stack, streams)
         if all(manifest["status"] == "complete" for manifest in earlier):
             self.observer.on_note(f"{self.path} is complete: there is nothing to resume")
             return -1

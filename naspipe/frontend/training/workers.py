@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
 from naspipe.core.config import Execution
-from naspipe.core.errors import ConfigError, NaspipeError
+from naspipe.core.errors import ConfigError, NaspipeError, RunInterruptedError
 from naspipe.frontend.training.assignment import assign, assigned_job, started_by
+from naspipe.frontend.training.generations import how_to_go_on
 from naspipe.frontend.training.training import Training
 from naspipe.runtime.processes.agent import run_agent
 from naspipe.runtime.processes.hosts import Hosts, OtherHosts, join, tell_end
-from naspipe.runtime.processes.rendezvous import Worker, WorkerCard, exchange_cards
+from naspipe.runtime.processes.rendezvous import Worker, WorkerCard, exchange_cards, parent_identity
+from naspipe.runtime.processes.stopping import end_parent_too
 
 
 def execution_of(worker: Worker, execution: Execution, asked_stages: int | None) -> Execution:
@@ -90,12 +92,29 @@ def train_as_worker(training: Training, worker: Worker, *, has_place: bool) -> N
     if worker.rank:
         prepare = partial(assigned_job, training, hosts)
         is_causal = training.traits.is_causal
-        run_agent(hosts, training.execution, prepare, answers_signals=is_causal)
+        said = how_to_go_on(training.sources, training.path) if is_causal else ""
+        with _ended_everywhere(hosts), _introduced(hosts, training.observer.on_note):
+            run_agent(
+                hosts, training.execution, prepare, answers_signals=is_causal, how_to_go_on=said
+            )
         return
-    with _told(hosts):
+    with _told(hosts), _ended_everywhere(hosts):
         resumes = training.resumes or _is_restart(training, hosts)
         others = OtherHosts(hosts=hosts, assign=partial(assign, training, hosts))
         replace(training, resumes=resumes, others=others).run()
+
+
+@contextmanager
+def _introduced(hosts: Hosts, say: Callable[[str], None]) -> Iterator[None]:
+    """Where nothing is shown, a line at the start says where it is, and one that all went well."""
+    worker, first = hosts.worker, hosts.places[0].on(0)
+    who = f"rank {worker.rank} of {worker.world_size} on {hosts.names[worker.rank]}"
+    is_one_of_its_host = worker.local_rank == 0
+    if is_one_of_its_host:
+        say(f"{who} works for {first}; progress is shown there")
+    yield
+    if is_one_of_its_host:
+        say(f"{who} is done: the run is complete")
 
 
 def _is_restart(training: Training, hosts: Hosts) -> bool:
@@ -106,15 +125,35 @@ def _is_restart(training: Training, hosts: Hosts) -> bool:
 @contextmanager
 def _told(hosts: Hosts) -> Iterator[None]:
     """Whatever happens here, the other workers hear of the end."""
-    problem = "rank 0 failed"
+    problem, signal_number = "rank 0 failed", 0
     try:
         yield
         problem = ""
     except NaspipeError as error:
         problem = str(error).partition("\n")[0]
+        if isinstance(error, RunInterruptedError):
+            signal_number = error.signal_number
         raise
     finally:
-        tell_end(hosts, problem)
+        tell_end(hosts, problem, signal_number)
+
+
+@contextmanager
+def _ended_everywhere(hosts: Hosts) -> Iterator[None]:
+    """A signal to one host ends the torchrun of every host.
+
+    torchrun starts anew what did not end well, waits ten minutes for the host that has left, and
+    takes no exit status as a wish to end: it has to get the signal, too. One of its workers hands
+    it on, unless it came from there.
+    """
+    try:
+        yield
+    except RunInterruptedError as error:
+        worker = hosts.worker
+        is_there = parent_identity() == hosts.started_by[worker.rank]
+        if error.from_elsewhere and worker.is_torchruns and worker.local_rank == 0 and is_there:
+            end_parent_too()
+        raise
 
 
 def refuse(worker: Worker, problem: str) -> None:

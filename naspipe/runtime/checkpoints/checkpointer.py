@@ -11,7 +11,7 @@ from queue import Queue
 from typing import Any, NamedTuple, Self
 
 from naspipe.core.commands import CaptureLayer, FinishCut
-from naspipe.core.errors import InvariantError, StorageError, reason
+from naspipe.core.errors import InvariantError, StorageError
 from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version, alone_in
 from naspipe.core.space import Space
 from naspipe.runtime.checkpoints.capture_memory import CaptureMemory, Lease
@@ -23,6 +23,7 @@ from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.wire.ports import Reporter
 from naspipe.trace.snapshots.checkpoints import CheckpointFolder, cut_name
 from naspipe.trace.snapshots.shards import write_shard
+from naspipe.trace.storage.writing import cannot_write
 
 
 class CheckpointStream(NamedTuple):
@@ -195,9 +196,10 @@ class Checkpointer:
     def _report_next(self) -> None:
         job, body, error = self._outcomes.popleft()
         if isinstance(error, OSError):
+            folder = self._streams[job.stream].folder.path
+            said = cannot_write(Path(error.filename or folder), error)
             raise StorageError(
-                f"checkpoint at subnet {job.cut}: stage {self._stage} cannot write it: "
-                f"{reason(error)}; the checkpoints before it are still good"
+                f"checkpoint at subnet {job.cut}: {said}; the checkpoints before it are still good"
             ) from error
         if error is not None:
             raise error

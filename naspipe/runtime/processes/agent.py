@@ -16,7 +16,7 @@ import msgpack
 import zmq
 
 from naspipe.core.config import Execution
-from naspipe.core.errors import TransportError
+from naspipe.core.errors import RunInterruptedError, TransportError
 from naspipe.core.ids import WorkerId
 from naspipe.runtime.forking.fork import FORK, end_all, obituary, quiet_fork
 from naspipe.runtime.jobs.job import TrainingJob
@@ -36,14 +36,27 @@ Prepare = Callable[[dict[str, Any]], TrainingJob]
 
 
 def run_agent(
-    hosts: Hosts, execution: Execution, prepare: Prepare, *, answers_signals: bool
+    hosts: Hosts,
+    execution: Execution,
+    prepare: Prepare,
+    *,
+    answers_signals: bool,
+    how_to_go_on: str = "",
 ) -> None:
     """Run this worker's stage, and watch it and rank 0 until rank 0 says that the run has ended.
 
     The stage is forked before this process opens any socket.
 
+    Args:
+        hosts: this one and the others.
+        execution: how the run is carried out.
+        prepare: makes the job.
+        answers_signals: with a checkpoint, through rank 0.
+        how_to_go_on: what to say where rank 0 is lost.
+
     Raises:
         TransportError: when rank 0 says that the run failed, or gives no sign of life.
+        RunInterruptedError: when rank 0 says that a signal ended it, on whichever host.
     """
     rank = hosts.worker.rank
     parent = os.getppid()
@@ -66,7 +79,7 @@ def run_agent(
         context: zmq.Context[Any] = zmq.Context()
         stack.callback(context.destroy, linger=_LINGER_MS)
         stack.enter_context(Authenticator(context, hosts.endpoints.public_keys.values()))
-        agent = _Agent(hosts, execution, process, sender, parent, context)
+        agent = _Agent(hosts, execution, process, sender, parent, context, how_to_go_on)
         wakeup = stack.enter_context(Wakeup())
         asked = partial(_ask, agent, wakeup)
         stack.enter_context(answered_signals(asked) if answers_signals else nullcontext())
@@ -93,6 +106,7 @@ class _Agent:
     sender: Connection
     parent: int
     context: zmq.Context[Any]
+    how_to_go_on: str = ""
     signals: list[int] = field(default_factory=list)
     _inbox: zmq.Socket[Any] = field(init=False)
     _outbox: zmq.Socket[Any] = field(init=False)
@@ -130,11 +144,19 @@ class _Agent:
         if what == JOB:
             self._is_assigned = True
             self.sender.send_bytes(msgpack.packb(body))
-        elif what == END and body:
-            raise TransportError(f"rank {self.hosts.worker.rank}: rank 0 ended the run: {body}")
-        elif what not in (ALIVE, END):
+        elif what == END:
+            self._end(*body)
+        elif what != ALIVE:
             raise TransportError(f"rank 0 said {what!r:.40}")
         return what == END
+
+    def _end(self, problem: str, signal_number: int) -> None:
+        """The run has ended, for this reason and at this signal, if there was any."""
+        said = f"rank {self.hosts.worker.rank}: rank 0 ended the run: {problem}"
+        if signal_number:
+            raise RunInterruptedError(signal_number, said, from_elsewhere=not self.signals)
+        if problem:
+            raise TransportError(said)
 
     def _bury(self) -> None:
         """The stage's process has ended; where it cannot have said why, this one does."""
@@ -154,7 +176,7 @@ class _Agent:
             limit = self.execution.watch.silence_seconds
         problem = ""
         if silence > limit:
-            first, here = self.hosts.names[0], self.hosts.names[self.hosts.worker.rank]
+            first, here = self.hosts.places[0], self.hosts.places[self.hosts.worker.rank]
             who = f"the launcher (rank 0, {self.hosts.endpoints.launcher})"
             problem = f"{who}: {no_sign_of_life(first, here, silence)}"
         elif os.getppid() != self.parent:
@@ -162,6 +184,6 @@ class _Agent:
         if problem:
             how = f"its worker has ended it: {problem}"
             self._report("died", {"how": how, "host": os.uname().nodename})
-            raise TransportError(
-                f"rank {self.hosts.worker.rank} on {os.uname().nodename}: {problem}"
-            )
+            who = f"rank {self.hosts.worker.rank} on {os.uname().nodename}"
+            more = f"; {self.how_to_go_on}" if self.how_to_go_on else ""
+            raise TransportError(f"{who}: {problem}{more}")

@@ -17,6 +17,7 @@ import zmq
 from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError, TransportError
 from naspipe.runtime.jobs.job import TrainingJob
+from naspipe.runtime.processes.liveness import Place
 from naspipe.runtime.processes.rendezvous import Worker, WorkerCard, exchange_cards, parent_identity
 from naspipe.runtime.wire.endpoints import Endpoints, check_ports
 from naspipe.runtime.wire.transport import connect_outbox
@@ -40,6 +41,12 @@ class Hosts:
     """What the hosts of all workers call themselves."""
     token: str
     """Of this life: rank 0 writes it into the run directory, where all must find it."""
+
+    @property
+    def places(self) -> list[Place]:
+        """Of each worker."""
+        addresses = [each.removeprefix("tcp://") for each in self.endpoints.workers]
+        return [Place(*each) for each in zip(self.names, addresses, strict=True)]
 
 
 def join(worker: Worker, execution: Execution) -> Hosts:
@@ -145,11 +152,20 @@ class Announcer:
             self.tell(ALIVE)
 
 
-def tell_end(hosts: Hosts, problem: str, linger_seconds: float = 3.0) -> None:
-    """Tell every agent that the run has ended; ``problem`` is empty where all is well."""
+def tell_end(
+    hosts: Hosts, problem: str, signal_number: int = 0, linger_seconds: float = 3.0
+) -> None:
+    """Tell every agent that the run has ended.
+
+    Args:
+        hosts: where they are.
+        problem: why; empty where all is well.
+        signal_number: what asked for it; 0 where nobody did.
+        linger_seconds: how long to wait until all have heard it.
+    """
     context: zmq.Context[Any] = zmq.Context()
     try:
-        Announcer(context, hosts).tell(END, problem)
+        Announcer(context, hosts).tell(END, [problem, signal_number])
     finally:
         context.destroy(linger=int(linger_seconds * 1000))
 

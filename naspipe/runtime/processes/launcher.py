@@ -117,4 +117,5 @@ def _interruption(job: TrainingJob, stop: Stop, publisher: Publisher) -> RunInte
         stop.signal_number,
         f"interrupted by {signal.Signals(stop.signal_number).name}, with a checkpoint at subnet "
         f"{' and '.join(map(str, cuts))}",
+        from_elsewhere=stop.from_elsewhere,
     )

@@ -8,6 +8,30 @@ from typing import NamedTuple
 
 from naspipe.runtime.wire.reports import HEARTBEAT_SECONDS, WAITING
 
+_NOTED_SECONDS = 10.0
+"""A silence that whoever watches should know of."""
+
+
+class Place(NamedTuple):
+    """Where a stage is: on a host, at an address of it where there are several."""
+
+    host: str
+    address: str = ""
+
+    @property
+    def machine(self) -> tuple[str, str]:
+        """The host's name, and its address without the port."""
+        return self.host, self.address.rpartition(":")[0]
+
+    def of(self, stage: int) -> str:
+        """The stage and its host: several may share a name."""
+        more = f", {self.address}" if self.address else ""
+        return f"{'rank' if self.address else 'stage'} {stage} ({self.host}{more})"
+
+    def on(self, stage: int) -> str:
+        """The host, and which of those that share its name."""
+        return f"{self.host} (rank {stage}, {self.address})" if self.address else self.host
+
 
 class Problem(NamedTuple):
     """A stage that is given up, the task it holds, and why."""
@@ -32,7 +56,7 @@ class Liveness:
         now: the time.
         silence_seconds: how long a stage may send nothing at all.
         timeout_seconds: how long it may be at one block, WRITE or anything else but waiting.
-        hosts: of each stage, its host's name; where there are none, they are of this host.
+        places: of each stage; where there are none, they are on this host.
     """
 
     def __init__(
@@ -41,11 +65,12 @@ class Liveness:
         now: float,
         silence_seconds: float,
         timeout_seconds: float,
-        hosts: Sequence[str] = (),
+        places: Sequence[Place] = (),
     ) -> None:
         self.look_seconds = min(HEARTBEAT_SECONDS, silence_seconds / 4)
         """How long nobody may ask, at most."""
-        self._hosts = tuple(hosts)
+        self._places = tuple(places)
+        self._noted: set[int] = set()
         self._silence_seconds = silence_seconds
         self._timeout_seconds = timeout_seconds
         self._beats = {stage: _Beat(now, "start", now) for stage in stages}
@@ -55,6 +80,7 @@ class Liveness:
         """A heartbeat: what the stage is at, and for how many seconds."""
         if stage in self._beats:
             self._beats[stage] = _Beat(now, doing, now - age)
+            self._noted.discard(stage)
 
     def doing(self, stage: int) -> str:
         """What the stage was last heard to do; empty once it has ended."""
@@ -83,9 +109,8 @@ class Liveness:
         ]
         if silent:
             heard, stage = min(silent)
-            host = self._host(stage)
-            why = no_sign_of_life(host, os.uname().nodename, now - heard)
-            return Problem(stage, self._beats[stage].doing, why, host)
+            why = no_sign_of_life(self._place(stage), self._place(0), now - heard)
+            return Problem(stage, self._beats[stage].doing, why, self.host(stage))
         hung = [
             (beat.since, stage)
             for stage, beat in self._beats.items()
@@ -95,15 +120,40 @@ class Liveness:
             return None
         since, stage = min(hung)
         why = f"it has been at this for {now - since:.0f} s (timeout_seconds)"
-        return Problem(stage, self._beats[stage].doing, why, self._host(stage))
+        return Problem(stage, self._beats[stage].doing, why, self.host(stage))
 
-    def _host(self, stage: int) -> str:
-        return self._hosts[stage] if self._hosts else os.uname().nodename
+    def overdue(self, now: float) -> list[str]:
+        """A line for each stage that has been silent for a while, once until it is heard again.
+
+        To be asked behind :meth:`problem`.
+        """
+        late = [
+            (stage, now - beat.heard)
+            for stage, beat in sorted(self._beats.items())
+            if now - beat.heard > _NOTED_SECONDS and stage not in self._noted
+        ]
+        self._noted |= {stage for stage, _ in late}
+        return [
+            f"waiting {silence:.0f} s for {self._place(stage).of(stage)}, which was at: "
+            f"{self._beats[stage].doing}; it is given up after {self._silence_seconds:g} s "
+            f"(silence_seconds)"
+            for stage, silence in late
+        ]
+
+    def host(self, stage: int) -> str:
+        """Where a stage is, in an error."""
+        return self._place(stage).on(stage)
+
+    def _place(self, stage: int) -> Place:
+        return self._places[stage] if self._places else Place(os.uname().nodename)
 
 
-def no_sign_of_life(host: str, here: str, seconds: float) -> str:
+def no_sign_of_life(there: Place, here: Place, seconds: float) -> str:
     """Why a process of another host, or of this one, is given up."""
     causes = "stopped or starved"
-    if host != here:
-        causes = f"stopped, starved, or the network between {here} and {host}"
-    return f"no sign of life from {host} for {seconds:.0f} s: {causes}"
+    if there.machine != here.machine:
+        both = (here.host, there.host)
+        if here.host == there.host:
+            both = (here.machine[1], there.machine[1])
+        causes = f"stopped, starved, or the network between {both[0]} and {both[1]}"
+    return f"no sign of life from {there.host} for {seconds:.0f} s: {causes}"

@@ -42,6 +42,8 @@ class Worker:
     port: int
     hosts_store: bool
     """Whether rank 0 has to make the store itself: who started it has not."""
+    is_torchruns: bool = False
+    """Whether torchrun started it, which starts another one in its place when it fails."""
 
     @staticmethod
     def find() -> Worker | None:
@@ -66,6 +68,7 @@ class Worker:
                 address=environment["MASTER_ADDR"],
                 port=int(environment["MASTER_PORT"]),
                 hosts_store=environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
+                is_torchruns="TORCHELASTIC_RUN_ID" in environment,
             )
         except ValueError as error:
             raise ConfigError(

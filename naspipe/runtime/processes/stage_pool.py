@@ -111,7 +111,7 @@ def run_stages(
             time.monotonic(),
             execution.watch.silence_seconds,
             execution.watch.timeout_seconds,
-            elsewhere.hosts.names if elsewhere else (),
+            elsewhere.hosts.places if elsewhere else (),
         )
         side.mailboxes.outboxes += [
             connect_outbox(context, address, endpoints) for address in endpoints.workers

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
-from naspipe.runtime.forking.fork import ASKING
+from naspipe.core.errors import RunInterruptedError
+from naspipe.runtime.forking.fork import ASKING, leave_signals_to_launcher
 from naspipe.runtime.wire.messages import HOLD, STOP, ControlMessage
 
 
@@ -40,10 +42,13 @@ class Stop:
         self._admitted: dict[int, Sequence[int]] = {}
         self.signal_number = 0
         """The signal that asked for it; 0 while nobody did."""
+        self.from_elsewhere = True
+        """Whether no signal came to this process itself."""
 
-    def request(self, signal_number: int) -> None:
+    def request(self, signal_number: int, from_elsewhere: bool = False) -> None:
         """Ask for it; safe in a signal's handler."""
         self.signal_number = signal_number
+        self.from_elsewhere &= from_elsewhere
 
     def held(self, stage: int, admitted: Sequence[int]) -> None:
         """A stage admits nothing more of its own accord."""
@@ -72,6 +77,12 @@ class Stop:
             self._send(stage, message)
 
 
+def end_parent_too() -> None:
+    """Have who started this process end as if it had got the signal itself; answer none more."""
+    leave_signals_to_launcher()
+    os.kill(os.getppid(), signal.SIGTERM)
+
+
 @contextmanager
 def answered_signals(answer: Callable[[int], None]) -> Iterator[None]:
     """Answer SIGINT, SIGTERM and SIGHUP; a second SIGINT or SIGTERM raises ``KeyboardInterrupt``.
@@ -91,12 +102,49 @@ def answered_signals(answer: Callable[[int], None]) -> Iterator[None]:
             raise KeyboardInterrupt
         answer(number)
 
-    before: Mapping[int, object] = {number: signal.getsignal(number) for number in ASKING}
-    answered = [number for number in ASKING if before[number] is not signal.SIG_IGN]
-    for number in answered:
+    with _handled(
+        [each for each in ASKING if signal.getsignal(each) is not signal.SIG_IGN], handle
+    ):
+        yield
+
+
+@contextmanager
+def ended_by_signals(when: str) -> Iterator[None]:
+    """Have SIGTERM and SIGHUP raise where they would end the process without a word.
+
+    In any thread but the main one nothing is changed, and a signal that has a handler keeps it.
+
+    Args:
+        when: said of the end.
+
+    Raises:
+        RunInterruptedError: at the signal.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    owner = os.getpid()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if os.getpid() != owner:  # of a process that was forked meanwhile
+            os._exit(128 + number)
+        raise RunInterruptedError(number, f"interrupted by {signal.Signals(number).name} {when}")
+
+    silent = (signal.SIGTERM, signal.SIGHUP)
+    with _handled([each for each in silent if signal.getsignal(each) is signal.SIG_DFL], handle):
+        yield
+
+
+@contextmanager
+def _handled(
+    numbers: Collection[int], handle: Callable[[int, FrameType | None], None]
+) -> Iterator[None]:
+    """Signals with another handler; the earlier ones come back."""
+    before: Mapping[int, object] = {number: signal.getsignal(number) for number in numbers}
+    for number in numbers:
         signal.signal(number, handle)
     try:
         yield
     finally:
-        for number in answered:
+        for number in numbers:
             signal.signal(number, before[number])  # type: ignore[arg-type]

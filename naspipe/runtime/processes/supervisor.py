@@ -81,6 +81,9 @@ class StageReports:
                 if self.liveness is not None:
                     self.liveness.done(stage)
 
+    def note(self, text: str) -> None:
+        """Nothing: nobody watches."""
+
     def report(self, kind: str, body: Any) -> None:
         """Reports of work on one stage, which come without a socket."""
         self.take(kind, 0, dict(body))
@@ -179,13 +182,17 @@ class Collector(StageReports):
             case "held":
                 self._stop.held(stage, body["admitted"])
             case "signal":
-                self._stop.request(body["number"])
+                self._stop.request(body["number"], from_elsewhere=True)
                 self._stop.advance()
             case "died":
-                how, host = body["how"], str(body.get("host", ""))
-                raise StageFailedError(stage, _task(self, stage), how, host)
+                host = self.liveness.host(stage) if self.liveness else str(body.get("host", ""))
+                raise StageFailedError(stage, _task(self, stage), body["how"], host)
             case _:
                 super().take(kind, stage, body)
+
+    def note(self, text: str) -> None:
+        """Something that whoever watches should know."""
+        self._observer.on_note(text)
 
     def report(self, kind: str, body: Any) -> None:
         """Reports of a run on one stage, which come without a socket."""
@@ -240,9 +247,12 @@ def supervise(
                         collector.take(*read_report(inbox.recv()))
                 if stage not in collector.results:
                     raise StageFailedError(stage, _task(collector, stage), obituary(process))
-        problem = collector.liveness.problem(time.monotonic()) if collector.liveness else None
-        if problem is not None:
-            raise StageFailedError(problem.stage, problem.task, problem.why, problem.host)
+        if collector.liveness is not None:
+            now = time.monotonic()
+            if problem := collector.liveness.problem(now):
+                raise StageFailedError(problem.stage, problem.task, problem.why, problem.host)
+            for said in collector.liveness.overdue(now):
+                collector.note(said)
 
 
 def _task(collector: StageReports, stage: int) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -87,11 +89,18 @@ def tcp_endpoints(port: int, num_stages: int, directory: Path = Path()) -> Endpo
     return Endpoints(tuple(addresses[:-1]), addresses[-1], keys, pair, directory)
 
 
-def check_ports(address: str, ports: Sequence[int]) -> None:
+def check_ports(
+    address: str, ports: Sequence[int], keys: tuple[str, str] = ("port", "interface")
+) -> None:
     """Look whether ports of an address of this machine are free; takes none of them.
 
+    Args:
+        address: of this machine, it should be.
+        ports: that are needed.
+        keys: of the settings that choose other ports, and another address.
+
     Raises:
-        ConfigError: when one is in use.
+        ConfigError: when one is in use, or the address is none of this machine's.
     """
     for number in ports:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
@@ -101,8 +110,15 @@ def check_ports(address: str, ports: Sequence[int]) -> None:
                 probe.bind((address, number))
                 probe.listen(1)
             except OSError as error:
+                if error.errno == errno.EADDRNOTAVAIL:
+                    raise ConfigError(
+                        f"{address} is no address of this host ({os.uname().nodename}): expected "
+                        f"one that it has, as `ip address` lists them; choose another with --set "
+                        f"{keys[1]}=..."
+                    ) from None
+                which = f"ports {ports[0]} to {ports[-1]}" if len(ports) > 1 else f"port {number}"
+                why = "is in use" if error.errno == errno.EADDRINUSE else "cannot be had"
                 raise ConfigError(
-                    f"port {number} is in use ({error.strerror}): the run needs the ports "
-                    f"{ports[0]} to {ports[-1]} of {address} free; choose others with "
-                    f"--set port=N"
+                    f"port {number} {why} ({error.strerror}): the run needs the {which} of "
+                    f"{address} free; choose others with --set {keys[0]}=N"
                 ) from None

@@ -2,8 +2,8 @@
 
 It has ``time`` (seconds since 1970), ``host`` and ``pid`` of the launcher, ``step`` (optimizer
 steps that are done) of ``steps``, ``steps_per_second`` of this life, ``pending`` (subnets under
-way), ``resident_bytes`` (of the launcher's processes on its host) and ``loss`` (the last one).
-What is not known is null.
+way), ``resident_bytes`` (of the launcher's processes on its host), ``last_step_time`` (when a pass
+was told last, since 1970) and ``loss`` (the last one). What is not known is null.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from naspipe.core.json_text import parse_json
 
@@ -49,11 +49,12 @@ def read_heartbeat(directory: Path) -> dict[str, Any]:
         found = parse_json((directory / HEARTBEAT).read_bytes())
     except (OSError, ValueError):
         return {}
-    is_one = isinstance(found, dict) and _is_time(found.get("time")) and _is_host(found)
+    is_one = isinstance(found, dict) and is_time(found.get("time")) and _is_host(found)
     return found if is_one else {}
 
 
-def _is_time(value: object) -> bool:
+def is_time(value: object) -> TypeGuard[float]:
+    """Whether a file may mean a time in seconds since 1970."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e11
 
 

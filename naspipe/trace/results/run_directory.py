@@ -103,7 +103,7 @@ class RunDirectory:
         if self.path.is_dir() and any(self.path.iterdir()):
             raise ConfigError(
                 f"run directory {self.path} exists and is not empty; remove it, choose another "
-                f"with --run-dir, or go on with it: --resume"
+                f"with --run-dir, or go on with it: --resume, or --resume-if-exists"
             )
 
     def create(self) -> None:
@@ -118,7 +118,8 @@ class RunDirectory:
                 (self.path / folder).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(
-                f"run directory {self.path} cannot be made: {error.strerror}"
+                f"run directory {self.path} cannot be made: {error.strerror}; choose "
+                f"another with --run-dir"
             ) from error
 
     def write_manifest(self, manifest: Mapping[str, Any]) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from naspipe.trace.results.heartbeat_file import read_heartbeat
+from naspipe.trace.results.heartbeat_file import is_time, read_heartbeat
 from naspipe.trace.results.run_directory import RunDirectory
 
 LOCK = ".lock"
@@ -27,6 +27,9 @@ DIED = "died"
 _UNDER_WAY = ("planning", "running")
 _FRESH_SECONDS = 20.0
 """A heartbeat that is older is no sign of life."""
+_STALLED_SECONDS = 60.0
+_STALLED_STEPS = 5.0
+"""A run without a step for longer than both, the second in its own steps, stalls."""
 
 
 class RunState(NamedTuple):
@@ -40,6 +43,20 @@ class RunState(NamedTuple):
     """Its heartbeat, empty where there is none."""
     seen: float | None
     """Its last sign of life, in seconds since 1970."""
+
+    @property
+    def last_step(self) -> float | None:
+        """When its last step was, in seconds since 1970; None where that is not known."""
+        found = self.beat.get("last_step_time")
+        return found if is_time(found) else None
+
+    def is_stalled(self, now: float) -> bool:
+        """Whether it goes on, but has been without a step for far longer than its steps take."""
+        if self.status != "running" or self.last_step is None:
+            return False
+        speed = self.beat.get("steps_per_second")
+        usual = 1.0 / speed if isinstance(speed, int | float) and speed > 0 else 0.0
+        return now - self.last_step > max(_STALLED_SECONDS, _STALLED_STEPS * usual)
 
 
 def run_state(directory: RunDirectory, manifest: Mapping[str, Any]) -> RunState:

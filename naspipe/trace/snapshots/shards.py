@@ -97,7 +97,7 @@ def write_shard(
     text += b" " * (-len(text) % 8)
     header = _HEADER_LENGTH.pack(len(text)) + text
     checksums = []
-    with atomic_file(directory / name) as file:
+    with atomic_file(directory / name, len(header) + offset) as file:
         writer = DirectWriter(file.fileno())
         writer.write(header)
         for _, (_, _, data) in pieces:

@@ -10,13 +10,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from naspipe.trace.storage.writing import note_room
+
 
 @contextmanager
-def atomic_file(path: Path) -> Iterator[BinaryIO]:
+def atomic_file(path: Path, needed_bytes: int = 0) -> Iterator[BinaryIO]:
     """A file to write that takes the name ``path`` when whole and on disk, or leaves no trace.
 
+    Args:
+        path: of the file.
+        needed_bytes: how much is to be written, where that is known.
+
     Raises:
-        OSError: when it cannot be written; its ``filename`` is the path.
+        OSError: when it cannot be written; its ``filename`` is the path, and it knows the need.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -26,9 +32,10 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException as error:
-        temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
             error.filename = str(path)
+            note_room(error, path, needed_bytes)
+        temporary.unlink(missing_ok=True)
         raise
     sync_directory(path.parent)
 
@@ -36,8 +43,9 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write a JSON object atomically; a NaN or infinity becomes the string ``nan``, ``inf``."""
     text = json.dumps(_plain(value), indent=1, allow_nan=False, ensure_ascii=False)
-    with atomic_file(path) as file:
-        file.write(text.encode() + b"\n")
+    data = text.encode() + b"\n"
+    with atomic_file(path, len(data)) as file:
+        file.write(data)
 
 
 def _plain(value: Any) -> Any:

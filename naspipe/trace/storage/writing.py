@@ -17,6 +17,16 @@ SPACE = (errno.ENOSPC, errno.EDQUOT)
 STORAGE = (*SPACE, errno.EROFS, errno.EFBIG, errno.EIO)
 """Errors of where files are, and of nothing else."""
 
+_KNOWN = "naspipe_known"
+
+
+def note_room(error: OSError, path: Path, needed_bytes: int) -> None:
+    """Have an error know, for :func:`cannot_write`, what was to be written, and the room there.
+
+    To be called before anything is tidied up, which makes room.
+    """
+    vars(error)[_KNOWN] = needed_bytes, _room(path, error)
+
 
 @contextmanager
 def writing(path: Path, needed_bytes: int = 0) -> Iterator[None]:
@@ -55,10 +65,12 @@ def named_storage(place: Path) -> Iterator[None]:
 
 def cannot_write(path: Path, error: OSError, needed_bytes: int = 0) -> StorageError:
     """One line on a file that cannot be written."""
+    known_bytes, room = vars(error).get(_KNOWN) or (0, _room(path, error))
+    needed_bytes = needed_bytes or known_bytes
     need = f" ({needed_bytes:,} bytes to write)" if needed_bytes else ""
     said = " ".join(str(error.strerror or error).split())
     return StorageError(
-        f"{path} cannot be written{need}: [Errno {error.errno}] {said}{_room(path, error)}; "
+        f"{path} cannot be written{need}: [Errno {error.errno}] {said}{room}; "
         f"free or add storage (a run goes on with --resume)"
     )
 
@@ -84,8 +96,10 @@ def _room(path: Path, error: OSError) -> str:
         return f" (ulimit -f: {limit:,} bytes a file)" if limit != resource.RLIM_INFINITY else ""
     if error.errno not in SPACE:
         return ""
-    try:
-        found = os.statvfs(path.parent)
+    try:  # the directory may be gone: nothing is left of what could not begin
+        found = os.statvfs(next(each for each in path.absolute().parents if each.exists()))
     except OSError:
         return ""
-    return f" ({found.f_bavail * found.f_frsize:,} bytes free there)"
+    free = f"{found.f_bavail * found.f_frsize:,} bytes free there"
+    has_names = found.f_favail or not found.f_files
+    return f" ({free})" if has_names else f" ({free}, but no more files: its inodes are used up)"

@@ -55,7 +55,13 @@ def test_all_that_is_handed_out_is_tried():
     known = {each for each in CALLS if callable(each)} | of_settings
     names = [name for name in npp.__all__ if callable(getattr(npp, name))]
     with_arguments = {name for name in names if not issubclass_of_error(getattr(npp, name))}
-    left = {"Exact", "Frozen", "Run", "Blockwise"}  # without arguments, or not made by users
+    left = {
+        "Exact",
+        "Frozen",
+        "Observer",
+        "Run",
+        "Blockwise",
+    }  # without arguments, or not made by users
     left |= {"distill_blockwise"}  # whose further keywords are those of workload
     assert {getattr(npp, name) for name in with_arguments - left} == known
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 from urllib.request import urlopen
 
@@ -19,7 +18,13 @@ def records(port, **more):
 
 
 def vitals(stream):
-    return {"step": 7 + stream, "steps": 40, "loss": float("nan"), "hit_rate": None}
+    return {
+        "step": 7 + stream,
+        "steps": 40,
+        "loss": float("nan"),
+        "hit_rate": None,
+        "last_step_time": 9.5,
+    }
 
 
 def scraped(port):
@@ -32,11 +37,12 @@ def test_what_is_known_of_each_run():
     port = free_ports(1)
     with MetricsServer(records(port), ["runs/a", "runs/b"], vitals):
         found = scraped(port)
-        with pytest.raises(ConfigError, match=f"port {port} is in use"):
+        with pytest.raises(ConfigError, match=f"port {port} is in use.*--set metrics_port=N"):
             check_metrics_server(records(port))
     assert found == [
         'naspipe_step{run="runs/a"} 7.0', 'naspipe_step{run="runs/b"} 8.0',
         'naspipe_steps{run="runs/a"} 40.0', 'naspipe_steps{run="runs/b"} 40.0',
+        'naspipe_last_step_time{run="runs/a"} 9.5', 'naspipe_last_step_time{run="runs/b"} 9.5',
         'naspipe_loss{run="runs/a"} NaN', 'naspipe_loss{run="runs/b"} NaN',
     ]  # fmt: skip
     check_metrics_server(records(port))
@@ -66,7 +72,8 @@ def test_an_address_that_is_none(address):
 
 def test_an_address_of_another_host():
     pytest.importorskip("prometheus_client", reason="needs prometheus_client")
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        with pytest.raises(ConfigError, match="port 9400 is in use"):
-            check_metrics_server(records(9400, metrics_address="192.0.2.1"))
+    with pytest.raises(ConfigError) as caught:
+        check_metrics_server(records(9400, metrics_address="192.0.2.1"))
+    said = str(caught.value)
+    assert said.startswith("192.0.2.1 is no address of this host (") and "in use" not in said
+    assert said.endswith("choose another with --set metrics_address=...")

@@ -17,6 +17,7 @@ import naspipe as npp
 from naspipe.core.config import Definition, Recipe
 from naspipe.core.errors import StorageError
 from naspipe.core.recipe import learning_rate
+from naspipe.frontend.training import metrics_server
 from naspipe.frontend.training.recording import Recording
 from naspipe.runtime.wire.reports import Observer
 from naspipe.trace.results.heartbeat_file import read_heartbeat
@@ -164,6 +165,8 @@ def test_steps_are_written_in_order_whatever_order_they_come_in(tmp_path):
     assert 1 << 20 < rows[3]["resident_bytes"] < 1 << 40
     beat = read_heartbeat(tmp_path / "run")
     assert (beat["step"], beat["loss"], beat["pending"]) == (3, None, 3)
+    assert rows[3]["time"] - 60 < beat["last_step_time"] <= beat["time"]
+    assert metrics_server._GAUGES.keys() <= beat.keys()
 
 
 def test_a_life_that_begins_behind_a_step_of_passes(tmp_path):

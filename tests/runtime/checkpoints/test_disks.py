@@ -40,7 +40,7 @@ def test_a_disk_that_is_full_is_one_line_behind_the_parts_that_are_good(
         monkeypatch.setattr(module, "write_part", no_space)
         finished(bench, 8)
         with pytest.raises(
-            StorageError, match=r"checkpoint at subnet 8: stage 2 cannot write it: .*No space left"
+            StorageError, match=r"checkpoint at subnet 8: .* cannot be written: .*No space left"
         ) as caught:
             getattr(checkpointer, told_by)()
     assert "\n" not in str(caught.value)

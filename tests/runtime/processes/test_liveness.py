@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from naspipe.runtime.processes.liveness import Liveness
+from naspipe.runtime.processes.liveness import Liveness, Place, no_sign_of_life
 from naspipe.runtime.processes.stopping import Stop, answered_signals
 from naspipe.runtime.wire.messages import HOLD, STOP, ControlMessage, launcher_frames, read_message
 from naspipe.runtime.wire.reports import WAITING
@@ -44,15 +44,44 @@ def test_a_stage_that_is_silent_is_named_with_what_it_was_at():
 
 
 def test_a_silent_stage_of_another_host_names_both_hosts():
-    liveness = Liveness([0, 1], 0.0, 10.0, 100.0, ["one", "two"])
+    places = [Place("one", "10.0.0.1:29601"), Place("two", "10.0.0.2:29603")]
+    liveness = Liveness([0, 1], 0.0, 10.0, 100.0, places)
     for now in range(1, 12):
         liveness.hear(0, now, WAITING, 0.0)
         problem = liveness.problem(now)
-    here = os.uname().nodename
-    assert problem.host == "two" and problem.why == (
-        f"no sign of life from two for 11 s: stopped, starved, or the network between {here} and "
-        f"two"
+    assert problem.host == "two (rank 1, 10.0.0.2:29603)" and problem.why == (
+        "no sign of life from two for 11 s: stopped, starved, or the network between one and two"
     )
+
+
+def test_hosts_that_share_a_name_are_told_apart_by_their_addresses():
+    places = [Place("one", "10.0.0.1:29601"), Place("one", "10.0.0.2:29603")]
+    assert no_sign_of_life(*places, 31.0) == (
+        "no sign of life from one for 31 s: stopped, starved, or the network between 10.0.0.2 and "
+        "10.0.0.1"
+    )
+    assert no_sign_of_life(places[0], Place("one", "10.0.0.1:29603"), 31.0).endswith("starved")
+
+
+def test_a_silence_is_said_once_until_the_stage_is_heard_again():
+    """A host, which may share its name with others, by its rank and address, too."""
+    places = [Place("one", "10.0.0.1:29601"), Place("one", "10.0.0.2:29603")]
+    liveness = Liveness([0, 1], 0.0, 30.0, 100.0, places)
+    said = {}
+    for now in range(1, 60):
+        liveness.hear(0, now, WAITING, 0.0)
+        if now in (2, 30):
+            liveness.hear(1, now, "0.3F@1 block 4", 0.0)
+        assert liveness.problem(now) is None
+        if lines := liveness.overdue(now):
+            said[now] = lines
+    line = (
+        "waiting 11 s for rank 1 (one, 10.0.0.2:29603), which was at: 0.3F@1 block 4; it is given "
+        "up after 30 s (silence_seconds)"
+    )
+    assert said == {13: [line], 41: [line]}
+    alone = Liveness([0], 0.0, 30.0, 100.0)
+    assert alone.overdue(11.0)[0].startswith(f"waiting 11 s for stage 0 ({os.uname().nodename})")
 
 
 def test_a_stage_that_hangs_is_named_and_not_those_that_wait_for_it():
@@ -95,6 +124,16 @@ def test_a_stop_is_at_the_most_that_any_stage_has_admitted():
     assert len(sent) == 3
     stop.held(2, [8, 4])
     assert sent[3:] == [(stage, ControlMessage(STOP, (9, 4))) for stage in range(3)]
+
+
+def test_where_a_signal_came_from():
+    """One of its own counts more than those that other hosts tell of."""
+    stop = Stop(2, lambda stage, message: None)
+    stop.request(signal.SIGTERM, from_elsewhere=True)
+    assert stop.from_elsewhere
+    stop.request(signal.SIGTERM)
+    stop.request(signal.SIGTERM, from_elsewhere=True)
+    assert not stop.from_elsewhere
 
 
 def test_a_stage_that_ended_before_it_was_asked_counts():

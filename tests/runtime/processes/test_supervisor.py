@@ -230,6 +230,31 @@ def test_a_stage_that_liveness_gives_up_is_raised(desk):
     assert (caught.value.stage, caught.value.task) == (1, "0.3F@1")
 
 
+class Noting(StageReports):
+    """Remembers what whoever watches would be told."""
+
+    def __init__(self, num_stages):
+        super().__init__(num_stages)
+        self.said = []
+
+    def note(self, text):
+        self.said.append(text)
+
+
+def test_whoever_watches_is_told_of_a_silence(desk):
+    desk.collector = Noting(2)
+    desk.collector.liveness = Liveness([0, 1], time.monotonic() - 12.0, 60.0, 60.0)
+    desk.report("beat", 0, doing="waiting", age=0.0)
+    timers = [threading.Timer(1.2, desk.report, ("done", stage)) for stage in (0, 1)]
+    for timer in timers:
+        timer.start()
+    desk.supervise()
+    for timer in timers:
+        timer.join()
+    assert len(desk.collector.said) in (1, 2)  # the beat may come behind the first look
+    assert all(" s for stage " in said and "was at: start" in said for said in desk.collector.said)
+
+
 def test_a_wish_to_end_reaches_every_stage_at_once(desk, monkeypatch):
     """Set in a signal's handler, it interrupts the wait for reports."""
     monkeypatch.setattr(supervisor, "_POLL_SECONDS", 30.0)
