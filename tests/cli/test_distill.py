@@ -88,7 +88,7 @@ def test_what_it_says(
 
 
 def test_a_resume_on_other_stages(tmp_path: Path, teacher: Path) -> None:
-    steps = ["--steps", "40", "--sampler", "fair", "--set", "lr=0.02", "--data", SLOW]
+    steps = ["--steps", "24", "--sampler", "fair", "--set", "lr=0.02", "--data", SLOW]
     assert main(words(teacher, tmp_path / "whole", *steps)) == 0
     path = tmp_path / "ended"
     how = ["--stages", "2", "--checkpoint-every", "5"]
