@@ -13,7 +13,7 @@ from torch import nn
 from naspipe.core.config import Recipe
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import FIRST_STREAM, LayerId
-from naspipe.core.space import Block, Shared, Space
+from naspipe.core.space import Block, Space
 from naspipe.core.user_code import users_code
 from naspipe.frontend.given.run import Run, check_space
 from naspipe.runtime.checkpoints.layer_bytes import layer_key, load_layer
@@ -122,15 +122,14 @@ def assemble(run: Run, choices: Sequence[int], *, ema: bool = False) -> ModuleCh
 
 def chain_names(space: Space) -> list[str]:
     """A Python name for each block of the chain, each another."""
-    taken = {block.name.replace("-", "_") for block in space.blocks if isinstance(block, Shared)}
-    names, number = [], 0
-    for block in space.blocks:
+    taken = {block.name.replace("-", "_") for block in space.blocks if not isinstance(block, Block)}
+    names = []
+    for block, label in zip(space.blocks, space.labels, strict=True):
         if isinstance(block, Block):
-            name = f"block{number}"
+            name = f"block{label}"
             while name in taken:
                 name += "_"
             names.append(name)
-            number += 1
         else:
             names.append(block.name.replace("-", "_"))
     return names

@@ -14,7 +14,7 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.ids import FIRST_STREAM, LayerId
 from naspipe.core.rules import Exact, Follows, own_step, steps_behind
 from naspipe.core.settings.parameter_groups import group_of
-from naspipe.core.space import Shared, Space
+from naspipe.core.space import Block, Elastic, Shared, Space
 from naspipe.core.user_code import users_code
 from naspipe.core.wiring import Tap, TapRole
 from naspipe.frontend.checks.expected_costs import check_costs
@@ -114,7 +114,7 @@ def check_layers(workload: Workload) -> None:
     _check_groups_match(space, definition)
     with deterministic_torch(definition.recipe.threads):
         for position, block in enumerate(space.blocks):
-            if isinstance(block, Shared):
+            if not isinstance(block, Block):
                 _check_own_step(block, definition)
                 _check_statistics(_made(store, space, position), block, defers_norms)
         for position in _first_of_kinds(space):
@@ -154,7 +154,7 @@ def _some_names(space: Space) -> list[str]:
     return list(dict.fromkeys(found[:1] + found[-1:]))
 
 
-def _check_own_step(block: Shared, definition: Definition) -> None:
+def _check_own_step(block: Shared | Elastic, definition: Definition) -> None:
     own = own_step(block.rule)
     if own.momentum is not None:
         check_optimizer(definition.recipe, own)
@@ -181,14 +181,14 @@ def _first_of_kinds(space: Space) -> Iterator[int]:
     """Positions of choice blocks, one per kind; blocks that name none are each their own."""
     kinds: set[str] = set()
     for position, block in enumerate(space.blocks):
-        if isinstance(block, Shared) or block.kind in kinds:
+        if not isinstance(block, Block) or block.kind in kinds:
             continue
         if block.kind is not None:
             kinds.add(block.kind)
         yield position
 
 
-def _check_statistics(layer: StoredLayer, block: Shared, defers_norms: bool) -> None:
+def _check_statistics(layer: StoredLayer, block: Shared | Elastic, defers_norms: bool) -> None:
     """Only a layer that is read as it was last written may keep running statistics.
 
     Unless they are deferred: then nobody reads them while the step goes on.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ from naspipe.core.space import Space
 from naspipe.core.wording.in_python import says_keywords
 from naspipe.runtime.checkpoints.layer_bytes import layer_key, load_layer
 from naspipe.streams.from_file import read_stream
+from naspipe.trace.access.labels import SpaceLabels, describe_space
 from naspipe.trace.access.log import RunLog
-from naspipe.trace.access.order import orders_of_layers
+from naspipe.trace.access.order import orders_of_layers, with_settings
 from naspipe.trace.access.stored import Wanted
 from naspipe.trace.results.run_directory import RunDirectory
 from naspipe.trace.results.validation_file import Validation, read_validations
@@ -118,11 +119,16 @@ class Run:
                 f"without; train with --set ema=0.999"
             )
 
-    def access_order(self, block: int, candidate: int) -> str:
-        """A layer's accesses, as in ``2F-2B-5F-5B``."""
-        layer = self.space.layer(f"{block}.{candidate}")
+    def access_order(self, block: int | str, candidate: int | None = None) -> str:
+        """A layer's accesses, as in ``2F-2B-5F-5B``; ``2F[512]`` says an elastic layer's setting.
+
+        Of a shared or an elastic layer ``block`` is the name.
+        """
+        layer = self.space.layer(str(block) if candidate is None else f"{block}.{candidate}")
         wanted = Wanted(layers=frozenset([layer]), backwards=False)
-        return orders_of_layers(RunLog(self.directory.path).columns(wanted)).get(layer, "")
+        order = orders_of_layers(RunLog(self.directory.path).columns(wanted)).get(layer, "")
+        labels = SpaceLabels(self.manifest["space"])
+        return with_settings(order, labels.settings(layer, self.stream))
 
     def _load(self, layer: LayerId, ema: bool) -> nn.Module:
         if ema:
@@ -143,6 +149,7 @@ def check_space(run: Run) -> None:
     pairs: dict[str, tuple[list[Any], list[Any]]] = {
         "blocks": (recorded["labels"], list(space.labels)),
         "candidates": (recorded["candidates"], [len(b.candidates) for b in space.blocks]),
+        "settings": (_settings(recorded), _settings(describe_space(space))),
     }
     for what, (expected, found) in pairs.items():
         if expected != found:
@@ -150,6 +157,10 @@ def check_space(run: Run) -> None:
                 f"run {run.directory.path} trained the space {recorded['name']}: expected the "
                 f"{what} {_short(expected)}, found {_short(found)} in {space.name}"
             )
+
+
+def _settings(described: Mapping[str, Any]) -> list[str]:
+    return [f"{name} {settings}" for name, settings in described.get("elastic", {}).items()]
 
 
 def is_same_data(found: Any, recorded: Any) -> bool:

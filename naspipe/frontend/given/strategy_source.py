@@ -9,7 +9,7 @@ from pathlib import Path
 
 from naspipe.core.errors import ConfigError
 from naspipe.core.events import Planned
-from naspipe.core.ids import SequenceId, StreamId
+from naspipe.core.ids import StreamId
 from naspipe.core.space import Space
 from naspipe.core.subnet import Subnet
 from naspipe.core.user_code import users_code
@@ -109,7 +109,7 @@ class StrategySource:
         found = [decisions.choices(each) if decisions else tuple(each) for each in drawn]
         for choices in found:
             chain = self._space.chain(choices)
-            self.subnets.append(Subnet(self._stream, SequenceId(self.count), chain))
+            self.subnets.append(self._space.subnet(self._stream, self.count, chain))
         return found
 
     def _planned(self, subnets: Sequence[Subnet]) -> list[Planned]:

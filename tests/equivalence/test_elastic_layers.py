@@ -1,0 +1,82 @@
+"""One layer of many settings: the bits of a loop that slices one module, however it is run."""
+
+from __future__ import annotations
+
+import pytest
+from torch import nn
+
+import naspipe as npp
+from naspipe.trace.access.log import read_run_accesses
+from tests.equivalence import elastic_spaces as elastic
+from tests.equivalence.harness import check, restless
+from tests.faults import helpers
+
+LOSS = nn.CrossEntropyLoss()
+SGD = {"optimizer": "SGD", "options": {"momentum": 0.9, "weight_decay": 1e-3}, "lr": 0.05}
+ADAMW = {"optimizer": "AdamW", "options": {"weight_decay": 0.1}, "lr": 0.01}
+LEAST = {"memory_budget": "0.001x"}
+
+
+def train(tmp_path, make, data, *rule, loss=LOSS, **given):
+    return check(tmp_path, make(*rule), data, loss, **given)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("make", "data", "loss", "optimizer"),
+    [
+        (elastic.linears, elastic.vectors, LOSS, SGD), (elastic.images, elastic.maps, LOSS, SGD),
+        (elastic.texts, elastic.tokens, elastic.TokenLoss(), ADAMW),
+        (elastic.images, elastic.maps, LOSS, ADAMW),
+    ],
+)  # fmt: skip
+def test_bits_of_the_plain_loop(tmp_path, make, data, loss, optimizer, stages):
+    """Linear, Conv, BatchNorm, attention, embedding, depth; a width that all of them share."""
+    train(tmp_path, make, data, loss=loss, stages=(stages,), steps=12, **optimizer)
+
+
+@pytest.mark.parametrize("rule", ["lag(4)", "lag(2,predict)", "every(3)"])
+@pytest.mark.parametrize("optimizer", [SGD, ADAMW])
+def test_layers_that_are_read_late(tmp_path, rule, optimizer):
+    rule = npp.core.rules.parse_rule(rule)
+    train(tmp_path, elastic.linears, elastic.vectors, rule, stages=(3,), steps=12, **optimizer)
+
+
+@pytest.mark.parametrize(
+    ("passes", "execution"),
+    [
+        ("sandwich:2", {}), ("sandwich:2", {"recompute": True}), ("subnets:8", {}),
+        ("subnets:8:users", {"groups": 2}), ("subnets:2", {"recompute": True, **LEAST}),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("stages", [1, 2])
+def test_steps_of_several_passes(tmp_path, passes, execution, stages):
+    """Their gradients are dense, and added up as autograd adds those of slices."""
+    (run,) = train(
+        tmp_path, elastic.linears, elastic.vectors, stages=(stages,), steps=4, **SGD,
+        recipe={"passes": passes}, execution=execution,
+    )  # fmt: skip
+    if passes == "sandwich:2":
+        assert [set(run.stream[n::4]) for n in (0, 1)] == [{(2, 2, 1, 1, 2)}, {(0, 0, 2, 0, 0)}]
+        assert run.access_order("fc").startswith("0F[16]-1F[4]-")
+
+
+@pytest.mark.parametrize("execution", [{}, {"recompute": True, **LEAST}])
+def test_an_elastic_layer_moves_like_any(tmp_path, monkeypatch, execution):
+    """Recompute uses the setting that the forward used."""
+    restless(monkeypatch)
+    runs = train(
+        tmp_path, elastic.images, elastic.maps, stages=(2,), steps=15, **ADAMW, execution=execution
+    )
+    stages = {}
+    for access in read_run_accesses(runs[0].directory.path):
+        stages.setdefault(access.layer, set()).add(access.stage)
+    assert {len(found) for layer, found in stages.items() if layer.block in (1, 2)} == {2}
+
+
+def test_a_resume_elsewhere_with_the_least_memory(tmp_path):
+    kw = {"space": elastic.linears(), "options": {"momentum": 0.9}}
+    first, then = {"stages": 2}, {"stages": 3, "execution": LEAST}
+    found = helpers.interrupt_and_resume(tmp_path, elastic.vectors, first, then, **kw)
+    whole = helpers.train(tmp_path / "whole", helpers.Calm(elastic.vectors), **kw)
+    helpers.assert_identical(whole, found)
