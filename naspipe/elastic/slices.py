@@ -11,7 +11,12 @@ from torch import nn
 
 def chosen(name: str | None, settings: Mapping[str, Any], largest: int) -> int:
     """The value of a setting, or the largest where the size is fixed."""
-    return largest if name is None else int(settings[name])
+    if name is None:
+        return largest
+    size = int(settings[name])
+    if not 0 < size <= largest:
+        raise ValueError(f"{name}={size}: expected 1 to {largest}, as large as the layer is")
+    return size
 
 
 def named(*names: str | None) -> tuple[str, ...]:

@@ -32,31 +32,49 @@ class Own(nn.Module):
         self.register_buffer("seen", torch.zeros(16))
 
 
-def apply_own(module, x, *, width):
+def apply_own(module, x, *, inner, width):
     if module.training:
         module.seen[:width] += x.detach().mean()
-    weight, bias = module.linear.weight[:width, : x.shape[1]], module.linear.bias[:width]
+    weight, bias = module.linear.weight[:width, :inner], module.linear.bias[:width]
     return module.drop(torch.tanh(functional.linear(x, weight, bias)))
+
+
+def cut_own(module, *, inner, width):
+    found = nn.Linear(inner, width)
+    with torch.no_grad():
+        found.weight.copy_(module.linear.weight[:width, :inner])
+        found.bias.copy_(module.linear.bias[:width])
+    return nn.Sequential(found, nn.Tanh())
+
+
+class Gate(nn.Module):
+    """A layer of a choice block that takes any width."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(16))
+
+    def forward(self, x):
+        return x * self.weight[: x.shape[1]]
 
 
 def linears(rule=None):
     """One width of all layers, a choice block, a layer with a width of its own, a user's."""
     rule, width = rule or npp.Exact(), {"width": WIDTHS}
-    first = Sequential, lambda: Linear(12, 16, outputs="width")
-    wide = [
-        lambda: Sequential(LayerNorm(16, inputs="width"), nn.ReLU()),
-        lambda: Linear(16, 16, inputs="width"),
-    ]
+    inner = {"inner": [8, 16]}
+    is_exact = isinstance(rule, npp.Exact)  # otherwise a forward may write no buffer
+    last = (Own, apply_own, cut_own) if is_exact else (
+        lambda: Linear(16, 16, inputs="inner", outputs="width"), None, None
+    )  # fmt: skip
     return npp.Space("linears", [
-        npp.Elastic("stem", lambda: first[0](first[1](), nn.Tanh()), width, rule),
+        npp.Elastic("stem", lambda: Sequential(Linear(12, 16, outputs="width"), nn.Tanh()),
+                    width, rule),
         npp.Elastic("fc", lambda: Linear(16, 16, inputs="width", outputs="width"), width, rule),
-        npp.Block([lambda: wide[0](), lambda: wide[1](), nn.Identity]),
-        npp.Elastic("inner", lambda: Linear(16, 16, outputs="inner"), {"inner": [8, 16]}, rule),
-        npp.Elastic(
-            "own", Own if isinstance(rule, npp.Exact) else lambda: Linear(16, 16, outputs="width"),
-            width, rule, apply=apply_own if isinstance(rule, npp.Exact) else None,
-        ),
-        npp.Shared("head", lambda: Linear(16, 3), rule),
+        npp.Block([lambda: Sequential(LayerNorm(16), nn.ReLU()), Gate, nn.Identity]),
+        npp.Elastic("inner", lambda: Linear(16, 16, inputs="width", outputs="inner"),
+                    {**width, **inner}, rule),
+        npp.Elastic("own", last[0], {**inner, **width}, rule, apply=last[1], cut=last[2]),
+        npp.Elastic("head", lambda: Linear(16, 3, inputs="width"), width, rule),
     ])  # fmt: skip
 
 
@@ -66,16 +84,18 @@ def images():
 
     def cell(number):
         name = f"kernel{number}"
-        parts = DepthwiseConv2d(16, 5, kernel=name), BatchNorm2d(16)
-        return Residual(*parts, nn.ReLU(), Conv2d(16, 16, 1, outputs="width", bias=False))
+        parts = DepthwiseConv2d(16, 5, inputs="width", kernel=name), BatchNorm2d(16, inputs="width")
+        last = Conv2d(16, 16, 1, bias=False, inputs="width", outputs="width")
+        return Residual(*parts, nn.ReLU(), last)
 
     return npp.Space("maps", [
         npp.Elastic("stem", lambda: Sequential(
-            Conv2d(3, 16, 3, outputs="width", bias=False), BatchNorm2d(16)), width),
+            Conv2d(3, 16, 3, outputs="width", bias=False),
+            BatchNorm2d(16, inputs="width")), width),
         npp.Elastic("one", lambda: cell(1), {**width, "kernel1": kernel["kernel"]}),
         npp.Elastic("two", lambda: cell(2), {**width, "kernel2": kernel["kernel"]}),
         npp.Shared("pool", lambda: nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())),
-        npp.Shared("head", lambda: Linear(16, 3)),
+        npp.Elastic("head", lambda: Linear(16, 3, inputs="width"), width),
     ])  # fmt: skip
 
 
@@ -85,9 +105,11 @@ def texts(rule=None):
 
     def layer(place):
         heads = f"heads{place}"
-        attention = Residual(LayerNorm(16), Attention(16, 4, 4, heads=heads, causal=True))
-        fed = Linear(16, 32), nn.GELU(), Linear(32, 16, outputs="width")
-        return Depth(Sequential(attention, Residual(LayerNorm(16), *fed)), place)
+        attention = Attention(16, 4, 4, inputs="width", heads=heads, causal=True)
+        fed = Linear(16, 32, inputs="width"), nn.GELU(), Linear(32, 16, outputs="width")
+        norms = [LayerNorm(16, inputs="width") for _ in range(2)]
+        parts = Residual(norms[0], attention), Residual(norms[1], *fed)
+        return Depth(Sequential(*parts), place)
 
     blocks = [
         npp.Elastic(
@@ -99,7 +121,7 @@ def texts(rule=None):
     return npp.Space("texts", [
         npp.Elastic("embedding", lambda: Embedding(20, 16, outputs="width"), width, rule),
         *blocks,
-        npp.Shared("head", lambda: Linear(16, 20), rule),
+        npp.Elastic("head", lambda: Linear(16, 20, inputs="width"), width, rule),
     ])  # fmt: skip
 
 

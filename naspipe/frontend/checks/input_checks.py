@@ -17,6 +17,7 @@ from naspipe.core.settings.parameter_groups import group_of
 from naspipe.core.space import Block, Elastic, Shared, Space
 from naspipe.core.user_code import users_code
 from naspipe.core.wiring import Tap, TapRole
+from naspipe.frontend.checks.elastic_checks import check_settings
 from naspipe.frontend.checks.expected_costs import check_costs
 from naspipe.frontend.checks.optimizer_checks import check_optimizer
 from naspipe.planning.cost import first_of_kind
@@ -112,6 +113,7 @@ def check_layers(workload: Workload) -> None:
         _check_norms(space)
     store = LayerStore(space, definition.seed, definition.recipe)
     _check_groups_match(space, definition)
+    check_settings(space)
     with deterministic_torch(definition.recipe.threads):
         for position, block in enumerate(space.blocks):
             if not isinstance(block, Block):
@@ -210,12 +212,25 @@ def _check_norms(space: Space) -> None:
     """Raises ConfigError for a norm that cannot be deferred."""
     for position in sorted(set(first_of_kind(space))):
         for candidate in range(len(space.blocks[position].candidates)):
-            if found := unknown_norm(sketch(space, position, candidate)):
+            module = sketch(space, position, candidate)
+            if isinstance(space.blocks[position], Elastic) and any(
+                map(keeps_statistics, module.train().modules())
+            ):
+                raise ConfigError(
+                    f"norms=deferred: expected no running statistics in an elastic layer, of which "
+                    f"each setting sees a part, found {_norm_in(module)} in layer "
+                    f"{space.label(position, candidate)}; use norms=ordered"
+                )
+            if found := unknown_norm(module):
                 raise ConfigError(
                     f"norms=deferred: expected BatchNorm1d, 2d or 3d, found {found} in layer "
                     f"{space.label(position, candidate)}, whose statistics follow other rules; "
                     f"use norms=ordered"
                 )
+
+
+def _norm_in(module: nn.Module) -> str:
+    return next(type(each).__name__ for each in module.modules() if keeps_statistics(each))
 
 
 def keeps_statistics(module: nn.Module) -> bool:

@@ -12,6 +12,7 @@ import torch
 
 from naspipe.core.errors import ConfigError
 from naspipe.core.space import Space
+from naspipe.core.user_code import users_code
 from naspipe.planning.cost import first_of_kind
 from naspipe.runtime.measuring.layer_sizes import sketch
 
@@ -107,6 +108,12 @@ class SubnetCounter:
         key = (self._twins[block], option)
         if key not in self._params:
             own = self._space.blocks[key[0]]
-            module = own.cut_of(sketch(self._space, key[0], own.candidate(option)), option)
+            module = sketch(self._space, key[0], own.candidate(option))
+            if own.setting(option):
+                what = (
+                    f"layer {self._space.option_label(*key)}: expected a cut that needs no values"
+                )
+                with users_code(f"{what}, found"), torch.device("meta"):
+                    module = own.cut_of(module.to("meta"), option)
             self._params[key] = sum(parameter.numel() for parameter in module.parameters())
         return self._params[key]
