@@ -92,9 +92,9 @@ class PlainLoop(LateLayers):
                 used[block, candidate] = self.read(block, step) if lags else module
                 users[block, candidate] = users.get((block, candidate), 0) + 1
             modules = [used[pair] for pair in self.layers_of(choices)]
-            self.calls = [self.call(m, b, choices[b]) for b, m in enumerate(modules)]
+            calls = [self.call(m, b, choices[b]) for b, m in enumerate(modules)]
             end = learn if distill and number else loss_fn
-            state, loss = self.forward(step, number, modules, batch, end)
+            state, loss = self.forward(step, number, modules, batch, end, calls)
             taught = taught or state
             if self.nonfinite != "skip" or loss.isfinite():
                 if weighs_items:
@@ -147,7 +147,7 @@ class PlainLoop(LateLayers):
         both = {p: left[p] + right[p] for p in left.keys() & right.keys()}
         return {**left, **right, **both}
 
-    def forward(self, step, number, modules, batch, loss_fn):
+    def forward(self, step, number, modules, batch, loss_fn, calls=None):
         state, kind = (), self.device.type
         batch = {name: field.to(self.device) for name, field in batch.items()}
         autocast = torch.autocast(kind, dtype=torch.bfloat16) if self.bf16 else nullcontext()
@@ -156,7 +156,9 @@ class PlainLoop(LateLayers):
             with autocast:
                 aliases = [t.view_as(t) for t in state]
                 kept = self.begin_statistics(module) if self.defers else ()
-                out = self.calls[block](*aliases, *(batch[name] for name in self.fields[block]))
+                out = (calls or modules)[block](
+                    *aliases, *(batch[name] for name in self.fields[block])
+                )
                 self.statistics += self.end_statistics(module, kept)
                 state = out if isinstance(out, tuple) else (out,)
                 if block == len(modules) - 1:

@@ -78,8 +78,9 @@ def _held(workload: Workload, execution: Execution, found: HeldBack) -> str:
     busy = f"{found.busy_stages:.1f}"
     head = f"this run gains little from {on}: at most {busy} can be busy, as "
     if not found.is_chosen:
+        passes = "subnets" if workload.space.is_elastic else "accumulate"
         return (
-            f"{head}every step reads all that the step before wrote; use passes=accumulate:N, "
+            f"{head}every step reads all that the step before wrote; use passes={passes}:N, "
             f"whose passes fill the stages (docs/schedule.md)"
         )
     reasons = [_layer(workload, block, workers) for block in found.layers]

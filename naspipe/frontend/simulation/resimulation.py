@@ -47,7 +47,19 @@ def logged_costs_of(recorded: RecordedRun) -> LoggedCosts:
     if not recorded.accesses:
         raise ConfigError(f"{recorded.path}: expected an access log to simulate again, found none")
     recipe = recorded.manifest.get("definition", {}).get("recipe", {})
-    return logged_costs(recorded.accesses, recorded_steps(recipe))
+    accesses, labels = recorded.accesses, recorded.labels
+    if labels.has_settings:
+        subnets = _subnets(recorded.directory.stream, labels)
+        accesses = [_by_option(access, subnets[access.sequence_id]) for access in accesses]
+    return logged_costs(accesses, recorded_steps(recipe))
+
+
+def _by_option(access: Access, subnet: Subnet) -> Access:
+    """An access as costs have it: by its option, unless it is a WRITE, which all have in common."""
+    if access.kind is AccessKind.WRITE:
+        return access
+    option = subnet.chain[access.layer.block]
+    return access._replace(layer=access.layer._replace(candidate=option))
 
 
 def simulate_again_with(recorded: RecordedRun, costs: Costs, table: CostTable) -> Fidelity:
