@@ -8,7 +8,9 @@ from torch import nn
 import naspipe as npp
 from naspipe.trace.access.log import read_run_accesses
 from tests.equivalence import elastic_spaces as elastic
+from tests.equivalence import spaces
 from tests.equivalence.harness import check, restless
+from tests.equivalence.test_growing_streams import Greedy
 from tests.faults import helpers
 
 LOSS = nn.CrossEntropyLoss()
@@ -81,3 +83,31 @@ def test_a_resume_elsewhere_with_the_least_memory(tmp_path):
     found = helpers.interrupt_and_resume(tmp_path, elastic.vectors, first, then, **kw)
     whole = helpers.train(tmp_path / "whole", helpers.Calm(elastic.vectors), **kw)
     helpers.assert_identical(whole, found)
+
+
+def test_a_stream_that_a_strategy_proposes(tmp_path, monkeypatch):
+    """Subnets come while the run goes on: with what their options use."""
+    restless(monkeypatch)
+    space = elastic.linears()
+    (run,) = check(
+        tmp_path, space, elastic.vectors, LOSS, stages=(3,), steps=15, **SGD,
+        sampler=Greedy(space.decisions.counts), recipe={"feedback_delay": 4},
+    )  # fmt: skip
+    assert len(set(run.stream)) > 5
+    for choices in run.stream:
+        space.decisions.drawn(choices)
+
+
+def test_streams_side_by_side_keep_their_bits(tmp_path):
+    """One has elastic layers, the other none; each is compared with its solo run."""
+    one, other = elastic.linears(), spaces.mixed()
+    given = [(one, elastic.vectors), (other, spaces.vectors)]
+    how = {"steps": 10, "optimizer": "SGD", "lr": 0.05}
+    runs = [npp.workload(space, data, LOSS, seed=1, **how) for space, data in given]
+    how_run = {"execution": npp.Execution(stages=2), "progress": False}
+    together = npp.train_together(runs, run_dir=tmp_path / "both", **how_run)
+    for (space, data), run in zip(given, together, strict=True):
+        alone = npp.train(
+            space, data, LOSS, seed=1, run_dir=tmp_path / space.name, progress=False, **how
+        )
+        helpers.assert_identical(alone, run)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from naspipe.core.blocks.setting_decisions import SettingDecisions
 from naspipe.core.errors import ConfigError
 from naspipe.core.events import Planned
 from naspipe.core.ids import StreamId
@@ -128,6 +129,11 @@ class StrategySource:
 
 
 def sample_stream(space: Space) -> list[tuple[int, ...]]:
-    """Choices that use every candidate of every block: they stand for subnets not known yet."""
-    counts = space.candidate_counts
-    return [tuple(number % count for count in counts) for number in range(max(counts, default=1))]
+    """Choices that use every candidate of every block, and every value of each setting.
+
+    They stand for subnets not known yet.
+    """
+    settings = space.decisions if isinstance(space.decisions, SettingDecisions) else None
+    counts = space.candidate_counts if settings is None else settings.counts
+    found = [tuple(number % count for count in counts) for number in range(max(counts, default=1))]
+    return found if settings is None else list(map(settings.choices, found))
