@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from naspipe.core.errors import ConfigError, NaspipeError
-from naspipe.core.ids import LayerId
+from naspipe.core.ids import FIRST_STREAM, LayerId
 from naspipe.core.space import Space
 from naspipe.core.wording.in_python import says_keywords
 from naspipe.runtime.checkpoints.layer_bytes import layer_key, load_layer
@@ -106,6 +106,13 @@ class Run:
     def shared(self, name: str, *, ema: bool = False) -> nn.Module:
         """A trained shared layer; with ``ema``, the moving average of its weights."""
         return self._load(self.space.layer(name), ema)
+
+    def chosen(self, position: int, option: int, *, ema: bool = False) -> nn.Module:
+        """What an option of a block of the chain is; of an elastic layer, cut for its setting."""
+        block = self.space.blocks[position]
+        layer = LayerId(FIRST_STREAM, position, block.candidate(option))
+        module: nn.Module = block.cut_of(self._load(layer, ema), option)
+        return module
 
     def check_averages(self) -> None:
         """The run must have kept moving averages.
