@@ -10,6 +10,7 @@ from torch import nn
 
 import naspipe as npp
 from naspipe.cli.main import main
+from naspipe.elastic import Linear
 from naspipe.report.recorded import read_run
 from naspipe.report.run_tables import run_tables
 from naspipe.runtime.blocks.segment import same_bits
@@ -102,3 +103,31 @@ def test_log_and_report_say_settings(tmp_path, capsys):
     assert main(["log", str(run.directory.path), "--layer", "2.0"]) == 0
     assert "[" not in capsys.readouterr().out, "a choice block has none"
     assert order in json.dumps(run_tables(read_run(run.directory.path), "run"))
+
+
+def test_a_momentum_teacher_has_the_settings_of_its_student(tmp_path):
+    runs = [
+        trained(
+            tmp_path / f"{stages}", elastic.linears(npp.Lag(1)), stages=stages, steps=4,
+            teacher=npp.Momentum(0.9),
+        )
+        for stages in (1, 2)
+    ]  # fmt: skip
+    assert runs[0].losses == runs[1].losses and len(set(runs[0].stream)) > 1
+
+
+def test_blocks_of_a_teacher_are_taught_to_elastic_ones(tmp_path):
+    wide = {"width": [4, 16]}
+    teachers = [nn.Sequential(nn.Linear(12, 16), nn.Tanh()), nn.Linear(16, 3)]
+    students = [
+        npp.Space("one", [
+            npp.Elastic("in", lambda: Linear(12, 16, outputs="width"), wide),
+            npp.Elastic("out", lambda: Linear(16, 16, inputs="width"), wide),
+        ]),
+        npp.Space("two", [npp.Shared("last", lambda: nn.Linear(16, 3))]),
+    ]  # fmt: skip
+    found = npp.distill_blockwise(
+        teachers, students, elastic.vectors, steps=4, run_dir=tmp_path / "run"
+    )
+    network = found.network([(0, 0), ()])
+    assert [tuple(each.weight.shape) for each in network] == [(4, 12), (16, 4), (3, 16)]
