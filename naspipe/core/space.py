@@ -90,9 +90,11 @@ class Space:
         )
 
     def __repr__(self) -> str:
-        counts = sorted(set(self.candidate_counts))
-        of = " to ".join(map(str, counts[:1] + counts[1:][-1:]))
-        said = [f"{len(self.candidate_counts)} choice blocks of {of} candidates"] if counts else []
+        counts = [block.num_options for block in self.blocks if isinstance(block, Block)]
+        of = " to ".join(map(str, sorted({min(counts), max(counts)}))) if counts else ""
+        said = [f"{len(counts)} choice blocks of {of} candidates"] if counts else []
+        settings = self.decisions.values if isinstance(self.decisions, SettingDecisions) else {}
+        said += [f"{name} of {len(own)}" for name, own in settings.items() if name.isidentifier()]
         said += [f"{name} {rule}" for name, rule in self.shared_rules.items()]
         return f"<Space {self.name}: {', '.join(said[:6] + ['...'] * (len(said) > 6))}>"
 

@@ -6,6 +6,7 @@ import pytest
 from torch import nn
 
 import naspipe as npp
+from naspipe.core.rules import parse_rule
 from naspipe.trace.access.log import read_run_accesses
 from tests.equivalence import elastic_spaces as elastic
 from tests.equivalence import spaces
@@ -40,7 +41,7 @@ def test_bits_of_the_plain_loop(tmp_path, make, data, loss, optimizer, stages):
 @pytest.mark.parametrize("rule", ["lag(4)", "lag(2,predict)", "every(3)"])
 @pytest.mark.parametrize("optimizer", [SGD, ADAMW])
 def test_layers_that_are_read_late(tmp_path, rule, optimizer):
-    rule = npp.core.rules.parse_rule(rule)
+    rule = parse_rule(rule)
     train(tmp_path, elastic.linears, elastic.vectors, rule, stages=(3,), steps=12, **optimizer)
 
 
@@ -111,3 +112,29 @@ def test_streams_side_by_side_keep_their_bits(tmp_path):
             space, data, LOSS, seed=1, run_dir=tmp_path / space.name, progress=False, **how
         )
         helpers.assert_identical(alone, run)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize("optimizer", [SGD, ADAMW])
+@pytest.mark.parametrize(
+    ("make", "data", "loss", "rule", "passes", "execution"),
+    [
+        (elastic.texts, elastic.tokens, elastic.TokenLoss(), "lag(4)", "one", {}),
+        (elastic.texts, elastic.tokens, elastic.TokenLoss(), "lag(4)", "subnets:8", {"groups": 2}),
+        (elastic.texts, elastic.tokens, elastic.TokenLoss(), "exact", "subnets:8", LEAST),
+        (elastic.linears, elastic.vectors, LOSS, "lag(4)", "sandwich:2", {"recompute": True}),
+        (elastic.linears, elastic.vectors, LOSS, "exact", "subnets:8", {"groups": 2}),
+        (elastic.images, elastic.maps, LOSS, None, "sandwich:2", LEAST),
+        (elastic.images, elastic.maps, LOSS, None, "subnets:8", {"groups": 2}),
+        (elastic.images, elastic.maps, LOSS, None, "subnets:8", {"recompute": True, **LEAST}),
+    ],
+)  # fmt: skip
+def test_every_kind_with_every_other(
+    tmp_path, make, data, loss, rule, passes, execution, optimizer, stages
+):
+    rule = (parse_rule(rule),) if rule else ()
+    check(
+        tmp_path, make(*rule), data, loss, stages=(stages,), steps=8, **optimizer,
+        recipe={"passes": passes}, execution=execution,
+    )  # fmt: skip

@@ -239,6 +239,8 @@ def _control(what: Any, cuts: Any) -> ControlMessage:
 
 
 def _subnets(stream: int, first: int, entries: Sequence[Any]) -> SubnetsMessage:
+    if any(len(used) not in (0, len(chain)) for chain, _, used in entries):
+        raise ValueError("a subnet whose candidates are not those of its blocks")
     planned = tuple(
         Planned(
             Subnet(

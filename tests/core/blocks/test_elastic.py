@@ -54,6 +54,9 @@ def test_one_layer_whatever_the_option():
     assert space.shared_rules["one"] == npp.Lag(2)
     assert space.stays == (True, True, False, False, False)
     assert space.with_rules({"two": npp.Lag(1)}).blocks[3].rule == npp.Lag(1)
+    assert repr(space).startswith(
+        "<Space mine: 1 choice blocks of 2 candidates, width of 3, heads of 2, w of 2, stem exact"
+    )
     with pytest.raises(ConfigError, match=r"space mine has no layer '0.0'"):
         space.layer("0.0")
 
