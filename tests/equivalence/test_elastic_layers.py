@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from torch import nn
 
@@ -84,6 +86,11 @@ def test_a_resume_elsewhere_with_the_least_memory(tmp_path):
     found = helpers.interrupt_and_resume(tmp_path, elastic.vectors, first, then, **kw)
     whole = helpers.train(tmp_path / "whole", helpers.Calm(elastic.vectors), **kw)
     helpers.assert_identical(whole, found)
+    blocks = list(kw["space"].blocks)
+    blocks[0] = replace(blocks[0], settings={"width": [4, 8, 12]})
+    kw["space"] = npp.Space("linears", blocks, kw["space"].decisions)
+    with pytest.raises(npp.ConfigError, match=r"begun with, stem .*16\]}, found stem .*12\]}"):
+        helpers.train(tmp_path / "ended", helpers.Calm(elastic.vectors), resume=True, **kw)
 
 
 def test_a_stream_that_a_strategy_proposes(tmp_path, monkeypatch):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from naspipe.core.space import Space
 from naspipe.core.wording.in_python import says_keywords
 from naspipe.runtime.checkpoints.layer_bytes import layer_key, load_layer
 from naspipe.streams.from_file import read_stream
-from naspipe.trace.access.labels import SpaceLabels, describe_space
+from naspipe.trace.access.labels import SpaceLabels, describe_space, settings_of
 from naspipe.trace.access.log import RunLog
 from naspipe.trace.access.order import orders_of_layers, with_settings
 from naspipe.trace.access.stored import Wanted
@@ -156,7 +156,7 @@ def check_space(run: Run) -> None:
     pairs: dict[str, tuple[list[Any], list[Any]]] = {
         "blocks": (recorded["labels"], list(space.labels)),
         "candidates": (recorded["candidates"], [len(b.candidates) for b in space.blocks]),
-        "settings": (_settings(recorded), _settings(describe_space(space))),
+        "settings": (settings_of(recorded), settings_of(describe_space(space))),
     }
     for what, (expected, found) in pairs.items():
         if expected != found:
@@ -164,10 +164,6 @@ def check_space(run: Run) -> None:
                 f"run {run.directory.path} trained the space {recorded['name']}: expected the "
                 f"{what} {_short(expected)}, found {_short(found)} in {space.name}"
             )
-
-
-def _settings(described: Mapping[str, Any]) -> list[str]:
-    return [f"{name} {settings}" for name, settings in described.get("elastic", {}).items()]
 
 
 def is_same_data(found: Any, recorded: Any) -> bool:

@@ -44,6 +44,11 @@ def describe_space(space: Space) -> dict[str, Any]:
     return found
 
 
+def settings_of(described: Mapping[str, Any]) -> list[str]:
+    """Of a manifest's ``space``, each elastic layer with its settings."""
+    return [f"{name} {settings}" for name, settings in described.get("elastic", {}).items()]
+
+
 class SpaceLabels:
     """Labels, rules and candidates of the blocks of a chain, as a manifest's ``space`` has them.
 
