@@ -16,6 +16,7 @@ from naspipe.runtime.devices.clock import open_clock
 from naspipe.runtime.jobs.workload import Workload, field_of
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.layers.stored_layer import StoredLayer
+from naspipe.runtime.measuring.between_settings import with_settings_between
 from naspipe.runtime.measuring.probes import ForwardProbe, Probe, TrainedProbe, measuring
 from naspipe.streams.samplers import draw_subnets
 
@@ -46,7 +47,8 @@ def profile(
     First some candidates of every kind; then as many others as the time allows, until it is
     over. Where there are no others, further rounds are for a second at most: a start waits.
 
-    What was not measured costs the mean of its block. Trains nothing: the layers measured are
+    What was not measured costs the mean of its block; a setting of an elastic layer, what those
+    that were measured lead to. Trains nothing: the layers measured are
     thrown away.
 
     On a GPU, to be called where CUDA has been started with it: times are then those of the
@@ -67,14 +69,13 @@ def profile(
         seconds = _round(probes)
     measured = {key: probe.cost() for key, probe in probes.items()}
     twins = first_of_kind(workload.space)
-    return CostTable(
-        {
-            (index, option): measured[twin, option]
-            for index, twin in enumerate(twins)
-            for option in range(workload.space.blocks[twin].num_options)
-            if (twin, option) in measured
-        }
-    )
+    costs = {
+        (index, option): measured[twin, option]
+        for index, twin in enumerate(twins)
+        for option in range(workload.space.blocks[twin].num_options)
+        if (twin, option) in measured
+    }
+    return CostTable(with_settings_between(workload.space, costs))
 
 
 def affordable(left_seconds: float, run_seconds: float, num_probes: int) -> int:
