@@ -16,7 +16,7 @@ from naspipe.core.errors import (
     StorageError,
 )
 from naspipe.core.rules import Every, Exact, Frozen, Lag
-from naspipe.core.space import Block, Shared, Space
+from naspipe.core.space import Block, Elastic, Shared, Space
 from naspipe.core.wording.in_python import says_keywords
 
 if TYPE_CHECKING:
@@ -46,12 +46,13 @@ if TYPE_CHECKING:
     from naspipe.trace.reading.compare import compare_runs as compare_runs
 
 __all__ = [
-    "Block", "Blockwise", "ConfigError", "Every", "Exact", "Execution", "Frozen", "Lag", "Momentum",
-    "NaspipeError", "Observer", "Run", "RunInterruptedError", "Shared", "Space", "StageFailedError",
-    "StorageError", "Teacher", "Views", "chain", "combine_blocks", "compare_runs",
-    "distill_blockwise", "export_blocks", "export_subnet", "from_dataset", "from_nni", "losses",
-    "mixed", "open_run", "rate_blocks", "search_subnets", "to_mlflow", "to_wandb", "train",
-    "train_together", "validate_blocks", "workload", "write_labels",
+    "Block", "Blockwise", "ConfigError", "Elastic", "Every", "Exact", "Execution", "Frozen", "Lag",
+    "Momentum", "NaspipeError", "Observer", "Run", "RunInterruptedError", "Shared", "Space",
+    "StageFailedError", "StorageError", "Teacher", "Views", "chain", "combine_blocks",
+    "compare_runs", "distill_blockwise", "elastic", "export_blocks", "export_subnet",
+    "from_dataset", "from_nni", "losses", "mixed", "open_run", "rate_blocks", "search_subnets",
+    "to_mlflow", "to_wandb", "train", "train_together", "validate_blocks", "workload",
+    "write_labels",
 ]  # fmt: skip
 __version__ = "0.1.0"
 
@@ -92,7 +93,7 @@ def __getattr__(name: str) -> Any:
 
     Errors of functions are said in Python's words.
     """
-    if name in ("losses", "mixed"):
+    if name in ("elastic", "losses", "mixed"):
         return import_module(f"naspipe.{name}")
     if name in _LATER:
         found = getattr(import_module(_LATER[name]), name)

@@ -50,6 +50,7 @@ LAUNCHING = (
     "faults/test_wrong_teachers.py",
     "faults/test_zombies.py",
     "frontend/given/test_factories.py::test_layers_that_have_a_tensor_in_common",
+    "frontend/*test_elastic_refusals.py",
     "frontend/*test_opened_run.py",
     "frontend/*test_recording.py",
     "frontend/*test_checked_runs.py",

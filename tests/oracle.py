@@ -9,6 +9,7 @@ draws and of parameters are one-line functions.
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import math
 from contextlib import nullcontext
@@ -27,14 +28,16 @@ class PlainLoop(LateLayers):
 
     ``rules`` maps a block of the chain to ``"frozen"``, to a number K for lag(K), or to a dict:
     ``lag`` (with ``over`` and ``predict``) or ``every``, ``momentum``, ``lr``; every other block is
-    exact.
+    exact. ``settings`` maps a block with one layer of many options to the function that calls it
+    and, of each option, the keywords.
     """
 
     def __init__(
         self, factories, fields, rules, seed, optimizer, lr, options=None, bf16=False, device="cpu",
         clip_layer_norm=0.0, ema=0.0, clip_global_norm=0.0, nonfinite="stop", norms="ordered",
-        reduction="fold", split=None,
+        reduction="fold", split=None, settings=None,
     ):  # fmt: skip
+        self.settings = settings or {}
         self.reduction, self.split = reduction, split
         self.defers, self.statistics = norms == "deferred", []
         self.clip_global_norm = clip_global_norm
@@ -83,14 +86,15 @@ class PlainLoop(LateLayers):
             return distill(output, taught[0])
 
         for number, (choices, batch) in enumerate(passes):
-            for block, candidate in enumerate(choices):
+            for block, candidate in self.layers_of(choices):
                 module = self.layer(block, candidate)
                 lags = block in self.history
                 used[block, candidate] = self.read(block, step) if lags else module
                 users[block, candidate] = users.get((block, candidate), 0) + 1
-            modules = [used[pair] for pair in enumerate(choices)]
+            modules = [used[pair] for pair in self.layers_of(choices)]
+            calls = [self.call(m, b, choices[b]) for b, m in enumerate(modules)]
             end = learn if distill and number else loss_fn
-            state, loss = self.forward(step, number, modules, batch, end)
+            state, loss = self.forward(step, number, modules, batch, end, calls)
             taught = taught or state
             if self.nonfinite != "skip" or loss.isfinite():
                 if weighs_items:
@@ -107,6 +111,18 @@ class PlainLoop(LateLayers):
             for p in (p for p in used[pair].parameters() if p.grad is not None and count > 1):
                 p.grad.div_(count)
         self.write(step, used)
+
+    def layers_of(self, choices):
+        """Block and candidate: all options of an elastic layer are the first one."""
+        return [(b, 0 if b in self.settings else choice) for b, choice in enumerate(choices)]
+
+    def call(self, module, block, option):
+        """What computes an option with a layer's module."""
+        if block not in self.settings:
+            return module
+        apply, options = self.settings[block]
+        call = module if apply is None else functools.partial(apply, module)
+        return functools.partial(call, **options[option])
 
     @staticmethod
     def items(target, loss_fn):
@@ -131,7 +147,7 @@ class PlainLoop(LateLayers):
         both = {p: left[p] + right[p] for p in left.keys() & right.keys()}
         return {**left, **right, **both}
 
-    def forward(self, step, number, modules, batch, loss_fn):
+    def forward(self, step, number, modules, batch, loss_fn, calls=None):
         state, kind = (), self.device.type
         batch = {name: field.to(self.device) for name, field in batch.items()}
         autocast = torch.autocast(kind, dtype=torch.bfloat16) if self.bf16 else nullcontext()
@@ -140,7 +156,9 @@ class PlainLoop(LateLayers):
             with autocast:
                 aliases = [t.view_as(t) for t in state]
                 kept = self.begin_statistics(module) if self.defers else ()
-                out = module(*aliases, *(batch[name] for name in self.fields[block]))
+                out = (calls or modules)[block](
+                    *aliases, *(batch[name] for name in self.fields[block])
+                )
                 self.statistics += self.end_statistics(module, kept)
                 state = out if isinstance(out, tuple) else (out,)
                 if block == len(modules) - 1:

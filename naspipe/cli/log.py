@@ -1,6 +1,7 @@
 """Print who read (F) and who wrote (B) each layer, in order, as in 2F-2B-5F-5B-7F-7B.
 
-The numbers are sequence IDs: 2F is the forward of subnet 2, 2B the update after its backward.
+The numbers are sequence IDs: 2F is the forward of subnet 2, 2B the update after its backward. Of an
+elastic layer 2F[512] says the setting, too.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any
 from naspipe.cli.display.json_results import add_json, as_json
 from naspipe.core.errors import ConfigError, LogError
 from naspipe.core.ids import LayerId
-from naspipe.trace.access.order import groups_of_layers, orders_of_parts
+from naspipe.streams.from_file import read_stream
+from naspipe.trace.access.order import groups_of_layers, orders_of_parts, with_settings
 from naspipe.trace.access.stored import Wanted
 from naspipe.trace.reading.compare import RecordedRun
 from naspipe.trace.results.rolled_lines import line_of, read_rows
@@ -125,8 +127,12 @@ def _lines(recorded: RecordedRun, width: int | None) -> Iterator[str]:
 
 def _orders(recorded: RecordedRun, layers: Iterable[LayerId]) -> Iterator[tuple[LayerId, str]]:
     """The orders of these layers, in chain order; of those that were used."""
-    wanted = Wanted(layers=frozenset(layers), backwards=False)
-    return orders_of_parts(recorded.log.parts(wanted))
+    wanted, labels = Wanted(layers=frozenset(layers), backwards=False), recorded.labels
+    stream = read_stream(recorded.directory.stream) if labels.has_settings else []
+    for layer, order in orders_of_parts(recorded.log.parts(wanted)):
+        is_said = labels.has_settings and order
+        setting = labels.settings(layer, stream)
+        yield layer, with_settings(order, setting) if is_said else order
 
 
 def _described(recorded: RecordedRun, label: str | None) -> list[dict[str, Any]]:

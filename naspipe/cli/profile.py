@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from naspipe.cli.flags import add_flags, flags, given
 from naspipe.cli.sources.prepared_data import add_data_place
 from naspipe.core.config import Execution, first_gpu
-from naspipe.core.space import Block, Space
+from naspipe.core.space import Block, Elastic, Space
 from naspipe.planning.cost import CostTable, LayerCost, first_of_kind
 from naspipe.planning.size import LayerSize, SizeTable
 
@@ -138,9 +138,11 @@ class KindCosts:
     blocks: tuple[str, ...]
     """Labels of the blocks of this kind."""
     sizes: tuple[LayerSize, ...]
-    """Of every candidate."""
+    """Of every candidate; of an elastic layer, once for each setting."""
     costs: dict[int, LayerCost]
-    """Of the candidates that were measured."""
+    """Of the candidates, or settings, that were measured."""
+    settings: tuple[dict[str, Any], ...] = ()
+    """Of an elastic layer."""
 
 
 def summarize_kinds(space: Space, costs: CostTable, sizes: SizeTable) -> list[KindCosts]:
@@ -150,15 +152,17 @@ def summarize_kinds(space: Space, costs: CostTable, sizes: SizeTable) -> list[Ki
     for twin in sorted(set(twins)):
         block = space.blocks[twin]
         label = space.labels[twin]
-        candidates = range(len(block.candidates))
+        options = range(block.num_options)
+        elastic = block if isinstance(block, Elastic) else None
         kinds.append(
             KindCosts(
                 name=block.kind or f"block {label}" if isinstance(block, Block) else label,
                 blocks=tuple(
                     label for label, own in zip(space.labels, twins, strict=True) if own == twin
                 ),
-                sizes=tuple(sizes.of(twin, candidate) for candidate in candidates),
-                costs={c: costs.costs[twin, c] for c in candidates if (twin, c) in costs.costs},
+                sizes=tuple(sizes.of(twin, block.candidate(option)) for option in options),
+                costs={n: costs.costs[twin, n] for n in options if (twin, n) in costs.costs},
+                settings=tuple(elastic.setting(option) for option in options) if elastic else (),
             )
         )
     return kinds
@@ -179,6 +183,7 @@ def _as_json(
                 "blocks": list(kind.blocks),
                 "layers": [
                     {
+                        **({"setting": kind.settings[candidate]} if kind.settings else {}),
                         "candidate": candidate,
                         **size._asdict(),
                         **(kind.costs[candidate]._asdict() if candidate in kind.costs else {}),

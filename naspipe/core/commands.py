@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from naspipe.core.access import Access
@@ -17,10 +18,17 @@ class RunTask:
 
     ``reads`` names the layer and the version of each block in execution order: rising
     blocks in a forward, falling blocks in a backward. A stage has one run at a time.
+    ``options`` says of each by which option the subnet uses the layer, where layers have several.
     """
 
     task: Task
     reads: tuple[tuple[LayerId, Version], ...]
+    options: tuple[int, ...] = ()
+
+    def accesses(self) -> Iterator[tuple[LayerId, Version, int]]:
+        """Layer, version and option of each block; an only option is the layer's candidate."""
+        options = self.options or (layer.candidate for layer, _ in self.reads)
+        return ((*read, option) for read, option in zip(self.reads, options, strict=True))
 
 
 @dataclass(frozen=True, slots=True)

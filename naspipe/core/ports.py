@@ -9,14 +9,15 @@
 :class:`DispatchOrder`     those of :mod:`naspipe.schedule.dispatch_order`
 :class:`Residency`         :class:`~naspipe.residency.manager.ResidencyManager`,
                            :class:`~naspipe.residency.all_resident.AllResident`
-:class:`Decisions`         :class:`~naspipe.nni.decisions.LabelDecisions`
+:class:`Decisions`         :class:`~naspipe.nni.decisions.LabelDecisions`,
+                           :class:`~naspipe.core.blocks.setting_decisions.SettingDecisions`
 :class:`Proof`             :class:`~naspipe.nni.proof.NniProof`
 ========================= ==========================================================================
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from naspipe.core.access import AccessKind
@@ -210,6 +211,24 @@ class Decisions(Protocol):
 
         Raises:
             ConfigError: when a label is missing, or has a value that it does not allow.
+        """
+        ...
+
+    def drawn(self, choices: Sequence[int]) -> tuple[int, ...]:
+        """What :meth:`choices` makes these choices of.
+
+        Raises:
+            ConfigError: when nothing does.
+        """
+        ...
+
+    def extremes(self, size: Callable[[int, int], int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The choices of the largest subnet, and of the smallest.
+
+        ``size`` is that of a choice block, by its number, and a candidate.
+
+        Raises:
+            ConfigError: when there is no order.
         """
         ...
 

@@ -6,91 +6,26 @@ Nothing here imports torch: a factory is called only when its layer is first use
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+from naspipe.core.blocks.block import Block as Block
+from naspipe.core.blocks.block import Factory as Factory
+from naspipe.core.blocks.block import Shared as Shared
+from naspipe.core.blocks.elastic import Elastic as Elastic
+from naspipe.core.blocks.setting_decisions import SettingDecisions
 from naspipe.core.errors import ConfigError
-from naspipe.core.ids import FIRST_STREAM, LayerId, StreamId
+from naspipe.core.ids import FIRST_STREAM, LayerId, SequenceId, StreamId
 from naspipe.core.ports import Decisions, Proof
-from naspipe.core.rules import Every, Exact, Lag, Rule, parse_rule
+from naspipe.core.rules import Exact, Rule
+from naspipe.core.subnet import Subnet
 from naspipe.core.user_code import check_blocks, check_factories
 from naspipe.core.wording.known_keywords import knows_keywords
 
-Factory = Callable[[], Any]
-"""Makes one candidate: a ``torch.nn.Module`` with freshly initialised parameters."""
-
-_EXACT = Exact()
-
-
-@knows_keywords
-@dataclass(frozen=True, slots=True)
-class Block:
-    """A choice block: the candidates of which every subnet takes one.
-
-    Args:
-        candidates: one factory per candidate.
-        kind: blocks of one kind have the same candidates, so their costs are measured once.
-        fields: batch fields handed to the candidate after the tensors of the block before.
-        rule: how READs follow WRITEs; ``Exact()`` but for the layers of teachers.
-        alike: candidates may be the same layer twice; otherwise a note says where they are.
-    """
-
-    candidates: tuple[Factory, ...]
-    kind: str | None = None
-    fields: tuple[str, ...] = ()
-    rule: Rule = field(default_factory=Exact)
-    alike: bool = False
-
-    def __init__(
-        self,
-        candidates: Iterable[Factory],
-        *,
-        kind: str | None = None,
-        fields: Sequence[str] = (),
-        rule: Rule = _EXACT,
-        alike: bool = False,
-    ) -> None:
-        given = (tuple(candidates), kind, tuple(fields), rule, alike)
-        for name, value in zip(self.__slots__, given, strict=True):
-            object.__setattr__(self, name, value)
-        if not self.candidates:
-            raise ConfigError("a block needs at least one candidate, found none")
-        if isinstance(rule, Lag | Every):
-            raise ConfigError(f"a choice block: expected the rule exact, found {rule}")
-
-
-@knows_keywords
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """A layer that every subnet uses, with the rule its READs follow.
-
-    Args:
-        name: how logs, checkpoints and errors call it.
-        factory: makes the module.
-        rule: ``Exact()``, ``Frozen()``, ``Lag(K)`` or ``Every(M)``, or its text, as in ``lag(2)``.
-        fields: batch fields handed to the module after the tensors of the block before.
-    """
-
-    name: str
-    factory: Factory
-    rule: Rule = field(default_factory=Exact)
-    fields: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "fields", tuple(self.fields))
-        if isinstance(self.rule, str):
-            object.__setattr__(self, "rule", parse_rule(self.rule))
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_-]*", self.name):
-            raise ConfigError(
-                f"shared layer {self.name!r}: expected a name of letters, digits, - and _"
-            )
-
-    @property
-    def candidates(self) -> tuple[Factory, ...]:
-        """A shared layer is a block with one candidate."""
-        return (self.factory,)
+AnyBlock = Block | Shared | Elastic
+"""What a chain is made of."""
 
 
 @knows_keywords
@@ -114,7 +49,7 @@ class Space:
     def __init__(
         self,
         name: str,
-        blocks: Iterable[Block | Shared],
+        blocks: Iterable[AnyBlock],
         decisions: Decisions | None = None,
         proof: Proof | None = None,
         *,
@@ -122,33 +57,44 @@ class Space:
         weights: str = "",
     ) -> None:
         self.name, self.takes_input, self.weights = name, takes_input, weights
-        self.decisions, self.proof = decisions, proof
-        self.blocks: tuple[Block | Shared, ...] = tuple(blocks)
-        check_blocks(name, self.blocks, (Block, Shared))
+        self.proof = proof
+        self.blocks: tuple[AnyBlock, ...] = tuple(blocks)
+        check_blocks(name, self.blocks, (Block, Shared, Elastic))
         self._choice_positions = [
-            index for index, block in enumerate(self.blocks) if isinstance(block, Block)
+            index for index, block in enumerate(self.blocks) if not isinstance(block, Shared)
         ]
-        self._shared_positions: dict[str, int] = {}
+        self._named: dict[str, int] = {}
+        """The positions of shared and elastic layers."""
         for index, block in enumerate(self.blocks):
-            if isinstance(block, Shared):
-                if block.name in self._shared_positions:
+            if not isinstance(block, Block):
+                if block.name in self._named:
                     raise ConfigError(
                         f"space {name}: two shared layers are called {block.name!r}; rename one"
                     )
-                self._shared_positions[block.name] = index
+                self._named[block.name] = index
         numbers = {position: str(number) for number, position in enumerate(self._choice_positions)}
         self._labels = tuple(
-            block.name if isinstance(block, Shared) else numbers[index]
+            numbers[index] if isinstance(block, Block) else block.name
             for index, block in enumerate(self.blocks)
         )
         for block, label in zip(self.blocks, self._labels, strict=True):
-            kind = "layer" if isinstance(block, Shared) else "block"
+            kind = "block" if isinstance(block, Block) else "layer"
             check_factories(f"space {name}, {kind} {label}", block.candidates)
+        self.is_elastic = any(isinstance(block, Elastic) for block in self.blocks)
+        self.decisions = self._settings() if decisions is None and self.is_elastic else decisions
+
+    def _settings(self) -> SettingDecisions:
+        choosing = [(n, b) for n, b in enumerate(self.blocks) if not isinstance(b, Shared)]
+        return SettingDecisions(
+            self.name, [block for _, block in choosing], [self._labels[n] for n, _ in choosing]
+        )
 
     def __repr__(self) -> str:
-        counts = sorted(set(self.candidate_counts))
-        of = " to ".join(map(str, counts[:1] + counts[1:][-1:]))
-        said = [f"{len(self.candidate_counts)} choice blocks of {of} candidates"] if counts else []
+        counts = [block.num_options for block in self.blocks if isinstance(block, Block)]
+        of = " to ".join(map(str, sorted({min(counts), max(counts)}))) if counts else ""
+        said = [f"{len(counts)} choice blocks of {of} candidates"] if counts else []
+        settings = self.decisions.values if isinstance(self.decisions, SettingDecisions) else {}
+        said += [f"{name} of {len(own)}" for name, own in settings.items() if name.isidentifier()]
         said += [f"{name} {rule}" for name, rule in self.shared_rules.items()]
         return f"<Space {self.name}: {', '.join(said[:6] + ['...'] * (len(said) > 6))}>"
 
@@ -162,8 +108,8 @@ class Space:
 
     @property
     def candidate_counts(self) -> tuple[int, ...]:
-        """Number of candidates of each choice block, shared layers left out."""
-        return tuple(len(self.blocks[index].candidates) for index in self._choice_positions)
+        """Number of options of each choice block and elastic layer, shared layers left out."""
+        return tuple(self.blocks[index].num_options for index in self._choice_positions)
 
     @property
     def drawn_counts(self) -> tuple[int, ...]:
@@ -172,13 +118,23 @@ class Space:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """One label per block of the chain: the choice block's number or the shared name."""
+        """One label per block of the chain: the choice block's number, or the layer's name."""
         return self._labels
 
     @property
+    def stays(self) -> tuple[bool, ...]:
+        """Of each block, whether its only layer stays where it is: a shared one, or one whose
+        readers may be at several versions."""
+        return tuple(
+            not isinstance(block, Block)
+            and (isinstance(block, Shared) or not isinstance(block.rule, Exact))
+            for block in self.blocks
+        )
+
+    @property
     def shared_rules(self) -> dict[str, Rule]:
-        """The rule of each shared layer, by name."""
-        return {name: self.blocks[index].rule for name, index in self._shared_positions.items()}
+        """The rule of each shared or elastic layer, by name."""
+        return {name: self.blocks[index].rule for name, index in self._named.items()}
 
     def with_rules(self, rules: Mapping[str, Rule]) -> Space:
         """The same space with other rules for some of its shared layers.
@@ -188,12 +144,12 @@ class Space:
         """
         blocks = list(self.blocks)
         for name, rule in rules.items():
-            if name not in self._shared_positions:
+            if name not in self._named:
                 raise ConfigError(
                     f"space {self.name} has no shared layer {name!r}: expected "
-                    f"{', '.join(self._shared_positions) or 'no rule, as it has none'}"
+                    f"{', '.join(self._named) or 'no rule, as it has none'}"
                 )
-            position = self._shared_positions[name]
+            position = self._named[name]
             blocks[position] = replace(blocks[position], rule=rule)
         more: dict[str, Any] = {"takes_input": self.takes_input, "weights": self.weights}
         return Space(self.name, blocks, self.decisions, self.proof, **more)
@@ -251,7 +207,7 @@ class Space:
         return named if named or block or not self.takes_input else ("input",)
 
     def chain(self, choices: Sequence[int]) -> tuple[int, ...]:
-        """Turn one choice per choice block into one candidate per block of the chain.
+        """Turn one choice per choice block and elastic layer into one option per block.
 
         Raises:
             ConfigError: when the number of choices or a choice does not fit the space.
@@ -273,10 +229,24 @@ class Space:
             chain[position] = int(choice)
         return tuple(chain)
 
+    def subnet(self, stream: StreamId, number: int, chain: Sequence[int]) -> Subnet:
+        """A subnet of these options, one per block of the chain."""
+        candidates: tuple[int, ...] = ()
+        if self.is_elastic:
+            pairs = zip(self.blocks, chain, strict=True)
+            candidates = tuple(block.candidate(option) for block, option in pairs)
+        return Subnet(stream, SequenceId(number), tuple(chain), candidates)
+
     def label(self, block: int, candidate: int) -> str:
-        """``3.1`` for candidate 1 of choice block 3, or a shared layer's name."""
+        """``3.1`` for candidate 1 of choice block 3, or the name of a shared or elastic layer."""
         label = self.labels[block]
-        return label if isinstance(self.blocks[block], Shared) else f"{label}.{candidate}"
+        return f"{label}.{candidate}" if isinstance(self.blocks[block], Block) else label
+
+    def option_label(self, block: int, option: int) -> str:
+        """The same of what uses an option: ``fc[512]`` for a setting of an elastic layer."""
+        own = self.blocks[block]
+        label = self.label(block, own.candidate(option))
+        return f"{label}[{own.text(option)}]" if isinstance(own, Elastic) else label
 
     def layer(self, label: str, stream: StreamId = FIRST_STREAM) -> LayerId:
         """The layer that a label such as ``3.1`` or ``head`` names.
@@ -284,15 +254,17 @@ class Space:
         Raises:
             ConfigError: when the space has no such layer.
         """
-        if label in self._shared_positions:
-            return LayerId(stream, self._shared_positions[label], 0)
+        if label in self._named:
+            return LayerId(stream, self._named[label], 0)
         if match := re.fullmatch(r"([0-9]{1,9})\.([0-9]{1,9})", label):
             number, candidate = int(match.group(1)), int(match.group(2))
             counts = self.candidate_counts
             if number < len(counts) and candidate < counts[number]:
-                return LayerId(stream, self._choice_positions[number], candidate)
+                position = self._choice_positions[number]
+                if isinstance(self.blocks[position], Block):
+                    return LayerId(stream, position, candidate)
         raise ConfigError(
             f"space {self.name} has no layer {label!r}: expected BLOCK.CANDIDATE with a block "
             f"below {len(self.candidate_counts)}, or one of "
-            f"{', '.join(self._shared_positions) or 'its shared layers (it has none)'}"
+            f"{', '.join(self._named) or 'its shared layers (it has none)'}"
         )

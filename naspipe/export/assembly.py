@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +13,10 @@ from torch import nn
 from naspipe.core.config import Recipe
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import FIRST_STREAM, LayerId
-from naspipe.core.space import Block, Shared, Space
+from naspipe.core.space import Block, Elastic, Space
 from naspipe.core.user_code import users_code
 from naspipe.frontend.given.run import Run, check_space
+from naspipe.runtime.blocks.forms import form_of, form_text
 from naspipe.runtime.checkpoints.layer_bytes import layer_key, load_layer
 from naspipe.runtime.devices.determinism import deterministic_torch
 from naspipe.runtime.layers.layer_store import LayerStore
@@ -23,7 +24,10 @@ from naspipe.search.search_directory import find_best
 from naspipe.streams.from_file import read_stream
 from naspipe.trace.snapshots.snapshot import read_checkpoint
 
-__all__ = ["ChainLayer", "ModuleChain", "assemble", "chain_names", "check_space", "find_choices"]
+__all__ = [
+    "ChainLayer", "ModuleChain", "assemble", "chain_names", "check_cuts", "check_space",
+    "find_choices",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,8 @@ class ChainLayer:
     module: nn.Module
     is_trained: bool
     """Whether the run ever used it; else it has the weights that the run would start it with."""
+    whole: Callable[..., Any] | None = None
+    """Of a layer that was cut, what computes the same with all of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +61,7 @@ class ModuleChain:
         """What the last layer returns for a batch."""
         state: tuple[torch.Tensor, ...] = ()
         for layer in self.layers:
-            result: Any = layer.module(*state, *(batch[name] for name in layer.fields))
-            state = result if isinstance(result, tuple) else (result,)
+            state = as_outputs(layer.module(*state, *(batch[name] for name in layer.fields)))
         return state
 
 
@@ -106,31 +111,73 @@ def assemble(run: Run, choices: Sequence[int], *, ema: bool = False) -> ModuleCh
     store = LayerStore(run.space, definition["seed"], recipe)
     names = chain_names(run.space)
     layers = []
-    for position, candidate in enumerate(run.space.chain(choices)):
-        layer = LayerId(FIRST_STREAM, position, candidate)
-        label = run.space.label(position, candidate)
+    for position, option in enumerate(run.space.chain(choices)):
+        block = run.space.blocks[position]
+        layer = LayerId(FIRST_STREAM, position, block.candidate(option))
+        label = run.space.option_label(position, option)
         what = f"layer {label}: expected a torch.nn.Module, found"
         with deterministic_torch(recipe.threads), users_code(what):
             module = store[layer].module
         key = layer_key(run.space, layer)
         if is_trained := key in checkpoint.versions:
             load_layer(module, key, checkpoint.tensors, ema)
-        fields = run.space.fields(position)
-        layers.append(ChainLayer(names[position], label, fields, module.eval(), is_trained))
+        fields, whole = run.space.fields(position), None
+        if isinstance(block, Elastic):
+            whole, module = block.forward_of(module.eval(), option), _cut(block, module, option)
+        layers.append(ChainLayer(names[position], label, fields, module.eval(), is_trained, whole))
     return ModuleChain(tuple(choices), tuple(layers))
+
+
+def _cut(block: Elastic, module: nn.Module, option: int) -> nn.Module:
+    what = f"layer {block.name}[{block.text(option)}]: expected its cut to return a"
+    with users_code(f"{what} torch.nn.Module, found"):
+        found = block.cut_of(module, option)
+    if not isinstance(found, nn.Module):
+        raise ConfigError(f"{what} torch.nn.Module, found {type(found).__name__}")
+    return found
+
+
+def check_cuts(chain: ModuleChain, batch: Mapping[str, torch.Tensor]) -> None:
+    """What was cut must compute what the whole layer does of the same inputs, but for rounding.
+
+    Raises:
+        ConfigError: naming the first layer that does not.
+    """
+    state: tuple[torch.Tensor, ...] = ()
+    for layer in chain.layers:
+        given = (*state, *(batch[name] for name in layer.fields))
+        what = f"layer {layer.label}: expected its cut to compute what the layer does with this"
+        with users_code(f"{what} setting, found"):
+            state = as_outputs(layer.module(*given))
+            expected = state if layer.whole is None else as_outputs(layer.whole(*given))
+        pairs = [*zip(expected, state, strict=False)]
+        forms = form_of(expected), form_of(state)
+        if forms[0] != forms[1]:
+            raise ConfigError(f"{what} setting, {form_text(forms[0])}, found {form_text(forms[1])}")
+        wrong = [(one - other).abs().max() for one, other in pairs if not _is_near(one, other)]
+        if wrong:
+            raise ConfigError(f"{what} setting, found a difference of {float(wrong[0]):.2g}")
+
+
+def _is_near(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.allclose(one.double(), other.double(), rtol=1e-3, atol=1e-4, equal_nan=True)
+
+
+def as_outputs(result: Any) -> tuple[torch.Tensor, ...]:
+    """What a layer hands on, as a tuple."""
+    return result if isinstance(result, tuple) else (result,)
 
 
 def chain_names(space: Space) -> list[str]:
     """A Python name for each block of the chain, each another."""
-    taken = {block.name.replace("-", "_") for block in space.blocks if isinstance(block, Shared)}
-    names, number = [], 0
-    for block in space.blocks:
+    taken = {block.name.replace("-", "_") for block in space.blocks if not isinstance(block, Block)}
+    names = []
+    for block, label in zip(space.blocks, space.labels, strict=True):
         if isinstance(block, Block):
-            name = f"block{number}"
+            name = f"block{label}"
             while name in taken:
                 name += "_"
             names.append(name)
-            number += 1
         else:
             names.append(block.name.replace("-", "_"))
     return names

@@ -12,7 +12,7 @@ import torch
 from naspipe.core.config import Execution, Recipe
 from naspipe.core.errors import ConfigError, InvariantError
 from naspipe.core.user_code import users_code
-from naspipe.export.assembly import ModuleChain, assemble, check_space
+from naspipe.export.assembly import ModuleChain, assemble, check_cuts, check_space
 from naspipe.export.calibrated import calibrate as take_statistics
 from naspipe.export.calibrated import first_with_statistics
 from naspipe.export.onnx_form import check_onnx, write_onnx
@@ -82,6 +82,10 @@ def export_subnet(
     check_space(run)
     check_place(path, data, onnx)
     chain = assemble(run, choices, ema=ema)
+    if data is not None and any(layer.whole is not None for layer in chain.layers):
+        definition = run.manifest["definition"]
+        with deterministic_torch(definition["recipe"]["threads"]), torch.no_grad():
+            check_cuts(chain, _first_batch(data, definition["seed"], chain.inputs))
     note = f"Subnet {','.join(map(str, choices))} of {run.manifest['definition']['space']}."
     calibrated = calibrate or 0
     if not take_statistics(chain, run, data, calibrated):

@@ -22,9 +22,10 @@ from naspipe.core.user_code import is_users_module, why_no_source
 from naspipe.export import standalone
 from naspipe.export.own_source import attributes_read, early_parts, imports_inside, own_statements
 
-PACKAGES = ("search_spaces", "nni")
+PACKAGES = ("search_spaces", "nni", "naspipe.elastic")
 """Packages whose classes are written out, as the user's own are; those of others are imported."""
 
+_PREFIXES = tuple(f"{package}." for package in PACKAGES)
 _ALWAYS_THERE = ("torch", "safetensors", *sys.stdlib_module_names)
 _EVERYWHERE = {"__name__", "__doc__"}
 """What every file has of its own."""
@@ -39,7 +40,7 @@ def is_written_out(kind: type) -> bool:
 
 
 def _is_copied(module: str) -> bool:
-    return module.split(".")[0] in PACKAGES or is_users_module(module)
+    return f"{module}.".startswith(_PREFIXES) or is_users_module(module)
 
 
 class _Class:
@@ -162,7 +163,8 @@ class SourceFile:
 
     def _visit(self, module: ModuleType, name: str) -> None:
         if name in self._owners:
-            if self._owners[name] != module.__name__:
+            owner = sys.modules[self._owners[name]]
+            if owner is not module and getattr(owner, name) is not getattr(module, name, None):
                 raise ConfigError(
                     f"{name} is defined in {self._owners[name]} and in {module.__name__}; a subnet "
                     f"with both cannot be exported"

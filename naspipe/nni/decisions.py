@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import ChainMap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -186,6 +186,21 @@ class LabelDecisions:
         """What :meth:`choices` takes, of an architecture in NNI's form."""
         return tuple(
             options.index(_as_listed(sample[label])) for label, options in self.values.items()
+        )
+
+    def drawn(self, choices: Sequence[int]) -> tuple[int, ...]:
+        """The same of a subnet; raises as :meth:`sample_of`."""
+        return self.numbers(self.sample_of(choices))
+
+    def extremes(self, size: Callable[[int, int], int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """None: which value of a label is larger is not said.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            f"passes=sandwich: expected a space whose blocks choose one by one, or elastic layers, "
+            f"found {self._name}, where one decision may reach several; use one or accumulate:N"
         )
 
     def sample_of(self, choices: Sequence[int]) -> Sample:

@@ -126,7 +126,7 @@ class StreamChain:
     def extend(self, subnet: Subnet) -> None:
         """Add the stream's next subnet."""
         layers = list(map(subnet.layer, range(len(subnet.chain))))
-        chain = [self.costs.of(layer.block, layer.candidate) for layer in layers]
+        chain = [self.costs.of(*place) for place in enumerate(subnet.chain)]
         clock, step = 0, self.steps.step(self.num_passes)
         for layer, cost in zip(layers, chain, strict=True):
             clock = max(clock, self._readable_ns(layer, step)) + cost.forward_ns

@@ -34,14 +34,17 @@ class LayerCost(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CostTable:
-    """Costs by (block of the chain, candidate); at least one candidate of every block."""
+    """Costs by (block of the chain, option); at least one option of every block.
+
+    An option is a candidate, or a setting of an elastic layer.
+    """
 
     costs: Mapping[tuple[int, int], LayerCost]
     _means: dict[int, LayerCost] = field(default_factory=dict, repr=False, compare=False)
 
-    def of(self, block: int, candidate: int) -> LayerCost:
-        """A layer's cost; the mean of its block's measured candidates if it was not measured."""
-        cost = self.costs.get((block, candidate))
+    def of(self, block: int, option: int) -> LayerCost:
+        """An option's cost; the mean of its block's measured options if it was not measured."""
+        cost = self.costs.get((block, option))
         if cost is not None:
             return cost
         if block not in self._means:
@@ -52,11 +55,13 @@ class CostTable:
 
     def stream_means_ns(self, subnets: Sequence[Subnet]) -> list[float]:
         """Mean cost of each block over a stream, layers made at their first use included."""
-        uses = Counter(layer for subnet in subnets for layer in enumerate(subnet.chain))
+        uses = Counter(place for subnet in subnets for place in enumerate(subnet.chain))
+        layers = {subnet.layer(block) for subnet in subnets for block in range(len(subnet.chain))}
         sums = [0.0] * max(len(subnet.chain) for subnet in subnets)
-        for (block, candidate), count in uses.items():
-            cost = self.of(block, candidate)
-            sums[block] += cost.total_ns * count + cost.make_ns
+        for (block, option), count in uses.items():
+            sums[block] += self.of(block, option).total_ns * count
+        for layer in layers:
+            sums[layer.block] += self.of(layer.block, layer.candidate).make_ns
         return [total / len(subnets) for total in sums]
 
 
@@ -82,7 +87,7 @@ def first_of_kind(space: Space) -> tuple[int, ...]:
     """
     seen: dict[tuple[str, int], int] = {}
     return tuple(
-        seen.setdefault((block.kind, len(block.candidates)), index)
+        seen.setdefault((block.kind, block.num_options), index)
         if isinstance(block, Block) and block.kind is not None
         else index
         for index, block in enumerate(space.blocks)

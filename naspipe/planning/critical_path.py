@@ -111,7 +111,7 @@ def critical_path_priorities(
     result: list[Priorities] = []
     for number in reversed(range(len(subnets))):
         layers = list(map(subnets[number].layer, range(len(subnets[number].chain))))
-        chain = [costs.of(layer.block, layer.candidate) for layer in layers]
+        chain = [costs.of(*place) for place in enumerate(subnets[number].chain)]
         step = steps.step(subnets[number].sequence_id)
         after_write = [
             _next_reader(rule_of(rules, layer), step, waiting.get(layer, ())) for layer in layers

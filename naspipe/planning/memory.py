@@ -156,10 +156,9 @@ def _stage_need(
     for subnet, partition in zip(subnets, partitions, strict=True):
         count += bool(partition.blocks(stage))
         for block in partition.blocks(stage):
-            candidate = subnet.chain[block]
             layer = subnet.layer(block)
-            size_bytes = sizes.of(block, candidate, subnet.stream).state_bytes
-            on_host[layer] = sizes.on_host(block, candidate, subnet.stream)
+            size_bytes = sizes.of(block, layer.candidate, subnet.stream).state_bytes
+            on_host[layer] = sizes.on_host(block, layer.candidate, subnet.stream)
             if is_shared[subnet.stream][block]:
                 permanent[subnet.stream, block] = size_bytes
             else:

@@ -126,12 +126,12 @@ class _Graph:
             after = [*before, *self._read(layer, step)]
             if layer in passed and self._is_ordered(layer):
                 after.append(passed[layer])
-            cost = self.stream.costs.of(block, layer.candidate)
+            cost = self.stream.costs.of(block, subnet.chain[block])
             passed[layer] = self._add(cost.forward_ns, partition.stage_of(block), after)
             before = [passed[layer]]
         for block in reversed(blocks):
             layer = subnet.layer(block)
-            cost = self.stream.costs.of(block, layer.candidate)
+            cost = self.stream.costs.of(block, subnet.chain[block])
             before = [self._add(cost.backward_ns, partition.stage_of(block), before)]
             backwards[layer] += before
         return before[0]

@@ -125,7 +125,7 @@ def limits(run: Recorded) -> Limits:
         return Limits()
     subnets = tuple(each.subnet for each in seen.planned)
     table = logged_table(seen.accesses, steps)
-    chain = Chain(rules=run.labels.rules, is_shared=run.labels.is_shared)
+    chain = Chain(rules=run.labels.rules, is_shared=run.labels.stays)
     definition = section(run.manifest, "definition")
     policy = str(definition.get("policy", "csp"))
     pipeline = Pipeline(
@@ -138,7 +138,7 @@ def limits(run: Recorded) -> Limits:
     window = _spaced(run)
     if not window or definition.get("sampler") not in _DRAWN or steps.passes > 1:
         return Limits(found)
-    drawn = make_sampler(f"spaced:{window}", _drawn_counts(run), int(definition.get("seed", 0)))
+    drawn = make_sampler(f"spaced:{window}", run.labels.options, int(definition.get("seed", 0)))
     spaced = tuple(_subnet(number, drawn.draw(), run) for number in range(len(subnets)))
     now, then = bound, causal_bound(spaced, run.labels.rules, table, steps)
     busy, better = (min(each.steady_parallelism, run.num_stages) for each in (now, then))
@@ -194,17 +194,10 @@ def _outcome(run: Recorded, bound: float) -> Outcome:
     )  # fmt: skip
 
 
-def _drawn_counts(run: Recorded) -> tuple[int, ...]:
-    labels = zip(run.labels.candidates, run.labels.is_shared, strict=True)
-    return tuple(number for number, is_shared in labels if not is_shared)
-
-
 def _spaced(run: Recorded) -> int:
     """The W that ``naspipe plan`` would look at, or the most that all blocks have room for."""
-    return min([2 * run.num_stages, *(number - 1 for number in _drawn_counts(run))])
+    return min([2 * run.num_stages, *(number - 1 for number in run.labels.options)])
 
 
 def _subnet(number: int, choices: Iterable[int], run: Recorded) -> Subnet:
-    left = iter(choices)
-    chain = tuple(0 if is_shared else next(left) for is_shared in run.labels.is_shared)
-    return Subnet(StreamId(0), SequenceId(number), chain)
+    return run.labels.subnet(number, choices)

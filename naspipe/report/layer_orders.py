@@ -12,7 +12,7 @@ from naspipe.report.reasons import Reason
 from naspipe.report.reduction_tables import REDUCING
 from naspipe.report.waits import Wait
 from naspipe.trace.access.labels import SpaceLabels
-from naspipe.trace.access.order import format_order, layer_order, reads_and_writes
+from naspipe.trace.access.order import format_order, layer_order, reads_and_writes, with_settings
 
 
 class LayerOrder(NamedTuple):
@@ -33,9 +33,12 @@ class LayerOrder(NamedTuple):
 
 
 def layer_orders(
-    accesses: Sequence[Access], waits: Iterable[Wait], labels: SpaceLabels
+    accesses: Sequence[Access],
+    waits: Iterable[Wait],
+    labels: SpaceLabels,
+    stream: Sequence[Sequence[int]] = (),
 ) -> list[LayerOrder]:
-    """Every layer that was used, in chain order."""
+    """Every layer that was used, in chain order; orders say settings where a stream is given."""
     waited: dict[LayerId, list[int]] = defaultdict(list)
     reduced: dict[LayerId, int] = defaultdict(int)
     for wait in waits:
@@ -46,6 +49,7 @@ def layer_orders(
     rows = []
     for layer, records in reads_and_writes(accesses).items():
         writes = sum(access.kind is AccessKind.WRITE for access in records)
+        order = format_order(layer_order(records))
         rows.append(
             LayerOrder(
                 layer=layer,
@@ -53,7 +57,7 @@ def layer_orders(
                 rule=labels.rule_text(layer),
                 reads=len(records) - writes,
                 writes=writes,
-                order=format_order(layer_order(records)),
+                order=with_settings(order, labels.settings(layer, stream)) if stream else order,
                 causal_ns=sum(waited[layer]),
                 causal_waits=len(waited[layer]),
                 reduction_ns=reduced[layer],

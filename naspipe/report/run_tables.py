@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from naspipe.core.access import Access
+from naspipe.core.errors import ConfigError
 from naspipe.core.ids import LayerId
 from naspipe.report.elastic_teachers import teacher_tables
 from naspipe.report.in_words import in_words
@@ -29,11 +30,23 @@ from naspipe.report.summary import facts, numbers
 from naspipe.report.teacher_time import with_teacher
 from naspipe.report.time_bins import time_bins
 from naspipe.report.waits import Wait, explain_waits
+from naspipe.streams.from_file import read_stream
 from naspipe.trace.access.log import time_key
 from naspipe.trace.reading.metrics import warm_up_end_ns
+from naspipe.trace.results.run_directory import RunDirectory
 
 SHORTEST_WAIT_NS = 50_000
 """Shorter waits without a reason are left out of the timeline; every sum holds them."""
+
+
+def _stream(run: Recorded) -> Sequence[Sequence[int]]:
+    """The choices of every subnet, where orders say settings."""
+    if not run.labels.has_settings:
+        return ()
+    try:
+        return read_stream(RunDirectory(run.path).stream)
+    except ConfigError:  # a report shows what is there
+        return ()
 
 
 def run_tables(run: Recorded, name: str) -> dict[str, Any]:
@@ -41,7 +54,7 @@ def run_tables(run: Recorded, name: str) -> dict[str, Any]:
     accesses = sorted(run.accesses, key=time_key)
     waits = with_teacher(explain_waits(accesses, run.num_stages, run.schedule), run.teacher)
     bins = time_bins(accesses, waits, run.num_stages)
-    layers = layer_orders(accesses, waits, run.labels)
+    layers = layer_orders(accesses, waits, run.labels, _stream(run))
     sums = Reductions(accesses, run.schedule.steps).handovers
     places = {row.layer: place for place, row in enumerate(layers)}
     start_ns = min((access.start_ns for access in accesses), default=0)

@@ -33,12 +33,12 @@ class Uses:
 
     def note(self, subnet: Subnet) -> None:
         """Note a subnet's layers, in sequence order; one that was noted already changes nothing."""
-        stream, sequence_id, chain = subnet
+        stream, sequence_id, chain, candidates = subnet
         if sequence_id < self._next.get(stream, 0):
             return
         self._next[stream] = sequence_id + 1
         users, version = self._users, Version(sequence_id)
-        for block, candidate in enumerate(chain):
+        for block, candidate in enumerate(candidates or chain):
             layer = LayerId(stream, block, candidate)
             known = users.get(layer)
             if known is None:

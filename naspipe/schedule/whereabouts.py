@@ -158,14 +158,15 @@ class Whereabouts:
             InvariantError: when the subnet moves a layer whose rule is not ``exact``; such
                 layers stay on one stage, because readers of several versions share them.
         """
-        stream, sequence_id, _ = subnet
+        stream, sequence_id = subnet[:2]
         if sequence_id >= self._next.get(stream, 0):
             self._next[stream] = sequence_id + 1
             self._follow(subnet, partition)
         return self._moves.pop((stream, sequence_id, stage), _NO_MOVES)
 
     def _follow(self, subnet: Subnet, partition: Partition) -> None:
-        stream, sequence_id, chain = subnet
+        stream, sequence_id, chain, candidates = subnet
+        chain = candidates or chain
         rules, users, version = self._rules[stream], self._users, Version(sequence_id)
         newest, is_step = self._newest, self._steps.passes == 1
         for number in range(partition.num_stages):

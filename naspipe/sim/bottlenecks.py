@@ -10,9 +10,12 @@ from naspipe.core.subnet import Subnet
 from naspipe.planning.causal_bound import CausalBound
 from naspipe.planning.cost import CostTable
 from naspipe.planning.partitions import peak_to_mean
-from naspipe.sim.chains import Chain
+from naspipe.sim.chains import Chain, Stream
 from naspipe.sim.outcome import Outcome
 from naspipe.sim.pipeline import Pipeline, Plan
+
+_MOST = 0.9
+"""Of a subnet's work that is entangled, and then counts as all of it."""
 
 _NOTABLE = 0.01
 """Losses below this are not worth a line."""
@@ -54,6 +57,7 @@ def bottlenecks(
     passes = pipeline.steps.passes
     found = [_causal(bound), _largest_block(means, labels, work_ns, groups)]
     found += _shared(stream.chain, labels, means, work_ns, count * passes)
+    found += _entangled(stream, labels, means, passes * count, outcome.stages // groups, groups)
     if outcome.stages > groups:
         found.append(_imbalance(stream.subnets, plan, stream.costs, outcome, groups))
     found += _window(outcome, count)
@@ -130,6 +134,48 @@ def _shared(
                 )
             )
     return found
+
+
+def _entangled(
+    stream: Stream,
+    labels: Sequence[str],
+    means: Sequence[float],
+    together: int,
+    stages: int,
+    groups: int,
+) -> list[Bottleneck]:
+    """Where every subnet uses the same exact layers with settings of its own.
+
+    Nothing of a step starts there before the last step's WRITEs, so passes alone fill the stages:
+    S · P / (P + S - 1) of S stages with P passes. Streams count as passes do.
+    """
+    rules, elastic = stream.chain.rules, _settings_everywhere(stream)
+    exact = [block for block in elastic if isinstance(rules[block], Exact)]
+    share = sum(means[exact[0] :]) / sum(means) if exact else 0.0
+    if share < _MOST:
+        return []
+    passes = max(1, together // groups)
+    busy = groups * stages * passes / (passes + stages - 1)
+    return [
+        Bottleneck(
+            busy,
+            f"entangled: every subnet uses {labels[exact[0]]} and what follows (exact), so no step "
+            f"starts before the last one's WRITEs: S·P/(P + S - 1) = {busy:.1f} stages with P = "
+            f"{passes}{f' in each of {groups} groups' if groups > 1 else ''}; more passes "
+            f"(subnets:P), groups, streams or lag({stages - 1}) would help",
+        )
+    ]
+
+
+def _settings_everywhere(stream: Stream) -> list[int]:
+    """Blocks of which all subnets use one layer, and not by one option."""
+    used = [subnet for subnet in stream.subnets if subnet.candidates]
+    return [
+        block
+        for block in range(len(stream.chain.rules) if used else 0)
+        if len({subnet.layer(block) for subnet in used}) == 1
+        and len({subnet.chain[block] for subnet in used}) > 1
+    ]
 
 
 def _imbalance(

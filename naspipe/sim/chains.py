@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from naspipe.core.layer_rules import BlockRule, with_stateless
-from naspipe.core.space import Shared, Space
+from naspipe.core.space import Space
 from naspipe.core.subnet import Subnet
 from naspipe.planning.cost import CostTable
 
@@ -17,7 +17,7 @@ class Chain:
     rules: tuple[BlockRule, ...]
     """Of each block of the chain."""
     is_shared: tuple[bool, ...]
-    """For each block, whether every subnet uses its only layer."""
+    """For each block, whether every subnet uses its only layer, which stays where it is."""
     buffered: frozenset[tuple[int, int]] | None = None
     """Block and candidate of the layers whose forwards leave something; None for all."""
     stateless: frozenset[tuple[int, int]] = frozenset()
@@ -34,7 +34,7 @@ class Chain:
         counts = [len(block.candidates) for block in space.blocks]
         return cls(
             rules=with_stateless(space.rules, counts, stateless),
-            is_shared=tuple(isinstance(block, Shared) for block in space.blocks),
+            is_shared=space.stays,
             buffered=buffered,
             stateless=stateless,
         )

@@ -148,14 +148,13 @@ class SimulatedStage:
 
     def _carry_out(self, command: Command) -> None:
         match command:
-            case RunTask(task, reads):
+            case RunTask(task):
                 is_forward = task.kind is TaskKind.FORWARD
                 kind = AccessKind.FORWARD if is_forward else AccessKind.BACKWARD
                 self._task, number = task, task.sequence_id
-                self._run.extend(
-                    (layer.block, self._made_ns(layer) + self._costs.access_ns(layer, kind, number))
-                    for layer, _ in reads
-                )
+                for layer, _, option in command.accesses():
+                    work_ns = self._costs.access_ns(layer._replace(candidate=option), kind, number)
+                    self._run.append((layer.block, self._made_ns(layer) + work_ns))
             case WriteLayer():
                 self._writes.append(command)
             case SendOutput(receiver, upcoming, name):

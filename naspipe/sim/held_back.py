@@ -102,8 +102,8 @@ def _least(
 
 
 def _is_fixed(subnets: Sequence[Subnet], block: int) -> bool:
-    """Whether all subnets have the same candidate there."""
-    return len({subnet.chain[block] for subnet in subnets if subnet.chain}) <= 1
+    """Whether all subnets use the same layer there."""
+    return len({subnet.layer(block) for subnet in subnets if subnet.chain}) <= 1
 
 
 def _busy(pipeline: Pipeline, rules: Sequence[BlockRule], steps: Steps) -> float:

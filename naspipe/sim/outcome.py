@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from naspipe.core.access import AccessKind
 from naspipe.core.errors import ConfigError
 from naspipe.planning.causal_bound import CausalBound, causal_bound, side_by_side
 from naspipe.sim.access_table import AccessTable, Integers
+from naspipe.sim.chains import Stream
 from naspipe.sim.pipeline import Pipeline
 from naspipe.sim.simulation import SimulatedRun
 
@@ -116,9 +118,25 @@ def _activation_peaks(table: AccessTable, num_stages: int, pipeline: Pipeline) -
     return peaks
 
 
+def _options(
+    table: AccessTable, columns: Sequence[Integers], number: int, stream: Stream
+) -> Integers:
+    """The column of candidates, with a stream's options in their place."""
+    blocks = len(stream.chain.rules)
+    chains = np.array([each.chain or (0,) * blocks for each in stream.subnets], dtype=np.int64)
+    here = columns[0] == number
+    found = columns[2].astype(np.int64)
+    found[here] = chains[table.column("sequence_id")[here], columns[1][here]]
+    return found
+
+
 def _activation_bytes(table: AccessTable, pipeline: Pipeline) -> Integers:
     """Of each access's block and subnet."""
-    places = np.stack(tuple(map(table.column, ("stream", "block", "candidate"))))
+    columns = list(map(table.column, ("stream", "block", "candidate")))
+    for number, stream in enumerate(pipeline.streams):
+        if any(subnet.candidates for subnet in stream.subnets):
+            columns[2] = _options(table, columns, number, stream)
+    places = np.stack(columns)
     known, inverse = np.unique(places, axis=1, return_inverse=True)
     held = []
     for stream, block, candidate in known.T.tolist():

@@ -18,7 +18,10 @@ class Costs(Protocol):
     """Durations in nanoseconds."""
 
     def access_ns(self, layer: LayerId, kind: AccessKind, sequence_id: int = -1) -> int:
-        """Compute time of one block's forward or backward, or of one WRITE, of one subnet."""
+        """Compute time of one block's forward or backward, or of one WRITE, of one subnet.
+
+        Of a forward and a backward, the option stands in the place of the layer's candidate.
+        """
         ...
 
     def add_ns(self, layer: LayerId, sequence_id: int) -> int:

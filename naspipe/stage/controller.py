@@ -16,7 +16,6 @@ from naspipe.core.commands import (
     DropVersion,
     RecordAccess,
     RetireSubnet,
-    RunTask,
 )
 from naspipe.core.errors import InvariantError
 from naspipe.core.events import (
@@ -186,7 +185,7 @@ class StageController:
         self._stalls.end(now_ns)
         reads = tuple(self._run.popleft() for _ in range(commanded))
         self._commanded = commanded
-        commands.append(RunTask(work.task, reads))
+        commands.append(work.run(reads))
 
     def _on_admitted(self, event: SubnetAdmitted, commands: list[Command]) -> None:
         subnet, blocks = event.subnet, event.partition.blocks(self._stage)

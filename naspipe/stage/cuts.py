@@ -160,7 +160,7 @@ class Cuts:
 def _changed(command: Command) -> list[LayerId]:
     """The layers whose bytes a command changes, or whose bytes leave with it."""
     match command:
-        case RunTask(_, reads):
+        case RunTask(reads=reads):
             return [layer for layer, _ in reads]
         case WriteLayer() | PushVersion():
             return [command.layer]

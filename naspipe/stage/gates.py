@@ -122,7 +122,7 @@ class StepGate:
         return False
 
     def _key(self, progress: Progress) -> tuple[StreamId, SequenceId]:
-        stream, sequence_id, _ = progress.subnet
+        stream, sequence_id = progress.subnet[:2]
         return stream, self._steps.first(sequence_id)
 
 
@@ -199,7 +199,7 @@ class EndLaunch:
     def admit(self, progress: Progress, moves: Moves) -> None:
         """One more pass of the step, if it is this group's."""
         if progress.tickets:
-            stream, sequence_id, _ = progress.subnet
+            stream, sequence_id = progress.subnet[:2]
             step = self._held.setdefault((stream, self._steps.first(sequence_id)), _Ending())
             step.members.append(progress)
             step.num_open += 1
@@ -212,7 +212,7 @@ class EndLaunch:
 
     def finish(self, progress: Progress) -> list[Command]:
         """Behind the last pass of the step: the stages of the group are told."""
-        stream, sequence_id, _ = progress.subnet
+        stream, sequence_id = progress.subnet[:2]
         first = self._steps.first(sequence_id)
         step = self._held[stream, first]
         step.num_open -= 1

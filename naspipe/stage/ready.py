@@ -131,7 +131,7 @@ class WholeSteps(ReadyTasks):
 
     def admit(self, progress: Progress) -> None:
         """A subnet is under way: its tasks will be offered."""
-        stream, sequence_id, _ = progress.subnet
+        stream, sequence_id = progress.subnet[:2]
         joined, step = self._joined[stream], self._steps.step(sequence_id)
         turns = self._turns.setdefault(joined, {})
         turn = turns.setdefault(step, _Turn(self._steps.passes * len(joined)))

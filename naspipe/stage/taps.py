@@ -145,7 +145,7 @@ class Taps:
         return source.partition.stage_of(tap.source[1]), sink.partition.stage_of(tap.sink[1])
 
     def _keys_of_source(self, progress: Progress) -> Iterator[_Key]:
-        stream, sequence_id, _ = progress.subnet
+        stream, sequence_id = progress.subnet[:2]
         first, number = self._steps.first(sequence_id), self._steps.pass_of(sequence_id)
         for index, tap in enumerate(self._taps):
             if tap.source[0] == stream:
@@ -153,7 +153,7 @@ class Taps:
                     yield index, sequence_id, SequenceId(first + sink)
 
     def _keys_of_sink(self, progress: Progress) -> Iterator[_Key]:
-        stream, sequence_id, _ = progress.subnet
+        stream, sequence_id = progress.subnet[:2]
         first, number = self._steps.first(sequence_id), self._steps.pass_of(sequence_id)
         for index, tap in enumerate(self._taps):
             if tap.sink[0] == stream:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from naspipe.core.commands import RunTask
 from naspipe.core.events import SubnetAdmitted
 from naspipe.core.ids import LayerId, StageId, Version
 from naspipe.core.partition import Partition
@@ -19,6 +20,7 @@ class Work:
     """One task's progress: blocks not yet run, and what is not there yet."""
 
     task: Task
+    subnet: Subnet
     tickets: dict[int, Ticket]
     todo: list[int]
     """Blocks not yet finished, the next one last."""
@@ -49,6 +51,10 @@ class Work:
             ticket = self.tickets[block]
             reads.append((ticket.layer, ticket.reads))
         return reads
+
+    def run(self, reads: tuple[tuple[LayerId, Version], ...]) -> RunTask:
+        """The command to compute some of its blocks."""
+        return RunTask(self.task, reads, self.subnet.options(layer for layer, _ in reads))
 
     def clear_layers(self) -> list[LayerId]:
         """Layers of all its blocks that are clear, in the order in which they will run."""
@@ -123,7 +129,7 @@ def begin_subnet(
     """
     subnet, blocks = event.subnet, event.partition.blocks(stage)
     task = Task(subnet.stream, subnet.sequence_id, TaskKind.FORWARD, stage)
-    forward = Work(task, tickets, list(reversed(blocks)))
+    forward = Work(task, subnet, tickets, list(reversed(blocks)))
     if blocks.start == 0:
         forward.missing.remove(CHAIN)
     progress = Progress(subnet, event.partition, tickets, forward, {})
@@ -132,6 +138,7 @@ def begin_subnet(
         if here:
             backward = Work(
                 task._replace(kind=TaskKind.BACKWARD, section=number),
+                subnet,
                 tickets,
                 list(here),
                 forward.unclear,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from naspipe.core.errors import ConfigError
-from naspipe.core.space import Block, Space
+from naspipe.core.space import Shared, Space
 from naspipe.core.steps import Steps
 
 Choices = tuple[int, ...]
@@ -34,7 +34,7 @@ def in_passes(
         size: parameters of a block of the chain and a candidate; for the sandwich rule.
 
     Raises:
-        ConfigError: for the sandwich rule where one decision reaches several blocks.
+        ConfigError: for the sandwich rule without extremes; see :func:`extremes`.
     """
     if steps.draws_each:
         return list(drawn)
@@ -51,20 +51,27 @@ def in_passes(
 
 def extremes(space: Space, size: Callable[[int, int], int]) -> tuple[Choices, Choices]:
     """The largest and the smallest subnet: of each choice block the candidate with the most and
-    with the fewest parameters, the lower number where several have as many.
+    with the fewest parameters, the lower number where several have as many; of each setting the
+    largest and the smallest value.
 
     Raises:
-        ConfigError: for a space in which one decision reaches several blocks.
+        ConfigError: for a space in which one decision reaches several blocks, unless it is a
+            setting, and where the two are one subnet.
     """
+    choosing = [n for n, block in enumerate(space.blocks) if not isinstance(block, Shared)]
     if space.decisions is not None:
+        found = space.decisions.extremes(lambda number, option: size(choosing[number], option))
+    else:
+        sizes = [
+            [size(position, option) for option in range(space.blocks[position].num_options)]
+            for position in choosing
+        ]
+        largest = tuple(own.index(max(own)) for own in sizes)
+        found = largest, tuple(own.index(min(own)) for own in sizes)
+    if found[0] == found[1]:
         raise ConfigError(
-            f"passes=sandwich: expected a space whose blocks choose one by one, found "
-            f"{space.name}, where one decision may reach several; use one or accumulate:N"
+            f"passes=sandwich: expected a largest and a smallest subnet, found that all of space "
+            f"{space.name} have as many parameters; use passes=subnets:N, or npp.Elastic layers, "
+            f"whose settings have an order"
         )
-    largest, smallest = [], []
-    for position, block in enumerate(space.blocks):
-        if isinstance(block, Block):
-            sizes = [size(position, candidate) for candidate in range(len(block.candidates))]
-            largest.append(sizes.index(max(sizes)))
-            smallest.append(sizes.index(min(sizes)))
-    return tuple(largest), tuple(smallest)
+    return found

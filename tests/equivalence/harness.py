@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from contextlib import contextmanager
+from itertools import product
 
 import torch
 from torch.nn import functional
@@ -11,6 +12,7 @@ from torch.nn import functional
 import naspipe
 from naspipe.core.partition import Partition
 from naspipe.core.rules import Every, Frozen, Lag
+from naspipe.core.space import Elastic
 from naspipe.planning.partitions import PLACEMENTS
 from naspipe.runtime.checkpoints.layer_bytes import from_raw
 from naspipe.runtime.layers import layer_store
@@ -30,10 +32,18 @@ def oracle_of(space, seed, optimizer, lr, options=None, bf16=False, device="cpu"
             )  # fmt: skip
         elif isinstance(rule, Frozen):
             rules[block] = "frozen"
+    settings = {
+        block: (
+            each.apply,
+            [dict(zip(each.settings, row, strict=True)) for row in product(*values)],
+        )
+        for block, each in enumerate(space.blocks)
+        if isinstance(each, Elastic) and (values := each.settings.values())
+    }
     return PlainLoop(
         [block.candidates for block in space.blocks],
         [space.fields(block) for block in range(len(space))],
-        rules, seed, optimizer, lr, options, bf16, device, **recipe,
+        rules, seed, optimizer, lr, options, bf16, device, settings=settings, **recipe,
     )  # fmt: skip
 
 

@@ -59,10 +59,10 @@ def inject_delays(monkeypatch, seed):
 
     run_block = StageCompute.run_block
 
-    def slow(compute, task, layer, version):
+    def slow(compute, task, layer, version, option):
         draw = random.Random(f"{seed}/{task}/{layer}")
         time.sleep(draw.choice([0, 0, 0, 0.002]))
-        return run_block(compute, task, layer, version)
+        return run_block(compute, task, layer, version, option)
 
     monkeypatch.setattr(connections, "ZmqTransport", Delayed)
     monkeypatch.setattr(StageCompute, "run_block", slow)

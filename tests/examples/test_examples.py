@@ -14,8 +14,8 @@ from tests.test_architecture import ROOT
 PLACE = ROOT / "examples"
 OF_DATA = ["auxiliary_labels", "class_weights", "cutmix", "mixup"]
 OF_TASKS = {
-    "blockwise", "elastic", "first_run", "groups", "nni_space", "own_space", "resume_elsewhere",
-    "search_and_export", "teachers",
+    "blockwise", "elastic", "elastic_widths", "first_run", "groups", "nni_space", "own_space",
+    "resume_elsewhere", "search_and_export", "teachers",
 }  # fmt: skip
 NAMES = sorted(path.stem for path in PLACE.glob("*.py"))
 
@@ -111,6 +111,12 @@ def test_blockwise(example, tmp_path):
     found, best, judged = example("blockwise").main(tmp_path, steps=10, stages=1)
     assert len(found.blocks) == len(best.choices) == 3 and best.costs["params"] <= 30_000
     assert 0 < judged.top1 <= 1
+
+
+def test_elastic_widths(example, tmp_path):
+    run, best, exported = example("elastic_widths").main(tmp_path / "run", 12, stages=1, budget=5)
+    assert best.cost.params <= 8000 and exported.is_checked and not exported.needs
+    assert run.access_order("mix").startswith("0F[32,5]-"), "the largest comes first"
 
 
 def test_elastic(example, tmp_path):

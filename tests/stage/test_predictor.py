@@ -37,12 +37,12 @@ class Situation:
             block: Ticket(LayerId(0, block, chain[block]), INITIAL, INITIAL, True)
             for block in blocks
         }
+        subnet = Subnet(0, number, tuple(chain))
         task = Task(0, number, TaskKind.FORWARD, self.stage)
-        forward = Work(task, tickets, list(reversed(blocks)))
-        backward = Work(task._replace(kind=TaskKind.BACKWARD), tickets, list(blocks))
+        forward = Work(task, subnet, tickets, list(reversed(blocks)))
+        backward = Work(task._replace(kind=TaskKind.BACKWARD), subnet, tickets, list(blocks))
         backward.begins_here = self.stage == 2
         backward.unclear = forward.unclear
-        subnet = Subnet(0, number, tuple(chain))
         self.subnets.append(Progress(subnet, PARTITION, tickets, forward, {0: backward}, 6))
         self.predictor.admit(self.subnets[-1])
         return self.subnets[-1]

@@ -14,9 +14,10 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.ids import FIRST_STREAM, LayerId
 from naspipe.core.rules import Exact, Follows, own_step, steps_behind
 from naspipe.core.settings.parameter_groups import group_of
-from naspipe.core.space import Shared, Space
+from naspipe.core.space import Block, Elastic, Shared, Space
 from naspipe.core.user_code import users_code
 from naspipe.core.wiring import Tap, TapRole
+from naspipe.frontend.checks.elastic_checks import check_settings
 from naspipe.frontend.checks.expected_costs import check_costs
 from naspipe.frontend.checks.optimizer_checks import check_optimizer
 from naspipe.planning.cost import first_of_kind
@@ -112,9 +113,10 @@ def check_layers(workload: Workload) -> None:
         _check_norms(space)
     store = LayerStore(space, definition.seed, definition.recipe)
     _check_groups_match(space, definition)
+    check_settings(space)
     with deterministic_torch(definition.recipe.threads):
         for position, block in enumerate(space.blocks):
-            if isinstance(block, Shared):
+            if not isinstance(block, Block):
                 _check_own_step(block, definition)
                 _check_statistics(_made(store, space, position), block, defers_norms)
         for position in _first_of_kinds(space):
@@ -154,7 +156,7 @@ def _some_names(space: Space) -> list[str]:
     return list(dict.fromkeys(found[:1] + found[-1:]))
 
 
-def _check_own_step(block: Shared, definition: Definition) -> None:
+def _check_own_step(block: Shared | Elastic, definition: Definition) -> None:
     own = own_step(block.rule)
     if own.momentum is not None:
         check_optimizer(definition.recipe, own)
@@ -181,14 +183,14 @@ def _first_of_kinds(space: Space) -> Iterator[int]:
     """Positions of choice blocks, one per kind; blocks that name none are each their own."""
     kinds: set[str] = set()
     for position, block in enumerate(space.blocks):
-        if isinstance(block, Shared) or block.kind in kinds:
+        if not isinstance(block, Block) or block.kind in kinds:
             continue
         if block.kind is not None:
             kinds.add(block.kind)
         yield position
 
 
-def _check_statistics(layer: StoredLayer, block: Shared, defers_norms: bool) -> None:
+def _check_statistics(layer: StoredLayer, block: Shared | Elastic, defers_norms: bool) -> None:
     """Only a layer that is read as it was last written may keep running statistics.
 
     Unless they are deferred: then nobody reads them while the step goes on.
@@ -210,12 +212,25 @@ def _check_norms(space: Space) -> None:
     """Raises ConfigError for a norm that cannot be deferred."""
     for position in sorted(set(first_of_kind(space))):
         for candidate in range(len(space.blocks[position].candidates)):
-            if found := unknown_norm(sketch(space, position, candidate)):
+            module = sketch(space, position, candidate)
+            if isinstance(space.blocks[position], Elastic) and any(
+                map(keeps_statistics, module.train().modules())
+            ):
+                raise ConfigError(
+                    f"norms=deferred: expected no running statistics in an elastic layer, of which "
+                    f"each setting sees a part, found {_norm_in(module)} in layer "
+                    f"{space.label(position, candidate)}; use norms=ordered"
+                )
+            if found := unknown_norm(module):
                 raise ConfigError(
                     f"norms=deferred: expected BatchNorm1d, 2d or 3d, found {found} in layer "
                     f"{space.label(position, candidate)}, whose statistics follow other rules; "
                     f"use norms=ordered"
                 )
+
+
+def _norm_in(module: nn.Module) -> str:
+    return next(type(each).__name__ for each in module.modules() if keeps_statistics(each))
 
 
 def keeps_statistics(module: nn.Module) -> bool:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from naspipe.core.config import Execution
-from naspipe.core.space import Shared, Space
+from naspipe.core.space import Block, Space
 from naspipe.core.subnet import Subnet
 from naspipe.frontend.checks.input_checks import keeps_statistics
 from naspipe.planning.cost import CostTable
@@ -78,8 +78,9 @@ def _held(workload: Workload, execution: Execution, found: HeldBack) -> str:
     busy = f"{found.busy_stages:.1f}"
     head = f"this run gains little from {on}: at most {busy} can be busy, as "
     if not found.is_chosen:
+        passes = "subnets" if workload.space.is_elastic else "accumulate"
         return (
-            f"{head}every step reads all that the step before wrote; use passes=accumulate:N, "
+            f"{head}every step reads all that the step before wrote; use passes={passes}:N, "
             f"whose passes fill the stages (docs/schedule.md)"
         )
     reasons = [_layer(workload, block, workers) for block in found.layers]
@@ -99,7 +100,7 @@ def _held(workload: Workload, execution: Execution, found: HeldBack) -> str:
 def _layer(workload: Workload, block: int, workers: int) -> str:
     space = workload.space
     name, rule = space.labels[block], f"lag({workers})"
-    if not isinstance(space.blocks[block], Shared):
+    if isinstance(space.blocks[block], Block):
         return (
             f"block {name} has one candidate only, so every step reads what the one before wrote: "
             f"make it npp.Shared(NAME, ..., rule=npp.Lag({workers}))"

@@ -49,10 +49,11 @@ def filled(
     workload: Workload, stream: StreamId, first: int, passes: Iterable[Choices]
 ) -> Iterator[Subnet]:
     """The subnets of passes from sequence ID ``first`` on; one that nobody needs is empty."""
-    steps, left_out, chain = workload.recipe.steps, workload.left_out, workload.space.chain
+    steps, left_out, space = workload.recipe.steps, workload.left_out, workload.space
     for y, choices in enumerate(passes, first):
         is_empty = steps.pass_of(y) in left_out
-        yield Subnet(stream, SequenceId(y), () if is_empty else tuple(chain(choices)))
+        chain = space.chain(choices)
+        yield Subnet(stream, SequenceId(y), ()) if is_empty else space.subnet(stream, y, chain)
 
 
 def _expanded(workload: Workload) -> Callable[[Sequence[Choices]], list[Choices]]:

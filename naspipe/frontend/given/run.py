@@ -9,13 +9,14 @@ from typing import Any
 from torch import nn
 
 from naspipe.core.errors import ConfigError, NaspipeError
-from naspipe.core.ids import LayerId
+from naspipe.core.ids import FIRST_STREAM, LayerId
 from naspipe.core.space import Space
 from naspipe.core.wording.in_python import says_keywords
 from naspipe.runtime.checkpoints.layer_bytes import layer_key, load_layer
 from naspipe.streams.from_file import read_stream
+from naspipe.trace.access.labels import SpaceLabels, describe_space, settings_of
 from naspipe.trace.access.log import RunLog
-from naspipe.trace.access.order import orders_of_layers
+from naspipe.trace.access.order import orders_of_layers, with_settings
 from naspipe.trace.access.stored import Wanted
 from naspipe.trace.results.run_directory import RunDirectory
 from naspipe.trace.results.validation_file import Validation, read_validations
@@ -106,6 +107,13 @@ class Run:
         """A trained shared layer; with ``ema``, the moving average of its weights."""
         return self._load(self.space.layer(name), ema)
 
+    def chosen(self, position: int, option: int, *, ema: bool = False) -> nn.Module:
+        """What an option of a block of the chain is; of an elastic layer, cut for its setting."""
+        block = self.space.blocks[position]
+        layer = LayerId(FIRST_STREAM, position, block.candidate(option))
+        module: nn.Module = block.cut_of(self._load(layer, ema), option)
+        return module
+
     def check_averages(self) -> None:
         """The run must have kept moving averages.
 
@@ -118,11 +126,16 @@ class Run:
                 f"without; train with --set ema=0.999"
             )
 
-    def access_order(self, block: int, candidate: int) -> str:
-        """A layer's accesses, as in ``2F-2B-5F-5B``."""
-        layer = self.space.layer(f"{block}.{candidate}")
+    def access_order(self, block: int | str, candidate: int | None = None) -> str:
+        """A layer's accesses, as in ``2F-2B-5F-5B``; ``2F[512]`` says an elastic layer's setting.
+
+        Of a shared or an elastic layer ``block`` is the name.
+        """
+        layer = self.space.layer(str(block) if candidate is None else f"{block}.{candidate}")
         wanted = Wanted(layers=frozenset([layer]), backwards=False)
-        return orders_of_layers(RunLog(self.directory.path).columns(wanted)).get(layer, "")
+        order = orders_of_layers(RunLog(self.directory.path).columns(wanted)).get(layer, "")
+        labels = SpaceLabels(self.manifest["space"])
+        return with_settings(order, labels.settings(layer, self.stream))
 
     def _load(self, layer: LayerId, ema: bool) -> nn.Module:
         if ema:
@@ -143,6 +156,7 @@ def check_space(run: Run) -> None:
     pairs: dict[str, tuple[list[Any], list[Any]]] = {
         "blocks": (recorded["labels"], list(space.labels)),
         "candidates": (recorded["candidates"], [len(b.candidates) for b in space.blocks]),
+        "settings": (settings_of(recorded), settings_of(describe_space(space))),
     }
     for what, (expected, found) in pairs.items():
         if expected != found:

@@ -35,6 +35,9 @@ from naspipe.streams.samplers import FILES
 MOST_TRIED = 4
 """Suspicions that turn out to be none, before the rest is left to the profile."""
 
+MOST_WALKED = 2000
+"""Subnets that are followed where not any option may follow any other."""
+
 FOLLOWING_SECONDS, TRYING_SECONDS = 30.0, 60.0
 """In which shapes are followed, and one suspicion is tried; what takes longer is left alone."""
 
@@ -73,8 +76,8 @@ def check_spaces(
         key = id(workload.space), id(workload.data), id(workload.loss), sampler
         ends = [tap for tap in taps if number in (tap.sink[0], tap.source[0])]
         takes = any(tap.sink[0] == number and tap.role is TapRole.INPUT for tap in ends)
-        is_free = workload.space.decisions is None  # otherwise not any may follow any other
-        if key in known or not workload.is_trained or takes or not is_free:
+        is_known = workload.space.decisions is None or workload.space.is_elastic
+        if key in known or not workload.is_trained or takes or not is_known:
             continue
         known.add(key)
         batch = workload.data(workload.definition.seed, 0)
@@ -143,8 +146,11 @@ class _Look:
         trains = workload.runs_in_training_mode
         follower = ShapeFollower(workload.space, layers, form_of(given), fields, trains)
         sampler = workload.definition.sampler
-        if workload.make_strategy is None and sampler.partition(":")[0] in FILES:
-            yield from follower.walk(subnet.chain for subnet in self.subnets if subnet.chain)
+        if workload.space.is_elastic or (
+            workload.make_strategy is None and sampler.partition(":")[0] in FILES
+        ):  # not any may follow any other
+            chains = (subnet.chain for subnet in self.subnets if subnet.chain)
+            yield from follower.walk(islice(chains, MOST_WALKED))
         elif workload.make_strategy is None or sampler.startswith(("evolution", "nni:")):
             yield from follower.spread()
         if self.has_plain_loss and _is_plain(workload):
@@ -232,10 +238,10 @@ def _is_plain(workload: Workload) -> bool:
     )
 
 
-def _called(space: Space, layers: SketchedLayers, block: int, candidate: int) -> str:
-    module = layers.module(block, candidate)
+def _called(space: Space, layers: SketchedLayers, block: int, option: int) -> str:
+    module = layers.module(block, space.blocks[block].candidate(option))
     kind = f" ({type(module).__name__})" if module is not None else ""
-    return f"layer {space.label(block, candidate)}{kind}"
+    return f"layer {space.option_label(block, option)}{kind}"
 
 
 @contextmanager

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from naspipe.core.blocks.setting_decisions import SettingDecisions
 from naspipe.core.errors import ConfigError
 from naspipe.core.events import Planned
-from naspipe.core.ids import SequenceId, StreamId
+from naspipe.core.ids import StreamId
 from naspipe.core.space import Space
 from naspipe.core.subnet import Subnet
 from naspipe.core.user_code import users_code
@@ -109,7 +110,7 @@ class StrategySource:
         found = [decisions.choices(each) if decisions else tuple(each) for each in drawn]
         for choices in found:
             chain = self._space.chain(choices)
-            self.subnets.append(Subnet(self._stream, SequenceId(self.count), chain))
+            self.subnets.append(self._space.subnet(self._stream, self.count, chain))
         return found
 
     def _planned(self, subnets: Sequence[Subnet]) -> list[Planned]:
@@ -128,6 +129,11 @@ class StrategySource:
 
 
 def sample_stream(space: Space) -> list[tuple[int, ...]]:
-    """Choices that use every candidate of every block: they stand for subnets not known yet."""
-    counts = space.candidate_counts
-    return [tuple(number % count for count in counts) for number in range(max(counts, default=1))]
+    """Choices that use every candidate of every block, and every value of each setting.
+
+    They stand for subnets not known yet.
+    """
+    settings = space.decisions if isinstance(space.decisions, SettingDecisions) else None
+    counts = space.candidate_counts if settings is None else settings.counts
+    found = [tuple(number % count for count in counts) for number in range(max(counts, default=1))]
+    return found if settings is None else list(map(settings.choices, found))

@@ -15,7 +15,6 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.space import Space
 from naspipe.frontend.given.run import Run
 from naspipe.frontend.given.strategies import Asked, find_strategy_maker, is_nnis
-from naspipe.nni.decisions import LabelDecisions
 from naspipe.planning.cost import CostTable, LayerCost
 from naspipe.runtime.measuring.subnet_counts import SubnetCounter
 from naspipe.search.definition import SearchDefinition
@@ -152,8 +151,8 @@ def _listed(
         raise ConfigError(
             f"--budget {definition.budget}: expected at most {len(listed)}, as many as {path} holds"
         )
-    if isinstance(decisions, LabelDecisions):
-        listed = [decisions.numbers(decisions.sample_of(choices)) for choices in listed]
+    if decisions is not None:
+        listed = [decisions.drawn(choices) for choices in listed]
     for number, drawn in enumerate(listed):
         if not is_allowed(drawn):
             raise ConfigError(

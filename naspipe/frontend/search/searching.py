@@ -11,10 +11,9 @@ from typing import Any
 
 from naspipe.core.config import Definition, Execution, Recipe
 from naspipe.core.errors import ConfigError
-from naspipe.core.ids import FIRST_STREAM, SequenceId
+from naspipe.core.ids import FIRST_STREAM
 from naspipe.core.rules import Frozen
 from naspipe.core.space import Shared
-from naspipe.core.subnet import Subnet
 from naspipe.data.keyed.loader_pool import close_all
 from naspipe.frontend.checks.data_checks import check_is_data
 from naspipe.frontend.checks.device_checks import check_data_path, check_device
@@ -188,7 +187,7 @@ class Searching:
         rules = (Frozen(),) * len(space)
         chain = replace(Chain.of(space), rules=rules)
         sample = [
-            Subnet(FIRST_STREAM, SequenceId(number), space.chain(choices))
+            space.subnet(FIRST_STREAM, number, space.chain(choices))
             for number, choices in enumerate(sample_stream(space))
         ]
         stream = Stream(chain, tuple(sample), costs, is_sample=True)

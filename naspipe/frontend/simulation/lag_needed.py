@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from naspipe.core.rules import Lag, Rule, steps_behind
-from naspipe.core.space import Shared, Space
+from naspipe.core.space import Block, Space
 from naspipe.frontend.simulation.scenario import Scenario
 
 ENOUGH = 0.99
@@ -19,7 +19,7 @@ def late_layers(space: Space) -> tuple[str, ...]:
     return tuple(
         block.name
         for block in space.blocks
-        if isinstance(block, Shared) and steps_behind(block.rule) is not None
+        if not isinstance(block, Block) and steps_behind(block.rule) is not None
     )
 
 

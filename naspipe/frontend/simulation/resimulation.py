@@ -10,7 +10,7 @@ from naspipe.core.access import Access, AccessKind
 from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
 from naspipe.core.events import Planned
-from naspipe.core.ids import LayerId, SequenceId, StreamId
+from naspipe.core.ids import LayerId
 from naspipe.core.partition import Partition, make_partition
 from naspipe.core.settings.declare import declared
 from naspipe.core.steps import Steps, recorded_steps
@@ -47,7 +47,19 @@ def logged_costs_of(recorded: RecordedRun) -> LoggedCosts:
     if not recorded.accesses:
         raise ConfigError(f"{recorded.path}: expected an access log to simulate again, found none")
     recipe = recorded.manifest.get("definition", {}).get("recipe", {})
-    return logged_costs(recorded.accesses, recorded_steps(recipe))
+    accesses, labels = recorded.accesses, recorded.labels
+    if labels.has_settings:
+        subnets = _subnets(recorded.directory.stream, labels)
+        accesses = [_by_option(access, subnets[access.sequence_id]) for access in accesses]
+    return logged_costs(accesses, recorded_steps(recipe))
+
+
+def _by_option(access: Access, subnet: Subnet) -> Access:
+    """An access as costs have it: by its option, unless it is a WRITE, which all have in common."""
+    if access.kind is AccessKind.WRITE:
+        return access
+    option = subnet.chain[access.layer.block]
+    return access._replace(layer=access.layer._replace(candidate=option))
 
 
 def simulate_again_with(recorded: RecordedRun, costs: Costs, table: CostTable) -> Fidelity:
@@ -72,7 +84,7 @@ def simulated_again(recorded: RecordedRun, costs: Costs, table: CostTable) -> Si
     definition = manifest.get("definition", {})
     steps = recorded_steps(definition.get("recipe", {}))
     ordered = ordered_in(recorded.accesses, steps)
-    chain = Chain(rules=labels.rules, is_shared=labels.is_shared, buffered=ordered)
+    chain = Chain(rules=labels.rules, is_shared=labels.stays, buffered=ordered)
     subnets = _subnets(recorded.directory.stream, labels)
     partitions = _partitions(recorded.accesses, len(subnets), len(labels), recorded.path)
     pipeline = Pipeline(
@@ -124,12 +136,7 @@ def _execution(values: Mapping[str, Any], path: Path) -> Execution:
 
 
 def _subnets(path: Path, labels: SpaceLabels) -> list[Subnet]:
-    subnets = []
-    for number, choices in enumerate(read_stream(path)):
-        left = iter(choices)
-        chain = tuple(0 if is_shared else next(left) for is_shared in labels.is_shared)
-        subnets.append(Subnet(StreamId(0), SequenceId(number), chain))
-    return subnets
+    return [labels.subnet(number, choices) for number, choices in enumerate(read_stream(path))]
 
 
 def _partitions(

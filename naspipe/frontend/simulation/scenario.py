@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import search_spaces
 from naspipe.core.config import Execution, Recipe
 from naspipe.core.errors import ConfigError
-from naspipe.core.ids import SequenceId, StreamId
+from naspipe.core.ids import StreamId
 from naspipe.core.rules import Rule
 from naspipe.core.space import Space
 from naspipe.core.steps import ONE_PASS, Steps
@@ -132,7 +132,7 @@ class Scenario:
         drawn = draw_subnets(sampler, self.space, seed, num_draws(self.steps, steps))
         passes = in_passes(drawn, self.steps, self.space, self.parameters)
         return tuple(
-            Subnet(stream, SequenceId(number), self.space.chain(choices))
+            self.space.subnet(stream, number, self.space.chain(choices))
             for number, choices in enumerate(passes)
         )
 

@@ -166,10 +166,11 @@ def _behind(
 
 @torch.no_grad()
 def _outputs(blocks: Sequence[nn.Module], workload: Workload) -> tuple[torch.Tensor, ...]:
-    """What first candidates make of what the teacher's blocks before them make of a batch."""
+    """What first options make of what the teacher's blocks before them make of a batch."""
     state = through(blocks, workload.data(workload.definition.seed, 0))
     for block in workload.space.blocks:
-        result = block.candidates[0]().eval()(*(each.clone() for each in state))
+        forward = block.forward_of(block.candidates[0]().eval(), 0)
+        result = forward(*(each.clone() for each in state))
         state = result if isinstance(result, tuple) else (result,)
     return state
 

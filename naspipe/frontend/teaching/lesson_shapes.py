@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from naspipe.core.errors import ConfigError
@@ -144,18 +143,21 @@ def _other_paths(space: Space, inputs: Tensors) -> Iterator[tuple[Shapes, str]]:
             yield _of(found), f" of candidate {label}"
 
 
-def _candidates(space: Space, position: int) -> Iterator[tuple[nn.Module, str]]:
-    """Without memory, and what each is called; those of a mixed edge are its own."""
+def _candidates(space: Space, position: int) -> Iterator[tuple[Callable[..., Any], str]]:
+    """Without memory, and what each is called; those of a mixed edge are its own.
+
+    Of elastic layers the first settings, which agree with one another.
+    """
     for candidate in range(len(space.blocks[position].candidates)):
         module = sketch(space, position, candidate).eval().to("meta")
         label = space.label(position, candidate)
         if isinstance(module, MixedEdge):
             yield from ((each, f"{label}/{n}") for n, each in enumerate(module.candidates))
         else:
-            yield module, label
+            yield space.blocks[position].forward_of(module, candidate), label
 
 
-def _through(modules: Sequence[nn.Module], state: Tensors) -> Tensors:
+def _through(modules: Sequence[Callable[..., Any]], state: Tensors) -> Tensors:
     with torch.device("meta"):
         for module in modules:
             result = module(*state)

@@ -10,7 +10,7 @@ from torch import nn
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import FIRST_STREAM, LayerId, StreamId
 from naspipe.core.rules import Follows, Frozen
-from naspipe.core.space import Block, Shared, Space
+from naspipe.core.space import AnyBlock, Block, Space
 from naspipe.core.wiring import Tap, TapRole
 from naspipe.core.wording.known_keywords import knows_keywords
 from naspipe.data.views import Views
@@ -155,7 +155,7 @@ class Momentum:
             raise ConfigError(
                 f"momentum: expected choice blocks to have a teacher, found {last[0]!r} without"
             )
-        given: Sequence[Block | Shared] = space.blocks[:count]
+        given: Sequence[AnyBlock] = space.blocks[:count]
         if self._network is not None:
             given = self._alike(student, given)
         blocks = []
@@ -167,9 +167,7 @@ class Momentum:
         self._check_norms(student, found)
         return found
 
-    def _alike(
-        self, student: Workload, blocks: Sequence[Block | Shared]
-    ) -> Sequence[Block | Shared]:
+    def _alike(self, student: Workload, blocks: Sequence[AnyBlock]) -> Sequence[AnyBlock]:
         """The modules that the user gave, in the places of the student's layers."""
         given = self._network.blocks if self._network else ()
         if len(given) != len(blocks):
@@ -183,9 +181,9 @@ class Momentum:
                 raise ConfigError("momentum: expected no network of a supernet's, found one")
             factory = other.candidates[0]
             made.append(
-                replace(block, factory=factory)
-                if isinstance(block, Shared)
-                else replace(block, candidates=(factory,))
+                replace(block, candidates=(factory,))
+                if isinstance(block, Block)
+                else replace(block, factory=factory)
             )
         stores = [
             LayerStore(Space(student.space.name, each), 0, student.recipe)

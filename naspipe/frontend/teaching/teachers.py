@@ -15,7 +15,7 @@ from torch import nn
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import StreamId
 from naspipe.core.rules import Frozen
-from naspipe.core.space import Block, Shared, Space
+from naspipe.core.space import Block, Space
 from naspipe.core.user_code import users_code
 from naspipe.core.wiring import Tap, TapRole
 from naspipe.core.wording.known_keywords import knows_keywords
@@ -163,16 +163,12 @@ def _of_run(run: Run, choices: Sequence[int] | None, ema: bool) -> Space:
                 f"found none"
             )
         choices = [0] * len(space.candidate_counts)
-    subnet, blocks, number = space.chain(tuple(choices)), [], 0
-    for position, block in enumerate(space.blocks):
+    subnet, blocks = space.chain(tuple(choices)), []
+    for position, option in enumerate(subnet):
         with users_code(
             f"teacher: expected the weights of {space.name} in the run {run.directory.path}, found"
         ):
-            if isinstance(block, Shared):
-                module = run.shared(space.labels[position], ema=ema)
-            else:
-                module = run.layer(number, subnet[position], ema=ema)
-                number += 1
+            module = run.chosen(position, option, ema=ema)
         blocks.append(Block([partial(deepcopy, module)], fields=space.fields(position)))
     return _frozen(Space(f"{space.name}:{'.'.join(map(str, choices)) or 'all'}", blocks))
 

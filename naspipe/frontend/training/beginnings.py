@@ -19,7 +19,7 @@ from naspipe.frontend.training.generations import check_resumable
 from naspipe.frontend.training.stream_jobs import choices_of, comes_new
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.processes.claim import Claim
-from naspipe.trace.access.labels import describe_space
+from naspipe.trace.access.labels import describe_space, settings_of
 from naspipe.trace.results.run_directory import RunDirectory
 
 PLANNING = "planning"
@@ -86,8 +86,26 @@ def take_over(
         choices = None if comes_later else choices_of(workload, subnets)
         earlier.append(check_resumable(directory, workload.definition, choices))
         check_same_data(directory, workload, earlier[-1])
+        _check_settings(directory, workload, earlier[-1])
         stack.enter_context(Claim(directory.path))
     return earlier
+
+
+def _check_settings(
+    directory: RunDirectory, workload: Workload, earlier: Mapping[str, Any]
+) -> None:
+    """Options are recorded by their numbers, which mean something with the same settings only."""
+    recorded, own = (
+        settings_of(earlier.get("space", {})),
+        settings_of(describe_space(workload.space)),
+    )
+    if recorded != own:
+        pairs = [pair for pair in zip(recorded, own, strict=False) if len(set(pair)) > 1]
+        expected, found = pairs[0] if pairs else (len(recorded), len(own))
+        raise ConfigError(
+            f"{directory.path}: expected the settings of elastic layers that the run was begun "
+            f"with, {expected}, found {found}; train anew with init_from= for another phase"
+        )
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import search_spaces
+from naspipe.core.space import Elastic
 from naspipe.runtime.jobs.workload import Workload
 
 
@@ -43,7 +44,9 @@ def _digest(path: Path) -> str:
 
 def _users(workloads: Sequence[Workload]) -> Iterator[Path]:
     for workload in workloads:
-        makers = [factory for block in workload.space.blocks for factory in block.candidates]
+        blocks = workload.space.blocks
+        makers = [factory for block in blocks for factory in block.candidates]
+        makers += [block.apply for block in blocks if isinstance(block, Elastic) and block.apply]
         parts = getattr(workload.data, "made_of", ())
         metrics = workload.metrics.values()
         for thing in (workload.data, *parts, workload.loss, *metrics, *makers):

@@ -15,7 +15,7 @@ from torch import nn
 from naspipe.core.errors import ConfigError
 from naspipe.core.recipe import Recipe
 from naspipe.core.rules import parse_rule
-from naspipe.core.space import Block, Shared, Space
+from naspipe.core.space import Block, Elastic, Space
 from naspipe.frontend.given.plain_chain import modules_digest
 from naspipe.frontend.given.run import Run, check_space
 from naspipe.frontend.teaching.blockwise import BlockLoss, folder, student_space
@@ -118,7 +118,7 @@ class Blockwise:
         Raises:
             ConfigError: for choices that do not fit.
         """
-        return nn.Sequential(*(_trained(*each) for each in self._chosen(choices))).eval()
+        return nn.Sequential(*(run.chosen(*each) for run, *each in self._chosen(choices))).eval()
 
     def space(self, choices: Choices | None = None, *, anew: bool = False) -> Space:
         """The same network as a space with one subnet, to be trained as any space is.
@@ -129,11 +129,13 @@ class Blockwise:
                 with those that they have.
         """
         blocks, modules = [], []
-        for run, position, candidate in self._chosen(choices):
+        for run, position, option in self._chosen(choices):
             block = run.space.blocks[position]
-            factory = block.candidates[candidate]
+            factory = block.candidates[block.candidate(option)]
+            if isinstance(block, Elastic):
+                factory = partial(_first, block, option)
             if not anew:
-                modules.append(_trained(run, position, candidate))
+                modules.append(run.chosen(position, option))
                 factory = partial(deepcopy, modules[-1])
             blocks.append(Block([factory], fields=block.fields))
         return Space(NETWORK, blocks, weights=modules_digest(modules) if modules else "")
@@ -173,10 +175,10 @@ class Blockwise:
         return tuple(SearchDirectory(search_path(path, name)).read() for path in paths)
 
     def _chosen(self, choices: Choices | None) -> Iterator[tuple[Run, int, int]]:
-        """Run, place in its chain and candidate of every layer of a network."""
+        """Run, place in its chain and option of every layer of a network."""
         for run, own in zip(self.blocks, self.checked(choices), strict=True):
-            for position, candidate in enumerate(run.space.chain(own)):
-                yield run, position, candidate
+            for position, option in enumerate(run.space.chain(own)):
+                yield run, position, option
 
 
 def read_blocks(path: Path, students: Sequence[Space | nn.Module]) -> tuple[Run, ...]:
@@ -202,7 +204,7 @@ def read_blocks(path: Path, students: Sequence[Space | nn.Module]) -> tuple[Run,
     return tuple(runs)
 
 
-def _trained(run: Run, position: int, candidate: int) -> nn.Module:
-    if isinstance(run.space.blocks[position], Shared):
-        return run.shared(run.space.labels[position])
-    return run.layer(int(run.space.labels[position]), candidate)
+def _first(block: Elastic, option: int) -> nn.Module:
+    """An option with first weights."""
+    module: nn.Module = block.cut_of(block.factory(), option)
+    return module

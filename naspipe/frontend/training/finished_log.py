@@ -96,10 +96,11 @@ def _by_layer(stream: StreamJob, job: TrainingJob) -> Iterator[str]:
 
 
 def _chains(stream: StreamJob) -> tuple[Chains, NDArray[np.int64]]:
-    """A row for each subnet that is not empty, and its sequence ID."""
+    """Of each subnet that is not empty, the candidates that it uses, and its sequence ID."""
     blocks = len(stream.workload.space.rules)
     dtype: Any = np.dtype((np.int32, blocks))
-    rows = np.fromiter((subnet.chain for subnet in stream.so_far if subnet.chain), dtype)
+    used = ((each.candidates or each.chain) for each in stream.so_far if each.chain)
+    rows = np.fromiter(used, dtype)
     numbers = (subnet.sequence_id for subnet in stream.so_far if subnet.chain)
     return rows.reshape(-1, blocks), np.fromiter(numbers, np.int64)
 

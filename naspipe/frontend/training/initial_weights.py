@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from naspipe.core.errors import ConfigError, reason
-from naspipe.core.space import Block, Factory, Shared, Space
+from naspipe.core.space import AnyBlock, Block, Factory, Space
 from naspipe.frontend.given.run import Run
 from naspipe.planning.cost import first_of_kind
 from naspipe.runtime.checkpoints.layer_bytes import from_raw
@@ -86,10 +86,10 @@ class _Filled:
         return module
 
 
-def _with_factories(block: Block | Shared, made: list[Factory]) -> Block | Shared:
-    if isinstance(block, Shared):
-        return replace(block, factory=made[0])
-    return replace(block, candidates=tuple(made))
+def _with_factories(block: AnyBlock, made: list[Factory]) -> AnyBlock:
+    if isinstance(block, Block):
+        return replace(block, candidates=tuple(made))
+    return replace(block, factory=made[0])
 
 
 def _find(source: Any) -> _Found:

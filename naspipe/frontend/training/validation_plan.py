@@ -10,7 +10,7 @@ from zlib import crc32
 
 from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
-from naspipe.core.space import Block, Space
+from naspipe.core.space import Space
 from naspipe.core.user_code import users_code
 from naspipe.data.views import Views
 from naspipe.frontend.given.held_out import batches_there, held_out_of
@@ -78,7 +78,7 @@ def _probe(workload: Workload, execution: Execution) -> tuple[FeatureProbe | Non
         )
     before = labels.index(PROJECTOR) if PROJECTOR in labels else len(labels) - 1
     end = labels.index(settings.features) + 1 if settings.features else max(1, before)
-    if any(isinstance(block, Block) and len(block.candidates) > 1 for block in space.blocks[end:]):
+    if any(block.num_options > 1 for block in space.blocks[end:]):
         raise ConfigError(
             f"validate_probe: expected a choice for every choice block, found {space.name} cut "
             f"behind {labels[end - 1]!r}; name a later block as validate_features"

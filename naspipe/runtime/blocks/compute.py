@@ -107,15 +107,17 @@ class StageCompute:
         outputs, state.inputs = state.inputs, ()
         return outputs
 
-    def run_block(self, task: Task, layer: LayerId, version: Version) -> BlockResult | None:
-        """Compute one block of a task; returns the loss where one arises.
+    def run_block(
+        self, task: Task, layer: LayerId, version: Version, option: int
+    ) -> BlockResult | None:
+        """Compute one block of a task by an option of it; returns the loss where one arises.
 
         Raises:
             torch.OutOfMemoryError: when memory is short; nothing is changed then.
         """
         state = self._pass(task)
         if task.kind is TaskKind.FORWARD:
-            loss = self._forward(state, task, layer, version)
+            loss = self._forward(state, task, (layer, version, option))
             self.placement.finish_block()
             return loss
         segment = state.segments[layer.block]
@@ -181,15 +183,16 @@ class StageCompute:
         self._together.retire(stream, sequence_id)
 
     def _forward(
-        self, state: PassState, task: Task, layer: LayerId, version: Version
+        self, state: PassState, task: Task, access: tuple[LayerId, Version, int]
     ) -> BlockResult | None:
+        layer, version, option = access
         workload, block = self._workloads[task.stream], layer.block
         place, is_last = (task.stream, block), block == len(workload.space) - 1
         bound = self.layer(layer).bind(version)
         inputs = (*state.inputs, *self._tapped_for(state, place, TapRole.INPUT))
         objective = self._objectives[task.stream].get(block)
         ending = self._ending(state, task, place, objective) if objective else None
-        spec = self._spec(state, task, layer, ending)
+        spec = self._spec(state, task, (block, option), ending)
         if not workload.is_trained:
             trains = workload.runs_in_training_mode
             state.inputs, statistics = forward_only(spec, bound, inputs, trains)
@@ -219,9 +222,8 @@ class StageCompute:
         self, state: PassState, task: Task, block: int, loss: torch.Tensor
     ) -> BlockResult:
         """The gradient of a loss, which the backward of its section begins with."""
-        section = self._sections[task.stream][block]
-        nonfinite = self._workloads[task.stream].definition.recipe.nonfinite
-        gradient = first_gradient(loss, nonfinite, task.sequence_id)
+        section, recipe = self._sections[task.stream][block], self._workloads[task.stream].recipe
+        gradient = first_gradient(loss, recipe.nonfinite, task.sequence_id)
         is_joined = isinstance(self._objectives[task.stream][block], JoinedObjective)
         if gradient is not None and not is_joined:
             gradient = self._averaging[task.stream].part(gradient, task.sequence_id)
@@ -229,14 +231,15 @@ class StageCompute:
         return BlockResult(loss, section)
 
     def _spec(
-        self, state: PassState, task: Task, layer: LayerId, ending: Ending | None
+        self, state: PassState, task: Task, chosen: tuple[int, int], ending: Ending | None
     ) -> SegmentSpec:
         workload, steps = self._workloads[task.stream], self._steps[task.stream]
-        space, definition, block = workload.space, workload.definition, layer.block
+        space, definition, (block, option) = workload.space, workload.definition, chosen
         step, number = steps.step(task.sequence_id), steps.pass_of(task.sequence_id)
         return SegmentSpec(
-            label=self.label(layer),
+            label=space.option_label(block, option),
             rule=space.blocks[block].rule,
+            setting=space.blocks[block].setting(option),
             seed=block_seed(definition.seed, step, block, number, not workload.is_trained),
             precision=definition.recipe.precision,
             device_type=self.placement.torch_device.type,
@@ -282,15 +285,11 @@ class StageCompute:
     def _make_store(self, workload: Workload, restored: Restored | None) -> LayerStore:
         definition = workload.definition
         return LayerStore(
-            workload.space,
-            definition.seed,
-            definition.recipe,
-            self.memory_retry.wrapped(self.placement.adopt),
-            build_policy(definition.policy),
-            restored.restore if restored else None,
-            self.placement.forget,
+            workload.space, definition.seed, definition.recipe,
+            self.memory_retry.wrapped(self.placement.adopt), build_policy(definition.policy),
+            restored.restore if restored else None, self.placement.forget,
             workload.runs_in_training_mode,
-        )
+        )  # fmt: skip
 
     def _pass(self, task: Task) -> PassState:
         key = (task.stream, task.sequence_id)

@@ -48,7 +48,7 @@ def forward_only(
         stack.enter_context(
             called(lambda: f"in layer {spec.label}, called with {form_text(form_of(given))}")
         )
-        outputs = as_tuple(layer.call(*given), spec)
+        outputs = as_tuple(layer.call(*given, **spec.setting), spec)
     for name, buffer in _others(layer).items() if before else ():
         if not same_bits(buffer, before[name]):
             raise ConfigError(

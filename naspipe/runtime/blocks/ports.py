@@ -57,8 +57,10 @@ class BlockCompute(Protocol):
         """What a task hands on: along the chain, or what a tap takes of it."""
         ...
 
-    def run_block(self, task: Task, layer: LayerId, version: Version) -> BlockResult | None:
-        """Compute one block of a task; returns what there is to report.
+    def run_block(
+        self, task: Task, layer: LayerId, version: Version, option: int
+    ) -> BlockResult | None:
+        """Compute one block of a task by an option of it; returns what there is to report.
 
         Raises:
             torch.OutOfMemoryError: when memory is short; nothing is changed then.

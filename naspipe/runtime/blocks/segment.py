@@ -7,9 +7,9 @@ random draws are keyed by :func:`naspipe.runtime.devices.determinism.block_seed`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -46,6 +46,8 @@ class SegmentSpec:
     defers_norms: bool = False
     """Batch statistics are left to the step's end; see ``Segment.statistics``."""
     fields: Tensors = ()
+    setting: Mapping[str, Any] = field(default_factory=dict)
+    """What an elastic layer is called with, beside tensors."""
     finish: Callable[[Tensors], Tensors] | None = None
 
 
@@ -216,10 +218,11 @@ class Segment:
         return f"layer {self._spec.label} ({type(self._layer.module).__name__})"
 
     def _call(self, inputs: Sequence[torch.Tensor], statistics: Statistics) -> Tensors:
-        if not self._spec.defers_norms:
-            return as_tuple(self._layer.call(*inputs, *self._spec.fields), self._spec)
+        spec = self._spec
+        if not spec.defers_norms:
+            return as_tuple(self._layer.call(*inputs, *spec.fields, **spec.setting), spec)
         with collected(self._layer.module) as found:
-            outputs = as_tuple(self._layer.call(*inputs, *self._spec.fields), self._spec)
+            outputs = as_tuple(self._layer.call(*inputs, *spec.fields, **spec.setting), spec)
         statistics.update(found)
         return outputs
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any
 
 import torch
-from torch import nn
 
 from naspipe.core.config import Recipe
 from naspipe.core.errors import ConfigError
@@ -147,7 +147,9 @@ class EvaluationCompute:
         """What the finished task hands on."""
         return tuple(chain.from_iterable(self._states.pop(task.sequence_id)))
 
-    def run_block(self, task: Task, layer: LayerId, version: Version) -> BlockResult | None:
+    def run_block(
+        self, task: Task, layer: LayerId, version: Version, option: int
+    ) -> BlockResult | None:
         """Compute one block of a subnet; returns its sums (see ``Sums``) behind the last one.
 
         Raises:
@@ -157,7 +159,8 @@ class EvaluationCompute:
         evaluation, block = self._evaluation, layer.block
         states = self._split(self._states.get(task.sequence_id), block)
         numbers = self._numbers(block)
-        module = self.layer(layer).module
+        stored = self.layer(layer)
+        module, setting = stored.module, evaluation.space.blocks[block].setting(option)
         norms = statistics_of(module) if evaluation.calibration else []
         outputs: list[Tensors] = []
         with raising_shortages(), torch.no_grad(), self._autocast(), fresh_statistics(norms):
@@ -165,7 +168,7 @@ class EvaluationCompute:
                 if number == evaluation.calibration:
                     settle(norms)
                 seed_draws(block_seed(evaluation.seed, 0, block, number))
-                outputs.append(self._forward(layer, module, state, number))
+                outputs.append(self._forward(layer, partial(stored.call, **setting), state, number))
         goes_on = self._numbers(block + 1)
         kept = outputs[len(outputs) - len(goes_on) :]
         self.placement.finish_block()
@@ -193,9 +196,11 @@ class EvaluationCompute:
         width = len(tensors) // count
         return [tuple(tensors[at : at + width]) for at in range(0, len(tensors), width)]
 
-    def _forward(self, layer: LayerId, module: nn.Module, state: Tensors, number: int) -> Tensors:
+    def _forward(
+        self, layer: LayerId, call: Callable[..., Any], state: Tensors, number: int
+    ) -> Tensors:
         fields = self._evaluation.space.fields(layer.block)
-        result = module(*state, *(self._fields.of(number, name) for name in fields))
+        result = call(*state, *(self._fields.of(number, name) for name in fields))
         outputs = result if isinstance(result, tuple) else (result,)
         if not all(isinstance(output, torch.Tensor) for output in outputs):
             raise ConfigError(f"layer {self.label(layer)}: expected tensors, found {type(result)}")

@@ -1,15 +1,22 @@
-"""A layer at one version, as a pass uses it."""
+"""A layer at one version, as a pass uses it: called itself, or by what an elastic layer gives."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.func import functional_call
 
 Gradients = dict[str, torch.Tensor]
 """Gradients by parameter name; a parameter without one is absent, never zero."""
+
+_INNER = "_module"
+
+Apply = Callable[..., Any]
+"""Of a module, tensors and settings by their names; see :class:`naspipe.Elastic`."""
 
 
 class BoundLayer:
@@ -33,3 +40,42 @@ class BoundLayer:
                 gradients[name] = parameter.grad
                 parameter.grad = None
         return gradients
+
+
+class Applied:
+    """Calls a module, with its own parameters or with others in their place.
+
+    Args:
+        module: what is called.
+        apply: called in its place, with the module first.
+    """
+
+    def __init__(self, module: nn.Module, apply: Apply | None = None) -> None:
+        self._module = module
+        self._wrapped = None if apply is None else _Wrapped(module, apply)
+        self.call: Callable[..., Any] = module if apply is None else partial(apply, module)
+        """With the module's own parameters."""
+
+    def at(self, tensors: Mapping[str, torch.Tensor]) -> Callable[..., Any]:
+        """The same with other tensors in the place of the module's, by their names."""
+        module, given = self._module, dict(tensors)
+        if self._wrapped is not None:
+            module = self._wrapped
+            given = {f"{_INNER}.{name}": tensor for name, tensor in tensors.items()}
+
+        def call(*inputs: Any, **setting: Any) -> Any:
+            return functional_call(module, given, inputs, setting)
+
+        return call
+
+
+class _Wrapped(nn.Module):
+    """A module whose forward is a function of another module."""
+
+    def __init__(self, module: nn.Module, apply: Apply) -> None:
+        super().__init__()
+        self.add_module(_INNER, module)
+        self._apply_to = apply
+
+    def forward(self, *inputs: Any, **setting: Any) -> Any:
+        return self._apply_to(self.get_submodule(_INNER), *inputs, **setting)

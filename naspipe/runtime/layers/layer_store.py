@@ -13,7 +13,7 @@ from naspipe.core.errors import ConfigError, InvariantError
 from naspipe.core.ids import LayerId
 from naspipe.core.ports import SyncPolicy
 from naspipe.core.rules import Frozen, Rule
-from naspipe.core.space import Space
+from naspipe.core.space import Elastic, Space
 from naspipe.runtime.devices.determinism import layer_seed, seed_draws
 from naspipe.runtime.layers.kept_state import keeps_state
 from naspipe.runtime.layers.stored_layer import StoredLayer
@@ -155,7 +155,8 @@ class LayerStore:
             rule = _FROZEN
         keeps_versions = self._policy.keeps_versions(rule)
         own = self._policy.own_step(rule)
-        return StoredLayer(label, rule, module, self._recipe, keeps_versions, own)
+        apply = block.apply if isinstance(block, Elastic) else None
+        return StoredLayer(label, rule, module, self._recipe, keeps_versions, own, apply)
 
 
 def tensors_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

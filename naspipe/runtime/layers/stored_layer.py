@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.func import functional_call
 
 from naspipe.core.config import Recipe
 from naspipe.core.errors import InvariantError, TransportError
@@ -16,7 +15,7 @@ from naspipe.core.ids import INITIAL, SequenceId, Version
 from naspipe.core.rules import Follows, Frozen, OwnStep, Rule, own_step
 from naspipe.runtime.devices.device_waits import Wait, count, on_host
 from naspipe.runtime.devices.tensor_bytes import tensor_bytes
-from naspipe.runtime.layers.bound_layer import BoundLayer, Gradients
+from naspipe.runtime.layers.bound_layer import Applied, Apply, BoundLayer, Gradients
 from naspipe.runtime.layers.layer_layout import is_moved
 from naspipe.runtime.layers.optimizers import make_optimizer
 from naspipe.runtime.layers.own_steps import UPDATE, ahead, take_step
@@ -40,8 +39,10 @@ class StoredLayer:
         recipe: Recipe,
         keeps_versions: bool = False,
         own: OwnStep | None = None,
+        apply: Apply | None = None,
     ) -> None:
         self.label = label
+        self._applied = Applied(module, apply)
         self.module = module
         self.version = INITIAL
         self._keeps_versions = keeps_versions
@@ -68,16 +69,17 @@ class StoredLayer:
         self._follow_buffers()
         if self._keeps_versions:
             copy = self._copy(version)
-
-            def call(*inputs: Any) -> Any:
-                return functional_call(self.module, copy, inputs)
-
-            return BoundLayer(self.module, call, copy)
+            return BoundLayer(self.module, self._applied.at(copy), copy)
         if version != self.version:
             raise InvariantError(
                 f"layer {self.label}: version {version} was asked for, found {self.version}"
             )
-        return BoundLayer(self.module, self.module, self.parameters)
+        return BoundLayer(self.module, self._applied.call, self.parameters)
+
+    @property
+    def call(self) -> Apply:
+        """Its forward, with the newest version; an elastic layer's takes settings, too."""
+        return self._applied.call
 
     def write(
         self,

@@ -31,7 +31,7 @@ class FirstBlocks:
         """The forward of a subnet's first blocks; what the last of them raises is refused.
 
         Args:
-            chain: the candidate of each.
+            chain: the option of each.
             said: how the refusal begins, in the place of which the error is told.
             with_loss: the chain is a whole subnet, and what is tried is the loss behind it.
 
@@ -42,29 +42,31 @@ class FirstBlocks:
         workload = self.workload
         inputs = workload.tapped(self.batch) if workload.tapped else ()
         tried = len(chain) - (not with_loss)
-        for block, candidate in enumerate(chain):
+        for block, option in enumerate(chain):
             if block < tried:
                 with _before():
-                    inputs = self._layer(block, candidate, inputs)
+                    inputs = self._layer(block, option, inputs)
             else:
                 with _refused(said):
-                    self._layer(block, candidate, inputs)
+                    self._layer(block, option, inputs)
         if with_loss:
             fields = [field_of(self.batch, name, 0) for name in workload.loss_fields]
             with _refused(said), autocast(workload.recipe.precision, "cpu"):
                 workload.objective(*inputs, *fields)
 
-    def _layer(self, block: int, candidate: int, inputs: Tensors) -> Tensors:
+    def _layer(self, block: int, option: int, inputs: Tensors) -> Tensors:
         """One block, as the profile computes it."""
         workload, recipe = self.workload, self.workload.definition.recipe
         space = workload.space
         store = LayerStore(
             space, workload.definition.seed, recipe, trains=workload.runs_in_training_mode
         )
-        stored = store.make(LayerId(FIRST_STREAM, block, candidate))
+        own = space.blocks[block]
+        stored = store.make(LayerId(FIRST_STREAM, block, own.candidate(option)))
         spec = SegmentSpec(
-            label=space.label(block, candidate),
-            rule=space.blocks[block].rule,
+            label=space.option_label(block, option),
+            setting=own.setting(option),
+            rule=own.rule,
             seed=0,
             precision=recipe.precision,
             defers_norms=recipe.norms == "deferred",

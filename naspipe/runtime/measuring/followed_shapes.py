@@ -7,11 +7,14 @@ uses this tries it with real tensors before saying so.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
+from naspipe.core.errors import ConfigError
 from naspipe.core.space import Space
 from naspipe.runtime.blocks.forms import Form, form_of
 from naspipe.runtime.measuring.sketched import SketchedLayers
@@ -29,7 +32,7 @@ class Reached:
 
     form: Form
     path: tuple[int, ...] = ()
-    """The candidates before the block."""
+    """The options before the block."""
     made: tuple[Form, ...] = ()
     """What each of them makes."""
 
@@ -125,7 +128,7 @@ class ShapeFollower:
                     yield Suspected(candidate, reached, next(fits, None))
 
     def walk(self, chains: Iterable[Sequence[int]]) -> Iterator[Suspected]:
-        """These subnets and no others may occur: one candidate of every block each."""
+        """These subnets and no others may occur: one option of every block each."""
         for chain in dict.fromkeys(map(tuple, chains)):
             reached = Reached(self._first)
             for block, candidate in enumerate(chain):
@@ -151,19 +154,52 @@ class ShapeFollower:
                 fits = (each for each, form in results if _is_form(form))
                 yield Suspected(None, end, next(fits, None))
 
-    def _call(self, block: int, candidate: int, form: Form) -> Result:
+    def _call(self, block: int, option: int, form: Form) -> Result:
+        own = self._space.blocks[block]
         fields = tuple(
             each for name in self._space.fields(block) for each in self._fields[name]
         )  # fmt: skip
-        key = self._layers.key(block, candidate), form, fields
+        place = block, own.candidate(option)
+        key = self._layers.key(*place), *own.setting(option).values(), form, fields
         if key not in self._known:
             if len(self._known) >= MOST_CALLS:
                 return UNKNOWN
-            module = self._layers.module(block, candidate)
+            module = self._layers.module(*place)
             self._known[key] = UNKNOWN
             if module is not None:
-                self._known[key] = _called(module.train(self._trains), form, fields)
+                forward = own.forward_of(module.train(self._trains), option)
+                with unchanged(module, self._space, block, option):
+                    self._known[key] = _called(forward, form, fields)
         return self._known[key]
+
+
+@contextmanager
+def unchanged(module: nn.Module, space: Space, block: int, option: int) -> Iterator[None]:
+    """A setting is an argument of a forward, which leaves nothing of it in the module.
+
+    Raises:
+        ConfigError: naming the attribute that has changed.
+    """
+    before = _attributes(module) if space.blocks[block].setting(option) else {}
+    yield
+    for (part, name), value in (_attributes(module) if before else {}).items():
+        if (part, name) not in before or before[part, name] is not value:
+            raise ConfigError(
+                f"layer {space.option_label(block, option)}: expected its setting to be an "
+                f"argument of the forward and no state of the module, found its "
+                f"{type(module).__name__} with another {f'{part}.' if part else ''}{name} behind "
+                f"it; pass it on as an argument, by apply= if the module is not yours"
+            )
+
+
+def _attributes(module: nn.Module) -> dict[tuple[str, str], Any]:
+    """All of a module and its parts, those that torch keeps left out."""
+    return {
+        (part, name): value
+        for part, each in module.named_modules()
+        for name, value in vars(each).items()
+        if not name.startswith("_") or name not in vars(nn.Module())
+    }
 
 
 def _is_form(result: Result) -> bool:

@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
+from naspipe.core.blocks.setting_decisions import SettingDecisions
 from naspipe.core.errors import ConfigError
+from naspipe.core.space import Elastic, Space
 from naspipe.planning.cost import first_of_kind
 from naspipe.planning.footprint import Footprint, FootprintTable
 from naspipe.planning.size import SizeTable
@@ -30,7 +32,7 @@ def measure_footprints(workload: Workload, batch: MetaBatch) -> FootprintTable:
     """
     sizes = measure_sizes(workload)
     space = workload.space
-    twins = first_of_kind(space)
+    twins, largest = first_of_kind(space), _largest(space)
     fields = batch(_SAMPLES)
     rows: dict[int, tuple[Footprint, ...]] = {}
     inputs: tuple[torch.Tensor, ...] = ()
@@ -40,14 +42,24 @@ def measure_footprints(workload: Workload, batch: MetaBatch) -> FootprintTable:
         inputs = (*map(_leaf, inputs), *(fields[name] for name in space.fields(block)))
         loss = workload.objective if block == len(space) - 1 else None
         found = []
-        for candidate in range(len(space.blocks[block].candidates)):
-            kept, outputs = _kept_bytes(workload, block, candidate, inputs, loss, fields)
+        for option in largest.get(block, range(space.blocks[block].num_options)):
+            kept, outputs = _kept_bytes(workload, block, option, inputs, loss, fields)
             handed_on = set(map(_storage, outputs))
             passed = _bytes(tensor for tensor in inputs if _storage(tensor) in handed_on)
-            found.append(_footprint(sizes, block, candidate, _bytes(inputs) - passed, passed, kept))
+            layer = block, space.blocks[block].candidate(option)
+            found.append(_footprint(sizes, *layer, _bytes(inputs) - passed, passed, kept))
         rows[block] = tuple(found)
         inputs = outputs
     return FootprintTable(twins, rows)
+
+
+def _largest(space: Space) -> dict[int, tuple[int]]:
+    """Of each elastic layer, its part of the largest subnet: the others take less."""
+    if not isinstance(space.decisions, SettingDecisions):
+        return {}
+    choices, _ = space.decisions.extremes(lambda _, candidate: candidate)
+    options = enumerate(space.chain(choices))
+    return {block: (n,) for block, n in options if isinstance(space.blocks[block], Elastic)}
 
 
 def _footprint(sizes: SizeTable, block: int, candidate: int, *batch_bytes: int) -> Footprint:
@@ -61,13 +73,15 @@ def _footprint(sizes: SizeTable, block: int, candidate: int, *batch_bytes: int) 
 def _kept_bytes(
     workload: Workload,
     block: int,
-    candidate: int,
+    option: int,
     inputs: tuple[torch.Tensor, ...],
     loss: Loss | None,
     fields: Mapping[str, torch.Tensor],
 ) -> tuple[int, tuple[torch.Tensor, ...]]:
     """Bytes that autograd saves, inputs and parameters left out; and the outputs."""
-    module = sketch(workload.space, block, candidate).to("meta")
+    own_block = workload.space.blocks[block]
+    module = sketch(workload.space, block, own_block.candidate(option)).to("meta")
+    forward = own_block.forward_of(module, option)
     own = set(map(_storage, (*module.parameters(), *module.buffers(), *inputs)))
     saved: dict[int, torch.UntypedStorage] = {}
 
@@ -79,13 +93,13 @@ def _kept_bytes(
 
     try:
         with torch.device("meta"), torch.autograd.graph.saved_tensors_hooks(see, lambda t: t):
-            outputs = module(*inputs)
+            outputs = forward(*inputs)
             outputs = outputs if isinstance(outputs, tuple) else (outputs,)
             if loss is not None:
                 outputs = (loss(*outputs, *(fields[name] for name in workload.loss_fields)),)
     except (RuntimeError, NotImplementedError) as error:
         raise ConfigError(
-            f"layer {workload.space.label(block, candidate)}: expected a layer that computes "
+            f"layer {workload.space.option_label(block, option)}: expected a layer that computes "
             f"shapes without values, found {str(error).splitlines()[0]:.200}"
         ) from error
     return sum(storage.nbytes() for storage in saved.values()), outputs

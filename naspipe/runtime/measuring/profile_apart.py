@@ -66,7 +66,7 @@ def profile_apart(
 def _num_layers(workload: Workload) -> int:
     """Of blocks that are alike only one is measured."""
     blocks = workload.space.blocks
-    return sum(len(blocks[kind].candidates) for kind in set(first_of_kind(workload.space)))
+    return sum(blocks[kind].num_options for kind in set(first_of_kind(workload.space)))
 
 
 def _start_profile(

@@ -16,7 +16,8 @@ from torch import nn
 
 from naspipe.core.json_text import parse_json
 from naspipe.core.recipe import Recipe
-from naspipe.core.space import Space
+from naspipe.core.space import Elastic, Space
+from naspipe.core.user_code import full_name
 from naspipe.data.cache import default_root
 from naspipe.planning.cost import CostTable, LayerCost, first_of_kind
 from naspipe.runtime.devices.environment import describe_environment
@@ -135,8 +136,11 @@ def _beside(recipe: Recipe) -> list[str]:
 
 
 def _kind(space: Space, block: int) -> list[object]:
-    candidates = range(len(space.blocks[block].candidates))
-    return [_described(sketch(space, block, candidate)) for candidate in candidates]
+    own = space.blocks[block]
+    found = [_described(sketch(space, block, number)) for number in range(len(own.candidates))]
+    if isinstance(own, Elastic):
+        found += [sorted(own.settings.items()), own.apply and full_name(own.apply)]
+    return found
 
 
 def _described(module: nn.Module) -> object:
@@ -173,7 +177,7 @@ def _table(record: object, space: Space) -> CostTable | None:
         return None
     costs: dict[int, Mapping[int, LayerCost]] = {}
     for twin in set(twins):
-        known = _costs(rows[str(twin)], len(space.blocks[twin].candidates))
+        known = _costs(rows[str(twin)], space.blocks[twin].num_options)
         if not known:
             return None
         costs[twin] = known

@@ -16,6 +16,7 @@ from naspipe.runtime.devices.clock import open_clock
 from naspipe.runtime.jobs.workload import Workload, field_of
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.layers.stored_layer import StoredLayer
+from naspipe.runtime.measuring.between_settings import with_settings_between
 from naspipe.runtime.measuring.probes import ForwardProbe, Probe, TrainedProbe, measuring
 from naspipe.streams.samplers import draw_subnets
 
@@ -41,12 +42,13 @@ _ROUNDS_TO_JOIN = MIN_ROUNDS + 2
 def profile(
     workload: Workload, budget_seconds: float = TIME_BUDGET_SECONDS, device: str = "cpu"
 ) -> CostTable:
-    """Measure the candidates of each kind of block on the stream's first batch.
+    """Measure the options of each kind of block on the stream's first batch.
 
     First some candidates of every kind; then as many others as the time allows, until it is
     over. Where there are no others, further rounds are for a second at most: a start waits.
 
-    What was not measured costs the mean of its block. Trains nothing: the layers measured are
+    What was not measured costs the mean of its block; a setting of an elastic layer, what those
+    that were measured lead to. Trains nothing: the layers measured are
     thrown away.
 
     On a GPU, to be called where CUDA has been started with it: times are then those of the
@@ -67,14 +69,13 @@ def profile(
         seconds = _round(probes)
     measured = {key: probe.cost() for key, probe in probes.items()}
     twins = first_of_kind(workload.space)
-    return CostTable(
-        {
-            (index, candidate): measured[twin, candidate]
-            for index, twin in enumerate(twins)
-            for candidate in range(len(workload.space.blocks[twin].candidates))
-            if (twin, candidate) in measured
-        }
-    )
+    costs = {
+        (index, option): measured[twin, option]
+        for index, twin in enumerate(twins)
+        for option in range(workload.space.blocks[twin].num_options)
+        if (twin, option) in measured
+    }
+    return CostTable(with_settings_between(workload.space, costs))
 
 
 def affordable(left_seconds: float, run_seconds: float, num_probes: int) -> int:
@@ -138,6 +139,8 @@ class _Bench:
         tapped = workload.tapped(self._batch) if workload.tapped else ()
         self._first = tuple(tensor.to(device) for tensor in tapped)
         """What the first block is called with, beside fields of the batch."""
+        self._made_ns: dict[LayerId, int] = {}
+        """What making each layer took."""
         self._inputs: dict[int, Tensors] = {}
         self._waiting: list[tuple[int, int]] = []
 
@@ -151,7 +154,7 @@ class _Bench:
         inputs = self._first
         for block in sorted(set(first_of_kind(self._workload.space))):
             self._inputs[block] = inputs
-            order = [(block, number) for number in measuring_order(len(blocks[block].candidates))]
+            order = [(block, number) for number in measuring_order(blocks[block].num_options)]
             for key in order[:FIRST_CANDIDATES]:
                 probes[key], outputs = self._warm(*key)
             inputs = outputs
@@ -185,19 +188,21 @@ class _Bench:
         joining, self._waiting = self._waiting[:count], self._waiting[count:]
         return {key: self._warm(*key)[0] for key in joining}
 
-    def _warm(self, block: int, candidate: int) -> tuple[Probe, Tensors]:
+    def _warm(self, block: int, option: int) -> tuple[Probe, Tensors]:
         """A probe behind its first round, and what that made."""
-        with measuring(self._workload.space.label(block, candidate)):
-            probe = self._probe(block, candidate)
+        with measuring(self._workload.space.option_label(block, option)):
+            probe = self._probe(block, option)
             return probe, probe.warm()
 
-    def _probe(self, block: int, candidate: int) -> Probe:
+    def _probe(self, block: int, option: int) -> Probe:
+        layer = LayerId(FIRST_STREAM, block, self._workload.space.blocks[block].candidate(option))
         before = self._clock.mark()
-        stored = self._store.make(LayerId(FIRST_STREAM, block, candidate))
-        (make_ns,) = self._clock.between_ns([before, self._clock.mark()])
+        stored = self._store.make(layer)
+        (made_ns,) = self._clock.between_ns([before, self._clock.mark()])
+        make_ns = self._made_ns.setdefault(layer, made_ns)
         is_last = block == len(self._workload.space) - 1
         keeps_graph = is_last or not self._workload.recompute
-        spec = self._spec(block, candidate, is_last)
+        spec = self._spec(block, option, is_last)
         inputs, clock = self._inputs[block], self._clock
         if self._workload.is_trained:
             return TrainedProbe(spec, stored, inputs, make_ns, clock, keeps_graph)
@@ -207,10 +212,11 @@ class _Bench:
         if self._device.type != "cpu":
             stored.module.to(self._device)
 
-    def _spec(self, block: int, candidate: int, is_last: bool) -> SegmentSpec:
+    def _spec(self, block: int, option: int, is_last: bool) -> SegmentSpec:
         space, batch = self._workload.space, self._batch
         return SegmentSpec(
-            label=space.label(block, candidate),
+            label=space.option_label(block, option),
+            setting=space.blocks[block].setting(option),
             rule=space.blocks[block].rule,
             seed=0,
             precision=self._workload.definition.recipe.precision,

@@ -12,6 +12,7 @@ import torch
 
 from naspipe.core.errors import ConfigError
 from naspipe.core.space import Space
+from naspipe.core.user_code import users_code
 from naspipe.planning.cost import first_of_kind
 from naspipe.runtime.measuring.layer_sizes import sketch
 
@@ -59,7 +60,7 @@ class SubnetCounter:
             ConfigError: when the choices do not fit the space.
         """
         chain = self._space.chain(choices)
-        params = sum(self._params_of(block, candidate) for block, candidate in enumerate(chain))
+        params = sum(self._params_of(block, option) for block, option in enumerate(chain))
         if not self.problem:
             try:
                 return Counts(self._flops(chain) / self._samples, params)
@@ -81,29 +82,38 @@ class SubnetCounter:
 
     def _flops(self, chain: Sequence[int]) -> int:
         total, state = 0, tuple[torch.Tensor, ...]()
-        for block, candidate in enumerate(chain):
+        for block, option in enumerate(chain):
             fields = (self._fields[name] for name in self._space.fields(block))
-            counted = self._layer(block, candidate, (*state, *fields))
+            counted = self._layer(block, option, (*state, *fields))
             total, state = total + counted.flops, counted.outputs
         return total
 
-    def _layer(self, block: int, candidate: int, inputs: tuple[torch.Tensor, ...]) -> _Counted:
+    def _layer(self, block: int, option: int, inputs: tuple[torch.Tensor, ...]) -> _Counted:
         twin = self._twins[block]
-        key = (twin, candidate, tuple((tuple(t.shape), t.dtype) for t in inputs))
+        key = (twin, option, tuple((tuple(t.shape), t.dtype) for t in inputs))
         if key not in self._known:
             from torch.utils.flop_counter import FlopCounterMode  # which prints tables: needs more
 
-            module = sketch(self._space, twin, candidate).to("meta").eval()
+            own = self._space.blocks[twin]
+            module = sketch(self._space, twin, own.candidate(option)).to("meta").eval()
             counter = FlopCounterMode(display=False)
             with torch.no_grad(), torch.device("meta"), counter:
-                result = module(*inputs)
+                result = own.forward_of(module, option)(*inputs)
             outputs = result if isinstance(result, tuple) else (result,)
             self._known[key] = _Counted(int(counter.get_total_flops()), outputs)
         return self._known[key]
 
-    def _params_of(self, block: int, candidate: int) -> int:
-        key = (self._twins[block], candidate)
+    def _params_of(self, block: int, option: int) -> int:
+        """Of an elastic layer, those of the module that is cut for a setting."""
+        key = (self._twins[block], option)
         if key not in self._params:
-            module = sketch(self._space, *key)
+            own = self._space.blocks[key[0]]
+            module = sketch(self._space, key[0], own.candidate(option))
+            if own.setting(option):
+                what = (
+                    f"layer {self._space.option_label(*key)}: expected a cut that needs no values"
+                )
+                with users_code(f"{what}, found"), torch.device("meta"):
+                    module = own.cut_of(module.to("meta"), option)
             self._params[key] = sum(parameter.numel() for parameter in module.parameters())
         return self._params[key]

@@ -16,9 +16,8 @@ import msgpack
 from naspipe.core.config import Execution
 from naspipe.core.errors import LogError, StageFailedError
 from naspipe.core.events import Planned
-from naspipe.core.ids import FIRST_STREAM, SequenceId
+from naspipe.core.ids import FIRST_STREAM
 from naspipe.core.partition import Partition
-from naspipe.core.subnet import Subnet
 from naspipe.runtime.evaluating.evaluation import evaluation_of
 from naspipe.runtime.evaluating.evaluation_stage import EvaluationJob
 from naspipe.runtime.forking.fork import leave_signals_to_launcher
@@ -178,7 +177,7 @@ class _Fixed:
         space = evaluation.workload.space
         whole = Partition((0, len(space)))
         self.subnets = [
-            Subnet(FIRST_STREAM, SequenceId(number), space.chain(each))
+            space.subnet(FIRST_STREAM, number, space.chain(each))
             for number, each in enumerate(choices)
         ]
         self.count = len(self.subnets)

@@ -125,7 +125,10 @@ def launcher_frames(message: LauncherMessage) -> list[Any]:
     """The one frame of what the launcher has to say."""
     if isinstance(message, ControlMessage):
         return [msgpack.packb([_CONTROL, message.what, message.cuts])]
-    planned = [[each.subnet.chain, each.partition.bounds] for each in message.planned]
+    planned = [
+        [each.subnet.chain, each.partition.bounds, each.subnet.candidates]
+        for each in message.planned
+    ]
     return [msgpack.packb([_SUBNETS, [message.stream, message.first], planned])]
 
 
@@ -236,14 +239,22 @@ def _control(what: Any, cuts: Any) -> ControlMessage:
 
 
 def _subnets(stream: int, first: int, entries: Sequence[Any]) -> SubnetsMessage:
+    if any(len(used) not in (0, len(chain)) for chain, _, used in entries):
+        raise ValueError("a subnet whose candidates are not those of its blocks")
     planned = tuple(
         Planned(
-            Subnet(StreamId(stream), SequenceId(first + place), tuple(map(int, chain))),
-            make_partition(tuple(map(int, bounds))),
+            Subnet(
+                StreamId(stream), SequenceId(first + place), _numbers(chain), _numbers(candidates)
+            ),
+            make_partition(_numbers(bounds)),
         )
-        for place, (chain, bounds) in enumerate(entries)
+        for place, (chain, bounds, candidates) in enumerate(entries)
     )
     return SubnetsMessage(StreamId(stream), first, planned)
+
+
+def _numbers(values: Any) -> tuple[int, ...]:
+    return tuple(map(int, values))
 
 
 def _contribution(subject: Any, state: Iterator[tuple[str, ReceivedTensor]]) -> ContributionMessage:

@@ -94,7 +94,7 @@ class StageDriver:
         self._early: list[Message] = []  # for subnets that this stage was not told of yet
         self._unadmitted: deque[Planned] = deque()
         self._is_held = False
-        self._run: deque[tuple[Task, LayerId, Version]] = deque()
+        self._run: deque[tuple[Task, LayerId, Version, int]] = deque()
         self._events: deque[Event] = deque()
         self._idle_work = IdleWork(controller, effects.stores, self._tell)
         self._memory_retry = effects.compute.memory_retry
@@ -147,10 +147,10 @@ class StageDriver:
 
     def _step(self) -> None:
         """Compute the next block of the run."""
-        task, layer, version = self._run.popleft()
+        access = task, layer, _, _ = self._run.popleft()
         self._doing = (task, layer)
         start_ns = time.monotonic_ns()
-        result = self._memory_retry.attempt(lambda: self._compute.run_block(task, layer, version))
+        result = self._memory_retry.attempt(lambda: self._compute.run_block(*access))
         if result is not None:
             self._sink.result(task.stream, task.sequence_id, result)
         self._tell(BlockFinished(time.monotonic_ns(), task, layer.block, start_ns))
@@ -256,8 +256,8 @@ class StageDriver:
 
     def _carry_out(self, command: Command) -> None:
         match command:
-            case RunTask(task, reads):
-                self._run.extend((task, *read) for read in reads)
+            case RunTask(task):
+                self._run.extend((task, *access) for access in command.accesses())
             case WriteLayer():
                 self._write(command)
             case SendOutput():

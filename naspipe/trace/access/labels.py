@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from naspipe.core.blocks.elastic import texts_of
 from naspipe.core.errors import ConfigError
-from naspipe.core.ids import FIRST_STREAM, LayerId, StreamId
-from naspipe.core.layer_rules import STATELESS, BlockRule, rule_of, with_stateless
+from naspipe.core.ids import FIRST_STREAM, LayerId, SequenceId, StreamId
+from naspipe.core.layer_rules import STATELESS, BlockRule, rule_of, rule_with_state, with_stateless
 from naspipe.core.rules import Exact, Rule, parse_rule
-from naspipe.core.space import Shared, Space
+from naspipe.core.space import Elastic, Shared, Space
+from naspipe.core.subnet import Subnet
 
 
 def described(space: Space, stateless: Collection[tuple[int, int]]) -> dict[str, Any]:
@@ -26,13 +28,25 @@ def described(space: Space, stateless: Collection[tuple[int, int]]) -> dict[str,
 
 def describe_space(space: Space) -> dict[str, Any]:
     """A manifest's ``space``."""
-    return {
+    found: dict[str, Any] = {
         "name": space.name,
         "labels": list(space.labels),
         "shared": [isinstance(block, Shared) for block in space.blocks],
         "rules": [str(rule) for rule in space.rules],
         "candidates": [len(block.candidates) for block in space.blocks],
     }
+    if space.is_elastic:
+        found["elastic"] = {
+            block.name: {name: list(values) for name, values in block.settings.items()}
+            for block in space.blocks
+            if isinstance(block, Elastic)
+        }
+    return found
+
+
+def settings_of(described: Mapping[str, Any]) -> list[str]:
+    """Of a manifest's ``space``, each elastic layer with its settings."""
+    return [f"{name} {settings}" for name, settings in described.get("elastic", {}).items()]
 
 
 class SpaceLabels:
@@ -53,11 +67,17 @@ class SpaceLabels:
             self.is_shared = tuple(map(bool, space["shared"]))
             rules = tuple(map(parse_rule, space["rules"]))
             self.candidates = tuple(map(int, space["candidates"]))
-        except (KeyError, TypeError, ValueError) as error:
+            elastic = {
+                str(name): texts_of(each.values())
+                for name, each in space.get("elastic", {}).items()
+            }
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"the manifest describes no space: {error!r}") from error
         if len({len(self.labels), len(self.is_shared), len(rules), len(self.candidates)}) > 1:
             raise ConfigError(f"space {self.name}: the manifest's lists differ in length")
         self._positions = {label: position for position, label in enumerate(self.labels)}
+        self._texts = {n: elastic[name] for name, n in self._positions.items() if name in elastic}
+        """By the position of each elastic layer, its settings."""
         self.stateless = frozenset(map(str, stateless))
         layers = map(self.layer, self.stateless)
         places = {(layer.block, layer.candidate) for layer in layers}
@@ -71,8 +91,56 @@ class SpaceLabels:
         stream, block, candidate = layer
         if not 0 <= block < len(self):
             return str(layer)
-        name = self.labels[block] if self.is_shared[block] else f"{self.labels[block]}.{candidate}"
+        name = self.labels[block]
+        name = name if self._is_named(block) else f"{name}.{candidate}"
         return f"{stream}:{name}" if stream else name
+
+    @property
+    def stays(self) -> tuple[bool, ...]:
+        """See :attr:`naspipe.core.space.Space.stays`."""
+        rules = map(rule_with_state, self.rules)
+        return tuple(
+            self.is_shared[block] or (block in self._texts and not isinstance(rule, Exact))
+            for block, rule in enumerate(rules)
+        )
+
+    @property
+    def has_settings(self) -> bool:
+        """Whether a layer of it is elastic."""
+        return bool(self._texts)
+
+    @property
+    def options(self) -> tuple[int, ...]:
+        """How many options each block that chooses has."""
+        return tuple(
+            len(self._texts.get(block, ())) or count
+            for block, count in enumerate(self.candidates)
+            if not self.is_shared[block]
+        )
+
+    def subnet(self, number: int, choices: Iterable[int]) -> Subnet:
+        """The subnet of these choices, one per choice block and elastic layer."""
+        left = iter(choices)
+        chain = tuple(0 if is_shared else next(left) for is_shared in self.is_shared)
+        texts = self._texts
+        used = tuple(0 if block in texts else option for block, option in enumerate(chain))
+        return Subnet(FIRST_STREAM, SequenceId(number), chain, used if texts else ())
+
+    def settings(self, layer: LayerId, stream: Sequence[Sequence[int]]) -> Callable[[int], str]:
+        """What logs say beside a subnet of a layer: its setting, as in ``[512]``, if it has one.
+
+        Args:
+            layer: which one.
+            stream: the choices of every subnet.
+        """
+        texts = self._texts.get(layer.block)
+        if texts is None:
+            return lambda _: ""
+        place = sum(not shared for shared in self.is_shared[: layer.block])
+        return lambda number: f"[{texts[stream[number][place]]}]"
+
+    def _is_named(self, block: int) -> bool:
+        return self.is_shared[block] or block in self._texts
 
     def is_stateless(self, layer: LayerId) -> bool:
         """Whether a layer has no versions."""
@@ -100,10 +168,10 @@ class SpaceLabels:
         position = self._positions.get(match.group(2)) if match else None
         if match and position is not None:
             stream, candidate = StreamId(int(match.group(1) or 0)), match.group(3)
-            if self.is_shared[position] and candidate is None:
+            if self._is_named(position) and candidate is None:
                 return LayerId(stream, position, 0)
             if (
-                not self.is_shared[position]
+                not self._is_named(position)
                 and candidate is not None
                 and int(candidate) < self.candidates[position]
             ):
@@ -111,7 +179,7 @@ class SpaceLabels:
         raise ConfigError(f"space {self.name} has no layer {label!r}: expected {self._choices()}")
 
     def _choices(self) -> str:
-        shared = [n for n, is_shared in zip(self.labels, self.is_shared, strict=True) if is_shared]
+        shared = [name for block, name in enumerate(self.labels) if self._is_named(block)]
         blocks = len(self) - len(shared)
         choices = f"BLOCK.CANDIDATE with a block below {blocks}" if blocks else ""
         if shared:

@@ -6,7 +6,7 @@ import re
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from naspipe.core.access import Access, AccessKind
 from naspipe.core.errors import LogError
@@ -89,6 +89,12 @@ def orders_of_parts(parts: Iterable[AccessColumns]) -> Iterator[tuple[LayerId, s
             uses[layer].frombytes((2 * rows.sequence_id + (rows.kind == WRITE)).tobytes())
     for layer in sorted(uses):
         yield layer, format_order((use >> 1, "FB"[use & 1]) for use in uses.pop(layer))
+
+
+def with_settings(order: str, setting: Callable[[int], str]) -> str:
+    """An order with what is said beside each subnet, as in ``4F[512]-4B[512]-7F[1024]``."""
+    uses = parse_order(order)
+    return "-".join(f"{number}{letter}{setting(number)}" for number, letter in uses)
 
 
 def groups_of_layers(counts: Mapping[LayerId, int]) -> Iterator[frozenset[LayerId]]:

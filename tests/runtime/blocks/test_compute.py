@@ -59,7 +59,9 @@ class Stages:
                 self.computes[1].accept(task(y, FORWARD, 1), passed)
             used = layer(y, block)
             version = self.versions.get(used, INITIAL)
-            result = self.of(block).run_block(task(y, FORWARD, block // 2), used, version)
+            result = self.of(block).run_block(
+                task(y, FORWARD, block // 2), used, version, used.candidate
+            )
             assert (result is None) == (block < 3)
         return result
 
@@ -70,7 +72,7 @@ class Stages:
                 self.computes[0].accept(task(y, BACKWARD, 0), passed)
             used = layer(y, block)
             version = self.versions.get(used, INITIAL)
-            self.of(block).run_block(task(y, BACKWARD, block // 2), used, version)
+            self.of(block).run_block(task(y, BACKWARD, block // 2), used, version, used.candidate)
 
     def write(self, y):
         for block in range(4):
@@ -127,7 +129,7 @@ def test_a_version_that_is_not_there_is_refused():
     stages = Stages()
     stages.step(0)
     with pytest.raises(Exception, match="version -1 was asked for"):
-        stages.computes[0].run_block(task(1, FORWARD, 0), layer(1, 0), INITIAL)
+        stages.computes[0].run_block(task(1, FORWARD, 0), layer(1, 0), INITIAL, 0)
 
 
 def test_recompute_computes_each_forward_once_more_with_the_same_draws():

@@ -91,7 +91,7 @@ def limited(monkeypatch):
     """A device of so many bytes for layers and passes together; each block takes 4 KiB more."""
     limits, run_block = [0], StageCompute.run_block
 
-    def check(compute, task, layer, version):
+    def check(compute, task, layer, version, option):
         layers = compute.placement.layer_use(stored for _, stored in compute.stores[0].items())
         free = limits[0] - layers.used_bytes - compute.kept_bytes
         if free < 4096:
@@ -99,7 +99,7 @@ def limited(monkeypatch):
                 f"CUDA out of memory. Tried to allocate 4.00 KiB. GPU 0 has a total capacity of "
                 f"{limits[0]} bytes of which {max(0, free)} bytes is free."
             )
-        return run_block(compute, task, layer, version)
+        return run_block(compute, task, layer, version, option)
 
     monkeypatch.setattr(StageCompute, "run_block", check)
     return limits
@@ -156,13 +156,13 @@ def test_the_second_try_has_the_memory_of_the_first(tmp_path, monkeypatch):
 
     held, run_block = [], StageCompute.run_block
 
-    def run_once_in_vain(compute, task, layer, version):
+    def run_once_in_vain(compute, task, layer, version, option):
         if not held:
             scratch = torch.zeros(1000)
             held.append(weakref.ref(scratch))
             raise torch.OutOfMemoryError(SHORT)
         assert held[0]() is None
-        return run_block(compute, task, layer, version)
+        return run_block(compute, task, layer, version, option)
 
     monkeypatch.setattr(StageCompute, "run_block", run_once_in_vain)
     train(tmp_path / "run", 1)

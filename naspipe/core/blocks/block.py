@@ -1,0 +1,138 @@
+"""Choice blocks and shared layers, as plain factories.
+
+Nothing here imports torch: a factory is called only when its layer is first used.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from naspipe.core.errors import ConfigError
+from naspipe.core.rules import Every, Exact, Lag, Rule, parse_rule
+from naspipe.core.wording.known_keywords import knows_keywords
+
+Factory = Callable[[], Any]
+"""Makes one candidate: a ``torch.nn.Module`` with freshly initialised parameters."""
+
+_EXACT = Exact()
+
+
+def check_name(kind: str, name: Any) -> None:
+    """Refuse what logs and labels could not tell from something else.
+
+    Raises:
+        ConfigError: for a name of other letters than these.
+    """
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_-]*", name):
+        raise ConfigError(f"{kind} {name!r}: expected a name of letters, digits, - and _")
+
+
+@knows_keywords
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A choice block: the candidates of which every subnet takes one.
+
+    Args:
+        candidates: one factory per candidate.
+        kind: blocks of one kind have the same candidates, so their costs are measured once.
+        fields: batch fields handed to the candidate after the tensors of the block before.
+        rule: how READs follow WRITEs; ``Exact()`` but for the layers of teachers.
+        alike: candidates may be the same layer twice; otherwise a note says where they are.
+    """
+
+    candidates: tuple[Factory, ...]
+    kind: str | None = None
+    fields: tuple[str, ...] = ()
+    rule: Rule = field(default_factory=Exact)
+    alike: bool = False
+
+    def __init__(
+        self,
+        candidates: Iterable[Factory],
+        *,
+        kind: str | None = None,
+        fields: Sequence[str] = (),
+        rule: Rule = _EXACT,
+        alike: bool = False,
+    ) -> None:
+        given = (tuple(candidates), kind, tuple(fields), rule, alike)
+        for name, value in zip(self.__slots__, given, strict=True):
+            object.__setattr__(self, name, value)
+        if not self.candidates:
+            raise ConfigError("a block needs at least one candidate, found none")
+        if isinstance(rule, Lag | Every):
+            raise ConfigError(f"a choice block: expected the rule exact, found {rule}")
+
+    @property
+    def num_options(self) -> int:
+        """How many a subnet chooses from: every candidate is an option."""
+        return len(self.candidates)
+
+    def candidate(self, option: int) -> int:
+        """The candidate that an option uses."""
+        return option
+
+    def setting(self, option: int) -> Mapping[str, Any]:
+        """What an option has its module called with, beside tensors."""
+        return {}
+
+    def forward_of(self, module: Any, option: int) -> Any:
+        """What computes an option, of tensors."""
+        return module
+
+    def cut_of(self, module: Any, option: int) -> Any:
+        """The module that computes an option alone."""
+        return module
+
+
+@knows_keywords
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """A layer that every subnet uses, with the rule its READs follow.
+
+    Args:
+        name: how logs, checkpoints and errors call it.
+        factory: makes the module.
+        rule: ``Exact()``, ``Frozen()``, ``Lag(K)`` or ``Every(M)``, or its text, as in ``lag(2)``.
+        fields: batch fields handed to the module after the tensors of the block before.
+    """
+
+    name: str
+    factory: Factory
+    rule: Rule = field(default_factory=Exact)
+    fields: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fields", tuple(self.fields))
+        if isinstance(self.rule, str):
+            object.__setattr__(self, "rule", parse_rule(self.rule))
+        check_name("shared layer", self.name)
+
+    @property
+    def candidates(self) -> tuple[Factory, ...]:
+        """A shared layer is a block with one candidate."""
+        return (self.factory,)
+
+    @property
+    def num_options(self) -> int:
+        """There is nothing to choose."""
+        return 1
+
+    def candidate(self, option: int) -> int:
+        """The only one."""
+        return 0
+
+    def setting(self, option: int) -> Mapping[str, Any]:
+        """None: its module is called with tensors alone."""
+        return {}
+
+    def forward_of(self, module: Any, option: int) -> Any:
+        """What computes it, of tensors."""
+        return module
+
+    def cut_of(self, module: Any, option: int) -> Any:
+        """The module itself."""
+        return module
