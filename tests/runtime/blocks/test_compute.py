@@ -13,6 +13,7 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.ids import FIRST_STREAM, INITIAL
 from naspipe.core.task import TaskKind
 from naspipe.runtime.blocks.compute import StageCompute
+from naspipe.runtime.devices.device_waits import per_block
 from naspipe.runtime.devices.emulated_device import EmulatedDevice
 from naspipe.runtime.devices.out_of_memory import LayerUse
 from naspipe.runtime.memory.placement import Placement, SwappedPlacement
@@ -227,6 +228,20 @@ def test_a_layer_may_be_evicted_between_forward_and_backward():
             assert Residual.forwards == before + 1
             stages.write(0)
             assert stages.tensors() == expected(plain_loop(1))
+
+
+def test_a_write_waits_for_nothing(monkeypatch):
+    """docs/gpus.md, "What time stamps mean": its kernels fall into the stage's next block."""
+    waited = []
+    monkeypatch.setattr(Placement, "_wait_for_compute", lambda self: waited.append("block"))
+    stages = Stages()
+    stages.forward(0)
+    stages.backward(0)
+    assert waited == ["block"] * 8
+    before = per_block(1)
+    stages.write(0)
+    assert waited == ["block"] * 8
+    assert per_block(1) == before
 
 
 def swap(placement, used, wakeup):
