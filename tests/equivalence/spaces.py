@@ -151,11 +151,18 @@ def several():
     ])  # fmt: skip
 
 
-def memory():
+class HandOn(nn.Module):
+    """Nothing, of several tensors."""
+
+    def forward(self, *state):
+        return state
+
+
+def memory(*others):
     """An encoder's output read twice by every later block."""
     return npp.Space("memory", [
         npp.Shared("encode", lambda: Encode(24), rule=npp.Lag(2)),
-        *(npp.Block([lambda: Attend(24), lambda: Attend(24)]) for _ in range(5)),
+        *(npp.Block([lambda: Attend(24), lambda: Attend(24), *others]) for _ in range(5)),
         npp.Shared("head", lambda: First(24, 10)),
     ])  # fmt: skip
 

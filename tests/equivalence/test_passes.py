@@ -66,8 +66,9 @@ def test_heads_that_order_no_passes(tmp_path, passes, head):
 
 def test_bf16_students(tmp_path):
     check(
-        tmp_path, spaces.memory(), spaces.sequences, LOSS, stages=(2,), steps=5, bf16=True,
+        tmp_path, spaces.memory(spaces.HandOn), spaces.sequences, LOSS, stages=(2,), steps=5,
         optimizer="Adam", lr=1e-3, recipe={"passes": "sandwich:1"}, execution={"recompute": True},
+        bf16=True,
     )  # fmt: skip
 
 
