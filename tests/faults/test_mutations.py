@@ -149,7 +149,7 @@ class NoDigest:
 
 
 @contextmanager
-def in_place(path):
+def in_place(path, nbytes=None):
     """Without another name and a rename."""
     with path.open("wb") as file:
         yield file
