@@ -149,6 +149,7 @@ def test_a_plan_says_how_late_is_late_enough(capsys: pytest.CaptureFixture[str])
     assert speed(needed - 1) < 0.99 * speed(8) <= speed(needed)
 
 
+@pytest.mark.long
 def test_a_plan_over_groups_passes_and_cuts(capsys: pytest.CaptureFixture[str]) -> None:
     """Of four devices: every way to deal them to groups that have a pass each."""
     words = ("plan", *TABLE5, "--devices", "4", "--steps", "24", "--order", "paper", "--no-shared")

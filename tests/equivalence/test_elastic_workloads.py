@@ -13,6 +13,7 @@ SMALL = ["--cases", "digits", "--stages", "2", "--teachers", "2"]
 MOMENTS = ["--moments", "3", "--moment-case", "digits", "--moment-steps", "30"]
 
 
+@pytest.mark.long
 def test_all_sources_moments_and_resumes(tmp_path, capsys):
     output = tmp_path / "bits.json"
     assert check_elastic.main([*SMALL, *MOMENTS, "--steps", "4", "--output", str(output)]) == 0

@@ -18,7 +18,7 @@ MOMENTUM = {"momentum": 0.9, "weight_decay": 1e-4}
 @pytest.mark.parametrize(
     ("name", "optimizer", "lr", "options", "recompute", "sampler", "stages"),
     [
-        ("nlp.c3", "Adam", 1e-3, None, True, "uniform", (1, 4)),
+        pytest.param("nlp.c3", "Adam", 1e-3, None, True, "uniform", (1, 4), marks=pytest.mark.long),
         ("nlp.c3", "SGD", 0.05, MOMENTUM, False, "spaced:8", (2, 3)),
         ("cv.c3", "Adam", 1e-3, None, False, "uniform", (2, 4)),
         ("cv.c3", "SGD", 0.05, MOMENTUM, True, "fair", (1, 3)),

@@ -72,7 +72,7 @@ class Torchruns:
         return [log.read_text("utf-8", "replace") for log in self.logs]
 
 
-@pytest.mark.parametrize("host", [0, 1])
+@pytest.mark.parametrize("host", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_a_signal_to_one_ends_the_other_at_once(tmp_path, whole, host):
     """Though torchrun may start its workers three times more: it waited 600 s to do so."""
     with ExitStack() as stack:

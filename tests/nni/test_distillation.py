@@ -35,6 +35,7 @@ def batches(seed, sequence_id):
     }
 
 
+@pytest.mark.long
 def test_its_stages_learn_with_the_bits_of_a_plain_loop(tmp_path):
     torch.manual_seed(1)
     layers = search_spaces.build("mobilenet-v2", "tiny", IMAGES).blocks

@@ -9,6 +9,7 @@ import pytest
 from scripts import distill_images
 
 
+@pytest.mark.long
 def test_a_few_steps_on_digits(tmp_path, capsys):
     output = tmp_path / "losses.json"
     distill_images.main(["--quick", "--output", str(output)])

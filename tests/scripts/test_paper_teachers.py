@@ -9,6 +9,8 @@ import pytest
 from scripts.paper import tspipe
 from scripts.paper.common import Options
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def result():
