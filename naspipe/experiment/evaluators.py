@@ -12,9 +12,18 @@ from naspipe.core.errors import ConfigError
 from naspipe.data.keyed.dataset_batches import DatasetBatches, from_dataset
 from naspipe.runtime.jobs.losses import Loss
 from naspipe.runtime.jobs.workload import Batches
+from naspipe.search.scores import SCORES
 
 VALIDATE = 8
 """Held-out batches, where their number is not known."""
+
+UNHEEDED = (
+    ("accumulate_grad_batches", (None, 1), "passes='accumulate:N'"),
+    ("gradient_clip_val", (None, 0), "clip_global_norm=..."),
+    ("precision", (None, 32, "32", "32-true"), "precision='bf16'"),
+)
+"""What a Trainer may be given that changes what is trained, its usual values, and how it is said
+here."""
 
 OWN = ("data", "loss", "steps", "held_out", "score")
 """What is given beside an evaluator that is a function."""
@@ -46,6 +55,8 @@ def evaluated(evaluator: Any, given: Mapping[str, Any]) -> Evaluated:
     Raises:
         ConfigError: for another evaluator, or one that does what cannot be followed.
     """
+    if given.get("score", "loss") not in SCORES:
+        raise ConfigError(f"score: expected {' or '.join(SCORES)}, found {given['score']!r:.80}")
     bases = {base.__name__ for base in type(evaluator).__mro__}
     for name, score in (("Classification", "top1"), ("Regression", "loss")):
         if name in bases:
@@ -90,6 +101,7 @@ def _of_lightning(evaluator: Any, score: str, given: Mapping[str, Any]) -> Evalu
     if evaluator.val_dataloaders is not None and not given.get("held_out"):
         held_out = batches_of(evaluator.val_dataloaders)
     module, trainer = evaluator.module, evaluator.trainer
+    _check_heeded(trainer)
     rates = module.hparams
     return Evaluated(
         data=data,
@@ -130,6 +142,21 @@ def batches_of(loader: Any) -> DatasetBatches:
         drop_last=loader.drop_last, workers=loader.num_workers,
         collate_fn=None if collate is default_collate else collate,
     )  # fmt: skip
+
+
+def _check_heeded(trainer: Any) -> None:
+    """Lightning's options that would be left out in silence."""
+    for name, usual, instead in UNHEEDED:
+        if (found := getattr(trainer, name, None)) not in usual:
+            raise ConfigError(
+                f"evaluator: expected no {name}, found {found!r:.40}; leave it out there, and give "
+                f"{instead} to NasExperiment"
+            )
+    if any(type(each).__name__ == "Timer" for each in getattr(trainer, "callbacks", ())):
+        raise ConfigError(
+            "evaluator: expected max_epochs or max_steps, found max_time; how long things take "
+            "must not decide what is trained"
+        )
 
 
 def _steps(trainer: Any, data: Any) -> int:

@@ -133,6 +133,12 @@ class NasExperiment:
             f"{budget} models are judged with its weights, not trained: {self.path}",
             file=sys.stderr, flush=True,
         )  # fmt: skip
+        if what.held_out is what.data:
+            print(
+                "naspipe: models are judged by the data that they are trained on; give "
+                "val_dataloaders to the evaluator, or held_out= to NasExperiment",
+                file=sys.stderr, flush=True,
+            )  # fmt: skip
         self._run = train(
             self._space, what.data, what.loss, steps=what.steps, run_dir=self.path,
             resume=resumes and self.path.exists(), **{**what.training, **self._settings},

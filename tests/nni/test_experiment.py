@@ -108,7 +108,7 @@ def _check_instance(exp, sample):
     assert bits(model(x)) == bits(expected)
 
 
-def test_a_space_of_the_hub_with_a_function(tmp_path):
+def test_a_space_of_the_hub_with_a_function(tmp_path, capfd):
     """The function is not called; data and loss stand beside it."""
 
     def evaluate_model(model):
@@ -123,6 +123,7 @@ def test_a_space_of_the_hub_with_a_function(tmp_path):
     strategy = Random(seed=2)
     small = NasBench201(stem_out_channels=4, num_modules_per_stack=1)
     exp = run(tmp_path, evaluator, strategy, space=small, steps=3)
+    assert "judged by the data that they are trained on; give" in capfd.readouterr().err
     found = exp.export_top_models(2, formatter="dict")
     assert sorted(found[0]) == sorted(exp._space.decisions.values)
     assert type(exp.export_top_models(formatter="instance")[0]).__name__ == "NasBench201"
@@ -169,6 +170,17 @@ REFUSED = {
     "its own choices": (
         lambda: classification(nni.choice("rate", [0.1, 0.2])), Random, "found choices of its own",
     ),
+    "several batches a step": (
+        lambda: classification(accumulate_grad_batches=2), Random,
+        "no accumulate_grad_batches, found 2; .* give passes='accumulate:N'",
+    ),
+    "a limit of gradients": (
+        lambda: classification(gradient_clip_val=0.01), Random, "give clip_global_norm=",
+    ),
+    "half precision": (
+        lambda: classification(precision="bf16-mixed"), Random, "give precision='bf16'",
+    ),
+    "a time": (lambda: classification(max_time="00:00:01:00"), Random, "found max_time"),
     "no loader": (
         lambda: Regression(max_epochs=1, **LOUD), Random, "a DataLoader, found none",
     ),
@@ -180,6 +192,11 @@ def test_what_has_no_counterpart(name):
     make_evaluator, make_strategy, message = REFUSED[name]
     with pytest.raises(ConfigError, match=message):
         NasExperiment(Hello(), make_evaluator(), make_strategy())
+
+
+def test_an_unknown_score_is_found_before_anything_is_trained():
+    with pytest.raises(ConfigError, match=r"score: expected loss or top1 .*found 'acc'"):
+        NasExperiment(Hello(), classification(), Random(), score="acc")
 
 
 def test_what_is_missing_when_it_runs(tmp_path):
