@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from naspipe.cli.flags import add_flags, flags, given
 from naspipe.cli.sources.prepared_data import add_data_place
 from naspipe.core.config import Execution, first_gpu
-from naspipe.core.space import Block, Elastic, Space
+from naspipe.core.space import Block, Space
 from naspipe.planning.cost import CostTable, LayerCost, first_of_kind
 from naspipe.planning.size import LayerSize, SizeTable
 
@@ -141,8 +141,8 @@ class KindCosts:
     """Of every candidate; of an elastic layer, once for each setting."""
     costs: dict[int, LayerCost]
     """Of the candidates, or settings, that were measured."""
-    settings: tuple[dict[str, Any], ...] = ()
-    """Of an elastic layer."""
+    settings: tuple[Mapping[str, Any], ...]
+    """Of each candidate; empty, but of an elastic layer."""
 
 
 def summarize_kinds(space: Space, costs: CostTable, sizes: SizeTable) -> list[KindCosts]:
@@ -153,7 +153,6 @@ def summarize_kinds(space: Space, costs: CostTable, sizes: SizeTable) -> list[Ki
         block = space.blocks[twin]
         label = space.labels[twin]
         options = range(block.num_options)
-        elastic = block if isinstance(block, Elastic) else None
         kinds.append(
             KindCosts(
                 name=block.kind or f"block {label}" if isinstance(block, Block) else label,
@@ -162,7 +161,7 @@ def summarize_kinds(space: Space, costs: CostTable, sizes: SizeTable) -> list[Ki
                 ),
                 sizes=tuple(sizes.of(twin, block.candidate(option)) for option in options),
                 costs={n: costs.costs[twin, n] for n in options if (twin, n) in costs.costs},
-                settings=tuple(elastic.setting(option) for option in options) if elastic else (),
+                settings=tuple(map(block.setting, options)),
             )
         )
     return kinds
@@ -183,7 +182,7 @@ def _as_json(
                 "blocks": list(kind.blocks),
                 "layers": [
                     {
-                        **({"setting": kind.settings[candidate]} if kind.settings else {}),
+                        **({"setting": setting} if (setting := kind.settings[candidate]) else {}),
                         "candidate": candidate,
                         **size._asdict(),
                         **(kind.costs[candidate]._asdict() if candidate in kind.costs else {}),

@@ -30,9 +30,27 @@ def check_name(kind: str, name: Any) -> None:
         raise ConfigError(f"{kind} {name!r}: expected a name of letters, digits, - and _")
 
 
+class Whole:
+    """Blocks whose modules are used as they are: an option has no setting."""
+
+    __slots__ = ()
+
+    def setting(self, option: int) -> Mapping[str, Any]:
+        """What an option has its module called with, beside tensors."""
+        return {}
+
+    def forward_of(self, module: Any, option: int) -> Any:
+        """What computes an option, of tensors."""
+        return module
+
+    def cut_of(self, module: Any, option: int) -> Any:
+        """The module that computes an option alone."""
+        return module
+
+
 @knows_keywords
 @dataclass(frozen=True, slots=True)
-class Block:
+class Block(Whole):
     """A choice block: the candidates of which every subnet takes one.
 
     Args:
@@ -75,22 +93,10 @@ class Block:
         """The candidate that an option uses."""
         return option
 
-    def setting(self, option: int) -> Mapping[str, Any]:
-        """What an option has its module called with, beside tensors."""
-        return {}
-
-    def forward_of(self, module: Any, option: int) -> Any:
-        """What computes an option, of tensors."""
-        return module
-
-    def cut_of(self, module: Any, option: int) -> Any:
-        """The module that computes an option alone."""
-        return module
-
 
 @knows_keywords
 @dataclass(frozen=True, slots=True)
-class Shared:
+class Shared(Whole):
     """A layer that every subnet uses, with the rule its READs follow.
 
     Args:
@@ -124,15 +130,3 @@ class Shared:
     def candidate(self, option: int) -> int:
         """The only one."""
         return 0
-
-    def setting(self, option: int) -> Mapping[str, Any]:
-        """None: its module is called with tensors alone."""
-        return {}
-
-    def forward_of(self, module: Any, option: int) -> Any:
-        """What computes it, of tensors."""
-        return module
-
-    def cut_of(self, module: Any, option: int) -> Any:
-        """The module itself."""
-        return module

@@ -48,8 +48,7 @@ def profile(
     over. Where there are no others, further rounds are for a second at most: a start waits.
 
     What was not measured costs the mean of its block; a setting of an elastic layer, what those
-    that were measured lead to. Trains nothing: the layers measured are
-    thrown away.
+    that were measured lead to. Trains nothing: the layers measured are thrown away.
 
     On a GPU, to be called where CUDA has been started with it: times are then those of the
     device, between events in its queue.
