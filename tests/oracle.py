@@ -12,8 +12,10 @@ import copy
 import functools
 import hashlib
 import math
+import random
 from contextlib import nullcontext
 
+import numpy as np
 import torch
 
 from tests.plain_rules import LateLayers
@@ -21,6 +23,15 @@ from tests.plain_rules import LateLayers
 
 def keyed_seed(text):
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def start_draws(text):
+    """Start every global generator; returns the key."""
+    key = keyed_seed(text)
+    torch.manual_seed(key)
+    np.random.seed(key % 2**32)
+    random.seed(key)
+    return key
 
 
 class PlainLoop(LateLayers):
@@ -54,7 +65,7 @@ class PlainLoop(LateLayers):
 
     def layer(self, block, candidate):
         if (block, candidate) not in self.layers:
-            torch.manual_seed(keyed_seed(f"{self.seed}/layer/{block}/{candidate}"))
+            start_draws(f"{self.seed}/layer/{block}/{candidate}")
             module = self.factories[block][candidate]().train().to(self.device)
             module.requires_grad_(self.rules.get(block) != "frozen")
             self.layers[block, candidate] = module
@@ -152,7 +163,7 @@ class PlainLoop(LateLayers):
         batch = {name: field.to(self.device) for name, field in batch.items()}
         autocast = torch.autocast(kind, dtype=torch.bfloat16) if self.bf16 else nullcontext()
         for block, module in enumerate(modules):
-            torch.manual_seed(keyed_seed(f"{self.seed}/{step}/{block}/{number}"))
+            key = start_draws(f"{self.seed}/{step}/{block}/{number}")
             with autocast:
                 aliases = [t.view_as(t) for t in state]
                 kept = self.begin_statistics(module) if self.defers else ()
@@ -161,10 +172,17 @@ class PlainLoop(LateLayers):
                 )
                 self.statistics += self.end_statistics(module, kept)
                 state = out if isinstance(out, tuple) else (out,)
+                end = state[0]
                 if block == len(modules) - 1:
                     named = getattr(loss_fn, "fields", ("target",))
-                    loss = loss_fn(*state, *(batch[name] for name in named))
+                    end = loss = loss_fn(*state, *(batch[name] for name in named))
+                if end.requires_grad:
+                    end.register_hook(functools.partial(self.begin_backward, key))
         return [t.detach() for t in state], loss
+
+    @staticmethod
+    def begin_backward(key, _):
+        start_draws(f"{key}/backward")
 
     @staticmethod
     def begin_statistics(module):

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import torch
-
 from naspipe.core.errors import ConfigError
 from naspipe.core.rules import Rule
 from naspipe.core.space import Block, Shared, Space
+from naspipe.data.keyed.global_draws import kept_draws
 from naspipe.nni.candidates import counterparts, fixed_model, make_candidate
 from naspipe.nni.cut import Draft, cut
 from naspipe.nni.decisions import BlockLayers, LabelDecisions
@@ -127,7 +126,7 @@ def _look(traced: Traced, values: Mapping[str, Sequence[Any]]) -> None:
         sample = {
             label: options[min(number, len(options) - 1)] for label, options in values.items()
         }
-        with torch.random.fork_rng(devices=[]):
+        with kept_draws():
             model = fixed_model(traced.space, sample)
         counterparts(traced, sample, model)
 

@@ -14,6 +14,7 @@ import torch
 import torch.fx as fx
 from torch import nn
 
+from naspipe.data.keyed.global_draws import kept_draws
 from naspipe.nni.counterparts import Counterparts, follow
 from naspipe.nni.cut import Draft, fused_cell
 from naspipe.nni.library import library
@@ -144,7 +145,7 @@ def counterparts(traced: Traced, sample: Sample, model: nn.Module) -> Counterpar
     Raises:
         ConfigError: where they do not compute the same.
     """
-    with torch.random.fork_rng(devices=[]):
+    with kept_draws():
         return follow(traced, sample, model, lambda node: running(traced.space, node, sample))
 
 

@@ -15,8 +15,8 @@ from queue import SimpleQueue
 from typing import Any
 
 from naspipe.core.errors import ConfigError
+from naspipe.data.keyed.global_draws import Randomness
 from naspipe.nni.engine import engine_class
-from naspipe.nni.randomness import Randomness
 
 END_SECONDS = 60.0
 """How long a strategy may take to end once it is told to."""

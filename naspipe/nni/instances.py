@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import nn
 
 from naspipe.core.errors import ConfigError
 from naspipe.core.space import Space
+from naspipe.data.keyed.global_draws import kept_draws
 from naspipe.nni.candidates import counterparts, fixed_model
 from naspipe.nni.mutables import Sample
 from naspipe.nni.proof import NniProof, load_tensors, tensor_partners
@@ -29,7 +29,7 @@ def instance(space: Space, sample: Sample, layers: Sequence[Any]) -> nn.Module:
     if not isinstance(space.proof, NniProof):
         raise ConfigError(f"space {space.name}: expected a space of naspipe.from_nni")
     traced = space.proof.traced
-    with torch.random.fork_rng(devices=[]):
+    with kept_draws():
         model = fixed_model(traced.space, sample)
     load_tensors(list(tensor_partners(layers, counterparts(traced, sample, model))))
     return model

@@ -11,9 +11,9 @@ from itertools import combinations
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import torch
 from torch import nn
 
+from naspipe.data.keyed.global_draws import kept_draws
 from naspipe.nni.library import library
 from naspipe.nni.mutables import Sample, call_open
 
@@ -90,7 +90,7 @@ def find_sized(
     sample: Sample = {label: options[-1] for label, options in values.items()}
     for cell in cells.values():
         sample |= {label: [0] for label in input_labels(cell)}  # all are open, as in the space
-    with torch.random.fork_rng(devices=[]):
+    with kept_draws():
         model = model_of(sample)
         places = {id(module): path for path, module in model.named_modules()}
         found = modules_of(sample, model)

@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from naspipe.core.errors import ConfigError
 from naspipe.core.user_code import full_name
 from naspipe.data.images import keyed_random
-from naspipe.data.keyed.item_draws import batch_key, item_key, kept_draws, seed_all
+from naspipe.data.keyed.global_draws import kept_draws, one_thread, seed_all
+from naspipe.data.keyed.item_draws import batch_key, item_key
 from naspipe.data.keyed.loader_pool import LoaderPool
 from naspipe.data.ports import IntArray
 
@@ -166,7 +167,7 @@ class DatasetBatches:
 
     def make(self, seed: int, number: int) -> dict[str, torch.Tensor]:
         """The batch, made in this process; see :meth:`__call__`."""
-        with kept_draws():
+        with kept_draws(), one_thread():
             items = [self._item(seed, number, row) for row in self.rows(seed, number)]
             seed_all(batch_key(seed, number))
             collated = (self._batching.collate_fn or default_collate)(items)

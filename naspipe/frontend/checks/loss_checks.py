@@ -13,6 +13,7 @@ from torch import nn
 
 from naspipe.core.errors import ConfigError
 from naspipe.core.space import Space
+from naspipe.data.keyed.global_draws import kept_draws
 from naspipe.runtime.jobs.losses import (
     Loss,
     Metric,
@@ -150,7 +151,7 @@ def _try(what: str, function: Callable[..., Any], given: Tensors) -> None:
             return
     try:
         function = copy.deepcopy(function)
-        with torch.no_grad(), torch.device("meta"), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), torch.device("meta"), kept_draws():
             found = function(*given)
     except Exception:  # it needs values; whatever is wrong is said in the first step
         return
@@ -163,7 +164,7 @@ def _outputs(space: Space, batch: Mapping[str, Any]) -> Tensors | None:
     """Of the last block, without values; None where a layer cannot be computed so."""
     state: Tensors = ()
     try:
-        with torch.no_grad(), torch.device("meta"):
+        with torch.no_grad(), torch.device("meta"), kept_draws():
             for position in range(len(space)):
                 module: Any = copy.deepcopy(sketch(space, position, 0)).eval().to("meta")
                 fields = [field_of(batch, name, 0).to("meta") for name in space.fields(position)]

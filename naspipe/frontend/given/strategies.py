@@ -10,6 +10,7 @@ from typing import Any
 from naspipe.core.errors import ConfigError
 from naspipe.core.space import Space
 from naspipe.core.user_code import import_attribute
+from naspipe.frontend.given.own_draws import OwnDraws
 from naspipe.search.strategies import STRATEGIES, make_strategy
 from naspipe.streams.kept import KeptStrategy
 from naspipe.streams.ports import ExplorationStrategy
@@ -74,7 +75,7 @@ def find_strategy_maker(sampler: Any, space: Space, asked: Asked) -> StrategyMak
             f"sampler {sampler}: expected a function of (numbers of candidates, seed), found "
             f"{type(make).__name__}"
         )
-    return lambda: make(counts, seed)
+    return lambda: OwnDraws(partial(make, counts, seed), seed)
 
 
 def name_of(strategy: Any) -> str:
@@ -108,8 +109,10 @@ def _of_object(strategy: Any, space: Space, asked: Asked) -> StrategyMaker:
     if of_nni:
         check_explores(strategy, asked.delay, asked.subnets, is_begun=kept is not None)
     if kept is None:
-        adopted = adopt(strategy, space, asked.seed, asked.allows) if of_nni else strategy
-        kept = KeptStrategy(adopted, name)
+        if of_nni:
+            kept = KeptStrategy(adopt(strategy, space, asked.seed, asked.allows), name)
+        else:
+            kept = KeptStrategy(OwnDraws(lambda: strategy, asked.seed), name)
         if hasattr(strategy, "__dict__"):
             setattr(strategy, _KEPT, (stream, kept))
     elif known != stream:

@@ -18,6 +18,7 @@ from torch import nn
 from naspipe.core.config import Execution, Recipe
 from naspipe.core.errors import ConfigError
 from naspipe.core.space import Space
+from naspipe.data.keyed.global_draws import kept_draws
 from naspipe.frontend.given.held_out import judged_by
 from naspipe.frontend.given.run import Run
 from naspipe.frontend.search.ports import SearchObserver
@@ -175,7 +176,7 @@ class Lessons:
         """The batch of a number. Its tensors share nothing, whatever the teacher does in place."""
         batch = {**self._data(seed, number)}
         casts = torch.autocast("cpu", dtype=torch.bfloat16, enabled=self._is_bf16)
-        with torch.random.fork_rng(devices=[]), torch.no_grad(), casts:
+        with kept_draws(), torch.no_grad(), casts:
             inputs = through(self._before, {"input": batch["input"].clone()})
             lesson = self._block(*(each.clone() for each in inputs))
         if self._before:

@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from naspipe.core.errors import ConfigError
 from naspipe.core.space import Space
 from naspipe.core.user_code import users_code
+from naspipe.data.keyed.global_draws import kept_draws
 from naspipe.frontend.checks.expected_costs import check_costs
 from naspipe.frontend.given.joined_end import END
 from naspipe.frontend.teaching.taught import Taught
@@ -76,7 +77,7 @@ def _shapes(workload: Workload) -> Shapes | None:
 
 def _forward(space: Space, batch: Mapping[str, Any]) -> Shapes:
     state: tuple[torch.Tensor, ...] = ()
-    with torch.no_grad(), torch.device("meta"):
+    with torch.no_grad(), torch.device("meta"), kept_draws():
         for position in range(len(space)):
             if space.labels[position] == END:
                 break
@@ -158,7 +159,7 @@ def _candidates(space: Space, position: int) -> Iterator[tuple[Callable[..., Any
 
 
 def _through(modules: Sequence[Callable[..., Any]], state: Tensors) -> Tensors:
-    with torch.device("meta"):
+    with torch.device("meta"), kept_draws():
         for module in modules:
             result = module(*state)
             state = result if isinstance(result, tuple) else (result,)
@@ -185,7 +186,7 @@ def _check_loss(number: int, student: Workload, batch: Mapping[str, Any], lesson
             f"its lesson and its fields {list(loss_fields(loss))}, found"
         ),
         torch.enable_grad(),
-        torch.random.fork_rng(devices=[]),
+        kept_draws(),
     ):
         compare(*map(_leaf, lessons), *(each.clone() for each in lessons), *fields)
 

@@ -11,6 +11,7 @@ from torch import nn
 from naspipe.core.errors import ConfigError
 from naspipe.core.space import Space
 from naspipe.core.user_code import users_code
+from naspipe.data.keyed.global_draws import kept_draws
 from naspipe.runtime.devices.tensor_bytes import tensor_bytes
 
 
@@ -73,7 +74,7 @@ def check_teaching(blocks: Sequence[nn.Module], inputs: torch.Tensor) -> None:
         before = {name: each.clone() for name, each in _kept(block)}
         what = f"blockwise: expected block {number} of the teacher to take"
         what += " the output of the block before it, found" if number else " a batch, found"
-        with users_code(what), torch.random.fork_rng(devices=[]):
+        with users_code(what), kept_draws():
             result = block(*given)
         for found, original in zip(given, state, strict=True):
             if not torch.equal(_bytes(found), _bytes(original)):

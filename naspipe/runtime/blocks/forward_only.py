@@ -8,6 +8,7 @@ import torch
 
 from naspipe.core.errors import ConfigError
 from naspipe.core.user_code import called
+from naspipe.runtime.blocks.edits import left_as_it_is
 from naspipe.runtime.blocks.forms import form_of, form_text
 from naspipe.runtime.blocks.segment import SegmentSpec, Tensors, as_tuple, autocast, same_bits
 from naspipe.runtime.devices.determinism import seed_draws
@@ -45,6 +46,8 @@ def forward_only(
         if trains:
             statistics = stack.enter_context(collected(layer.module))
         given = (*inputs, *spec.fields)
+        name = f"block {spec.label} ({type(layer.module).__name__})"
+        stack.enter_context(left_as_it_is(name, inputs, spec.fields))
         stack.enter_context(
             called(lambda: f"in layer {spec.label}, called with {form_text(form_of(given))}")
         )

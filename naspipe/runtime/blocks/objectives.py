@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from naspipe.core.recipe import Recipe
+from naspipe.runtime.blocks.edits import left_as_it_is
 from naspipe.runtime.blocks.segment import Tensors
 from naspipe.runtime.jobs.losses import (
     Loss,
@@ -172,7 +173,8 @@ class Ending:
     def __call__(self, outputs: Tensors) -> Tensors:
         """From a block's outputs to the loss."""
         self._outputs = tuple(output.detach() for output in outputs)
-        loss = self._objective(outputs, self._lessons, self._fields)
+        with left_as_it_is("the loss", self._lessons, self._fields):
+            loss = self._objective(outputs, self._lessons, self._fields)
         if self.measured is None:
             self.measured = self._measure(self._outputs, self._fields)
         return (loss,)

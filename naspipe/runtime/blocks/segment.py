@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from naspipe.core.errors import BlockInputEditedError, ConfigError
+from naspipe.core.errors import ConfigError
 from naspipe.core.rules import Exact, Rule
 from naspipe.core.user_code import called
+from naspipe.runtime.blocks.edits import left_as_it_is
 from naspipe.runtime.blocks.forms import form_of, form_text
-from naspipe.runtime.devices.determinism import seed_draws
+from naspipe.runtime.devices.determinism import backward_seed, seed_draws
 from naspipe.runtime.devices.device_waits import Wait, count
 from naspipe.runtime.devices.tensor_bytes import tensor_bytes
 from naspipe.runtime.layers.bound_layer import BoundLayer
@@ -86,7 +87,7 @@ class Segment:
         """Compute the block; returns leaf tensors for the next one.
 
         Raises:
-            BlockInputEditedError: when the block changed an input in place.
+            BlockInputEditedError: when the block or the loss changed in place what others have.
             ConfigError: when it returns something that is not tensors, or writes buffers
                 that its rule does not allow.
         """
@@ -130,6 +131,7 @@ class Segment:
                 if output.requires_grad and gradient is not None
             ]
             if roots:
+                seed_draws(backward_seed(self._spec.seed))
                 with called(lambda: f"in the backward of {self._name}"):
                     torch.autograd.backward([o for o, _ in roots], [g for _, g in roots])
         found = tuple(self._arrived)
@@ -187,7 +189,6 @@ class Segment:
                 owner._buffers[name] = buffer
 
     def _compute(self, statistics: Statistics) -> Tensors:
-        versions = [leaf._version for leaf in self._inputs]
         seed_draws(self._spec.seed)
         with torch.enable_grad(), autocast(self._spec.precision, self._spec.device_type):
             aliases = [leaf.view_as(leaf) for leaf in self._inputs]
@@ -195,15 +196,9 @@ class Segment:
             for place, alias in enumerate(aliases):
                 if alias.grad_fn is not None:
                     alias.grad_fn.register_prehook(partial(_arrive, self._arrived, place))
-            try:
-                with called(self._told):
-                    outputs = self._call(aliases, statistics)
-            except RuntimeError as error:
-                if "a view of a leaf Variable" in str(error) and "in-place" in str(error):
-                    raise self._edited() from error
-                raise
-            if [leaf._version for leaf in self._inputs] != versions:
-                raise self._edited()
+            name = f"block {self._spec.label} ({type(self._layer.module).__name__})"
+            with left_as_it_is(name, self._inputs, self._spec.fields), called(self._told):
+                outputs = self._call(aliases, statistics)
             if self._spec.finish is None:
                 return outputs
             with called(lambda: f"in the loss, called with {form_text(form_of(outputs))}"):
@@ -225,13 +220,6 @@ class Segment:
             outputs = as_tuple(self._layer.call(*inputs, *spec.fields, **spec.setting), spec)
         statistics.update(found)
         return outputs
-
-    def _edited(self) -> BlockInputEditedError:
-        return BlockInputEditedError(
-            f"block {self._spec.label} ({type(self._layer.module).__name__}) changes its input in "
-            f"place, which would corrupt the block before it; use the out-of-place operation "
-            f"(for example inplace=False)"
-        )
 
 
 def same_bits(one: torch.Tensor | None, other: torch.Tensor) -> bool:

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch.utils import deterministic as torch_deterministic
 
+from naspipe.data.keyed.global_draws import kept_draws, seed_all
+
 CUBLAS_WORKSPACE = ":4096:8"
 """With which cuBLAS leaves the same bits in every call; the same size in every run."""
 
@@ -27,6 +29,11 @@ def block_seed(
     return _hash(f"{seed}/{step}/{block}/{pass_number}{role}")
 
 
+def backward_seed(forward_seed: int) -> int:
+    """The seed of draws in a block's backward, from that of its forward; a public rule."""
+    return _hash(f"{forward_seed}/backward")
+
+
 def layer_seed(seed: int, block: int, candidate: int) -> int:
     """The seed under which one layer's parameters are made, whenever that happens."""
     return _hash(f"{seed}/layer/{block}/{candidate}")
@@ -37,11 +44,11 @@ def _hash(text: str) -> int:
 
 
 def seed_draws(seed: int) -> None:
-    """Start torch's default generators at a seed: the CPU's, and the GPUs' once CUDA has started.
+    """Start the global generators at a seed: torch's, numpy's and Python's; GPUs' once CUDA runs.
 
     What ``torch.manual_seed`` does, but without noting seeds for a CUDA that never starts.
     """
-    torch.default_generator.manual_seed(seed)
+    seed_all(seed)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed_all(seed)
 
@@ -63,14 +70,14 @@ def deterministic_torch(threads: int) -> Iterator[None]:
         torch.get_num_threads(),
     )
     precisions = _no_tf32()
-    draws = torch.get_rng_state()
     torch.use_deterministic_algorithms(True)
     torch_deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
     torch.set_num_threads(threads)
     try:
-        yield
+        with kept_draws():
+            yield
     finally:
         torch.use_deterministic_algorithms(flags[0], warn_only=flags[1])
         torch_deterministic.fill_uninitialized_memory = flags[2]  # type: ignore[attr-defined]
@@ -78,7 +85,6 @@ def deterministic_torch(threads: int) -> Iterator[None]:
         torch.backends.cudnn.deterministic = flags[4]
         torch.set_num_threads(flags[5])
         _restore_tf32(precisions)
-        torch.set_rng_state(draws)
 
 
 _PRECISIONS: tuple[Any, ...] = (

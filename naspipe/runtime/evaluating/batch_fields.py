@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
+from naspipe.runtime.blocks.edits import times_edited
 from naspipe.runtime.jobs.workload import field_of
 
 
 class BatchFields:
     """Each field is fetched once, and again where a layer has changed it in place.
 
-    In training the first block may do so, as each step has a batch of its own. Here all subnets
-    are to see the same.
+    All subnets are to see the same.
 
     Args:
         batch: by number.
@@ -40,12 +40,7 @@ class BatchFields:
             ConfigError: when the batch has no such tensor.
         """
         field, changes = self._kept.get((number, name), (None, 0))
-        if field is None or _changes(field) != changes:
+        if field is None or times_edited(field) != changes:
             field = self._to_device(field_of(self._batch(number), name, number))
-            self._kept[number, name] = field, _changes(field)
+            self._kept[number, name] = field, times_edited(field)
         return field
-
-
-def _changes(tensor: torch.Tensor) -> int:
-    """How often it was changed in place; 0 where torch does not count."""
-    return 0 if tensor.is_inference() else tensor._version

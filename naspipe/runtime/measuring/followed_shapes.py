@@ -211,8 +211,9 @@ def _called(function: Callable[..., Any], form: Form, fields: Form) -> Result:
     try:
         with torch.device("meta"), torch.enable_grad():
             inputs = [_without_values(*each, wants_gradient=True) for each in form]
-            versions = [each._version for each in inputs]
-            found = function(*inputs, *(_without_values(*each) for each in fields))
+            given = [*inputs, *(_without_values(*each) for each in fields)]
+            versions = [each._version for each in given]
+            found = function(*given)
     except NotImplementedError:
         return UNKNOWN
     except Exception as error:
@@ -220,7 +221,7 @@ def _called(function: Callable[..., Any], form: Form, fields: Form) -> Result:
     outputs = found if isinstance(found, tuple) else (found,)
     if not all(isinstance(each, torch.Tensor) for each in outputs):
         return FAILED
-    if [each._version for each in inputs] != versions:  # the block before would be corrupted
+    if [each._version for each in given] != versions:  # which others have, too
         return FAILED
     if any(each.device.type != "meta" for each in outputs):
         return UNKNOWN

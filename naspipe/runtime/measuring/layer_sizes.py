@@ -11,6 +11,7 @@ from torch import nn
 
 from naspipe.core.errors import ConfigError
 from naspipe.core.space import Space
+from naspipe.data.keyed.global_draws import kept_draws
 from naspipe.planning.cost import first_of_kind
 from naspipe.planning.size import LayerSize, SizeTable
 from naspipe.runtime.devices.host_arena import round_up
@@ -86,7 +87,7 @@ def sketch(space: Space, block: int, candidate: int) -> nn.Module:
         ConfigError: when the factory makes no module.
     """
     factory = space.blocks[block].candidates[candidate]
-    with torch.random.fork_rng(devices=[]):
+    with kept_draws():
         module = _without_memory(factory)
         if module is None:
             module = factory()

@@ -16,6 +16,7 @@ from torch.nn.modules.module import (
 )
 
 from naspipe.core.space import Space
+from naspipe.data.keyed.global_draws import kept_draws
 from naspipe.planning.cost import first_of_kind
 from naspipe.runtime.forking.own_thread import without_helpers
 from naspipe.runtime.layers.kept_state import keeps_state
@@ -36,7 +37,7 @@ def stateless_layers(space: Space) -> frozenset[tuple[int, int]]:
     """
     if space not in _known:
         twins = first_of_kind(space)
-        with torch.random.fork_rng(devices=[]), without_helpers():
+        with kept_draws(), without_helpers():
             own = {twin: set(_stateless(space.blocks[twin].candidates)) for twin in set(twins)}
         _known[space] = frozenset(
             (block, candidate) for block, twin in enumerate(twins) for candidate in own[twin]

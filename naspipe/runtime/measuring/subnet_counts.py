@@ -13,6 +13,7 @@ import torch
 from naspipe.core.errors import ConfigError
 from naspipe.core.space import Space
 from naspipe.core.user_code import users_code
+from naspipe.data.keyed.global_draws import kept_draws
 from naspipe.planning.cost import first_of_kind
 from naspipe.runtime.measuring.layer_sizes import sketch
 
@@ -97,7 +98,7 @@ class SubnetCounter:
             own = self._space.blocks[twin]
             module = sketch(self._space, twin, own.candidate(option)).to("meta").eval()
             counter = FlopCounterMode(display=False)
-            with torch.no_grad(), torch.device("meta"), counter:
+            with torch.no_grad(), torch.device("meta"), kept_draws(), counter:
                 result = own.forward_of(module, option)(*inputs)
             outputs = result if isinstance(result, tuple) else (result,)
             self._known[key] = _Counted(int(counter.get_total_flops()), outputs)

@@ -146,6 +146,37 @@ def test_an_edit_that_shapes_show_is_refused_before_anything_is_written(tmp_path
     trained(lambda: nn.Sequential(nn.Linear(10, 10), nn.ReLU(inplace=True)))
 
 
+class Scaled(nn.Linear):
+    def forward(self, x, *fields):
+        (fields[0] if fields else x).mul_(2)
+        return super().forward(x)
+
+
+def shifted_loss(output, target):
+    target[target == 0] = 1  # which shapes alone cannot follow
+    return LOSS(output, target)
+
+
+@pytest.mark.parametrize(
+    ("first", "fields", "loss", "expected"),
+    [
+        (Scaled, ("input",), LOSS, r"^block stem \(Scaled\) changes a field of its batch in place"),
+        (nn.Linear, ("target",), LOSS, r"^block head \(Scaled\) changes a field of its batch"),
+        (nn.Linear, (), shifted_loss, "the loss changes a field of its batch in place"),
+    ],
+)  # fmt: skip
+def test_an_edit_of_the_batch_is_refused(tmp_path, first, fields, loss, expected):
+    """The loss, other blocks and a forward that is computed again find the batch as it was."""
+    head = (
+        npp.Shared("head", lambda: Scaled(10, 10), fields=("target",))
+        if fields == ("target",)
+        else npp.Shared("head", lambda: nn.Linear(10, 10))
+    )
+    space = npp.Space("edits", [npp.Shared("stem", lambda: first(16, 10)), head])
+    with pytest.raises((ConfigError, StageFailedError), match=expected):
+        npp.train(space, spaces.vectors, loss, steps=2, run_dir=tmp_path / "run")
+
+
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("front", [npp.Lag(2), npp.Frozen()])
 def test_an_edit_of_a_blocks_input_is_refused_with_its_name(tmp_path, recompute, front):
