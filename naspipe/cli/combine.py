@@ -92,10 +92,10 @@ def _whole(
 ) -> Scores | None:
     """How the network does whole, and its files where they are asked for."""
     from naspipe.export.composed import export_blocks, validate_blocks
-    from naspipe.frontend.given.held_out import batches_there
+    from naspipe.frontend.given.held_out import judged_by
 
     usual = ratings[0].calibration if arguments.calibrate is None else arguments.calibrate
-    count = batches_there(held_out, 8) if arguments.validate is None else arguments.validate
+    _, count = judged_by(held_out, held_out, arguments.validate)
     found, loss = distilled.found, distilled.loss
     if arguments.output is None:
         return validate_blocks(

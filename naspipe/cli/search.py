@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from naspipe.cli.ports import Options
+    from naspipe.frontend.search.search_record import SilentSearchObserver
     from naspipe.frontend.search.searching import Searching
     from naspipe.search.definition import SearchDefinition
     from naspipe.search.limits import Limits
@@ -37,9 +38,6 @@ examples:
 strategies: evolution, random, greedy, all; nni:NAME (Random, GridSearch, RegularizedEvolution, TPE,
   PolicyBasedRL); MODULE:FUNCTION of your own
 """
-
-
-_BATCHES = 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,7 +80,7 @@ def _add_definition(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--validate", type=int, metavar="V",
-        help="held-out batches to judge by (default: 8, or all where there are fewer)",
+        help="held-out batches to judge by; 0 for all (default: 8, or all where there are fewer)",
     )  # fmt: skip
     parser.add_argument("--ema", action="store_true", help="judge by the averages of the weights")
     parser.add_argument("--split", default="valid", help="of the data: valid or test")
@@ -122,6 +120,7 @@ def run(arguments: argparse.Namespace) -> int:
     from naspipe.cli.display.found_subnets import print_tables
     from naspipe.core.errors import ConfigError
     from naspipe.frontend.display.search_progress import SearchProgress
+    from naspipe.frontend.given.held_out import part_of
 
     if arguments.top < 1:
         raise ConfigError(f"--top: expected 1 or more, found {arguments.top}")
@@ -130,13 +129,14 @@ def run(arguments: argparse.Namespace) -> int:
             f"--latency: expected profile or measured, found {arguments.latency!r:.80}"
         )
     definition = _definition(arguments)
-    title = f"search of {arguments.run} by {definition.strategy}"
+    searching = _searching(arguments, definition)
+    judge = _bleu(arguments, searching)
+    if definition.score == "bleu":
+        searching = replace(searching, judge=judge)
+    part = part_of(searching.held_out, searching.definition.validation)
+    title = f"search of {arguments.run} by {definition.strategy} on {part}"
     with SearchProgress(title, definition.budget, definition.score, arguments.quiet) as progress:
-        searching = _searching(arguments, definition, progress)
-        judge = _bleu(arguments, searching)
-        if definition.score == "bleu":
-            searching = replace(searching, judge=judge)
-        search = searching.start()
+        search = replace(searching, observer=progress).start()
     shown, measured = _examine(arguments, searching, search, judge)
     print_tables(search, shown, measured)
     tell(str(search.path))
@@ -190,7 +190,6 @@ def _definition(arguments: argparse.Namespace) -> SearchDefinition:
         delay=arguments.delay,
         score=arguments.score,
         calibration=arguments.calibrate,
-        validation=_BATCHES if arguments.validate is None else arguments.validate,
         limits=cost_limits(arguments),
         ema=arguments.ema,
     )
@@ -206,13 +205,12 @@ def _option(text: str) -> tuple[str, float]:
         raise ConfigError(f"--set {text!r:.80}: expected KEY=NUMBER, as in population=20") from None
 
 
-def _searching(
-    arguments: argparse.Namespace, definition: SearchDefinition, observer: Any
-) -> Searching:
+def _searching(arguments: argparse.Namespace, definition: SearchDefinition) -> Searching:
     from naspipe.cli.sources.run_source import run_source
-    from naspipe.frontend.given.held_out import batches_there, check_size, find_held_out
+    from naspipe.frontend.given.held_out import find_held_out, judged_by
     from naspipe.frontend.given.run import Run
     from naspipe.frontend.given.workloads import as_trained, find_workload
+    from naspipe.frontend.search.search_record import SilentSearchObserver
     from naspipe.frontend.search.searching import Searching
     from naspipe.trace.results.run_directory import RunDirectory
 
@@ -229,16 +227,14 @@ def _searching(
         own=arguments.validation,
         sizes=sizes,
     )
-    if arguments.validate is None:
-        definition = replace(definition, validation=batches_there(held_out, definition.validation))
-    check_size(held_out, definition.validation)
+    _, count = judged_by(named.data, held_out, arguments.validate)
     return Searching(
         run=Run(named.space, arguments.run),
         data=named.data,
         held_out=held_out,
         loss=named.loss,
-        definition=definition,
+        definition=replace(definition, validation=count),
         execution=Execution(**given(Execution, arguments)),
         name=arguments.name,
-        observer=observer,
+        observer=SilentSearchObserver(),
     )

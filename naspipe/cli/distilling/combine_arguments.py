@@ -63,7 +63,7 @@ def _add_rating(parser: Options) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--validate", type=int, metavar="V",
-        help="held-out batches to judge by (default: 8, or all where there are fewer)",
+        help="held-out batches to judge by; 0 for all (default: 8, or all where there are fewer)",
     )  # fmt: skip
     parser.add_argument("--split", default="valid", help="of the data: valid or test")
     parser.add_argument(

@@ -90,8 +90,8 @@ class ValidationSettings:
     )
     batches: int = setting(
         8,
-        "held-out batches that each is judged on, or all where there are fewer.",
-        at_least(1),
+        "held-out batches that each is judged on, or all where there are fewer; 0 for all.",
+        at_least(0),
         key="validate_batches",
         unit="batches",
         example="2",

@@ -94,29 +94,39 @@ def held_out_of(data: Batches) -> Batches:
 def judged_by(data: Batches, held_out: Batches | None, count: int | None) -> tuple[Batches, int]:
     """The batches that subnets are judged by, and how many: by default as the data name them.
 
+    Args:
+        data: what a run was trained on.
+        held_out: batches to judge by.
+        count: of them; None for 8, or all where there are fewer; 0 for all.
+
     Raises:
         ConfigError: when there are none, or fewer than asked for.
     """
     chosen = held_out_of(data) if held_out is None else held_out
-    if count is None:
-        return chosen, batches_there(chosen, BATCHES)
-    check_size(chosen, count)
-    return chosen, count
-
-
-def batches_there(held_out: Batches, count: int) -> int:
-    """So many batches, or as many different ones as there are, as far as the data say."""
-    return min(count, int(getattr(held_out, "batches_per_epoch", count)))
-
-
-def check_size(held_out: Batches, count: int) -> None:
-    """So many different batches must be there.
-
-    Raises:
-        ConfigError: when they are fewer, as far as the data say.
-    """
-    there = getattr(held_out, "batches_per_epoch", count)
-    if count > there:
+    there = batches_there(chosen, BATCHES if count is None else count)
+    if count is not None and count > there:
         raise ConfigError(
             f"validate: expected at most {there}, the held-out batches there are, found {count}"
         )
+    return chosen, there
+
+
+def batches_there(held_out: Batches, count: int) -> int:
+    """So many batches, or as many different ones as there are, as far as the data say; 0 for all.
+
+    Raises:
+        ConfigError: when all are asked for, and the data do not say how many there are.
+    """
+    there: int | None = getattr(held_out, "batches_per_epoch", None)
+    if there is None and not count:
+        raise ConfigError(
+            "validate: expected a number of held-out batches, as these data do not say how many "
+            "there are (batches_per_epoch), found 0, which is all of them"
+        )
+    return min(count or int(there or 0), int(there or count))
+
+
+def part_of(held_out: Batches, count: int) -> str:
+    """As in ``8 of 38 held-out batches``; without how many there are where the data do not say."""
+    there = getattr(held_out, "batches_per_epoch", count)
+    return f"{count} of {there} held-out batches" if there > count else f"{count} held-out batches"

@@ -10,7 +10,7 @@ from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
 from naspipe.core.settings.declare import declared, groups
 from naspipe.frontend.display.search_progress import SearchProgress
-from naspipe.frontend.given.held_out import judged_by
+from naspipe.frontend.given.held_out import judged_by, part_of
 from naspipe.frontend.given.keywords import gathered
 from naspipe.frontend.given.run import Run
 from naspipe.frontend.given.strategies import name_of
@@ -51,7 +51,7 @@ def search_subnets(
         delay: subnets from one to the first that is proposed with its score known.
         score: ``loss``, ``top1`` or ``top5``.
         calibrate: batches of ``data`` that running statistics are taken from; 0 for the run's own.
-        validate: batches of ``held_out``; 8, or all where there are fewer.
+        validate: batches of ``held_out``; 8, or all where there are fewer; 0 for all.
         limits: ``flops`` (of one sample), ``params``, ``latency_ms``.
         ema: judge by the moving averages of the weights.
         stages, name: stage processes, 1 for this process; of the search, or the next number.
@@ -80,7 +80,7 @@ def search_subnets(
     )  # fmt: skip
     if observer is not None or not progress:
         return searching.start()
-    title = f"search of {run.directory.path} by {strategy}"
+    title = f"search of {run.directory.path} by {strategy} on {part_of(chosen, count)}"
     with SearchProgress(title, budget, score) as shown:
         return replace(searching, observer=shown).start()
 

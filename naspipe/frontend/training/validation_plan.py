@@ -13,7 +13,7 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.space import Space
 from naspipe.core.user_code import users_code
 from naspipe.data.views import Views
-from naspipe.frontend.given.held_out import batches_there, held_out_of
+from naspipe.frontend.given.held_out import batches_there, held_out_of, part_of
 from naspipe.runtime.jobs.evaluation_recipe import EvaluationRecipe, FeatureProbe
 from naspipe.runtime.jobs.job import ValidationPlan
 from naspipe.runtime.jobs.losses import is_joined, needs_teacher
@@ -106,7 +106,7 @@ def check_validation(workload: Workload, execution: Execution) -> str:
     """The first held-out batch must hold every field that the space names, and the loss's.
 
     Returns:
-        A note where held-out data were given, and nothing looks at them; else nothing.
+        A note where held-out data were given, and nothing looks at all of them; else nothing.
 
     Raises:
         ConfigError: when it does not, or the data raise.
@@ -130,7 +130,9 @@ def check_validation(workload: Workload, execution: Execution) -> str:
             field_of(batch, name, 0)
     for name in ("target",) if evaluation.probe else evaluation.workload.judged_fields:
         field_of(batch, name, 0)
-    return ""
+    part = part_of(evaluation.held_out, evaluation.validation)
+    takes_all = "--set validate_batches=0 takes all"
+    return f"subnets are judged on the first {part}; {takes_all}" if " of " in part else ""
 
 
 def describe(validation: ValidationPlan | None) -> dict[str, Any]:
