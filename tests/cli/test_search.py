@@ -94,7 +94,10 @@ def test_strategies_of_others_and_given_subnets(run, tmp_path, capsys):
     ("words", "said"),
     [
         (["--budget", "0"], "--budget: expected 1 or more, found 0"),
-        (["--validate", "0"], "expected a number of held-out batches, as these data do not say how"),
+        (
+            ["--validate", "0"],
+            "expected a number of held-out batches, as these data do not say how",
+        ),
         (["--calibrate", "-1"], "--calibrate: expected 0 or more"),
         (["--top", "0"], "--top: expected 1 or more"),
         (["--strategy", "clever"], "unknown strategy 'clever': expected random"),
