@@ -129,4 +129,5 @@ def batches_there(held_out: Batches, count: int) -> int:
 def part_of(held_out: Batches, count: int) -> str:
     """As in ``8 of 38 held-out batches``; without how many there are where the data do not say."""
     there = getattr(held_out, "batches_per_epoch", count)
-    return f"{count} of {there} held-out batches" if there > count else f"{count} held-out batches"
+    part = f"{count} of {there}" if there > count else str(count)
+    return f"{part} held-out batch{'es' * (there > 1)}"

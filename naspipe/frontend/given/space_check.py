@@ -27,6 +27,7 @@ from naspipe.runtime.jobs.losses import is_joined
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.layers.layer_store import shared
 from naspipe.runtime.measuring.alike_candidates import alike_note
+from naspipe.runtime.measuring.counting_layers import counting_note
 from naspipe.runtime.measuring.first_blocks import FirstBlocks, FirstBlocksError
 from naspipe.runtime.measuring.followed_shapes import ShapeFollower, Suspected
 from naspipe.runtime.measuring.sketched import SketchedLayers
@@ -117,10 +118,11 @@ class _Look:
         with _quiet():
             layers = SketchedLayers(self.workload.space)
             _check_made_anew(self.workload.space, layers)
-            suspected = islice(self._suspected(layers), MOST_TRIED)
+            space, follower = self.workload.space, self._follower(layers)
+            suspected = islice(self._suspected(follower), MOST_TRIED)
             tries = [self._told(each, layers) for each in suspected]
-            space = self.workload.space
-            notes = filter(None, (alike_note(space, layers), export_note(space, layers)))
+            counting = counting_note(space, follower.counting)
+            notes = filter(None, (alike_note(space, layers), export_note(space, layers), counting))
             return {"suspected": tries, "notes": list(notes)}
 
     def compute(
@@ -138,13 +140,16 @@ class _Look:
         with _quiet(), deterministic_torch(threads):
             return in_own_thread(threads, tried)
 
-    def _suspected(self, layers: SketchedLayers) -> Iterator[Suspected]:
+    def _follower(self, layers: SketchedLayers) -> ShapeFollower:
         workload = self.workload
         given = workload.tapped(self.batch) if workload.tapped else ()
         tensors = {name: each for name, each in self.batch.items() if torch.is_tensor(each)}
         fields: dict[str, Form] = {name: form_of([each]) for name, each in tensors.items()}
         trains = workload.runs_in_training_mode
-        follower = ShapeFollower(workload.space, layers, form_of(given), fields, trains)
+        return ShapeFollower(workload.space, layers, form_of(given), fields, trains)
+
+    def _suspected(self, follower: ShapeFollower) -> Iterator[Suspected]:
+        workload = self.workload
         sampler = workload.definition.sampler
         if workload.space.is_elastic or (
             workload.make_strategy is None and sampler.partition(":")[0] in FILES

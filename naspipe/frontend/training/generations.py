@@ -21,7 +21,7 @@ from naspipe.frontend.checks.data_checks import check_cut_batch
 from naspipe.runtime.checkpoints.restored import Restored
 from naspipe.runtime.jobs.job import StreamJob, TrainingJob
 from naspipe.runtime.processes.hosts import OtherHosts
-from naspipe.runtime.processes.launcher import launch
+from naspipe.runtime.processes.launcher import Launched, launch
 from naspipe.runtime.wire.ports import RunObserver
 from naspipe.streams.from_file import read_stream
 from naspipe.trace.reading.compare import definitions, differing
@@ -52,8 +52,8 @@ class Generations:
     generation: int = 0
     others: OtherHosts | None = None
 
-    def run(self) -> list[dict[str, Any]]:
-        """Live until the run is complete; returns what its stages measured in the last life.
+    def run(self) -> Launched:
+        """Live until the run is complete; returns what the last life left.
 
         Raises:
             StageFailedError, TransportError: when the last life that was allowed failed.

@@ -171,14 +171,22 @@ class Training:
             self._finish(lives)
 
     def _finish(self, lives: Generations) -> None:
-        """Live to the end, check what was left, and say that it is complete."""
+        """Live to the end, check what was left, and say that it is complete.
+
+        Raises:
+            RunInterruptedError: for a signal that came too late to leave anything out. Whoever sent
+                it wants no more than this run to be done.
+        """
         start_ns = time.monotonic_ns()
-        stages = lives.run()
+        left = lives.run()
         try:
-            self._complete(lives, stages, (time.monotonic_ns() - start_ns) / 1e9)
+            self._complete(lives, left.measured, (time.monotonic_ns() - start_ns) / 1e9)
         except BaseException as error:
             lives.note("failed", error)
             raise
+        if left.late is not None:
+            left.late.args = (f"{left.late}: {self.path} is complete",)
+            raise left.late
 
     def _complete(self, lives: Generations, stages: Sequence[Any], seconds: float) -> None:
         job = lives.job

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 from naspipe.core.errors import RunInterruptedError
@@ -30,12 +31,18 @@ from naspipe.trace.results.losses_file import SectionLosses
 from naspipe.trace.snapshots.checkpoints import FINAL
 
 
-def launch(
-    job: TrainingJob, observer: RunObserver, others: OtherHosts | None = None
-) -> list[dict[str, Any]]:
-    """Carry a run out, to its final checkpoint; on several hosts, with stage 0 on this one.
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """What a run to its final checkpoint leaves beside that."""
 
-    Returns what each stage measured of itself: bytes handed over and copied.
+    measured: list[dict[str, Any]]
+    """Of each stage: bytes handed over and copied."""
+    late: RunInterruptedError | None
+    """Whoever asked it to end when there was nothing more to leave out; not raised yet."""
+
+
+def launch(job: TrainingJob, observer: RunObserver, others: OtherHosts | None = None) -> Launched:
+    """Carry a run out, to its final checkpoint; on several hosts, with stage 0 on this one.
 
     Raises:
         StageFailedError: with the first cause, once every stage has ended.
@@ -83,7 +90,8 @@ def launch(
             folders[number].publish(FINAL, job.generation, manifest)
         if not validating.finish(lambda: bool(stop.signal_number), wakeup):
             raise _interruption(job, stop, publisher)
-    return [result["measured"] for result in results]
+    late = _asked(stop, "behind its last subnet") if stop.signal_number else None
+    return Launched([result["measured"] for result in results], late)
 
 
 def _run(job: TrainingJob, side: LauncherSide, others: OtherHosts | None, stack: ExitStack) -> None:
@@ -113,9 +121,12 @@ def _interruption(job: TrainingJob, stop: Stop, publisher: Publisher) -> RunInte
         for number, each in enumerate(job.streams)
         if each.workload.is_trained
     ]
+    return _asked(stop, f"with a checkpoint at subnet {' and '.join(map(str, cuts))}")
+
+
+def _asked(stop: Stop, where: str) -> RunInterruptedError:
     return RunInterruptedError(
         stop.signal_number,
-        f"interrupted by {signal.Signals(stop.signal_number).name}, with a checkpoint at subnet "
-        f"{' and '.join(map(str, cuts))}",
+        f"interrupted by {signal.Signals(stop.signal_number).name}, {where}",
         from_elsewhere=stop.from_elsewhere,
     )

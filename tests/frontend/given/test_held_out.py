@@ -37,7 +37,7 @@ def test_all_that_nobody_can_count_are_refused():
 
 
 def test_more_than_there_are_is_refused():
-    with pytest.raises(ConfigError, match="^validate: expected at most 38, .* found 39$"):
+    with pytest.raises(ConfigError, match=r"^validate: expected at most 38, .* found 39$"):
         judged_by(untold, told(38), 39)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 
 import pytest
 import rich.console
@@ -93,7 +94,8 @@ def test_a_search_shows_its_progress(tmp_path, capsys):
     for progress in (True, False):
         npp.search_subnets(run, spaces.vectors, nn.CrossEntropyLoss(), progress=progress, **how)
         said = capsys.readouterr().err
-        line = rf"search of {run.directory.path} by random  3/3  \S+ subnets/s  best loss .*\n"
+        title = f"search of {run.directory.path} by random on 1 held-out batch"
+        line = rf"{title}  3/3  \S+ subnets/s  best loss .*\n"
         assert re.fullmatch(line if progress else "", said)
 
 
@@ -122,6 +124,18 @@ def test_a_second_signal_ends_at_once(tmp_path, stages):
     manifest = npp.open_run(path).manifest
     assert (manifest["status"], manifest["failure"]) == ("interrupted", str(ended.value))
     assert train(path, Calm(spaces.vectors), resume=True).manifest["status"] == "complete"
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_an_interrupt_in_the_last_subnets_is_not_lost(tmp_path, stages):
+    """The run is complete, and what comes behind it in a script is not begun."""
+    path = tmp_path / "run"
+    data = Ends(spaces.vectors, 23, interrupt, tmp_path / "marker")
+    with pytest.raises(RunInterruptedError) as ended:
+        train(path, data, stages=stages)
+    said = f"interrupted by SIGINT, behind its last subnet: {path} is complete"
+    assert (str(ended.value), ended.value.signal_number) == (said, signal.SIGINT)
+    assert npp.open_run(path).manifest["status"] == "complete"
 
 
 def test_a_resume_without_a_checkpoint_says_that_it_begins_anew(tmp_path, capsys):
