@@ -56,6 +56,7 @@ LAUNCHING = (
     "frontend/*test_checked_runs.py",
     "frontend/*test_shown.py",
     "frontend/*test_trackers.py",
+    "frontend/*test_counting_layers.py",
     "frontend/*test_space_check.py",
     "frontend/*test_slow_starts.py",
     "frontend/test_light_imports.py",

@@ -34,7 +34,7 @@ ALLOWED_PARAMETERS: dict[str, str] = {}
 """Functions that may have more parameters: ``path:name`` to reason and date."""
 
 ENVIRONMENT = {
-    "naspipe/frontend/training/provenance.py": "2026-11-24: threads, for the manifest; only read",
+    "naspipe/frontend/training/first_manifest.py": "threads, for the manifest; only read",
     "naspipe/data/cache.py": "XDG_CACHE_HOME, as other programs keep their caches",
     "naspipe/data/debian.py": "the environment that dpkg and apt are started with",
     "naspipe/runtime/devices/environment.py": "what makes libraries take other kernels; only read",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from naspipe.cli.display.result_lines import tell
 from naspipe.cli.flags import add_flags, flags, given
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from naspipe.cli.ports import Options
-    from naspipe.frontend.search.search_record import SilentSearchObserver
     from naspipe.frontend.search.searching import Searching
     from naspipe.search.definition import SearchDefinition
     from naspipe.search.limits import Limits

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,8 @@ from naspipe.core.ids import StreamId
 from naspipe.core.subnet import Subnet
 from naspipe.core.wiring import Tap, Wiring
 from naspipe.data.keyed.loader_pool import close_all
-from naspipe.frontend.checks.data_checks import first_digests
 from naspipe.frontend.checks.device_checks import check_data_path, check_device, check_shared_gpus
-from naspipe.frontend.checks.input_checks import check_proof, check_taught
+from naspipe.frontend.checks.input_checks import check_taught
 from naspipe.frontend.checks.limit_checks import check_limits
 from naspipe.frontend.given.drawn_source import is_drawn_beside, why_known
 from naspipe.frontend.given.gain_notes import gain_notes
@@ -26,17 +26,17 @@ from naspipe.frontend.given.space_check import check_spaces
 from naspipe.frontend.teaching.taught import how_full
 from naspipe.frontend.training.beginnings import goes_on, new_records, planning, take_over
 from naspipe.frontend.training.finished_log import check_orders, measure
+from naspipe.frontend.training.first_manifest import first_manifest, provenance
 from naspipe.frontend.training.generations import Generations
 from naspipe.frontend.training.metrics_server import check_metrics_server, recorded
-from naspipe.frontend.training.provenance import provenance
 from naspipe.frontend.training.stream_jobs import begin_record, check_stream, comes_new, stream_job
 from naspipe.frontend.training.tensorboard_file import check_tensorboard
-from naspipe.frontend.training.validation_plan import check_validation, describe, plan_validation
+from naspipe.frontend.training.validation_plan import check_validation, plan_validation
 from naspipe.planning.cost import CostTable
 from naspipe.runtime.devices.environment import describe_environment
 from naspipe.runtime.devices.gpus import NO_GPUS, Gpus, find_gpus
 from naspipe.runtime.forking.fitness import check_fit_for_forking
-from naspipe.runtime.jobs.job import StreamJob, TrainingJob
+from naspipe.runtime.jobs.job import TrainingJob
 from naspipe.runtime.jobs.workload import Workload, common, wiring_of
 from naspipe.runtime.processes.claim import Claim
 from naspipe.runtime.processes.hosts import OtherHosts
@@ -45,7 +45,6 @@ from naspipe.runtime.wire.endpoints import check_endpoints
 from naspipe.runtime.wire.ports import LaunchObserver
 from naspipe.schedule.traits import PolicyTraits, causal_policies, traits_of
 from naspipe.sim.pipeline import RANKINGS, Plan
-from naspipe.trace.access.labels import described
 from naspipe.trace.results.reserved_space import write_last
 from naspipe.trace.results.run_directory import RunDirectory, stream_directories
 from naspipe.trace.results.teacher_events import read_teacher_events, tally
@@ -152,8 +151,11 @@ class Training:
             for said in filter(None, [full, *gains]):
                 self.observer.on_note(said)
             job = self.job(plan, costs)
-            origin = provenance(self.workloads, self.others.hosts.names if self.others else ())
-            manifests = [self._manifest(*each, plan, origin) for each in enumerate(job.streams)]
+            beside, count = self._beside(), len(job.streams)
+            manifests = [
+                first_manifest(each, self.execution, plan, count, source=source, **beside)
+                for each, source in zip(job.streams, self.sources or repeat({}, count), strict=True)
+            ]
             stack.callback(close_all)
             for workload in self.workloads:
                 for attendant in workload.attendants:
@@ -277,31 +279,11 @@ class Training:
             note(said)
         return subnets
 
-    def _manifest(
-        self, number: int, stream: StreamJob, plan: Plan, origin: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        space, definition = stream.workload.space, stream.workload.definition
+    def _beside(self) -> dict[str, Mapping[str, Any]]:
+        """What manifests say alike of every stream."""
         return {
-            "format": 1,
-            "status": "running",
-            "definition": definition.as_dict(),
-            "execution": {
-                **self.execution.as_dict(),
-                "order": plan.order,
-                "window": plan.window,
-                "budgets": list(plan.memory.budgets) if plan.memory else [],
-                "partitions": sorted(str(each) for each in stream.cuts if each.num_blocks),
-                "streams": len(self.workloads),
-            },
-            "requested": self.execution.as_dict(),
-            "source": dict(self.sources[number]) if self.sources else {},
-            "init_from": dict(stream.workload.begun),
-            "provenance": dict(origin),
+            "provenance": provenance(
+                self.workloads, self.others.hosts.names if self.others else ()
+            ),
             "environment": describe_environment(self.execution.hardware.device, self._gpus),
-            **described(space, stream.stateless),
-            "validation": describe(stream.validation),
-            "batches": {"first": first_digests(stream.workload)},
-            "passes_per_step": definition.recipe.steps.passes,
-            "proof": dict(check_proof(stream.workload)),
-            "measured": {},
         }

@@ -32,7 +32,7 @@ def test_counts(held_out, asked, expected):
 
 
 def test_all_that_nobody_can_count_are_refused():
-    with pytest.raises(ConfigError, match="^validate: expected a number of held-out batches, as"):
+    with pytest.raises(ConfigError, match=r"^validate: expected a number of held-out batches, as"):
         batches_there(untold, 0)
 
 

@@ -296,24 +296,3 @@ def test_tensors_that_are_made_from_values_are_new_ones():
         return layer
 
     assert not checked(STEM, npp.Block([nn.Identity, make]), head())
-
-
-class Counts(nn.Linear):
-    """Weighs by how often it was called; or keeps a size of its first call."""
-
-    def __init__(self, counts):
-        super().__init__(8, 8)
-        self.counts, self.calls, self.size = counts, 0, None
-
-    def forward(self, x):
-        self.size = len(x)
-        self.calls += self.counts
-        return super().forward(x) / (1 + self.calls)
-
-
-def test_a_layer_that_counts_in_an_attribute_is_named():
-    notes = checked(STEM, npp.Block([nn.Identity, lambda: Counts(1)]), head())
-    assert [each.partition(", which")[0] for each in notes] == [
-        "layer 0.1: its forward changes its attribute calls each time"
-    ]
-    assert checked(STEM, npp.Block([nn.Identity, lambda: Counts(0)]), head()) == []

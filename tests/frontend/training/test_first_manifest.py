@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
-from naspipe.frontend.training.provenance import allocator, git_commit, provenance
+from naspipe.frontend.training.first_manifest import allocator, git_commit, provenance
 from naspipe.trace.results.reserved_space import RESERVED, reserve, write_last
 from naspipe.trace.results.run_directory import RunDirectory
 

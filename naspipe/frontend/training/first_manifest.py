@@ -1,4 +1,4 @@
-"""Where a run comes from, for its manifest: hosts, command, code, system. Nothing compares it."""
+"""What the manifest of a run says as it begins: what it is, and where it comes from."""
 
 from __future__ import annotations
 
@@ -7,12 +7,19 @@ import platform
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from naspipe.core.config import Execution
+from naspipe.frontend.checks.data_checks import first_digests
+from naspipe.frontend.checks.input_checks import check_proof
 from naspipe.frontend.training.code_digests import code_digest, code_digests
+from naspipe.frontend.training.validation_plan import describe
+from naspipe.runtime.jobs.job import StreamJob
 from naspipe.runtime.jobs.workload import Workload
+from naspipe.sim.pipeline import Plan
+from naspipe.trace.access.labels import described
 
 _THREADS = (
     "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES",
@@ -20,6 +27,44 @@ _THREADS = (
 )  # fmt: skip
 _ALLOCATORS = ("jemalloc", "tcmalloc", "mimalloc")
 _PASSWORD = re.compile(r"//[^/@\s]*@")
+
+
+def first_manifest(
+    stream: StreamJob, asked: Execution, plan: Plan, streams: int, **beside: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Of one stream.
+
+    Args:
+        stream: as its stages get it.
+        asked: how the run was to be carried out.
+        plan: how it is.
+        streams: all there are in it.
+        beside: what is the same for all streams, such as ``provenance``; and ``source``.
+    """
+    workload = stream.workload
+    space, definition = workload.space, workload.definition
+    return {
+        "format": 1,
+        "status": "running",
+        "definition": definition.as_dict(),
+        "execution": {
+            **asked.as_dict(),
+            "order": plan.order,
+            "window": plan.window,
+            "budgets": list(plan.memory.budgets) if plan.memory else [],
+            "partitions": sorted(str(each) for each in stream.cuts if each.num_blocks),
+            "streams": streams,
+        },
+        "requested": asked.as_dict(),
+        "init_from": dict(workload.begun),
+        **described(space, stream.stateless),
+        "validation": describe(stream.validation),
+        "batches": {"first": first_digests(workload)},
+        "passes_per_step": definition.recipe.steps.passes,
+        "proof": dict(check_proof(workload)),
+        "measured": {},
+        **{name: dict(each) for name, each in beside.items()},
+    }
 
 
 def provenance(workloads: Sequence[Workload], hosts: Sequence[str]) -> dict[str, Any]:
