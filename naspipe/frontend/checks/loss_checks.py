@@ -96,6 +96,7 @@ def check_loss(workload: Workload) -> None:
             f"which gives one for each item; use reduction='mean', or a function that ends in "
             f".mean(), such as one of loss_fields=('target', 'weight')"
         )
+    _check_trains_nothing(loss)
     functions: dict[str, Metric] = {f"metric {name}": f for name, f in workload.metrics.items()}
     is_theirs = not type(loss).__module__.startswith(_OURS)
     if (is_theirs or workload.definition.loss_fields) and not is_joined(loss):
@@ -110,6 +111,19 @@ def check_loss(workload: Workload) -> None:
         _check_arguments(what, function, fields, len(outputs) if outputs else None)
         if outputs:
             _try(what, function, (*outputs, *(each.to("meta") for each in given)))
+
+
+def _check_trains_nothing(loss: Loss) -> None:
+    """Raises ConfigError for a loss with parameters to train: no optimizer would step them."""
+    if not isinstance(loss, nn.Module):
+        return
+    trained = [name for name, each in loss.named_parameters() if each.requires_grad]
+    if trained:
+        raise ConfigError(
+            f"loss {name_of_loss(loss)}: expected no parameters to train, as each of a run's "
+            f"belongs to a layer, found {', '.join(trained):.80}; put them into the last layer, "
+            f"which may return what the loss needs, or freeze them by requires_grad_(False)"
+        )
 
 
 def _check_arguments(

@@ -27,9 +27,9 @@ from naspipe.runtime.jobs.losses import is_joined
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.layers.layer_store import shared
 from naspipe.runtime.measuring.alike_candidates import alike_note
-from naspipe.runtime.measuring.counting_layers import counting_note
 from naspipe.runtime.measuring.first_blocks import FirstBlocks, FirstBlocksError
 from naspipe.runtime.measuring.followed_shapes import ShapeFollower, Suspected
+from naspipe.runtime.measuring.layer_notes import counting_note, evaluating_note
 from naspipe.runtime.measuring.sketched import SketchedLayers
 from naspipe.streams.samplers import FILES
 
@@ -119,10 +119,12 @@ class _Look:
             layers = SketchedLayers(self.workload.space)
             _check_made_anew(self.workload.space, layers)
             space, follower = self.workload.space, self._follower(layers)
+            in_eval = evaluating_note(space, layers) if self.workload.is_trained else None
             suspected = islice(self._suspected(follower), MOST_TRIED)
             tries = [self._told(each, layers) for each in suspected]
             counting = counting_note(space, follower.counting)
-            notes = filter(None, (alike_note(space, layers), export_note(space, layers), counting))
+            others = alike_note(space, layers), export_note(space, layers)
+            notes = filter(None, (*others, counting, in_eval))
             return {"suspected": tries, "notes": list(notes)}
 
     def compute(

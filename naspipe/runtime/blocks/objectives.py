@@ -10,6 +10,7 @@ import torch
 
 from naspipe.core.recipe import Recipe
 from naspipe.runtime.blocks.edits import left_as_it_is
+from naspipe.runtime.blocks.loss_state import LossState
 from naspipe.runtime.blocks.segment import Tensors
 from naspipe.runtime.jobs.losses import (
     Loss,
@@ -52,16 +53,18 @@ class EndObjective:
         self._own = len(own)
         """How many of them are the loss's."""
         self._name = name_of_loss(loss)
+        self._state = LossState(loss)
         self._loss = smoothed(loss, recipe.label_smoothing)
         self._distilled = distilling(loss) if is_taught or lesson_fields else None
 
     def __call__(self, outputs: Tensors, lessons: Tensors, fields: Tensors) -> torch.Tensor:
         """See :class:`naspipe.runtime.jobs.ports.Objective`."""
         lessons, fields = (*lessons, *fields[self._own :]), fields[: self._own]
-        if lessons and self._distilled is not None:
-            loss = self._distilled(*outputs, *lessons, *fields)
-        else:
-            loss = self._loss(*outputs, *fields)
+        with self._state.left_as_it_is():
+            if lessons and self._distilled is not None:
+                loss = self._distilled(*outputs, *lessons, *fields)
+            else:
+                loss = self._loss(*outputs, *fields)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise not_one_number(f"loss {self._name}", loss)
         return loss

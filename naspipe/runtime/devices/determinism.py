@@ -54,6 +54,19 @@ def seed_draws(seed: int) -> None:
 
 
 @contextmanager
+def _no_autocast() -> Iterator[None]:
+    """A run's precision is its recipe's, and not that of whoever calls it."""
+    found = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    for kind in found:
+        torch.set_autocast_enabled(kind, False)
+    try:
+        yield
+    finally:
+        for kind in found:
+            torch.set_autocast_enabled(kind, True)
+
+
+@contextmanager
 def deterministic_torch(threads: int) -> Iterator[None]:
     """Deterministic kernels, no TF32, no autotuning, a fixed number of threads; restored after.
 
@@ -76,7 +89,7 @@ def deterministic_torch(threads: int) -> Iterator[None]:
     torch.backends.cudnn.deterministic = True
     torch.set_num_threads(threads)
     try:
-        with kept_draws():
+        with kept_draws(), _no_autocast():
             yield
     finally:
         torch.use_deterministic_algorithms(flags[0], warn_only=flags[1])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, MutableMapping
+from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from naspipe.core.config import Recipe
@@ -134,11 +136,7 @@ class LayerStore:
         block = self._space.blocks[layer.block]
         seed_draws(layer_seed(self._seed, layer.block, layer.candidate))
         module = block.candidates[layer.candidate]()
-        if not isinstance(module, nn.Module):
-            raise ConfigError(
-                f"layer {label}: expected its factory to return a torch.nn.Module, "
-                f"found {type(module).__name__}"
-            )
+        check_made(label, module, self._policy.keeps_versions(block.rule))
         module.train(self._trains)
         for what, tensor in tensors_of(module):
             owner = self._owners.setdefault(tensor, label)
@@ -157,6 +155,34 @@ class LayerStore:
         own = self._policy.own_step(rule)
         apply = block.apply if isinstance(block, Elastic) else None
         return StoredLayer(label, rule, module, self._recipe, keeps_versions, own, apply)
+
+
+def check_made(label: str, module: Any, keeps_versions: bool) -> None:
+    """What a factory made must be a module with sizes, and do nothing that a run would leave out.
+
+    Args:
+        label: how messages call the layer.
+        module: what its factory returned.
+        keeps_versions: whether older versions are read, of which there are copies.
+
+    Raises:
+        ConfigError: when it is not.
+    """
+    expected = f"layer {label}: expected its factory to return"
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"{expected} a torch.nn.Module, found {type(module).__name__}")
+    for name, each in (*module.named_parameters(), *module.named_buffers()):
+        if is_lazy(each):
+            raise ConfigError(
+                f"{expected} a module with sizes, found {name} without one, as in nn.LazyLinear; "
+                f"give the number of inputs, as in nn.Linear(inputs, outputs)"
+            )
+        if keeps_versions and each._backward_hooks:
+            raise ConfigError(
+                f"{expected} parameters without hooks, as its rule has older versions read, whose "
+                f"copies have none, found one on {name}; use the rule exact, or change the "
+                f"gradient in the layer's forward"
+            )
 
 
 def tensors_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

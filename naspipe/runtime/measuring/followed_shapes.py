@@ -18,7 +18,7 @@ from torch import nn
 from naspipe.core.errors import ConfigError
 from naspipe.core.space import Space
 from naspipe.runtime.blocks.forms import Form, form_of
-from naspipe.runtime.measuring.counting_layers import counting, numbers_of
+from naspipe.runtime.measuring.layer_notes import counting, numbers_of
 from naspipe.runtime.measuring.sketched import SketchedLayers
 
 MOST_FORMS = 32

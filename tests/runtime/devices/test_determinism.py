@@ -98,3 +98,11 @@ def test_the_hosts_clock():
     clock = HostClock()
     marks = [clock.mark() for _ in range(3)]
     assert clock.between_ns(marks) == [marks[1] - marks[0], marks[2] - marks[1]]
+
+
+def test_the_callers_autocast_is_left_outside():
+    one = torch.ones(2, 2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with deterministic_torch(1):
+            assert (one @ one).dtype is torch.float32
+        assert (one @ one).dtype is torch.bfloat16

@@ -1,4 +1,4 @@
-"""Layers whose forward counts in a plain attribute, which nothing keeps or hands over."""
+"""Lines about what layers do and a run does not keep: counting, parts in evaluation mode."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from naspipe.core.space import Space
+from naspipe.runtime.measuring.sketched import SketchedLayers
 
 _NUMBERS = (bool, int, float, str)
 _TORCHS = {*vars(nn.Module())}
@@ -57,3 +58,23 @@ def counting_note(space: Space, found: Mapping[tuple[int, int], str]) -> str | N
         f"result depends on it, register_buffer({attribute.rpartition('.')[2]!r}, "
         f"torch.tensor(...)) keeps it"
     )
+
+
+def evaluating_note(space: Space, layers: SketchedLayers) -> str | None:
+    """A line about the first layer that its factory makes with parts in evaluation mode.
+
+    To be asked for before the layers are called: then they are in training mode.
+    """
+    for block, each in enumerate(space.blocks):
+        for candidate in range(len(each.candidates)):
+            module = layers.module(block, candidate)
+            parts = module.named_modules() if module is not None else ()
+            for name, part in parts:
+                if not part.training and next(part.children(), None) is None:
+                    what = f"its {type(part).__name__}" + f" ({name})" * bool(name)
+                    return (
+                        f"layer {space.label(block, candidate)}: its factory leaves {what} in "
+                        f"evaluation mode, and a run puts it in training mode, as model.train() "
+                        f"does; a class whose train() does nothing stays as it is"
+                    )
+    return None

@@ -27,3 +27,10 @@ def test_a_layer_that_counts_in_an_attribute_is_named():
         "layer 0.1: its forward changes its attribute calls each time"
     ]
     assert checked(STEM, npp.Block([nn.Identity, lambda: Counts(0)]), head()) == []
+
+
+def test_parts_in_evaluation_mode_are_named():
+    notes = checked(STEM, npp.Block([lambda: nn.Sequential(nn.Identity().eval())]), head())
+    assert [each.partition(", and")[0] for each in notes] == [
+        "layer 0.0: its factory leaves its Identity (0) in evaluation mode"
+    ]

@@ -1,0 +1,63 @@
+"""A loss that remembers is found as it does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import naspipe as npp
+from naspipe.core.errors import ConfigError
+from naspipe.runtime.blocks.loss_state import LossState
+from tests.equivalence import spaces
+
+
+class Centred(nn.Module):
+    def __init__(self, how):
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(3))
+        self.how = how
+
+    def forward(self, output):
+        if self.how == "in place":
+            self.centre.mul_(0.9).add_(output)
+        elif self.how == "anew":
+            self.centre = self.centre * 0.9 + output
+        return (output - self.centre).sum()
+
+
+@pytest.mark.parametrize("how", ["in place", "anew"])
+def test_one_that_remembers_is_refused(how):
+    loss = Centred(how)
+    with (
+        pytest.raises(ConfigError, match=r"^loss Centred: .* change its buffer centre; keep it"),
+        LossState(loss).left_as_it_is(),
+    ):
+        loss(torch.ones(3))
+
+
+def test_one_that_does_not_is_let_be():
+    loss = Centred("")
+    with LossState(loss).left_as_it_is():
+        loss(torch.ones(3))
+    with LossState(lambda output: output).left_as_it_is():
+        pass
+
+
+class Tempered(nn.Module):
+    def __init__(self, is_trained):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()), requires_grad=is_trained)
+
+    def forward(self, output, target):
+        return nn.functional.cross_entropy(output * self.scale, target)
+
+
+def test_one_with_parameters_to_train_is_refused_before_the_start(tmp_path):
+    def train(loss):
+        npp.train(spaces.mixed(), spaces.vectors, loss, steps=1, run_dir=tmp_path / "run")
+
+    with pytest.raises(ConfigError, match=r"^loss Tempered: expected no parameters to train"):
+        train(Tempered(is_trained=True))
+    assert not (tmp_path / "run").exists()
+    train(Tempered(is_trained=False))
