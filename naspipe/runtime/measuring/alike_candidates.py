@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,8 +11,8 @@ from torch import nn
 from naspipe.core.space import Block, Space
 from naspipe.planning.cost import first_of_kind
 from naspipe.runtime.measuring.sketched import SketchedLayers
+from naspipe.runtime.measuring.structures import without_addresses
 
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _TORCHS = {*nn.Module().__dict__}
 """What every module has, whatever it computes."""
 _HOOKS = [name for name in _TORCHS if name.endswith("_hooks")]
@@ -64,7 +63,7 @@ def _alike(space: Space, layers: SketchedLayers, position: int) -> list[int]:
 def _described(module: nn.Module) -> str:
     tensors = [*module.named_parameters(), *module.named_buffers()]
     forms = [(name, tuple(each.shape), each.dtype) for name, each in tensors]
-    return f"{_ADDRESS.sub('', repr(module))} {forms}"
+    return f"{without_addresses(repr(module))} {forms}"
 
 
 def _are_alike(one: nn.Module, other: nn.Module) -> bool:
