@@ -51,6 +51,8 @@ _SET = re.compile(
 )
 _VALUES = r"\d[\w.]*|[A-Z][A-Z_:]*|cpu|cuda|auto|paper|loss|top1|bleu|profiled"
 _OPTION = re.compile(rf"(?P<option>--[a-z][a-z0-9-]*)(?: (?P<value>{_VALUES})(?![\w-]))?")
+_OBJECTS = {"MODULE:FUNCTION": "FUNCTION"}
+"""What stands for a value where Python takes the object itself."""
 _BEFORE_COLON = re.compile(r"\b([a-z_]+)=:")
 """A keyword that a message begins with has no value behind it."""
 _NUMBER = re.compile(r"-?\d+(\.\d+)?(e-?\d+)?|\[.*\]|True|False|[A-Z][A-Z_:]*|\.\.\.")
@@ -72,7 +74,7 @@ def says_keywords(function: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> T:
-        check_keywords(function, f"naspipe.{function.__name__}", kwargs)
+        check_keywords(function, f"naspipe.{function.__name__}", kwargs, len(args))
         try:
             return function(*args, **kwargs)
         except NaspipeError as error:
@@ -106,6 +108,7 @@ def _keyword(match: re.Match[str]) -> str:
     if said is None:
         return match[0]
     if said.endswith("="):
+        value = _OBJECTS.get(value, value) if option in _ARGUMENTS else value
         return said + _literal(value) if value else said
     if said.endswith("(...)") and value:
         return said.replace("...", value)

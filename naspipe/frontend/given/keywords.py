@@ -29,6 +29,31 @@ _ELSEWHERE = {
 }
 """Settings of the command line that belong to objects in Python."""
 
+_OF_DATA = "in the data, as in npp.from_dataset(dataset, {}=...)"
+_MEANT = {
+    **{
+        key: _OF_DATA.format(own)
+        for key, own in (
+            ("batch_size", "batch_size"), ("shuffle", "shuffle"), ("drop_last", "drop_last"),
+            ("collate_fn", "collate_fn"), ("num_workers", "workers"), ("workers", "workers"),
+        )
+    },
+    **dict.fromkeys(
+        ("epochs", "num_epochs", "max_epochs"),
+        "in optimizer steps, as in steps=epochs * len(dataset) // batch_size",
+    ),
+    **dict.fromkeys(("learning_rate", "max_lr"), "as lr=..."),
+    "scheduler": "as schedule='cosine', or as lr=FUNCTION, which returns the rate of a step",
+}  # fmt: skip
+"""What other trainers call it, and where that goes."""
+
+_MEANT_IN_SEARCH = {
+    **dict.fromkeys(
+        ("steps", "epochs", "num_epochs", "trials"), "as budget=..., how many subnets are judged"
+    ),
+    "batch_size": _MEANT["batch_size"],
+}
+
 
 class Stated(NamedTuple):
     """Settings that a caller gave, by what they are settings of."""
@@ -115,7 +140,7 @@ def _is_known(key: object, known: Sequence[str]) -> bool:
 
 
 def _unknown(
-    key: object, where: str, call: str, arguments: Iterable[str], known: Iterable[str]
+    key: object, where: str, call: str, arguments: Sequence[str], known: Iterable[str]
 ) -> ConfigError:
     text = f"{key!s:.80}"
     if text in arguments:
@@ -125,6 +150,9 @@ def _unknown(
         )
     if text in _ELSEWHERE:
         return ConfigError(f"{text}: expected it {_ELSEWHERE[text]}, found it in {where}")
+    meant = _MEANT if "steps" in arguments else _MEANT_IN_SEARCH
+    if text in meant:
+        return ConfigError(f"{text}: expected it {meant[text]}, found it in {where}")
     if text in _options_of_optimizers() and "optimizer_options" in {*arguments, *known}:
         return ConfigError(
             f"{text}: expected it in optimizer_options={{{text!r}: ...}}, found it in {where}"

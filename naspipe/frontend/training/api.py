@@ -15,11 +15,11 @@ from naspipe.core.space import Space
 from naspipe.core.wiring import Tap
 from naspipe.frontend.checks.data_checks import check_is_data
 from naspipe.frontend.checks.input_checks import check_is_space
-from naspipe.frontend.checks.loss_checks import given_fields, given_metrics
+from naspipe.frontend.checks.loss_checks import check_is_loss, given_fields, given_metrics
 from naspipe.frontend.display.watching import watching
 from naspipe.frontend.given.keywords import Stated
 from naspipe.frontend.given.run import Run
-from naspipe.frontend.given.strategies import Asked, find_strategy_maker, name_of
+from naspipe.frontend.given.strategies import Asked, check_draws, find_strategy_maker, name_of
 from naspipe.frontend.teaching.joined import join
 from naspipe.frontend.teaching.ports import MakesTeacher
 from naspipe.frontend.training.beginnings import asked_resume
@@ -119,6 +119,7 @@ def workload(
     """
     check_is_space(space)
     check_is_data(data)
+    check_is_loss(loss)
     if held_out is not None:
         check_is_data(held_out, "held_out")
     measured = given_metrics(metrics)
@@ -135,6 +136,7 @@ def workload(
     if init_from is not None:
         space, begun = begin_with(space, init_from)
     sampler = (file.sampler or "uniform") if sampler is None else sampler
+    check_draws(sampler)
     asked = Asked(seed=seed, delay=chosen.feedback_delay, subnets=steps)
     make_strategy = find_strategy_maker(sampler, space, asked)
     name = name_of(sampler)

@@ -43,6 +43,7 @@ ELSEWHERE = {
         ("use --momentum TAU", "use teacher=naspipe.Momentum(TAU)"),
         ("found none of --teacher", "found none of teacher=naspipe.Teacher(...)"),
         ("run naspipe train --resume x; --resume", "run naspipe train --resume x; resume=True"),
+        ("give --validation MODULE:FUNCTION, or", "give held_out=FUNCTION, or"),
         ("with --no-such-thing 3", "with --no-such-thing 3"),
         ("a --stages b\nTraceback:\n x(--stages)", "a stages= b\nTraceback:\n x(--stages)"),
     ],
