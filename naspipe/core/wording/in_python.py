@@ -36,6 +36,7 @@ _ARGUMENTS = {
             "validate",
         )
     },
+    "--output": "directory=",
     "--resume": "resume=True",
     "--resume-if-exists": "resume='if_exists'",
     "--onnx": "onnx=True",
