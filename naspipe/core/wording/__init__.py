@@ -1,1 +1,1 @@
-"""How calls are answered: keywords that are not known, messages as keywords; no message itself."""
+"""How calls are answered: unknown keywords, messages as keywords, ends in a line; no message itself."""

@@ -18,6 +18,7 @@ from naspipe.core.config import Definition, Execution, Recipe
 from naspipe.core.errors import NaspipeError
 from naspipe.core.settings.declare import declared
 from naspipe.core.wording.known_keywords import check_keywords
+from naspipe.core.wording.one_line import in_one_line
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -71,7 +72,10 @@ def in_python(text: str) -> str:
 
 
 def says_keywords(function: Callable[P, T]) -> Callable[P, T]:
-    """The function, whose errors are said in Python's keywords, and which knows its own."""
+    """The function, whose errors are said in Python's keywords, and which knows its own.
+
+    A second signal, which ends a run at once, is said in one line.
+    """
 
     @wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -81,6 +85,10 @@ def says_keywords(function: Callable[P, T]) -> Callable[P, T]:
         except NaspipeError as error:
             error.args = (in_python(str(error)),)
             raise
+        except KeyboardInterrupt as error:
+            if not error.args:  # the user's own, or Python's
+                raise
+            raise in_one_line(KeyboardInterrupt(in_python(str(error)))) from None
 
     return called
 
