@@ -1,1 +1,1 @@
-"""How calls are answered: unknown keywords, messages as keywords, ends in a line; no message itself."""
+"""How calls are answered: keywords they lack, messages in Python's words; no message itself."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import signature
-from typing import Any, NamedTuple
+from textwrap import fill
+from typing import Any, NamedTuple, TypeVar
 
 from naspipe.core.config import DATA_SIZES, MOMENTUM, Execution, Recipe
 from naspipe.core.errors import ConfigError
 from naspipe.core.rules import Every, Exact, Frozen, Lag, Rule, parse_rule
 from naspipe.core.settings.declare import declared, groups
 from naspipe.core.wording.known_keywords import did_you_mean
+
+Call = TypeVar("Call", bound=Callable[..., Any])
 
 KEYWORDS = "keywords"
 """What messages call whatever was not said in a mapping."""
@@ -92,6 +95,21 @@ class Stated(NamedTuple):
         """All but the execution, by their keys."""
         rules = {f"rule.{name}": rule for name, rule in self.rules.items()}
         return {**self.recipe, **rules, **{f"optimizer.{k}": v for k, v in self.options.items()}}
+
+
+def tells_settings(*keys: str) -> Callable[[Call], Call]:
+    """Add the first sentence of what some settings are declared to be to a call's help."""
+
+    def told(call: Call) -> Call:
+        known = {**declared(Recipe), **declared(Execution)}
+        said = (f"{key}: {known[key].help.partition('. ')[0].rstrip('.')}." for key in keys)
+        lines = [
+            fill(each, 96, initial_indent=" " * 8, subsequent_indent=" " * 12) for each in said
+        ]
+        call.__doc__ = "\n".join((f"{call.__doc__}\n    Common settings:", *lines, ""))
+        return call
+
+    return told
 
 
 def gathered(

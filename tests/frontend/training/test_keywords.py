@@ -202,6 +202,22 @@ def test_help_fits_two_screens(call):
         assert f"{name}:" in text or f"``{name}``" in text or f"{name}," in text
 
 
+@pytest.mark.parametrize("name", [
+    "steps", "stages", "seed", "lr", "optimizer", "sampler", "held_out", "validate_every", "resume",
+    "checkpoint_every", "schedule", "warmup_steps", "passes", "clip_layer_norm", "memory_budget",
+    "device", "threads",
+])  # fmt: skip
+def test_help_names_the_common_keywords(name):
+    """A line of its own or two; each of them is a keyword."""
+    text = pydoc.render_doc(npp.train, renderer=pydoc.plaintext)
+    assert f"    {name}: " in text
+    assert name in {
+        *inspect.signature(npp.train).parameters,
+        *declared(Recipe),
+        *declared(Execution),
+    }
+
+
 def test_a_network_is_no_space():
     with pytest.raises(ConfigError, match=r"^space: expected a naspipe\.Space, found Linear; list"):
         npp.train(nn.Linear(2, 2), spaces.vectors, nn.CrossEntropyLoss(), steps=1)
