@@ -52,6 +52,7 @@ LAUNCHING = (
     "frontend/given/test_factories.py::test_layers_that_have_a_tensor_in_common",
     "frontend/*test_elastic_refusals.py",
     "frontend/*test_opened_run.py",
+    "frontend/training/test_made_of.py::test_a_refused_resume_leaves_the_run_as_it_is",
     "frontend/*test_recording.py",
     "frontend/*test_checked_runs.py",
     "frontend/*test_shown.py",

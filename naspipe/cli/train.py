@@ -137,7 +137,7 @@ def _workloads(
     """
     from naspipe.core.config import Settings
     from naspipe.frontend.given.held_out import held_out_for
-    from naspipe.frontend.given.strategies import Asked, find_strategy_maker
+    from naspipe.frontend.given.strategies import Asked, check_draws, find_strategy_maker
     from naspipe.frontend.given.workloads import find_workload
 
     found: dict[tuple[str, str, str | None], Workload] = {}
@@ -164,6 +164,9 @@ def _workloads(
             policy=arguments.policy,
             bulk=arguments.bulk,
         )
+        check_draws(stream.sampler)
+        if any(each.startswith("warmup_steps=") for each in arguments.set):
+            defined.recipe.check_warmup(stream.steps)
         delay = defined.recipe.feedback_delay
         asked = Asked(seed=stream.seed, delay=delay, subnets=stream.steps)
         workloads.append(

@@ -183,6 +183,17 @@ class Recipe:
             "warmup_steps=0, as it says the rate of every step", self.warmup_steps,
         )  # fmt: skip
 
+    def check_warmup(self, steps: int) -> None:
+        """A warm-up that a caller asks for must end in a run of so many steps.
+
+        Raises:
+            ConfigError: when it does not.
+        """
+        expect(
+            self.warmup_steps <= steps, f"warmup_steps={self.warmup_steps}",
+            f"at most the run's steps={steps}, as the rate would never reach lr", self.warmup_steps,
+        )  # fmt: skip
+
     def settled(self, candidate_counts: Sequence[int]) -> Recipe:
         """The recipe for a space whose choice blocks have so many candidates."""
         if self.passes != ROUND:

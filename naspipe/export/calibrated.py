@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 
 import torch
@@ -16,9 +16,17 @@ from naspipe.runtime.evaluating.calibration import fresh_statistics, statistics_
 from naspipe.runtime.jobs.workload import Batches
 
 
-def first_with_statistics(chain: ModuleChain) -> str:
-    """The label of a subnet's first layer that keeps running statistics; empty without one."""
-    return next((each.label for each in chain.layers if statistics_of(each.module)), "")
+def layers_with_statistics(chain: ModuleChain) -> list[str]:
+    """The labels of a subnet's layers that keep running statistics."""
+    return [each.label for each in chain.layers if statistics_of(each.module)]
+
+
+def who_keep(labels: Sequence[str]) -> str:
+    """How a sentence about layers begins: the first of them, and how many others there are."""
+    others = len(labels) - 1
+    if not others:
+        return f"layer {labels[0]} keeps"
+    return f"layer {labels[0]} and {others} other{'s' * (others > 1)} keep"
 
 
 def calibrate(chain: ModuleChain, run: Run, data: Batches | None, batches: int) -> bool:

@@ -14,7 +14,7 @@ from naspipe.core.errors import ConfigError, InvariantError
 from naspipe.core.user_code import users_code
 from naspipe.export.assembly import ModuleChain, assemble, check_cuts, check_space
 from naspipe.export.calibrated import calibrate as take_statistics
-from naspipe.export.calibrated import first_with_statistics
+from naspipe.export.calibrated import layers_with_statistics, who_keep
 from naspipe.export.onnx_form import check_onnx, write_onnx
 from naspipe.export.pytorch_form import load_pytorch, same_outputs, write_pytorch
 from naspipe.frontend.display.watching import Told
@@ -90,9 +90,9 @@ def export_subnet(
     calibrated = calibrate or 0
     if not take_statistics(chain, run, data, calibrated):
         calibrated = 0
-        if calibrate is None and (mixed := first_with_statistics(chain)):
+        if calibrate is None and (mixed := layers_with_statistics(chain)):
             (observer or Told(NotesToStderr())).on_note(
-                f"layer {mixed} keeps running statistics, which are exported as all subnets left "
+                f"{who_keep(mixed)} running statistics, which are exported as all subnets left "
                 f"them; --calibrate 16 takes the subnet's own from batches of --data, 0 silences "
                 f"this"
             )
@@ -106,7 +106,7 @@ def check_place(path: Path, data: Batches | None, onnx: bool) -> None:
         ConfigError: for a directory in use, or ONNX without what it needs.
     """
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-        raise ConfigError(f"{path}: expected a new or empty directory; choose another with -o")
+        raise ConfigError(f"{path}: expected a new or empty directory; choose another --output")
     if onnx:
         check_onnx()
         if data is None:

@@ -25,6 +25,8 @@ NAMES: list[Case] = [
     (("cv.c9", "--data", "digits"), ("search space 'cv.c9'", "expected one of cv.c3", "nlp.c0")),
     (("cv.c3", "--scale", "huge"), ("scale 'huge'", "expected one of", "tiny", "small", "paper")),
     ((*MINE, "--sampler", "magic"), ("sampler 'magic'", "expected one of uniform", "spaced:W")),
+    ((*MINE, "--sampler", "random"), ("sampler 'random'", "(did you mean uniform?)")),
+    ((*MINE, "--set", "warmup_steps=9999"), ("warmup_steps=9999: expected at most", "steps=")),
     ((*MINE, "--sampler", "spaced:x"), ("spaced:8", "found W = 'x'")),
     ((*MINE, "--policy", "sync"), ("policy: expected csp", "found 'sync'")),
     ((*MINE, "--order", "random"), ("order: expected paper", "found 'random'")),

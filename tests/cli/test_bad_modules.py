@@ -15,7 +15,7 @@ from tests.cli.refusals import MODULE, Refusal, expect
         (f"{MODULE}:nowhere", ("expected module:attribute", "no attribute 'nowhere'")),
         ("no_such_module:space", ("expected module:attribute", "No module named")),
         (f"{MODULE}:number", ("expected a naspipe.Space, found int",)),
-        (f"{MODULE}:make", ("expected a naspipe.Space, found function",)),
+        (f"{MODULE}:make", ("found function; call it in the module, space = make(...), and name",)),
         (f"{MODULE}:", ("expected module:attribute",)),
         (f"{MODULE}:tied", ("layers a and b share one parameter", "make its own")),
         (f"{MODULE}:no_module", ("layer stem: expected", "torch.nn.Module, found int")),

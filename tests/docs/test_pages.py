@@ -175,3 +175,9 @@ def test_every_protocol_is_on_the_page_of_ports() -> None:
     assert set(protocols().items()) - listed == set()
     ports = set(protocols().values())
     assert {row for row in listed if row[1] in ports} - set(protocols().items()) == set()
+
+
+def test_the_index_says_where_files_of_tests_are() -> None:
+    """Pages name them, and an installed release has none."""
+    said = (ROOT / "docs" / "index.md").read_text("utf-8")
+    assert "are in the repository. An installed release has none" in said

@@ -43,7 +43,7 @@ def test_the_messages() -> None:
     )
     for words in (
         "; expected one shape, as ", "takes only the second, found", "this run gains little from ",
-        "every step reads layer ", "are alike, ", "to be a factory, found ", " share one ",
+        "every step reads layer ", "are alike", "to be a factory, found ", " share one ",
         ", called with ", "the profile of layer ", "norms=deferred, or ",
         "with GroupNorm in the place of its ",
     ):  # fmt: skip

@@ -10,6 +10,7 @@ import torch
 
 import naspipe as npp
 from naspipe.cli.main import main
+from naspipe.export.calibrated import who_keep
 from naspipe.export.pytorch_form import load_pytorch
 from naspipe.runtime.evaluating.batch_sums import batch_sums
 from naspipe.search.scores import scores_of
@@ -74,6 +75,12 @@ def test_statistics_of_all_subnets_are_told_of(run, tmp_path, capsys):
     words = ["--subnet", ",".join(map(str, choices))]
     exported(run, tmp_path / "command", *words)
     assert "--calibrate 16 takes the subnet's own" in capsys.readouterr().err
+
+
+def test_layers_that_keep_statistics_are_counted():
+    assert who_keep(["stem"]) == "layer stem keeps"
+    assert who_keep(["stem", "0.1"]) == "layer stem and 1 other keep"
+    assert who_keep(["stem", "0.1", "1.0", "head"]) == "layer stem and 3 others keep"
 
 
 def test_a_search_of_averages_is_exported_with_them(run, tmp_path):

@@ -67,7 +67,9 @@ def test_another_space_than_the_run_s(tmp_path):
         naspipe.export_subnet(naspipe.Run(other, run.directory.path), (0, 0), tmp_path / "out")
     (tmp_path / "out").mkdir()
     (tmp_path / "out/kept").touch()
-    with pytest.raises(naspipe.ConfigError, match="new or empty directory"):
+    with pytest.raises(
+        naspipe.ConfigError, match="new or empty directory; choose another directory="
+    ):
         naspipe.export_subnet(run, (0, 0), tmp_path / "out")
     with pytest.raises(naspipe.ConfigError, match="expected 2 choices"):
         naspipe.export_subnet(run, (0,), tmp_path / "other")

@@ -1,1 +1,1 @@
-"""How calls are answered: keywords that are not known, messages as keywords; no message itself."""
+"""How calls are answered: keywords they lack, messages in Python's words; no message itself."""

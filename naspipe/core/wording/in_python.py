@@ -18,6 +18,7 @@ from naspipe.core.config import Definition, Execution, Recipe
 from naspipe.core.errors import NaspipeError
 from naspipe.core.settings.declare import declared
 from naspipe.core.wording.known_keywords import check_keywords
+from naspipe.core.wording.one_line import in_one_line
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -36,6 +37,7 @@ _ARGUMENTS = {
             "validate",
         )
     },
+    "--output": "directory=",
     "--resume": "resume=True",
     "--resume-if-exists": "resume='if_exists'",
     "--onnx": "onnx=True",
@@ -51,6 +53,8 @@ _SET = re.compile(
 )
 _VALUES = r"\d[\w.]*|[A-Z][A-Z_:]*|cpu|cuda|auto|paper|loss|top1|bleu|profiled"
 _OPTION = re.compile(rf"(?P<option>--[a-z][a-z0-9-]*)(?: (?P<value>{_VALUES})(?![\w-]))?")
+_OBJECTS = {"MODULE:FUNCTION": "FUNCTION"}
+"""What stands for a value where Python takes the object itself."""
 _BEFORE_COLON = re.compile(r"\b([a-z_]+)=:")
 """A keyword that a message begins with has no value behind it."""
 _NUMBER = re.compile(r"-?\d+(\.\d+)?(e-?\d+)?|\[.*\]|True|False|[A-Z][A-Z_:]*|\.\.\.")
@@ -68,16 +72,23 @@ def in_python(text: str) -> str:
 
 
 def says_keywords(function: Callable[P, T]) -> Callable[P, T]:
-    """The function, whose errors are said in Python's keywords, and which knows its own."""
+    """The function, whose errors are said in Python's keywords, and which knows its own.
+
+    A second signal, which ends a run at once, is said in one line.
+    """
 
     @wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> T:
-        check_keywords(function, f"naspipe.{function.__name__}", kwargs)
+        check_keywords(function, f"naspipe.{function.__name__}", kwargs, len(args))
         try:
             return function(*args, **kwargs)
         except NaspipeError as error:
             error.args = (in_python(str(error)),)
             raise
+        except KeyboardInterrupt as error:
+            if not error.args:  # the user's own, or Python's
+                raise
+            raise in_one_line(KeyboardInterrupt(in_python(str(error)))) from None
 
     return called
 
@@ -106,6 +117,7 @@ def _keyword(match: re.Match[str]) -> str:
     if said is None:
         return match[0]
     if said.endswith("="):
+        value = _OBJECTS.get(value, value) if option in _ARGUMENTS else value
         return said + _literal(value) if value else said
     if said.endswith("(...)") and value:
         return said.replace("...", value)

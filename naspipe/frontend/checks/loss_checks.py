@@ -53,6 +53,29 @@ def given_fields(loss: Loss, names: Iterable[str] | None) -> tuple[str, ...]:
     return () if listed == loss_fields(loss) else listed
 
 
+def check_is_loss(loss: object, what: str = "loss") -> None:
+    """A loss must be a function, or what is called as one.
+
+    Args:
+        loss: what was given.
+        what: how the caller's argument is called.
+
+    Raises:
+        ConfigError: for a name or a class, with what to write.
+    """
+    if isinstance(loss, str):
+        raise ConfigError(
+            f"{what}: expected a function of (output, target), found the text {loss!r:.40}; write "
+            f"the loss itself, as in torch.nn.CrossEntropyLoss()"
+        )
+    if isinstance(loss, type):
+        name = loss.__name__
+        raise ConfigError(
+            f"{what}: expected a function of (output, target), found the class {name}; write "
+            f"{name}(...), which makes one"
+        )
+
+
 def given_metrics(metrics: Mapping[str, Metric] | None) -> dict[str, Metric]:
     """Metrics by name.
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from torch.nn import Embedding
+
 from naspipe.core.config import Execution
+from naspipe.core.rules import Lag
 from naspipe.core.space import Block, Space
 from naspipe.core.subnet import Subnet
 from naspipe.frontend.checks.input_checks import keeps_statistics
@@ -94,16 +97,17 @@ def _held(workload: Workload, execution: Execution, found: HeldBack) -> str:
             f"{head}most subnets share a layer with the one before; use a sampler that spaces "
             f"them (spaced:W), more candidates, or several streams (docs/schedule.md)"
         )
-    return f"{head}{'; and '.join(reasons)} (docs/rules.md)"
+    return f"{head}{'; and '.join(reasons)}; this changes what is trained, see docs/rules.md"
 
 
 def _layer(workload: Workload, block: int, workers: int) -> str:
     space = workload.space
-    name, rule = space.labels[block], f"lag({workers})"
+    name, rule = space.labels[block], _late(workload, block, workers)
     if isinstance(space.blocks[block], Block):
+        predicts = ", predicts=True" * rule.predicts
         return (
             f"block {name} has one candidate only, so every step reads what the one before wrote: "
-            f"make it npp.Shared(NAME, ..., rule=npp.Lag({workers}))"
+            f"make it npp.Shared(NAME, ..., rule=npp.Lag({rule.subnets}{predicts}))"
         )
     todo = f'--set "rule.{name}={rule}"'
     norm = _norm(space, block)
@@ -113,6 +117,15 @@ def _layer(workload: Workload, block: int, workers: int) -> str:
         f"every step reads layer {name} (exact) behind the WRITE of the one before: use {todo}, or "
         f"frozen"
     )
+
+
+def _late(workload: Workload, block: int, workers: int) -> Lag:
+    """What docs/rules.md recommends for a layer in front."""
+    parts = sketch(workload.space, block, 0).modules()
+    if any(isinstance(part, Embedding) for part in parts):
+        return Lag(8)
+    is_spaced = workload.definition.sampler.startswith("spaced:")
+    return Lag(3 if is_spaced and workers >= 4 else 1, predicts=True)
 
 
 def _norm(space: Space, block: int) -> str | None:

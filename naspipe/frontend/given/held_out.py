@@ -85,8 +85,8 @@ def held_out_of(data: Batches) -> Batches:
     validation: Callable[..., Any] | None = getattr(data, "validation", None)
     if not callable(validation):
         raise ConfigError(
-            f"data of your own: expected their attribute validation, {_OWN}, found none; give it, "
-            f"or --validation MODULE:FUNCTION"
+            f"held-out data: expected {_OWN}, found none; give --validation MODULE:FUNCTION, or "
+            f"your data an attribute validation"
         )
     return validation
 

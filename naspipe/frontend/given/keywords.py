@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import signature
-from typing import Any, NamedTuple
+from textwrap import fill
+from typing import Any, NamedTuple, TypeVar
 
 from naspipe.core.config import DATA_SIZES, MOMENTUM, Execution, Recipe
 from naspipe.core.errors import ConfigError
 from naspipe.core.rules import Every, Exact, Frozen, Lag, Rule, parse_rule
 from naspipe.core.settings.declare import declared, groups
 from naspipe.core.wording.known_keywords import did_you_mean
+
+Call = TypeVar("Call", bound=Callable[..., Any])
 
 KEYWORDS = "keywords"
 """What messages call whatever was not said in a mapping."""
@@ -28,6 +31,31 @@ _ELSEWHERE = {
     "loss_fields": "in the training alone, whose run has them",
 }
 """Settings of the command line that belong to objects in Python."""
+
+_OF_DATA = "in the data, as in npp.from_dataset(dataset, {}=...)"
+_MEANT = {
+    **{
+        key: _OF_DATA.format(own)
+        for key, own in (
+            ("batch_size", "batch_size"), ("shuffle", "shuffle"), ("drop_last", "drop_last"),
+            ("collate_fn", "collate_fn"), ("num_workers", "workers"), ("workers", "workers"),
+        )
+    },
+    **dict.fromkeys(
+        ("epochs", "num_epochs", "max_epochs"),
+        "in optimizer steps, as in steps=epochs * len(dataset) // batch_size",
+    ),
+    **dict.fromkeys(("learning_rate", "max_lr"), "as lr=..."),
+    "scheduler": "as schedule='cosine', or as lr=FUNCTION, which returns the rate of a step",
+}  # fmt: skip
+"""What other trainers call it, and where that goes."""
+
+_MEANT_IN_SEARCH = {
+    **dict.fromkeys(
+        ("steps", "epochs", "num_epochs", "trials"), "as budget=..., how many subnets are judged"
+    ),
+    "batch_size": _MEANT["batch_size"],
+}
 
 
 class Stated(NamedTuple):
@@ -67,6 +95,21 @@ class Stated(NamedTuple):
         """All but the execution, by their keys."""
         rules = {f"rule.{name}": rule for name, rule in self.rules.items()}
         return {**self.recipe, **rules, **{f"optimizer.{k}": v for k, v in self.options.items()}}
+
+
+def tells_settings(*keys: str) -> Callable[[Call], Call]:
+    """Add the first sentence of what some settings are declared to be to a call's help."""
+
+    def told(call: Call) -> Call:
+        known = {**declared(Recipe), **declared(Execution)}
+        said = (f"{key}: {known[key].help.partition('. ')[0].rstrip('.')}." for key in keys)
+        lines = [
+            fill(each, 96, initial_indent=" " * 8, subsequent_indent=" " * 12) for each in said
+        ]
+        call.__doc__ = "\n".join((f"{call.__doc__}\n    Common settings:", *lines, ""))
+        return call
+
+    return told
 
 
 def gathered(
@@ -115,7 +158,7 @@ def _is_known(key: object, known: Sequence[str]) -> bool:
 
 
 def _unknown(
-    key: object, where: str, call: str, arguments: Iterable[str], known: Iterable[str]
+    key: object, where: str, call: str, arguments: Sequence[str], known: Iterable[str]
 ) -> ConfigError:
     text = f"{key!s:.80}"
     if text in arguments:
@@ -125,6 +168,9 @@ def _unknown(
         )
     if text in _ELSEWHERE:
         return ConfigError(f"{text}: expected it {_ELSEWHERE[text]}, found it in {where}")
+    meant = _MEANT if "steps" in arguments else _MEANT_IN_SEARCH
+    if text in meant:
+        return ConfigError(f"{text}: expected it {meant[text]}, found it in {where}")
     if text in _options_of_optimizers() and "optimizer_options" in {*arguments, *known}:
         return ConfigError(
             f"{text}: expected it in optimizer_options={{{text!r}: ...}}, found it in {where}"

@@ -78,6 +78,19 @@ def find_strategy_maker(sampler: Any, space: Space, asked: Asked) -> StrategyMak
     return lambda: OwnDraws(partial(make, counts, seed), seed)
 
 
+def check_draws(sampler: Any) -> None:
+    """What trains is drawn by a sampler, or proposed by what learns from scores.
+
+    Raises:
+        ConfigError: for a search's random draws, which would wait for scores and learn nothing.
+    """
+    if sampler == "random":
+        raise ConfigError(
+            "sampler 'random': expected one of uniform, fair, spaced:W, ..., found the name of a "
+            "search's strategy (did you mean uniform?)"
+        )
+
+
 def name_of(strategy: Any) -> str:
     """What a definition calls it."""
     return strategy if isinstance(strategy, str) else type(strategy).__qualname__

@@ -17,7 +17,7 @@ from naspipe.core.user_code import import_attribute
 from naspipe.data.registry import find_entry, has_known_prefix, names_of_kind, open_data
 from naspipe.frontend.checks.data_checks import check_batch, check_is_data
 from naspipe.frontend.checks.input_checks import check_layers
-from naspipe.frontend.checks.loss_checks import given_fields, given_metrics
+from naspipe.frontend.checks.loss_checks import check_is_loss, given_fields, given_metrics
 from naspipe.frontend.checks.optimizer_checks import check_optimizer
 from naspipe.frontend.given.joined_end import END, joined_end
 from naspipe.runtime.jobs.workload import Batches, Workload
@@ -110,7 +110,12 @@ def find_space(name: str) -> Space:
     """
     space = import_attribute(name)
     if not isinstance(space, Space):
-        raise ConfigError(f"{name}: expected a naspipe.Space, found {type(space).__name__}")
+        module, _, attribute = name.partition(":")
+        todo = ""
+        if callable(space) and not hasattr(space, "named_parameters"):
+            own = "space" if attribute != "space" else "my_space"
+            todo = f"; call it in the module, {own} = {attribute}(...), and name {module}:{own}"
+        raise ConfigError(f"{name}: expected a naspipe.Space, found {type(space).__name__}{todo}")
     return space
 
 
@@ -131,6 +136,7 @@ def _own(
         )
     module = sys.modules[name.partition(":")[0]]
     loss = getattr(module, "loss", None) or nn.CrossEntropyLoss()
+    check_is_loss(loss, f"{name}: its module's loss")
     if not callable(loss):
         raise ConfigError(
             f"{name}: expected the module's loss to be a function of (output, target), "

@@ -9,6 +9,7 @@ from typing import Any
 from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
 from naspipe.core.settings.declare import declared, groups
+from naspipe.frontend.checks.loss_checks import check_is_loss
 from naspipe.frontend.display.search_progress import SearchProgress
 from naspipe.frontend.given.held_out import judged_by, part_of
 from naspipe.frontend.given.keywords import gathered
@@ -64,6 +65,7 @@ def search_subnets(
         ConfigError: for input that cannot be used.
         StageFailedError: when a layer, the data or the loss raises in any stage.
     """
+    check_is_loss(loss)
     given, strategy = strategy, name_of(strategy)
     said = {"keywords": {"stages": stages, **more}, "settings": settings, "execution": execution}
     chosen_options, how = _stated(strategy, options=options, **said)

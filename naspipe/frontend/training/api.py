@@ -15,11 +15,11 @@ from naspipe.core.space import Space
 from naspipe.core.wiring import Tap
 from naspipe.frontend.checks.data_checks import check_is_data
 from naspipe.frontend.checks.input_checks import check_is_space
-from naspipe.frontend.checks.loss_checks import given_fields, given_metrics
+from naspipe.frontend.checks.loss_checks import check_is_loss, given_fields, given_metrics
 from naspipe.frontend.display.watching import watching
-from naspipe.frontend.given.keywords import Stated
+from naspipe.frontend.given.keywords import Stated, tells_settings
 from naspipe.frontend.given.run import Run
-from naspipe.frontend.given.strategies import Asked, find_strategy_maker, name_of
+from naspipe.frontend.given.strategies import Asked, check_draws, find_strategy_maker, name_of
 from naspipe.frontend.teaching.joined import join
 from naspipe.frontend.teaching.ports import MakesTeacher
 from naspipe.frontend.training.beginnings import asked_resume
@@ -31,6 +31,10 @@ from naspipe.runtime.jobs.workload import Batches, Workload
 from naspipe.runtime.wire.ports import LaunchObserver
 
 
+@tells_settings(
+    "validate_every", "checkpoint_every", "schedule", "warmup_steps", "passes", "clip_layer_norm",
+    "memory_budget", "device", "threads",
+)  # fmt: skip
 def train(
     space: Space, data: Batches, loss: Loss, *, steps: int | None = None,
     optimizer: Optimizer | None = None, lr: Rate | None = None,
@@ -51,8 +55,8 @@ def train(
         data: pure; ``data(seed, sequence_id)`` returns named tensors, batch dimension first.
         loss: called with the last block's outputs and the batch fields of ``loss_fields``.
         steps: optimizer steps, of one subnet each unless ``passes`` say otherwise. Needed.
-        optimizer: a ``torch.optim`` class by name (SGD), or one of your own, or a function; gets
-            parameters, ``lr`` (0.05; a function of the step, too) and ``optimizer_options``.
+        optimizer: a ``torch.optim`` class by name (SGD), or your own; gets ``optimizer_options``.
+        lr: the rate (0.05), which ``schedule`` changes; or a function from a step to its rate.
         sampler: ``uniform`` (default), ``fair``, ``spaced:W``, ``file:PATH``; or a strategy.
         seed: of the stream, the parameters and every random draw.
         stages: processes; 1 trains in this one.
@@ -69,7 +73,7 @@ def train(
         metrics: functions by name, called as the loss is; each gives one number, which is recorded.
         init_from: weights to begin with: a run, state dict, file or modules (docs/optimizers.md).
         progress: False shows none, but notes on stderr; True shows it beside an observer, too.
-        more: settings as keywords, as in ``memory_budget="2x"``, ``passes=2`` (micro-batches).
+        more: every other setting as a keyword: the common ones are below, all in docs/settings.md.
 
     Raises:
         ConfigError: for input that cannot be used; nothing is written then.
@@ -119,6 +123,7 @@ def workload(
     """
     check_is_space(space)
     check_is_data(data)
+    check_is_loss(loss)
     if held_out is not None:
         check_is_data(held_out, "held_out")
     measured = given_metrics(metrics)
@@ -135,6 +140,7 @@ def workload(
     if init_from is not None:
         space, begun = begin_with(space, init_from)
     sampler = (file.sampler or "uniform") if sampler is None else sampler
+    check_draws(sampler)
     asked = Asked(seed=seed, delay=chosen.feedback_delay, subnets=steps)
     make_strategy = find_strategy_maker(sampler, space, asked)
     name = name_of(sampler)

@@ -15,6 +15,7 @@ from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
 from naspipe.core.subnet import Subnet
 from naspipe.frontend.checks.data_checks import check_same_data
+from naspipe.frontend.checks.made_of_checks import check_made_of
 from naspipe.frontend.training.generations import check_resumable
 from naspipe.frontend.training.stream_jobs import choices_of, comes_new
 from naspipe.runtime.jobs.workload import Workload
@@ -86,6 +87,7 @@ def take_over(
         choices = None if comes_later else choices_of(workload, subnets)
         earlier.append(check_resumable(directory, workload.definition, choices))
         check_same_data(directory, workload, earlier[-1])
+        check_made_of(directory, workload)
         _check_settings(directory, workload, earlier[-1])
         stack.enter_context(Claim(directory.path))
     return earlier

@@ -60,21 +60,38 @@ def given_recipe(recipe: str | Path | Mapping[str, Any] | None, said: Stated, st
             f"{type(options).__name__}"
         )
     fields["optimizer_options"] = {**options, **said.options}
+    _check_schedule(fields.get("schedule", ""), "schedule")
     says_rate = "lr" in fields or "lr" in file.values
     if "lr" in fields:
         fields.update(_rated(fields["lr"], steps))
     made = replace(base, **fields)
+    if "warmup_steps" in fields:
+        made.check_warmup(steps)
     return made if says_rate else replace(made, lr=_own_rate(made))
 
 
 def _rated(rate: Any, steps: int) -> dict[str, Any]:
     """The settings that stand for a rate; one by step is a schedule that multiplies 1."""
+    _check_schedule(rate, "lr")
     if isinstance(rate, Mapping):
         return {"lr": 1.0, "schedule": table_text(rate)}
     if callable(rate):
         with users_code("lr: expected a function from a step to its rate, found"):
             return {"lr": 1.0, "schedule": schedule_of(rate, steps)}
     return {"lr": rate}
+
+
+def _check_schedule(given: Any, what: str) -> None:
+    """Raises ConfigError for a scheduler of torch's, and a function in the place of a name."""
+    kind = given if isinstance(given, type) else type(given)
+    todo = "write schedule='cosine' or another name, or lr=FUNCTION, which returns a step's rate"
+    if issubclass(kind, torch.optim.lr_scheduler.LRScheduler):
+        raise ConfigError(
+            f"{what}: expected no scheduler of torch's, which belongs to one optimizer of a whole "
+            f"network, found {kind.__name__}; {todo}"
+        )
+    if what == "schedule" and callable(given):
+        raise ConfigError(f"{what}: expected a name, as in 'cosine', found a function; {todo}")
 
 
 def _own_rate(recipe: Recipe) -> float:

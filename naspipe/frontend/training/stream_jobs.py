@@ -16,6 +16,7 @@ from naspipe.core.subnet import Subnet
 from naspipe.frontend.checks.data_checks import check_batch
 from naspipe.frontend.checks.input_checks import check_grouping, check_layers
 from naspipe.frontend.checks.loss_checks import check_loss
+from naspipe.frontend.checks.made_of_checks import record_made_of
 from naspipe.frontend.checks.optimizer_checks import check_optimizer
 from naspipe.frontend.given.drawn_source import DrawnSource, first_choices
 from naspipe.frontend.given.pass_streams import draw_passes, filled
@@ -146,6 +147,8 @@ def begin_record(stream: StreamJob, manifest: Mapping[str, Any]) -> None:
         reserve(stream.directory, manifest)
         with writing(stream.directory.stream):
             write_stream(stream.directory.stream, choices_of(stream.workload, subnets))
+        with writing(stream.directory.made_of):
+            record_made_of(stream.directory, stream.workload)
         with writing(stream.directory.manifest):
             stream.directory.write_manifest(dict(manifest))
     except StorageError:

@@ -19,6 +19,7 @@ from naspipe.data.keyed.loader_pool import close_all
 from naspipe.frontend.checks.device_checks import check_data_path, check_device, check_shared_gpus
 from naspipe.frontend.checks.input_checks import check_taught
 from naspipe.frontend.checks.limit_checks import check_limits
+from naspipe.frontend.checks.made_of_checks import untold_notes
 from naspipe.frontend.given.drawn_source import is_drawn_beside, why_known
 from naspipe.frontend.given.gain_notes import gain_notes
 from naspipe.frontend.given.run_plan import make_plan, planning_costs
@@ -147,8 +148,8 @@ class Training:
                 device = self.execution.hardware.device
                 check_shared_gpus(device, plan.memory.budgets, self._gpus.memory_bytes)
             full = how_full(self.workloads, costs, self.execution.pipeline.stages)
-            gains = gain_notes(self.workloads, self.execution, subnets, costs)
-            for said in filter(None, [full, *gains]):
+            notes = [full, *gain_notes(self.workloads, self.execution, subnets, costs)]
+            for said in filter(None, notes):
                 self.observer.on_note(said)
             job = self.job(plan, costs)
             beside, count = self._beside(), len(job.streams)
@@ -260,21 +261,21 @@ class Training:
             check_tensorboard()
         check_metrics_server(self.execution.records)
         check_taught(self.workloads, self.taps)
-        for workload, is_drawn in zip(self.workloads, self.drawn_beside, strict=True):
+        streams = list(zip(self.workloads, self.drawn_beside, strict=True))
+        for workload, is_drawn in streams:
             if not is_drawn and (said := why_known(workload, self.execution.pipeline.order)):
                 self.observer.on_note(said)
         subnets = [
             check_stream(StreamId(number), workload, self.execution, is_drawn)
-            for number, (workload, is_drawn) in enumerate(
-                zip(self.workloads, self.drawn_beside, strict=True)
-            )
+            for number, (workload, is_drawn) in enumerate(streams)
         ]
-        for workload in self.workloads:
-            if said := check_validation(workload, self.execution):
-                self.observer.on_note(said)
+        note = self.observer.on_note
+        validating = [check_validation(each, self.execution) for each in self.workloads]
+        for said in filter(None, (*validating, *untold_notes(self.workloads))):
+            note(said)
         if self.others is None:
             check_endpoints(self.execution)
-        device, note = self.execution.hardware.device, self.observer.on_note
+        device = self.execution.hardware.device
         for said in check_spaces(self.workloads, subnets, self.taps, device, note):
             note(said)
         return subnets

@@ -45,12 +45,12 @@ def _given(loss: object) -> Iterator[tuple[str, str]]:
         usual = {each.name: each.default for each in parameters}
         given = {name: getattr(loss, name) for name in usual if hasattr(loss, name)}
     for name, value in given.items():
-        text = _text(value)
-        if text and text != _text(usual.get(name, inspect.Parameter.empty)):
+        text = text_of(value)
+        if text and text != text_of(usual.get(name, inspect.Parameter.empty)):
             yield name, text
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
     """Of a value that can be told apart by a text; empty for others."""
     if isinstance(value, _PLAIN):
         return repr(value)

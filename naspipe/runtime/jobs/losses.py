@@ -89,8 +89,8 @@ def smoothed(loss: Loss, label_smoothing: float) -> Loss:
     own = loss.label_smoothing  # type: ignore[attr-defined]
     if own not in (0, label_smoothing):
         raise ConfigError(
-            f"label_smoothing={label_smoothing:g}: expected a loss without smoothing of its own, "
-            f"found {name_of_loss(loss)} with label_smoothing={own:g}; say one of the two"
+            f"label_smoothing={label_smoothing:g}: expected it to be given once, found "
+            f"{own:g} in {name_of_loss(loss)}(label_smoothing={own:g}), too; leave one of them out"
         )
     changed: Any = copy.copy(loss)
     changed.label_smoothing = label_smoothing

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -12,11 +12,13 @@ from torch import nn
 from naspipe.core.space import Block, Space
 from naspipe.planning.cost import first_of_kind
 from naspipe.runtime.measuring.sketched import SketchedLayers
+from naspipe.runtime.measuring.structures import without_addresses
 
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _TORCHS = {*nn.Module().__dict__}
 """What every module has, whatever it computes."""
 _HOOKS = [name for name in _TORCHS if name.endswith("_hooks")]
+_LONGEST = 400
+"""Characters of a module that are shown."""
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.Size)
 
 
@@ -34,13 +36,20 @@ def alike_note(space: Space, layers: SketchedLayers) -> str | None:
     module = layers.module(block, last)
     others = sum(twin in found for twin in twins) - 1
     more = f" (and so in {others} more block{'s' * (others > 1)})" if others else ""
-    shown = " ".join(repr(module).split())
+    shown = shorten(without_addresses(repr(module)), _LONGEST, placeholder=" ...")
+    k = _variable(space.blocks[block].candidates[last])
     return (
         f"block {space.labels[block]}: candidates {', '.join(map(str, first))} and {last} are "
-        f"alike, {shown:.80}{more}: a factory made in a loop reads the loop's variable when it "
-        f"is called, so bind it, lambda k=k: ...; for the same layer twice say "
+        f"alike{more}: each makes {shown}; a factory made in a loop reads the loop's variable when "
+        f"it is called, so write lambda {k}={k}: ...; if one layer twice is meant, say "
         f"Block(..., alike=True)"
     )
+
+
+def _variable(factory: object) -> str:
+    """What a factory reads from around it, as the variable of a loop."""
+    code = getattr(factory, "__code__", None)
+    return code.co_freevars[0] if code and len(code.co_freevars) == 1 else "k"
 
 
 def _alike(space: Space, layers: SketchedLayers, position: int) -> list[int]:
@@ -64,7 +73,7 @@ def _alike(space: Space, layers: SketchedLayers, position: int) -> list[int]:
 def _described(module: nn.Module) -> str:
     tensors = [*module.named_parameters(), *module.named_buffers()]
     forms = [(name, tuple(each.shape), each.dtype) for name, each in tensors]
-    return f"{_ADDRESS.sub('', repr(module))} {forms}"
+    return f"{without_addresses(repr(module))} {forms}"
 
 
 def _are_alike(one: nn.Module, other: nn.Module) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cached_property
@@ -23,13 +22,11 @@ from naspipe.planning.cost import CostTable, LayerCost, first_of_kind
 from naspipe.runtime.devices.environment import describe_environment
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.measuring.layer_sizes import sketch
+from naspipe.runtime.measuring.structures import without_addresses
 from naspipe.trace.storage.whole_files import write_json
 
 FORMAT = 1
 """Of the file and of what is measured; a file of another format is measured anew."""
-
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-"""In the repr of a module that holds a function: another one in every process."""
 
 _LARGEST = 1 << 62
 
@@ -145,7 +142,7 @@ def _kind(space: Space, block: int) -> list[object]:
 
 def _described(module: nn.Module) -> object:
     tensors = chain(module.named_parameters(), module.named_buffers())
-    return _ADDRESS.sub("", repr(module)), [(name, *_form(tensor)) for name, tensor in tensors]
+    return without_addresses(repr(module)), [(name, *_form(tensor)) for name, tensor in tensors]
 
 
 def _form(tensor: torch.Tensor) -> tuple[object, ...]:

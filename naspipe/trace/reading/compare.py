@@ -21,6 +21,7 @@ from naspipe.trace.reading.differences import (
     log_differences,
     loss_differences,
 )
+from naspipe.trace.reading.made_of import first_unlike, read_made_of
 from naspipe.trace.results.losses_file import Loss, iterate_losses
 from naspipe.trace.results.run_directory import RunDirectory
 from naspipe.trace.results.run_state import run_state
@@ -204,7 +205,20 @@ def _reason(reference: RecordedRun, run: RecordedRun) -> str:
                 f"different runs: {part}.{key} is {one} in {reference.path}, {other} in {run.path}"
                 f"{more}\n{_advice(key, one)}"
             )
-    return _stream_reason(reference, run)
+    return _made_reason(reference, run) or _stream_reason(reference, run)
+
+
+def _made_reason(reference: RecordedRun, run: RecordedRun) -> str:
+    """One definition's names can stand for other layers, and for other captured values."""
+    one, other = (read_made_of(side.directory.made_of) for side in (reference, run))
+    unlike = one and other and first_unlike(reference.manifest["space"], one, other)
+    if not unlike:
+        return ""
+    aside = f" ({unlike.aside})" if unlike.aside else ""
+    return (
+        f"different runs: the definition's {unlike.what} is {unlike.one} in {reference.path}, "
+        f"{unlike.other} in {run.path}{aside}\n{_advice(unlike.what, unlike.one)}"
+    )
 
 
 _FLAGS = ("steps", "seed", "sampler", "policy", "scale")

@@ -54,6 +54,11 @@ class RunDirectory:
         return self.path / "stream.jsonl"
 
     @property
+    def made_of(self) -> Path:
+        """Texts of the layers, and what functions capture; earlier runs have none."""
+        return self.path / "made_of.json"
+
+    @property
     def metrics(self) -> Path:
         """What was known while it went, a line per pass; see :mod:`.metrics_file`."""
         return self.path / "metrics.jsonl"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
+import traceback
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,7 @@ ELSEWHERE = {
         ("use --momentum TAU", "use teacher=naspipe.Momentum(TAU)"),
         ("found none of --teacher", "found none of teacher=naspipe.Teacher(...)"),
         ("run naspipe train --resume x; --resume", "run naspipe train --resume x; resume=True"),
+        ("give --validation MODULE:FUNCTION, or", "give held_out=FUNCTION, or"),
         ("with --no-such-thing 3", "with --no-such-thing 3"),
         ("a --stages b\nTraceback:\n x(--stages)", "a stages= b\nTraceback:\n x(--stages)"),
     ],
@@ -94,3 +97,34 @@ def test_every_option_that_a_message_names_has_a_keyword():
     for path, text in found:
         for option in re.findall(r"--[a-z][a-z-]*", in_python(text)):
             assert option in ELSEWHERE or re.search("naspipe |torchrun ", text), f"{path}: {text}"
+
+
+def test_a_second_signal_is_said_in_one_line(monkeypatch, capsys):
+    """A traceback of naspipe's would hide how to go on."""
+    others = []
+    monkeypatch.setattr(sys, "excepthook", lambda *each: others.append(each))
+
+    @says_keywords
+    def ended():
+        raise KeyboardInterrupt("ended at once by a second signal; go on with --resume")
+
+    with pytest.raises(KeyboardInterrupt, match="go on with resume=True") as found:
+        ended()
+    sys.excepthook(found.type, found.value, found.tb)
+    assert found.value.__suppress_context__ and len(traceback.extract_tb(found.tb)) == 2
+    said = "naspipe: ended at once by a second signal; go on with resume=True\n"
+    assert (capsys.readouterr().err, others) == (said, [])
+    sys.excepthook(ValueError, ValueError("x"), None)
+    assert len(others) == 1
+
+
+def test_an_interruption_of_the_users_stays_as_it_is(monkeypatch):
+    hook = sys.excepthook
+
+    @says_keywords
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert sys.excepthook is hook

@@ -51,6 +51,15 @@ def test_every_keyword_of_what_takes_settings(call, settings):
             call(npp.Space("one", [npp.Shared("a", list)]), dict, len, **how, **{f"{key}x": 1})
 
 
+@pytest.mark.parametrize(("given", "said"), [
+    ({"predict": True}, r"did you mean predicts\?\); write subnets=..., predicts=True; expected"),
+    ({"predict": object(), "subnets": 1}, r"\(did you mean predicts\?\); write predicts=...; exp"),
+])  # fmt: skip
+def test_what_to_write(given, said):
+    with pytest.raises(ConfigError, match=said):
+        npp.Lag(**given)
+
+
 def test_all_that_is_handed_out_is_tried():
     of_settings = {*TAKES_MORE, npp.Execution}
     known = {each for each in CALLS if callable(each)} | of_settings

@@ -58,16 +58,26 @@ def late():
 def test_a_loops_variable_that_is_read_too_late():
     once = npp.Block([nn.Identity, *late()])
     assert note(once, npp.Block([lambda k=k: Conv(k) for k in (3, 5)]), once, once) == (
-        "block 0: candidates 1 and 2 are alike, Conv( (conv): Conv2d(8, 8, kernel_size=(5, 5), "
-        "stride=(1, 1), padding=(2, 2)) ) (and so in 2 more blocks): a factory made in a "
-        "loop reads the loop's variable when it is called, so bind it, lambda k=k: ...; for the "
-        "same layer twice say Block(..., alike=True)"
+        "block 0: candidates 1 and 2 are alike (and so in 2 more blocks): each makes Conv( (conv): "
+        "Conv2d(8, 8, kernel_size=(5, 5), stride=(1, 1), padding=(2, 2)) ); a factory made in a "
+        "loop reads the loop's variable when it is called, so write lambda k=k: ...; if one layer "
+        "twice is meant, say Block(..., alike=True)"
     )
+
+
+def test_a_loops_variable_has_its_name_and_a_long_layer_is_whole():
+    def wide():
+        for width in (4, 8):
+            yield lambda: nn.Sequential(*[nn.Linear(width, width) for _ in range(3)])  # noqa: B023
+
+    said = note(npp.Block(list(wide())))
+    assert said.count("Linear(in_features=8, out_features=8, bias=True)") == 3
+    assert "; a factory made in" in said and "lambda width=width: ...;" in said
 
 
 def test_all_that_are_alike_are_listed():
     three = [lambda: nn.Linear(8, 8) for _ in range(3)]
-    assert "block 0: candidates 0, 2 and 4 are alike, Linear(" in note(
+    assert "block 0: candidates 0, 2 and 4 are alike: each makes Linear(" in note(
         npp.Block([three[0], nn.Identity, three[1], nn.ReLU, three[2], nn.ReLU])
     )
 

@@ -63,8 +63,8 @@ def only(*blocks, **how) -> str:
 def test_an_exact_stem():
     assert only(stem(), *choices()) == (
         "this run gains little from 2 stages: at most 1.0 can be busy, as every step reads layer "
-        'stem (exact) behind the WRITE of the one before: use --set "rule.stem=lag(2)", or frozen '
-        "(docs/rules.md)"
+        'stem (exact) behind the WRITE of the one before: use --set "rule.stem=lag(1,predict)", or '
+        "frozen; this changes what is trained, see docs/rules.md"
     )
 
 
@@ -79,23 +79,29 @@ def test_a_head_that_costs_little_is_left_alone():
 def test_an_exact_stem_with_a_norm():
     said = only(stem(factory=normed), *choices(), stages=4)
     assert (
-        'use --set "rule.stem=lag(4)" with --set norms=deferred, or lag(4) with GroupNorm in the '
-        "place of its BatchNorm2d, or frozen (docs/rules.md)"
+        'use --set "rule.stem=lag(3,predict)" with --set norms=deferred, or lag(3,predict) with '
+        "GroupNorm in the place of its BatchNorm2d, or frozen; this changes"
     ) in said
     for factory, recipe in ((normed, {"norms": "deferred"}), (grouped, {})):
         said = only(stem(factory=factory), *choices(), recipe=recipe)
-        assert said.endswith('use --set "rule.stem=lag(2)", or frozen (docs/rules.md)')
+        assert 'use --set "rule.stem=lag(1,predict)", or frozen; this changes' in said
+
+
+def test_text_bears_a_longer_lag():
+    said = only(stem(factory=lambda: nn.Embedding(9, 8)), *choices())
+    assert 'use --set "rule.stem=lag(8)", or frozen; this changes' in said
 
 
 def test_what_is_said_helps():
-    for rule in (npp.Lag(2), npp.Frozen()):
+    for rule in (npp.Lag(1, predicts=True), npp.Frozen()):
         assert notes(stem(rule), *choices()) == []
+    assert notes(stem(npp.Lag(3, predicts=True)), *choices(), stages=4) == []
 
 
 def test_one_candidate_is_no_choice():
     said = only(npp.Block([conv]), *choices())
     assert "as block 0 has one candidate only, so every step" in said
-    assert "make it npp.Shared(NAME, ..., rule=npp.Lag(2))" in said
+    assert "make it npp.Shared(NAME, ..., rule=npp.Lag(1, predicts=True))" in said
 
 
 def test_the_gate_of_a_global_norm():

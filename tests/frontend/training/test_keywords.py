@@ -6,6 +6,7 @@ import inspect
 import pydoc
 
 import pytest
+import torch
 from torch import nn
 
 import naspipe as npp
@@ -14,6 +15,10 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.settings.declare import declared
 from naspipe.frontend.given.keywords import Stated
 from tests.equivalence import spaces
+
+SCHEDULER = torch.optim.lr_scheduler.CosineAnnealingLR(
+    torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1), 10
+)
 
 
 class RefusedError(Exception):
@@ -108,6 +113,17 @@ def test_whole_numbers_stand_for_texts(defined):
         ({"stages": 99}, "at most one stage per block; choose stages=[0-9]+ or less"),
         ({"clip_layer_norm": -1}, "clip_layer_norm: expected"),
         ({"steps": None}, "steps: expected how many to train, as in steps=1000, found none"),
+        ({"sampler": "random"}, r"sampler 'random': .*\(did you mean uniform\?\)"),
+        ({"warmup_steps": 3}, "warmup_steps=3: expected at most the run's steps=2"),
+        ({"recipe": {"warmup_steps": 3}}, "warmup_steps=3: expected at most the run's steps=2"),
+        ({"batch_size": 8}, r"it in the data, as in npp.from_dataset\(dataset, batch_size=...\)"),
+        ({"epochs": 8}, r"epochs: expected it in optimizer steps, as in steps=epochs \* len\("),
+        ({"learning_rate": 0.1}, "learning_rate: expected it as lr="),
+        ({"schedule": SCHEDULER}, "schedule: .*, found CosineAnnealingLR; write schedule='cosine'"),
+        ({"schedule": type(SCHEDULER)}, "found CosineAnnealingLR; write schedule='cosine' or"),
+        ({"lr": SCHEDULER}, "lr: expected no scheduler of torch's, .* or lr=FUNCTION, which"),
+        ({"schedule": lambda step: 0.1}, "schedule: expected a name, .* found a function; write"),
+        ({"validate_every": 2}, "held-out data: .* found none; give held_out=FUNCTION, or your"),
     ],
 )
 def test_what_is_wrong_is_refused_in_one_line(tmp_path, how, said):
@@ -117,6 +133,21 @@ def test_what_is_wrong_is_refused_in_one_line(tmp_path, how, said):
         npp.train(spaces.mixed(), spaces.vectors, loss, **{"steps": 2, "run_dir": path, **how})
     assert "\n" not in str(refused.value) and len(str(refused.value)) < 400
     assert not path.exists()
+
+
+@pytest.mark.parametrize(("loss", "said"), [
+    ("ce", r"found the text 'ce'; write the loss itself, as in torch.nn.CrossEntropyLoss\(\)"),
+    (nn.CrossEntropyLoss, r"found the class CrossEntropyLoss; write CrossEntropyLoss\(...\)"),
+])  # fmt: skip
+def test_what_is_no_loss(loss, said):
+    with pytest.raises(ConfigError, match=f"^loss: expected a function of .*{said}"):
+        npp.train(spaces.mixed(), spaces.vectors, loss, steps=2)
+
+
+def test_a_recipes_warm_up_may_be_longer_than_a_short_run(defined, tmp_path):
+    (tmp_path / "long.toml").write_text("warmup_steps = 50\n")
+    workload, _ = defined(recipe=tmp_path / "long.toml")
+    assert workload.recipe.warmup_steps == 50
 
 
 def test_the_same_said_twice_is_no_conflict(defined):
@@ -139,6 +170,7 @@ def test_what_belongs_to_objects_says_where(key):
     ("how", "said"),
     [
         ({"stagez": 2}, r"did you mean stages\?"),
+        ({"steps": 9}, "steps: expected it as budget=..., how many subnets are judged"),
         ({"strateg": "random"}, r"did you mean strategy\?"),
         ({"populaton": 20}, r"did you mean population\?"),
         ({"options": {"populaton": 20}}, r"populaton: unknown key in options \(did you mean popu"),
@@ -168,6 +200,22 @@ def test_help_fits_two_screens(call):
     assert screen_lines <= 100
     for name in inspect.signature(call).parameters:
         assert f"{name}:" in text or f"``{name}``" in text or f"{name}," in text
+
+
+@pytest.mark.parametrize("name", [
+    "steps", "stages", "seed", "lr", "optimizer", "sampler", "held_out", "validate_every", "resume",
+    "checkpoint_every", "schedule", "warmup_steps", "passes", "clip_layer_norm", "memory_budget",
+    "device", "threads",
+])  # fmt: skip
+def test_help_names_the_common_keywords(name):
+    """A line of its own or two; each of them is a keyword."""
+    text = pydoc.render_doc(npp.train, renderer=pydoc.plaintext)
+    assert f"    {name}: " in text
+    assert name in {
+        *inspect.signature(npp.train).parameters,
+        *declared(Recipe),
+        *declared(Execution),
+    }
 
 
 def test_a_network_is_no_space():

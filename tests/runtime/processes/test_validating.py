@@ -203,7 +203,7 @@ def test_bad_input(tmp_path, execution, said):
 def test_data_that_do_not_fit(tmp_path):
     with pytest.raises(npp.ConfigError, match="target"):
         train(tmp_path / "run", held=lambda seed, number: {"input": spaces.vectors(1, 1)["input"]})
-    with pytest.raises(npp.ConfigError, match="expected their attribute validation"):
+    with pytest.raises(npp.ConfigError, match="give held_out=FUNCTION, or your data an"):
         npp.train(
             spaces.mixed(), spaces.vectors, LOSS, steps=4, execution=EVERY, run_dir=tmp_path / "run"
         )
