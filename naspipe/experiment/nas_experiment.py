@@ -8,17 +8,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from naspipe.core.errors import ConfigError
 from naspipe.experiment.evaluators import OWN, Evaluated, evaluated
-from naspipe.export.assembly import assemble
-from naspipe.export.calibrated import calibrate
+from naspipe.export.nni_form import to_nni
 from naspipe.frontend.given.run import Run
 from naspipe.frontend.search.api import search_subnets
 from naspipe.frontend.training.api import train
 from naspipe.nni.adapter import from_nni
-from naspipe.nni.instances import instance
 from naspipe.nni.strategies import check_explores, experiment_config, is_strategy
 from naspipe.search.search_directory import Search
 
@@ -112,7 +108,8 @@ class NasExperiment:
             return models
         if formatter == "dict":
             return [model.sample for model in models]
-        return [self._instance(self._run, model.sample) for model in models]
+        data = self._evaluated.data
+        return [to_nni(self._run, each.sample, data=data, calibrate=CALIBRATE) for each in models]
 
     def _go(self, *, resumes: bool) -> bool:
         budget = self.config.max_trial_number
@@ -162,9 +159,3 @@ class NasExperiment:
     def _choices(self, sample: Any) -> tuple[int, ...]:
         decisions = self._space.decisions
         return decisions.choices_of(sample) if decisions else ()
-
-    def _instance(self, run: Run, sample: Any) -> nn.Module:
-        chain = assemble(run, self._choices(sample))
-        calibrate(chain, run, self._evaluated.data, CALIBRATE)
-        model = instance(self._space, sample, [layer.module for layer in chain.layers])
-        return model.eval()
