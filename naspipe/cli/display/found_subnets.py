@@ -21,22 +21,27 @@ def print_tables(search: Search, shown: Sequence[Candidate], measured: Mapping[i
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 120
-    console.print(_table(f"best by {search.score}", search, shown, measured))
-    title = f"front: {search.score} against parameters"
-    console.print(_table(title, search, search.front("params"), measured))
+    for title, rows in (
+        (f"best by {search.score}", shown),
+        (f"front: {search.score} against parameters", search.front("params")),
+    ):
+        console.print(_table(title, rows, measured, console.width))
 
 
 def _table(
-    title: str, search: Search, candidates: Sequence[Candidate], measured: Mapping[int, float]
+    title: str, candidates: Sequence[Candidate], measured: Mapping[int, float], width: int
 ) -> Table:
+    """Numbers in full; choices as far as there is room, else with an ellipsis."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     names = ["subnet", "loss", "top-1", "top-5", "BLEU", "MFLOPs", "params", "ms"]
     rows = [_row(each, measured) for each in candidates]
     used = [place for place in range(len(names)) if any(row[place] != "" for row in rows)]
+    room = width
     for place in used:
-        width = max(len(row[place]) for row in [names, *rows])
-        table.add_column(names[place], justify="right", min_width=width)
-    table.add_column("choices", overflow="ellipsis", no_wrap=True)
+        widest = max(len(row[place]) for row in [names, *rows])
+        table.add_column(names[place], justify="right", no_wrap=True, min_width=widest)
+        room -= widest + 2
+    table.add_column("choices", overflow="ellipsis", no_wrap=True, max_width=max(1, room))
     for each, row in zip(candidates, rows, strict=True):
         table.add_row(*(row[place] for place in used), ",".join(map(str, each.choices)))
     return table
