@@ -122,6 +122,7 @@ def run(arguments: argparse.Namespace) -> int:
     from naspipe.cli.display.found_subnets import print_tables
     from naspipe.core.errors import ConfigError
     from naspipe.frontend.display.search_progress import SearchProgress
+    from naspipe.trace.access.decided import Decided, decided_in
 
     if arguments.top < 1:
         raise ConfigError(f"--top: expected 1 or more, found {arguments.top}")
@@ -138,7 +139,7 @@ def run(arguments: argparse.Namespace) -> int:
             searching = replace(searching, judge=judge)
         search = searching.start()
     shown, measured = _examine(arguments, searching, search, judge)
-    print_tables(search, shown, measured)
+    print_tables(search, shown, measured, Decided(decided_in(searching.run.space)))
     tell(str(search.path))
     return 0
 

@@ -15,6 +15,7 @@ from torch import nn
 
 import naspipe
 from naspipe.core.space import Block
+from naspipe.trace.access.decided import Decided
 from tests.nni.chain import differing, fixed_model, forward, layers, samples
 from tests.nni.spaces import batches, make
 from tests.oracle import bits
@@ -28,6 +29,16 @@ def test_a_user_s_own_space_is_one_line():
     assert [len(b.candidates) for b in space.blocks if isinstance(b, Block)] == [2, 2, 2, 3, 2]
     assert space.decisions.counts == tuple(map(len, space.decisions.values.values()))
     assert space.blocks[-1].rule == naspipe.Frozen()
+
+
+def test_labels_say_which_layer_is_which():
+    decisions = naspipe.from_nni(make("own")).decisions
+    decided = Decided(decisions.decided())
+    sample = {"first": "b", "depth": 1, "merge": [0, 2], "width": 6}
+    said = decided.of_subnet(decisions.choices_of(sample)).split()
+    assert sorted(said) == ["depth=1", "first=b", "merge=[0,2]", "width=6"]
+    assert decided.find("first=b") == (0, 1)
+    assert decided.find("merge=[0, 2]")[1] == 1
 
 
 def test_its_chain_is_nnis_fixed_model():

@@ -8,15 +8,22 @@ from rich.console import Console
 from rich.table import Table
 
 from naspipe.search.search_directory import Candidate, Search
+from naspipe.trace.access.decided import Decided
 
 
-def print_tables(search: Search, shown: Sequence[Candidate], measured: Mapping[int, float]) -> None:
+def print_tables(
+    search: Search,
+    shown: Sequence[Candidate],
+    measured: Mapping[int, float],
+    decided: Decided,
+) -> None:
     """The best subnets, and those that no other beats in both score and parameters.
 
     Args:
         search: that ended.
         shown: the best ones.
         measured: milliseconds of whole forwards, by subnet.
+        decided: what labels say of a subnet.
     """
     console = Console(highlight=False)
     if not console.is_terminal:
@@ -25,13 +32,17 @@ def print_tables(search: Search, shown: Sequence[Candidate], measured: Mapping[i
         (f"best by {search.score}", shown),
         (f"front: {search.score} against parameters", search.front("params")),
     ):
-        console.print(_table(title, rows, measured, console.width))
+        console.print(_table(title, rows, measured, decided, console.width))
 
 
 def _table(
-    title: str, candidates: Sequence[Candidate], measured: Mapping[int, float], width: int
+    title: str,
+    candidates: Sequence[Candidate],
+    measured: Mapping[int, float],
+    decided: Decided,
+    width: int,
 ) -> Table:
-    """Numbers in full; choices as far as there is room, else with an ellipsis."""
+    """Numbers in full; choices and labels as far as there is room, else with an ellipsis."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     names = ["subnet", "loss", "top-1", "top-5", "BLEU", "MFLOPs", "params", "ms"]
     rows = [_row(each, measured) for each in candidates]
@@ -41,9 +52,17 @@ def _table(
         widest = max(len(row[place]) for row in [names, *rows])
         table.add_column(names[place], justify="right", no_wrap=True, min_width=widest)
         room -= widest + 2
-    table.add_column("choices", overflow="ellipsis", no_wrap=True, max_width=max(1, room))
-    for each, row in zip(candidates, rows, strict=True):
-        table.add_row(*(row[place] for place in used), ",".join(map(str, each.choices)))
+    subnets = [
+        (",".join(map(str, each.choices)), decided.of_subnet(each.choices)) for each in candidates
+    ]
+    rooms = [room]
+    if any(labels for _, labels in subnets):
+        widest = max(len(choices) for choices, _ in subnets)
+        rooms = [first := min(max(widest, len("choices")), room // 2), room - first - 2]
+    for name, own in zip(("choices", "labels"), rooms, strict=False):
+        table.add_column(name, overflow="ellipsis", no_wrap=True, max_width=max(1, own))
+    for subnet, row in zip(subnets, rows, strict=True):
+        table.add_row(*(row[place] for place in used), *subnet[: len(rooms)])
     return table
 
 

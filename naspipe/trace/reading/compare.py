@@ -39,7 +39,9 @@ class RecordedRun:
         self.directory = RunDirectory(path)
         self.manifest = self.directory.read_manifest()
         self.labels = SpaceLabels(
-            self.manifest.get("space", {}), self.manifest.get("stateless", ())
+            self.manifest.get("space", {}),
+            self.manifest.get("stateless", ()),
+            self.manifest.get("decided", ()),
         )
 
     @property
