@@ -38,6 +38,12 @@ class RecordedRun:
     def __init__(self, path: Path | str) -> None:
         self.directory = RunDirectory(path)
         self.manifest = self.directory.read_manifest()
+        if "space" not in self.manifest and "run" in self.manifest:
+            whole = self.path.parent
+            raise ConfigError(
+                f"{self.path} is a search: expected the run that it is in, {whole}; naspipe report "
+                f"{whole} shows its subnets, and {self.path / 'candidates.jsonl'} lists them"
+            )
         self.labels = SpaceLabels(
             self.manifest.get("space", {}),
             self.manifest.get("stateless", ()),
@@ -136,19 +142,28 @@ class Comparison:
         return f"{text}\n{counts}"
 
 
-def compare_runs(paths: Sequence[Path | str]) -> list[Comparison]:
+def compare_runs(*runs: Path | str | Sequence[Path | str]) -> list[Comparison]:
     """Compare each run but the first to the first, by losses, final state and access order.
 
     Args:
-        paths: run directories, two or more.
+        runs: run directories, two or more: one by one, or a list of them.
 
     Returns:
         A :class:`Comparison` of each but the first, which is true when no bit differs. All of
-        them: ``all(naspipe.compare_runs(paths))``.
+        them: ``all(naspipe.compare_runs("runs/one", "runs/two"))``.
 
     Raises:
         ConfigError, LogError: when a recorded file is missing or damaged.
     """
+    is_list = len(runs) == 1 and isinstance(runs[0], Sequence) and not isinstance(runs[0], str)
+    paths: Sequence[Any] = runs[0] if is_list else runs  # type: ignore[assignment]
+    wrong = [each for each in paths if not isinstance(each, str | Path)]
+    if wrong or len(paths) < 2:
+        raise ConfigError(
+            f"compare_runs: expected two run directories or more, as in "
+            f'naspipe.compare_runs("runs/one", "runs/two"), found '
+            f"{f'{wrong[0]!r:.80}' if wrong else len(paths)}"
+        )
     reference = RecordedRun(paths[0])
     return [compare_to(reference, RecordedRun(path)) for path in paths[1:]]
 
