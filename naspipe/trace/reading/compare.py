@@ -15,6 +15,7 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.settings.run_groups import RecordSettings
 from naspipe.trace.access.labels import SpaceLabels
 from naspipe.trace.access.log import RunLog, read_run_accesses
+from naspipe.trace.reading.definitions import definitions, differing
 from naspipe.trace.reading.differences import (
     Difference,
     checkpoint_differences,
@@ -266,37 +267,3 @@ def _environment_warnings(one: Mapping[str, Any], other: Mapping[str, Any]) -> I
         sides = [manifest.get("environment", {}).get(part, {}) for manifest in (one, other)]
         for key, left, right in differing(*sides):
             yield f"different {part}: {key} is {left} against {right}; bits may differ for that"
-
-
-_ABSENT = object()
-
-
-def definitions(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[Any, Any]:
-    """What two manifests define, so that it can be compared.
-
-    Earlier manifests say of a loss only what it is called, not what it was made with. Beside one of
-    them nothing more is asked of the other.
-    """
-    found = [manifest.get("definition") for manifest in (one, other)]
-    if not all("stateless" in manifest for manifest in (one, other)):
-        found = [
-            {**each, "loss": str(each["loss"]).partition("(")[0]}
-            if isinstance(each, dict) and "loss" in each
-            else each
-            for each in found
-        ]
-    return found[0], found[1]
-
-
-def differing(one: Any, other: Any, key: str = "") -> Iterator[tuple[str, str, str]]:
-    """Dotted keys in sorted order where two JSON values differ, and both values."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        for name in sorted(one.keys() | other.keys()):
-            inner = f"{key}.{name}" if key else name
-            yield from differing(one.get(name, _ABSENT), other.get(name, _ABSENT), inner)
-    elif type(one) is not type(other) or one != other:
-        yield key, _value_text(one), _value_text(other)
-
-
-def _value_text(value: Any) -> str:
-    return "absent" if value is _ABSENT else f"{value!r:.80}"
