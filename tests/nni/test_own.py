@@ -120,6 +120,23 @@ def returns_a_dict(self, x):
     return {"out": self.body(x)}
 
 
+def asks_training(self, x):
+    x = self.body(x)
+    return x * 2 if self.training else x
+
+
+def drops_out(self, x):
+    return nn.functional.dropout(self.body(x), training=self.training)
+
+
+def draws(self, x):
+    return self.body(x) + torch.randn(32)
+
+
+def draws_for_a_module(self, x):
+    return x + self.body(torch.randn(1, 8, 4, 4))
+
+
 class Unseen(nas.MutableModule):
     def __init__(self):
         super().__init__()
@@ -162,6 +179,12 @@ REFUSED = {
     "a dict": (lambda: choice("a"), returns_a_dict, "a tensor or a tuple of tensors"),
     "a list": (lambda: nas.InputChoice(2, 1, "none", label="a"),
                lambda self, x: self.body([x, x]), "Space.body: .*reduction 'none'"),
+    "asks training": (lambda: choice("a"), asks_training, "found one that asks self.training; put"),
+    "drops out": (lambda: choice("a"), drops_out, "found one that asks self.training; put"),
+    "draws": (lambda: choice("a"), draws, r"of shape \[32\] with other values \(as of torch.randn"),
+    "draws for a module": (
+        lambda: choice("a"), draws_for_a_module, r"of shape \[1, 8, 4, 4\] with other values",
+    ),
     "unseen": (Unseen, straight, "no module depends on the label unseen"),
     "continuous": (lambda: Continuous(nni.uniform("rate", 0.0, 1.0)), straight, "label rate"),
 }  # fmt: skip
