@@ -137,7 +137,8 @@ class Training:
                 generation = self._claim(stack, subnets)
                 if generation < 0:
                     return
-            else:
+            self._follow(subnets)
+            if not self.resumes:
                 records = new_records(self.directories, self.workloads, self.execution)
                 stack.enter_context(planning(records))
             costs = planning_costs(self.workloads, self.execution, self.observer.on_note)
@@ -231,7 +232,7 @@ class Training:
         return NO_GPUS if self.execution.hardware.device == "cpu" else find_gpus()
 
     def _check(self) -> list[tuple[Subnet, ...]]:
-        """Everything that can be known to be wrong before anything is written."""
+        """Everything that can be known to be wrong at once; returns the subnets of each stream."""
         if not self.resumes:
             for directory in self.directories:
                 directory.check_new()
@@ -264,10 +265,13 @@ class Training:
                 self.observer.on_note(said)
         if self.others is None:
             check_endpoints(self.execution)
+        return subnets
+
+    def _follow(self, subnets: Sequence[tuple[Subnet, ...]]) -> None:
+        """Whether all layers fit one another, which takes seconds; nothing is written, either."""
         device, note = self.execution.hardware.device, self.observer.on_note
         for said in check_spaces(self.workloads, subnets, self.taps, device, note):
             note(said)
-        return subnets
 
     def _manifest(
         self, number: int, stream: StreamJob, plan: Plan, origin: Mapping[str, Any]
