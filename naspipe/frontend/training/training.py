@@ -137,7 +137,9 @@ class Training:
                 generation = self._claim(stack, subnets)
                 if generation < 0:
                     return
-            self._follow(subnets)
+            device, note = self.execution.hardware.device, self.observer.on_note
+            for said in check_spaces(self.workloads, subnets, self.taps, device, note):
+                note(said)  # nothing is written yet
             if not self.resumes:
                 records = new_records(self.directories, self.workloads, self.execution)
                 stack.enter_context(planning(records))
@@ -146,7 +148,6 @@ class Training:
                 self.workloads, self.execution, subnets, costs, self.wiring, self.drawn_beside
             )
             if plan.memory and self.others is None:
-                device = self.execution.hardware.device
                 check_shared_gpus(device, plan.memory.budgets, self._gpus.memory_bytes)
             full = how_full(self.workloads, costs, self.execution.pipeline.stages)
             gains = gain_notes(self.workloads, self.execution, subnets, costs)
@@ -266,12 +267,6 @@ class Training:
         if self.others is None:
             check_endpoints(self.execution)
         return subnets
-
-    def _follow(self, subnets: Sequence[tuple[Subnet, ...]]) -> None:
-        """Whether all layers fit one another, which takes seconds; nothing is written, either."""
-        device, note = self.execution.hardware.device, self.observer.on_note
-        for said in check_spaces(self.workloads, subnets, self.taps, device, note):
-            note(said)
 
     def _manifest(
         self, number: int, stream: StreamJob, plan: Plan, origin: Mapping[str, Any]
