@@ -10,6 +10,8 @@ import pytest
 
 from naspipe.cli.main import main
 from naspipe.core.errors import ConfigError
+from naspipe.report.recorded import read_run
+from naspipe.report.run_tables import run_tables
 from naspipe.report.search_tables import search_tables
 from naspipe.search.limits import Cost
 from naspipe.search.scores import Scores
@@ -55,6 +57,17 @@ def test_scores_costs_and_fronts(run: Path) -> None:
     assert new["costs"]["flops"] == [None] * 6
     assert new["fronts"] == {"flops": [], "params": [0, 1], "latency_ms": [1]}
     assert new["best"] == [1, 0], "each subnet once: only two differ"
+
+
+def test_labels_stand_beside_choices_and_layers(run: Path) -> None:
+    write_search(run, "1")
+    decided = [[{"op0": ["0"]}, {"op0": ["1"]}], [{"op1": ["a"]}, {"op1": ["b"]}]]
+    (found,) = search_tables(run, Decided(decided))
+    assert found["choices"][:2] == ["0,1 op0=0 op1=b", "1,1 op0=1 op1=b"]
+    manifest = json.loads((run / "manifest.json").read_text())
+    (run / "manifest.json").write_text(json.dumps({**manifest, "decided": decided}))
+    labels = [each["label"] for each in run_tables(read_run(run), "run")["layers"]]
+    assert labels == ["stem", "0.0 op0=0", "0.1 op0=1", "1.0 op1=a", "1.1 op1=b", "head"]
 
 
 def test_a_damaged_search_is_named(run: Path) -> None:
