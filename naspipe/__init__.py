@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from naspipe.export.composed import export_blocks as export_blocks
     from naspipe.export.composed import validate_blocks as validate_blocks
     from naspipe.export.exporter import export_subnet as export_subnet
+    from naspipe.export.nni_form import to_nni as to_nni
     from naspipe.frontend.display.trackers import to_mlflow as to_mlflow
     from naspipe.frontend.display.trackers import to_wandb as to_wandb
     from naspipe.frontend.given.opened_run import open_run as open_run
@@ -51,7 +52,7 @@ __all__ = [
     "StageFailedError", "StorageError", "Teacher", "Views", "chain", "combine_blocks",
     "compare_runs", "distill_blockwise", "elastic", "export_blocks", "export_subnet",
     "from_dataset", "from_nni", "losses", "mixed", "open_run", "rate_blocks", "search_subnets",
-    "to_mlflow", "to_wandb", "train", "train_together", "validate_blocks", "workload",
+    "to_mlflow", "to_nni", "to_wandb", "train", "train_together", "validate_blocks", "workload",
     "write_labels",
 ]  # fmt: skip
 __version__ = "0.1.0"
@@ -77,6 +78,7 @@ _LATER = {
     "export_blocks": "naspipe.export.composed",
     "validate_blocks": "naspipe.export.composed",
     "export_subnet": "naspipe.export.exporter",
+    "to_nni": "naspipe.export.nni_form",
     "from_dataset": "naspipe.data.keyed.dataset_batches",
     "from_nni": "naspipe.nni.adapter",
     "compare_runs": "naspipe.trace.reading.compare",

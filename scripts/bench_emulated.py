@@ -36,9 +36,9 @@ from naspipe.frontend.training.training import Training  # noqa: E402
 from naspipe.planning.cost import CostTable  # noqa: E402
 from naspipe.runtime.devices.environment import describe_environment  # noqa: E402
 from naspipe.runtime.jobs.workload import Workload  # noqa: E402
-from naspipe.runtime.measuring.layer_sizes import measure_sizes  # noqa: E402
 from naspipe.runtime.measuring.profile_apart import profile_apart  # noqa: E402
 from naspipe.runtime.measuring.profile_cache import ProfileCache  # noqa: E402
+from naspipe.runtime.sketching.layer_sizes import measure_sizes  # noqa: E402
 from naspipe.runtime.wire.reports import Observer  # noqa: E402
 from naspipe.sim.chains import Chain, Stream  # noqa: E402
 from naspipe.sim.fidelity import LoggedCosts, logged_costs  # noqa: E402

@@ -22,7 +22,7 @@ from naspipe.core.errors import ConfigError
 from naspipe.frontend.checks.optimizer_checks import check_optimizer
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.layers.optimizers import PER_LAYER
-from naspipe.runtime.measuring.layer_sizes import measure_sizes
+from naspipe.runtime.sketching.layer_sizes import measure_sizes
 from tests.runtime.small_parts import batches, space
 
 NAME = "standin"

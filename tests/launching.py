@@ -69,6 +69,7 @@ LAUNCHING = (
     "nni/test_exact.py",
     "nni/test_experiment.py",
     "nni/test_held_strategies.py",
+    "nni/test_instances.py",
     "nni/test_loose_ends.py",
     "nni/test_proof.py",
     "nni/test_readme.py",

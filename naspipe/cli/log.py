@@ -27,6 +27,7 @@ examples:
   naspipe log runs/two                 every layer that was used, one a line
   naspipe log runs/two --layer 3.1     candidate 1 of choice block 3, in full
   naspipe log runs/two --layer head    a shared layer, by its name
+  naspipe log runs/nni --layer op0=1   what a label of NNI's decides, by label and value
   naspipe log runs/two --rows metrics  all rows of metrics, of which metrics.jsonl has the newest
 
 A terminal shows the start of long orders; a file or a pipe gets them in full.
@@ -40,7 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--layer",
         metavar="LAYER",
-        help="BLOCK.CANDIDATE or a shared layer's name; 1:3.1 is layer 3.1 of stream 1",
+        help="BLOCK.CANDIDATE, a shared layer's name, or LABEL=VALUE of NNI's; 1:3.1 is layer 3.1 "
+        "of stream 1",
     )
     parser.add_argument(
         "--full", action="store_true", help="whole lines, where a terminal is too narrow for them"
@@ -79,8 +81,8 @@ def _unused(recorded: RecordedRun, layer: LayerId) -> str:
     """That no subnet used a layer, and which ones of its block were used."""
     labels = recorded.labels
     used = sorted(each for each in recorded.log.layers if each[:2] == layer[:2])
-    said = f"naspipe: no subnet of {recorded.path} used {labels.label(layer)}"
-    return f"{said}; of its block these were: {', '.join(map(labels.label, used)) or 'none'}"
+    said = f"naspipe: no subnet of {recorded.path} used {labels.full_label(layer)}"
+    return f"{said}; of its block these were: {', '.join(map(labels.full_label, used)) or 'none'}"
 
 
 def folded(order: str, width: int) -> str:
@@ -115,13 +117,14 @@ def print_rows(path: Path) -> None:
 def _lines(recorded: RecordedRun, width: int | None) -> Iterator[str]:
     """Label, rule, number of WRITEs and order of each layer that was used, in chain order."""
     labels, counts = recorded.labels, recorded.log.layers
-    widest = max((len(labels.label(layer)) for layer in counts), default=0)
+    names = {layer: labels.full_label(layer) for layer in counts}
+    widest = max(map(len, names.values()), default=0)
     rule_width = max((len(labels.rule_text(layer)) for layer in counts), default=0)
     for group in groups_of_layers(counts):
         for layer, order in _orders(recorded, group):
             rule = labels.rule_text(layer)
             writes = order.count("B")
-            line = f"{labels.label(layer):{widest}}  {rule:{rule_width}}  {writes:5}  {order}"
+            line = f"{names[layer]:{widest}}  {rule:{rule_width}}  {writes:5}  {order}"
             yield line if width is None or len(line) <= width else f"{line[: width - 1]}…"
 
 
@@ -147,6 +150,7 @@ def _described(recorded: RecordedRun, label: str | None) -> list[dict[str, Any]]
     return [
         {
             "layer": labels.label(layer),
+            **({"decision": decision} if (decision := labels.decision(layer)) else {}),
             "rule": labels.rule_text(layer) if labels.rule(layer) else None,
             "writes": order.count("B"),
             "order": order.split("-") if order else [],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import platform
+import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from naspipe import __version__
 from naspipe.cli.display.result_lines import complain, silence, systems_line
 from naspipe.cli.sources.prepared_data import run_with_data
 from naspipe.core.errors import ConfigError, NaspipeError, RunInterruptedError
+from naspipe.core.wording.known_keywords import did_you_mean
 
 SUBCOMMANDS = {
     "train": "train a supernet and write a run directory",
@@ -102,12 +104,30 @@ class Parser(argparse.ArgumentParser):
     """A parser whose refusals are one line, like every other one."""
 
     def error(self, message: str) -> NoReturn:
-        """Refuse the command line.
+        """Refuse the command line, and say what is near to an unknown word of it.
 
         Raises:
             ConfigError: always.
         """
-        raise ConfigError(f"{message}; see {self.prog} --help")
+        raise ConfigError(f"{_with_meant(message, self._options())}; see {self.prog} --help")
+
+    def _options(self) -> list[str]:
+        """Those of the parser, and of the command that was chosen."""
+        commands = [each.choices or {} for each in self._actions if each.nargs == argparse.PARSER]
+        parsers = [self, *(parser for each in commands for parser in dict(each).values())]
+        return [option for parser in parsers for option in parser._option_string_actions]
+
+
+def _with_meant(message: str, options: Sequence[str]) -> str:
+    """What argparse says of an unknown word, with the known one that is nearest."""
+    known: Sequence[str] = options
+    found = re.match(r"unrecognized arguments: (--[^ =]+)", message)
+    if found is None and (found := re.search(r"invalid choice: '?([^' ]+)'? \(", message)):
+        known = re.findall(r"[^', ()]+", message[found.end() :].removeprefix("choose from "))
+    if found is None:
+        return message
+    end = found.end(1) + message[found.end(1) :].startswith("'")
+    return f"{message[:end]}{did_you_mean(found[1], known)}{message[end:]}"
 
 
 class _Version(argparse.Action):

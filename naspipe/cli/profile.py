@@ -70,8 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
     from naspipe.core.config import Execution
     from naspipe.core.user_code import users_code
     from naspipe.frontend.given.workloads import find_measurable
-    from naspipe.runtime.measuring.layer_sizes import measure_sizes
     from naspipe.runtime.measuring.profile_cache import ProfileCache
+    from naspipe.runtime.sketching.layer_sizes import measure_sizes
 
     workload, execution = find_measurable(
         arguments.space,

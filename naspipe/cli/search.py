@@ -120,6 +120,7 @@ def run(arguments: argparse.Namespace) -> int:
     from naspipe.core.errors import ConfigError
     from naspipe.frontend.display.search_progress import SearchProgress
     from naspipe.frontend.given.held_out import part_of
+    from naspipe.trace.access.decided import Decided, decided_in
 
     if arguments.top < 1:
         raise ConfigError(f"--top: expected 1 or more, found {arguments.top}")
@@ -137,7 +138,7 @@ def run(arguments: argparse.Namespace) -> int:
     with SearchProgress(title, definition.budget, definition.score, arguments.quiet) as progress:
         search = replace(searching, observer=progress).start()
     shown, measured = _examine(arguments, searching, search, judge)
-    print_tables(search, shown, measured)
+    print_tables(search, shown, measured, Decided(decided_in(searching.run.space)))
     tell(str(search.path))
     return 0
 

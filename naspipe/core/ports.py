@@ -222,6 +222,13 @@ class Decisions(Protocol):
         """
         ...
 
+    def decided(self) -> Sequence[Sequence[Mapping[str, Sequence[str]]]]:
+        """Of each choice block, of each candidate: the labels that decide it, and their values.
+
+        A label of which any value goes is left out. Empty where the space says it in another way.
+        """
+        ...
+
     def extremes(self, size: Callable[[int, int], int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The choices of the largest subnet, and of the smallest.
 

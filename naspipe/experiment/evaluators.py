@@ -37,6 +37,8 @@ class Evaluated:
     held_out: Batches
     loss: Loss
     steps: int
+    why: str
+    """Why so many, in words."""
     score: str
     validate: int
     """Held-out batches."""
@@ -80,7 +82,7 @@ def _of_function(given: Mapping[str, Any]) -> Evaluated:
     data = given["data"]
     held_out = given.get("held_out") or getattr(data, "validation", None) or data
     return Evaluated(
-        data=data, held_out=held_out, loss=given["loss"], steps=given["steps"],
+        data=data, held_out=held_out, loss=given["loss"], steps=given["steps"], why="steps=",
         score=given.get("score", "loss"), validate=_validate(held_out),
     )  # fmt: skip
 
@@ -103,11 +105,13 @@ def _of_lightning(evaluator: Any, score: str, given: Mapping[str, Any]) -> Evalu
     module, trainer = evaluator.module, evaluator.trainer
     _check_heeded(trainer)
     rates = module.hparams
+    steps, why = (given["steps"], "steps=") if given.get("steps") else _steps(trainer, data)
     return Evaluated(
         data=data,
         held_out=held_out,
         loss=given.get("loss") or module.criterion,
-        steps=given.get("steps") or _steps(trainer, data),
+        steps=steps,
+        why=why,
         score=given.get("score", score),
         validate=_limited(trainer.limit_val_batches, _validate(held_out)),
         training={
@@ -159,18 +163,30 @@ def _check_heeded(trainer: Any) -> None:
         )
 
 
-def _steps(trainer: Any, data: Any) -> int:
-    """Those of one of NNI's trials."""
-    found = _limited(trainer.limit_train_batches, data.batches_per_epoch)
-    steps = found * (trainer.max_epochs or 1) if (trainer.max_epochs or 0) >= 0 else -1
-    if trainer.max_steps > 0:
-        steps = trainer.max_steps if steps < 0 else min(steps, trainer.max_steps)
+LIGHTNINGS_EPOCHS = 1000
+"""What Lightning trains where neither epochs nor steps are given."""
+
+
+def _steps(trainer: Any, data: Any) -> tuple[int, str]:
+    """Those of one of NNI's trials, as Lightning counts them, and why."""
+    epochs, most = trainer.max_epochs, trainer.max_steps
+    batches = _limited(trainer.limit_train_batches, data.batches_per_epoch)
+    why = f"max_epochs={epochs}, {batches} batches each"
+    if epochs is None:
+        epochs = LIGHTNINGS_EPOCHS if most == -1 else -1
+        why = (
+            f"{epochs} epochs of {batches} batches, as Lightning has it without max_epochs and "
+            f"max_steps; give the evaluator one of them, or NasExperiment steps="
+        )
+    steps = batches * epochs if epochs >= 0 else -1
+    if most >= 0 and (steps < 0 or most < steps):
+        steps, why = most, f"max_steps={most}"
     if steps < 1:
         raise ConfigError(
-            "evaluator: expected max_epochs or max_steps, found neither; give steps= to "
-            "NasExperiment"
+            f"evaluator: expected max_epochs or max_steps that train something, found "
+            f"max_epochs={trainer.max_epochs} and max_steps={most}; give steps= to NasExperiment"
         )
-    return int(steps)
+    return int(steps), why
 
 
 def _limited(limit: int | float | None, batches: int) -> int:

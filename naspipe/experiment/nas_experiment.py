@@ -8,19 +8,18 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from naspipe.core.errors import ConfigError
+from naspipe.core.wording.in_python import says_keywords
 from naspipe.experiment.evaluators import OWN, Evaluated, evaluated
-from naspipe.export.assembly import assemble
-from naspipe.export.calibrated import calibrate
+from naspipe.export.nni_form import to_nni
 from naspipe.frontend.given.run import Run
+from naspipe.frontend.given.strategies import check_is_object
 from naspipe.frontend.search.api import search_subnets
 from naspipe.frontend.training.api import train
 from naspipe.nni.adapter import from_nni
-from naspipe.nni.instances import instance
 from naspipe.nni.strategies import check_explores, experiment_config, is_strategy
 from naspipe.search.search_directory import Search
+from naspipe.trace.results.run_directory import RunDirectory
 
 CALIBRATE = 4
 """Batches that a model's running statistics are taken from."""
@@ -54,10 +53,12 @@ class NasExperiment:
         id: str | None = None,
         **settings: Any,
     ) -> None:
+        check_is_object(strategy)
         if not is_strategy(strategy):
             raise ConfigError(
-                f"strategy: expected one of NNI's, found {type(strategy).__name__}; "
-                f"naspipe.search_subnets takes any"
+                f"strategy: expected an object of NNI's, as in RegularizedEvolution(), found "
+                f"{f'{strategy!r:.80}' if isinstance(strategy, str) else type(strategy).__name__}; "
+                f"naspipe.search_subnets takes any, and names"
             )
         check_explores(strategy, 0, sys.maxsize, is_begun=False)
         self.model_space, self.evaluator, self.strategy = model_space, evaluator, strategy
@@ -72,6 +73,7 @@ class NasExperiment:
         self._search: Search | None = None
         self._run: Run | None = None
 
+    @says_keywords
     def run(self, port: int = 8080, wait_completion: bool = True, debug: bool = False) -> bool:
         """Train the supernet, then explore it; no server is started, so the arguments are unused.
 
@@ -82,6 +84,7 @@ class NasExperiment:
 
     start = run
 
+    @says_keywords
     def resume(self, port: int = 8080, wait_completion: bool = True, debug: bool = False) -> bool:
         """Go on with the experiment of this ``id``, from its last checkpoint; as :meth:`run`."""
         return self._go(resumes=True)
@@ -112,7 +115,8 @@ class NasExperiment:
             return models
         if formatter == "dict":
             return [model.sample for model in models]
-        return [self._instance(self._run, model.sample) for model in models]
+        data = self._evaluated.data
+        return [to_nni(self._run, each.sample, data=data, calibrate=CALIBRATE) for each in models]
 
     def _go(self, *, resumes: bool) -> bool:
         budget = self.config.max_trial_number
@@ -126,11 +130,18 @@ class NasExperiment:
                 "NasExperiment: expected max_trial_number alone, found max_experiment_duration, "
                 "too; how long things take must not decide what is found"
             )
+        is_there = RunDirectory(self.path).is_used
+        if is_there and not resumes:
+            raise ConfigError(
+                f"experiment {self.id} is there already, in {self.path}: go on with it by "
+                f"resume(), or choose another id="
+            )
         delay, what = (self.config.trial_concurrency or 1) - 1, self._evaluated
         check_explores(self.strategy, delay, budget, is_begun=False)
         print(
-            f"naspipe: one supernet of {self._space.name} is trained for {what.steps} steps, and "
-            f"{budget} models are judged with its weights, not trained: {self.path}",
+            f"naspipe: one supernet of {self._space.name} is trained for {what.steps} steps "
+            f"({what.why}), and {budget} models are judged with its weights, not trained: "
+            f"{self.path}",
             file=sys.stderr, flush=True,
         )  # fmt: skip
         if what.held_out is what.data:
@@ -141,7 +152,7 @@ class NasExperiment:
             )  # fmt: skip
         self._run = train(
             self._space, what.data, what.loss, steps=what.steps, run_dir=self.path,
-            resume=resumes and self.path.exists(), **{**what.training, **self._settings},
+            resume=is_there, **{**what.training, **self._settings},
         )  # fmt: skip
         self._search = search_subnets(
             self._run, what.data, what.loss, held_out=what.held_out, strategy=self.strategy,
@@ -162,9 +173,3 @@ class NasExperiment:
     def _choices(self, sample: Any) -> tuple[int, ...]:
         decisions = self._space.decisions
         return decisions.choices_of(sample) if decisions else ()
-
-    def _instance(self, run: Run, sample: Any) -> nn.Module:
-        chain = assemble(run, self._choices(sample))
-        calibrate(chain, run, self._evaluated.data, CALIBRATE)
-        model = instance(self._space, sample, [layer.module for layer in chain.layers])
-        return model.eval()

@@ -10,10 +10,35 @@ import torch
 from naspipe.core.config import Recipe
 from naspipe.core.errors import ConfigError
 from naspipe.export.assembly import ModuleChain
+from naspipe.frontend.display.watching import Told
 from naspipe.frontend.given.run import Run
 from naspipe.runtime.devices.determinism import block_seed, deterministic_torch, seed_draws
 from naspipe.runtime.evaluating.calibration import fresh_statistics, statistics_of
 from naspipe.runtime.jobs.workload import Batches
+from naspipe.runtime.wire.ports import LaunchObserver
+from naspipe.runtime.wire.reports import NotesToStderr
+
+
+def with_own_statistics(
+    chain: ModuleChain,
+    run: Run,
+    data: Batches | None,
+    batches: int | None,
+    observer: LaunchObserver | None = None,
+) -> int:
+    """:func:`calibrate`, and how many batches were taken; None takes none, and notes it.
+
+    Raises:
+        ConfigError: as :func:`calibrate`.
+    """
+    if calibrate(chain, run, data, batches or 0):
+        return batches or 0
+    if batches is None and (mixed := layers_with_statistics(chain)):
+        (observer or Told(NotesToStderr())).on_note(
+            f"{who_keep(mixed)} running statistics, which are exported as all subnets left them; "
+            f"--calibrate 16 takes the subnet's own from batches of --data, 0 silences this"
+        )
+    return 0
 
 
 def layers_with_statistics(chain: ModuleChain) -> list[str]:

@@ -13,18 +13,16 @@ from naspipe.core.config import Execution, Recipe
 from naspipe.core.errors import ConfigError, InvariantError
 from naspipe.core.user_code import users_code
 from naspipe.export.assembly import ModuleChain, assemble, check_cuts, check_space
-from naspipe.export.calibrated import calibrate as take_statistics
-from naspipe.export.calibrated import layers_with_statistics, who_keep
+from naspipe.export.calibrated import with_own_statistics
 from naspipe.export.onnx_form import check_onnx, write_onnx
 from naspipe.export.pytorch_form import load_pytorch, same_outputs, write_pytorch
-from naspipe.frontend.display.watching import Told
 from naspipe.frontend.given.run import Run
 from naspipe.frontend.training.training import Training
 from naspipe.runtime.devices.determinism import deterministic_torch
 from naspipe.runtime.jobs.losses import Loss
 from naspipe.runtime.jobs.workload import Batches, Workload
 from naspipe.runtime.wire.ports import LaunchObserver
-from naspipe.runtime.wire.reports import NotesToStderr, Observer
+from naspipe.runtime.wire.reports import Observer
 from naspipe.search.scores import Scores
 from naspipe.streams.from_file import write_stream
 from naspipe.trace.results.run_directory import RunDirectory
@@ -85,17 +83,9 @@ def export_subnet(
     if data is not None and any(layer.whole is not None for layer in chain.layers):
         definition = run.manifest["definition"]
         with deterministic_torch(definition["recipe"]["threads"]), torch.no_grad():
-            check_cuts(chain, _first_batch(data, definition["seed"], chain.inputs))
+            check_cuts(chain, first_batch(data, definition["seed"], chain.inputs))
     note = f"Subnet {','.join(map(str, choices))} of {run.manifest['definition']['space']}."
-    calibrated = calibrate or 0
-    if not take_statistics(chain, run, data, calibrated):
-        calibrated = 0
-        if calibrate is None and (mixed := layers_with_statistics(chain)):
-            (observer or Told(NotesToStderr())).on_note(
-                f"{who_keep(mixed)} running statistics, which are exported as all subnets left "
-                f"them; --calibrate 16 takes the subnet's own from batches of --data, 0 silences "
-                f"this"
-            )
+    calibrated = with_own_statistics(chain, run, data, calibrate, observer)
     return write_checked(chain, run, path, note, data=data, onnx=onnx, calibrated=calibrated)
 
 
@@ -129,7 +119,7 @@ def write_checked(
         ConfigError: when a layer cannot be exported, or ONNX lacks an operator.
     """
     definition = run.manifest["definition"]
-    batch = _first_batch(data, definition["seed"], chain.inputs) if data is not None else None
+    batch = first_batch(data, definition["seed"], chain.inputs) if data is not None else None
     needs = write_pytorch(chain, path, note, calibrated)
     difference = None
     if batch is not None:
@@ -143,7 +133,12 @@ def write_checked(
     return Exported(path, needs, untrained, batch is not None, difference, calibrated)
 
 
-def _first_batch(data: Batches, seed: int, names: Sequence[str]) -> dict[str, torch.Tensor]:
+def first_batch(data: Batches, seed: int, names: Sequence[str]) -> dict[str, torch.Tensor]:
+    """The fields of a run's first batch that a subnet reads.
+
+    Raises:
+        ConfigError: when the batch has not got them.
+    """
     with users_code(f"data: expected a batch with {', '.join(names)} from data({seed}, 0), found"):
         batch: Mapping[str, Any] = data(seed, 0)
         return {name: batch[name] for name in names}

@@ -202,11 +202,11 @@ def _file(classes: _Classes, note: str) -> str:
 
 
 def same_outputs(chain: ModuleChain, loaded: nn.Module, batch: dict[str, Any]) -> bool:
-    """Whether the loaded form gives bitwise what the run's own layers give."""
+    """Whether another form of a subnet gives bitwise what the run's own layers give."""
     from naspipe.runtime.blocks.segment import same_bits
 
     with torch.no_grad():
         expected = chain(batch)
         found = loaded(*(batch[name] for name in chain.inputs))
-    found = found if isinstance(found, tuple) else (found,)
+    found = found if isinstance(found, tuple | list) else (found,)
     return len(found) == len(expected) and all(map(same_bits, expected, found))

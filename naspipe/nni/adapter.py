@@ -16,7 +16,7 @@ from naspipe.nni.cut import Draft, cut
 from naspipe.nni.decisions import BlockLayers, LabelDecisions
 from naspipe.nni.library import library
 from naspipe.nni.loose_ends import find_sized
-from naspipe.nni.mutables import domains, structure_in
+from naspipe.nni.mutables import Sample, domains, structure_in
 from naspipe.nni.proof import NniProof
 from naspipe.nni.trace import Traced, trace
 
@@ -129,6 +129,19 @@ def _look(traced: Traced, values: Mapping[str, Sequence[Any]]) -> None:
         with kept_draws():
             model = fixed_model(traced.space, sample)
         counterparts(traced, sample, model)
+        _check_evaluation(traced, sample, model)
+
+
+def _check_evaluation(traced: Traced, sample: Sample, model: Any) -> None:
+    """What was found alike in training must be so in evaluation."""
+    try:
+        counterparts(traced, sample, model, training=False)
+    except ConfigError:
+        raise ConfigError(
+            f"space {traced.name}: expected a forward that is the same in training and in "
+            f"evaluation, found one that asks self.training; put what depends on it into a module "
+            f"of its own, as nn.Dropout is"
+        ) from None
 
 
 def _check_structure(model_space: Any) -> None:

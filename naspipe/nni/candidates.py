@@ -139,14 +139,19 @@ def _for_input(cell: Any, step: int, op: int, name: str, sample: Sample) -> nn.M
         return _printable(make(step + cell.num_predecessors, op, chosen))
 
 
-def counterparts(traced: Traced, sample: Sample, model: nn.Module) -> Counterparts:
-    """What stands in a model of NNI's for the modules that an architecture runs.
+def counterparts(
+    traced: Traced, sample: Sample, model: nn.Module, *, training: bool = True
+) -> Counterparts:
+    """What stands in a model of NNI's, in one of its modes, for what an architecture runs.
 
     Raises:
         ConfigError: where they do not compute the same.
     """
     with kept_draws():
-        return follow(traced, sample, model, lambda node: running(traced.space, node, sample))
+        return follow(
+            traced, sample, model, lambda node: running(traced.space, node, sample),
+            training=training,
+        )  # fmt: skip
 
 
 def whole(parts: Mapping[str, nn.Module]) -> nn.Module:

@@ -67,7 +67,9 @@ class _Call:
         return f"{self.path}.{self.part}" if self.part else self.path
 
 
-def follow(traced: Traced, sample: Sample, model: nn.Module, original: Original) -> Counterparts:
+def follow(
+    traced: Traced, sample: Sample, model: nn.Module, original: Original, *, training: bool = True
+) -> Counterparts:
     """Trace NNI's model of an architecture in step with the space.
 
     Args:
@@ -75,18 +77,19 @@ def follow(traced: Traced, sample: Sample, model: nn.Module, original: Original)
         sample: the architecture.
         model: NNI's model of it.
         original: what the space has at a node.
+        training: the mode in which NNI's model is traced; the space was in training.
 
     Raises:
         ConfigError: where the two do not compute the same, with the place in both.
     """
     tracer = _InStep(traced, sample, original)
-    training = {module: module.training for module in model.modules()}
-    model.train()
+    modes = {module: module.training for module in model.modules()}
+    model.train(training)
     try:
         with traceable(traced.name):
             tracer.trace(model)
     finally:
-        for module, was_training in training.items():
+        for module, was_training in modes.items():
             module.training = was_training
     return Counterparts(tracer.modules, tracer.tensors)
 
@@ -272,13 +275,24 @@ class _InStep(fx.Tracer):
         self._refuse(f"{place}: expected {self._expected(head)}, found {found} at {path}")
 
     def _refuse_function(self, expected: str, found: str) -> NoReturn:
+        self._check_drawn()
         raise ConfigError(
             f"space {self._traced.name}: its forward depends on labels outside of modules and "
             f"choices: expected {expected} for every architecture, found {found} for "
             f"{self._sample!r:.200}; move that into a module that is made with the values"
         )
 
+    def _check_drawn(self) -> None:
+        """What the forward makes of nothing is made once, when it is traced."""
+        if self._values.drawn is not None:
+            raise ConfigError(
+                f"space {self._traced.name}: expected a forward that makes the same tensors every "
+                f"time, found one of shape {list(self._values.drawn)} with other values (as of "
+                f"torch.randn); draw from what comes in, as in torch.randn_like(x), or in a module"
+            )
+
     def _refuse(self, what: str) -> NoReturn:
+        self._check_drawn()
         raise ConfigError(
             f"space {self._traced.name}{what} in NNI's own model of {self._sample!r:.200}; "
             f"build the modules around a choice so that the choice changes none of them"

@@ -52,14 +52,20 @@ class BlockLayers:
             )
         defaults = {label: options[0] for label, options in values.items()}
         samples: dict[Key, Sample] = {}
+        allowed: dict[Key, dict[str, list[Any]]] = {}
         by_number = draft.kind is not Kind.ENDS
         reading = [tuple(variants(cell, by_number=by_number)) for cell in draft.cells]
         for combination in product(*listed):
             chosen = dict(zip(self._own, combination, strict=True))
             for each in product(*reading):
                 sample = {**defaults, **chosen, **ChainMap(*each)}
-                samples.setdefault(self._key(sample), sample)
+                samples.setdefault(key := self._key(sample), sample)
+                own_values = allowed.setdefault(key, {label: [] for label in self._own})
+                for label, value in chosen.items():
+                    if value not in own_values[label]:
+                        own_values[label].append(value)
         self._keys = sorted(samples)
+        self._allowed = [allowed[key] for key in self._keys]
         self.samples: tuple[Sample, ...] = tuple(samples[key] for key in self._keys)
         self._numbers = {key: number for number, key in enumerate(self._keys)}
 
@@ -74,21 +80,23 @@ class BlockLayers:
             return None
         return {label: trial[label] for label in self.labels}
 
-    def allowed(self, number: int) -> dict[str, list[Any]]:
+    def allowed(self, number: int) -> Mapping[str, Sequence[Any]]:
         """The values of each of the block's labels that some architecture with a layer has.
 
         What the nodes of a cell read is left to the blocks that choose it.
         """
-        found: dict[str, list[Any]] = {label: [] for label in self._own}
-        listed = [self._values[label] for label in self._own]
-        base = self.samples[number]
-        for combination in product(*listed):
-            sample = {**base, **dict(zip(self._own, combination, strict=True))}
-            if self.number(sample) == number:
-                for label, value in zip(self._own, combination, strict=True):
-                    if value not in found[label]:
-                        found[label].append(value)
-        return found
+        return self._allowed[number]
+
+    def decided(self) -> list[dict[str, list[str]]]:
+        """Of each layer, the labels that decide it, with the values that it has."""
+        return [
+            {
+                label: [str(value) for value in values]
+                for label, values in each.items()
+                if len(values) < len(self._values[label])
+            }
+            for each in self._allowed
+        ]
 
     def _key(self, sample: Sample) -> Key:
         if not all(region.is_active(sample) for region in self._draft.regions):
@@ -191,6 +199,10 @@ class LabelDecisions:
     def drawn(self, choices: Sequence[int]) -> tuple[int, ...]:
         """The same of a subnet; raises as :meth:`sample_of`."""
         return self.numbers(self.sample_of(choices))
+
+    def decided(self) -> list[list[dict[str, list[str]]]]:
+        """See :class:`naspipe.core.ports.Decisions`; values as they are printed."""
+        return [block.decided() for block in self.blocks]
 
     def extremes(self, size: Callable[[int, int], int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """None: which value of a label is larger is not said.

@@ -134,7 +134,7 @@ class NniProof:
                 _check_gradients(pairs, ours, theirs)
                 for name, one, other in pairs:
                     _check(one, other, f"{name} after a forward", training)
-        except _DiffersError as error:
+        except DiffersError as error:
             raise ConfigError(
                 f"space {self.traced.name}: expected the chain to be NNI's own model of "
                 f"{sample!r:.200}, found {error}; a module that depends on the choice of another "
@@ -142,7 +142,7 @@ class NniProof:
             ) from None
 
 
-class _DiffersError(Exception):
+class DiffersError(Exception):
     """Where a chain and NNI's model part."""
 
 
@@ -159,14 +159,14 @@ def tensor_partners(chain: Sequence[Any], found: Counterparts) -> Iterator[Pair]
                 for part, theirs in left.pop(path).items():
                     ours = module.get_submodule(part)
                     if differs := difference(ours, theirs):
-                        raise _DiffersError(f"at {path} {differs}")
+                        raise DiffersError(f"at {path} {differs}")
                     for name, *tensors in tensor_pairs(ours, theirs):
                         yield f"{path}.{part}.{name}".replace("..", "."), tensors[0], tensors[1]
             elif node.op == "call_module" and path not in found.modules:
-                raise _DiffersError(f"nothing like {path}")
+                raise DiffersError(f"nothing like {path}")
     for path, parts in left.items():
         if any(True for part in parts.values() for _ in part.parameters()):
-            raise _DiffersError(f"{path}, which no layer has")
+            raise DiffersError(f"{path}, which no layer has")
 
 
 def load_tensors(pairs: Sequence[Pair]) -> None:
@@ -174,9 +174,9 @@ def load_tensors(pairs: Sequence[Pair]) -> None:
     partners: dict[int, int] = {}
     for name, ours, theirs in pairs:
         if partners.setdefault(id(ours), id(theirs)) != id(theirs):
-            raise _DiffersError(f"two tensors of {name}, which is one in the chain")
+            raise DiffersError(f"two tensors of {name}, which is one in the chain")
         if partners.setdefault(-id(theirs), id(ours)) != id(ours):
-            raise _DiffersError(f"one tensor of {name}, which is two in the chain")
+            raise DiffersError(f"one tensor of {name}, which is two in the chain")
         with torch.no_grad():
             theirs.copy_(ours)
 
@@ -199,7 +199,7 @@ def _check_outputs(
     ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor], training: bool
 ) -> None:
     if len(ours) != len(theirs):
-        raise _DiffersError(f"{len(theirs)} outputs, not {len(ours)}")
+        raise DiffersError(f"{len(theirs)} outputs, not {len(ours)}")
     for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
         _check(one, other, f"output {number}", training)
 
@@ -219,7 +219,7 @@ def _check_gradients(
         sides.append(torch.autograd.grad(ends, tensors, weights, allow_unused=True))
     for name, one, other in zip(with_gradient, *sides, strict=True):
         if (one is None) != (other is None):
-            raise _DiffersError(f"{'a' if one is None else 'no'} gradient of {name}")
+            raise DiffersError(f"{'a' if one is None else 'no'} gradient of {name}")
         if one is not None:
             _check(one, other, f"the gradient of {name}", True)
 
@@ -227,6 +227,6 @@ def _check_gradients(
 def _check(ours: torch.Tensor, theirs: torch.Tensor, what: str, training: bool) -> None:
     mode = "training" if training else "evaluation"
     if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
-        raise _DiffersError(f"{what} {list(theirs.shape)} {theirs.dtype}, not {list(ours.shape)}")
+        raise DiffersError(f"{what} {list(theirs.shape)} {theirs.dtype}, not {list(ours.shape)}")
     if not torch.equal(tensor_bytes(ours), tensor_bytes(theirs)):
-        raise _DiffersError(f"other bits in {what} in {mode} mode")
+        raise DiffersError(f"other bits in {what} in {mode} mode")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr
 from functools import cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from naspipe.core.errors import ConfigError
 from naspipe.core.space import Space
@@ -87,13 +88,13 @@ def check_explores(strategy: Any, delay: int, subnets: int, *, is_begun: bool) -
             f"{strategy._status.value}; NNI's strategies run once, so make a new one"
         )
     if _is_a(strategy, "RegularizedEvolution"):
-        _check_population(name, strategy.population_size, delay, subnets)
+        _check_population(strategy, delay, subnets)
     mode = getattr(getattr(strategy, "tuner", None), "optimize_mode", None)
     if not is_begun and getattr(mode, "value", mode) == "minimize":
-        warnings.warn(
+        _warn(
+            strategy,
             f"strategy {name} looks for the least score, as NNI has it by default, and more is "
             f"better here: {name}(optimize_mode='maximize') looks for the best subnets",
-            stacklevel=2,
         )
 
 
@@ -111,7 +112,8 @@ def experiment_config(model_space: Any, evaluator: Any, strategy: Any) -> Any:
     return NasExperimentConfig.default(model_space, evaluator, strategy)
 
 
-def _check_population(name: str, population: int, delay: int, subnets: int) -> None:
+def _check_population(strategy: Any, delay: int, subnets: int) -> None:
+    name, population = type(strategy).__name__, strategy.population_size
     if population <= delay:
         raise ConfigError(
             f"strategy {name}: expected a population_size above the delay, {delay}, found "
@@ -119,11 +121,22 @@ def _check_population(name: str, population: int, delay: int, subnets: int) -> N
             f"larger, or the delay less"
         )
     if subnets <= population:
-        warnings.warn(
+        _warn(
+            strategy,
             f"strategy {name} has a population_size of {population}, and {subnets} subnets are "
             f"asked for: all of them are drawn at random, and none from the scores",
-            stacklevel=2,
         )
+
+
+def _warn(strategy: Any, said: str) -> None:
+    """Once of each strategy: an experiment looks at it when it is made, begun, and searched."""
+    if said not in _TOLD.setdefault(strategy, set()):
+        _TOLD[strategy].add(said)
+        warnings.warn(said, stacklevel=3)
+
+
+_TOLD: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
+"""Of each strategy, what was said of it."""
 
 
 def _one_shot(name: str) -> str:

@@ -26,6 +26,8 @@ class Values:
     def __init__(self, space: nn.Module, sample: Sample, tracer: fx.Tracer) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
         """Of NNI's model, by the path of their counterpart in the space."""
+        self.drawn: torch.Size | None = None
+        """Of the first constant whose values are others there, its shape."""
         self._space = space
         self._sample = sample
         self._tracer = tracer
@@ -85,7 +87,9 @@ class Values:
         if self.tensors.setdefault(ours, other) is not other:
             return False
         is_state = any(other is each for each in (*self._root.parameters(), *self._root.buffers()))
-        return is_state or torch.equal(tensor_bytes(one), tensor_bytes(other))
+        is_same = is_state or torch.equal(tensor_bytes(one), tensor_bytes(other))
+        self.drawn = self.drawn if is_same else self.drawn or one.shape
+        return is_same
 
 
 def attribute(root: nn.Module, path: str) -> Any:

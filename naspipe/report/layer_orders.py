@@ -53,7 +53,7 @@ def layer_orders(
         rows.append(
             LayerOrder(
                 layer=layer,
-                label=labels.label(layer),
+                label=labels.full_label(layer),
                 rule=labels.rule_text(layer),
                 reads=len(records) - writes,
                 writes=writes,

@@ -81,7 +81,7 @@ def run_tables(run: Recorded, name: str) -> dict[str, Any]:
         "balance": stage_balance(accesses, run.num_stages, run.num_groups)._asdict(),
         "losses": _loss_columns(run),
         "validations": _validation_columns(run),
-        "searches": search_tables(run.path),
+        "searches": search_tables(run.path, run.labels.decided),
         "teachers": teacher_tables(run.teacher_events, run.lives, run.manifest, start_ns),
     }
 

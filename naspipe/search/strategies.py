@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from naspipe.core.errors import ConfigError
+from naspipe.core.wording.known_keywords import did_you_mean
 from naspipe.search.greedy import GreedyPool
 from naspipe.search.random_search import Allowed, Choices, RandomSearch, Scored
 from naspipe.streams.ports import ExplorationStrategy
@@ -130,7 +131,10 @@ def make_strategy(
         ConfigError: for a name that is not registered, or an option that it does not have.
     """
     if name not in STRATEGIES:
-        raise ConfigError(f"unknown strategy {name!r:.80}: expected {', '.join(STRATEGIES)}")
+        raise ConfigError(
+            f"unknown strategy {name!r:.80}{did_you_mean(name, STRATEGIES)}: expected "
+            f"{', '.join(STRATEGIES)}, all, nni:NAME as in nni:TPE, file:PATH or MODULE:FUNCTION"
+        )
     known = options_of(name)
     for option in sorted(set(options or {}) - set(known)):
         raise ConfigError(

@@ -22,7 +22,7 @@ from naspipe.core.config import Recipe
 from naspipe.core.space import Shared, Space
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.measuring import profile_apart
-from naspipe.runtime.measuring.layer_sizes import measure_sizes
+from naspipe.runtime.sketching.layer_sizes import measure_sizes
 from naspipe.trace.access.log import read_run_accesses
 from naspipe.trace.reading.metrics import hit_rate, makespan_seconds, stall_ratio
 

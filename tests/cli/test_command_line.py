@@ -112,6 +112,25 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert said.startswith(f"naspipe {__version__} (torch ") and said.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["trian"], "invalid choice: 'trian' (did you mean train?) (choose from 'train'"),
+        (["train", "nlp.c1", "--stagse", "2"], "arguments: --stagse (did you mean --stages?) 2;"),
+        (["train", "nlp.c1", "--stagse=2"], "arguments: --stagse (did you mean --stages?)=2;"),
+        (["log", "x", "--rows", "loses"], "'loses' (did you mean losses?) (choose"),
+        (["log", "x", "--qqq"], "unrecognized arguments: --qqq; see naspipe --help"),
+        (["qqq"], "invalid choice: 'qqq' (choose from"),
+    ],
+)
+def test_unknown_words_are_told_what_is_near(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(words) == 2
+    output = capsys.readouterr().err
+    assert said in output and output.count("\n") == 1
+
+
 @pytest.mark.parametrize("layer", ["9.0", "0.7", "stem.0", "0", "1:head.1", "", "tail"])
 def test_an_unknown_layer(run: str, layer: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["log", run, "--layer", layer]) == 2

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from naspipe.streams.samplers import draw_stream
 from tests.test_architecture import ROOT, product, tracked, tree
 
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -181,3 +182,16 @@ def test_the_index_says_where_files_of_tests_are() -> None:
     """Pages name them, and an installed release has none."""
     said = (ROOT / "docs" / "index.md").read_text("utf-8")
     assert "are in the repository. An installed release has none" in said
+
+
+def test_the_first_page_shows_a_layer_that_its_run_uses() -> None:
+    text = (ROOT / "docs/first-run.md").read_text("utf-8")
+    train = re.search(
+        r"train nlp\.c1 .* --sampler (\S+) --steps (\d+) --seed (\d+) .*runs/two", text
+    )
+    log = re.search(r"log runs/two --layer (\d+)\.(\d+) .*: (\S+)$", text, re.MULTILINE)
+    assert train and log
+    block, candidate = int(log[1]), int(log[2])
+    stream = draw_stream(train[1], [72] * (block + 1), int(train[3]), int(train[2]))  # nlp.c1's
+    users = [number for number, choices in enumerate(stream) if choices[block] == candidate]
+    assert log[3] == "-".join(f"{number}F-{number}B" for number in users)

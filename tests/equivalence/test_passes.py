@@ -16,7 +16,7 @@ from naspipe.core.ids import LayerId
 from naspipe.core.steps import Steps, parse_passes
 from naspipe.core.task import TaskKind
 from naspipe.runtime.blocks.sums import Fold
-from naspipe.runtime.measuring.layer_sizes import buffered_layers
+from naspipe.runtime.sketching.layer_sizes import buffered_layers
 from naspipe.schedule.dispatch_order import PaperOrder
 from naspipe.stage.builder import build_controller
 from naspipe.stage.clearance import Clearance

@@ -71,8 +71,9 @@ def test_own_space(example, tmp_path):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what NNI imports
 def test_nni_space(example, tmp_path):
     pytest.importorskip("nni")
-    run, model, best = example("nni_space").main(tmp_path / "run", steps=20, stages=1, budget=10)
-    assert run.space.decisions.choices_of(model.sample) == best.choices
+    module = example("nni_space")
+    run, best, net = module.main(tmp_path / "run", steps=20, stages=1, budget=10)
+    assert type(net) is module.Net and best.scores.top1 > 0.3
     assert run.manifest["definition"]["rules"]["stem"] == "lag(2)"
 
 

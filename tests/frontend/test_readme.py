@@ -33,7 +33,8 @@ def test_the_example(run_code, tmp_path, capsys):
     names = run_code("README.md")
     run = names["run"]
     assert len(run.losses) == 200 and sum(run.losses[-20:]) < 0.2 * sum(run.losses[:20])
-    assert run.losses == names["npp"].Run(names["space"], tmp_path / "runs/mine").losses
+    assert run.path.absolute().parent == tmp_path / "runs"
+    assert run.losses == names["npp"].Run(names["space"], run.path).losses
     order = run.access_order(3, 1)
     assert capsys.readouterr().out == f"{run.losses[-1]} {order}\n"
     steps = order.split("-")
@@ -41,6 +42,11 @@ def test_the_example(run_code, tmp_path, capsys):
     trained = run.layer(3, 1).state_dict()
     assert trained.keys() == names["Residual"](64).state_dict().keys()
     assert torch.isfinite(trained["layers.1.weight"]).all()
+
+
+def test_the_example_names_no_directory_that_a_second_run_would_find():
+    code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
+    assert "npp.train(" in code[1] and "run_dir" not in code[1]
 
 
 def test_a_search_from_python(run_code, capsys):

@@ -20,6 +20,7 @@ else:
         "test_experiment.py",
         "test_held_strategies.py",
         "test_hub.py",
+        "test_instances.py",
         "test_loose_ends.py",
         "test_own.py",
         "test_proof.py",

@@ -9,7 +9,7 @@ import torch
 from nni.nas.evaluator import FunctionalEvaluator
 from nni.nas.evaluator.pytorch import Classification, DataLoader, Lightning, Regression
 from nni.nas.hub.pytorch import NasBench201
-from nni.nas.strategy import DARTS, GridSearch, Random, RegularizedEvolution
+from nni.nas.strategy import DARTS, TPE, GridSearch, Random, RegularizedEvolution
 from torch import nn
 from torch.utils.data import Dataset, WeightedRandomSampler
 
@@ -18,6 +18,7 @@ from naspipe.experiment.evaluators import evaluated
 from naspipe.export.assembly import assemble
 from naspipe.export.calibrated import calibrate
 from naspipe.nni import NasExperiment
+from naspipe.nni.strategies import check_explores
 from tests.oracle import bits
 
 LOUD = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
@@ -83,7 +84,7 @@ def test_a_classification(tmp_path, capfd):
     ]
     exp = run(tmp_path, evaluator, strategies[0])
     said = capfd.readouterr().err
-    assert said.count("one supernet of Hello is trained for 12 steps, and 8 models are judged") == 1
+    assert said.count("is trained for 12 steps (max_epochs=2, 6 batches each), and 8 models") == 1
     best = exp.export_top_models(3, formatter="dict")
     assert len({str(each) for each in best}) == len(best) > 1
     other = run(tmp_path, evaluator, strategies[1], stages=2, id="other")
@@ -150,6 +151,52 @@ def test_what_evaluators_stand_for():
     assert torch.equal(batch["target"], points.targets[:4])
 
 
+@pytest.mark.parametrize(
+    ("given", "steps", "why"),
+    [
+        ({}, 6000, "1000 epochs of 6 batches, as Lightning has it without max_epochs"),
+        ({"max_steps": 7}, 7, "max_steps=7"),
+        ({"max_epochs": 3}, 18, "max_epochs=3, 6 batches each"),
+        ({"max_epochs": 3, "max_steps": 20}, 18, "max_epochs=3"),
+        ({"max_epochs": -1, "max_steps": 20}, 20, "max_steps=20"),
+    ],
+)
+def test_as_many_steps_as_lightning_trains_and_why(given, steps, why):
+    what = evaluated(with_limits(**given), {})
+    assert what.steps == steps and what.why.startswith(why)
+    what = evaluated(with_limits(**given), {"steps": 2})
+    assert (what.steps, what.why) == (2, "steps=")
+
+
+@pytest.mark.parametrize("given", [{"max_epochs": -1}, {"max_steps": 0}, {"max_epochs": 0}])
+def test_limits_that_train_nothing_or_without_end(given):
+    with pytest.raises(ConfigError, match="max_steps that train something, found max_epochs="):
+        evaluated(with_limits(**given), {})
+
+
+def with_limits(**given):
+    loader = DataLoader(Points(1, 24), batch_size=4)
+    return Classification(num_classes=3, train_dataloaders=loader, **LOUD, **given)
+
+
+def test_an_id_that_is_there_is_said_in_nnis_words(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "something").touch()
+    exp = NasExperiment(Hello(), classification(), Random(), id="mine", directory=tmp_path)
+    exp.config.max_trial_number = 8
+    with pytest.raises(ConfigError, match=r"experiment mine is there .* by resume\(\), or choose"):
+        exp.run()
+
+
+def test_a_strategy_is_warned_of_once():
+    evolution = RegularizedEvolution(population_size=10, sample_size=2)
+    for strategy, said in ((TPE(), "looks for the least"), (evolution, "population_size of")):
+        with pytest.warns(UserWarning) as found:
+            for _ in range(3):
+                check_explores(strategy, 0, 5, is_begun=False)
+        assert [said in str(each.message) for each in found] == [True]
+
+
 def of_sampler():
     sampler = WeightedRandomSampler([1.0] * 8, 8)
     loader = DataLoader(Points(1, 8), batch_size=4, sampler=sampler)
@@ -163,7 +210,13 @@ class Given(Lightning):
 
 REFUSED = {
     "one-shot": (classification, DARTS, "DARTS of NNI trains a supernet of its own"),
-    "no strategy": (classification, dict, "strategy: expected one of NNI's, found dict"),
+    "no strategy": (
+        classification, dict, r"strategy: expected an object of NNI's, as in .*, found dict",
+    ),
+    "a strategy's name": (classification, lambda: "evolution", "found 'evolution'; naspipe"),
+    "a strategy's class": (
+        classification, lambda: Random, r"found the class Random; make one, as in Random\(...\)",
+    ),
     "no data": (lambda: FunctionalEvaluator(print), GridSearch, "steps=1000.*found no data"),
     "own module": (Given, Random, "expected Classification, Regression or FunctionalEvaluator"),
     "sampler": (of_sampler, Random, "found the sampler WeightedRandomSampler; give data="),

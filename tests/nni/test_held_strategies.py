@@ -14,6 +14,7 @@ from torch import nn
 
 import naspipe as npp
 from naspipe.core.errors import ConfigError
+from naspipe.search.strategies import Evolution
 from naspipe.streams.from_file import read_stream
 from tests.faults.helpers import Calm, Ends, fail
 
@@ -160,6 +161,8 @@ REFUSED = {
     "DARTS": (of_nni.DARTS, r"uniform.*nni:RegularizedEvolution.*beside the layers are not supp"),
     "ENAS": (of_nni.ENAS, "ENAS of NNI trains a supernet of its own.*nni:PolicyBasedRL"),
     "name": (lambda: "nni:RandomOneShot", "naspipe.train with its sampler 'uniform'"),
+    "a class": (lambda: Random, r"found the class Random; make one, as in Random\(...\)"),
+    "a class of naspipe's": (lambda: Evolution, "found the class Evolution; make one"),
     "nothing": (object, "expected a name, or a strategy with propose and observe, found object"),
 }
 

@@ -15,6 +15,7 @@ from torch import nn
 
 import naspipe
 from naspipe.core.space import Block
+from naspipe.trace.access.decided import Decided
 from tests.nni.chain import differing, fixed_model, forward, layers, samples
 from tests.nni.spaces import batches, make
 from tests.oracle import bits
@@ -28,6 +29,16 @@ def test_a_user_s_own_space_is_one_line():
     assert [len(b.candidates) for b in space.blocks if isinstance(b, Block)] == [2, 2, 2, 3, 2]
     assert space.decisions.counts == tuple(map(len, space.decisions.values.values()))
     assert space.blocks[-1].rule == naspipe.Frozen()
+
+
+def test_labels_say_which_layer_is_which():
+    decisions = naspipe.from_nni(make("own")).decisions
+    decided = Decided(decisions.decided())
+    sample = {"first": "b", "depth": 1, "merge": [0, 2], "width": 6}
+    said = decided.of_subnet(decisions.choices_of(sample)).split()
+    assert sorted(said) == ["depth=1", "first=b", "merge=[0,2]", "width=6"]
+    assert decided.find("first=b") == (0, 1)
+    assert decided.find("merge=[0, 2]")[1] == 1
 
 
 def test_its_chain_is_nnis_fixed_model():
@@ -109,6 +120,23 @@ def returns_a_dict(self, x):
     return {"out": self.body(x)}
 
 
+def asks_training(self, x):
+    x = self.body(x)
+    return x * 2 if self.training else x
+
+
+def drops_out(self, x):
+    return nn.functional.dropout(self.body(x), training=self.training)
+
+
+def draws(self, x):
+    return self.body(x) + torch.randn(32)
+
+
+def draws_for_a_module(self, x):
+    return x + self.body(torch.randn(1, 8, 4, 4))
+
+
 class Unseen(nas.MutableModule):
     def __init__(self):
         super().__init__()
@@ -151,6 +179,12 @@ REFUSED = {
     "a dict": (lambda: choice("a"), returns_a_dict, "a tensor or a tuple of tensors"),
     "a list": (lambda: nas.InputChoice(2, 1, "none", label="a"),
                lambda self, x: self.body([x, x]), "Space.body: .*reduction 'none'"),
+    "asks training": (lambda: choice("a"), asks_training, "found one that asks self.training; put"),
+    "drops out": (lambda: choice("a"), drops_out, "found one that asks self.training; put"),
+    "draws": (lambda: choice("a"), draws, r"of shape \[32\] with other values \(as of torch.randn"),
+    "draws for a module": (
+        lambda: choice("a"), draws_for_a_module, r"of shape \[1, 8, 4, 4\] with other values",
+    ),
     "unseen": (Unseen, straight, "no module depends on the label unseen"),
     "continuous": (lambda: Continuous(nni.uniform("rate", 0.0, 1.0)), straight, "label rate"),
 }  # fmt: skip

@@ -53,6 +53,7 @@ def test_the_example(tmp_path, monkeypatch):
     for norm in norms:
         norm.eval()
     assert torch.equal(torch.load("output.pt"), outputs(net, sample, batch))
+    assert torch.equal(torch.load("output.pt"), names["found"](batch))
 
 
 @torch.no_grad()

@@ -10,10 +10,13 @@ import pytest
 
 from naspipe.cli.main import main
 from naspipe.core.errors import ConfigError
+from naspipe.report.recorded import read_run
+from naspipe.report.run_tables import run_tables
 from naspipe.report.search_tables import search_tables
 from naspipe.search.limits import Cost
 from naspipe.search.scores import Scores
 from naspipe.search.search_directory import Candidate, SearchDirectory
+from naspipe.trace.access.decided import Decided
 from tests.report.browser import Browser, find_chromium
 from tests.trace.fake_run import FakeRun
 
@@ -48,7 +51,7 @@ def test_scores_costs_and_fronts(run: Path) -> None:
     write_search(run, "old")
     write_search(run, "new", finished=2.0)
     write_search(run, "broken-off", finished=3.0, status="failed")
-    new, old = search_tables(run)
+    new, old = search_tables(run, Decided())
     assert (new["name"], old["name"]) == ("new", "old")
     assert new["scores"]["loss"] == [2.0, 1.5, 1.4, None, 1.3, 1.3]
     assert new["costs"]["flops"] == [None] * 6
@@ -56,15 +59,26 @@ def test_scores_costs_and_fronts(run: Path) -> None:
     assert new["best"] == [1, 0], "each subnet once: only two differ"
 
 
+def test_labels_stand_beside_choices_and_layers(run: Path) -> None:
+    write_search(run, "1")
+    decided = [[{"op0": ["0"]}, {"op0": ["1"]}], [{"op1": ["a"]}, {"op1": ["b"]}]]
+    (found,) = search_tables(run, Decided(decided))
+    assert found["choices"][:2] == ["0,1 op0=0 op1=b", "1,1 op0=1 op1=b"]
+    manifest = json.loads((run / "manifest.json").read_text())
+    (run / "manifest.json").write_text(json.dumps({**manifest, "decided": decided}))
+    labels = [each["label"] for each in run_tables(read_run(run), "run")["layers"]]
+    assert labels == ["stem", "0.0 op0=0", "0.1 op0=1", "1.0 op1=a", "1.1 op1=b", "head"]
+
+
 def test_a_damaged_search_is_named(run: Path) -> None:
     path = write_search(run, "1")
     lines = path / "candidates.jsonl"
     lines.write_text(lines.read_text().replace("[1, 1]", '["x"]', 1))
     with pytest.raises(ConfigError, match=r"search-1/candidates.jsonl:2: expected subnet 1"):
-        search_tables(run)
+        search_tables(run, Decided())
     (path / "manifest.json").write_text(json.dumps({"format": 1, "status": "complete"}))
     with pytest.raises(ConfigError, match="damaged: expected a definition with a score"):
-        search_tables(run)
+        search_tables(run, Decided())
 
 
 @pytest.mark.skipif(find_chromium() is None, reason="needs chromium on PATH")

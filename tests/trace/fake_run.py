@@ -113,6 +113,7 @@ class FakeRun:
     scalars: dict[str, Any] = field(
         default_factory=lambda: {"0/0.0/optimizer/weight/step": 2, "0/head/optimizer/w/rate": 0.5}
     )
+    decided: Any = ()
     accesses: list[Access] = field(default_factory=lambda: sequential_accesses(CHAINS))
 
     def write(self, path: Path) -> Path:
@@ -126,6 +127,7 @@ class FakeRun:
                 "execution": {"stages": self.stages},
                 "environment": {"software": self.software, "hardware": self.hardware},
                 "space": SPACE,
+                "decided": self.decided,
                 "measured": {},
             }
         )

@@ -134,7 +134,7 @@ def _check_layers(found: Space, expected: Space, source: Source) -> None:
 
 
 def _shapes(space: Space, position: int) -> list[tuple[int, ...]]:
-    from naspipe.runtime.measuring.layer_sizes import sketch
+    from naspipe.runtime.sketching.layer_sizes import sketch
 
     values = sketch(space, position, 0).state_dict().values()
     return [tuple(each.shape) for each in values if hasattr(each, "shape")]

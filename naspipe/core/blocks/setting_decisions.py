@@ -90,6 +90,10 @@ class SettingDecisions:
                     )
         return tuple(values.index(sample[label]) for label, values in self.values.items())
 
+    def decided(self) -> tuple[()]:
+        """Nothing: a space describes the settings of its layers."""
+        return ()
+
     def extremes(self, size: Callable[[int, int], int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The choices of the largest subnet, and of the smallest.
 

@@ -11,7 +11,7 @@ from torch import nn
 from naspipe.core.errors import ConfigError
 from naspipe.core.space import Elastic, Space
 from naspipe.core.wording.known_keywords import did_you_mean
-from naspipe.runtime.measuring.layer_sizes import sketch
+from naspipe.runtime.sketching.layer_sizes import sketch
 
 
 def check_settings(space: Space) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from naspipe.core.errors import ConfigError
 from naspipe.core.space import Space
 from naspipe.mixed.mixed_edge import MixedEdge
-from naspipe.runtime.measuring.layer_sizes import sketch
+from naspipe.runtime.sketching.layer_sizes import sketch
 
 
 def check_costs(space: Space, loss: Any) -> None:

@@ -28,7 +28,7 @@ from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.layers.norm_statistics import unknown_norm
 from naspipe.runtime.layers.parameter_names import named_parameters
 from naspipe.runtime.layers.stored_layer import StoredLayer
-from naspipe.runtime.measuring.layer_sizes import sketch
+from naspipe.runtime.sketching.layer_sizes import sketch
 from naspipe.schedule.groups import check_groups
 
 

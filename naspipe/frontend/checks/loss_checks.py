@@ -23,7 +23,7 @@ from naspipe.runtime.jobs.losses import (
     not_one_number,
 )
 from naspipe.runtime.jobs.workload import Workload, field_of
-from naspipe.runtime.measuring.layer_sizes import sketch
+from naspipe.runtime.sketching.layer_sizes import sketch
 
 _OURS = ("torch.nn.", "naspipe.", "search_spaces.")
 _MOST_OUTPUTS = 8

@@ -9,7 +9,7 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.settings.given_code import GivenCode
 from naspipe.runtime.jobs.captured import captured
 from naspipe.runtime.jobs.workload import Workload
-from naspipe.runtime.measuring.structures import structures
+from naspipe.runtime.sketching.structures import structures
 from naspipe.trace.access.labels import describe_space
 from naspipe.trace.reading.made_of import as_made_of, first_unlike, read_made_of
 from naspipe.trace.results.run_directory import RunDirectory

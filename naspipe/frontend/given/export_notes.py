@@ -5,7 +5,7 @@ from __future__ import annotations
 from naspipe.core.space import Space
 from naspipe.core.user_code import why_no_source
 from naspipe.planning.cost import first_of_kind
-from naspipe.runtime.measuring.sketched import SketchedLayers
+from naspipe.runtime.sketching.sketched import SketchedLayers
 
 
 def export_note(space: Space, layers: SketchedLayers) -> str:

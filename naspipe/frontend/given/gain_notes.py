@@ -14,8 +14,8 @@ from naspipe.core.subnet import Subnet
 from naspipe.frontend.checks.input_checks import keeps_statistics
 from naspipe.planning.cost import CostTable
 from naspipe.runtime.jobs.workload import Workload, common
-from naspipe.runtime.measuring.layer_sizes import sketch
 from naspipe.runtime.measuring.stateless_layers import stateless_layers
+from naspipe.runtime.sketching.layer_sizes import sketch
 from naspipe.sim.chains import Chain, Stream
 from naspipe.sim.held_back import HeldBack, held_back
 from naspipe.sim.pipeline import Pipeline

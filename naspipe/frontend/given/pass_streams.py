@@ -11,7 +11,7 @@ from naspipe.core.subnet import Subnet
 from naspipe.planning.cost import first_of_kind
 from naspipe.runtime.jobs.losses import distilling
 from naspipe.runtime.jobs.workload import Workload
-from naspipe.runtime.measuring.layer_sizes import sketch
+from naspipe.runtime.sketching.layer_sizes import sketch
 from naspipe.streams.passes import Choices, in_passes, num_draws
 from naspipe.streams.samplers import draw_subnets, iterate_subnets
 

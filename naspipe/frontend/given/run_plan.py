@@ -12,10 +12,10 @@ from naspipe.planning.cost import CostTable
 from naspipe.planning.memory import DeviceSizes, StreamSizes
 from naspipe.runtime.devices.gpus import find_gpus
 from naspipe.runtime.jobs.workload import Workload, common, wiring_of
-from naspipe.runtime.measuring.layer_sizes import buffered_layers, measure_sizes
 from naspipe.runtime.measuring.profile_apart import profile_apart
 from naspipe.runtime.measuring.profile_cache import cached_profile
 from naspipe.runtime.measuring.stateless_layers import stateless_layers
+from naspipe.runtime.sketching.layer_sizes import buffered_layers, measure_sizes
 from naspipe.sim.chains import Chain, Stream
 from naspipe.sim.pipeline import Pipeline, Plan, has_choice, plan_pipeline
 from naspipe.sim.simulation import choose_order, measured_timing

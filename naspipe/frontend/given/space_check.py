@@ -26,11 +26,11 @@ from naspipe.runtime.forking.own_thread import in_own_thread
 from naspipe.runtime.jobs.losses import is_joined
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.layers.layer_store import shared
-from naspipe.runtime.measuring.alike_candidates import alike_note
-from naspipe.runtime.measuring.first_blocks import FirstBlocks, FirstBlocksError
-from naspipe.runtime.measuring.followed_shapes import ShapeFollower, Suspected
-from naspipe.runtime.measuring.layer_notes import counting_note, evaluating_note
-from naspipe.runtime.measuring.sketched import SketchedLayers
+from naspipe.runtime.sketching.alike_candidates import alike_note
+from naspipe.runtime.sketching.first_blocks import FirstBlocks, FirstBlocksError
+from naspipe.runtime.sketching.followed_shapes import ShapeFollower, Suspected
+from naspipe.runtime.sketching.layer_notes import counting_note, evaluating_note
+from naspipe.runtime.sketching.sketched import SketchedLayers
 from naspipe.streams.samplers import FILES
 
 MOST_TRIED = 4

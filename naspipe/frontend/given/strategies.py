@@ -103,9 +103,23 @@ def is_nnis(strategy: Any) -> bool:
     return strategy.startswith("nni:") if isinstance(strategy, str) else is_strategy(strategy)
 
 
+def check_is_object(strategy: Any) -> None:
+    """A strategy is given as an object, and not as its class.
+
+    Raises:
+        ConfigError: for a class.
+    """
+    if isinstance(strategy, type):
+        name = strategy.__name__
+        raise ConfigError(
+            f"strategy: expected an object, found the class {name}; make one, as in {name}(...)"
+        )
+
+
 def _of_object(strategy: Any, space: Space, asked: Asked) -> StrategyMaker:
     from naspipe.nni.strategies import adopt, check_explores, is_strategy
 
+    check_is_object(strategy)
     name = type(strategy).__name__
     of_nni = is_strategy(strategy)
     if not of_nni and not (

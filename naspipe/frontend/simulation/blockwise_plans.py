@@ -17,7 +17,7 @@ from naspipe.planning.cost import CostTable
 from naspipe.planning.joint_placements import Pieces, moved_bytes
 from naspipe.planning.size import SizeTable
 from naspipe.runtime.jobs.workload import Workload, wiring_of
-from naspipe.runtime.measuring.layer_sizes import measure_sizes
+from naspipe.runtime.sketching.layer_sizes import measure_sizes
 from naspipe.sim.simulation import measured_timing, simulate_run
 
 PLACEMENTS = ("free", "pairs", "packed", "layers")

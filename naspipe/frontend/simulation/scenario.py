@@ -172,7 +172,7 @@ def profiled_scenario(workload: Workload, execution: Execution) -> Scenario:
 
 def _buffered(space: Space, defers_norms: bool = False) -> frozenset[tuple[int, int]]:
     """Needs torch, so only where it is asked for."""
-    from naspipe.runtime.measuring.layer_sizes import buffered_layers
+    from naspipe.runtime.sketching.layer_sizes import buffered_layers
 
     return buffered_layers(space, defers_norms)
 

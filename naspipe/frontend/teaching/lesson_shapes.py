@@ -19,7 +19,7 @@ from naspipe.losses.top_classes import KeepsTop, top_classes
 from naspipe.mixed.mixed_edge import MixedEdge
 from naspipe.runtime.jobs.losses import distilling, is_joined, loss_fields, wants_hidden
 from naspipe.runtime.jobs.workload import Workload, field_of
-from naspipe.runtime.measuring.layer_sizes import sketch
+from naspipe.runtime.sketching.layer_sizes import sketch
 
 Shapes = list[tuple[int, ...]]
 Tensors = tuple[torch.Tensor, ...]

@@ -22,7 +22,7 @@ from naspipe.frontend.teaching.teachers import weights_digest
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.layers.following import check_pair
 from naspipe.runtime.layers.layer_store import LayerStore
-from naspipe.runtime.measuring.layer_sizes import buffered_layers
+from naspipe.runtime.sketching.layer_sizes import buffered_layers
 from naspipe.schedule.traits import causal_policies, traits_of
 from naspipe.teaching.momentum_update import MomentumUpdate
 

@@ -22,7 +22,7 @@ from naspipe.runtime.devices.environment import describe_environment
 from naspipe.runtime.jobs.job import StreamJob, TrainingJob
 from naspipe.runtime.memory.placement import device_name
 from naspipe.runtime.processes.hosts import Hosts
-from naspipe.trace.reading.compare import differing
+from naspipe.trace.reading.definitions import differing
 from naspipe.trace.snapshots.checkpoints import cut_name
 from naspipe.trace.snapshots.snapshot import read_checkpoint
 from naspipe.trace.storage.whole_files import write_json

@@ -24,7 +24,7 @@ from naspipe.runtime.processes.hosts import OtherHosts
 from naspipe.runtime.processes.launcher import Launched, launch
 from naspipe.runtime.wire.ports import RunObserver
 from naspipe.streams.from_file import read_stream
-from naspipe.trace.reading.compare import definitions, differing
+from naspipe.trace.reading.definitions import definitions, differing
 from naspipe.trace.results.losses_file import check_losses
 from naspipe.trace.results.reserved_space import reserve, write_last
 from naspipe.trace.results.run_directory import RunDirectory

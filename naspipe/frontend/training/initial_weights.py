@@ -18,7 +18,7 @@ from naspipe.frontend.given.run import Run
 from naspipe.planning.cost import first_of_kind
 from naspipe.runtime.checkpoints.layer_bytes import from_raw
 from naspipe.runtime.devices.tensor_bytes import tensor_bytes
-from naspipe.runtime.measuring.layer_sizes import sketch
+from naspipe.runtime.sketching.layer_sizes import sketch
 from naspipe.trace.results.run_directory import RunDirectory
 from naspipe.trace.snapshots.snapshot import read_checkpoint
 

@@ -137,7 +137,10 @@ class Training:
                 generation = self._claim(stack, subnets)
                 if generation < 0:
                     return
-            else:
+            device, note = self.execution.hardware.device, self.observer.on_note
+            for said in check_spaces(self.workloads, subnets, self.taps, device, note):
+                note(said)  # nothing is written yet
+            if not self.resumes:
                 records = new_records(self.directories, self.workloads, self.execution)
                 stack.enter_context(planning(records))
             costs = planning_costs(self.workloads, self.execution, self.observer.on_note)
@@ -145,7 +148,6 @@ class Training:
                 self.workloads, self.execution, subnets, costs, self.wiring, self.drawn_beside
             )
             if plan.memory and self.others is None:
-                device = self.execution.hardware.device
                 check_shared_gpus(device, plan.memory.budgets, self._gpus.memory_bytes)
             full = how_full(self.workloads, costs, self.execution.pipeline.stages)
             notes = [full, *gain_notes(self.workloads, self.execution, subnets, costs)]
@@ -242,7 +244,7 @@ class Training:
         return NO_GPUS if self.execution.hardware.device == "cpu" else find_gpus()
 
     def _check(self) -> list[tuple[Subnet, ...]]:
-        """Everything that can be known to be wrong before anything is written."""
+        """Everything that can be known to be wrong at once; returns the subnets of each stream."""
         if not self.resumes:
             for directory in self.directories:
                 directory.check_new()
@@ -275,9 +277,6 @@ class Training:
             note(said)
         if self.others is None:
             check_endpoints(self.execution)
-        device = self.execution.hardware.device
-        for said in check_spaces(self.workloads, subnets, self.taps, device, note):
-            note(said)
         return subnets
 
     def _beside(self) -> dict[str, Mapping[str, Any]]:

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from naspipe.core.space import Space
 from naspipe.planning.cost import first_of_kind
-from naspipe.runtime.measuring.layer_sizes import sketch
+from naspipe.runtime.sketching.layer_sizes import sketch
 
 
 def statistics_of(module: nn.Module) -> list[_BatchNorm]:

@@ -14,7 +14,7 @@ from naspipe.planning.footprint import Footprint, FootprintTable
 from naspipe.planning.size import SizeTable
 from naspipe.runtime.jobs.losses import Loss
 from naspipe.runtime.jobs.workload import Workload
-from naspipe.runtime.measuring.layer_sizes import measure_sizes, sketch
+from naspipe.runtime.sketching.layer_sizes import measure_sizes, sketch
 
 MetaBatch = Callable[[int], Mapping[str, torch.Tensor]]
 """Batch fields of so many samples, on the meta device."""

@@ -21,8 +21,8 @@ from naspipe.data.cache import default_root
 from naspipe.planning.cost import CostTable, LayerCost, first_of_kind
 from naspipe.runtime.devices.environment import describe_environment
 from naspipe.runtime.jobs.workload import Workload
-from naspipe.runtime.measuring.layer_sizes import sketch
-from naspipe.runtime.measuring.structures import without_addresses
+from naspipe.runtime.sketching.layer_sizes import sketch
+from naspipe.runtime.sketching.structures import without_addresses
 from naspipe.trace.storage.whole_files import write_json
 
 FORMAT = 1

@@ -15,7 +15,7 @@ from naspipe.core.space import Space
 from naspipe.core.user_code import users_code
 from naspipe.data.keyed.global_draws import kept_draws
 from naspipe.planning.cost import first_of_kind
-from naspipe.runtime.measuring.layer_sizes import sketch
+from naspipe.runtime.sketching.layer_sizes import sketch
 
 _Form = tuple[tuple[tuple[int, ...], torch.dtype], ...]
 

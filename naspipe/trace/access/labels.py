@@ -13,17 +13,22 @@ from naspipe.core.layer_rules import STATELESS, BlockRule, rule_of, rule_with_st
 from naspipe.core.rules import Exact, Rule, parse_rule
 from naspipe.core.space import Elastic, Shared, Space
 from naspipe.core.subnet import Subnet
+from naspipe.trace.access.decided import Decided, decided_in
 
 
 def described(space: Space, stateless: Collection[tuple[int, int]]) -> dict[str, Any]:
-    """A manifest's ``space`` and ``stateless``: what :class:`SpaceLabels` reads.
+    """A manifest's ``space``, ``stateless`` and ``decided``: what :class:`SpaceLabels` reads.
 
     Args:
         space: of the run.
         stateless: block and candidate of the layers without state.
     """
     labels = [space.label(*place) for place in sorted(stateless)]
-    return {"space": describe_space(space), "stateless": labels}
+    return {
+        "space": describe_space(space),
+        "stateless": labels,
+        "decided": [list(each) for each in decided_in(space)],
+    }
 
 
 def describe_space(space: Space) -> dict[str, Any]:
@@ -55,12 +60,15 @@ class SpaceLabels:
     Args:
         space: of the manifest.
         stateless: labels of the layers without state; earlier manifests do not name them.
+        decided: what decides each candidate of each choice block; also only in newer manifests.
 
     Raises:
         ConfigError: when the manifest does not describe a space.
     """
 
-    def __init__(self, space: Mapping[str, Any], stateless: Iterable[str] = ()) -> None:
+    def __init__(
+        self, space: Mapping[str, Any], stateless: Iterable[str] = (), decided: Any = ()
+    ) -> None:
         try:
             self.name = str(space["name"])
             self.labels = tuple(map(str, space["labels"]))
@@ -71,6 +79,7 @@ class SpaceLabels:
                 str(name): texts_of(each.values())
                 for name, each in space.get("elastic", {}).items()
             }
+            self.decided = Decided(decided)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"the manifest describes no space: {error!r}") from error
         if len({len(self.labels), len(self.is_shared), len(rules), len(self.candidates)}) > 1:
@@ -94,6 +103,16 @@ class SpaceLabels:
         name = self.labels[block]
         name = name if self._is_named(block) else f"{name}.{candidate}"
         return f"{stream}:{name}" if stream else name
+
+    def decision(self, layer: LayerId) -> str:
+        """What labels of the space's decisions say of a layer: ``op0=1``; often nothing."""
+        if not 0 <= layer.block < len(self) or self.is_shared[layer.block]:
+            return ""
+        return self.decided.of_layer(self._number(layer.block), layer.candidate)
+
+    def full_label(self, layer: LayerId) -> str:
+        """:meth:`label`, and :meth:`decision` behind it."""
+        return f"{self.label(layer)} {self.decision(layer)}".strip()
 
     @property
     def stays(self) -> tuple[bool, ...]:
@@ -136,8 +155,12 @@ class SpaceLabels:
         texts = self._texts.get(layer.block)
         if texts is None:
             return lambda _: ""
-        place = sum(not shared for shared in self.is_shared[: layer.block])
+        place = self._number(layer.block)
         return lambda number: f"[{texts[stream[number][place]]}]"
+
+    def _number(self, position: int) -> int:
+        """Of a block that chooses: how many do so before it."""
+        return sum(not shared for shared in self.is_shared[:position])
 
     def _is_named(self, block: int) -> bool:
         return self.is_shared[block] or block in self._texts
@@ -159,11 +182,15 @@ class SpaceLabels:
         return STATELESS if self.is_stateless(layer) else str(self.rule(layer) or "?")
 
     def layer(self, label: str) -> LayerId:
-        """The layer that ``3.1``, ``head`` or ``1:3.1`` names.
+        """The layer that ``3.1``, ``head`` or ``1:3.1`` names, or ``op0=1`` alone.
 
         Raises:
             ConfigError: when the space has no such layer.
         """
+        if "=" in label:
+            number, option = self.decided.find(label)
+            chooses = [place for place, shared in enumerate(self.is_shared) if not shared]
+            return LayerId(FIRST_STREAM, chooses[number], option)
         match = re.fullmatch(r"(?:([0-9]{1,9}):)?([^.:]+)(?:\.([0-9]{1,9}))?", label)
         position = self._positions.get(match.group(2)) if match else None
         if match and position is not None:

@@ -15,6 +15,7 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.settings.run_groups import RecordSettings
 from naspipe.trace.access.labels import SpaceLabels
 from naspipe.trace.access.log import RunLog, read_run_accesses
+from naspipe.trace.reading.definitions import definitions, differing
 from naspipe.trace.reading.differences import (
     Difference,
     checkpoint_differences,
@@ -39,8 +40,16 @@ class RecordedRun:
     def __init__(self, path: Path | str) -> None:
         self.directory = RunDirectory(path)
         self.manifest = self.directory.read_manifest()
+        if "space" not in self.manifest and "run" in self.manifest:
+            whole = self.path.parent
+            raise ConfigError(
+                f"{self.path} is a search: expected the run that it is in, {whole}; naspipe report "
+                f"{whole} shows its subnets, and {self.path / 'candidates.jsonl'} lists them"
+            )
         self.labels = SpaceLabels(
-            self.manifest.get("space", {}), self.manifest.get("stateless", ())
+            self.manifest.get("space", {}),
+            self.manifest.get("stateless", ()),
+            self.manifest.get("decided", ()),
         )
 
     @property
@@ -135,19 +144,28 @@ class Comparison:
         return f"{text}\n{counts}"
 
 
-def compare_runs(paths: Sequence[Path | str]) -> list[Comparison]:
+def compare_runs(*runs: Path | str | Sequence[Path | str]) -> list[Comparison]:
     """Compare each run but the first to the first, by losses, final state and access order.
 
     Args:
-        paths: run directories, two or more.
+        runs: run directories, two or more: one by one, or a list of them.
 
     Returns:
         A :class:`Comparison` of each but the first, which is true when no bit differs. All of
-        them: ``all(naspipe.compare_runs(paths))``.
+        them: ``all(naspipe.compare_runs("runs/one", "runs/two"))``.
 
     Raises:
         ConfigError, LogError: when a recorded file is missing or damaged.
     """
+    is_list = len(runs) == 1 and isinstance(runs[0], Sequence) and not isinstance(runs[0], str)
+    paths: Sequence[Any] = runs[0] if is_list else runs  # type: ignore[assignment]
+    wrong = [each for each in paths if not isinstance(each, str | Path)]
+    if wrong or len(paths) < 2:
+        raise ConfigError(
+            f"compare_runs: expected two run directories or more, as in "
+            f'naspipe.compare_runs("runs/one", "runs/two"), found '
+            f"{f'{wrong[0]!r:.80}' if wrong else len(paths)}"
+        )
     reference = RecordedRun(paths[0])
     return [compare_to(reference, RecordedRun(path)) for path in paths[1:]]
 
@@ -263,37 +281,3 @@ def _environment_warnings(one: Mapping[str, Any], other: Mapping[str, Any]) -> I
         sides = [manifest.get("environment", {}).get(part, {}) for manifest in (one, other)]
         for key, left, right in differing(*sides):
             yield f"different {part}: {key} is {left} against {right}; bits may differ for that"
-
-
-_ABSENT = object()
-
-
-def definitions(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[Any, Any]:
-    """What two manifests define, so that it can be compared.
-
-    Earlier manifests say of a loss only what it is called, not what it was made with. Beside one of
-    them nothing more is asked of the other.
-    """
-    found = [manifest.get("definition") for manifest in (one, other)]
-    if not all("stateless" in manifest for manifest in (one, other)):
-        found = [
-            {**each, "loss": str(each["loss"]).partition("(")[0]}
-            if isinstance(each, dict) and "loss" in each
-            else each
-            for each in found
-        ]
-    return found[0], found[1]
-
-
-def differing(one: Any, other: Any, key: str = "") -> Iterator[tuple[str, str, str]]:
-    """Dotted keys in sorted order where two JSON values differ, and both values."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        for name in sorted(one.keys() | other.keys()):
-            inner = f"{key}.{name}" if key else name
-            yield from differing(one.get(name, _ABSENT), other.get(name, _ABSENT), inner)
-    elif type(one) is not type(other) or one != other:
-        yield key, _value_text(one), _value_text(other)
-
-
-def _value_text(value: Any) -> str:
-    return "absent" if value is _ABSENT else f"{value!r:.80}"

@@ -94,6 +94,11 @@ class RunDirectory:
         """All checkpoints of the run."""
         return CheckpointFolder(self.path / "checkpoints")
 
+    @property
+    def is_used(self) -> bool:
+        """Whether something is there already."""
+        return self.path.is_dir() and any(self.path.iterdir())
+
     def check_new(self) -> None:
         """Refuse a place where something is already; writes nothing.
 
@@ -105,7 +110,7 @@ class RunDirectory:
                 f"run directory {self.path}: expected a directory, found a file; choose another "
                 f"with --run-dir"
             )
-        if self.path.is_dir() and any(self.path.iterdir()):
+        if self.is_used:
             raise ConfigError(
                 f"run directory {self.path} exists and is not empty; remove it, choose another "
                 f"with --run-dir, or go on with it: --resume, or --resume-if-exists"

@@ -16,7 +16,7 @@ from naspipe.core.wording.known_keywords import knows_keywords
 CALLS = (
     npp.Block, npp.Elastic, npp.Shared, npp.Space, npp.Lag, npp.Every, npp.Views, npp.Teacher,
     npp.Momentum,
-    npp.chain, npp.open_run, npp.from_dataset, npp.export_subnet, npp.export_blocks,
+    npp.chain, npp.open_run, npp.from_dataset, npp.export_subnet, npp.export_blocks, npp.to_nni,
     npp.validate_blocks, npp.train_together, npp.write_labels, npp.rate_blocks, npp.combine_blocks,
     npp.to_wandb, npp.to_mlflow, npp.from_nni, npp.compare_runs,
 )  # fmt: skip

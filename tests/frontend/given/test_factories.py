@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 import naspipe as npp
 from naspipe.core.errors import ConfigError
-from naspipe.runtime.measuring.alike_candidates import alike_note
-from naspipe.runtime.measuring.sketched import SketchedLayers
+from naspipe.runtime.sketching.alike_candidates import alike_note
+from naspipe.runtime.sketching.sketched import SketchedLayers
 from tests.equivalence import spaces
 
 

@@ -24,7 +24,7 @@ from naspipe.core.subnet import Subnet
 from naspipe.frontend.given import space_check
 from naspipe.frontend.given.space_check import check_spaces
 from naspipe.runtime.jobs.workload import Workload
-from naspipe.runtime.measuring import followed_shapes
+from naspipe.runtime.sketching import followed_shapes
 from tests.frontend.given.convolutions import STEM, Pool, conv, data, head
 
 

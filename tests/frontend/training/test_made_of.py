@@ -15,7 +15,7 @@ from naspipe.core.errors import ConfigError
 from naspipe.frontend.checks.made_of_checks import check_made_of, record_made_of, untold_notes
 from naspipe.runtime.jobs.captured import captured
 from naspipe.runtime.jobs.workload import Workload
-from naspipe.runtime.measuring.structures import structure, structures
+from naspipe.runtime.sketching.structures import structure, structures
 from naspipe.trace.reading.compare import compare_runs
 from naspipe.trace.results.run_directory import RunDirectory
 from tests.trace.fake_run import SPACE

@@ -12,7 +12,7 @@ from torch.nn import functional
 from naspipe.core.errors import ConfigError
 from naspipe.runtime.jobs.loss_values import described
 from naspipe.runtime.jobs.losses import smoothed
-from naspipe.trace.reading.compare import definitions, differing
+from naspipe.trace.reading.definitions import definitions, differing
 
 PLAIN = "torch.nn.modules.loss.CrossEntropyLoss"
 

@@ -10,7 +10,7 @@ import pytest
 
 from naspipe.core.access import AccessKind
 from naspipe.core.errors import ConfigError, LogError
-from naspipe.trace.reading.compare import Comparison, compare_runs
+from naspipe.trace.reading.compare import Comparison, RecordedRun, compare_runs
 from naspipe.trace.snapshots.shards import RawTensor
 from tests.trace.fake_run import CHAINS, FakeRun, float32_bits, sequential_accesses
 
@@ -234,6 +234,26 @@ def test_damage_is_an_error(tmp_path: Path) -> None:
     (paths[1] / "losses.jsonl").write_text("x\n")
     with pytest.raises(LogError, match=r"losses\.jsonl:1"):
         compare_runs(paths)
+
+
+def test_runs_are_given_one_by_one_or_as_a_list(tmp_path: Path) -> None:
+    one, other = (str(FakeRun().write(tmp_path / name)) for name in ("one", "other"))
+    assert all(compare_runs(one, other)) and all(compare_runs([one, tmp_path / "other"]))
+    said = 'expected two run directories or more, as in naspipe.compare_runs("runs/one"'
+    for wrong, found in (((one,), "1"), (([one],), "1"), ((one, 3), "3"), ((), "0")):
+        with pytest.raises(ConfigError) as error:
+            compare_runs(*wrong)
+        assert said in str(error.value) and str(error.value).endswith(f"found {found}")
+
+
+def test_a_search_is_not_taken_for_a_run(tmp_path: Path) -> None:
+    search = FakeRun().write(tmp_path / "run") / "search-1"
+    search.mkdir()
+    (search / "manifest.json").write_text('{"format": 1, "run": {}, "definition": {}}')
+    with pytest.raises(
+        ConfigError, match=r"search-1 is a search: expected the run .*/run; naspipe"
+    ):
+        RecordedRun(search)
 
 
 def test_three_large_runs_take_seconds(tmp_path: Path) -> None:

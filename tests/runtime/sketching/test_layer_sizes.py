@@ -16,7 +16,7 @@ from naspipe.core.rules import Frozen, Lag
 from naspipe.core.space import Block, Shared, Space
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.layers.layer_store import LayerStore
-from naspipe.runtime.measuring.layer_sizes import measure_sizes, sketch
+from naspipe.runtime.sketching.layer_sizes import measure_sizes, sketch
 from tests.search_spaces.chain import IMAGES, TEXT
 
 RECIPES = {

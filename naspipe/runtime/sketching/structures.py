@@ -20,7 +20,7 @@ from naspipe.core.space import Space
 from naspipe.core.user_code import is_users_module
 from naspipe.planning.cost import first_of_kind
 from naspipe.runtime.jobs.loss_values import text_of
-from naspipe.runtime.measuring.layer_sizes import sketch
+from naspipe.runtime.sketching.layer_sizes import sketch
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 """In the repr of a module that holds a function: another one in every process."""

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from naspipe.core.space import Space
-from naspipe.runtime.measuring.sketched import SketchedLayers
+from naspipe.runtime.sketching.sketched import SketchedLayers
 
 _NUMBERS = (bool, int, float, str)
 _TORCHS = {*vars(nn.Module())}

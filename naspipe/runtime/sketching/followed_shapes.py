@@ -18,8 +18,8 @@ from torch import nn
 from naspipe.core.errors import ConfigError
 from naspipe.core.space import Space
 from naspipe.runtime.blocks.forms import Form, form_of
-from naspipe.runtime.measuring.layer_notes import counting, numbers_of
-from naspipe.runtime.measuring.sketched import SketchedLayers
+from naspipe.runtime.sketching.layer_notes import counting, numbers_of
+from naspipe.runtime.sketching.sketched import SketchedLayers
 
 MOST_FORMS = 32
 """Forms in which tensors reach one block that are followed; more are left to the profile."""

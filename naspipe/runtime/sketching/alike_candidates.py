@@ -11,8 +11,8 @@ from torch import nn
 
 from naspipe.core.space import Block, Space
 from naspipe.planning.cost import first_of_kind
-from naspipe.runtime.measuring.sketched import SketchedLayers
-from naspipe.runtime.measuring.structures import without_addresses
+from naspipe.runtime.sketching.sketched import SketchedLayers
+from naspipe.runtime.sketching.structures import without_addresses
 
 _TORCHS = {*nn.Module().__dict__}
 """What every module has, whatever it computes."""
