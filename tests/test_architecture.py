@@ -29,7 +29,6 @@ ALLOWED_FILES: dict[str, str] = {}
 
 ALLOWED_FUNCTIONS: dict[str, str] = {}
 """Functions that may be longer: ``path:name`` to reason and date."""
-
 ALLOWED_PARAMETERS: dict[str, str] = {}
 """Functions that may have more parameters: ``path:name`` to reason and date."""
 
@@ -39,6 +38,7 @@ ENVIRONMENT = {
     "naspipe/data/debian.py": "the environment that dpkg and apt are started with",
     "naspipe/runtime/devices/environment.py": "what makes libraries take other kernels; only read",
     "naspipe/runtime/devices/determinism.py": "CUBLAS_WORKSPACE_CONFIG, read only by cuBLAS",
+    "naspipe/runtime/memory/heap.py": "what a user asks of malloc; only whether it is there",
     "naspipe/runtime/wire/nccl_path.py": "NCCL_SOCKET_IFNAME and gloo's, read only by them",
     "naspipe/runtime/processes/launcher.py": "the one place that may look at how it was started",
     "naspipe/runtime/processes/rendezvous.py": "torchrun's variables: which worker this is",

@@ -115,6 +115,7 @@ def _costs(
     from naspipe.runtime.measuring.profile_apart import profile_apart
     from naspipe.runtime.measuring.profiler import profile
     from naspipe.runtime.memory.garbage import calm_collector
+    from naspipe.runtime.memory.heap import kept_heap
 
     kept = None if is_fresh else cache.read()
     if kept is not None:
@@ -125,7 +126,7 @@ def _costs(
         costs = profile_apart(workload, seconds, device, expected=_EXPECTED)
     else:
         threads, name = workload.definition.recipe.threads, workload.space.name
-        with deterministic_torch(threads), calm_collector(), refusing(name, _EXPECTED):
+        with deterministic_torch(threads), calm_collector(), kept_heap(), refusing(name, _EXPECTED):
             costs = profile(workload)
     return costs, _KEPT if cache.write(costs) else _NOT_KEPT
 

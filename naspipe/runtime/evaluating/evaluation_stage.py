@@ -21,6 +21,7 @@ from naspipe.runtime.evaluating.evaluation import Evaluation, EvaluationCompute
 from naspipe.runtime.jobs.ports import Positions, SubnetSource
 from naspipe.runtime.jobs.positions import OnePipeline
 from naspipe.runtime.memory.garbage import calm_collector
+from naspipe.runtime.memory.heap import kept_heap
 from naspipe.runtime.wire.ports import Reporter
 from naspipe.runtime.worker.driver import StageDriver
 from naspipe.runtime.worker.effects import DriverOptions, Effects
@@ -111,7 +112,7 @@ class EvaluationStage:
 
     def run(self) -> None:
         """Evaluate this stage's part of every subnet, and report."""
-        with self._checkpointer, calm_collector():
+        with self._checkpointer, calm_collector(), kept_heap():
             self._driver.run()
         measured = {**self._seat.placement.measured(), **measured_memory()}
         self._seat.reporter.report("done", {"measured": measured})

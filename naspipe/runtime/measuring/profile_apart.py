@@ -23,6 +23,7 @@ from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.measuring.probes import ProbeError, refusing
 from naspipe.runtime.measuring.profiler import profile
 from naspipe.runtime.memory.garbage import calm_collector
+from naspipe.runtime.memory.heap import kept_heap
 
 _ALL = "the profile of its layers"
 
@@ -99,7 +100,7 @@ def _profile_of(process: Any, receiver: Any, deadline: float) -> CostTable:
 
 
 def _profiled(workload: Workload, device: str, threads: int) -> CostTable:
-    with deterministic_torch(threads), calm_collector():
+    with deterministic_torch(threads), calm_collector(), kept_heap():
         if device != "cpu":
             start_cuda(torch.device(device))
         return profile(workload, device=device)

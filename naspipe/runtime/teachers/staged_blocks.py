@@ -23,6 +23,7 @@ from naspipe.runtime.forking.fork import FORK, end_all, quiet_fork
 from naspipe.runtime.forking.own_thread import in_own_thread
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.labels.label_network import LabelNetwork, run_block
+from naspipe.runtime.memory.heap import kept_heap
 from naspipe.runtime.teachers.lifeline import end_with_parent
 from naspipe.runtime.wire.tensor_codec import decode, encode
 
@@ -143,7 +144,7 @@ def _stage_main(
 
 def _run(teacher: Workload, blocks: range, device: str, connection: Connection) -> None:
     where = torch.device(device)
-    with deterministic_torch(teacher.recipe.threads):
+    with deterministic_torch(teacher.recipe.threads), kept_heap():
         modules = [teacher.space.blocks[each].candidates[0]().eval().to(where) for each in blocks]
         while True:
             try:

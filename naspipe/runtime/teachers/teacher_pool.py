@@ -27,6 +27,7 @@ from naspipe.runtime.forking.own_thread import in_own_thread
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.labels.label_file import label_key
 from naspipe.runtime.labels.label_network import LabelNetwork
+from naspipe.runtime.memory.heap import kept_heap
 from naspipe.runtime.registries.own_registry import OwnRegistry
 from naspipe.runtime.registries.teacher_card import TeacherCard, numeric_class
 from naspipe.runtime.teachers.lifeline import end_with_parent
@@ -209,6 +210,7 @@ def _serve_labels(pool: TeacherPool, name: str, is_over: threading.Event) -> Non
     threads = settings.workload.recipe.threads
     with ExitStack() as stack:
         stack.enter_context(deterministic_torch(threads))
+        stack.enter_context(kept_heap())
         devices = stage_devices(settings.device, settings.stages)
         network = staged_network(settings.workload, devices, stack)
         own = label_key(settings.workload.definition)

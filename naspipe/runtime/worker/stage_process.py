@@ -25,6 +25,7 @@ from naspipe.runtime.jobs.job import StreamJob, TrainingJob
 from naspipe.runtime.jobs.ports import PipelineJob
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.memory.garbage import calm_collector
+from naspipe.runtime.memory.heap import kept_heap
 from naspipe.runtime.memory.placement import Placement, SwappedPlacement
 from naspipe.runtime.wire.ports import Reporter, Transport
 from naspipe.runtime.wire.wakeup import Wakeup
@@ -168,7 +169,7 @@ class StageRun:
                 resumed=self._resumed(),
             ),
         )
-        with calm_collector():
+        with calm_collector(), kept_heap():
             self._driver.run()
         self._driver.finishing()
         measured = {
