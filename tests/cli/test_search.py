@@ -136,7 +136,7 @@ def test_one_line_for_a_bad_run(run, tmp_path, capsys):
 
 def test_own_data_must_say_what_is_held_out(run, capsys):
     assert main(["search", str(run), *OWN, *SMALL]) == 2
-    assert "or --validation MODULE:FUNCTION" in capsys.readouterr().err
+    assert "give --validation MODULE:FUNCTION" in capsys.readouterr().err
 
 
 def test_a_damaged_line_is_named(run, tmp_path, capsys):

@@ -167,6 +167,7 @@ def test_figure4_takes_the_curves_that_prices_have(tmp_path, monkeypatch):
         return {"losses": [1.0] * job["steps"]}
 
     monkeypatch.setattr(figure4, "real_run", real_run)
+    monkeypatch.setitem(figure4.SEEDS, ("cv.c3", "spaced:8"), (0, 1))
     same = {"space": "cv.c3", "sampler": "spaced:8", "steps": 25, "means": [0.5]}
     rows = [
         {**same, "rule": figure4.default_rule("cv.c3"), "optimizer": "default", "seed": 0},

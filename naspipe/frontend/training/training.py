@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import repeat
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -155,9 +155,10 @@ class Training:
                 self.observer.on_note(said)
             job = self.job(plan, costs)
             beside, count = self._beside(), len(job.streams)
+            sources = chain(self.sources, repeat({}))  # of a teacher in no stream there is one, too
             manifests = [
                 first_manifest(each, self.execution, plan, count, source=source, **beside)
-                for each, source in zip(job.streams, self.sources or repeat({}, count), strict=True)
+                for each, source in zip(job.streams, sources, strict=False)
             ]
             stack.callback(close_all)
             for workload in self.workloads:

@@ -78,4 +78,4 @@ class RedisRegistry:
             raise TransportError(f"the registry does not answer: {said:.200}") from error
         finally:
             with suppress(Exception):  # processes that are forked have connections of their own
-                self._client.connection_pool.disconnect()
+                self._client.connection_pool.disconnect(inuse_connections=False)

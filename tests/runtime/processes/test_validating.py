@@ -191,7 +191,10 @@ def test_a_validation_that_never_ends_is_given_up(tmp_path, how, limit, said):
         ({"checkpoint_every": 3}, "validate_every: expected a multiple of checkpoint_every, 3"),
         ({"validate_subnets": "some"}, "validate_subnets: expected a number of subnets"),
         ({"validate_ema": True}, "expected a recipe that keeps moving averages"),
-        ({"validate_batches": 0}, "validate_batches: expected 1 or more"),
+        (
+            {"validate_batches": 0},
+            "expected a number of held-out batches, as these data do not say",
+        ),
     ],
 )
 def test_bad_input(tmp_path, execution, said):
