@@ -79,7 +79,7 @@ LAUNCHING = (
     "nni/test_training.py",
     "report/test_page_in_browser.py",
     "report/test_reductions_of_runs.py",
-    "runtime/blocks/test_loss_state.py::test_one_with_parameters_to_train_is_refused_before_the_start",
+    "runtime/blocks/test_loss_state.py",
     "runtime/memory/test_heap.py",
     "runtime/*test_emulated_link.py",
     "runtime/*test_shared_rings.py::test_another_process_sees_it",

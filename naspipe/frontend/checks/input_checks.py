@@ -108,6 +108,11 @@ def check_layers(workload: Workload) -> None:
             the loss asks for a cost that they do not say, or when the space's proof fails.
     """
     space, definition = workload.space, workload.definition
+    if workload.is_trained and torch.is_inference_mode_enabled():
+        raise ConfigError(
+            "expected a run outside torch.inference_mode(), where nothing can be trained, found it "
+            "on; call naspipe behind that block"
+        )
     defers_norms = definition.recipe.norms == "deferred"
     if defers_norms:
         _check_norms(space)

@@ -61,3 +61,21 @@ def test_one_with_parameters_to_train_is_refused_before_the_start(tmp_path):
         train(Tempered(is_trained=True))
     assert not (tmp_path / "run").exists()
     train(Tempered(is_trained=False))
+
+
+def test_one_that_no_gradient_goes_back_from_is_refused(tmp_path):
+    with pytest.raises((ConfigError, npp.StageFailedError), match="gradients go back from"):
+        npp.train(
+            spaces.mixed(), spaces.vectors,
+            lambda output, target: nn.functional.cross_entropy(output.detach(), target),
+            steps=1, run_dir=tmp_path / "run",
+        )  # fmt: skip
+
+
+def test_a_run_inside_inference_mode_is_refused(tmp_path):
+    with torch.inference_mode(), pytest.raises(ConfigError, match=r"torch\.inference_mode"):
+        npp.train(
+            spaces.mixed(), spaces.vectors, nn.CrossEntropyLoss(), steps=1,
+            run_dir=tmp_path / "run",
+        )  # fmt: skip
+    assert not (tmp_path / "run").exists()
