@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import nn
 
-_TORCHS = {*nn.Module().__dict__}
+TORCHS = {*nn.Module().__dict__}
 """What every module has, whatever it computes."""
-_HOOKS = [name for name in _TORCHS if name.endswith("_hooks")]
+HOOKS = [name for name in TORCHS if name.endswith("_hooks")]
 _SLOTS = ("_parameters", "_buffers")
 _PLAIN = (
     int, float, complex, str, bytes, type(None), type, enum.Enum, torch.dtype, torch.device,
@@ -38,9 +38,9 @@ def keeps_state(module: nn.Module) -> bool:
 
 
 def _part_keeps_state(part: nn.Module) -> bool:
-    if any(vars(part)[name] for name in (*_SLOTS, *_HOOKS)):
+    if any(vars(part)[name] for name in (*_SLOTS, *HOOKS)):
         return True
-    own = [value for name, value in vars(part).items() if name not in _TORCHS]
+    own = [value for name, value in vars(part).items() if name not in TORCHS]
     if any(isinstance(value, torch.Tensor) for value in own):
         return True
     if _is_torchs(type(part)):

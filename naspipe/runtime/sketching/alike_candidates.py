@@ -11,12 +11,10 @@ from torch import nn
 
 from naspipe.core.space import Block, Space
 from naspipe.planning.cost import first_of_kind
+from naspipe.runtime.layers.kept_state import HOOKS, TORCHS
 from naspipe.runtime.sketching.sketched import SketchedLayers
 from naspipe.runtime.sketching.structures import without_addresses
 
-_TORCHS = {*nn.Module().__dict__}
-"""What every module has, whatever it computes."""
-_HOOKS = [name for name in _TORCHS if name.endswith("_hooks")]
 _LONGEST = 400
 """Characters of a module that are shown."""
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.Size)
@@ -83,7 +81,7 @@ def _are_alike(one: nn.Module, other: nn.Module) -> bool:
 
 
 def _same_part(one: nn.Module, other: nn.Module) -> bool:
-    if type(one) is not type(other) or any(vars(one)[name] for name in _HOOKS):
+    if type(one) is not type(other) or any(vars(one)[name] for name in HOOKS):
         return False
     is_torchs = type(one).__module__.startswith("torch.nn.")
     if one._buffers and not is_torchs:
@@ -95,7 +93,7 @@ def _same_part(one: nn.Module, other: nn.Module) -> bool:
 def _state(module: nn.Module, plain_only: bool) -> Iterator[tuple[str, Any]]:
     """What a module keeps beside its parameters, buffers and parts."""
     for name, value in vars(module).items():
-        if name not in _TORCHS and (not plain_only or isinstance(value, (*_PLAIN, tuple))):
+        if name not in TORCHS and (not plain_only or isinstance(value, (*_PLAIN, tuple))):
             yield name, value
 
 

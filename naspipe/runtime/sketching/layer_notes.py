@@ -8,10 +8,10 @@ from typing import Any
 from torch import nn
 
 from naspipe.core.space import Space
+from naspipe.runtime.layers.kept_state import TORCHS
 from naspipe.runtime.sketching.sketched import SketchedLayers
 
 _NUMBERS = (bool, int, float, str)
-_TORCHS = {*vars(nn.Module())}
 
 Numbers = dict[tuple[str, str], Any]
 """By the name of a part and of its attribute."""
@@ -23,7 +23,7 @@ def numbers_of(module: nn.Module) -> Numbers:
         (part, name): value
         for part, each in module.named_modules()
         for name, value in vars(each).items()
-        if name not in _TORCHS and type(value) in _NUMBERS
+        if name not in TORCHS and type(value) in _NUMBERS
     }
 
 

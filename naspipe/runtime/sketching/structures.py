@@ -20,12 +20,11 @@ from naspipe.core.space import Space
 from naspipe.core.user_code import is_users_module
 from naspipe.planning.cost import first_of_kind
 from naspipe.runtime.jobs.loss_values import text_of
+from naspipe.runtime.layers.kept_state import TORCHS
 from naspipe.runtime.sketching.layer_sizes import sketch
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 """In the repr of a module that holds a function: another one in every process."""
-_TORCHS = {*nn.Module().__dict__}
-"""What every module has, whatever it computes."""
 _LONGEST = 4000
 
 
@@ -79,7 +78,7 @@ def _kept(module: nn.Module) -> Iterator[tuple[str, str]]:
     """Plain values and functions; of a module of torch's what it was made with and is not usual."""
     if not type(module).__module__.startswith("torch."):
         for name, value in vars(module).items():
-            if name not in _TORCHS and (text := _text(value)):
+            if name not in TORCHS and (text := _text(value)):
                 yield name, text
         return
     for each in inspect.signature(type(module)).parameters.values():
