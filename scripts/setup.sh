@@ -45,7 +45,7 @@ install() {
         # uv does not look at pip's settings: where torch's build for this machine lies is handed on.
         how=(uv pip install --quiet --python "$PYTHON" ${PIP_FIND_LINKS:+--find-links "$PIP_FIND_LINKS"})
     else
-        how=("$PYTHON" -m pip install --quiet --quiet --disable-pip-version-check)
+        how=("$PYTHON" -m pip install --no-compile --quiet --quiet --disable-pip-version-check)
     fi
     "${how[@]}" -c constraints.txt "$@"
 }

@@ -20,6 +20,7 @@ _LIBRARIES = tuple(
 )
 _INSTALLED = {"site-packages", "dist-packages"}
 _NOT_THE_USERS = ("naspipe", "search_spaces", "torch", "nni")
+_MAIN = "__main__."
 _TORCH = tuple(f"{folder}/torch/" for folder in _LIBRARIES)
 
 
@@ -165,6 +166,18 @@ def module_of(named: object) -> str:
     if spec:
         return str(spec.name)
     return Path(file).stem if file and Path(file).is_file() else module
+
+
+def is_same_name(found: Any, recorded: Any) -> bool:
+    """Whether a name, or what else is recorded of the user's code, is what was recorded.
+
+    What stands in the script that is run is named after ``__main__``; imported, after the script.
+    """
+    if found == recorded:
+        return True
+    names = sorted((str(found), str(recorded)))
+    main, _, name = names[0].partition(_MAIN)
+    return not main and bool(name) and names[1].endswith(f".{name}")
 
 
 def why_no_source(kind: Any) -> str:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from naspipe.frontend.given.run import is_same_data
+from naspipe.core.user_code import is_same_name
 
 SCRIPT = """\
 import naspipe
@@ -74,8 +74,8 @@ def test_what_stands_in_a_script_is_found_again(tmp_path: Path) -> None:
 
 
 def test_data_of_a_script_have_two_names() -> None:
-    assert is_same_data("__main__.data", "script.data") and is_same_data("a.b", "a.b")
-    assert is_same_data("folder.script.Batches", "__main__.Batches")
-    assert not is_same_data("__main__.data", "script.other")
-    assert not is_same_data("one.data", "other.data")
-    assert not is_same_data("__main__.data", None)
+    assert is_same_name("__main__.data", "script.data") and is_same_name("a.b", "a.b")
+    assert is_same_name("folder.script.Batches", "__main__.Batches")
+    assert not is_same_name("__main__.data", "script.other")
+    assert not is_same_name("one.data", "other.data")
+    assert not is_same_name("__main__.data", None)

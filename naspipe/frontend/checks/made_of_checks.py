@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from naspipe.core.errors import ConfigError
 from naspipe.core.settings.given_code import GivenCode
+from naspipe.core.space import Space
+from naspipe.core.user_code import is_same_name
 from naspipe.runtime.jobs.captured import captured
+from naspipe.runtime.jobs.loss_values import described
+from naspipe.runtime.jobs.reached_code import reached_code
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.sketching.structures import structures
 from naspipe.trace.access.labels import describe_space
-from naspipe.trace.reading.made_of import as_made_of, first_unlike, read_made_of
+from naspipe.trace.reading.made_of import (
+    MadeOf,
+    as_made_of,
+    first_unlike,
+    otherwise_written,
+    read_made_of,
+)
 from naspipe.trace.results.run_directory import RunDirectory
 from naspipe.trace.storage.whole_files import write_json
+
+_FEW = 3
+"""Names that a line says."""
 
 
 def record_made_of(directory: RunDirectory, workload: Workload) -> None:
@@ -39,6 +53,62 @@ def check_made_of(directory: RunDirectory, workload: Workload) -> None:
         )
 
 
+def changed_code_note(directory: RunDirectory, workload: Workload) -> str | None:
+    """A line about functions of the user's that a run which goes on has otherwise now."""
+    earlier = read_made_of(directory.made_of)
+    if earlier is None:
+        return None
+    names = otherwise_written(earlier, as_made_of(_made_of(workload), directory.made_of))
+    if not names:
+        return None
+    more = f" and {len(names) - _FEW} more" if len(names) > _FEW else ""
+    return (
+        f"{directory.path} was begun with other code: {', '.join(names[:_FEW])}{more} changed "
+        f"since; where that changes what is computed, no plain loop has the bits of this run"
+    )
+
+
+def check_run_layers(directory: RunDirectory, space: Space) -> None:
+    """A run's space, given anew, must have the layers that the run trained.
+
+    Args:
+        directory: the run's.
+        space: of the same labels and candidates.
+
+    Raises:
+        ConfigError: naming the first layer that is something else.
+    """
+    if (earlier := read_made_of(directory.made_of)) is not None:
+        now = as_made_of({**structures(space), "captured": {}}, directory.made_of)
+        _expect(directory, describe_space(space), earlier, now)
+
+
+def check_run_loss(directory: RunDirectory, space: Space, loss: object) -> None:
+    """A run's loss, given anew, must be of the same name and capture what it captured.
+
+    Raises:
+        ConfigError: naming the loss, or the first captured value that is something else.
+    """
+    recorded, found = directory.read_manifest()["definition"]["loss"], described(loss)
+    if not is_same_name(found, recorded):
+        raise ConfigError(
+            f"run {directory.path}: expected its loss as it was trained, {recorded}, found "
+            f"{found}; give the run's own"
+        )
+    if (earlier := read_made_of(directory.made_of)) is not None:
+        now = earlier._replace(captured={"loss": captured(loss).values})
+        _expect(directory, describe_space(space), earlier, now)
+
+
+def _expect(directory: RunDirectory, space: Mapping[str, Any], was: MadeOf, now: MadeOf) -> None:
+    if found := first_unlike(space, was, now):
+        aside = f" ({found.aside})" if found.aside else ""
+        raise ConfigError(
+            f"run {directory.path}: expected its {found.what} as it was trained, {found.one}, "
+            f"found {found.other}{aside}; give the run's own"
+        )
+
+
 def untold_notes(workloads: Sequence[Workload]) -> list[str]:
     """A line about each function that captures what no later resume can compare."""
     notes = []
@@ -59,7 +129,15 @@ def _made_of(workload: Workload) -> dict[str, Any]:
     said: Mapping[str, Any] = {
         whose: captured(function).values for whose, function in _functions(workload)
     }
-    return {**structures(workload.space), "captured": said}
+    layers = [each for block in workload.space.blocks for each in block.candidates]
+    functions = [function for _, function in _functions(workload)]
+    code = reached_code([*layers, *functions, workload.data])
+    return {
+        **structures(workload.space),
+        "captured": said,
+        "code": code,
+        "python": sys.implementation.cache_tag,
+    }
 
 
 def _functions(workload: Workload) -> Iterator[tuple[str, object]]:

@@ -12,6 +12,7 @@ from naspipe.core.errors import ConfigError, NaspipeError
 from naspipe.core.ids import FIRST_STREAM, LayerId
 from naspipe.core.space import Space
 from naspipe.core.wording.in_python import says_keywords
+from naspipe.frontend.checks.made_of_checks import check_run_layers
 from naspipe.runtime.checkpoints.layer_bytes import layer_key, load_layer
 from naspipe.streams.from_file import read_stream
 from naspipe.trace.access.labels import SpaceLabels, describe_space, settings_of
@@ -164,21 +165,7 @@ def check_space(run: Run) -> None:
                 f"run {run.directory.path} trained the space {recorded['name']}: expected the "
                 f"{what} {_short(expected)}, found {_short(found)} in {space.name}"
             )
-
-
-def is_same_data(found: Any, recorded: Any) -> bool:
-    """Whether data say of themselves what was recorded.
-
-    What stands in the script that is run is named after ``__main__``; imported, after the script.
-    """
-    if found == recorded:
-        return True
-    names = sorted((str(found), str(recorded)))
-    main, _, name = names[0].partition(_MAIN)
-    return not main and bool(name) and names[1].endswith(f".{name}")
-
-
-_MAIN = "__main__."
+    check_run_layers(run.directory, space)
 
 
 def _short(listed: Sequence[Any]) -> str:

@@ -10,6 +10,7 @@ from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
 from naspipe.core.settings.declare import declared, groups
 from naspipe.frontend.checks.loss_checks import check_is_loss
+from naspipe.frontend.checks.made_of_checks import check_run_loss
 from naspipe.frontend.display.search_progress import SearchProgress
 from naspipe.frontend.given.held_out import judged_by, part_of
 from naspipe.frontend.given.keywords import gathered
@@ -66,6 +67,7 @@ def search_subnets(
         StageFailedError: when a layer, the data or the loss raises in any stage.
     """
     check_is_loss(loss)
+    check_run_loss(run.directory, run.space, loss)
     given, strategy = strategy, name_of(strategy)
     said = {"keywords": {"stages": stages, **more}, "settings": settings, "execution": execution}
     chosen_options, how = _stated(strategy, options=options, **said)

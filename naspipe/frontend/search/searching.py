@@ -14,12 +14,13 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.ids import FIRST_STREAM
 from naspipe.core.rules import Frozen
 from naspipe.core.space import Shared
+from naspipe.core.user_code import is_same_name
 from naspipe.data.keyed.loader_pool import close_all
 from naspipe.frontend.checks.data_checks import check_is_data
 from naspipe.frontend.checks.device_checks import check_data_path, check_device
 from naspipe.frontend.checks.input_checks import check_proof
 from naspipe.frontend.checks.limit_checks import check_limits
-from naspipe.frontend.given.run import Run, check_space, is_same_data
+from naspipe.frontend.given.run import Run, check_space
 from naspipe.frontend.given.run_plan import measured_costs, measured_sizes
 from naspipe.frontend.given.strategy_source import StrategySource, sample_stream
 from naspipe.frontend.search.ports import SearchObserver
@@ -163,7 +164,7 @@ class Searching:
         found = define(self.run.space, self.data, self.loss, recipe=Recipe(), steps=1).data
         expected = recorded["data"]
         for key in sorted(found.keys() | expected.keys()):
-            if not is_same_data(found.get(key), expected.get(key)):
+            if not is_same_name(found.get(key), expected.get(key)):
                 raise ConfigError(
                     f"run {self.run.directory.path} was trained on {expected.get('name')} data of "
                     f"{key} {expected.get(key)!r:.80}, found {found.get(key)!r:.80}: expected the "

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import chain, repeat
+from itertools import chain, repeat, starmap
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from naspipe.data.keyed.loader_pool import close_all
 from naspipe.frontend.checks.device_checks import check_data_path, check_device, check_shared_gpus
 from naspipe.frontend.checks.input_checks import check_taught
 from naspipe.frontend.checks.limit_checks import check_limits
-from naspipe.frontend.checks.made_of_checks import untold_notes
+from naspipe.frontend.checks.made_of_checks import changed_code_note, untold_notes
 from naspipe.frontend.given.drawn_source import is_drawn_beside, why_known
 from naspipe.frontend.given.gain_notes import gain_notes
 from naspipe.frontend.given.run_plan import make_plan, planning_costs
@@ -213,6 +213,9 @@ class Training:
         """Take the run directories over; returns the generation to go on with, -1 for none."""
         streams = zip(self.directories, self.workloads, subnets, self.drawn_beside, strict=True)
         earlier = take_over(stack, streams)
+        pairs = zip(self.directories, self.workloads, strict=True)
+        for said in filter(None, starmap(changed_code_note, pairs)):
+            self.observer.on_note(said)
         if all(manifest["status"] == "complete" for manifest in earlier):
             self.observer.on_note(f"{self.path} is complete: there is nothing to resume")
             return -1

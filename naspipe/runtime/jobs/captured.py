@@ -9,13 +9,15 @@ import functools
 import hashlib
 from collections.abc import Iterator, Mapping
 from inspect import isclass, ismodule
-from types import FunctionType, MethodType
+from types import FunctionType, MethodType, SimpleNamespace
 from typing import Any, NamedTuple
 
-from naspipe.core.user_code import full_name
+from naspipe.core.user_code import full_name, is_users_module
 from naspipe.runtime.jobs.loss_values import text_of
 
 _LONGEST = 80
+_DEEPEST = 6
+"""Of what is in what."""
 
 
 class Captured(NamedTuple):
@@ -45,7 +47,7 @@ def _gather(thing: object, prefix: str, found: Captured, seen: set[int]) -> None
                 inner = inner.func
             found.values[name] = full_name(inner)
             _gather(value, f"{name}.", found, seen)
-        elif text := _text(value):
+        elif text := told(value):
             found.values[name] = text
         else:
             found.untold[name] = type(value).__name__
@@ -72,22 +74,39 @@ def _held(thing: object) -> Iterator[tuple[str, Any]]:
         yield from sorted((thing.__kwdefaults__ or {}).items())
 
 
-def _text(value: Any) -> str:
-    """Empty for what cannot be told."""
+def told(value: Any) -> str:
+    """A value as a text that is another one for another value; empty for what cannot be told.
+
+    Objects of a user's classes go by their attributes.
+    """
+    text = _text(value, 0)
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[:_LONGEST]}...{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
+
+
+def _text(value: Any, depth: int) -> str:
+    if depth > _DEEPEST:
+        return ""
     if ismodule(value):
         return value.__name__
     if isclass(value):
         return full_name(value)
     if isinstance(value, list | tuple):
-        parts = list(map(_text, value))
-        text = f"[{', '.join(parts)}]" if all(parts) else ""
-    elif isinstance(value, Mapping):
-        pairs = [(str(key), _text(each)) for key, each in value.items()]
-        is_told = all(text for _, text in pairs)
-        text = "{" + ", ".join(f"{key}: {text}" for key, text in sorted(pairs)) + "}"
-        text = text if is_told else ""
-    else:
-        text = text_of(value)
-    if len(text) <= _LONGEST:
+        parts = [_text(each, depth + 1) for each in value]
+        return f"[{', '.join(parts)}]" if all(parts) else ""
+    if isinstance(value, Mapping):
+        return _pairs(value, "{}", depth)
+    if text := text_of(value):
         return text
-    return f"{text[:_LONGEST]}...{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
+    if is_users_module(type(value).__module__) or isinstance(value, SimpleNamespace):
+        return full_name(value) + _pairs(vars(value), "()", depth) if vars(value) else ""
+    return ""
+
+
+def _pairs(values: Mapping[Any, Any], around: str, depth: int) -> str:
+    pairs = [(str(key), _text(each, depth + 1)) for key, each in values.items()]
+    if not all(text for _, text in pairs):
+        return ""
+    said = ", ".join(f"{key}: {text}" for key, text in sorted(pairs))
+    return f"{around[0]}{said}{around[1]}"

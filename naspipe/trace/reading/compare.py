@@ -22,7 +22,7 @@ from naspipe.trace.reading.differences import (
     log_differences,
     loss_differences,
 )
-from naspipe.trace.reading.made_of import first_unlike, read_made_of
+from naspipe.trace.reading.made_of import first_unlike, otherwise_written, read_made_of
 from naspipe.trace.results.losses_file import Loss, iterate_losses
 from naspipe.trace.results.run_directory import RunDirectory
 from naspipe.trace.results.run_state import run_state
@@ -187,6 +187,7 @@ def compare_to(reference: RecordedRun, run: RecordedRun) -> Comparison:
         *checkpoint_differences(reference.checkpoint(), run.checkpoint(), labels),
     ]
     warnings = list(_environment_warnings(reference.manifest, run.manifest))
+    warnings += _code_warnings(reference, run)
     unlogged = [side.path for side in (reference, run) if side.log.is_empty]
     if unlogged:
         paths = " and ".join(map(str, unlogged))
@@ -237,6 +238,13 @@ def _made_reason(reference: RecordedRun, run: RecordedRun) -> str:
         f"different runs: the definition's {unlike.what} is {unlike.one} in {reference.path}, "
         f"{unlike.other} in {run.path}{aside}\n{_advice(unlike.what, unlike.one)}"
     )
+
+
+def _code_warnings(reference: RecordedRun, run: RecordedRun) -> Iterator[str]:
+    one, other = (read_made_of(side.directory.made_of) for side in (reference, run))
+    names = otherwise_written(one, other) if one and other else []
+    if names:
+        yield f"written otherwise in {reference.path} and {run.path}: {', '.join(names)}"
 
 
 _FLAGS = ("steps", "seed", "sampler", "policy", "scale")

@@ -1,7 +1,9 @@
 """What a run's layers and functions are made of, as ``made_of.json`` has it, and where two differ.
 
 It has ``texts``, each once; ``layers``, for each block the number of each candidate's text; and
-``captured``, by ``loss``, ``optimizer`` or a metric what the function captures.
+``captured``, by ``loss``, ``optimizer`` or a metric what the function captures. ``code`` has, by
+full names, what :mod:`naspipe.runtime.jobs.reached_code` tells of all of them, and ``python`` whose
+bytecode it is of.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.json_text import parse_json
 
 _LONGEST = 120
+_UNTOLD = "of type "
+"""Before a type's name, where nothing was told of a value. Earlier runs tell less."""
 
 
 class MadeOf(NamedTuple):
@@ -22,6 +26,9 @@ class MadeOf(NamedTuple):
 
     layers: Sequence[Sequence[str]]
     captured: Mapping[str, Mapping[str, str]]
+    code: Mapping[str, str]
+    """Empty where it was not recorded, as of earlier runs."""
+    python: str
 
 
 class Unlike(NamedTuple):
@@ -46,9 +53,10 @@ def as_made_of(values: Any, where: Path) -> MadeOf:
         layers = [[texts[number] for number in numbers] for numbers in values["layers"]]
         said = values["captured"].items()
         captured = {str(whose): dict(each.items()) for whose, each in said}
+        code = dict(values.get("code", {}).items())
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{where} is damaged: {error!r:.80}") from error
-    return MadeOf(layers, captured)
+    return MadeOf(layers, captured, code, str(values.get("python", "")))
 
 
 def read_made_of(path: Path) -> MadeOf | None:
@@ -82,13 +90,22 @@ def first_unlike(space: Mapping[str, Any], one: MadeOf, other: MadeOf) -> Unlike
                 aside = f"the candidates of block {label} are the same in another order"
                 what = f"layer {label}" if is_shared else f"layer {label}.{candidate}"
                 return Unlike(what, *_lines(left, right), aside if is_moved else "")
+    is_earlier = not (one.code and other.code)
     for whose in sorted(one.captured.keys() & other.captured.keys()):
         mine, others = one.captured[whose], other.captured[whose]
         for name in sorted(mine.keys() | others.keys()):
             left, right = (str(side.get(name, "absent")) for side in (mine, others))
-            if left != right:
+            if left != right and not (is_earlier and _UNTOLD in (left[:8], right[:8])):
                 return Unlike(f"{whose}'s {name}", left, right)
     return None
+
+
+def otherwise_written(one: MadeOf, other: MadeOf) -> list[str]:
+    """Full names of functions and globals that two runs have otherwise; none across Pythons."""
+    if one.python != other.python or not (one.code and other.code):
+        return []
+    names = one.code.keys() | other.code.keys()
+    return sorted(name for name in names if one.code.get(name) != other.code.get(name))
 
 
 def _lines(one: str, other: str) -> tuple[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import shutil
 
 import pytest
 import torch
@@ -12,7 +13,13 @@ from torch.nn import functional
 
 import naspipe as npp
 from naspipe.core.errors import ConfigError
-from naspipe.frontend.checks.made_of_checks import check_made_of, record_made_of, untold_notes
+from naspipe.frontend.checks.made_of_checks import (
+    changed_code_note,
+    check_made_of,
+    record_made_of,
+    untold_notes,
+)
+from naspipe.frontend.given.run import Run
 from naspipe.runtime.jobs.captured import captured
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.sketching.structures import structure, structures
@@ -29,6 +36,11 @@ class Own(nn.Module):
         Own.made += 1
         self.activation, self.share, self.number = activation, share, Own.made
         self.inner = nn.Linear(4, 4)
+
+
+class Setting:
+    def __init__(self, width):
+        self.width = width
 
 
 class WithFunction(nn.Module):
@@ -135,6 +147,9 @@ def with_default(scale):
     (with_default(1), with_default(2), "loss's scale was 1, and is now 2"),
     (functools.partial(scaled(1), target=0), functools.partial(scaled(2), target=0),
      "loss's scale was 1, and is now 2"),
+    (scaled(Setting({"a": [1]})), scaled(Setting({"a": [2]})),
+     f"loss's scale was {__name__}.Setting(width: {{a: [1]}}), and is now "
+     f"{__name__}.Setting(width: {{a: [2]}})"),
     (scaled(scaled(1)), scaled(scaled(2)), "loss's scale.scale was 1, and is now 2"),
     (scaled(nn.L1Loss()), scaled(nn.L1Loss(reduction="sum")),
      "loss's scale was torch.nn.modules.loss.L1Loss, and is now "
@@ -201,3 +216,80 @@ def test_a_refused_resume_leaves_the_run_as_it_is(tmp_path):
     with pytest.raises(ConfigError, match="are the same in another order"):
         train(candidates()[::-1], resume=True)
     assert (tmp_path / "run" / "manifest.json").read_bytes() == before
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run of two candidates, and what it was trained on."""
+    data = {"x": torch.ones(2, 4), "target": torch.zeros(2, dtype=torch.long)}
+    space = npp.Space("s", [npp.Block(candidates(), fields=("x",))])
+    where = tmp_path_factory.mktemp("trained") / "run"
+    return data, npp.train(space, lambda *_: data, scaled(1.0), steps=2, run_dir=where,
+                           progress=False)  # fmt: skip
+
+
+@pytest.mark.parametrize("use", ["search", "export", "open"])
+def test_a_run_is_used_with_its_own_layers(trained, tmp_path, use):
+    data, run = trained
+    space = npp.Space("s", [npp.Block(candidates(nn.Tanh), fields=("x",))])
+    with pytest.raises(ConfigError, match=r"expected its layer 0.0 as it was trained, \(1\): ReLU"):
+        if use == "open":
+            npp.open_run(run.path, space)
+        elif use == "search":
+            given = {"held_out": lambda *_: data}
+            npp.search_subnets(Run(space, run.path), lambda *_: data, scaled(1.0), **given)
+        else:
+            npp.export_subnet(Run(space, run.path), [0], tmp_path / "model")
+    assert not (tmp_path / "model").exists() and not list(run.path.glob("search-*"))
+
+
+def test_a_run_is_searched_with_its_own_loss(trained):
+    data, run = trained
+    for loss, said in (
+        (scaled(2.0), "expected its loss's scale as it was trained, 1.0, found 2.0"),
+        (functional.cross_entropy, "expected its loss as it was trained, .*scaled.*, found torch"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            npp.search_subnets(run, lambda *_: data, loss)
+    assert not list(run.path.glob("search-*"))
+
+
+def test_changed_code_is_noted(begun, monkeypatch):
+    def with_rate(text):
+        names = {"__name__": __name__}
+        exec(f"rate = {text}\ndef loss(output, target): return output.mean() * rate", names)
+        return workload(candidates(), names["loss"])
+
+    directory = begun(with_rate("1.0"))
+    assert changed_code_note(directory, with_rate("1.0")) is None
+    said = changed_code_note(directory, with_rate("2.0"))
+    assert f"was begun with other code: {__name__}.rate changed since; where that" in said
+    monkeypatch.setattr("sys.implementation.cache_tag", "another-python")
+    assert changed_code_note(directory, with_rate("2.0")) is None
+
+
+def test_earlier_runs_told_less_of_values(begun):
+    setting = Setting(1)
+    directory = begun(workload(candidates(), scaled(setting)))
+    recorded = json.loads(directory.made_of.read_text())
+    assert "Setting(width: 1)" in recorded["captured"]["loss"]["scale"]
+    recorded["captured"]["loss"]["scale"] = "of type Setting"
+    directory.made_of.write_text(json.dumps(recorded))
+    assert "loss's scale was of type Setting" in refused(
+        directory, workload(candidates(), scaled(setting))
+    )
+    del recorded["code"], recorded["python"]
+    directory.made_of.write_text(json.dumps(recorded))
+    check_made_of(directory, workload(candidates(), scaled(setting)))
+
+
+def test_compare_names_what_is_written_otherwise(trained, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(trained[1].path, copy)
+    values = json.loads((copy / "made_of.json").read_text())
+    name = next(name for name in values["code"] if name.endswith("scaled.<locals>.loss"))
+    values["code"][name] = "another"
+    (copy / "made_of.json").write_text(json.dumps(values))
+    (found,) = compare_runs(trained[1].path, copy)
+    assert found.is_identical
+    assert f"written otherwise in {trained[1].path} and {copy}: {name}" in found.warnings
