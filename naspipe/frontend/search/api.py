@@ -67,11 +67,11 @@ def search_subnets(
         StageFailedError: when a layer, the data or the loss raises in any stage.
     """
     check_is_loss(loss)
-    check_run_loss(run.directory, run.space, loss)
     given, strategy = strategy, name_of(strategy)
     said = {"keywords": {"stages": stages, **more}, "settings": settings, "execution": execution}
     chosen_options, how = _stated(strategy, options=options, **said)
     costs = gathered(Limits, [each.name for each in fields(Limits)], limits=limits)
+    check_run_loss(run.directory, run.space, loss)
     chosen, count = judged_by(data, held_out, validate)
     definition = SearchDefinition(
         strategy=strategy, options=chosen_options, budget=budget, seed=seed, delay=delay,
