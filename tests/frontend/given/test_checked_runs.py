@@ -52,3 +52,19 @@ def test_notes_come_once_and_without_an_observer_on_stderr(tmp_path, capsys):
     how = {"steps": 1, "progress": False}
     npp.train(space, data, nn.CrossEntropyLoss(), run_dir=tmp_path / "more", **how)
     assert capsys.readouterr().err == f"naspipe: {seen[1][0]}\n"
+
+
+class Doubles(nn.Module):
+    def forward(self, x):
+        x.data.mul_(2)
+        return x + 1
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_an_edit_that_torch_does_not_count_is_found_before_the_start(tmp_path, stages):
+    space = npp.Space("mine", [STEM, npp.Block([conv(8, 8), Doubles]), head()])
+    with pytest.raises(ConfigError, match=r"^block 0\.1 \(Doubles\) changes its input in place"):
+        npp.train(
+            space, data, nn.CrossEntropyLoss(), steps=2, stages=stages, run_dir=tmp_path / "run"
+        )
+    assert not any(tmp_path.iterdir())
