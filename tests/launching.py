@@ -50,6 +50,7 @@ LAUNCHING = (
     "faults/test_wrong_teachers.py",
     "faults/test_zombies.py",
     "frontend/given/test_factories.py::test_layers_that_have_a_tensor_in_common",
+    "frontend/given/test_tensors_from_outside.py",
     "frontend/*test_elastic_refusals.py",
     "frontend/*test_opened_run.py",
     "frontend/training/test_made_of.py::test_a_refused_resume_leaves_the_run_as_it_is",

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from naspipe.core.errors import ConfigError, NaspipeError, StageFailedError, TransportError
+from naspipe.core.errors import NaspipeError, StageFailedError, TransportError
 from naspipe.core.rules import Frozen
 from naspipe.core.space import Space
 from naspipe.core.subnet import Subnet
@@ -25,7 +25,7 @@ from naspipe.runtime.forking.apart import done_apart
 from naspipe.runtime.forking.own_thread import in_own_thread
 from naspipe.runtime.jobs.losses import is_joined
 from naspipe.runtime.jobs.workload import Workload
-from naspipe.runtime.layers.layer_store import shared
+from naspipe.runtime.layers.layer_store import made_before, shared
 from naspipe.runtime.sketching.alike_candidates import alike_note
 from naspipe.runtime.sketching.first_blocks import FirstBlocks, FirstBlocksError
 from naspipe.runtime.sketching.followed_shapes import ShapeFollower, Suspected
@@ -221,17 +221,12 @@ def _check_made_anew(space: Space, layers: SketchedLayers) -> None:
         for block, each in enumerate(space.blocks)
         for candidate in range(len(each.candidates))
     ]
-    handed_out = [pair for pair in pairs if layers.is_handed_out(*pair)]
+    handed_out = [(*pair, what) for pair in pairs if (what := layers.handed_out(*pair))]
     for what, owner, other in layers.shared:
         raise shared(what, space.label(*owner), space.label(*other))
-    for block, candidate in handed_out:
+    for block, candidate, what in handed_out:
         if not isinstance(space.blocks[block].rule, Frozen):
-            raise ConfigError(
-                f"{_called(space, layers, block, candidate)}: expected its factory to make a new "
-                f"module each time, found one that hands out what was made before, which a run "
-                f"would train on from where the last one left it; make it inside, as in lambda: "
-                f"nn.Linear(4, 4), and begin with weights by init_from="
-            )
+            raise made_before(_called(space, layers, block, candidate), what)
 
 
 def _is_plain(workload: Workload) -> bool:
