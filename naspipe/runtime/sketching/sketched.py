@@ -112,30 +112,41 @@ def _keys(space: Space) -> list[list[Hashable]]:
         seen: Counter[Hashable] = Counter()
         known[block] = []
         for factory in space.blocks[block].candidates:
-            key = _key(factory)
+            key = call_key(factory)
             known[block].append((key, seen[key]))
             seen[key] += 1
     return [known[twin] for twin in twins]
 
 
-def _key(value: Any) -> Hashable:
-    """Equal for factories, and what they are called with, that do the same."""
+def call_key(value: Any) -> Hashable:
+    """What is equal for functions, and what they are called with, that do the same."""
     if isinstance(value, _PLAIN):
         return type(value), value
     if isinstance(value, tuple):
-        return tuple, *map(_key, value)
+        return tuple, *map(call_key, value)
     if isinstance(value, partial):
         options = sorted(value.keywords.items())
-        return partial, _key(value.func), _key(value.args), *((n, _key(v)) for n, v in options)
+        return (
+            partial,
+            call_key(value.func),
+            call_key(value.args),
+            *((n, call_key(v)) for n, v in options),
+        )
     if isinstance(value, FunctionType):
         inner = [_held(cell) for cell in value.__closure__ or ()]
         defaults = [value.__defaults__, *sorted((value.__kwdefaults__ or {}).items())]
-        return FunctionType, value.__code__, id(value.__globals__), *inner, *map(_key, defaults)
+        return (
+            FunctionType,
+            value.__code__,
+            id(value.__globals__),
+            *inner,
+            *map(call_key, defaults),
+        )
     return id(value)
 
 
 def _held(cell: Any) -> Hashable:
     try:
-        return _key(cell.cell_contents)
+        return call_key(cell.cell_contents)
     except ValueError:  # of a variable that has no value yet
         return id(cell)

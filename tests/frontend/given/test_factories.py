@@ -65,6 +65,18 @@ def test_a_loops_variable_that_is_read_too_late():
     )
 
 
+def test_a_loops_variable_that_a_kept_function_reads_too_late():
+    def times(late):
+        for k in (2, 3):
+            kept = (lambda y: y * k) if late else (lambda y, k=k: y * k)  # noqa: B023
+            yield partial(Keeps, kept)
+            yield lambda k=k: Keeps(lambda y: y * k)
+
+    said = note(npp.Block(list(times(late=True))))
+    assert said.startswith("block 0: candidates 0 and 2 are alike: each makes Keeps(")
+    assert note(npp.Block(list(times(late=False)))) is None
+
+
 def test_a_loops_variable_has_its_name_and_a_long_layer_is_whole():
     def wide():
         for width in (4, 8):
