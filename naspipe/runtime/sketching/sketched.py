@@ -60,7 +60,7 @@ class SketchedLayers:
         """Note whose memory it is; two parameters in one place are shared, too."""
         for what, tensor in tensors_of(module):
             memory = tensor.untyped_storage()
-            self._memory.append(StorageWeakRef(memory))
+            self._memory.append(StorageWeakRef(memory))  # type: ignore[no-untyped-call]
             owner = self._owners.setdefault(memory._cdata, here)
             if owner != here:
                 self.shared.append((what, owner, here))
