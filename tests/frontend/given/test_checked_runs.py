@@ -68,3 +68,15 @@ def test_an_edit_that_torch_does_not_count_is_found_before_the_start(tmp_path, s
             space, data, nn.CrossEntropyLoss(), steps=2, stages=stages, run_dir=tmp_path / "run"
         )
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_loss_that_is_no_tensor_is_named_on_any_stages(tmp_path, stages):
+    """Its value is needed, so that nothing but a run or a profile finds it."""
+
+    def number(output, target):
+        return nn.functional.cross_entropy(output, target).item()
+
+    space = npp.Space("mine", [STEM, npp.Block([conv(8, 8), nn.Identity]), head()])
+    with pytest.raises(ConfigError, match=r"found float; return a tensor that gradients go back"):
+        npp.train(space, data, number, steps=2, stages=stages, run_dir=tmp_path / "run")
