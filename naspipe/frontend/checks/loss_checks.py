@@ -24,7 +24,7 @@ from naspipe.runtime.jobs.losses import (
 )
 from naspipe.runtime.jobs.workload import Workload, field_of
 from naspipe.runtime.sketching.layer_sizes import sketch
-from naspipe.runtime.sketching.watched_edits import WatchedEdits
+from naspipe.runtime.sketching.watched_calls import WatchedCalls
 
 _OURS = ("torch.nn.", "naspipe.", "search_spaces.")
 _MOST_OUTPUTS = 8
@@ -190,7 +190,7 @@ def _try(what: str, function: Callable[..., Any], outputs: Tensors, fields: Tens
         if own is not None:
             return
     is_metric = what.startswith("metric")
-    edits = WatchedEdits((*outputs, *fields) if is_metric else fields)
+    edits = WatchedCalls((*outputs, *fields) if is_metric else fields)
     try:
         function = copy.deepcopy(function)
         with torch.no_grad(), torch.device("meta"), kept_draws(), edits:

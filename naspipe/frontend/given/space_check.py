@@ -192,7 +192,10 @@ class _Look:
             source = f"what {_called(space, layers, len(bad.path) - 1, bad.path[-1])} returns"
             return f"{who}: expected to take {source}, {form_text(bad.form)}, found"
         names = space.fields(0)
-        given = form_text((*bad.form, *form_of([self.batch[name] for name in names])))
+        fields = [self.batch[name] for name in names]
+        given = form_text((*bad.form, *form_of(fields)))
+        if any(each.dtype == torch.float64 for each in fields):
+            given += " (as of NumPy; .float() makes float32)"
         return f"{who}: expected to take the batch's {' and '.join(names)}, {given}, found"
 
     def _try(

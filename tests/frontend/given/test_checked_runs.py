@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from torch import nn
 
 import naspipe as npp
@@ -80,3 +81,26 @@ def test_a_loss_that_is_no_tensor_is_named_on_any_stages(tmp_path, stages):
     space = npp.Space("mine", [STEM, npp.Block([conv(8, 8), nn.Identity]), head()])
     with pytest.raises(ConfigError, match=r"found float; return a tensor that gradients go back"):
         npp.train(space, data, number, steps=2, stages=stages, run_dir=tmp_path / "run")
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize(
+    ("dtype", "said"),
+    [
+        (torch.float64, r"\[4, 8\] float64 \(as of NumPy; \.float\(\) makes float32\), found Runt"),
+        (
+            torch.int64,
+            r"\[4, 8\] int64, found RuntimeError: mat1 and mat2 must have the same dtype",
+        ),
+    ],
+)
+def test_numbers_of_another_type_are_found_before_the_start(tmp_path, stages, dtype, said):
+    def batches(seed, number):
+        return {"input": torch.ones(4, 8).to(dtype), "target": torch.arange(4)}
+
+    stem = npp.Shared("stem", lambda: nn.Linear(8, 8))
+    space = npp.Space("mine", [stem, npp.Block([nn.ReLU, nn.Identity])])
+    loss = nn.CrossEntropyLoss()
+    with pytest.raises(ConfigError, match=f"^layer stem .* to take the batch's input, {said}"):
+        npp.train(space, batches, loss, steps=2, stages=stages, run_dir=tmp_path / "run")
+    assert not any(tmp_path.iterdir())
