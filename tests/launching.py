@@ -56,6 +56,7 @@ LAUNCHING = (
     "frontend/training/test_made_of.py::test_a_refused_resume_leaves_the_run_as_it_is",
     "frontend/*test_recording.py",
     "frontend/*test_checked_runs.py",
+    "frontend/*test_held_out_check.py",
     "frontend/*test_shown.py",
     "frontend/*test_trackers.py",
     "frontend/*test_layer_notes.py",

@@ -82,12 +82,12 @@ def check_spaces(
             continue
         known.add(key)
         batch = workload.data(workload.definition.seed, 0)
-        look = _Look(workload, batch, drawn, has_plain_loss=not ends, is_here=device == "cpu")
-        notes += _looked(look, say)
+        look = Look(workload, batch, drawn, has_plain_loss=not ends, is_here=device == "cpu")
+        notes += looked(look, say)
     return notes
 
 
-def _looked(look: _Look, say: Callable[[str], None]) -> list[str]:
+def looked(look: Look, say: Callable[[str], None]) -> list[str]:
     """Notes; what cannot be looked at is left alone: if anything is wrong, the run says what."""
     what = f"space {look.workload.space.name}"
     if current_process().daemon:
@@ -102,7 +102,7 @@ def _looked(look: _Look, say: Callable[[str], None]) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class Look:
     """One stream's space; its public methods are called in processes of their own."""
 
     workload: Workload
@@ -112,6 +112,10 @@ class _Look:
     has_plain_loss: bool
     is_here: bool
     """Whether layers compute in the run where they do here."""
+    only_subnets: bool = False
+    """Whether these subnets and no others will meet the batch."""
+    whose: str = ""
+    """How refusals begin."""
 
     def follow(self, _: Callable[[], None]) -> dict[str, Any]:
         """Notes, and what seems not to fit; what layers keep of this must not reach real ones."""
@@ -153,8 +157,10 @@ class _Look:
     def _suspected(self, follower: ShapeFollower) -> Iterator[Suspected]:
         workload = self.workload
         sampler = workload.definition.sampler
-        if workload.space.is_elastic or (
-            workload.make_strategy is None and sampler.partition(":")[0] in FILES
+        if (
+            self.only_subnets
+            or workload.space.is_elastic
+            or (workload.make_strategy is None and sampler.partition(":")[0] in FILES)
         ):  # not any may follow any other
             chains = (subnet.chain for subnet in self.subnets if subnet.chain)
             yield from follower.walk(islice(chains, MOST_WALKED))
@@ -167,7 +173,7 @@ class _Look:
         """For another process; see :meth:`_try`."""
         good = suspected.good
         return {
-            "said": self._said(layers, suspected),
+            "said": self.whose + self._said(layers, suspected),
             "bad": suspected.chain(suspected.bad),
             "good": None if good is None else suspected.chain(good),
             "is_loss": suspected.candidate is None,

@@ -104,3 +104,16 @@ def test_numbers_of_another_type_are_found_before_the_start(tmp_path, stages, dt
     with pytest.raises(ConfigError, match=f"^layer stem .* to take the batch's input, {said}"):
         npp.train(space, batches, loss, steps=2, stages=stages, run_dir=tmp_path / "run")
     assert not any(tmp_path.iterdir())
+
+
+def test_held_out_data_that_does_not_fit_is_found_before_the_start(tmp_path):
+    def held_out(seed, number):
+        return {**data(seed, number), "input": torch.ones(4, 1, 8, 8)}
+
+    space = npp.Space("mine", [STEM, npp.Block([conv(8, 8), nn.Identity]), head()])
+    with pytest.raises(ConfigError, match=r"^held-out data: layer stem \(Conv2d\): expected to"):
+        npp.train(
+            space, data, nn.CrossEntropyLoss(), steps=2, held_out=held_out, validate_every=2,
+            run_dir=tmp_path / "run",
+        )  # fmt: skip
+    assert not any(tmp_path.iterdir())
