@@ -187,7 +187,8 @@ def why_no_source(kind: Any) -> str:
         return ""
     if "<locals>" in kind.__qualname__:
         return "is defined inside a function"
-    if not getattr(sys.modules.get(module), "__file__", None):
+    file = getattr(sys.modules.get(module), "__file__", None) or "<none>"
+    if file.startswith("<"):  # "<stdin>"
         return "is defined in a notebook or at a prompt"
     return ""
 

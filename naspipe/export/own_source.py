@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterator
+from importlib.util import resolve_name
+from types import ModuleType
 
 _CONSTRUCTORS = ("__init__", "__new__", "__post_init__")
 _DYNAMIC = {"getattr", "setattr", "hasattr", "delattr", "vars"}
@@ -47,6 +50,22 @@ def _root(node: ast.AST) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
+def source_of(node: ast.ImportFrom, module: ModuleType) -> str:
+    """The module that a statement of another one imports from."""
+    package = module.__name__ if hasattr(module, "__path__") else module.__package__
+    return resolve_name("." * node.level + (node.module or ""), package)
+
+
+def imported_by_star(module: ModuleType, tree: ast.Module, name: str) -> ast.ImportFrom | None:
+    """The import by name that binds what a module has by ``from ... import *``."""
+    for node in reversed(tree.body):
+        if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
+            there = vars(sys.modules[source_of(node, module)])
+            if name in there and there[name] is getattr(module, name, None):
+                return ast.ImportFrom(node.module, [ast.alias(name)], node.level)
+    return None
+
+
 def early_parts(node: ast.stmt) -> Iterator[ast.AST]:
     """What runs where a statement stands; what else it holds runs when it is called."""
     if isinstance(node, ast.ClassDef):
@@ -83,3 +102,16 @@ def attributes_read(node: ast.AST) -> tuple[set[str], bool]:
             is_open = is_open or part.id in _DYNAMIC
         waiting += ast.iter_child_nodes(part)
     return found, is_open
+
+
+def names_read(node: ast.AST) -> list[str]:
+    """Names that a statement reads when it runs; annotations are never evaluated."""
+    found: dict[str, None] = {}
+    skipped: set[int] = set()
+    for part in ast.walk(node):
+        for annotation in (getattr(part, "annotation", None), getattr(part, "returns", None)):
+            if isinstance(annotation, ast.AST):
+                skipped.update(map(id, ast.walk(annotation)))
+        if isinstance(part, ast.Name) and id(part) not in skipped:
+            found[part.id] = None
+    return list(found)

@@ -203,7 +203,7 @@ def _file(classes: _Classes, note: str) -> str:
 
 def same_outputs(chain: ModuleChain, loaded: nn.Module, batch: dict[str, Any]) -> bool:
     """Whether another form of a subnet gives bitwise what the run's own layers give."""
-    from naspipe.runtime.blocks.segment import same_bits
+    from naspipe.runtime.devices.tensor_bytes import same_bits
 
     with torch.no_grad():
         expected = chain(batch)

@@ -10,7 +10,6 @@ import ast
 import inspect
 import sys
 from collections.abc import Iterable, Iterator
-from importlib.util import resolve_name
 from textwrap import indent
 from types import FunctionType, ModuleType
 from typing import Any
@@ -20,7 +19,15 @@ from torch import nn
 from naspipe.core.errors import ConfigError
 from naspipe.core.user_code import is_users_module, why_no_source
 from naspipe.export import standalone
-from naspipe.export.own_source import attributes_read, early_parts, imports_inside, own_statements
+from naspipe.export.own_source import (
+    attributes_read,
+    early_parts,
+    imported_by_star,
+    imports_inside,
+    names_read,
+    own_statements,
+    source_of,
+)
 
 PACKAGES = ("search_spaces", "nni", "naspipe.elastic")
 """Packages whose classes are written out, as the user's own are; those of others are imported."""
@@ -64,7 +71,7 @@ class _Class:
         if isinstance(part, ast.FunctionDef):
             return part.name in self.kept
         if isinstance(part, ast.Assign):
-            return not _names(part.value)
+            return not names_read(part.value)
         return False
 
 
@@ -143,7 +150,7 @@ class SourceFile:
         else:
             found = (part for part in ast.walk(node) if isinstance(part, ast.Attribute))
             self._mentioned.update(part.attr for part in found)
-        for needed in _names(node):
+        for needed in names_read(node):
             if needed not in (name, *_EVERYWHERE) and hasattr(module, needed):
                 self._visit(module, needed)
 
@@ -215,8 +222,7 @@ class SourceFile:
             return
         if not isinstance(node, ast.ImportFrom):
             raise ConfigError(f"{module.__name__}.{name} cannot be exported: nothing defines it")
-        package = module.__name__ if hasattr(module, "__path__") else module.__package__
-        source = resolve_name("." * node.level + (node.module or ""), package)
+        source = source_of(node, module)
         alias = next(a for a in node.names if (a.asname or a.name) == name)
         if not _is_copied(source):
             renamed = f" as {alias.asname}" if alias.asname else ""
@@ -257,7 +263,8 @@ def _tree(module: ModuleType) -> ast.Module:
 
 def _find(module: ModuleType, name: str) -> ast.stmt | None:
     """The statement of a module that binds a name."""
-    for node in _statements(_tree(module).body):
+    tree = _tree(module)
+    for node in _statements(tree.body):
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
             return node
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -267,7 +274,7 @@ def _find(module: ModuleType, name: str) -> ast.stmt | None:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             if any(isinstance(t, ast.Name) and t.id == name for t in targets):
                 return node
-    return None
+    return imported_by_star(module, tree, name)
 
 
 def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
@@ -275,19 +282,6 @@ def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
         yield node
         if isinstance(node, ast.Try | ast.If):
             yield from _statements(node.body)
-
-
-def _names(node: ast.AST) -> list[str]:
-    """Names that a statement reads when it runs; annotations are never evaluated."""
-    found: dict[str, None] = {}
-    skipped: set[int] = set()
-    for part in ast.walk(node):
-        for annotation in (getattr(part, "annotation", None), getattr(part, "returns", None)):
-            if isinstance(annotation, ast.AST):
-                skipped.update(map(id, ast.walk(annotation)))
-        if isinstance(part, ast.Name) and id(part) not in skipped:
-            found[part.id] = None
-    return list(found)
 
 
 def _plain_base(base: ast.expr) -> ast.expr:

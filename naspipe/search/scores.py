@@ -28,13 +28,25 @@ class Sums(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """How one subnet does. What does not apply is NaN."""
+    """How one subnet does. What does not apply is NaN, and equals another NaN."""
 
     loss: float
     """Mean over the targets: images, or tokens."""
     top1: float
     top5: float
     bleu: float = math.nan
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Scores) and self._comparable() == other._comparable()
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(self._comparable())
+
+    def _comparable(self) -> tuple[float | None, ...]:
+        return tuple(None if math.isnan(each) else each for each in self)
 
 
 def scores_of(sums: Sequence[float]) -> Scores:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import LayerId
 from naspipe.core.rules import Exact, Frozen, Lag
-from naspipe.core.space import Block, Shared, Space
+from naspipe.core.space import Block, Elastic, Shared, Space
 
 COUNTS = (3, 1, 2)
 
@@ -193,3 +195,28 @@ def test_a_rule_in_words() -> None:
     assert Shared("stem", dict, rule="lag(2)").rule == Lag(2)
     with pytest.raises(ConfigError, match="lagg"):
         Shared("stem", dict, rule="lagg(2)")
+
+
+@pytest.mark.parametrize(
+    ("make", "where"),
+    [
+        (lambda fields: Shared("stem", never, fields=fields), "layer stem"),
+        (lambda fields: Block([never], fields=fields), "a choice block"),
+        (lambda fields: Elastic("fc", never, {"width": [1]}, fields=fields), "elastic layer fc"),
+    ],
+)
+def test_fields_are_a_list_of_names(make: Any, where: str) -> None:
+    said = f"{where}: expected fields to be a list of names of batch fields, found "
+    assert message(make, "input") == f"{said}the text 'input'; write fields=('input',)"
+    assert message(make, 3) == f"{said}3"
+    assert message(make, [never]).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("candidates", "found"), [("ab", "the text 'ab'"), (never, "never"), (3, "int")]
+)
+def test_candidates_are_a_list(candidates: Any, found: str) -> None:
+    assert message(Block, candidates) == (
+        "a choice block: expected a list of factories, as in npp.Block([lambda: ..., lambda: "
+        f"...]), found {found}"
+    )

@@ -13,7 +13,7 @@ from naspipe.cli.main import main
 from naspipe.elastic import Linear
 from naspipe.report.recorded import read_run
 from naspipe.report.run_tables import run_tables
-from naspipe.runtime.blocks.segment import same_bits
+from naspipe.runtime.devices.tensor_bytes import same_bits
 from tests.equivalence import elastic_spaces as elastic
 
 LOSS = nn.CrossEntropyLoss()

@@ -93,6 +93,7 @@ OPEN = LAYERS.replace("        self.config = config\n", "")
 """What may read any attribute keeps all of them, and a Config has no form."""
 
 PLAIN = LAYERS.replace('sum(getattr(self, f"{name}1") for name in ("shift",))', "self.shift1")
+STAR = PLAIN.replace("from .ops import bounded, leaky", "from .ops import *")
 
 
 def batches(seed, number):
@@ -137,7 +138,7 @@ def expected(run, choices):
     return out
 
 
-@pytest.mark.parametrize("text", [OPEN, PLAIN], ids=["open", "plain"])
+@pytest.mark.parametrize("text", [OPEN, PLAIN, STAR], ids=["open", "plain", "star"])
 @pytest.mark.parametrize("choices", [(1, 0), (2, 0)])
 def test_it_loads_without_naspipe_and_without_the_package(tmp_path, monkeypatch, text, choices):
     mine = package(tmp_path, monkeypatch, layers=text)

@@ -30,6 +30,42 @@ def check_name(kind: str, name: Any) -> None:
         raise ConfigError(f"{kind} {name!r}: expected a name of letters, digits, - and _")
 
 
+def field_names(where: str, fields: Any) -> tuple[str, ...]:
+    """Names of batch fields, as a user lists them.
+
+    Args:
+        where: how messages call the block.
+        fields: the list.
+
+    Raises:
+        ConfigError: for anything else, a text among them.
+    """
+    names = None if isinstance(fields, str) or not isinstance(fields, Iterable) else tuple(fields)
+    if names is None or not all(isinstance(name, str) for name in names):
+        todo = f"; write fields=({fields!r:.60},)" if isinstance(fields, str) else ""
+        raise ConfigError(
+            f"{where}: expected fields to be a list of names of batch fields, found "
+            f"{'the text ' * isinstance(fields, str)}{fields!r:.60}{todo}"
+        )
+    return names
+
+
+def listed(candidates: Any) -> tuple[Factory, ...]:
+    """Candidates as a user lists them; what each of them is is looked at by the space.
+
+    Raises:
+        ConfigError: for what is no list, such as a text or one factory alone.
+    """
+    if isinstance(candidates, str | bytes) or not isinstance(candidates, Iterable):
+        kind = getattr(candidates, "__name__", type(candidates).__name__)
+        found = f"the text {candidates!r:.40}" if isinstance(candidates, str) else kind
+        raise ConfigError(
+            f"a choice block: expected a list of factories, as in npp.Block([lambda: ..., "
+            f"lambda: ...]), found {found}"
+        )
+    return tuple(candidates)
+
+
 class Whole:
     """Blocks whose modules are used as they are: an option has no setting."""
 
@@ -76,7 +112,7 @@ class Block(Whole):
         rule: Rule = _EXACT,
         alike: bool = False,
     ) -> None:
-        given = (tuple(candidates), kind, tuple(fields), rule, alike)
+        given = (listed(candidates), kind, field_names("a choice block", fields), rule, alike)
         for name, value in zip(self.__slots__, given, strict=True):
             object.__setattr__(self, name, value)
         if not self.candidates:
@@ -112,10 +148,10 @@ class Shared(Whole):
     fields: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "fields", tuple(self.fields))
+        check_name("shared layer", self.name)
+        object.__setattr__(self, "fields", field_names(f"layer {self.name}", self.fields))
         if isinstance(self.rule, str):
             object.__setattr__(self, "rule", parse_rule(self.rule))
-        check_name("shared layer", self.name)
 
     @property
     def candidates(self) -> tuple[Factory, ...]:

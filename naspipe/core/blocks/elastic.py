@@ -9,7 +9,7 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from naspipe.core.blocks.block import Factory, check_name
+from naspipe.core.blocks.block import Factory, check_name, field_names
 from naspipe.core.errors import ConfigError
 from naspipe.core.rules import Exact, Rule, parse_rule
 from naspipe.core.wording.known_keywords import knows_keywords
@@ -51,7 +51,7 @@ class Elastic:
 
     def __post_init__(self) -> None:
         check_name("elastic layer", self.name)
-        object.__setattr__(self, "fields", tuple(self.fields))
+        object.__setattr__(self, "fields", field_names(f"elastic layer {self.name}", self.fields))
         if isinstance(self.rule, str):
             object.__setattr__(self, "rule", parse_rule(self.rule))
         object.__setattr__(self, "settings", _checked(self.name, self.settings))

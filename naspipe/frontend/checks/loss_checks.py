@@ -24,6 +24,7 @@ from naspipe.runtime.jobs.losses import (
 )
 from naspipe.runtime.jobs.workload import Workload, field_of
 from naspipe.runtime.sketching.layer_sizes import sketch
+from naspipe.runtime.sketching.watched_calls import WatchedCalls
 
 _OURS = ("torch.nn.", "naspipe.", "search_spaces.")
 _MOST_OUTPUTS = 8
@@ -133,7 +134,7 @@ def check_loss(workload: Workload) -> None:
     for what, function in sorted(functions.items()):
         _check_arguments(what, function, fields, len(outputs) if outputs else None)
         if outputs:
-            _try(what, function, (*outputs, *(each.to("meta") for each in given)))
+            _try(what, function, outputs, tuple(each.to("meta") for each in given))
 
 
 def _check_trains_nothing(loss: Loss) -> None:
@@ -176,8 +177,10 @@ def _binds(signature: inspect.Signature, count: int) -> bool:
     return True
 
 
-def _try(what: str, function: Callable[..., Any], given: Tensors) -> None:
+def _try(what: str, function: Callable[..., Any], outputs: Tensors, fields: Tensors) -> None:
     """Raises ConfigError for a result that is not one number, where shapes alone tell it.
+
+    And for work in place on a field of the batch, or of a metric on an output: the loss has that.
 
     What the function keeps of a call must not stay: a copy is called. One that has tensors of its
     own needs values, so it is not tried.
@@ -186,13 +189,20 @@ def _try(what: str, function: Callable[..., Any], given: Tensors) -> None:
         own = next(chain(function.parameters(), function.buffers()), None)
         if own is not None:
             return
+    is_metric = what.startswith("metric")
+    edits = WatchedCalls((*outputs, *fields) if is_metric else fields)
     try:
         function = copy.deepcopy(function)
-        with torch.no_grad(), torch.device("meta"), kept_draws():
-            found = function(*given)
+        with torch.no_grad(), torch.device("meta"), kept_draws(), edits:
+            found = function(*outputs, *fields)
     except Exception:  # it needs values; whatever is wrong is said in the first step
-        return
-    is_number = isinstance(found, float | int) and what.startswith("metric")
+        found = torch.empty(())
+    if edits.is_edited:
+        raise ConfigError(
+            f"{what}: expected to leave its output and fields of the batch as they are, found it "
+            f"to change one in place; use the out-of-place operation (x = x * 2 for x *= 2)"
+        )
+    is_number = isinstance(found, float | int) and is_metric
     if not is_number and (not isinstance(found, torch.Tensor) or found.numel() != 1):
         raise not_one_number(what, found)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from naspipe.core.errors import ConfigError, NaspipeError, StageFailedError, TransportError
+from naspipe.core.errors import NaspipeError, StageFailedError, TransportError
 from naspipe.core.rules import Frozen
 from naspipe.core.space import Space
 from naspipe.core.subnet import Subnet
@@ -25,7 +25,7 @@ from naspipe.runtime.forking.apart import done_apart
 from naspipe.runtime.forking.own_thread import in_own_thread
 from naspipe.runtime.jobs.losses import is_joined
 from naspipe.runtime.jobs.workload import Workload
-from naspipe.runtime.layers.layer_store import shared
+from naspipe.runtime.layers.layer_store import made_before, shared
 from naspipe.runtime.sketching.alike_candidates import alike_note
 from naspipe.runtime.sketching.first_blocks import FirstBlocks, FirstBlocksError
 from naspipe.runtime.sketching.followed_shapes import ShapeFollower, Suspected
@@ -82,12 +82,12 @@ def check_spaces(
             continue
         known.add(key)
         batch = workload.data(workload.definition.seed, 0)
-        look = _Look(workload, batch, drawn, has_plain_loss=not ends, is_here=device == "cpu")
-        notes += _looked(look, say)
+        look = Look(workload, batch, drawn, has_plain_loss=not ends, is_here=device == "cpu")
+        notes += looked(look, say)
     return notes
 
 
-def _looked(look: _Look, say: Callable[[str], None]) -> list[str]:
+def looked(look: Look, say: Callable[[str], None]) -> list[str]:
     """Notes; what cannot be looked at is left alone: if anything is wrong, the run says what."""
     what = f"space {look.workload.space.name}"
     if current_process().daemon:
@@ -102,7 +102,7 @@ def _looked(look: _Look, say: Callable[[str], None]) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class Look:
     """One stream's space; its public methods are called in processes of their own."""
 
     workload: Workload
@@ -112,6 +112,10 @@ class _Look:
     has_plain_loss: bool
     is_here: bool
     """Whether layers compute in the run where they do here."""
+    only_subnets: bool = False
+    """Whether these subnets and no others will meet the batch."""
+    whose: str = ""
+    """How refusals begin."""
 
     def follow(self, _: Callable[[], None]) -> dict[str, Any]:
         """Notes, and what seems not to fit; what layers keep of this must not reach real ones."""
@@ -153,8 +157,10 @@ class _Look:
     def _suspected(self, follower: ShapeFollower) -> Iterator[Suspected]:
         workload = self.workload
         sampler = workload.definition.sampler
-        if workload.space.is_elastic or (
-            workload.make_strategy is None and sampler.partition(":")[0] in FILES
+        if (
+            self.only_subnets
+            or workload.space.is_elastic
+            or (workload.make_strategy is None and sampler.partition(":")[0] in FILES)
         ):  # not any may follow any other
             chains = (subnet.chain for subnet in self.subnets if subnet.chain)
             yield from follower.walk(islice(chains, MOST_WALKED))
@@ -167,7 +173,7 @@ class _Look:
         """For another process; see :meth:`_try`."""
         good = suspected.good
         return {
-            "said": self._said(layers, suspected),
+            "said": self.whose + self._said(layers, suspected),
             "bad": suspected.chain(suspected.bad),
             "good": None if good is None else suspected.chain(good),
             "is_loss": suspected.candidate is None,
@@ -192,7 +198,10 @@ class _Look:
             source = f"what {_called(space, layers, len(bad.path) - 1, bad.path[-1])} returns"
             return f"{who}: expected to take {source}, {form_text(bad.form)}, found"
         names = space.fields(0)
-        given = form_text((*bad.form, *form_of([self.batch[name] for name in names])))
+        fields = [self.batch[name] for name in names]
+        given = form_text((*bad.form, *form_of(fields)))
+        if any(each.dtype == torch.float64 for each in fields):
+            given += " (as of NumPy; .float() makes float32)"
         return f"{who}: expected to take the batch's {' and '.join(names)}, {given}, found"
 
     def _try(
@@ -221,17 +230,12 @@ def _check_made_anew(space: Space, layers: SketchedLayers) -> None:
         for block, each in enumerate(space.blocks)
         for candidate in range(len(each.candidates))
     ]
-    handed_out = [pair for pair in pairs if layers.is_handed_out(*pair)]
+    handed_out = [(*pair, what) for pair in pairs if (what := layers.handed_out(*pair))]
     for what, owner, other in layers.shared:
         raise shared(what, space.label(*owner), space.label(*other))
-    for block, candidate in handed_out:
+    for block, candidate, what in handed_out:
         if not isinstance(space.blocks[block].rule, Frozen):
-            raise ConfigError(
-                f"{_called(space, layers, block, candidate)}: expected its factory to make a new "
-                f"module each time, found one that hands out what was made before, which a run "
-                f"would train on from where the last one left it; make it inside, as in lambda: "
-                f"nn.Linear(4, 4), and begin with weights by init_from="
-            )
+            raise made_before(_called(space, layers, block, candidate), what)
 
 
 def _is_plain(workload: Workload) -> bool:

@@ -107,8 +107,13 @@ def check_is_object(strategy: Any) -> None:
     """A strategy is given as an object, and not as its class.
 
     Raises:
-        ConfigError: for a class.
+        ConfigError: for a class, and for nothing.
     """
+    if strategy is None:
+        raise ConfigError(
+            "strategy: expected a name, as in 'evolution', or an object with propose and observe, "
+            "found None; leave it out for the usual one"
+        )
     if isinstance(strategy, type):
         name = strategy.__name__
         raise ConfigError(

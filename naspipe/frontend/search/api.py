@@ -15,7 +15,7 @@ from naspipe.frontend.display.search_progress import SearchProgress
 from naspipe.frontend.given.held_out import judged_by, part_of
 from naspipe.frontend.given.keywords import gathered
 from naspipe.frontend.given.run import Run
-from naspipe.frontend.given.strategies import name_of
+from naspipe.frontend.given.strategies import check_is_object, name_of
 from naspipe.frontend.search.ports import SearchObserver
 from naspipe.frontend.search.search_record import SilentSearchObserver
 from naspipe.frontend.search.searching import Searching
@@ -67,6 +67,7 @@ def search_subnets(
         StageFailedError: when a layer, the data or the loss raises in any stage.
     """
     check_is_loss(loss)
+    check_is_object(strategy)
     given, strategy = strategy, name_of(strategy)
     said = {"keywords": {"stages": stages, **more}, "settings": settings, "execution": execution}
     chosen_options, how = _stated(strategy, options=options, **said)

@@ -51,5 +51,6 @@ def _users(workloads: Sequence[Workload]) -> Iterator[Path]:
         metrics = workload.metrics.values()
         for thing in (workload.data, *parts, workload.loss, *metrics, *makers):
             module = sys.modules.get(getattr(thing, "__module__", type(thing).__module__))
-            if file := getattr(module, "__file__", None):
-                yield Path(file)
+            file = Path(getattr(module, "__file__", None) or "")
+            if file.is_file():  # not so of what is read from stdin, or typed
+                yield file

@@ -62,6 +62,8 @@ def given_recipe(recipe: str | Path | Mapping[str, Any] | None, said: Stated, st
     fields["optimizer_options"] = {**options, **said.options}
     _check_schedule(fields.get("schedule", ""), "schedule")
     says_rate = "lr" in fields or "lr" in file.values
+    for given in (said.recipe, _further(recipe)):
+        _check_one_schedule(given)
     if "lr" in fields:
         fields.update(_rated(fields["lr"], steps))
     made = replace(base, **fields)
@@ -92,6 +94,17 @@ def _check_schedule(given: Any, what: str) -> None:
         )
     if what == "schedule" and callable(given):
         raise ConfigError(f"{what}: expected a name, as in 'cosine', found a function; {todo}")
+
+
+def _check_one_schedule(given: Mapping[str, Any]) -> None:
+    """Raises ConfigError for rates by step beside a schedule, which says them, too."""
+    rate, schedule = given.get("lr"), given.get("schedule")
+    if schedule is not None and (callable(rate) or isinstance(rate, Mapping)):
+        kind = "a function" if callable(rate) else "a table"
+        raise ConfigError(
+            f"lr: expected a number beside schedule={schedule!r:.40}, which says how the rate "
+            f"follows the step, found {kind}, which does, too; leave one of them out"
+        )
 
 
 def _own_rate(recipe: Recipe) -> float:

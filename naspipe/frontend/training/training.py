@@ -22,6 +22,7 @@ from naspipe.frontend.checks.limit_checks import check_limits
 from naspipe.frontend.checks.made_of_checks import changed_code_note, untold_notes
 from naspipe.frontend.given.drawn_source import is_drawn_beside, why_known
 from naspipe.frontend.given.gain_notes import gain_notes
+from naspipe.frontend.given.held_out_check import check_held_out
 from naspipe.frontend.given.run_plan import make_plan, planning_costs
 from naspipe.frontend.given.space_check import check_spaces
 from naspipe.frontend.teaching.taught import how_full
@@ -140,6 +141,8 @@ class Training:
             device, note = self.execution.hardware.device, self.observer.on_note
             for said in check_spaces(self.workloads, subnets, self.taps, device, note):
                 note(said)  # nothing is written yet
+            for each in self.workloads:
+                check_held_out(plan_validation(each, self.execution), device)
             if not self.resumes:
                 records = new_records(self.directories, self.workloads, self.execution)
                 stack.enter_context(planning(records))

@@ -10,8 +10,9 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.user_code import called
 from naspipe.runtime.blocks.edits import left_as_it_is
 from naspipe.runtime.blocks.forms import form_of, form_text
-from naspipe.runtime.blocks.segment import SegmentSpec, Tensors, as_tuple, autocast, same_bits
+from naspipe.runtime.blocks.segment import SegmentSpec, Tensors, as_tuple, autocast
 from naspipe.runtime.devices.determinism import seed_draws
+from naspipe.runtime.devices.tensor_bytes import same_bits
 from naspipe.runtime.layers.bound_layer import BoundLayer
 from naspipe.runtime.layers.norm_statistics import KNOWN, Statistics, collected
 from naspipe.runtime.memory.shortages import raising_shortages
@@ -47,7 +48,7 @@ def forward_only(
             statistics = stack.enter_context(collected(layer.module))
         given = (*inputs, *spec.fields)
         name = f"block {spec.label} ({type(layer.module).__name__})"
-        stack.enter_context(left_as_it_is(name, inputs, spec.fields))
+        stack.enter_context(left_as_it_is(name, inputs, spec.fields, layer.is_first))
         stack.enter_context(
             called(lambda: f"in layer {spec.label}, called with {form_text(form_of(given))}")
         )

@@ -16,6 +16,7 @@ from naspipe.runtime.blocks.segment import Tensors
 from naspipe.runtime.jobs.losses import (
     Loss,
     Metric,
+    check_one_number,
     distilling,
     is_joined,
     loss_fields,
@@ -66,8 +67,7 @@ class EndObjective:
                 loss = self._distilled(*outputs, *lessons, *fields)
             else:
                 loss = self._loss(*outputs, *fields)
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            raise not_one_number(f"loss {self._name}", loss)
+        check_one_number(f"loss {self._name}", loss)
         return loss
 
 
@@ -129,7 +129,8 @@ class Metrics:
         """
         found = {}
         for name in sorted(self.functions):
-            value = self.functions[name](*outputs, *fields[: self.fields])
+            with left_as_it_is(f"metric {name}", outputs, fields):
+                value = self.functions[name](*outputs, *fields[: self.fields])
             if isinstance(value, float | int):
                 value = torch.tensor(float(value), dtype=torch.float64)
             if not isinstance(value, torch.Tensor) or value.numel() != 1 or value.is_complex():

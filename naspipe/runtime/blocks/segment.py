@@ -22,8 +22,7 @@ from naspipe.core.user_code import called
 from naspipe.runtime.blocks.edits import left_as_it_is
 from naspipe.runtime.blocks.forms import form_of, form_text
 from naspipe.runtime.devices.determinism import backward_seed, seed_draws
-from naspipe.runtime.devices.device_waits import Wait, count
-from naspipe.runtime.devices.tensor_bytes import tensor_bytes
+from naspipe.runtime.devices.tensor_bytes import same_bits
 from naspipe.runtime.layers.bound_layer import BoundLayer
 from naspipe.runtime.layers.norm_statistics import KNOWN, Statistics, collected
 from naspipe.runtime.memory.shortages import raising_shortages
@@ -197,7 +196,8 @@ class Segment:
                 if alias.grad_fn is not None:
                     alias.grad_fn.register_prehook(partial(_arrive, self._arrived, place))
             name = f"block {self._spec.label} ({type(self._layer.module).__name__})"
-            with left_as_it_is(name, self._inputs, self._spec.fields), called(self._told):
+            fields, is_first = self._spec.fields, self._layer.is_first
+            with left_as_it_is(name, self._inputs, fields, is_first), called(self._told):
                 outputs = self._call(aliases, statistics)
             if self._spec.finish is None:
                 return outputs
@@ -220,15 +220,6 @@ class Segment:
             outputs = as_tuple(self._layer.call(*inputs, *spec.fields, **spec.setting), spec)
         statistics.update(found)
         return outputs
-
-
-def same_bits(one: torch.Tensor | None, other: torch.Tensor) -> bool:
-    """Whether two tensors have the same shape, dtype and bytes."""
-    if one is None or one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    if not one.is_cpu:
-        count(Wait.BUFFER)
-    return torch.equal(tensor_bytes(one), tensor_bytes(other))
 
 
 def _arrive(

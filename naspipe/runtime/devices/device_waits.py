@@ -56,6 +56,11 @@ class Wait(Enum):
         "whether a forward wrote a buffer; not for batch norm under the rule `exact`",
         "per other buffer",
     )
+    INPUT = Reason(
+        "`left_as_it_is`",
+        "whether a layer edits what it is given, as by `x.data`",
+        "per input and field, the first time that a stage calls a layer",
+    )
     FINITE = Reason(
         "`first_gradient`",
         "whether a loss is finite; not with `nonfinite=keep`",

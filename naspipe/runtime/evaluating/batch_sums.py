@@ -6,7 +6,7 @@ import torch
 
 from naspipe.runtime.blocks.segment import Tensors
 from naspipe.runtime.devices.device_waits import Wait, on_host
-from naspipe.runtime.jobs.losses import Loss, name_of_loss, not_one_number
+from naspipe.runtime.jobs.losses import Loss, check_one_number, name_of_loss
 
 TOP = 5
 
@@ -21,8 +21,7 @@ def batch_sums(
         ConfigError: when the loss is not one number.
     """
     mean = loss(*outputs, *((target,) if fields is None else fields))
-    if not isinstance(mean, torch.Tensor) or mean.numel() != 1:
-        raise not_one_number(f"loss {name_of_loss(loss)}", mean)
+    check_one_number(f"loss {name_of_loss(loss)}", mean)
     padding = getattr(loss, "padding", getattr(loss, "ignore_index", None))
     counts = target != padding if isinstance(padding, int) else torch.ones_like(target).bool()
     targets = float(on_host(counts.sum(), Wait.SCORE))

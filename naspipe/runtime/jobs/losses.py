@@ -35,12 +35,24 @@ def not_one_number(what: str, found: Any) -> ConfigError:
         found: what it gave.
     """
     todo = "use reduction='mean', or end in .mean()"
+    said = "None" if found is None else type(found).__name__
     if isinstance(found, torch.Tensor):
         said = f"a tensor of shape {list(found.shape)} (reduction='none' gives one for each item)"
+    elif what.startswith("metric"):
+        todo = "return a number, or a tensor of one element"
     else:
-        said = type(found).__name__
         todo = "return a tensor that gradients go back from, and no .item() of it"
     return ConfigError(f"{what}: expected one number for a batch, found {said}; {todo}")
+
+
+def check_one_number(what: str, found: Any) -> None:
+    """A loss or a metric gives a tensor with one number.
+
+    Raises:
+        ConfigError: for anything else.
+    """
+    if not isinstance(found, torch.Tensor) or found.numel() != 1:
+        raise not_one_number(what, found)
 
 
 def is_joined(loss: Loss) -> bool:

@@ -244,9 +244,11 @@ def field_of(batch: Mapping[str, Any], name: str, sequence_id: int) -> torch.Ten
         ConfigError: when the batch has no such tensor.
     """
     value = batch.get(name)
-    if not isinstance(value, torch.Tensor):
-        raise ConfigError(
-            f"batch {sequence_id}: expected a tensor called {name!r}, found "
-            f"{', '.join(sorted(batch)) or 'an empty batch'}"
-        )
-    return value
+    if isinstance(value, torch.Tensor):
+        return value
+    found = ", ".join(sorted(batch)) or "an empty batch"
+    if name in batch:
+        is_array = type(value).__name__ == "ndarray"
+        made = f"torch.from_numpy({name})" if is_array else f"torch.tensor({name})"
+        found = f"{'a NumPy array' if is_array else type(value).__name__}; return {made}"
+    raise ConfigError(f"batch {sequence_id}: expected a tensor called {name!r}, found {found}")

@@ -27,10 +27,13 @@ class BoundLayer:
         module: nn.Module,
         call: Callable[..., Any],
         parameters: Mapping[str, torch.Tensor],
+        is_first: bool = False,
     ) -> None:
         self.module = module
         self.call = call
         self._parameters = parameters
+        self.is_first = is_first
+        """Whether nothing has called the layer here before, so that it is looked at closely."""
 
     def take_gradients(self) -> Gradients:
         """Move the gradients out of the parameters, leaving them absent."""

@@ -204,5 +204,23 @@ def shared(what: str, owner: str, label: str) -> ConfigError:
     return ConfigError(
         f"layers {owner} and {label} share one {what}: tied layers are not supported, as a layer "
         f"has one place in the chain and is written by the stage there; let each factory make its "
-        f"own (equal at the start: init_from=)"
+        f"own, of a tensor from outside a copy, w.clone() (equal at the start: init_from=)"
+    )
+
+
+def made_before(layer: str, what: str) -> ConfigError:
+    """What refuses a factory that hands out what it, or somebody else, made before.
+
+    Args:
+        layer: how messages call it.
+        what: ``module``, or ``memory`` where only that of its parameters was there.
+    """
+    found, todo = "takes a parameter from outside", "take a copy, as in w.clone()"
+    if what == "module":
+        found = "hands out what was made before, as under functools.cache"
+        todo = "make it inside, as in lambda: nn.Linear(4, 4)"
+    return ConfigError(
+        f"{layer}: expected its factory to make a new module each time, found one that {found}, "
+        f"which a run would train on from where the last one left it; {todo}, or begin with "
+        f"weights by init_from="
     )

@@ -46,6 +46,7 @@ class StoredLayer:
         self.module = module
         self.version = INITIAL
         self._keeps_versions = keeps_versions
+        self._is_called = False
         self.own_step = own_step(rule) if own is None else own
         self.parameters = dict(module.named_parameters())
         if isinstance(rule, Frozen | Follows):
@@ -67,14 +68,15 @@ class StoredLayer:
             InvariantError: when that version is not here.
         """
         self._follow_buffers()
+        is_first, self._is_called = not self._is_called, True
         if self._keeps_versions:
             copy = self._copy(version)
-            return BoundLayer(self.module, self._applied.at(copy), copy)
+            return BoundLayer(self.module, self._applied.at(copy), copy, is_first)
         if version != self.version:
             raise InvariantError(
                 f"layer {self.label}: version {version} was asked for, found {self.version}"
             )
-        return BoundLayer(self.module, self._applied.call, self.parameters)
+        return BoundLayer(self.module, self._applied.call, self.parameters, is_first)
 
     @property
     def call(self) -> Apply:

@@ -13,6 +13,7 @@ from naspipe.core.ids import FIRST_STREAM, LayerId
 from naspipe.planning.cost import CostTable, first_of_kind
 from naspipe.runtime.blocks.segment import SegmentSpec, Tensors
 from naspipe.runtime.devices.clock import open_clock
+from naspipe.runtime.jobs.losses import check_one_number, name_of_loss
 from naspipe.runtime.jobs.workload import Workload, field_of
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.layers.stored_layer import StoredLayer
@@ -227,4 +228,6 @@ class _Bench:
 
     def _end(self, outputs: Tensors) -> Tensors:
         given = (field_of(self._batch, name, 0) for name in self._workload.loss_fields)
-        return (self._workload.objective(*outputs, *given),)
+        loss = self._workload.objective(*outputs, *given)
+        check_one_number(f"loss {name_of_loss(self._workload.loss)}", loss)
+        return (loss,)

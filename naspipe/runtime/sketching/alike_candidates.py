@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from textwrap import shorten
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import nn
 from naspipe.core.space import Block, Space
 from naspipe.planning.cost import first_of_kind
 from naspipe.runtime.layers.kept_state import HOOKS, TORCHS
-from naspipe.runtime.sketching.sketched import SketchedLayers
+from naspipe.runtime.sketching.sketched import SketchedLayers, call_key
 from naspipe.runtime.sketching.structures import without_addresses
 
 _LONGEST = 400
@@ -108,6 +109,8 @@ def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(_equal, one, other))
     try:
+        if isinstance(one, FunctionType):
+            return call_key(one) == call_key(other)
         return bool(one == other)
-    except Exception:  # of a type of the user's, whose values cannot be compared
+    except Exception:  # of a type of the user's, or a function that has itself in it
         return False

@@ -20,6 +20,7 @@ from naspipe.core.space import Space
 from naspipe.runtime.blocks.forms import Form, form_of
 from naspipe.runtime.sketching.layer_notes import counting, numbers_of
 from naspipe.runtime.sketching.sketched import SketchedLayers
+from naspipe.runtime.sketching.watched_calls import WatchedCalls
 
 MOST_FORMS = 32
 """Forms in which tensors reach one block that are followed; more are left to the profile."""
@@ -220,8 +221,8 @@ def _called(function: Callable[..., Any], form: Form, fields: Form) -> Result:
         with torch.device("meta"), torch.enable_grad():
             inputs = [_without_values(*each, wants_gradient=True) for each in form]
             given = [*inputs, *(_without_values(*each) for each in fields)]
-            versions = [each._version for each in given]
-            found = function(*given)
+            with WatchedCalls(given) as seen:
+                found = function(*given)
     except NotImplementedError:
         return UNKNOWN
     except Exception as error:
@@ -229,7 +230,7 @@ def _called(function: Callable[..., Any], form: Form, fields: Form) -> Result:
     outputs = found if isinstance(found, tuple) else (found,)
     if not all(isinstance(each, torch.Tensor) for each in outputs):
         return FAILED
-    if [each._version for each in given] != versions:  # which others have, too
+    if seen.is_edited or seen.is_mixed:  # others have what is edited, too
         return FAILED
     if any(each.device.type != "meta" for each in outputs):
         return UNKNOWN

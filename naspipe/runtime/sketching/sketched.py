@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from functools import partial
 from types import FunctionType
 from typing import Any
 
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from naspipe.core.space import Space
 from naspipe.planning.cost import first_of_kind
@@ -29,10 +31,10 @@ class SketchedLayers:
         self._space = space
         self._keys = _keys(space)
         self._modules: dict[Hashable, nn.Module | None] = {}
-        self._handed_out: set[Hashable] = set()
+        self._handed_out: dict[Hashable, str] = {}
         self._owners: dict[int, tuple[int, int]] = {}
-        self._memory: list[torch.UntypedStorage] = []
-        """That of all tensors; while it is kept, no other has its address."""
+        self._memory: list[StorageWeakRef] = []
+        """That of all tensors; while it is referred to, no other is called by its number."""
         self.shared: list[tuple[str, tuple[int, int], tuple[int, int]]] = []
         """Of tensors that two candidates have: ``parameter`` or ``buffer``, and which they are."""
 
@@ -46,21 +48,19 @@ class SketchedLayers:
         if key not in self._modules:
             factory = self._space.blocks[block].candidates[candidate]
             look = partial(self._look, (block, candidate))
-            self._modules[key], is_handed_out = _without_memory(factory, look)
-            if is_handed_out:
-                self._handed_out.add(key)
+            self._modules[key], self._handed_out[key] = _without_memory(factory, look)
         return self._modules[key]
 
-    def is_handed_out(self, block: int, candidate: int) -> bool:
-        """Whether the factory hands out tensors that were made before, the same each time."""
+    def handed_out(self, block: int, candidate: int) -> str:
+        """What the factory does not make anew each time; see :func:`_in_common`."""
         self.module(block, candidate)
-        return self.key(block, candidate) in self._handed_out
+        return self._handed_out[self.key(block, candidate)]
 
     def _look(self, here: tuple[int, int], module: nn.Module) -> None:
         """Note whose memory it is; two parameters in one place are shared, too."""
         for what, tensor in tensors_of(module):
             memory = tensor.untyped_storage()
-            self._memory.append(memory)
+            self._memory.append(StorageWeakRef(memory))  # type: ignore[no-untyped-call]
             owner = self._owners.setdefault(memory._cdata, here)
             if owner != here:
                 self.shared.append((what, owner, here))
@@ -68,24 +68,40 @@ class SketchedLayers:
 
 def _without_memory(
     factory: Callable[[], Any], look: Callable[[nn.Module], None]
-) -> tuple[nn.Module | None, bool]:
-    """A module on torch's meta device, and whether another one would have tensors of this one.
+) -> tuple[nn.Module | None, str]:
+    """A module on torch's meta device, and what another one would have of this one.
 
-    It is looked at as the factory made it.
+    It is looked at as the factory made it; a real one where that cannot be made there.
     """
-    try:
-        with torch.device("meta"):
+    for device in ("meta", "cpu"):
+        with suppress(Exception), torch.device(device):  # whatever is wrong is said of the real one
             module = factory()
             if not isinstance(module, nn.Module):
-                return None, False
+                break
             look(module)
-            kept = {id(each) for _, each in tensors_of(module) if not each.is_meta}
-            is_handed_out = bool(kept) and any(
-                id(each) in kept for _, each in tensors_of(factory())
-            )
-        return module.to("meta"), is_handed_out
-    except Exception:  # whatever is wrong is said when the real one is made
-        return None, False
+            handed_out = _in_common(module, factory) if any(tensors_of(module)) else ""
+            return (module.to("meta") if device == "meta" else None), handed_out
+    return None, ""
+
+
+def _in_common(module: nn.Module, factory: Callable[[], Any]) -> str:
+    """``module`` or part of it, or ``memory`` alone; empty where a factory makes all anew.
+
+    A tensor that nothing writes may have its memory from outside.
+    """
+    other = factory()
+    tensors = {id(each) for _, each in tensors_of(module)}
+    if any(id(each) in tensors for _, each in tensors_of(other)):
+        return "module"
+    places = {_place(each) for _, each in tensors_of(module)}
+    written = (each for _, each in tensors_of(other) if each.requires_grad)
+    return "memory" if any(_place(each) in places for each in written) else ""
+
+
+def _place(tensor: torch.Tensor) -> int:
+    """Where its memory is; one that has none is told apart by what stands for it."""
+    memory = tensor.untyped_storage()
+    return memory.data_ptr() or memory._cdata
 
 
 def _keys(space: Space) -> list[list[Hashable]]:
@@ -96,30 +112,41 @@ def _keys(space: Space) -> list[list[Hashable]]:
         seen: Counter[Hashable] = Counter()
         known[block] = []
         for factory in space.blocks[block].candidates:
-            key = _key(factory)
+            key = call_key(factory)
             known[block].append((key, seen[key]))
             seen[key] += 1
     return [known[twin] for twin in twins]
 
 
-def _key(value: Any) -> Hashable:
-    """Equal for factories, and what they are called with, that do the same."""
+def call_key(value: Any) -> Hashable:
+    """What is equal for functions, and what they are called with, that do the same."""
     if isinstance(value, _PLAIN):
         return type(value), value
     if isinstance(value, tuple):
-        return tuple, *map(_key, value)
+        return tuple, *map(call_key, value)
     if isinstance(value, partial):
         options = sorted(value.keywords.items())
-        return partial, _key(value.func), _key(value.args), *((n, _key(v)) for n, v in options)
+        return (
+            partial,
+            call_key(value.func),
+            call_key(value.args),
+            *((n, call_key(v)) for n, v in options),
+        )
     if isinstance(value, FunctionType):
         inner = [_held(cell) for cell in value.__closure__ or ()]
         defaults = [value.__defaults__, *sorted((value.__kwdefaults__ or {}).items())]
-        return FunctionType, value.__code__, id(value.__globals__), *inner, *map(_key, defaults)
+        return (
+            FunctionType,
+            value.__code__,
+            id(value.__globals__),
+            *inner,
+            *map(call_key, defaults),
+        )
     return id(value)
 
 
 def _held(cell: Any) -> Hashable:
     try:
-        return _key(cell.cell_contents)
+        return call_key(cell.cell_contents)
     except ValueError:  # of a variable that has no value yet
         return id(cell)

@@ -65,6 +65,18 @@ def test_a_loops_variable_that_is_read_too_late():
     )
 
 
+def test_a_loops_variable_that_a_kept_function_reads_too_late():
+    def times(late):
+        for k in (2, 3):
+            kept = (lambda y: y * k) if late else (lambda y, k=k: y * k)  # noqa: B023
+            yield partial(Keeps, kept)
+            yield lambda k=k: Keeps(lambda y: y * k)
+
+    said = note(npp.Block(list(times(late=True))))
+    assert said.startswith("block 0: candidates 0 and 2 are alike: each makes Keeps(")
+    assert note(npp.Block(list(times(late=False)))) is None
+
+
 def test_a_loops_variable_has_its_name_and_a_long_layer_is_whole():
     def wide():
         for width in (4, 8):
@@ -126,7 +138,8 @@ def test_layers_of_torchs_that_are_alike(make):
     assert note(npp.Block([lambda: make(), lambda: make()])) is not None
 
 
-def test_a_factory_is_made_once_for_all_blocks_that_have_it():
+def test_a_factory_is_tried_once_for_all_blocks_that_have_it():
+    """Twice over, so that one which makes nothing anew is known."""
     made = []
 
     def conv(kernel):
@@ -139,7 +152,7 @@ def test_a_factory_is_made_once_for_all_blocks_that_have_it():
     for block in range(5):
         for candidate in range(3):
             assert layers.module(block, candidate).conv.weight.is_meta
-    assert made == [1, 3, 5]
+    assert made == [1, 1, 3, 3, 5, 5]
 
 
 def test_a_module_in_the_place_of_a_factory():

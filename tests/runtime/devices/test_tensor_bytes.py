@@ -10,10 +10,9 @@ from torch import nn
 
 from naspipe.core.config import Recipe
 from naspipe.core.rules import Exact
-from naspipe.runtime.blocks.segment import same_bits
 from naspipe.runtime.checkpoints.capture_memory import CaptureMemory
 from naspipe.runtime.checkpoints.layer_bytes import from_raw, to_packed
-from naspipe.runtime.devices.tensor_bytes import tensor_bytes
+from naspipe.runtime.devices.tensor_bytes import same_bits, tensor_bytes
 from naspipe.runtime.layers.stored_layer import StoredLayer
 from naspipe.trace.snapshots.shards import RawTensor
 from tests.oracle import bits
