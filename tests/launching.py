@@ -58,6 +58,8 @@ LAUNCHING = (
     "frontend/*test_shown.py",
     "frontend/*test_trackers.py",
     "frontend/*test_layer_notes.py",
+    "frontend/*test_repeated_layers.py",
+    "frontend/*test_repeated_losses.py",
     "frontend/*test_space_check.py",
     "frontend/*test_slow_starts.py",
     "frontend/test_light_imports.py",
