@@ -58,6 +58,7 @@ LAUNCHING = (
     "frontend/*test_shown.py",
     "frontend/*test_trackers.py",
     "frontend/*test_layer_notes.py",
+    "frontend/*test_repeated_items.py",
     "frontend/*test_repeated_layers.py",
     "frontend/*test_repeated_losses.py",
     "frontend/*test_space_check.py",
