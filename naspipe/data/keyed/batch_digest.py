@@ -15,14 +15,14 @@ SAMPLE_BYTES = 16 * 1024
 def field_digests(batch: Mapping[str, Any]) -> dict[str, str]:
     """Of each tensor of a batch, 16 hex digits: of its dtype, its shape and all its bytes."""
     tensors = sorted((name, each) for name, each in batch.items() if _is_tensor(each))
-    return {name: _digest(each, None) for name, each in tensors}
+    return {name: digest(each) for name, each in tensors}
 
 
 def short_digest(batch: Mapping[str, Any]) -> str:
     """16 hex digits of a whole batch, from the ends of its fields: fast enough for every pass."""
     whole = hashlib.blake2b(digest_size=8)
     for name in sorted(name for name, each in batch.items() if _is_tensor(each)):
-        whole.update(f"{name}={_digest(batch[name], SAMPLE_BYTES)};".encode())
+        whole.update(f"{name}={digest(batch[name], SAMPLE_BYTES)};".encode())
     return whole.hexdigest()
 
 
@@ -30,7 +30,8 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def _digest(tensor: torch.Tensor, most: int | None) -> str:
+def digest(tensor: torch.Tensor, most: int | None = None) -> str:
+    """16 hex digits: of the dtype, the shape and all bytes, or so many at each end."""
     raw = plain_bytes(tensor).numpy().data
     found = hashlib.blake2b(f"{tensor.dtype}{list(tensor.shape)}".encode(), digest_size=8)
     if most is None or len(raw) <= 2 * most:

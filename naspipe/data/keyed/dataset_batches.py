@@ -168,10 +168,15 @@ class DatasetBatches:
     def make(self, seed: int, number: int) -> dict[str, torch.Tensor]:
         """The batch, made in this process; see :meth:`__call__`."""
         with kept_draws(), one_thread():
-            items = [self._item(seed, number, row) for row in self.rows(seed, number)]
+            items = [self._keyed(seed, number, row) for row in self.rows(seed, number)]
             seed_all(batch_key(seed, number))
             collated = (self._batching.collate_fn or default_collate)(items)
         return self._named(collated)
+
+    def item(self, seed: int, number: int, row: int) -> Any:
+        """One item as a batch has it, made in this process."""
+        with kept_draws(), one_thread():
+            return self._keyed(seed, number, row)
 
     def close(self) -> None:
         """End this process's loader processes, if there are any; the next batches start others."""
@@ -187,7 +192,7 @@ class DatasetBatches:
         self._seen = os.getpid(), number, rises + (number > last)
         return self._seen[2] >= _RISES
 
-    def _item(self, seed: int, number: int, row: int) -> Any:
+    def _keyed(self, seed: int, number: int, row: int) -> Any:
         key, transform = item_key(seed, number, row), self._batching.transform
         seed_all(key)
         item = self._dataset[row]

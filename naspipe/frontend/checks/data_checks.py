@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, Dataset, SequentialSampler, default_col
 from naspipe.core.errors import ConfigError, LogError
 from naspipe.core.user_code import users_code
 from naspipe.data.keyed.batch_digest import field_digests, short_digest
+from naspipe.frontend.checks.item_checks import check_items
 from naspipe.runtime.devices.determinism import deterministic_torch
 from naspipe.runtime.jobs.workload import Workload, field_of
 from naspipe.trace.results.losses_file import read_losses
@@ -70,6 +71,7 @@ def check_batch(workload: Workload) -> None:
     space, definition = workload.space, workload.definition
     name, call = definition.data.get("name", ""), f"data({definition.seed}, 0)"
     check_is_data(workload.data, f"data {name}")
+    check_items(workload.data, name, definition.seed)
     with (
         deterministic_torch(definition.recipe.threads),
         users_code(f"data {name}: expected a batch from {call}, found"),

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain
+from multiprocessing import current_process
 from typing import Any
 
 import torch
 from torch import nn
 
-from naspipe.core.errors import ConfigError
+from naspipe.core.errors import ConfigError, StageFailedError, TransportError
 from naspipe.core.space import Space
 from naspipe.data.keyed.global_draws import kept_draws
+from naspipe.runtime.forking.apart import done_apart
 from naspipe.runtime.jobs.losses import (
     Loss,
     Metric,
@@ -28,6 +30,8 @@ from naspipe.runtime.sketching.watched_calls import WatchedCalls
 
 _OURS = ("torch.nn.", "naspipe.", "search_spaces.")
 _MOST_OUTPUTS = 8
+_SECONDS = 30.0
+"""In which functions are tried; what takes longer is left alone."""
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -129,12 +133,29 @@ def check_loss(workload: Workload) -> None:
         return
     fields = () if is_joined(loss) else workload.loss_fields
     batch = workload.data(workload.definition.seed, 0)
-    outputs = _outputs(workload.space, batch)
-    given = tuple(field_of(batch, name, 0) for name in fields)
+    for name in fields:
+        field_of(batch, name, 0)
+    if current_process().daemon:
+        return  # which may have no processes of its own
+
+    def tried(_: Callable[[], None]) -> dict[str, Any]:
+        _try_all(workload.space, batch, functions, fields)
+        return {}
+
+    with suppress(StageFailedError, TransportError, OSError):
+        done_apart(tried, "the loss", _SECONDS)
+
+
+def _try_all(
+    space: Space, batch: Mapping[str, Any], functions: Mapping[str, Metric], fields: Sequence[str]
+) -> None:
+    """In a process of its own: what layers and functions count or keep there is gone afterwards."""
+    outputs = _outputs(space, batch)
+    given = tuple(field_of(batch, name, 0).to("meta") for name in fields)
     for what, function in sorted(functions.items()):
-        _check_arguments(what, function, fields, len(outputs) if outputs else None)
+        _check_arguments(what, function, tuple(fields), len(outputs) if outputs else None)
         if outputs:
-            _try(what, function, outputs, tuple(each.to("meta") for each in given))
+            _try(what, function, outputs, given)
 
 
 def _check_trains_nothing(loss: Loss) -> None:
@@ -182,8 +203,7 @@ def _try(what: str, function: Callable[..., Any], outputs: Tensors, fields: Tens
 
     And for work in place on a field of the batch, or of a metric on an output: the loss has that.
 
-    What the function keeps of a call must not stay: a copy is called. One that has tensors of its
-    own needs values, so it is not tried.
+    One that has tensors of its own needs values, so it is not tried.
     """
     if isinstance(function, nn.Module):
         own = next(chain(function.parameters(), function.buffers()), None)
@@ -192,7 +212,6 @@ def _try(what: str, function: Callable[..., Any], outputs: Tensors, fields: Tens
     is_metric = what.startswith("metric")
     edits = WatchedCalls((*outputs, *fields) if is_metric else fields)
     try:
-        function = copy.deepcopy(function)
         with torch.no_grad(), torch.device("meta"), kept_draws(), edits:
             found = function(*outputs, *fields)
     except Exception:  # it needs values; whatever is wrong is said in the first step
@@ -213,7 +232,7 @@ def _outputs(space: Space, batch: Mapping[str, Any]) -> Tensors | None:
     try:
         with torch.no_grad(), torch.device("meta"), kept_draws():
             for position in range(len(space)):
-                module: Any = copy.deepcopy(sketch(space, position, 0)).eval().to("meta")
+                module: Any = sketch(space, position, 0).eval().to("meta")
                 fields = [field_of(batch, name, 0).to("meta") for name in space.fields(position)]
                 result = module(*state, *fields)
                 state = result if isinstance(result, tuple) else (result,)

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from multiprocessing import current_process
 from typing import Any
@@ -29,7 +30,8 @@ from naspipe.runtime.layers.layer_store import made_before, shared
 from naspipe.runtime.sketching.alike_candidates import alike_note
 from naspipe.runtime.sketching.first_blocks import FirstBlocks, FirstBlocksError
 from naspipe.runtime.sketching.followed_shapes import ShapeFollower, Suspected
-from naspipe.runtime.sketching.layer_notes import counting_note, evaluating_note
+from naspipe.runtime.sketching.layer_notes import evaluating_note, remembering_note
+from naspipe.runtime.sketching.repeats import Place, Repeats, has_users_class, users_layers
 from naspipe.runtime.sketching.sketched import SketchedLayers
 from naspipe.streams.samplers import FILES
 
@@ -92,13 +94,16 @@ def looked(look: Look, say: Callable[[str], None]) -> list[str]:
     what = f"space {look.workload.space.name}"
     if current_process().daemon:
         return []  # which may have no processes of its own
+    notes: list[str] = []
     with suppress(StageFailedError, TransportError, OSError):
         slow = f"following shapes through the candidates of {what}"
         found = done_apart(look.follow, what, FOLLOWING_SECONDS, lambda: say(slow))
+        notes += found["notes"]
         if suspected := found["suspected"]:
             done_apart(lambda go_on: look.compute(suspected, go_on), what, TRYING_SECONDS)
-        return list(found["notes"])
-    return []
+        if not look.only_subnets and ((users := found["users"]) or look.has_users_loss):
+            notes += done_apart(partial(look.repeat, users), what, TRYING_SECONDS)["notes"]
+    return notes
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +131,10 @@ class Look:
             in_eval = evaluating_note(space, layers) if self.workload.is_trained else None
             suspected = islice(self._suspected(follower), MOST_TRIED)
             tries = [self._told(each, layers) for each in suspected]
-            counting = counting_note(space, follower.counting)
+            users = users_layers(space, layers) if self.workload.is_trained else []
             others = alike_note(space, layers), export_note(space, layers)
-            notes = filter(None, (*others, counting, in_eval))
-            return {"suspected": tries, "notes": list(notes)}
+            notes = filter(None, (*others, in_eval))
+            return {"suspected": tries, "notes": list(notes), "users": users}
 
     def compute(
         self, suspected: Sequence[Mapping[str, Any]], go_on: Callable[[], None]
@@ -146,6 +151,38 @@ class Look:
         with _quiet(), deterministic_torch(threads):
             return in_own_thread(threads, tried)
 
+    def repeat(self, users: Sequence[Place], go_on: Callable[[], None]) -> dict[str, Any]:
+        """Notes; raises ConfigError for a layer or a loss that gives other bits for the same."""
+        workload, threads = self.workload, self.workload.recipe.threads
+        wanted = {(block, candidate) for block, candidate in users}
+        repeats = Repeats(workload, self.batch, wanted, self.has_users_loss)
+        with _quiet(), deterministic_torch(threads):
+            in_own_thread(threads, lambda: repeats.follow(self._chains(), go_on))
+        note = remembering_note(workload.space, repeats.remembers)
+        return {"notes": [note] if note else []}
+
+    @property
+    def has_users_loss(self) -> bool:
+        """Whether the loss is a function or a class of the user's."""
+        return callable(self.workload.loss) and has_users_class(self.workload.loss)
+
+    def _chains(self) -> Iterator[Sequence[int]]:
+        """Subnets that have every candidate, where any may follow any other; or the first drawn."""
+        blocks = self.workload.space.blocks
+        if self._is_listed:
+            yield from (subnet.chain for subnet in self.subnets[:MOST_WALKED] if subnet.chain)
+            return
+        for number in range(max(each.num_options for each in blocks)):
+            yield [number % each.num_options for each in blocks]
+
+    @property
+    def _is_listed(self) -> bool:
+        """Whether not any candidate may follow any other."""
+        workload = self.workload
+        from_file = workload.definition.sampler.partition(":")[0] in FILES
+        is_drawn = workload.make_strategy is not None
+        return self.only_subnets or workload.space.is_elastic or (from_file and not is_drawn)
+
     def _follower(self, layers: SketchedLayers) -> ShapeFollower:
         workload = self.workload
         given = workload.tapped(self.batch) if workload.tapped else ()
@@ -157,11 +194,7 @@ class Look:
     def _suspected(self, follower: ShapeFollower) -> Iterator[Suspected]:
         workload = self.workload
         sampler = workload.definition.sampler
-        if (
-            self.only_subnets
-            or workload.space.is_elastic
-            or (workload.make_strategy is None and sampler.partition(":")[0] in FILES)
-        ):  # not any may follow any other
+        if self._is_listed:
             chains = (subnet.chain for subnet in self.subnets if subnet.chain)
             yield from follower.walk(islice(chains, MOST_WALKED))
         elif workload.make_strategy is None or sampler.startswith(("evolution", "nni:")):

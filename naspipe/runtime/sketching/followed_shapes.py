@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +17,6 @@ from torch import nn
 from naspipe.core.errors import ConfigError
 from naspipe.core.space import Space
 from naspipe.runtime.blocks.forms import Form, form_of
-from naspipe.runtime.sketching.layer_notes import counting, numbers_of
 from naspipe.runtime.sketching.sketched import SketchedLayers
 from naspipe.runtime.sketching.watched_calls import WatchedCalls
 
@@ -108,8 +106,6 @@ class ShapeFollower:
         self._first = first
         self._fields = fields
         self._trains = trains
-        self.counting: dict[tuple[int, int], str] = {}
-        """Of each layer whose forward counts, the attribute in which it does."""
         self._known: dict[Hashable, Result] = {}
         self._reached: list[dict[Form, Reached]] = [{} for _ in range(len(space) + 1)]
 
@@ -173,12 +169,8 @@ class ShapeFollower:
             self._known[key] = UNKNOWN
             if module is not None:
                 forward = own.forward_of(module.train(self._trains), option)
-                before = numbers_of(module)
                 with unchanged(module, self._space, block, option):
                     self._known[key] = _called(forward, form, fields)
-                found = counting(module, before, partial(_called, forward, form, fields))
-                if found:
-                    self.counting.setdefault(place, found)
         return self._known[key]
 
 
