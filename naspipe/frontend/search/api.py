@@ -85,8 +85,14 @@ def search_subnets(
     )  # fmt: skip
     if observer is not None or not progress:
         return searching.start()
-    title = f"search of {run.directory.path} by {strategy} on {part_of(chosen, count)}"
-    with SearchProgress(title, budget, score) as shown:
+    return _shown(searching, part_of(chosen, count))
+
+
+def _shown(searching: Searching, part: str) -> Search:
+    """With progress on stderr."""
+    asked = searching.definition
+    title = f"search of {searching.run.directory.path} by {asked.strategy} on {part}"
+    with SearchProgress(title, asked.budget, asked.score) as shown:
         return replace(searching, observer=shown).start()
 
 
