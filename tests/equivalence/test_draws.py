@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 import naspipe as npp
+from naspipe.frontend.training import training
 from naspipe.runtime.blocks import segment
 from naspipe.runtime.devices import determinism
 from tests.equivalence import spaces
@@ -85,6 +86,7 @@ def test_unkeyed_draws_are_seen(tmp_path, monkeypatch, left_out):
         monkeypatch.setattr(segment, "backward_seed", lambda seed: seed)
     else:
         monkeypatch.setattr(segment, "seed_draws", seed_draws)
+    monkeypatch.setattr(training, "check_spaces", lambda *_: [])  # which finds it before the run
     space = drawn(npp.Exact())
     run = npp.train(space, spaces.vectors, drawn_loss, steps=4, lr=0.05, run_dir=tmp_path / "run")
     oracle = plain_loop(space, spaces.vectors, drawn_loss, run, seed=0, optimizer="SGD", lr=0.05)
