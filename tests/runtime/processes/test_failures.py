@@ -162,7 +162,7 @@ def shifted_loss(output, target):
     [
         (Scaled, ("input",), LOSS, r"^block stem \(Scaled\) changes a field of its batch in place"),
         (nn.Linear, ("target",), LOSS, r"^block head \(Scaled\) changes a field of its batch"),
-        (nn.Linear, (), shifted_loss, "the loss changes a field of its batch in place"),
+        (nn.Linear, (), shifted_loss, "loss shifted_loss: expected to leave its output and fields"),
     ],
 )  # fmt: skip
 def test_an_edit_of_the_batch_is_refused(tmp_path, first, fields, loss, expected):
