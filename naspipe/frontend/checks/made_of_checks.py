@@ -58,7 +58,7 @@ def changed_code_note(directory: RunDirectory, workload: Workload) -> str | None
     earlier = read_made_of(directory.made_of)
     if earlier is None:
         return None
-    names = otherwise_written(earlier, as_made_of(_made_of(workload), directory.made_of))
+    names = otherwise_written(earlier, earlier._replace(**_code(workload)))
     if not names:
         return None
     more = f" and {len(names) - _FEW} more" if len(names) > _FEW else ""
@@ -133,15 +133,15 @@ def _made_of(workload: Workload) -> dict[str, Any]:
     said: Mapping[str, Any] = {
         whose: captured(function).values for whose, function in _functions(workload)
     }
+    return {**structures(workload.space), "captured": said, **_code(workload)}
+
+
+def _code(workload: Workload) -> dict[str, Any]:
+    """What is told of it, and whose bytecode that is of."""
     layers = [each for block in workload.space.blocks for each in block.candidates]
     functions = [function for _, function in _functions(workload)]
     code = reached_code([*layers, *functions, workload.data])
-    return {
-        **structures(workload.space),
-        "captured": said,
-        "code": code,
-        "python": sys.implementation.cache_tag,
-    }
+    return {"code": code, "python": sys.implementation.cache_tag}
 
 
 def _functions(workload: Workload) -> Iterator[tuple[str, object]]:
