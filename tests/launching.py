@@ -87,6 +87,8 @@ LAUNCHING = (
     "nni/test_readme.py",
     "nni/test_scripts.py::test_what_stands_in_a_script_is_found_again",
     "nni/test_search.py",
+    "nni/test_shared_sizes.py::test_a_search_and_an_export_have_the_sizes_that_were_chosen",
+    "nni/test_shared_sizes.py::test_steps_leave_the_bits_of_a_loop_over_nnis_one_shot_model",
     "nni/test_strategies.py",
     "nni/test_training.py",
     "report/test_page_in_browser.py",

@@ -9,7 +9,7 @@ from typing import Any
 
 from naspipe.core.errors import ConfigError
 from naspipe.core.rules import Rule
-from naspipe.core.space import Block, Shared, Space
+from naspipe.core.space import AnyBlock, Block, Elastic, Shared, Space
 from naspipe.data.keyed.global_draws import kept_draws
 from naspipe.nni.candidates import counterparts, fixed_model, make_candidate
 from naspipe.nni.cut import Draft, cut
@@ -18,10 +18,13 @@ from naspipe.nni.library import library
 from naspipe.nni.loose_ends import find_sized
 from naspipe.nni.mutables import Sample, domains, structure_in
 from naspipe.nni.proof import NniProof
+from naspipe.nni.shared_sizes import SETTING, Slices, find_slices
 from naspipe.nni.trace import Traced, trace
 
 PROOFS = 1000
 """Layers that are compared with NNI's own models, unless the user says otherwise."""
+
+SLICE = "slice"
 
 FIRST_LOOKS = 4
 """Architectures whose forwards are compared at once: every label's first value, its second, ..."""
@@ -34,6 +37,7 @@ def from_nni(
     rules: Mapping[str, Rule] | None = None,
     example: Any = None,
     proofs: int = PROOFS,
+    share: str = "",
 ) -> Space:
     """A model space of NNI 3.0 as naspipe blocks, with its modules' own weights.
 
@@ -55,31 +59,28 @@ def from_nni(
         example: what the forward takes: a tensor, or a tuple of tensors.
         proofs: layers to compare at most. Where a space has more, those are compared that the
             first architectures to be looked at have, and the run's manifest says how many.
+        share: ``slice`` for one set of weights of all sizes of a layer, as NNI's one-shot
+            strategies have it (AutoFormer): an elastic layer whose sizes are its settings.
+            Otherwise each size has weights of its own.
 
     Raises:
         ConfigError: without NNI, and for what cannot be mapped, with the reason and the place.
     """
-    if proofs < 1:
-        raise ConfigError(f"from_nni: expected proofs=1 or more, found {proofs}")
+    _check_arguments(share, proofs)
     name = name or type(model_space).__name__
     _check_structure(model_space)
     values = domains(model_space)
-    traced = trace(model_space)
-    find_sized(
-        model_space,
-        values,
-        partial(fixed_model, model_space),
-        lambda sample, model: counterparts(traced, sample, model).modules,
-    )
+    traced = _traced(model_space, values)
     drafts = cut(model_space, traced.graph)
     layers = [BlockLayers(model_space, draft, values, _where(name, draft)) for draft in drafts]
     _check_used(name, values, layers)
     _look(traced, values)
     arguments = [str(node.target) for node in traced.graph.nodes if node.op == "placeholder"]
     fields = ("input", *arguments[1:])
-    blocks = _blocks(traced, drafts, layers, fields)
     choosing = [own for own in layers if own.labels]
     decisions = LabelDecisions(values, choosing, name, model_space.simplify())
+    sliced = find_slices(traced, drafts, layers, decisions) if share else [None] * len(drafts)
+    blocks = _blocks(traced, drafts, layers, sliced, fields)
     proof = NniProof(traced, blocks, decisions, fields, proofs)
     if example is not None:
         proof.prove(_as_batch(example, fields))
@@ -91,19 +92,46 @@ def _blocks(
     traced: Traced,
     drafts: Sequence[Draft],
     layers: Sequence[BlockLayers],
+    sliced: Sequence[Slices | None],
     fields: tuple[str, ...],
-) -> list[Block | Shared]:
+) -> list[AnyBlock]:
     """The chain; its first block is given the batch's fields."""
-    blocks: list[Block | Shared] = []
+    blocks: list[AnyBlock] = []
     names: set[str] = set()
-    for draft, own in zip(drafts, layers, strict=True):
+    for draft, own, slices in zip(drafts, layers, sliced, strict=True):
         given = () if blocks else fields
+        if slices is not None:
+            blocks.append(_elastic(_shared_name(draft, names), slices, given))
+            continue
         made = [partial(make_candidate, traced, draft, sample) for sample in own.samples]
         if own.labels:
             blocks.append(Block(made, fields=given))
         else:
             blocks.append(Shared(_shared_name(draft, names), made[0], fields=given))
     return blocks
+
+
+def _elastic(name: str, slices: Slices, fields: tuple[str, ...]) -> Elastic:
+    settings = {SETTING: slices.texts}
+    return Elastic(name, slices.make, settings, fields=fields, apply=slices.apply, cut=slices.cut)
+
+
+def _traced(model_space: Any, values: Mapping[str, Sequence[Any]]) -> Traced:
+    traced = trace(model_space)
+    find_sized(
+        model_space,
+        values,
+        partial(fixed_model, model_space),
+        lambda sample, model: counterparts(traced, sample, model).modules,
+    )
+    return traced
+
+
+def _check_arguments(share: str, proofs: int) -> None:
+    if share not in ("", SLICE):
+        raise ConfigError(f"from_nni: expected share={SLICE!r} or nothing, found {share!r}")
+    if proofs < 1:
+        raise ConfigError(f"from_nni: expected proofs=1 or more, found {proofs}")
 
 
 def _as_batch(example: Any, fields: Sequence[str]) -> dict[str, Any]:

@@ -23,17 +23,22 @@ from naspipe.nni.trace import Region, Traced, arguments, either
 from naspipe.nni.values import attribute
 
 
-def make_candidate(traced: Traced, draft: Draft, sample: Sample) -> nn.Module:
+def make_candidate(
+    traced: Traced, draft: Draft, sample: Sample, found: Counterparts | None = None
+) -> nn.Module:
     """The layer that an architecture has in a block, with the original modules' weights.
 
     Modules that are made with values have no original: they come from a model of this
-    architecture that NNI makes anew, and draw from torch's generator.
+    architecture that NNI makes anew, and draw from torch's generator; or of ``found``, where that
+    model is there.
     """
-    return _Builder(traced, draft, sample).build()
+    return _Builder(traced, draft, sample, found).build()
 
 
 class _Builder:
-    def __init__(self, traced: Traced, draft: Draft, sample: Sample) -> None:
+    def __init__(
+        self, traced: Traced, draft: Draft, sample: Sample, found: Counterparts | None
+    ) -> None:
         self._traced = traced
         self._space = traced.space
         self._draft = draft
@@ -41,7 +46,7 @@ class _Builder:
         self._graph = fx.Graph()
         self._made: dict[fx.Node, Any] = {}
         self._modules: dict[str, Any] = {}
-        self._found: Counterparts | None = None
+        self._found = found
         self._memo: dict[int, Any] = {}
 
     def build(self) -> nn.Module:

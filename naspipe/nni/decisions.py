@@ -40,6 +40,8 @@ class BlockLayers:
         self._space = space
         self._draft = draft
         self._values = values
+        self.where = where
+        """How messages call the block."""
         own = self._own_labels()
         read = [label for cell in draft.cells for label in input_labels(cell)]
         self.labels = tuple(sorted({*own, *read}))
@@ -68,6 +70,8 @@ class BlockLayers:
         self._allowed = [allowed[key] for key in self._keys]
         self.samples: tuple[Sample, ...] = tuple(samples[key] for key in self._keys)
         self._numbers = {key: number for number, key in enumerate(self._keys)}
+        self.parameters: tuple[int, ...] = ()
+        """How many each layer has, where that is known; see ``shared_sizes``."""
 
     def number(self, sample: Sample) -> int:
         """The layer of an architecture."""
@@ -138,6 +142,10 @@ def _as_listed(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
+def _as_number(value: Any) -> float:
+    return value if isinstance(value, int | float) else 0.0
+
+
 class LabelDecisions:
     """How the values of a model space's labels become one choice per choice block.
 
@@ -201,19 +209,37 @@ class LabelDecisions:
         return self.numbers(self.sample_of(choices))
 
     def decided(self) -> list[list[dict[str, list[str]]]]:
-        """See :class:`naspipe.core.ports.Decisions`; values as they are printed."""
-        return [block.decided() for block in self.blocks]
+        """See :class:`naspipe.core.ports.Decisions`; values as they are printed.
+
+        A layer of many sizes is one, whatever labels have.
+        """
+        return [[{}] if block.parameters else block.decided() for block in self.blocks]
 
     def extremes(self, size: Callable[[int, int], int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """None: which value of a label is larger is not said.
+        """The choices of the largest architecture, and of the smallest.
 
-        Raises:
-            ConfigError: always.
+        Of each label the value with which the architecture has the most parameters, or the fewest;
+        where that is alike, the largest or the smallest number, else the first value.
         """
-        raise ConfigError(
-            f"passes=sandwich: expected a space whose blocks choose one by one, or elastic layers, "
-            f"found {self._name}, where one decision may reach several; use one or accumulate:N"
-        )
+
+        def weight(sample: Sample) -> int:
+            layers = enumerate(zip(self.blocks, self.choices_of(sample), strict=True))
+            return sum(
+                own.parameters[n] if own.parameters else size(at, n) for at, (own, n) in layers
+            )
+
+        found = []
+        for sign in (1, -1):
+            sample = {label: options[0] for label, options in self.values.items()}
+            for _ in range(2):  # what a depth leaves out at first counts the second time
+                for label, options in self.values.items():
+                    ranks = [
+                        (sign * weight({**sample, label: value}), sign * _as_number(value))
+                        for value in options
+                    ]
+                    sample[label] = options[ranks.index(max(ranks))]
+            found.append(self.choices_of(sample))
+        return found[0], found[1]
 
     def sample_of(self, choices: Sequence[int]) -> Sample:
         """An architecture in NNI's form that is a subnet; labels without effect have any value.

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from naspipe.core.errors import ConfigError
-from naspipe.core.space import Block, Shared
+from naspipe.core.space import AnyBlock, Elastic, Shared
 from naspipe.core.user_code import users_code
 from naspipe.nni.alike import difference, tensor_pairs
 from naspipe.nni.candidates import counterparts, fixed_model
@@ -50,7 +50,7 @@ class NniProof:
     """
 
     traced: Traced
-    blocks: Sequence[Block | Shared]
+    blocks: Sequence[AnyBlock]
     decisions: LabelDecisions
     fields: Sequence[str]
     most: int
@@ -107,11 +107,13 @@ class NniProof:
         choices = iter(self.decisions.choices_of(sample))
         chain = []
         for position, block in enumerate(self.blocks):
-            candidate = next(choices) if isinstance(block, Block) else 0
-            key = position, candidate
+            option = 0 if isinstance(block, Shared) else next(choices)
+            key = position, option
             if key not in self._layers:
                 seed_draws(layer_seed(0, *key))
-                self._layers[key] = block.candidates[candidate]()
+                layer = block.candidates[block.candidate(option)]()
+                is_elastic = isinstance(block, Elastic)
+                self._layers[key] = block.cut_of(layer, option) if is_elastic else layer
             chain.append(self._layers[key])
         return chain
 

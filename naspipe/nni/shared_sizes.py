@@ -1,0 +1,241 @@
+"""``share="slice"``: one set of weights for all sizes of a layer, as NNI's one-shot models have it.
+
+A layer is made with its largest sizes. An architecture uses parts of its tensors: the first rows
+and columns, of a kernel its middle, and of an attention's joined projections the first of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from operator import gt
+from typing import Any
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from naspipe.core.errors import ConfigError
+from naspipe.data.keyed.global_draws import kept_draws
+from naspipe.nni.candidates import counterparts, fixed_model, make_candidate
+from naspipe.nni.counterparts import Counterparts
+from naspipe.nni.cover import cover
+from naspipe.nni.cut import Draft, Kind
+from naspipe.nni.decisions import BlockLayers, LabelDecisions
+from naspipe.nni.library import library
+from naspipe.nni.mutables import Sample, labels_in
+from naspipe.nni.trace import Traced
+
+SETTING = "values"
+"""How a sliced layer's only setting is called; its values are texts such as ``24,2.0``."""
+
+LEFT_OUT = "none"
+"""The text of a layer in a repetition that an architecture leaves out."""
+
+_Convolution = torch.nn.modules.conv._ConvNd
+_JOINED = {"in_proj_weight", "in_proj_bias"}
+
+
+@dataclass(frozen=True, eq=False)
+class Slices:
+    """The sizes that one layer has in architectures.
+
+    Args:
+        where: how messages call it.
+        traced: the model space.
+        draft: the block.
+        samples: of each size, an architecture that has it.
+        texts: of each size, how logs call it.
+        made: of each size, its module without memory.
+        groups: of each size, the candidate of a LayerChoice that it is a size of; the weights of
+            another candidate are others.
+    """
+
+    where: str
+    traced: Traced
+    draft: Draft
+    samples: Sequence[Sample]
+    texts: tuple[str, ...]
+    made: Sequence[nn.Module]
+    groups: Sequence[int]
+
+    def __post_init__(self) -> None:
+        for size, module in enumerate(self.made):
+            for name, tensor in _tensors(module).items():
+                self._check(size, name, tensor)
+
+    @cached_property
+    def largest(self) -> tuple[int, ...]:
+        """Of each group the size with the most numbers, of which all others are parts."""
+        counts = [_count(_tensors(module).values()) for module in self.made]
+        sizes: dict[int, int] = {}
+        for size, group in enumerate(self.groups):
+            best = sizes.setdefault(group, size)
+            sizes[group] = size if counts[size] > counts[best] else best
+        return tuple(sizes[group] for group in sorted(sizes))
+
+    def make(self) -> nn.Module:
+        """The layer with its largest sizes."""
+        samples = [self.samples[size] for size in self.largest]
+        made = [make_candidate(self.traced, self.draft, sample) for sample in samples]
+        return made[0] if len(made) == 1 else nn.ModuleList(made)
+
+    def apply(self, module: nn.Module, *tensors: torch.Tensor, values: str) -> Any:
+        """What the layer computes with one of its sizes."""
+        size = self.texts.index(values)
+        small = self.made[size]
+        small.train(module.training)
+        parts = _parts(self._whole(module, size), small)
+        return functional_call(small, parts, tensors, tie_weights=False)
+
+    def cut(self, module: nn.Module, values: str) -> nn.Module:
+        """A module of one size alone, with its part of the weights."""
+        size = self.texts.index(values)
+        if any(tensor.is_meta for tensor in _tensors(module).values()):
+            return deepcopy(self.made[size])
+        with kept_draws():
+            made = make_candidate(self.traced, self.draft, self.samples[size])
+        parts = _parts(self._whole(module, size), made)
+        with torch.no_grad():
+            for name, tensor in _tensors(made).items():
+                tensor.copy_(parts[name])
+        return made.train(module.training)
+
+    def _whole(self, module: nn.Module, size: int) -> nn.Module:
+        return module[self.groups[size]] if isinstance(module, nn.ModuleList) else module
+
+    def _check(self, size: int, name: str, tensor: torch.Tensor) -> None:
+        largest = self.largest[self.groups[size]]
+        whole = _tensors(self.made[largest]).get(name)
+        found = f"{self.where}, {self.texts[size]}, {name} of shape {list(tensor.shape)}"
+        most = f"the size with the most numbers, {self.texts[largest]}"
+        if whole is None:
+            raise ConfigError(
+                f'share="slice": expected sizes that are parts of one largest, found {found}, '
+                f"which {most}, has not"
+            )
+        if len(tensor.shape) != len(whole.shape) or any(map(gt, tensor.shape, whole.shape)):
+            raise ConfigError(
+                f'share="slice": expected sizes that are parts of one largest, found {found} '
+                f"beside {list(whole.shape)} of {most}"
+            )
+
+
+def find_slices(
+    traced: Traced,
+    drafts: Sequence[Draft],
+    layers: Sequence[BlockLayers],
+    decisions: LabelDecisions,
+) -> list[Slices | None]:
+    """Of each block whose layers are made with values, their sizes; None of others.
+
+    Raises:
+        ConfigError: where sizes are no parts of one largest; or when there are none to share.
+    """
+    found = [_Sizes(traced, *each) for each in zip(drafts, layers, strict=True)]
+    if not any(each.are_shared for each in found):
+        raise ConfigError(
+            f'space {traced.name}: expected modules that are made with values for share="slice", '
+            f"found none; leave share out"
+        )
+    total = sum(len(own.samples) for own in layers)
+    for sample in cover(decisions, total).samples:
+        missing = [each for each in found if each.lacks(sample)]
+        if missing:
+            with kept_draws():
+                model = counterparts(traced, sample, fixed_model(traced.space, sample))
+        for each in missing:
+            each.add(sample, model)
+    return [each.slices() if each.are_shared else None for each in found]
+
+
+class _Sizes:
+    """Collects the sizes of one block."""
+
+    def __init__(self, traced: Traced, draft: Draft, own: BlockLayers) -> None:
+        self._traced, self._draft, self._own = traced, draft, own
+        self._made: dict[int, nn.Module] = {}
+        is_sized = bool(draft.labels) or any(self._labels(sample) for sample in own.samples)
+        is_kind = draft.kind in (Kind.VALUES, Kind.LAYERS)
+        self.are_shared = is_kind and is_sized and not draft.cells and len(own.samples) > 1
+
+    def lacks(self, sample: Sample) -> bool:
+        """Whether an architecture has a size that is not made yet."""
+        return self.are_shared and self._own.number(sample) not in self._made
+
+    def add(self, sample: Sample, model: Counterparts) -> None:
+        """Make the size of an architecture, of NNI's model of it."""
+        made = make_candidate(self._traced, self._draft, sample, model)
+        self._made[self._own.number(sample)] = made.to("meta")
+
+    def slices(self) -> Slices:
+        """All of them."""
+        samples = self._own.samples
+        chosen = [tuple(str(sample[label]) for label in self._choices) for sample in samples]
+        is_there = [all(r.is_active(sample) for r in self._draft.regions) for sample in samples]
+        kinds = dict.fromkeys(each for each, there in zip(chosen, is_there, strict=True) if there)
+        numbers = {each: number for number, each in enumerate(kinds)}
+        texts = []
+        for sample, names, there in zip(samples, chosen, is_there, strict=True):
+            values = (str(sample[label]) for label in (*self._draft.labels, *self._labels(sample)))
+            texts.append(",".join((*names, *values)) if there else LEFT_OUT)
+        made = [self._made[number] for number in range(len(samples))]
+        self._own.parameters = tuple(_count(module.parameters()) for module in made)
+        groups = [numbers.get(each, 0) for each in chosen]
+        return Slices(
+            self._own.where, self._traced, self._draft, samples, tuple(texts), made, groups
+        )
+
+    @property
+    def _choices(self) -> list[str]:
+        """The labels of its LayerChoices."""
+        return [module.label for module in self._layer_choices]
+
+    @property
+    def _layer_choices(self) -> list[Any]:
+        nodes = [node for node in self._draft.anchors if node.op == "call_module"]
+        found = [self._traced.space.get_submodule(str(node.target)) for node in nodes]
+        return [each for each in found if isinstance(each, library().layer_choice)]
+
+    def _labels(self, sample: Sample) -> list[str]:
+        """Those that the candidates are made with which an architecture has."""
+        chosen = [each[sample[each.label]] for each in self._layer_choices]
+        return [label for module in chosen for label in labels_in(module)]
+
+
+def _count(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(tensor.numel() for tensor in tensors)
+
+
+def _tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+    return dict(chain(module.named_parameters(), module.named_buffers()))
+
+
+def _parts(module: nn.Module, small: nn.Module) -> dict[str, torch.Tensor]:
+    """The part of each tensor of a layer that a module of a smaller size stands for."""
+    whole = _tensors(module)
+    found = {}
+    for path, part in small.named_modules():
+        own = chain(part.named_parameters(recurse=False), part.named_buffers(recurse=False))
+        for name, tensor in own:
+            full = f"{path}.{name}" if path else name
+            found[full] = _part(part, name, whole[full], tensor.shape)
+    return found
+
+
+def _part(owner: nn.Module, name: str, whole: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    if list(whole.shape) == list(shape):
+        return whole
+    if isinstance(owner, nn.MultiheadAttention) and name in _JOINED:
+        thirds = whole.chunk(3)
+        rest = shape[1:]
+        return torch.cat([_part(owner, "", each, (shape[0] // 3, *rest)) for each in thirds])
+    is_kernel = isinstance(owner, _Convolution) and name == "weight"
+    places = []
+    for dimension, (most, size) in enumerate(zip(whole.shape, shape, strict=True)):
+        begin = (most - size) // 2 if is_kernel and dimension > 1 else 0
+        places.append(slice(begin, begin + size))
+    return whole[tuple(places)]
