@@ -15,6 +15,7 @@ LAUNCHING = (
     "cli/test_progress.py",
     "cli/test_resume.py",
     "cli/test_resume_if_exists.py",
+    "cli/test_run_losses.py",
     "cli/test_search.py",
     "cli/test_teach.py",
     "cli/test_teacher.py",

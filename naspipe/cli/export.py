@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from naspipe.cli.display.result_lines import tell
 from naspipe.cli.sources.prepared_data import add_data_place
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from naspipe.export.exporter import Exported
     from naspipe.runtime.jobs.losses import Loss
     from naspipe.runtime.jobs.workload import Batches
+    from naspipe.trace.results.run_directory import RunDirectory
 
 _EXAMPLE = """\
 examples:
@@ -77,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     if (Path(arguments.run) / folder(0)).is_dir():
         return _finish(export_students(arguments))
-    space, data, loss = _workload(arguments, RunDirectory(arguments.run).read_manifest())
+    space, data, loss = _workload(arguments, RunDirectory(Path(arguments.run)))
     found = Run(space, Path(arguments.run))
     check_space(found)
     choices = find_choices(found, arguments.subnet)
@@ -119,13 +120,15 @@ def _finish(done: Exported) -> int:
 
 
 def _workload(
-    arguments: argparse.Namespace, manifest: dict[str, Any]
+    arguments: argparse.Namespace, directory: RunDirectory
 ) -> tuple[Space, Batches | None, Loss | None]:
-    """The run's space, and its data and loss where they are known."""
+    """The run's space, its data where they are known, and its loss where that is needed."""
     from naspipe.cli.sources.run_source import run_source
     from naspipe.core.rules import parse_rule
+    from naspipe.frontend.given.run_losses import run_loss
     from naspipe.frontend.given.workloads import as_trained, find_space, find_workload
 
+    manifest = directory.read_manifest()
     rules = manifest["definition"]["rules"]
     parsed = {shared: parse_rule(rule) for shared, rule in rules.items()}
     space, scale, data, sizes = run_source(arguments, manifest)
@@ -133,7 +136,9 @@ def _workload(
         return find_space(space).with_rules(parsed), None, None
     named = find_workload(space, scale, data, arguments.data_dir, sizes)
     named = as_trained(named, manifest)
-    return named.space, named.data, named.loss
+    if arguments.retrain is None:
+        return named.space, named.data, None
+    return named.space, named.data, run_loss(named, directory, (data, space))
 
 
 def _as_searched(arguments: argparse.Namespace) -> tuple[int | None, bool]:

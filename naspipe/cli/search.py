@@ -209,12 +209,14 @@ def _searching(arguments: argparse.Namespace, definition: SearchDefinition) -> S
     from naspipe.cli.sources.run_source import run_source
     from naspipe.frontend.given.held_out import find_held_out, judged_by
     from naspipe.frontend.given.run import Run
+    from naspipe.frontend.given.run_losses import run_loss
     from naspipe.frontend.given.workloads import as_trained, find_workload
     from naspipe.frontend.search.search_record import SilentSearchObserver
     from naspipe.frontend.search.searching import Searching
     from naspipe.trace.results.run_directory import RunDirectory
 
-    manifest = RunDirectory(arguments.run).read_manifest()
+    directory = RunDirectory(arguments.run)
+    manifest = directory.read_manifest()
     space, scale, data, sizes = run_source(arguments, manifest)
     named = find_workload(space, scale, data, arguments.data_dir, sizes)
     named = as_trained(named, manifest)
@@ -232,7 +234,7 @@ def _searching(arguments: argparse.Namespace, definition: SearchDefinition) -> S
         run=Run(named.space, arguments.run),
         data=named.data,
         held_out=held_out,
-        loss=named.loss,
+        loss=run_loss(named, directory, (data, space)),
         definition=replace(definition, validation=count),
         execution=Execution(**given(Execution, arguments)),
         name=arguments.name,

@@ -177,6 +177,7 @@ def train_alone(
     alone = Workload.of(
         space, data, loss, recipe=recipe, seed=definition["seed"],
         steps=steps, sampler=f"file:{stream}", scale=definition["scale"],
+        loss_fields=tuple(definition.get("loss_fields", ())),
     )  # fmt: skip
     Training(
         workloads=[alone],

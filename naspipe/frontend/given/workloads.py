@@ -33,10 +33,10 @@ def find_workload(
     """A space of naspipe's by name, or a user's own as ``module:attribute``.
 
     A user's ``module:space`` is a :class:`Space`; its data is ``--data module:function``
-    (or a data set by name), its loss the module's ``loss`` if it has one. ``sizes`` are the
-    ``max_tokens`` or the ``batch_size`` of a data set's batches, where they are not the space's;
-    a user's own function makes batches of its own sizes. It is defined for one step with the
-    recipe that goes with the space: see :meth:`Workload.redefined`.
+    (or a data set by name), its loss the ``loss`` of the space's module, or else of the data's.
+    ``sizes`` are the ``max_tokens`` or the ``batch_size`` of a data set's batches, where they are
+    not the space's; a user's own function makes batches of its own sizes. It is defined for one
+    step with the recipe that goes with the space: see :meth:`Workload.redefined`.
 
     Raises:
         ConfigError: for a name that cannot be found or is not what it should be.
@@ -134,7 +134,10 @@ def _own(
             f"{name}: a space of your own needs --data module:function or --data NAME "
             f"(see `naspipe data list`)"
         )
-    module = sys.modules[name.partition(":")[0]]
+    data = find_data(data_name, data_root, sizes)
+    names = [name, *([data_name] if is_own_data(data_name) else [])]
+    modules = [sys.modules[each.partition(":")[0]] for each in names]
+    module = next((each for each in modules if getattr(each, "loss", None)), modules[0])
     loss = getattr(module, "loss", None) or nn.CrossEntropyLoss()
     check_is_loss(loss, f"{name}: its module's loss")
     if not callable(loss):
@@ -142,8 +145,7 @@ def _own(
             f"{name}: expected the module's loss to be a function of (output, target), "
             f"found {type(loss).__name__}"
         )
-    data = find_data(data_name, data_root, sizes)
-    metrics = given_metrics(getattr(module, "metrics", None))
+    metrics = given_metrics(getattr(modules[0], "metrics", None))
     beside = {
         "loss_fields": given_fields(loss, getattr(module, "loss_fields", None)),
         "metrics": tuple(sorted(metrics)),
