@@ -34,6 +34,7 @@ LAUNCHING = (
     "export/test_onnx.py",
     "export/test_own_source.py",
     "export/test_refusals.py",
+    "export/test_strides.py",
     "faults/test_block_storm.py",
     "faults/test_device_rings.py",
     "faults/test_false_teachers.py",

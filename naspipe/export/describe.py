@@ -35,6 +35,8 @@ class Describer:
     is_read: IsRead
     reference: Reference
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    strides: dict[str, list[int]] = field(default_factory=dict)
+    """Of tensors that do not lie in row-major order: kernels go by it, and round by it."""
     _names: dict[int, str] = field(default_factory=dict)
 
     def module(self, module: nn.Module, where: str) -> dict[str, Any]:
@@ -86,6 +88,8 @@ class Describer:
         """A tensor that stands in several places has one name."""
         name = self._names.setdefault(id(tensor), name)
         self.tensors[name] = tensor.detach().cpu().contiguous().clone()
+        if tensor.stride() != torch.empty(tensor.shape, device="meta").stride():
+            self.strides[name] = list(tensor.stride())
         return name
 
     def _attribute(self, value: Any, where: str) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from naspipe.core.user_code import users_code
 from naspipe.export.assembly import ModuleChain, assemble, check_cuts, check_space
 from naspipe.export.calibrated import with_own_statistics
 from naspipe.export.onnx_form import check_onnx, write_onnx
-from naspipe.export.pytorch_form import load_pytorch, same_outputs, write_pytorch
+from naspipe.export.pytorch_form import FILES, load_pytorch, same_outputs, write_pytorch
 from naspipe.frontend.given.run import Run
 from naspipe.frontend.training.training import Training
 from naspipe.runtime.devices.determinism import deterministic_torch
@@ -116,21 +118,42 @@ def write_checked(
     """Write a chain, load what was written, and compare on the first batch of a run's data.
 
     Raises:
-        ConfigError: when a layer cannot be exported, or ONNX lacks an operator.
+        ConfigError: when a layer cannot be exported, or ONNX lacks an operator; the other form is
+            there then.
+        InvariantError: when the outputs differ; nothing is left of what was written then.
     """
     definition = run.manifest["definition"]
     batch = first_batch(data, definition["seed"], chain.inputs) if data is not None else None
-    needs = write_pytorch(chain, path, note, calibrated)
-    difference = None
-    if batch is not None:
-        with deterministic_torch(definition["recipe"]["threads"]):
-            loaded = load_pytorch(path)
-            if not same_outputs(chain, loaded, batch):
-                raise InvariantError(f"{path}: the exported subnet's outputs differ from the run's")
-            if onnx:
-                difference = write_onnx(loaded, batch, path / "model.onnx")
+    threads, loaded, difference = definition["recipe"]["threads"], None, None
+    with _all_or_nothing(path):
+        needs = write_pytorch(chain, path, note, calibrated)
+        if batch is not None:
+            with deterministic_torch(threads):
+                loaded = load_pytorch(path)
+                if not same_outputs(chain, loaded, batch):
+                    raise InvariantError(
+                        f"{path}: the exported subnet's outputs differ from the run's"
+                    )
+    if onnx and loaded is not None and batch is not None:
+        with deterministic_torch(threads):
+            difference = write_onnx(loaded, batch, path / "model.onnx")
     untrained = tuple(layer.label for layer in chain.layers if not layer.is_trained)
     return Exported(path, needs, untrained, batch is not None, difference, calibrated)
+
+
+@contextmanager
+def _all_or_nothing(path: Path) -> Iterator[None]:
+    """A new or empty directory is left as it was where anything is raised."""
+    was_there = path.exists()
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(path / "__pycache__", ignore_errors=True)
+        for name in FILES:
+            (path / name).unlink(missing_ok=True)
+        if path.exists() and not was_there:
+            path.rmdir()
+        raise
 
 
 def first_batch(data: Batches, seed: int, names: Sequence[str]) -> dict[str, torch.Tensor]:

@@ -26,6 +26,7 @@ from naspipe.export.source import SourceFile, is_written_out
 from naspipe.trace.storage.whole_files import write_json
 
 FORMAT = 1
+FILES = ("model.py", "model.json", "model.safetensors")
 
 
 def write_pytorch(
@@ -65,6 +66,7 @@ def write_pytorch(
         "inputs": list(chain.inputs),
         "needs": needs,
         "layers": layers,
+        **({"strides": describer.strides} if describer.strides else {}),
     }
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -48,6 +48,9 @@ def load(directory: str | Path = Path(__file__).parent) -> Subnet:
     tensors = load_file(Path(directory) / "model.safetensors")
     # A file's tensors may start anywhere in memory, and kernels round by where they start.
     aligned = {name: tensor.clone() for name, tensor in tensors.items()}
+    for name, strides in description.get("strides", {}).items():  # as in channels_last
+        tensor = tensors[name]
+        aligned[name] = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)
     return Subnet(description, aligned).eval()
 
 
