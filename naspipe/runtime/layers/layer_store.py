@@ -157,13 +157,8 @@ class LayerStore:
         return StoredLayer(label, rule, module, self._recipe, keeps_versions, own, apply)
 
 
-def check_made(label: str, module: Any, keeps_versions: bool) -> None:
-    """What a factory made must be a module with sizes, and do nothing that a run would leave out.
-
-    Args:
-        label: how messages call the layer.
-        module: what its factory returned.
-        keeps_versions: whether older versions are read, of which there are copies.
+def check_sized(label: str, module: Any) -> None:
+    """What a factory made must be a module with sizes.
 
     Raises:
         ConfigError: when it is not.
@@ -177,11 +172,26 @@ def check_made(label: str, module: Any, keeps_versions: bool) -> None:
                 f"{expected} a module with sizes, found {name} without one, as in nn.LazyLinear; "
                 f"give the number of inputs, as in nn.Linear(inputs, outputs)"
             )
+
+
+def check_made(label: str, module: Any, keeps_versions: bool) -> None:
+    """What a factory made must be a module with sizes, and do nothing that a run would leave out.
+
+    Args:
+        label: how messages call the layer.
+        module: what its factory returned.
+        keeps_versions: whether older versions are read, of which there are copies.
+
+    Raises:
+        ConfigError: when it is not.
+    """
+    check_sized(label, module)
+    for name, each in (*module.named_parameters(), *module.named_buffers()):
         if keeps_versions and each._backward_hooks:
             raise ConfigError(
-                f"{expected} parameters without hooks, as its rule has older versions read, whose "
-                f"copies have none, found one on {name}; use the rule exact, or change the "
-                f"gradient in the layer's forward"
+                f"layer {label}: expected its factory to return parameters without hooks, as its "
+                f"rule has older versions read, whose copies have none, found one on {name}; "
+                f"use the rule exact, or change the gradient in the layer's forward"
             )
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
-from naspipe.core.errors import ConfigError
 from naspipe.core.space import Space
 from naspipe.data.keyed.global_draws import kept_draws
 from naspipe.planning.cost import first_of_kind
@@ -18,6 +18,7 @@ from naspipe.runtime.devices.host_arena import round_up
 from naspipe.runtime.forking.fitness import done_fit
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.layers.layer_layout import StateSizes, lay_out
+from naspipe.runtime.layers.layer_store import check_sized
 from naspipe.runtime.layers.norm_statistics import other_buffers
 from naspipe.runtime.layers.stored_layer import StoredLayer
 
@@ -84,19 +85,16 @@ def sketch(space: Space, block: int, candidate: int) -> nn.Module:
     It is a real one where its factory needs values, or lets tensors share their memory.
 
     Raises:
-        ConfigError: when the factory makes no module.
+        ConfigError: when the factory makes no module, or one without sizes.
     """
     factory = space.blocks[block].candidates[candidate]
     with kept_draws():
         module = _without_memory(factory)
         if module is None:
             module = factory()
-    if not isinstance(module, nn.Module):
-        raise ConfigError(
-            f"layer {space.label(block, candidate)}: expected its factory to return a "
-            f"torch.nn.Module, found {type(module).__name__}"
-        )
-    return module
+    check_sized(space.label(block, candidate), module)
+    made: nn.Module = module
+    return made
 
 
 def _without_memory(factory: Callable[[], Any]) -> Any:
@@ -108,6 +106,8 @@ def _without_memory(factory: Callable[[], Any]) -> Any:
         return None
     if isinstance(module, nn.Module):
         tensors = [*chain(module.parameters(), module.buffers())]
+        if any(map(is_lazy, tensors)):
+            return None
         if len({tensor.untyped_storage()._cdata for tensor in tensors}) < len(tensors):
             return None
     return module

@@ -142,6 +142,14 @@ def test_what_is_no_module(make: Any) -> None:
         measure_sizes(workload(Space("s", [Block([make])]), Recipe()))
 
 
+@pytest.mark.parametrize("make", [lambda: nn.LazyLinear(4), lambda: nn.LazyBatchNorm1d()])
+def test_what_has_no_sizes(make: Any) -> None:
+    """The same line as of a stage that makes the layer."""
+    said = r"layer 0.1: expected its factory to return a module with sizes, found weight without"
+    with pytest.raises(ConfigError, match=said):
+        measure_sizes(workload(Space("s", [Block([nn.Identity, make])]), Recipe()))
+
+
 def test_a_factory_that_raises() -> None:
     with pytest.raises(ZeroDivisionError):
         sketch(Space("s", [Block([lambda: 1 / 0])]), 0, 0)
