@@ -51,6 +51,7 @@ LAUNCHING = (
     "faults/test_teachers.py",
     "faults/test_wrong_teachers.py",
     "faults/test_zombies.py",
+    "frontend/given/test_export_notes.py",
     "frontend/given/test_factories.py::test_layers_that_have_a_tensor_in_common",
     "frontend/given/test_tensors_from_outside.py",
     "frontend/checks/test_loss_checks.py::test_a_loss_has_its_output_for_itself",

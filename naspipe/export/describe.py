@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import math
-import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,9 +11,9 @@ import torch
 from torch import nn
 
 from naspipe.core.errors import ConfigError
+from naspipe.runtime.layers.plain_forms import WAY_OUT, formless, has_hooks, is_compiled
 
 _INTERNAL = frozenset(nn.Module().__dict__)
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 ClassName = Callable[[nn.Module], str]
 """What the description calls a module's class: a name of the generated file, or module:class."""
@@ -45,9 +43,15 @@ class Describer:
         Raises:
             ConfigError: for hooks, and for attributes that have no form as data.
         """
-        if any(getattr(module, hooks) for hooks in _HOOKS):
+        if is_compiled(module):
             raise ConfigError(
-                f"{where}: {type(module).__name__} has hooks, which cannot be exported; remove them"
+                f"{where}: expected a module as it was written, found one of torch.compile, which "
+                f"cannot be exported; train it uncompiled, or {WAY_OUT}"
+            )
+        if has_hooks(module):
+            raise ConfigError(
+                f"{where}: {type(module).__name__} has hooks, which cannot be exported; do their "
+                f"work in its forward, or {WAY_OUT}"
             )
         persistent = module._non_persistent_buffers_set
         return {
@@ -108,31 +112,11 @@ class Describer:
             return {"import": name}
         raise ConfigError(
             f"{where}: expected a number, text, list, dict or importable function, found "
-            f"{type(value).__name__}, which cannot be exported; keep it out of the module"
+            f"{type(value).__name__} ({formless(value)}), which cannot be exported; keep it out of "
+            f"the module, or {WAY_OUT}"
         )
 
     def _key(self, key: Any, where: str) -> Any:
         if isinstance(key, str | int | float | bool):
             return key
-        raise ConfigError(f"{where}: expected plain keys, found {type(key).__name__}")
-
-
-def importable(value: Any) -> str:
-    """``module:name`` of a function, class or dtype that importing finds again, or nothing."""
-    if isinstance(value, torch.dtype):
-        return f"torch:{str(value).removeprefix('torch.')}"
-    if not isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
-        return ""
-    module, name = getattr(value, "__module__", None), value.__qualname__
-    last = name.rpartition(".")[2]
-    if getattr(torch, last, None) is value:  # built-in functions of torch name no module
-        return f"torch:{last}"
-    if not module or not all(part.isidentifier() for part in name.split(".")):
-        return ""
-    try:
-        found: Any = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError):
-        return ""
-    return f"{module}:{name}" if found is value else ""
+        raise ConfigError(f"{where}: expected plain keys, found {type(key).__name__}; {WAY_OUT}")

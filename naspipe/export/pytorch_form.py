@@ -21,8 +21,9 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.user_code import is_users_module, why_no_source
 from naspipe.export import standalone
 from naspipe.export.assembly import ModuleChain
-from naspipe.export.describe import Describer, importable
+from naspipe.export.describe import Describer
 from naspipe.export.source import SourceFile, is_written_out
+from naspipe.runtime.layers.plain_forms import WAY_OUT, folded, importable
 from naspipe.trace.storage.whole_files import write_json
 
 FORMAT = 1
@@ -45,8 +46,9 @@ def write_pytorch(
     """
     classes = _Classes()
     describer = Describer(classes.name, classes.is_read, classes.reference)
+    modules = [folded(layer.module) for layer in chain.layers]  # named by what they are, so kept
     layers = []
-    for layer in chain.layers:
+    for layer, module in zip(chain.layers, modules, strict=True):
         _check_name(layer.name)
         classes.layer = layer.name
         layers.append(
@@ -55,7 +57,7 @@ def write_pytorch(
                 "label": layer.label,
                 "inputs": list(layer.fields),
                 "is_trained": layer.is_trained,
-                "module": describer.module(layer.module, layer.name),
+                "module": describer.module(module, layer.name),
             }
         )
     needs = sorted(classes.needs | classes.source.needs)
@@ -117,7 +119,8 @@ class _Classes:
             raise ConfigError(
                 f"layer {self.layer}: expected a class that can be imported, found "
                 f"{kind.__module__}.{kind.__qualname__}"
-                f"{f', which {why}' if why else ''}; define it at the top of a module"
+                f"{f', which {why}' if why else ''}; define it at the top of a module, "
+                f"or {WAY_OUT}"
             )
         self._need(kind.__module__)
         return name

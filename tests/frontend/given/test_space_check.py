@@ -33,7 +33,8 @@ def checked(*blocks, sampler="uniform", chains=(), device="cpu", loss=None, batc
     identity = {"steps": 3, "sampler": sampler}
     work = Workload.of(space, batches, loss or nn.CrossEntropyLoss(), recipe=Recipe(), **identity)
     subnets = [Subnet(FIRST_STREAM, SequenceId(n), each) for n, each in enumerate(chains)]
-    return check_spaces([work], [subnets], (), device)
+    notes = check_spaces([work], [subnets], (), device)
+    return [each for each in notes if "would have to be plain" not in each]  # test_export_notes.py
 
 
 def refused(*blocks, **how) -> str:
