@@ -106,6 +106,8 @@ def _finish(done: Exported) -> int:
 
     if done.needs:
         print(f"naspipe: loading it needs {', '.join(done.needs)} importable", file=sys.stderr)
+    for why in done.whys:
+        print(f"naspipe: {why}", file=sys.stderr)
     if done.untrained:
         print(f"naspipe: never trained by this run: {', '.join(done.untrained)}", file=sys.stderr)
     if done.calibrated:

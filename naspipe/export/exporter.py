@@ -47,6 +47,8 @@ class Exported:
     """Batches that running statistics were taken from anew; 0 where they are the run's own."""
     scores: Scores | None = None
     """On held-out batches, where it was validated."""
+    whys: tuple[str, ...] = ()
+    """Why modules of your own are needed, a line for each class or function."""
 
 
 def export_subnet(
@@ -126,7 +128,7 @@ def write_checked(
     batch = first_batch(data, definition["seed"], chain.inputs) if data is not None else None
     threads, loaded, difference = definition["recipe"]["threads"], None, None
     with _all_or_nothing(path):
-        needs = write_pytorch(chain, path, note, calibrated)
+        needs, whys = write_pytorch(chain, path, note, calibrated)
         if batch is not None:
             with deterministic_torch(threads):
                 loaded = load_pytorch(path)
@@ -138,7 +140,8 @@ def write_checked(
         with deterministic_torch(threads):
             difference = write_onnx(loaded, batch, path / "model.onnx")
     untrained = tuple(layer.label for layer in chain.layers if not layer.is_trained)
-    return Exported(path, needs, untrained, batch is not None, difference, calibrated)
+    is_checked = batch is not None
+    return Exported(path, needs, untrained, is_checked, difference, calibrated, whys=whys)
 
 
 @contextmanager

@@ -32,8 +32,8 @@ FILES = ("model.py", "model.json", "model.safetensors")
 
 def write_pytorch(
     chain: ModuleChain, directory: Path, note: str, calibrated: int = 0
-) -> tuple[str, ...]:
-    """Write the subnet; returns the modules that must be importable where it is loaded.
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Write the subnet; returns the modules that must be importable where it is loaded, and why.
 
     Args:
         chain: the subnet.
@@ -77,7 +77,7 @@ def write_pytorch(
     save_file(describer.tensors, directory / "model.safetensors")
     write_json(directory / "model.json", description)
     (directory / "model.py").write_text(_file(classes, note), "utf-8")
-    return tuple(needs)
+    return tuple(needs), tuple(classes.whys)
 
 
 def load_pytorch(directory: Path) -> nn.Module:
@@ -103,6 +103,8 @@ class _Classes:
         self.written: dict[str, None] = {}
         self.kinds: set[type] = set()
         self.needs: set[str] = set()
+        self.whys: dict[str, None] = {}
+        """Why modules of the user's are needed."""
         self.layer = self.failed = ""
 
     def name(self, module: nn.Module) -> str:
@@ -122,7 +124,7 @@ class _Classes:
                 f"{f', which {why}' if why else ''}; define it at the top of a module, "
                 f"or {WAY_OUT}"
             )
-        self._need(kind.__module__)
+        self._need(kind.__module__, kind)
         return name
 
     def reference(self, value: Any) -> str:
@@ -135,12 +137,12 @@ class _Classes:
         if module == "__main__":
             return ""
         if name:
-            self._need(module)
+            self._need(module, value)
         return name
 
     def _source_of(self, thing: Any) -> str:
         """The name of what is now written out; nothing where it cannot be."""
-        before = copy.deepcopy(self.source)
+        before, self.failed = copy.deepcopy(self.source), ""
         try:
             return self.source.add(thing)
         except ConfigError as error:
@@ -150,9 +152,12 @@ class _Classes:
             self.failed = f"cannot be written out: {error}"
             return ""
 
-    def _need(self, module: str) -> None:
-        if module.split(".")[0] not in ("torch", *sys.stdlib_module_names):
-            self.needs.add(module)
+    def _need(self, module: str, thing: Any) -> None:
+        if module.split(".")[0] in ("torch", *sys.stdlib_module_names):
+            return
+        self.needs.add(module)
+        if is_users_module(module) and self.failed:
+            self.whys[f"{thing.__qualname__} {self.failed}"] = None
 
     def is_read(self, module: nn.Module, attribute: str) -> bool:
         """All attributes count, but for classes whose whole forward is in the file."""
@@ -195,7 +200,7 @@ def _check_name(name: str) -> None:
 
 def _file(classes: _Classes, note: str) -> str:
     """The loader's own source, with the subnet's classes in the place that it leaves."""
-    head, table, rest = inspect.getsource(standalone).partition("CLASSES: dict")
+    head, table, rest = inspect.getsource(standalone).partition("_SUBNET_CLASSES: dict")
     _, _, rest = rest.partition("\n")
     head = head.replace("\n\n``load()``", f"\n\n{note}\n``load()``", 1)
     names = ", ".join(f'"{name}": {name}' for name in classes.written)

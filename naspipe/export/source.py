@@ -239,8 +239,10 @@ class SourceFile:
 
 
 def _check_free(name: str, value: Any, module: ModuleType) -> None:
-    if vars(standalone).get(name, value) is not value:
-        raise ConfigError(f"{module.__name__}.{name}: the file has something of this name")
+    if name != "annotations" and vars(standalone).get(name, value) is not value:
+        raise ConfigError(
+            f"{module.__name__}.{name} is called as the loader's own {name} in model.py; rename it"
+        )
 
 
 def _without_text(part: ast.stmt) -> ast.stmt:

@@ -171,6 +171,36 @@ def test_what_cannot_be_copied_is_imported_and_said(tmp_path, monkeypatch, name)
     _, done = exported(tmp_path, mine.space, (0, 1))
     assert done.is_checked and done.needs == ("ownpackage.layers",)
     assert json.loads((tmp_path / "out/model.json").read_text())["needs"] == list(done.needs)
+    assert done.whys[0].startswith("LayerNorm cannot be written out: ") and len(done.whys) == 1
+    if name == "the file's own":
+        assert "ownpackage.layers.load is called as the loader's own load" in done.whys[0]
+
+
+USUAL = """
+import json as CLASSES
+
+Path, Any, importlib, annotations = 1, 2, 3, 4
+
+def load_file(x):
+    return x
+
+def _module(x):
+    return load_file(x) + Path - Any + importlib - annotations
+
+def _value(x):
+    return _module(x) + len(CLASSES.dumps([]))
+"""
+"""Names that a loader would use, too."""
+
+
+def test_usual_names_do_not_clash_with_the_loader_s(tmp_path, monkeypatch):
+    text = "from .other import _value\n" + PLAIN.replace("self.op0(x)", "self.op0(_value(x))")
+    mine = package(tmp_path, monkeypatch, other=USUAL, layers=text)
+    run, done = exported(tmp_path, mine.space, (0, 1))
+    assert done.is_checked and done.needs == () and done.whys == ()
+    out = tmp_path / "out"
+    (found,) = outputs_outside({out: {"input": batches(0, 0)["input"]}})[out]
+    assert bits(found) == bits(expected(run, (0, 1)))
 
 
 def test_a_torch_class_beside_one_of_its_name_keeps_what_it_reads(tmp_path, monkeypatch):
