@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from naspipe.core.errors import ConfigError
-from naspipe.runtime.layers.plain_forms import WAY_OUT, formless, has_hooks, is_compiled
+from naspipe.runtime.sketching.plain_forms import WAY_OUT, formless, has_hooks, is_compiled
 
 _INTERNAL = frozenset(nn.Module().__dict__)
 

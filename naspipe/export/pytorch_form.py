@@ -23,7 +23,7 @@ from naspipe.export import standalone
 from naspipe.export.assembly import ModuleChain
 from naspipe.export.describe import Describer
 from naspipe.export.source import SourceFile, is_written_out
-from naspipe.runtime.layers.plain_forms import WAY_OUT, folded, importable
+from naspipe.runtime.sketching.plain_forms import WAY_OUT, folded, importable
 from naspipe.trace.storage.whole_files import write_json
 
 FORMAT = 1
