@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 
 import pytest
@@ -116,3 +117,15 @@ def test_a_training_takes_the_loss_of_the_data_s_module_where_the_space_has_none
     words = ["train", "lsp:space", "--steps", "2", "--quiet", "--run-dir", "t", "--data"]
     assert main([*words, "lda:data"]) == 0
     assert naspipe.open_run("t").manifest["definition"]["loss"] == "lda.loss"
+
+
+@pytest.mark.parametrize("data", ["lda", "ldb"])
+def test_a_loss_of_a_notebook_may_mean_no_two(place, capsys, data):
+    """``__main__.loss`` fits a loss of any module; each of two would be a guess."""
+    run, _ = trained(place, data, importlib.import_module("lother").loss)
+    manifest = json.loads((run.path / "manifest.json").read_text())
+    manifest["definition"]["loss"] = "__main__.loss"
+    (run.path / "manifest.json").write_text(json.dumps(manifest))
+    assert searched(run, f"{data}:data") == (2 if data == "lda" else 0)
+    error = capsys.readouterr().err
+    assert ("found lda.loss and lsp.loss; rename" in error) == (data == "lda")
