@@ -97,6 +97,8 @@ LAUNCHING = (
     "report/test_page_in_browser.py",
     "report/test_reductions_of_runs.py",
     "runtime/blocks/test_loss_state.py",
+    "runtime/jobs/test_steady_values.py",
+    "frontend/checks/test_loss_checks.py::test_a_metric_may_not_change_what_the_loss_reads",
     "runtime/jobs/test_reached_code.py::test_it_is_the_same_in_every_process",
     "runtime/memory/test_heap.py",
     "runtime/*test_emulated_link.py",

@@ -63,6 +63,22 @@ def scores_of(sums: Sequence[float]) -> Scores:
     return Scores(loss / targets, top1 / ranked, top5 / ranked)
 
 
+def told_merit(scores: Scores, score: str) -> float:
+    """What a strategy is told of a subnet that was judged: more is better.
+
+    Raises:
+        ConfigError: when subnets have no such score.
+    """
+    value = merit(scores, score)
+    if score in ("top1", "top5") and math.isnan(value):
+        raise ConfigError(
+            f"score {score}: expected outputs that score classes, and whole numbers of classes in "
+            f"the field that the loss is a mean over, found other ones; put 'target' into the "
+            f"run's loss_fields, whether or not the loss uses it, or rank by the loss"
+        )
+    return value
+
+
 def merit(scores: Scores, score: str) -> float:
     """What a strategy is told: more is better.
 

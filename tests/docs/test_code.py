@@ -19,6 +19,7 @@ import naspipe as npp
 from naspipe.cli.main import main
 from naspipe.core.settings.allowed import at_least
 from naspipe.core.settings.declare import Flag, setting
+from naspipe.streams.from_file import read_stream
 from tests.docs import readers
 from tests.docs.test_pages import PAGES
 
@@ -60,7 +61,7 @@ def test_all_blocks_are_found():
     having = {page.name for page in PAGES if blocks(page)}
     assert having == {*WHOLE, *NAMED}
     assert {page.name: len(blocks(page)) for page in PAGES if page.name in WHOLE} == {
-        "README.md": 1, "data.md": 1, "spaces.md": 1, "searches.md": 2, "nni.md": 3,
+        "README.md": 1, "data.md": 1, "spaces.md": 1, "searches.md": 3, "nni.md": 3,
     }  # fmt: skip
 
 
@@ -97,7 +98,7 @@ def named_networks(names):
 @pytest.mark.filterwarnings("ignore:.*is found to be not a nn.Module:RuntimeWarning")  # NNI's
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what NNI imports
 def test_a_strategy_of_nnis(place):
-    """The second block of that page."""
+    """The third block of that page."""
     pytest.importorskip("nni")
     from nni.nas.strategy import RegularizedEvolution
 
@@ -105,9 +106,21 @@ def test_a_strategy_of_nnis(place):
     data, loss = readers.digits(), nn.CrossEntropyLoss()
     names = {"npp": npp, "RegularizedEvolution": RegularizedEvolution, "data": data, "loss": loss}
     names["run"] = npp.train(readers.dense(), data, loss, steps=2, run_dir="runs/one")
-    code = small(blocks(page)[1]).replace("strategy=strategy,", "strategy=strategy, held_out=data,")
+    code = small(blocks(page)[2]).replace("strategy=strategy,", "strategy=strategy, held_out=data,")
     exec(compile(code, page.name, "exec"), names)
     assert names["best"] is not None and len(names["search"].candidates) == 12
+
+
+def test_a_strategy_of_ones_own_proposes_the_stream(place):
+    """The second block of the same."""
+    (page,) = [page for page in PAGES if page.name == "searches.md"]
+    names = {}
+    exec(compile(blocks(page)[1], page.name, "exec"), names)
+    run = npp.train(
+        readers.dense(), readers.digits(), nn.CrossEntropyLoss(), steps=4, run_dir="runs/cycle",
+        sampler=names["Cycle"](), feedback_delay=2,
+    )  # fmt: skip
+    assert [row[0] for row in read_stream(run.directory.stream)] == [0, 1, 0, 1]
 
 
 def test_recipes_are_read(place):

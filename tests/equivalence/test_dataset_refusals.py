@@ -197,3 +197,32 @@ def test_a_function_that_needs_values_is_looked_at_in_the_first_step(tmp_path):
             spaces.mixed(blocks=1), batched(), needs_values, steps=2, run_dir=tmp_path / "run",
             loss_fields=FIELDS, metrics={"a": text},
         )  # fmt: skip
+
+
+class Told(npp.Observer):
+    """Keeps what it is told."""
+
+    def __init__(self):
+        self.notes = []
+
+    def on_note(self, text):
+        self.notes.append(text)
+
+
+@pytest.mark.parametrize("pure_calls", [12, 10**6])
+def test_data_that_change_late_are_found_at_the_end(tmp_path, pure_calls):
+    calls, told = [], Told()
+
+    def data(seed, y):
+        calls.append(y)
+        late = len(calls) if len(calls) > pure_calls else 0
+        generator = torch.Generator().manual_seed(y + 1000 * late)
+        return {"input": torch.randn(4, 8, generator=generator), "target": torch.arange(4)}
+
+    space = npp.Space("s", [npp.Block([lambda: nn.Linear(8, 8)]), npp.Shared("head", nn.Flatten)])
+    run = npp.train(
+        space, data, nn.CrossEntropyLoss(), steps=20, run_dir=tmp_path / "run", observer=told
+    )
+    assert run.manifest["status"] == "complete"
+    found = [note for note in told.notes if "expected batch 19 as it was trained on" in note]
+    assert len(found) == (pure_calls == 12)

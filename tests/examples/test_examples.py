@@ -14,7 +14,8 @@ from tests.test_architecture import ROOT
 PLACE = ROOT / "examples"
 OF_DATA = ["auxiliary_labels", "class_weights", "cutmix", "mixup"]
 OF_TASKS = {
-    "blockwise", "elastic", "elastic_widths", "first_run", "groups", "nni_space", "own_space",
+    "blockwise", "elastic", "elastic_text", "elastic_widths", "first_run", "groups", "nni_space",
+    "own_space",
     "resume_elsewhere", "search_and_export", "teachers",
 }  # fmt: skip
 NAMES = sorted(path.stem for path in PLACE.glob("*.py"))
@@ -51,7 +52,7 @@ def test_the_page_s_example(tmp_path, monkeypatch):
 
 
 def test_all_are_there_and_short():
-    assert set(NAMES) == {*OF_DATA, *OF_TASKS, "digits_parts", "plain_loop"}
+    assert set(NAMES) == {*OF_DATA, *OF_TASKS, "digits_parts", "plain_loop", "text_parts"}
     for name in OF_TASKS:
         assert len((PLACE / f"{name}.py").read_text("utf-8").splitlines()) <= 60, name
 
@@ -118,6 +119,16 @@ def test_elastic_widths(example, tmp_path):
     run, best, exported = example("elastic_widths").main(tmp_path / "run", 12, stages=1, budget=5)
     assert best.cost.params <= 8000 and exported.is_checked and not exported.needs
     assert run.access_order("mix").startswith("0F[32,5]-"), "the largest comes first"
+
+
+@pytest.mark.parametrize("passes", ["sandwich:1", "subnets:2"])
+def test_elastic_text(example, tmp_path, passes):
+    run, best, exported = example("elastic_text").main(
+        tmp_path / "run", 4, stages=1, budget=3, passes=passes, limit=1000.0
+    )
+    assert best.cost.latency_ms <= 1000 and exported.is_checked
+    largest = run.access_order("layer3").startswith("0F[96,6,4]-")
+    assert largest == (passes == "sandwich:1"), "the largest comes first"
 
 
 def test_elastic(example, tmp_path):

@@ -163,7 +163,10 @@ REFUSED = {
     "name": (lambda: "nni:RandomOneShot", "naspipe.train with its sampler 'uniform'"),
     "a class": (lambda: Random, r"found the class Random; make one, as in Random\(...\)"),
     "a class of naspipe's": (lambda: Evolution, "found the class Evolution; make one"),
-    "nothing": (object, "expected a name, or a strategy with propose and observe, found object"),
+    "nothing": (
+        object,
+        "or a strategy with propose.number., which returns choices, and observe.*, found object",
+    ),
 }
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from naspipe.core.blocks.read_variables import keep_reads
 from naspipe.core.errors import ConfigError
 from naspipe.core.rules import Every, Exact, Lag, Rule, parse_rule
 from naspipe.core.wording.known_keywords import knows_keywords
@@ -119,6 +120,7 @@ class Block(Whole):
             raise ConfigError("a block needs at least one candidate, found none")
         if isinstance(rule, Lag | Every):
             raise ConfigError(f"a choice block: expected the rule exact, found {rule}")
+        keep_reads(self.candidates)
 
     @property
     def num_options(self) -> int:
@@ -152,6 +154,7 @@ class Shared(Whole):
         object.__setattr__(self, "fields", field_names(f"layer {self.name}", self.fields))
         if isinstance(self.rule, str):
             object.__setattr__(self, "rule", parse_rule(self.rule))
+        keep_reads(self.candidates)
 
     @property
     def candidates(self) -> tuple[Factory, ...]:

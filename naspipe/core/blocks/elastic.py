@@ -10,6 +10,7 @@ from math import prod
 from typing import Any
 
 from naspipe.core.blocks.block import Factory, check_name, field_names
+from naspipe.core.blocks.read_variables import keep_reads
 from naspipe.core.errors import ConfigError
 from naspipe.core.rules import Exact, Rule, parse_rule
 from naspipe.core.wording.known_keywords import knows_keywords
@@ -62,6 +63,7 @@ class Elastic:
                     f"elastic layer {self.name}: expected {what} to be a function of the module "
                     f"and settings, found {type(function).__name__}"
                 )
+        keep_reads(self.candidates)
 
     @property
     def candidates(self) -> tuple[Factory, ...]:

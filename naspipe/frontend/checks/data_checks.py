@@ -143,6 +143,19 @@ def check_cut_batch(directory: RunDirectory, workload: Workload, cut: int) -> No
         )
 
 
+def last_batch_note(directory: RunDirectory, workload: Workload, end: int) -> str | None:
+    """A line where the last batch of a finished run is made otherwise now; None where it is not."""
+    if not workload.is_trained:
+        return None
+    try:
+        check_cut_batch(directory, workload, end)
+    except ConfigError as error:
+        return f"{error}; what was trained, no resume and no plain loop has again"
+    except Exception:  # what cannot be made again is no reason to lose a run
+        return None
+    return None
+
+
 def _other(expected: Mapping[str, str], found: Mapping[str, str]) -> str | None:
     """The first field, by name, that is not the same."""
     for name in sorted(expected.keys() | found.keys()):

@@ -24,6 +24,7 @@ from naspipe.runtime.jobs.losses import (
     name_of_loss,
     not_one_number,
 )
+from naspipe.runtime.jobs.steady_values import SteadyValues
 from naspipe.runtime.jobs.workload import Workload, field_of
 from naspipe.runtime.sketching.layer_sizes import sketch
 from naspipe.runtime.sketching.watched_calls import WatchedCalls
@@ -139,7 +140,8 @@ def check_loss(workload: Workload) -> None:
         return  # which may have no processes of its own
 
     def tried(_: Callable[[], None]) -> dict[str, Any]:
-        _try_all(workload.space, batch, functions, fields)
+        steady = SteadyValues([workload])
+        _try_all(workload.space, batch, functions, fields, steady)
         return {}
 
     with suppress(StageFailedError, TransportError, OSError):
@@ -147,7 +149,11 @@ def check_loss(workload: Workload) -> None:
 
 
 def _try_all(
-    space: Space, batch: Mapping[str, Any], functions: Mapping[str, Metric], fields: Sequence[str]
+    space: Space,
+    batch: Mapping[str, Any],
+    functions: Mapping[str, Metric],
+    fields: Sequence[str],
+    steady: SteadyValues,
 ) -> None:
     """In a process of its own: what layers and functions count or keep there is gone afterwards."""
     outputs = _outputs(space, batch)
@@ -156,6 +162,7 @@ def _try_all(
         _check_arguments(what, function, tuple(fields), len(outputs) if outputs else None)
         if outputs:
             _try(what, function, outputs, given)
+            steady.check(what)
 
 
 def _check_trains_nothing(loss: Loss) -> None:

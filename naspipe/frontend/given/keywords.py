@@ -46,6 +46,15 @@ _MEANT = {
         "in optimizer steps, as in steps=epochs * len(dataset) // batch_size",
     ),
     **dict.fromkeys(("learning_rate", "max_lr"), "as lr=..."),
+    **dict.fromkeys(("amp", "autocast", "use_amp", "bf16", "fp16"), "as precision='bf16'"),
+    **dict.fromkeys(
+        ("accumulate", "accumulate_grad_batches", "gradient_accumulation_steps"),
+        "as passes='accumulate:N'",
+    ),
+    **dict.fromkeys(
+        ("early_stopping", "patience", "callbacks"),
+        "in an observer's on_validation, as docs/porting.md shows",
+    ),
     "scheduler": "as schedule='cosine', or as lr=FUNCTION, which returns the rate of a step",
 }  # fmt: skip
 """What other trainers call it, and where that goes."""

@@ -27,7 +27,7 @@ from naspipe.runtime.forking.own_thread import in_own_thread
 from naspipe.runtime.jobs.losses import is_joined
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.layers.layer_store import made_before, shared
-from naspipe.runtime.sketching.alike_candidates import alike_note
+from naspipe.runtime.sketching.alike_candidates import alike_note, changed_reads_note
 from naspipe.runtime.sketching.first_blocks import FirstBlocks, FirstBlocksError
 from naspipe.runtime.sketching.followed_shapes import ShapeFollower, Suspected
 from naspipe.runtime.sketching.layer_notes import evaluating_note, remembering_note
@@ -132,7 +132,11 @@ class Look:
             suspected = islice(self._suspected(follower), MOST_TRIED)
             tries = [self._told(each, layers) for each in suspected]
             users = users_layers(space, layers) if self.workload.is_trained else []
-            others = alike_note(space, layers), export_note(space, layers)
+            others = (
+                alike_note(space, layers),
+                changed_reads_note(space),
+                export_note(space, layers),
+            )
             notes = filter(None, (*others, in_eval))
             return {"suspected": tries, "notes": list(notes), "users": users}
 

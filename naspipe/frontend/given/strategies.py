@@ -131,7 +131,8 @@ def _of_object(strategy: Any, space: Space, asked: Asked) -> StrategyMaker:
         callable(getattr(strategy, "propose", None)) and hasattr(strategy, "observe")
     ):
         raise ConfigError(
-            f"sampler: expected a name, or a strategy with propose and observe, found {name}"
+            f"sampler: expected a name, as in 'uniform' or 'file:subnets.jsonl', or a strategy "
+            f"with propose(number), which returns choices, and observe(number, score), found {name}"
         )
     stream = (
         f"{asked.subnets} subnets of {space.name}{list(space.drawn_counts)!s:.60} with the seed "

@@ -39,7 +39,7 @@ from naspipe.runtime.jobs.workload import Batches, Workload, define
 from naspipe.runtime.processes.evaluation_launcher import evaluate
 from naspipe.runtime.wire.endpoints import check_endpoints
 from naspipe.search.definition import SearchDefinition
-from naspipe.search.scores import merit
+from naspipe.search.scores import told_merit
 from naspipe.search.search_directory import Search, SearchDirectory, default_name, search_path
 from naspipe.sim.chains import Chain, Stream
 from naspipe.sim.cutting import CutSteps
@@ -123,7 +123,9 @@ class Searching:
             if self.judge is not None:
                 score_here(source, choices_of, definition.budget, self.judge, recorder)
             else:
-                recorder.stages = evaluate(job, recorder, partial(merit, score=definition.score))
+                recorder.stages = evaluate(
+                    job, recorder, partial(told_merit, score=definition.score)
+                )
         return directory.read()
 
     def _check(self) -> SearchDirectory:

@@ -16,6 +16,7 @@ from naspipe.core.ids import StreamId
 from naspipe.core.subnet import Subnet
 from naspipe.core.wiring import Tap, Wiring
 from naspipe.data.keyed.loader_pool import close_all
+from naspipe.frontend.checks.data_checks import last_batch_note
 from naspipe.frontend.checks.device_checks import check_data_path, check_device, check_shared_gpus
 from naspipe.frontend.checks.input_checks import check_taught
 from naspipe.frontend.checks.limit_checks import check_limits
@@ -211,6 +212,8 @@ class Training:
             more = {"teachers": taught} if taught else {}
             complete = {"status": "complete", "measured": {**measured, **speed, **bad, **more}}
             write_last(stream.directory, {**manifest, **complete, "life": lives.life})
+            if said := last_batch_note(stream.directory, stream.workload, stream.num_passes):
+                self.observer.on_note(said)
 
     def _claim(self, stack: ExitStack, subnets: Sequence[tuple[Subnet, ...]]) -> int:
         """Take the run directories over; returns the generation to go on with, -1 for none."""

@@ -17,6 +17,9 @@ from types import CodeType, FunctionType, MethodType, ModuleType
 from naspipe.core.user_code import full_name, is_users_module, module_of
 from naspipe.runtime.jobs.captured import told
 
+_PUTS = {"append", "add", "update", "setdefault", "extend", "insert", "pop", "popitem", "clear"}
+"""Methods that change what they are called on."""
+
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
 
 
@@ -32,8 +35,21 @@ def reached_code(roots: Iterable[object]) -> dict[str, str]:
     return reached.texts()
 
 
+def outside_values(roots: Iterable[object]) -> dict[str, str]:
+    """By full names, the values that functions and classes read from outside.
+
+    What one of them may change itself is left out, by its name or in its place: a cache.
+    """
+    reached = _Reached()
+    for root in roots:
+        reached.follow(root)
+    return reached.values()
+
+
 class _Reached:
     def __init__(self) -> None:
+        self._may_change: set[str] = set()
+        """Names of containers that are read where something is put into one."""
         self._seen: dict[int, object] = {}
         self._codes: dict[str, set[str]] = {}
         self._values: dict[str, set[str]] = {}
@@ -48,6 +64,15 @@ class _Reached:
         }
         found = sorted({**kept, **self._codes}.items())
         return {name: " ".join(sorted(texts)) for name, texts in found}
+
+    def values(self) -> dict[str, str]:
+        """What is read from outside and not changed in the same place."""
+        gone = self._written | self._may_change
+        return {
+            name: " ".join(sorted(texts))
+            for name, texts in sorted(self._values.items())
+            if name.rpartition(".")[2] not in gone
+        }
 
     def follow(self, root: object) -> None:
         """To all that it leads to; by a list of what is left, as users' code may be deep."""
@@ -96,7 +121,7 @@ class _Reached:
 
     def _names(self, function: FunctionType) -> tuple[set[str], set[str]]:
         """Of variables that it reads from outside, and of attributes; what it writes is kept."""
-        read, attributes, before = set[str](), set[str](), ""
+        read, attributes, before, puts = set[str](), set[str](), "", False
         for each in _instructions(function.__code__):
             kind, name = each.opname, str(each.argval)
             if kind in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF"):
@@ -104,9 +129,12 @@ class _Reached:
             elif kind in ("LOAD_ATTR", "LOAD_METHOD"):
                 attributes.add(name)
             is_made = function.__name__ == "__init__" and "self" in before
+            puts |= kind in ("STORE_SUBSCR", "DELETE_SUBSCR") or name in _PUTS
             if kind == "STORE_GLOBAL" or (kind == "STORE_ATTR" and not is_made):
                 self._written.add(name)
             before = f"{kind} {each.argval}" if kind.startswith("LOAD_FAST") else ""
+        if puts:
+            self._may_change |= read | attributes
         return read, attributes
 
     def _class(self, kind: type) -> Iterator[object]:

@@ -251,4 +251,6 @@ def field_of(batch: Mapping[str, Any], name: str, sequence_id: int) -> torch.Ten
         is_array = type(value).__name__ == "ndarray"
         made = f"torch.from_numpy({name})" if is_array else f"torch.tensor({name})"
         found = f"{'a NumPy array' if is_array else type(value).__name__}; return {made}"
+    elif name in ("input", "target"):
+        found += f"; name it so, as in a collate_fn or transform that returns {{{name!r}: ...}}"
     raise ConfigError(f"batch {sequence_id}: expected a tensor called {name!r}, found {found}")

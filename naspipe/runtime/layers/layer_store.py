@@ -137,6 +137,8 @@ class LayerStore:
         seed_draws(layer_seed(self._seed, layer.block, layer.candidate))
         module = block.candidates[layer.candidate]()
         check_made(label, module, self._policy.keeps_versions(block.rule))
+        if self._recipe.steps.passes > 1:
+            check_hooks(label, module)
         module.train(self._trains)
         for what, tensor in tensors_of(module):
             owner = self._owners.setdefault(tensor, label)
@@ -155,6 +157,21 @@ class LayerStore:
         own = self._policy.own_step(rule)
         apply = block.apply if isinstance(block, Elastic) else None
         return StoredLayer(label, rule, module, self._recipe, keeps_versions, own, apply)
+
+
+def check_hooks(label: str, module: nn.Module) -> None:
+    """Raises ConfigError for a hook that a plain loop calls with the sum of a step's passes so far.
+
+    Here each pass has its gradients for itself, and they are summed behind it.
+    """
+    for name, each in module.named_parameters():
+        if _has_late_hooks(each):
+            raise ConfigError(
+                f"layer {label}: expected no register_post_accumulate_grad_hook where a step has "
+                f"several passes, as it would be given the gradient of each pass and not their "
+                f"sum, found one on {name}; change gradients in the layer's forward, or by "
+                f"Tensor.register_hook"
+            )
 
 
 def check_sized(label: str, module: Any) -> None:
@@ -187,7 +204,7 @@ def check_made(label: str, module: Any, keeps_versions: bool) -> None:
     """
     check_sized(label, module)
     for name, each in (*module.named_parameters(), *module.named_buffers()):
-        if keeps_versions and each._backward_hooks:
+        if keeps_versions and (each._backward_hooks or _has_late_hooks(each)):
             raise ConfigError(
                 f"layer {label}: expected its factory to return parameters without hooks, as its "
                 f"rule has older versions read, whose copies have none, found one on {name}; "
@@ -234,3 +251,7 @@ def made_before(layer: str, what: str) -> ConfigError:
         f"which a run would train on from where the last one left it; {todo}, or begin with "
         f"weights by init_from="
     )
+
+
+def _has_late_hooks(tensor: torch.Tensor) -> bool:
+    return bool(getattr(tensor, "_post_accumulate_grad_hooks", None))

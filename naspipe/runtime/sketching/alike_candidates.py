@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from naspipe.core.blocks.read_variables import changed_reads
 from naspipe.core.space import Block, Space
 from naspipe.planning.cost import first_of_kind
 from naspipe.runtime.layers.kept_state import HOOKS, TORCHS
@@ -42,6 +43,27 @@ def alike_note(space: Space, layers: SketchedLayers) -> str | None:
         f"alike{more}: each makes {shown}; a factory made in a loop reads the loop's variable when "
         f"it is called, so write lambda {k}={k}: ...; if one layer twice is meant, say "
         f"Block(..., alike=True)"
+    )
+
+
+def changed_reads_note(space: Space) -> str | None:
+    """A line about blocks whose factories read what had another value as the block was made."""
+    found = [
+        (label, changed)
+        for label, block in zip(space.labels, space.blocks, strict=True)
+        for changed in list(dict.fromkeys(c for f in block.candidates for c in changed_reads(f)))[
+            :1
+        ]
+    ]
+    if not found:
+        return None
+    label, (name, was, now) = found[0]
+    others = len(found) - 1
+    more = f" (and so in {others} more block{'s' * (others > 1)})" if others else ""
+    return (
+        f"block {label}: its factories read {name}, which was {was!r:.60} when the block was made "
+        f"and is {now!r:.60} now{more}; a factory made in a loop reads the loop's variable when it "
+        f"is called, so write lambda {name}={name}: ..."
     )
 
 
