@@ -161,7 +161,10 @@ def test_what_a_strategy_does_wrong_is_said(tmp_path, strategy, said, stages):
     [
         ({"policy": "asp"}, "expected the policy csp or sequential"),
         ({"execution": {"order": "critical-path"}, "stages": 2}, "order critical-path"),
-        ({"sampler": object()}, "a strategy with propose and observe"),
+        (
+            {"sampler": object()},
+            "a strategy with propose.number., which returns choices, and observe",
+        ),
         ({"sampler": "tests.nowhere:make"}, "expected module:attribute"),
     ],
 )
