@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from naspipe.core.errors import ConfigError
-from naspipe.core.space import AnyBlock, Elastic, Shared
+from naspipe.core.space import AnyBlock, Shared
 from naspipe.core.user_code import users_code
 from naspipe.nni.alike import difference, tensor_pairs
 from naspipe.nni.candidates import counterparts, fixed_model
@@ -112,8 +112,7 @@ class NniProof:
             if key not in self._layers:
                 seed_draws(layer_seed(0, *key))
                 layer = block.candidates[block.candidate(option)]()
-                is_elastic = isinstance(block, Elastic)
-                self._layers[key] = block.cut_of(layer, option) if is_elastic else layer
+                self._layers[key] = block.cut_of(layer, option)
             chain.append(self._layers[key])
         return chain
 

@@ -7,8 +7,7 @@ from nni.nas.oneshot.pytorch.strategy import RandomOneShot
 from nni.nas.oneshot.pytorch.supermodule.base import BaseSuperNetModule
 from nni.nas.oneshot.pytorch.supermodule.operation import MixedBatchNorm2d
 
-from tests.nni.plain import _seeding
-from tests.oracle import bits, keyed_seed
+from tests.nni.plain import NniLoop
 
 EPSILON = {"MobileNetV3Space": 1e-3}
 """What NNI's models set after their constructors, and its one-shot modules miss."""
@@ -42,33 +41,8 @@ def named_of(space, layers, kind="named_parameters"):
     return found
 
 
-class OneShotLoop:
-    """SGD with momentum over all parameters; ``drawing`` has the blocks that draw."""
+class OneShotLoop(NniLoop):
+    """The same loop over NNI's one-shot model."""
 
-    def __init__(self, model, lr, drawing):
-        self.model, self.losses, self.drawing = model, [], dict(drawing)
-        self.optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
-
-    def step(self, seed, y, sample, batch):
-        set_sample(self.model, sample)
-        hooks = [
-            self.model.get_submodule(path).register_forward_pre_hook(
-                _seeding(keyed_seed(f"{seed}/{y}/{block}/0"))
-            )
-            for path, block in self.drawing.items()
-        ]
-        loss = torch.nn.functional.cross_entropy(self.model(batch["input"]), batch["target"])
-        for hook in hooks:
-            hook.remove()
-        loss.backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.losses.append(loss.detach())
-
-    def tensors(self):
-        found = {}
-        for name, parameter in self.model.named_parameters():
-            found[f"param/{name}"] = bits(parameter)
-            for key, value in self.optimizer.state.get(parameter, {}).items():
-                found[f"optimizer/{name}/{key}"] = bits(value)
-        return found
+    def choose(self, sample):
+        set_sample(self.space, sample)

@@ -34,8 +34,11 @@ class NniLoop:
         self.space, self.losses, self.drawing = space.train(), [], dict(drawing)
         self.optimizer = torch.optim.SGD(space.parameters(), lr=lr, momentum=0.9)
 
-    def step(self, seed, y, sample, batch):
+    def choose(self, sample):
         set_architecture(self.space, sample)
+
+    def step(self, seed, y, sample, batch):
+        self.choose(sample)
         hooks = [
             self.space.get_submodule(path).register_forward_pre_hook(
                 _seeding(keyed_seed(f"{seed}/{y}/{block}/0"))

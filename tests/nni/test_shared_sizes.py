@@ -81,8 +81,7 @@ def forward_of(space, layers, sample, x):
     chain = space.chain(space.decisions.choices_of(sample))
     for block, candidates, option in zip(space.blocks, layers, chain, strict=True):
         layer = candidates[block.candidate(option)]
-        is_elastic = isinstance(block, naspipe.Elastic)
-        out = (block.forward_of(layer, option) if is_elastic else layer)(*state)
+        out = block.forward_of(layer, option)(*state)
         state = out if isinstance(out, tuple) else (out,)
     return state[0]
 
