@@ -67,6 +67,12 @@ def _is_plain(value: object) -> bool:
     return isinstance(value, _PLAIN)
 
 
+def instructions(code: CodeType) -> Iterator[dis.Instruction]:
+    """Of a function, and of those that are written in it."""
+    for part in _codes(code):
+        yield from dis.get_instructions(part)
+
+
 def _codes(code: CodeType) -> Iterator[CodeType]:
     yield code
     for constant in code.co_consts:
@@ -76,7 +82,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 def _globals_read(code: CodeType) -> set[str]:
     found, written = set[str](), set[str]()
-    for each in (one for part in _codes(code) for one in dis.get_instructions(part)):
+    for each in instructions(code):
         if each.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
             found.add(str(each.argval))
         elif each.opname == "STORE_GLOBAL":

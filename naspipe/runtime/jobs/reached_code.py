@@ -6,7 +6,6 @@ comments, docstrings and names of local variables.
 
 from __future__ import annotations
 
-import dis
 import functools
 import hashlib
 import inspect
@@ -14,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from types import CodeType, FunctionType, MethodType, ModuleType
 
+from naspipe.core.blocks.read_variables import instructions
 from naspipe.core.user_code import full_name, is_users_module, module_of
 from naspipe.runtime.jobs.captured import told
 
@@ -122,7 +122,7 @@ class _Reached:
     def _names(self, function: FunctionType) -> tuple[set[str], set[str]]:
         """Of variables that it reads from outside, and of attributes; what it writes is kept."""
         read, attributes, before, puts = set[str](), set[str](), "", False
-        for each in _instructions(function.__code__):
+        for each in instructions(function.__code__):
             kind, name = each.opname, str(each.argval)
             if kind in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF"):
                 read.add(name)
@@ -157,13 +157,6 @@ def _enclosed(function: FunctionType) -> dict[str, object]:
         with suppress(ValueError):
             found[name] = cell.cell_contents
     return found
-
-
-def _instructions(code: CodeType) -> Iterator[dis.Instruction]:
-    yield from dis.get_instructions(code)
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _instructions(constant)
 
 
 def _digest(code: CodeType, says: str | None) -> str:
