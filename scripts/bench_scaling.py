@@ -2,6 +2,8 @@
 
 Every figure is steps per second of the training itself: from the first access to the last
 for naspipe, around the loop for the plain one. Data, start-up and checkpoints are left out.
+Two plain loops at once, which wait for nothing of each other, say what two processes can gain on
+this machine: cores that share a cache, its memory or a clock give less than twice the speed.
 """
 
 from __future__ import annotations
@@ -29,6 +31,9 @@ from naspipe.trace.access.log import read_run_accesses  # noqa: E402
 from naspipe.trace.reading.metrics import summarize  # noqa: E402
 from scripts.tiny_workload import tiny_workload  # noqa: E402
 from tests.equivalence.harness import oracle_of  # noqa: E402
+
+BESIDE = "two plain loops"
+KINDS = ("plain", "1", "2", BESIDE)
 
 
 def plain(named: Workload, sampler: str, steps: int) -> float:
@@ -69,11 +74,16 @@ def measure(arguments: argparse.Namespace) -> float:
 
 def measure_apart(arguments: argparse.Namespace, kind: str, sampler: str) -> float:
     """The same in a new process, so that no run finds memory that another has warmed."""
+    count, one = (2, "plain") if kind == BESIDE else (1, kind)
     command = [
-        sys.executable, __file__, "--one", kind, "--sampler", sampler, "--space", arguments.space,
+        sys.executable, __file__, "--one", one, "--sampler", sampler, "--space", arguments.space,
         "--steps", str(arguments.steps),
     ]  # fmt: skip
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)]
+    said = [each.communicate()[0] for each in started]
+    if any(each.returncode for each in started):
+        raise SystemExit(f"{' '.join(command)} failed")
+    return sum(map(float, said))
 
 
 def main() -> None:
@@ -92,8 +102,8 @@ def main() -> None:
     figures: dict[str, list[float]] = {}
     for repetition in range(arguments.repetitions):
         for sampler in ("spaced:8", "uniform"):
-            found = {k: measure_apart(arguments, k, sampler) for k in ("plain", "1", "2")}
-            for over, under in (("1", "plain"), ("2", "1")):
+            found = {k: measure_apart(arguments, k, sampler) for k in KINDS}
+            for over, under in (("1", "plain"), ("2", "1"), (BESIDE, "plain"), ("2", BESIDE)):
                 what = f"{sampler}: speed of {over} over {under}"
                 figures.setdefault(what, []).append(found[over] / found[under])
             for kind, speed in found.items():

@@ -10,6 +10,7 @@ import inspect
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
 from itertools import chain
 from typing import Any
 
@@ -81,10 +82,16 @@ def _kept(module: nn.Module) -> Iterator[tuple[str, str]]:
             if name not in TORCHS and (text := _text(value)):
                 yield name, text
         return
-    for each in inspect.signature(type(module)).parameters.values():
-        text = _text(getattr(module, each.name, each.default))
-        if text and text != _text(each.default):
-            yield each.name, text
+    for name, usual in _arguments(type(module)):
+        text = _text(getattr(module, name, usual))
+        if text and text != _text(usual):
+            yield name, text
+
+
+@cache
+def _arguments(kind: type) -> tuple[tuple[str, Any], ...]:
+    """What a module of torch's is made with, and what is usual."""
+    return tuple((each.name, each.default) for each in inspect.signature(kind).parameters.values())
 
 
 def _text(value: Any) -> str:
