@@ -74,6 +74,9 @@ if [ -n "${NASPIPE_PYTHON:-}" ]; then
     return 0 2>/dev/null || exit 0
 fi
 PYTHON="$PWD/.venv/bin/python"
+# Packages are installed as source. What the first process compiles is kept for the next ones: where
+# it may not be, each would compile torch again, which takes longer than to train a small space.
+unset PYTHONDONTWRITEBYTECODE
 wanted=$(cat constraints.txt pyproject.toml setup.py | cksum)
 found=$(cat .venv/naspipe-setup 2>/dev/null || true)
 if [ "$found" != "$wanted all" ] && [ "$found" != "$wanted $needs" ]; then

@@ -184,4 +184,5 @@ LAUNCHING = (
     "search_spaces/test_catalogue.py::test_specifications_need_no_torch",
     "test_architecture.py::test_import_contracts_hold",
     "test_architecture.py::test_pure_packages_import_without_torch",
+    "test_setup.py",
 )
