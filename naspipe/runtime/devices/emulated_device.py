@@ -43,7 +43,10 @@ class EmulatedDevice:
     ) -> None:
         self._budget = DeviceBudget(self.name, budget_bytes)
         self._arena = HostArena(
-            pin=False, limit_bytes=None, slab_bytes=min(budget_bytes, SLAB_BYTES)
+            pin=False,
+            limit_bytes=None,
+            slab_bytes=min(budget_bytes, SLAB_BYTES),
+            fill=POISON,
         )
         self._bandwidth_bytes_per_second = bandwidth_bytes_per_second
         self._latency_seconds = latency_seconds
@@ -61,7 +64,7 @@ class EmulatedDevice:
     def allocate(self, nbytes: int) -> torch.Tensor:
         """Poisoned memory. Raises DeviceMemoryError beyond the budget."""
         self._budget.check(nbytes)
-        return self._budget.add(self._arena.allocate(nbytes).fill_(POISON))
+        return self._budget.add(self._arena.allocate(nbytes))
 
     def free(self, tensor: torch.Tensor) -> None:
         """Poison the memory and give it back. Raises InvariantError when it is not allocated."""

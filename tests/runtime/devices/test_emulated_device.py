@@ -38,6 +38,9 @@ def test_memory_is_poisoned_before_a_load_and_after_an_eviction():
     floats.zero_()
     device.free(memory)
     assert bool(floats.isnan().all())
+    memory = device.allocate(128)  # the same bytes, and some that nobody had
+    assert memory.data_ptr() == floats.data_ptr()
+    assert bool(memory.view(torch.float32).isnan().all())
 
 
 def test_the_budget_is_a_guard():
