@@ -53,6 +53,7 @@ class Needs:
         self._forwards: dict[tuple[int, int, int], list[Access]] = defaultdict(list)
         self._in_step: dict[tuple[LayerId, int], dict[int, Access]] = defaultdict(dict)
         self.reductions = Reductions(accesses, schedule.steps)
+        self._ends: dict[int, int] = defaultdict(int)  # the last block of each stream's chain
         finished: dict[tuple[int, int], dict[int, Access]] = defaultdict(dict)
         for access in accesses:
             stream, block, _ = access.layer
@@ -61,6 +62,7 @@ class Needs:
                 self._writes[access.layer][access.version] = access
             else:
                 self._by_place[stream, subnet, access.kind, block] = access
+            self._ends[stream] = max(self._ends[stream], block)
             if access.kind is F:
                 self._forwards[stream, subnet, stage].append(access)
                 if access.layer in schedule.ordered:
@@ -111,6 +113,15 @@ class Needs:
         passes = self._in_step.get((access.layer, step), {}) if access.kind is F else {}
         before = max((each for each in passes if each < access.sequence_id), default=None)
         found = passes[before] if before is not None else None
+        return found if found is not None and found.stage != access.stage else None
+
+    def taught(self, access: Access) -> Access | None:
+        """The first pass's forward on another stage, whose output the end of a chain learns."""
+        stream, block, _ = access.layer
+        steps, is_end = self._schedule.steps, block == self._ends[stream]
+        if not steps.distills or access.kind is not F or not is_end:
+            return None
+        found = self._by_place.get((stream, steps.first(access.sequence_id), F, block))
         return found if found is not None and found.stage != access.stage else None
 
     def holds(self, access: Access) -> list[Held]:

@@ -141,7 +141,8 @@ class _Stage:
                 version, access
             )
             found.append(_Awaited(version, Reason.REDUCTION if is_sum else Reason.INPUT))
-        for other in (self._needs.sender(access), self._needs.passed(access)):
+        needs = self._needs
+        for other in (needs.sender(access), needs.passed(access), needs.taught(access)):
             if other is not None:
                 found.append(_Awaited(other, Reason.INPUT))
         late = [

@@ -24,11 +24,6 @@ def check_groups(groups: int, policy: str, steps: Steps) -> None:
             f"groups={groups}: expected the policy {causal_policies()}, found {policy}, which has "
             f"no steps of several passes"
         )
-    if steps.distills:
-        raise ConfigError(
-            f"groups={groups}: expected passes=accumulate:N or subnets:N, found a sandwich, whose "
-            f"passes learn from the first one"
-        )
     if groups > steps.passes:
         raise ConfigError(
             f"groups={groups}: expected a pass of every step for each group, found steps of "

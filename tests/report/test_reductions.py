@@ -178,3 +178,17 @@ def test_a_forward_that_waits_for_another_groups_buffers() -> None:
     assert (1, Reason.OTHER, 10, 45) in explained(records, Schedule(16, steps=Steps(2)))
     of_two_steps = Schedule(16, ordered=frozenset({records[1].layer}))
     assert (1, Reason.OTHER, 10, 45) in explained(records, of_two_steps)
+
+
+def test_a_forward_that_waits_for_what_another_group_teaches() -> None:
+    """Pass 1 is at its chain's end at 10 on stage 1; pass 0 has its output on stage 0 at 40."""
+    records = [
+        access(0, 0, 1, F, 0, stage=1),
+        access(0, 0, 0, F, 20),
+        access(1, 0, 0, F, 30),
+        access(1, 0, 1, F, 45, stage=1),
+    ]
+    learning = Schedule(16, steps=Steps(2, distills=True))
+    waits = explain_waits(records, 2, learning)
+    assert Wait(1, 10, 45, Reason.INPUT, records[3], records[2]) in waits
+    assert (1, Reason.OTHER, 10, 45) in explained(records, Schedule(16, steps=Steps(2)))

@@ -31,7 +31,8 @@ def grouped(draw):
     is_gated = draw(st.booleans())
     reductions = ["fold", "tree"] if passes in (2, 4, 8) else ["fold"]
     reduction = draw(st.sampled_from(reductions))
-    steps = Steps(passes, is_gated=is_gated, reduction=reduction)
+    distills = passes > 1 and draw(st.booleans())
+    steps = Steps(passes, distills, is_gated=is_gated, reduction=reduction)
     num_steps = max(1, len(subnets) // passes)
     if is_gated or draw(st.booleans()):
         chains = [subnets[y // passes].chain for y in range(num_steps * passes)]
