@@ -46,8 +46,9 @@ fi
 status=0
 workers=$(($(nproc) + 1)) # tests wait for processes now and then
 run() {
-    # By file: what the tests of a file share is made once.
-    "$PYTHON" -m pytest -n $((workers < 4 ? workers : 4)) --dist loadfile "$@"
+    # By file: what the tests of a file share is made once. In the order of tests/tiers.py.
+    "$PYTHON" -m pytest -n $((workers < 4 ? workers : 4)) \
+        --dist loadfile --no-loadscope-reorder "$@"
 }
 beside=(tests/equivalence/test_{policies,recipes,rules}.py)
 if [ $# = 0 ] || [ "$*" = --all ]; then

@@ -63,11 +63,14 @@ class Launches:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Before tests are chosen by their marks."""
+        """Before tests are chosen by their marks. Long files first: none is left to one worker."""
+        long = set()
         for item in items:
             path = item.path.relative_to(TESTS).as_posix()
             if launches(f"{path}::{item.nodeid.partition('::')[2]}"):
                 item.add_marker("launches")
+                long.add(item.path)
+        items.sort(key=lambda item: item.path not in long)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
