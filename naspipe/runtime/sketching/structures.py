@@ -82,14 +82,15 @@ def _kept(module: nn.Module) -> Iterator[tuple[str, str]]:
             if name not in TORCHS and (text := _text(value)):
                 yield name, text
         return
-    for name, usual in _arguments(type(module)):
+    kind: Any = type(module)
+    for name, usual in _arguments(kind):
         text = _text(getattr(module, name, usual))
         if text and text != _text(usual):
             yield name, text
 
 
 @cache
-def _arguments(kind: type) -> tuple[tuple[str, Any], ...]:
+def _arguments(kind: Any) -> tuple[tuple[str, Any], ...]:
     """What a module of torch's is made with, and what is usual."""
     return tuple((each.name, each.default) for each in inspect.signature(kind).parameters.values())
 
