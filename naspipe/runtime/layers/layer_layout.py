@@ -99,6 +99,7 @@ class Slot(NamedTuple):
     place: Place
     is_shared: bool
     """Whether other tensors of the layer may have bytes of it too."""
+    is_buffer: bool
 
 
 class Blob:
@@ -107,19 +108,22 @@ class Blob:
     def __init__(self, memory: torch.Tensor) -> None:
         self.memory = memory
         self.address = memory.data_ptr()
-        self._typed: dict[torch.dtype, torch.Tensor] = {}
+        self._typed: dict[torch.dtype, tuple[torch.Tensor, int]] = {}
 
-    def view(self, offset: int, like: torch.Tensor) -> torch.Tensor:
-        """A tensor like another, at a byte of the blob.
+    def view(self, slot: Slot, like: torch.Tensor) -> torch.Tensor:
+        """A tensor like another, at a slot's bytes.
 
-        Views would share one version counter, and a buffer's change in the forward would
-        invalidate what a backward saved of the others: ``data`` has its own.
+        Views share one version counter, and a buffer's change in the forward would invalidate what
+        a backward saved of the others: ``data`` has its own. Parameters keep theirs, and autograd
+        never sees an optimizer's state.
         """
-        typed = self._typed.get(like.dtype)
-        if typed is None:
-            typed = self._typed[like.dtype] = self.memory.view(like.dtype)
-        start = typed.storage_offset() + offset // like.itemsize
-        return typed.as_strided(like.shape, like.stride(), start).data
+        known = self._typed.get(like.dtype)
+        if known is None:
+            typed = self.memory.view(like.dtype)
+            known = self._typed[like.dtype] = typed, typed.storage_offset()
+        typed, first = known
+        view = typed.as_strided(like.shape, like.stride(), first + slot.offset // like.itemsize)
+        return view.data if slot.is_buffer else view
 
 
 def lay_out(layer: Layer, sizes: StateSizes) -> tuple[list[Slot], int]:
@@ -130,14 +134,15 @@ def lay_out(layer: Layer, sizes: StateSizes) -> tuple[list[Slot], int]:
         first = min(start_byte(tensor) for _, _, tensor in region) // ALIGNMENT * ALIGNMENT
         for name, place, tensor in region:
             offset, nbytes = end + start_byte(tensor) - first, span_bytes(tensor)
-            slots.append(Slot(name, offset, nbytes, place, len(region) > 1))
+            is_buffer = isinstance(place, _Buffer)
+            slots.append(Slot(name, offset, nbytes, place, len(region) > 1, is_buffer))
         end = round_up(max(slot.offset + slot.nbytes for slot in slots[-len(region) :]))
     if layer.optimizer is not None:
         for name, parameter in trained_parameters(layer):
             group = int(group_with(parameter, layer.optimizer).get(GROUP, 0))
             for key, nbytes in sizes.of(parameter, layer.own_step, group).items():
                 place = _State(layer.optimizer, parameter, key)
-                slots.append(Slot(f"optimizer/{name}/{key}", end, nbytes, place, False))
+                slots.append(Slot(f"optimizer/{name}/{key}", end, nbytes, place, False, False))
                 end += round_up(nbytes)
     return slots, end
 

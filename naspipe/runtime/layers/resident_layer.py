@@ -22,6 +22,7 @@ from naspipe.runtime.layers.layer_layout import (
 from naspipe.runtime.layers.ports import Layer
 
 _NOWHERE = torch.empty(0, dtype=torch.uint8)
+_Bound = tuple[Slot, torch.Tensor]
 
 
 class LayerMemory:
@@ -56,7 +57,7 @@ class LayerMemory:
         self._known = {slot.name for slot in self._slots}
         self._host = arena.allocate(self._size)
         self._blob = Blob(self._host)
-        self._move_in(self._outside())
+        self._move_in(self._outside(self._bound()))
         self.adopt_state()
 
     @property
@@ -98,7 +99,7 @@ class LayerMemory:
         if self._host is _NOWHERE:
             self._host = arena.allocate(self._size)
             self._blob = Blob(self._host)
-            _bind(self._slots, self._blob)
+            _bind(self._bound(), self._blob)
 
     def adopt_state(self) -> None:
         """Move in what was made outside of the blob: to be called after a WRITE, before a save.
@@ -109,8 +110,8 @@ class LayerMemory:
             ConfigError: when a buffer is new, grew, or was replaced while it shares memory.
             InvariantError: when the optimizer made state that its first step did not show.
         """
-        strays = self._outside()
-        for slot in strays:
+        strays = self._outside(self._bound())
+        for slot, _ in strays:
             if slot.is_shared:
                 raise self._misfit(slot.name, "was replaced, and shares its memory with others")
         self._move_in(strays)
@@ -118,43 +119,47 @@ class LayerMemory:
             if name not in self._known:
                 raise self._misfit(name, "was not there when the layer was made")
 
-    def _outside(self) -> list[Slot]:
-        """The slots whose tensor is elsewhere."""
+    def _bound(self) -> list[_Bound]:
+        """The slots that have a tensor now, and that tensor."""
+        return [(slot, each) for slot in self._slots if (each := slot.place.get()) is not None]
+
+    def _outside(self, bound: Sequence[_Bound]) -> list[_Bound]:
+        """Those whose tensor is elsewhere."""
         start = self._blob.address
         return [
-            slot
-            for slot in self._slots
-            if (tensor := slot.place.get()) is not None
-            and tensor.data_ptr() != start + slot.offset
-            and tensor.numel()
+            (slot, tensor)
+            for slot, tensor in bound
+            if tensor.data_ptr() != start + slot.offset and tensor.numel()
         ]
 
-    def _move_in(self, slots: Sequence[Slot]) -> None:
-        """Copy tensors byte by byte, gaps between their elements included, and bind the copies."""
-        for slot in slots:
-            tensor = slot.place.get()
-            if tensor is None:
-                continue
+    def _move_in(self, bound: Sequence[_Bound]) -> None:
+        """Copy tensors, gaps between their elements included, and bind the copies."""
+        for slot, tensor in bound:
             nbytes = span_bytes(tensor)
             if nbytes > slot.nbytes:
                 raise self._misfit(slot.name, f"grew from {slot.nbytes} to {nbytes} bytes")
-            raw = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-            raw.set_(tensor.untyped_storage(), start_byte(tensor), (nbytes,), (1,))
-            self._blob.memory[slot.offset :][:nbytes].copy_(raw)
-        _bind(slots, self._blob)
+            if not tensor.is_contiguous():
+                raw = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+                raw.set_(tensor.untyped_storage(), start_byte(tensor), (nbytes,), (1,))
+                self._blob.memory[slot.offset :][:nbytes].copy_(raw)
+        for (slot, tensor), view in zip(bound, _views(bound, self._blob), strict=True):
+            if tensor.is_contiguous():
+                view.copy_(tensor.detach())
+            slot.place.bind(view)
 
     def _rebind(self, memory: torch.Tensor) -> None:
         if memory.numel() != self._size:
             raise InvariantError(
                 f"layer {self.label}: expected memory of {self._size} bytes, found {memory.numel()}"
             )
-        if lost := [slot.name for slot in self._outside()]:
+        bound = self._bound()
+        if lost := [slot.name for slot, _ in self._outside(bound)]:
             raise InvariantError(
                 f"layer {self.label} was moved while {', '.join(lost)} lay outside of its memory; "
                 f"call adopt_state, and save, before"
             )
         self._blob = Blob(memory)
-        _bind(self._slots, self._blob)
+        _bind(bound, self._blob)
 
     def _names(self) -> Iterator[str]:
         """Names of all buffers and optimizer states that there are now and that move."""
@@ -178,11 +183,16 @@ class LayerMemory:
         )
 
 
-def _bind(slots: Sequence[Slot], blob: Blob) -> None:
-    """Bind slots to views of a blob; what was one object under two names stays one."""
-    bound = [(slot, tensor) for slot in slots if (tensor := slot.place.get()) is not None]
+def _bind(bound: Sequence[_Bound], blob: Blob) -> None:
+    """Bind slots to views of a blob."""
+    for (slot, _), view in zip(bound, _views(bound, blob), strict=True):
+        slot.place.bind(view)
+
+
+def _views(bound: Sequence[_Bound], blob: Blob) -> list[torch.Tensor]:
+    """Of each slot its part of a blob; what was one object under two names stays one."""
     views: dict[int, torch.Tensor] = {}
     for slot, tensor in bound:
         if id(tensor) not in views:
-            views[id(tensor)] = blob.view(slot.offset, tensor)
-        slot.place.bind(views[id(tensor)])
+            views[id(tensor)] = blob.view(slot, tensor)
+    return [views[id(tensor)] for _, tensor in bound]
