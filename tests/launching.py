@@ -181,6 +181,7 @@ LAUNCHING = (
     "scripts/test_paper.py::test_a_name_that_is_none",
     "scripts/test_paper.py::test_a_real_run_reports_the_access_order_of_table_4",
     "scripts/test_paper.py::test_one_command_leaves_a_table_a_figure_and_a_line_in_the_summary",
+    "scripts/test_step_costs.py::test_each_part_of_a_step_is_seen",
     "search_spaces/test_catalogue.py::test_specifications_need_no_torch",
     "test_architecture.py::test_import_contracts_hold",
     "test_architecture.py::test_pure_packages_import_without_torch",

@@ -8,13 +8,14 @@ only: the runtime and the simulator carry them out.
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Sequence
+from functools import cache
 
 from naspipe.core.access import AccessKind
 from naspipe.core.commands import EvictLayer, LoadLayer, SaveLayer
 from naspipe.core.errors import ConfigError, InvariantError
 from naspipe.core.ids import LayerId
 from naspipe.residency.ledger import LayerState, Ledger
-from naspipe.residency.ports import Sizes
+from naspipe.residency.ports import Size, Sizes
 from naspipe.residency.prefetch import REACH, Prefetcher
 
 MemoryCommand = LoadLayer | SaveLayer | EvictLayer
@@ -53,10 +54,14 @@ class ResidencyManager:
             raise ConfigError(f"max_loads: expected 1 or more loads at a time, found {max_loads}")
         self._permanent = frozenset(permanent)
 
-        def size_of(layer: LayerId) -> int:
-            return sizes.of(layer.block, layer.candidate, layer.stream).state_bytes
+        @cache
+        def size(layer: LayerId) -> Size:
+            return sizes.of(layer.block, layer.candidate, layer.stream)
 
-        self._sizes = sizes
+        def size_of(layer: LayerId) -> int:
+            return size(layer).state_bytes
+
+        self._size = size
         self._prefetches = prefetches
         self._away: set[LayerId] = set()
         self._overtaken: set[LayerId] = set()
@@ -102,8 +107,7 @@ class ResidencyManager:
         A WRITE makes it dirty. So do both passes of a layer whose forward writes: a recompute
         changes the buffers and puts them back, and a save under way may have seen them between.
         """
-        stream, block, candidate = layer
-        wrote = kind is AccessKind.WRITE or self._sizes.of(block, candidate, stream).writes_forward
+        wrote = kind is AccessKind.WRITE or self._size(layer).writes_forward
         self._ledger.unpin(layer, wrote)
 
     def needs_save(self, layer: LayerId) -> bool:

@@ -108,7 +108,7 @@ class Blob:
     def __init__(self, memory: torch.Tensor) -> None:
         self.memory = memory
         self.address = memory.data_ptr()
-        self._typed: dict[torch.dtype, tuple[torch.Tensor, int]] = {}
+        self._typed: dict[torch.dtype, torch.Tensor] = {}
 
     def view(self, slot: Slot, like: torch.Tensor) -> torch.Tensor:
         """A tensor like another, at a slot's bytes.
@@ -117,12 +117,11 @@ class Blob:
         a backward saved of the others: ``data`` has its own. Parameters keep theirs, and autograd
         never sees an optimizer's state.
         """
-        known = self._typed.get(like.dtype)
-        if known is None:
-            typed = self.memory.view(like.dtype)
-            known = self._typed[like.dtype] = typed, typed.storage_offset()
-        typed, first = known
-        view = typed.as_strided(like.shape, like.stride(), first + slot.offset // like.itemsize)
+        typed = self._typed.get(like.dtype)
+        if typed is None:
+            typed = self._typed[like.dtype] = self.memory.view(like.dtype)
+        start = typed.storage_offset() + slot.offset // like.itemsize
+        view = typed.as_strided(like.shape, like.stride(), start)
         return view.data if slot.is_buffer else view
 
 
