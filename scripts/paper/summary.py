@@ -88,6 +88,7 @@ _OTHERS = {
         "scripts/search_images.py, search_text.py, bench_search.py, bench_validation.py",
         "search, its speed, and what validation beside the training costs",
     ),
+    "step_costs": ("scripts/step_costs.py", "where the time of a step goes beside the modules"),
     "startup": (
         "scripts/bench_startup.py, bench_plain_loop.py",
         "from a start to the first loss of ten blocks; 200 steps beside the plain loop",
