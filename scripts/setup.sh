@@ -86,6 +86,8 @@ if [ "$found" != "$wanted all" ] && [ "$found" != "$wanted $needs" ]; then
     [ "$found" = "$wanted run" ] || make_environment
     install setuptools
     install --no-build-isolation -e ".$extras"
+    # Every process imports these: they are compiled here, and not in several at once.
+    "$PYTHON" -c 'import naspipe, plotly.graph_objects, sklearn.datasets, torch._dynamo'
     # NNI writes a file of its own when it is first imported: not in several processes at once.
     [ "$needs" = run ] || "$PYTHON" -W ignore -c 'import nni.nas.nn.pytorch'
     echo "$wanted $needs" >.venv/naspipe-setup

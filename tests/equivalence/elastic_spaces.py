@@ -78,24 +78,32 @@ def linears(rule=None):
     ])  # fmt: skip
 
 
-def images():
-    """Widths and kernels of convolutions with batch norm, which keeps one layer's statistics."""
+def images(rule=None):
+    """Widths and kernels of convolutions with batch norm, which keeps one layer's statistics.
+
+    Layers that are read late have none, as a forward may write no buffer there.
+    """
     width, kernel = {"width": WIDTHS}, {"kernel": [1, 3, 5]}
+    norms = [] if rule else [lambda: BatchNorm2d(16, inputs="width")]
+
+    def normed(layer):
+        return [layer, *(make() for make in norms)]
 
     def cell(number):
-        name = f"kernel{number}"
-        parts = DepthwiseConv2d(16, 5, inputs="width", kernel=name), BatchNorm2d(16, inputs="width")
+        first = DepthwiseConv2d(16, 5, inputs="width", kernel=f"kernel{number}")
         last = Conv2d(16, 16, 1, bias=False, inputs="width", outputs="width")
-        return Residual(*parts, nn.ReLU(), last)
+        return Residual(*normed(first), nn.ReLU(), last)
 
+    def stem():
+        return Sequential(*normed(Conv2d(3, 16, 3, outputs="width", bias=False)))
+
+    rule = rule or npp.Exact()
     return npp.Space("maps", [
-        npp.Elastic("stem", lambda: Sequential(
-            Conv2d(3, 16, 3, outputs="width", bias=False),
-            BatchNorm2d(16, inputs="width")), width),
-        npp.Elastic("one", lambda: cell(1), {**width, "kernel1": kernel["kernel"]}),
-        npp.Elastic("two", lambda: cell(2), {**width, "kernel2": kernel["kernel"]}),
+        npp.Elastic("stem", stem, width, rule),
+        npp.Elastic("one", lambda: cell(1), {**width, "kernel1": kernel["kernel"]}, rule),
+        npp.Elastic("two", lambda: cell(2), {**width, "kernel2": kernel["kernel"]}, rule),
         npp.Shared("pool", lambda: nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())),
-        npp.Elastic("head", lambda: Linear(16, 3, inputs="width"), width),
+        npp.Elastic("head", lambda: Linear(16, 3, inputs="width"), width, rule),
     ])  # fmt: skip
 
 

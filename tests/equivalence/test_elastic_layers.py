@@ -42,9 +42,11 @@ def test_bits_of_the_plain_loop(tmp_path, make, data, loss, optimizer, stages):
 
 @pytest.mark.parametrize("rule", ["lag(4)", "lag(2,predict)", "every(3)"])
 @pytest.mark.parametrize("optimizer", [SGD, ADAMW])
-def test_layers_that_are_read_late(tmp_path, rule, optimizer):
-    rule = parse_rule(rule)
-    train(tmp_path, elastic.linears, elastic.vectors, rule, stages=(3,), steps=12, **optimizer)
+@pytest.mark.parametrize(
+    ("make", "data"), [(elastic.linears, elastic.vectors), (elastic.images, elastic.maps)]
+)
+def test_layers_that_are_read_late(tmp_path, make, data, rule, optimizer):
+    train(tmp_path, make, data, parse_rule(rule), stages=(3,), steps=12, **optimizer)
 
 
 @pytest.mark.parametrize(
@@ -132,6 +134,7 @@ def test_streams_side_by_side_keep_their_bits(tmp_path):
         (elastic.texts, elastic.tokens, elastic.TokenLoss(), "exact", "subnets:8", LEAST),
         (elastic.linears, elastic.vectors, LOSS, "lag(4)", "sandwich:2", {"recompute": True}),
         (elastic.linears, elastic.vectors, LOSS, "exact", "subnets:8", {"groups": 2}),
+        (elastic.images, elastic.maps, LOSS, "lag(4)", "sandwich:2", {"groups": 2}),
         (elastic.images, elastic.maps, LOSS, None, "sandwich:2", LEAST),
         (elastic.images, elastic.maps, LOSS, None, "subnets:8", {"groups": 2}),
         (elastic.images, elastic.maps, LOSS, None, "subnets:8", {"recompute": True, **LEAST}),
