@@ -21,6 +21,7 @@ from naspipe.runtime.layers.layer_layout import StateSizes, lay_out
 from naspipe.runtime.layers.layer_store import check_sized
 from naspipe.runtime.layers.norm_statistics import other_buffers
 from naspipe.runtime.layers.stored_layer import StoredLayer
+from naspipe.runtime.sketching.unfilled import Unfilled
 
 
 def measure_sizes(workload: Workload) -> SizeTable:
@@ -100,7 +101,7 @@ def sketch(space: Space, block: int, candidate: int) -> nn.Module:
 def _without_memory(factory: Callable[[], Any]) -> Any:
     """What the factory makes on torch's meta device; None where that cannot be relied on."""
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), Unfilled():
             module = factory()
     except Exception:  # whatever is wrong is said when the real one is made
         return None

@@ -17,6 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from naspipe.core.space import Space
 from naspipe.planning.cost import first_of_kind
 from naspipe.runtime.layers.layer_store import tensors_of
+from naspipe.runtime.sketching.unfilled import Unfilled
 
 _PLAIN = (int, float, complex, str, bytes, bool, type(None))
 
@@ -74,7 +75,8 @@ def _without_memory(
     It is looked at as the factory made it; a real one where that cannot be made there.
     """
     for device in ("meta", "cpu"):
-        with suppress(Exception), torch.device(device):  # whatever is wrong is said of the real one
+        # Whatever is wrong is said of the real one.
+        with suppress(Exception), torch.device(device), Unfilled():
             module = factory()
             if not isinstance(module, nn.Module):
                 break
