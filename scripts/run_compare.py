@@ -1,18 +1,20 @@
 """Train one supernet on several numbers of stages and compare the runs bit by bit.
 
-Each run is a `naspipe train` of its own; the table and the exit status are `naspipe compare`'s.
+Each run is a `naspipe train`; the table and the exit status are `naspipe compare`'s.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import shutil
-import subprocess
 import sys
 import time
+from contextlib import redirect_stdout
 from pathlib import Path
 
 from naspipe.cli.compare import compare_groups
+from naspipe.cli.main import main as naspipe
 from naspipe.core.errors import ConfigError
 
 
@@ -25,7 +27,7 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     )
     parser.add_argument("--space", default="nlp.c0", help="default: nlp.c0, the paper's artifact")
     parser.add_argument("--scale", default="tiny")
-    parser.add_argument("--steps", default="40", help="default: 40; the paper's artifact has 500")
+    parser.add_argument("--steps", default="24", help="default: 24; the paper's artifact has 500")
     parser.add_argument("--stages", type=int, nargs="+", default=[1, 2, 4], metavar="N")
     parser.add_argument(
         "--samplers", nargs="+", default=["uniform"], metavar="NAME", help="default: uniform"
@@ -40,7 +42,6 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
 def main() -> int:
     """Prepare the data, train every run, compare."""
     arguments, rest = parse()
-    naspipe = [sys.executable, "-m", "naspipe"]
     import search_spaces
 
     try:
@@ -48,7 +49,7 @@ def main() -> int:
     except ConfigError as error:
         print(f"naspipe: {error}", file=sys.stderr)
         return 2
-    if status := subprocess.call([*naspipe, "data", "prepare", data]):
+    if status := naspipe(["data", "prepare", data]):
         return status
     directory = arguments.run_dir or Path("runs") / f"compare-{time.strftime('%Y%m%d-%H%M%S')}"
     groups = []
@@ -57,11 +58,13 @@ def main() -> int:
         groups.append(group)
         for stages, path in zip(arguments.stages, group, strict=True):
             command = [
-                *naspipe, "train", arguments.space, "--scale", arguments.scale, "--data", data,
+                "train", arguments.space, "--scale", arguments.scale, "--data", data,
                 "--steps", arguments.steps, "--stages", str(stages), "--sampler", sampler,
                 "--device", arguments.device, "--digests", "--run-dir", path, *rest,
             ]  # fmt: skip
-            if status := subprocess.call(command, stdout=subprocess.DEVNULL):
+            with redirect_stdout(io.StringIO()):  # one process: each would import torch anew
+                status = naspipe(command)
+            if status:
                 return status
     status = compare_groups(groups)
     if status == 0 and not arguments.keep:
