@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import count, islice
 
 from naspipe.core.ids import LayerId
 
@@ -41,13 +41,8 @@ class Lookahead:
             place += 1
 
     def find(self, layers: set[LayerId]) -> None:
-        """Draw until all of the layers have a place, or the forecast ends."""
-        missing = len(layers - self.places.keys())
-        for layer in self._entries if missing else ():
-            if layer in self.places:
-                continue
-            self.places[layer] = len(self._order)
-            self._order.append(layer)
-            missing -= layer in layers
-            if not missing:
-                return
+        """Draw the rest, unless all of the layers have a place."""
+        if layers - self.places.keys():
+            rest = [layer for layer in dict.fromkeys(self._entries) if layer not in self.places]
+            self.places.update(zip(rest, count(len(self._order))))
+            self._order += rest

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import nn
 
 import naspipe as npp
 from naspipe.core.errors import ConfigError
+from naspipe.runtime.blocks import segment
 from naspipe.runtime.blocks.segment import Segment
+from naspipe.runtime.memory import swapper
 from naspipe.trace.access.log import read_run_accesses
 from naspipe.trace.reading.metrics import hit_rate
 from tests.equivalence import spaces
@@ -79,13 +83,72 @@ def test_a_budget_below_the_least_is_refused_before_training(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_an_eviction_that_keeps_the_graph_is_seen(tmp_path, monkeypatch):
-    """Autograd would take its gradients from memory that is somebody else's by then."""
-    monkeypatch.setattr(Segment, "drop_graph", lambda segment: None)
+class Stash(torch.autograd.Function):
+    """A product that keeps its weight's memory where autograd does not look."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.factor = weight.detach()
+        return x * ctx.factor
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.factor, None
+
+
+class Stashing(nn.Module):
+    """With a weight of its own in each candidate."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(24, 24)
+
+    def forward(self, x):
+        return x + Stash.apply(self.linear(x), self.linear.bias)
+
+
+class Curved(nn.Module):
+    """Calls what refuses to be called while autograd is watched."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(24, 24)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        slope = torch.func.grad(lambda v: v.sin().sum())(x)
+        return x + self.linear(slope) * self.calls.clamp(max=2)
+
+
+def users(kind):
+    return npp.Space("users", [
+        npp.Shared("stem", lambda: nn.Linear(16, 24), rule=npp.Lag(4)),
+        *(npp.Block([kind, lambda: nn.Linear(24, 24)]) for _ in range(3)),
+        npp.Shared("head", lambda: nn.Linear(24, 10), rule=npp.Lag(4)),
+    ])  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [Stashing, Curved])
+def test_layers_of_which_autograd_does_not_know_all(tmp_path, kind):
+    check(
+        tmp_path, users(kind), spaces.vectors, nn.CrossEntropyLoss(), steps=25,
+        stages=(2,), options=MOMENTUM, execution={"memory_budget": "2x"},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ["drop_graph", "found_again"])
+def test_an_eviction_that_keeps_what_it_should_not_is_seen(tmp_path, monkeypatch, what):
+    """A backward would take its gradients from memory that is somebody else's by then."""
+    if what == "drop_graph":
+        monkeypatch.setattr(Segment, "drop_graph", lambda segment: None)
+    else:
+        monkeypatch.setattr(swapper, "num_holders", lambda memory: 0)
+        monkeypatch.setattr(segment, "found_again", lambda *layers: nullcontext())
     with pytest.raises((AssertionError, npp.NaspipeError)):
         check(
-            tmp_path, spaces.mixed(), spaces.vectors, nn.CrossEntropyLoss(), steps=25,
-            stages=(2,), options=MOMENTUM, execution={"memory_budget": LEAST},
+            tmp_path, users(Stashing), spaces.vectors, nn.CrossEntropyLoss(), steps=25,
+            stages=(2,), options=MOMENTUM, execution={"memory_budget": "2x"},
         )  # fmt: skip
 
 

@@ -120,7 +120,7 @@ class WatchedStage:
     def evict(self, layer: LayerId) -> None:
         """As the command."""
         self.drop_graph(layer)
-        self.placement.evict(layer)
+        self.placement.evict(layer, lambda: None)
         self.where[layer] = "absent"
 
     def drop_graph(self, layer: LayerId) -> None:

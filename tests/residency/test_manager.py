@@ -59,7 +59,7 @@ def test_the_forecast_is_drawn_no_further_than_it_matters():
         raise AssertionError("drawn too far")
 
     assert shown(told.manager.plan(endless(0, 1))) == "", "there is no room for any other"
-    assert shown(told.manager.plan(endless(0, 2, 1))) == "evict 1, load 2"
+    assert told.plan(0, 2, 1) == "evict 1, load 2"
     told = Told(100, [10] * 5)
     assert shown(told.manager.plan(endless(0, 1))) == "load 0, load 1"
     assert shown(told.manager.plan(endless())) == "", "two are under way"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -141,32 +142,30 @@ class StageCompute:
     def kept_bytes(self) -> int:
         """What the passes under way hold on the device; what only autograd holds is left out."""
         states = (*self._passes.values(), *self._together)
-        kept = (tensor for state in states for tensor in state.tensors())
-        storages = (tensor.untyped_storage() for tensor in kept)
+        storages = (each.untyped_storage() for state in states for each in state.tensors())
         return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
     def explain_shortage(self, error: torch.OutOfMemoryError, doing: str) -> DeviceFullError:
         """The error to end the run with, when memory is short after :meth:`free_memory` too."""
         stored = (layer for store in self.stores for _, layer in store.items())
-        layers = self.placement.layer_use(stored)
-        return explain_shortage(error, doing, layers, self.kept_bytes)
+        return explain_shortage(error, doing, self.placement.layer_use(stored), self.kept_bytes)
 
     def free_memory(self) -> None:
         """Give up every graph that a backward can do without."""
         if self.placement.may_lose_graphs:
-            for state in self._passes.values():
-                for segment in state.segments.values():
-                    segment.drop_graph()
+            self._drop_graphs()
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.empty_cache()
 
     def evict(self, layer: LayerId) -> None:
-        """Free a layer's device memory; passes that used it will compute its forward again."""
+        """Free a layer's device memory; passes that hold it will compute its forward again."""
+        self.placement.evict(layer, partial(self._drop_graphs, layer))
+
+    def _drop_graphs(self, of: LayerId | None = None) -> None:
         for state in self._passes.values():
-            segment = state.segments.get(layer.block)
-            if segment is not None and state.layers[layer.block] == layer:
-                segment.drop_graph()
-        self.placement.evict(layer)
+            for block, segment in state.segments.items():
+                if of is None or state.layers[block] == of:
+                    segment.drop_graph()
 
     def layer(self, layer: LayerId) -> StoredLayer:
         """A layer, made now if it has not been made yet."""
@@ -203,7 +202,10 @@ class StageCompute:
             return None
         # The last block's backward follows its forward at once, so its graph is kept.
         keeps_graph = is_last or not workload.recompute
-        segment = Segment(spec, bound, inputs, keeps_graph, self.placement.may_lose_graphs)
+        placement = self.placement
+        segment = Segment(
+            spec, bound, inputs, keeps_graph, placement.may_lose_graphs, placement.shares_memory
+        )
         outputs = segment.forward()
         state.segments[block] = segment
         state.layers[block] = layer
@@ -254,9 +256,8 @@ class StageCompute:
             objective = objective.of_pass(number)
         lessons = self._tapped_for(state, place, TapRole.LESSON)
         fields = tuple(self._field(state, task, name) for name in objective.fields)
-        return Ending(
-            objective, lessons, fields, metrics_of(self._workloads[task.stream], place[1])
-        )
+        metrics = metrics_of(self._workloads[task.stream], place[1])
+        return Ending(objective, lessons, fields, metrics)
 
     def _tapped_for(self, state: PassState, place: _Place, role: TapRole) -> Tensors:
         """What was tapped for a block, in the order of the taps."""

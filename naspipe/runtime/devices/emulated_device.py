@@ -62,9 +62,13 @@ class EmulatedDevice:
         return self._budget.peak_bytes
 
     def allocate(self, nbytes: int) -> torch.Tensor:
-        """Poisoned memory. Raises DeviceMemoryError beyond the budget."""
+        """Poisoned memory. Raises DeviceMemoryError beyond the budget.
+
+        Each piece is a storage of its own, as a GPU's, so that its holders can be counted.
+        """
         self._budget.check(nbytes)
-        return self._budget.add(self._arena.allocate(nbytes))
+        piece = self._arena.allocate(nbytes)
+        return self._budget.add(torch.from_numpy(piece.numpy()) if nbytes else piece)
 
     def free(self, tensor: torch.Tensor) -> None:
         """Poison the memory and give it back. Raises InvariantError when it is not allocated."""

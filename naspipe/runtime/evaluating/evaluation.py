@@ -242,8 +242,8 @@ class EvaluationCompute:
         self._states.pop(sequence_id, None)
 
     def evict(self, layer: LayerId) -> None:
-        """Free a layer's device memory."""
-        self.placement.evict(layer)
+        """Free a layer's device memory; no graph is kept of what is judged."""
+        self.placement.evict(layer, lambda: None)
 
     @property
     def kept_bytes(self) -> int:

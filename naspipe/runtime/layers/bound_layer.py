@@ -31,14 +31,14 @@ class BoundLayer:
     ) -> None:
         self.module = module
         self.call = call
-        self._parameters = parameters
+        self.parameters = parameters
         self.is_first = is_first
         """Whether nothing has called the layer here before, so that it is looked at closely."""
 
     def take_gradients(self) -> Gradients:
         """Move the gradients out of the parameters, leaving them absent."""
         gradients: Gradients = {}
-        for name, parameter in self._parameters.items():
+        for name, parameter in self.parameters.items():
             if parameter.grad is not None:
                 gradients[name] = parameter.grad
                 parameter.grad = None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -14,8 +15,8 @@ from naspipe.core.rules import RECIPES, OwnStep
 from naspipe.mixed.alphas import Alpha
 from naspipe.runtime.devices.host_arena import ALIGNMENT, round_up
 from naspipe.runtime.layers.optimizers import make_optimizer
-from naspipe.runtime.layers.own_steps import GROUP, group_with, take_step
-from naspipe.runtime.layers.ports import Layer, Place
+from naspipe.runtime.layers.own_steps import GROUP, take_step
+from naspipe.runtime.layers.ports import Layer
 
 
 class StateSizes:
@@ -52,40 +53,6 @@ class StateSizes:
         return {name: span_bytes(value) for name, value in state if is_moved(value)}
 
 
-class _Parameter(NamedTuple):
-    parameter: nn.Parameter
-
-    def get(self) -> torch.Tensor | None:
-        return self.parameter
-
-    def bind(self, tensor: torch.Tensor) -> None:
-        self.parameter.data = tensor
-
-
-class _Buffer(NamedTuple):
-    owner: nn.Module
-    key: str
-
-    def get(self) -> torch.Tensor | None:
-        return self.owner._buffers.get(self.key)
-
-    def bind(self, tensor: torch.Tensor) -> None:
-        self.owner._buffers[self.key] = tensor
-
-
-class _State(NamedTuple):
-    optimizer: torch.optim.Optimizer
-    parameter: nn.Parameter
-    key: str
-
-    def get(self) -> torch.Tensor | None:
-        value = self.optimizer.state.get(self.parameter, {}).get(self.key)
-        return value if is_moved(value) else None
-
-    def bind(self, tensor: torch.Tensor) -> None:
-        self.optimizer.state[self.parameter][self.key] = tensor
-
-
 class Slot(NamedTuple):
     """The part of the blob that one tensor has.
 
@@ -94,12 +61,28 @@ class Slot(NamedTuple):
     """
 
     name: str
+    key: str
+    """What its module, or its optimizer's state, calls it."""
+    number: int
+    """Of the tensor: one with two names has two slots of one number."""
     offset: int
     nbytes: int
-    place: Place
-    is_shared: bool
+    is_shared: bool = False
     """Whether other tensors of the layer may have bytes of it too."""
-    is_buffer: bool
+    is_buffer: bool = False
+
+
+class TensorForm(NamedTuple):
+    """How a tensor lies in its memory."""
+
+    dtype: torch.dtype
+    shape: torch.Size
+    stride: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> TensorForm:
+        """That of a tensor."""
+        return cls(tensor.dtype, tensor.shape, tensor.stride())
 
 
 class Blob:
@@ -108,78 +91,115 @@ class Blob:
     def __init__(self, memory: torch.Tensor) -> None:
         self.memory = memory
         self.address = memory.data_ptr()
-        self._typed: dict[torch.dtype, torch.Tensor] = {}
+        self._typed: dict[torch.dtype, tuple[torch.Tensor, int]] = {}
 
-    def view(self, slot: Slot, like: torch.Tensor) -> torch.Tensor:
-        """A tensor like another, at a slot's bytes.
+    def view(self, slot: Slot, form: TensorForm) -> torch.Tensor:
+        """A tensor of a form, at a slot's bytes.
 
         Views share one version counter, and a buffer's change in the forward would invalidate what
         a backward saved of the others: ``data`` has its own. Parameters keep theirs, and autograd
         never sees an optimizer's state.
         """
-        typed = self._typed.get(like.dtype)
-        if typed is None:
-            typed = self._typed[like.dtype] = self.memory.view(like.dtype)
-        start = typed.storage_offset() + slot.offset // like.itemsize
-        view = typed.as_strided(like.shape, like.stride(), start)
+        dtype, shape, stride = form
+        if dtype not in self._typed:
+            whole = self.memory.view(dtype)
+            self._typed[dtype] = whole, int(whole.storage_offset())
+        whole, start = self._typed[dtype]
+        view = whole.as_strided(shape, stride, start + slot.offset // dtype.itemsize)
         return view.data if slot.is_buffer else view
 
 
-def lay_out(layer: Layer, sizes: StateSizes) -> tuple[list[Slot], int]:
-    """A slot for every tensor that the layer has or will have, and the size of them all."""
-    slots: list[Slot] = []
-    end = 0
-    for region in _regions(layer):
-        first = min(start_byte(tensor) for _, _, tensor in region) // ALIGNMENT * ALIGNMENT
-        for name, place, tensor in region:
-            offset, nbytes = end + start_byte(tensor) - first, span_bytes(tensor)
-            is_buffer = isinstance(place, _Buffer)
-            slots.append(Slot(name, offset, nbytes, place, len(region) > 1, is_buffer))
-        end = round_up(max(slot.offset + slot.nbytes for slot in slots[-len(region) :]))
+@dataclass(slots=True)
+class Layout:
+    """A slot for every tensor that a layer has or will have."""
+
+    parameters: list[tuple[Slot, nn.Parameter]] = field(default_factory=list)
+    buffers: list[tuple[str, nn.Module, dict[str, Slot]]] = field(default_factory=list)
+    """Of each of its modules, also those without: the prefix, and slots by what it calls them."""
+    states: list[tuple[str, nn.Parameter, dict[str, Slot]]] = field(default_factory=list)
+    """Of each parameter that is stepped: its name, and slots by what its state calls them."""
+    nbytes: int = 0
+    """All of it."""
+
+
+def lay_out(layer: Layer, sizes: StateSizes) -> Layout:
+    """Where everything of a layer goes.
+
+    Raises:
+        ConfigError: when a parameter or buffer is no ordinary tensor, such as a sparse one.
+    """
+    layout = Layout()
+    modules = list(layer.module.named_modules())
+    found = [_Found(f"param/{name}", "", each) for name, each in layer.parameters.items()]
+    found += _buffers(modules)
+    slots = _place(layer.label, found, layout)
+    layout.parameters = list(zip(slots, layer.parameters.values(), strict=False))
+    left = iter(slots[len(layout.parameters) :])
+    for prefix, module in modules:
+        here = [key for key, buffer in module._buffers.items() if buffer is not None]
+        layout.buffers.append((prefix, module, {key: next(left) for key in here}))
     if layer.optimizer is not None:
-        for name, parameter in trained_parameters(layer):
-            group = int(group_with(parameter, layer.optimizer).get(GROUP, 0))
-            for key, nbytes in sizes.of(parameter, layer.own_step, group).items():
-                place = _State(layer.optimizer, parameter, key)
-                slots.append(Slot(f"optimizer/{name}/{key}", end, nbytes, place, False, False))
-                end += round_up(nbytes)
-    return slots, end
+        _add_states(layer, layer.optimizer, sizes, layout)
+    return layout
 
 
-_Named = tuple[str, Place, torch.Tensor]
+class _Found(NamedTuple):
+    name: str
+    key: str
+    tensor: torch.Tensor
 
 
-def _regions(layer: Layer) -> list[list[_Named]]:
-    """Parameters and buffers, those in one storage together: they keep their distances."""
-    found: dict[int, list[_Named]] = {}
-    for name, place in _places(layer):
-        tensor = place.get()
-        if tensor is None:
-            continue
+def _buffers(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[_Found]:
+    for prefix, module in modules:
+        for key, buffer in module._buffers.items():
+            if buffer is not None:
+                yield _Found(buffer_name(prefix, key), key, buffer)
+
+
+def _place(label: str, found: Sequence[_Found], layout: Layout) -> list[Slot]:
+    """A slot for each; tensors in one storage keep their distances."""
+    regions: dict[int, list[torch.Tensor]] = {}
+    keys: list[int] = []
+    for name, _, tensor in found:
         if tensor.layout != torch.strided or tensor.is_conj() or tensor.is_neg():
             raise ConfigError(
-                f"layer {layer.label}: expected {name} to be an ordinary dense tensor, found one "
+                f"layer {label}: expected {name} to be an ordinary dense tensor, found one "
                 f"that is sparse or a lazy view; copy it when the layer is made"
             )
-        address = tensor.untyped_storage().data_ptr()
-        found.setdefault(address or -len(found) - 1, []).append((name, place, tensor))
-    return list(found.values())
+        keys.append(tensor.untyped_storage().data_ptr() or -len(regions) - 1)
+        regions.setdefault(keys[-1], []).append(tensor)
+    begins: dict[int, int] = {}
+    for key, region in regions.items():
+        begins[key] = layout.nbytes - min(map(start_byte, region)) // ALIGNMENT * ALIGNMENT
+        end = max(start_byte(tensor) + span_bytes(tensor) for tensor in region)
+        layout.nbytes = round_up(begins[key] + end)
+    numbers: dict[int, int] = {}
+    return [
+        Slot(
+            name, own, numbers.setdefault(id(tensor), len(numbers)),
+            begins[key] + start_byte(tensor), span_bytes(tensor), len(regions[key]) > 1, bool(own),
+        )
+        for (name, own, tensor), key in zip(found, keys, strict=True)
+    ]  # fmt: skip
 
 
-def _places(layer: Layer) -> Iterator[tuple[str, Place]]:
+def _add_states(
+    layer: Layer, optimizer: torch.optim.Optimizer, sizes: StateSizes, layout: Layout
+) -> None:
+    """What the optimizer keeps, or will keep."""
+    groups = optimizer.param_groups
+    group_of = {id(p): int(group.get(GROUP, 0)) for group in groups for p in group["params"]}
+    number = -1  # of none of the others
     for name, parameter in layer.parameters.items():
-        yield f"param/{name}", _Parameter(parameter)
-    for prefix, owner in layer.module.named_modules():
-        for key in owner._buffers:
-            yield buffer_name(prefix, key), _Buffer(owner, key)
-
-
-def trained_parameters(layer: Layer) -> list[tuple[str, nn.Parameter]]:
-    """The parameters that the layer's optimizer steps, by name."""
-    if layer.optimizer is None:
-        return []
-    stepped = {id(p) for group in layer.optimizer.param_groups for p in group["params"]}
-    return [(name, p) for name, p in layer.parameters.items() if id(p) in stepped]
+        if id(parameter) not in group_of:
+            continue
+        slots: dict[str, Slot] = {}
+        kept = sizes.of(parameter, layer.own_step, group_of[id(parameter)])
+        for key, nbytes in kept.items():
+            slots[key] = Slot(f"optimizer/{name}/{key}", key, number, layout.nbytes, nbytes)
+            layout.nbytes += round_up(nbytes)
+            number -= 1
+        layout.states.append((name, parameter, slots))
 
 
 def buffer_name(prefix: str, key: str) -> str:
@@ -199,6 +219,8 @@ def start_byte(tensor: torch.Tensor) -> int:
 
 def span_bytes(tensor: torch.Tensor) -> int:
     """From a tensor's first byte to its last, in bytes."""
+    if tensor.is_contiguous():
+        return int(tensor.nbytes)
     if tensor.numel() == 0:
         return 0
     steps = zip(tensor.shape, tensor.stride(), strict=True)

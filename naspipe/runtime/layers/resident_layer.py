@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 
@@ -12,17 +13,21 @@ from naspipe.runtime.layers.layer_layout import (
     Blob,
     Slot,
     StateSizes,
+    TensorForm,
     buffer_name,
     is_moved,
     lay_out,
     span_bytes,
     start_byte,
-    trained_parameters,
 )
 from naspipe.runtime.layers.ports import Layer
 
 _NOWHERE = torch.empty(0, dtype=torch.uint8)
-_Bound = tuple[Slot, torch.Tensor]
+_NOTHING: dict[str, Any] = {}
+
+
+_Bound = tuple[Slot, torch.Tensor, dict[str, Any] | None]
+"""A tensor that there is now, and what has it: a dict, by the slot's key, or it is a parameter."""
 
 
 class LayerMemory:
@@ -50,15 +55,17 @@ class LayerMemory:
 
     def __init__(self, layer: Layer, sizes: StateSizes, arena: HostArena) -> None:
         self.label = layer.label
-        self._owners = list(layer.module.named_modules())
-        self._trained = trained_parameters(layer)
+        self._layout = lay_out(layer, sizes)
+        self._size = self._layout.nbytes
         self._optimizer = layer.optimizer
-        self._slots, self._size = lay_out(layer, sizes)
-        self._known = {slot.name for slot in self._slots}
+        self._forms: dict[int, TensorForm] = {}
+        """By the tensors' numbers, and so are their views."""
         self._host = arena.allocate(self._size)
+        self._host_views: dict[int, torch.Tensor] = {}
         self._blob = Blob(self._host)
-        self._move_in(self._outside(self._bound()))
-        self.adopt_state()
+        bound, unknown = self._look()
+        self._move_in(self._outside(bound))
+        self._refuse(unknown)
 
     @property
     def state_bytes(self) -> int:
@@ -92,6 +99,7 @@ class LayerMemory:
         Its tensors are not to be touched until :meth:`come_back`.
         """
         host, self._host = self._host, _NOWHERE
+        self._host_views = {}
         return host
 
     def come_back(self, arena: HostArena) -> None:
@@ -99,7 +107,8 @@ class LayerMemory:
         if self._host is _NOWHERE:
             self._host = arena.allocate(self._size)
             self._blob = Blob(self._host)
-            _bind(self._bound(), self._blob)
+            bound, _ = self._look()
+            _bind(bound, self._views(bound))
 
     def adopt_state(self) -> None:
         """Move in what was made outside of the blob: to be called after a WRITE, before a save.
@@ -110,68 +119,95 @@ class LayerMemory:
             ConfigError: when a buffer is new, grew, or was replaced while it shares memory.
             InvariantError: when the optimizer made state that its first step did not show.
         """
-        strays = self._outside(self._bound())
-        for slot, _ in strays:
+        bound, unknown = self._look()
+        strays = self._outside(bound)
+        for slot, _, _ in strays:
             if slot.is_shared:
                 raise self._misfit(slot.name, "was replaced, and shares its memory with others")
         self._move_in(strays)
-        for name in self._names():
-            if name not in self._known:
-                raise self._misfit(name, "was not there when the layer was made")
+        self._refuse(unknown)
 
-    def _bound(self) -> list[_Bound]:
-        """The slots that have a tensor now, and that tensor."""
-        return [(slot, each) for slot in self._slots if (each := slot.place.get()) is not None]
+    def _refuse(self, unknown: Sequence[str]) -> None:
+        if unknown:
+            raise self._misfit(unknown[0], "was not there when the layer was made")
 
-    def _outside(self, bound: Sequence[_Bound]) -> list[_Bound]:
+    def _look(self) -> tuple[list[_Bound], list[str]]:
+        """All tensors that there are now; and the names of those that move and have no slot."""
+        layout, unknown = self._layout, list[str]()
+        bound: list[_Bound] = [(slot, parameter, None) for slot, parameter in layout.parameters]
+        for prefix, module, slots in layout.buffers:
+            for key, buffer in module._buffers.items():
+                if buffer is None:
+                    continue
+                if slot := slots.get(key):
+                    bound.append((slot, buffer, module._buffers))
+                else:
+                    unknown.append(buffer_name(prefix, key))
+        kept: dict[Any, dict[str, Any]] = self._optimizer.state if self._optimizer else {}
+        for name, parameter, slots in layout.states:
+            state = kept.get(parameter, _NOTHING)
+            for key, value in state.items():
+                if slot := slots.get(key):
+                    if is_moved(value):
+                        bound.append((slot, value, state))
+                elif is_moved(value):
+                    unknown.append(f"optimizer/{name}/{key}")
+        return bound, unknown
+
+    def _outside(self, bound: Iterable[_Bound]) -> list[_Bound]:
         """Those whose tensor is elsewhere."""
         start = self._blob.address
         return [
-            (slot, tensor)
-            for slot, tensor in bound
+            (slot, tensor, holder)
+            for slot, tensor, holder in bound
             if tensor.data_ptr() != start + slot.offset and tensor.numel()
         ]
 
-    def _move_in(self, bound: Sequence[_Bound]) -> None:
+    def _move_in(self, strays: Sequence[_Bound]) -> None:
         """Copy tensors, gaps between their elements included, and bind the copies."""
-        for slot, tensor in bound:
-            nbytes = span_bytes(tensor)
-            if nbytes > slot.nbytes:
+        for slot, tensor, _ in strays:
+            if (nbytes := span_bytes(tensor)) > slot.nbytes:
                 raise self._misfit(slot.name, f"grew from {slot.nbytes} to {nbytes} bytes")
-            if not tensor.is_contiguous():
-                raw = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-                raw.set_(tensor.untyped_storage(), start_byte(tensor), (nbytes,), (1,))
-                self._blob.memory[slot.offset :][:nbytes].copy_(raw)
-        for (slot, tensor), view in zip(bound, _views(bound, self._blob), strict=True):
+            self._forms[slot.number] = TensorForm.of(tensor)
+            self._host_views.pop(slot.number, None)
+        views = self._views(strays)
+        for (slot, tensor, _), view in zip(strays, views, strict=True):
             if tensor.is_contiguous():
                 view.copy_(tensor.detach())
-            slot.place.bind(view)
+            else:
+                raw = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+                raw.set_(tensor.untyped_storage(), start_byte(tensor), (span_bytes(tensor),), (1,))
+                self._blob.memory[slot.offset :][: raw.numel()].copy_(raw)
+        _bind(strays, views)
 
     def _rebind(self, memory: torch.Tensor) -> None:
         if memory.numel() != self._size:
             raise InvariantError(
                 f"layer {self.label}: expected memory of {self._size} bytes, found {memory.numel()}"
             )
-        bound = self._bound()
-        if lost := [slot.name for slot, _ in self._outside(bound)]:
+        bound, _ = self._look()
+        if lost := [slot.name for slot, _, _ in self._outside(bound)]:
             raise InvariantError(
                 f"layer {self.label} was moved while {', '.join(lost)} lay outside of its memory; "
                 f"call adopt_state, and save, before"
             )
         self._blob = Blob(memory)
-        _bind(bound, self._blob)
+        _bind(bound, self._views(bound))
 
-    def _names(self) -> Iterator[str]:
-        """Names of all buffers and optimizer states that there are now and that move."""
-        for prefix, owner in self._owners:
-            for key, buffer in owner._buffers.items():
-                if buffer is not None:
-                    yield buffer_name(prefix, key)
-        if self._optimizer is not None:
-            for name, parameter in self._trained:
-                for key, value in self._optimizer.state.get(parameter, {}).items():
-                    if is_moved(value):
-                        yield f"optimizer/{name}/{key}"
+    def _views(self, bound: Iterable[_Bound]) -> list[torch.Tensor]:
+        """Of each its part of the blob; what was one object under two names stays one.
+
+        Those of host memory are kept: the layer comes back to it.
+        """
+        blob, forms, found = self._blob, self._forms, list[torch.Tensor]()
+        known = self._host_views if blob.memory is self._host else {}
+        for slot, tensor, _ in bound:
+            view = known.get(slot.number)
+            if view is None:
+                form = forms.get(slot.number) or TensorForm.of(tensor)
+                view = known[slot.number] = blob.view(slot, form)
+            found.append(view)
+        return found
 
     def _misfit(self, name: str, what: str) -> NaspipeError:
         if name.startswith("optimizer/"):
@@ -183,16 +219,10 @@ class LayerMemory:
         )
 
 
-def _bind(bound: Sequence[_Bound], blob: Blob) -> None:
-    """Bind slots to views of a blob."""
-    for (slot, _), view in zip(bound, _views(bound, blob), strict=True):
-        slot.place.bind(view)
-
-
-def _views(bound: Sequence[_Bound], blob: Blob) -> list[torch.Tensor]:
-    """Of each slot its part of a blob; what was one object under two names stays one."""
-    views: dict[int, torch.Tensor] = {}
-    for slot, tensor in bound:
-        if id(tensor) not in views:
-            views[id(tensor)] = blob.view(slot, tensor)
-    return [views[id(tensor)] for _, tensor in bound]
+def _bind(bound: Iterable[_Bound], views: Iterable[torch.Tensor]) -> None:
+    """Have views in the stead of tensors of the same shapes, strides and dtypes."""
+    for (slot, tensor, holder), view in zip(bound, views, strict=True):
+        if holder is None:
+            tensor.data = view
+        else:
+            holder[slot.key] = view

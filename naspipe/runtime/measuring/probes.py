@@ -21,6 +21,7 @@ from naspipe.runtime.devices.ports import Clock
 from naspipe.runtime.layers.bound_layer import BoundLayer
 from naspipe.runtime.layers.following import follow
 from naspipe.runtime.layers.stored_layer import StoredLayer
+from naspipe.runtime.memory.saved_weights import is_refusal
 from naspipe.teaching.momentum_update import MomentumUpdate
 
 
@@ -102,8 +103,13 @@ class TrainedProbe(Probe):
         """The first round, left out of the costs: sees what is kept; returns the outputs."""
         kept = _Kept(self.inputs, self.stored)
         segment = self._segment()
-        with kept.watch():
-            outputs = segment.forward()
+        try:
+            with kept.watch():
+                outputs = segment.forward()
+        except RuntimeError as error:
+            if not is_refusal(error):
+                raise
+            outputs = segment.forward()  # what it saves is not seen, and counts as nothing
         self.activation_bytes = kept.nbytes(self.keeps_graph)
         segment.backward(tuple(torch.ones_like(output) for output in outputs))
         self._write(segment)

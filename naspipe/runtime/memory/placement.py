@@ -113,7 +113,7 @@ class Placement:
         """Never right: there is one copy."""
         self.load(layer)
 
-    def evict(self, layer: LayerId) -> None:
+    def evict(self, layer: LayerId, drop_graphs: Callable[[], None]) -> None:
         """Never right: layers stay."""
         self.load(layer)
 
@@ -223,9 +223,12 @@ class SwappedPlacement(Placement):
         """Start copying a layer to host memory."""
         self._swapper.save(layer, self._memories[layer])
 
-    def evict(self, layer: LayerId) -> None:
-        """Free a layer's device memory at once."""
-        self._swapper.evict(layer, self._memories[layer])
+    def evict(self, layer: LayerId, drop_graphs: Callable[[], None]) -> None:
+        """Free a layer's device memory at once.
+
+        ``drop_graphs`` is called where somebody else holds it, such as a graph.
+        """
+        self._swapper.evict(layer, self._memories[layer], drop_graphs)
 
     def layer_use(self, layers: Iterable[StoredLayer]) -> LayerUse:
         """See :class:`Placement`."""

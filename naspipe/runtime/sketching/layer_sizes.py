@@ -122,10 +122,9 @@ def _size(workload: Workload, block: int, candidate: int, learnt: StateSizes) ->
         sketch(space, block, candidate),
         workload.definition.recipe,
     )
-    slots, state_bytes = lay_out(layer, learnt)
-    parameters = [slot.nbytes for slot in slots if slot.name.startswith("param/")]
+    layout = lay_out(layer, learnt)
     return LayerSize(
-        state_bytes=state_bytes,
-        parameter_bytes=sum(map(round_up, parameters)),
+        state_bytes=layout.nbytes,
+        parameter_bytes=sum(round_up(slot.nbytes) for slot, _ in layout.parameters),
         writes_forward=any(True for _ in layer.module.buffers()),
     )

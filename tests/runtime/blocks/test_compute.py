@@ -19,11 +19,13 @@ from naspipe.runtime.devices.out_of_memory import LayerUse
 from naspipe.runtime.memory.placement import Placement, SwappedPlacement
 from naspipe.runtime.wire.wakeup import Wakeup
 from tests.oracle import bits
+from tests.runtime import small_parts
 from tests.runtime.small_parts import (
     CHAINS,
     LOSS,
     SEED,
     Residual,
+    Stashing,
     batches,
     layer,
     plain_loop,
@@ -202,8 +204,10 @@ def test_a_block_that_ran_out_of_memory_has_changed_nothing(monkeypatch, where):
     assert short.tensors() == calm.tensors() and not Short.left
 
 
-def test_a_layer_may_be_evicted_between_forward_and_backward():
-    """Its graph goes with it; the backward computes the forward again, from host memory."""
+@pytest.mark.parametrize("kind", [Residual, Stashing])
+def test_a_layer_may_be_evicted_between_forward_and_backward(monkeypatch, kind):
+    """Its graph stays, unless it holds the layer's memory: then the forward is computed again."""
+    monkeypatch.setattr(small_parts, "Residual", kind)
     with Wakeup() as wakeup:
         limits = LayerUse(0, 1 << 16, 1)
         made = [
@@ -219,13 +223,16 @@ def test_a_layer_may_be_evicted_between_forward_and_backward():
                 swap(stages.of(block).placement, layer(0, block), wakeup)
             stages.forward(0)
             compute, used = stages.computes[0], layer(0, 1)
-            before = Residual.forwards
+            before = kind.forwards
             compute.placement.save(used)
             settle(compute.placement, wakeup)
             compute.evict(used)
+            old = compute.placement._memories[used].state_bytes
+            hole = compute.placement._device.allocate(old)  # so that it comes back elsewhere
             swap(compute.placement, used, wakeup)
             stages.backward(0)
-            assert Residual.forwards == before + 1
+            assert kind.forwards == before + (kind is Stashing)
+            compute.placement._device.free(hole)
             stages.write(0)
             assert stages.tensors() == expected(plain_loop(1))
 

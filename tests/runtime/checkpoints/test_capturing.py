@@ -121,7 +121,7 @@ def test_older_versions_come_with_their_parameters():
     stored.write(
         {n: torch.ones_like(p) for n, p in stored.parameters.items()}, 0, INITIAL, True, 0, 1
     )
-    older = {n: bits(p) for n, p in stored.bind(INITIAL)._parameters.items()}
+    older = {n: bits(p) for n, p in stored.bind(INITIAL).parameters.items()}
     (packed,) = capturer.capture(stored, (INITIAL, 0), CaptureMemory().lend()).tensors
     names = [name for name, _ in packed.tensors]
     assert [n for n in names if n.startswith("version/")] == [f"version/-1/{n}" for n in older]
