@@ -79,7 +79,7 @@ def kept(path: Path) -> dict[str, Any]:
 
 
 def trained(key: Key) -> dict[str, Any]:
-    """One run, in a process of its own."""
+    """One run, in a process of its own; its bits are those of a kind of processor."""
     space, sampler, optimizer, rule, steps, seed = key
     how = {**OWN.get(space, {"space": space}), **OPTIMIZERS[optimizer]}
     found = real_run(rule=rule, sampler=sampler, seed=seed, steps=steps, stages=1, **how)
@@ -87,7 +87,7 @@ def trained(key: Key) -> dict[str, Any]:
     means = [statistics.fmean(losses[n : n + GRAIN]) for n in range(0, steps, GRAIN)]
     return {
         "space": space, "sampler": sampler, "optimizer": optimizer, "rule": rule,
-        "seed": seed, "steps": steps,
+        "seed": seed, "steps": steps, "cpu": describe_environment()["hardware"]["cpu_capability"],
         "end": statistics.fmean(losses[-TAIL:]), "means": [round(mean, 5) for mean in means],
     }  # fmt: skip
 
