@@ -97,7 +97,7 @@ class Segment:
         before = self._buffer_copies()
         try:
             outputs = self._first_compute()
-        except (torch.OutOfMemoryError, RuntimeError) as error:
+        except RuntimeError as error:  # torch's shortages of memory are such
             for (owner, name), copy in before.items():
                 owner._buffers[name] = copy  # as if it had never begun
             if not (self._finds_weights and is_refusal(error)):
