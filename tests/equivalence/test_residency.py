@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 import pytest
 import torch
 from torch import nn
 
 import naspipe as npp
 from naspipe.core.errors import ConfigError
-from naspipe.runtime.blocks import segment
-from naspipe.runtime.blocks.segment import Segment
-from naspipe.runtime.memory import swapper
 from naspipe.trace.access.log import read_run_accesses
 from naspipe.trace.reading.metrics import hit_rate
 from tests.equivalence import spaces
@@ -135,21 +130,6 @@ def test_layers_of_which_autograd_does_not_know_all(tmp_path, kind):
         tmp_path, users(kind), spaces.vectors, nn.CrossEntropyLoss(), steps=25,
         stages=(2,), options=MOMENTUM, execution={"memory_budget": "2x"},
     )  # fmt: skip
-
-
-@pytest.mark.parametrize("what", ["drop_graph", "found_again"])
-def test_an_eviction_that_keeps_what_it_should_not_is_seen(tmp_path, monkeypatch, what):
-    """A backward would take its gradients from memory that is somebody else's by then."""
-    if what == "drop_graph":
-        monkeypatch.setattr(Segment, "drop_graph", lambda segment: None)
-    else:
-        monkeypatch.setattr(swapper, "num_holders", lambda memory: 0)
-        monkeypatch.setattr(segment, "found_again", lambda *layers: nullcontext())
-    with pytest.raises((AssertionError, npp.NaspipeError)):
-        check(
-            tmp_path, users(Stashing), spaces.vectors, nn.CrossEntropyLoss(), steps=25,
-            stages=(2,), options=MOMENTUM, execution={"memory_budget": "2x"},
-        )  # fmt: skip
 
 
 class Forgetful(nn.Module):

@@ -24,6 +24,10 @@ _REFUSAL = "saved tensor hooks"
 """In the message with which ``torch.func.grad`` and its like refuse to be called within."""
 
 
+_PLAIN = (torch.Tensor, nn.Parameter)
+"""Of subclasses nobody knows whether they have memory."""
+
+
 class _Note(NamedTuple):
     """A weight or a statistic, or a part of one."""
 
@@ -61,7 +65,7 @@ class _Weights:
 
     def note(self, tensor: torch.Tensor, version: int) -> _Note | None:
         """What stands for a tensor; None where it is none of the layer's and no part of one."""
-        if tensor.layout is not torch.strided:
+        if tensor.layout is not torch.strided or type(tensor) not in _PLAIN:
             return None
         address = tensor.data_ptr()
         place = bisect(self._starts, address) - 1
