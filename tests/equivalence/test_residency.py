@@ -12,6 +12,7 @@ from naspipe.trace.access.log import read_run_accesses
 from naspipe.trace.reading.metrics import hit_rate
 from tests.equivalence import spaces
 from tests.equivalence.harness import check
+from tests.runtime.small_parts import Stash
 
 MOMENTUM = {"momentum": 0.9, "weight_decay": 1e-4}
 LEAST = "0.001x"
@@ -76,19 +77,6 @@ def test_a_budget_below_the_least_is_refused_before_training(tmp_path):
             run_dir=tmp_path / "run", execution={"memory_budget": "1KiB"},
         )  # fmt: skip
     assert not (tmp_path / "run").exists()
-
-
-class Stash(torch.autograd.Function):
-    """A product that keeps its weight's memory where autograd does not look."""
-
-    @staticmethod
-    def forward(ctx, x, weight):
-        ctx.factor = weight.detach()
-        return x * ctx.factor
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient * ctx.factor, None
 
 
 class Stashing(nn.Module):
