@@ -63,6 +63,7 @@ class WithAlphas(torch.optim.Optimizer):
         super().__init__([*weights.param_groups, *alphas.param_groups], {})
         self._parts = weights, alphas
         for part in self._parts:
+            self.state.update(part.state)  # some make it in their constructor
             part.state = self.state  # what is restored here is found there
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]

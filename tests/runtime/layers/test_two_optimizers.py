@@ -10,6 +10,7 @@ from naspipe.core.config import Recipe
 from naspipe.core.errors import ConfigError
 from naspipe.frontend.checks.optimizer_checks import check_optimizer
 from naspipe.mixed import Alpha
+from naspipe.mixed.alphas import WithAlphas, alpha_optimizer
 from naspipe.runtime.layers.layer_layout import StateSizes
 from naspipe.runtime.layers.optimizers import make_optimizer
 
@@ -56,6 +57,27 @@ def test_a_state_that_is_put_there_goes_on():
         each.grad = torch.full((4,), 2.0)
         steps.step()
     assert torch.equal(alpha, beta) and int(again.state[beta]["step"]) == 2
+
+
+class EarlyAdagrad(torch.optim.Adagrad):
+    """As torch has it up to 2.12: its state is there before its first step."""
+
+    def __init__(self, weights, **options):
+        super().__init__(weights, **options)
+        for weight in weights:
+            self.state[weight] |= {"sum": torch.ones_like(weight), "step": torch.tensor(0.0)}
+
+
+def test_a_state_that_is_made_in_a_constructor_is_kept():
+    weight, twin = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+    alpha = Alpha(torch.ones(2))
+    one = EarlyAdagrad([twin], lr=0.5)
+    both = WithAlphas(EarlyAdagrad([weight], lr=0.5), alpha_optimizer([alpha]))
+    weight.grad, twin.grad = torch.ones(3), torch.ones(3)
+    one.step()
+    both.step()
+    assert torch.equal(weight, twin)
+    assert torch.equal(both.state[weight]["sum"], torch.full((3,), 2.0))
 
 
 def test_sizes_are_those_of_each():
