@@ -80,6 +80,7 @@ LAUNCHING = (
     "frontend/test_readme.py",
     "frontend/test_without_extras.py",
     "gpu/test_bits.py",
+    "gpu/test_copies.py::test_the_gpus_are_torchs",
     "nni/test_distillation.py",
     "nni/test_exact.py",
     "nni/test_experiment.py",

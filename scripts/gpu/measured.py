@@ -11,10 +11,12 @@ from typing import Any
 
 import torch
 
+from naspipe.runtime.jobs.workload import Workload
 from scripts.gpu.findings import Findings
 from scripts.gpu.runs import (
     Subset,
     free_host_bytes,
+    plain_step_seconds,
     subnet_bytes,
     synthetic,
     timed_run,
@@ -74,6 +76,30 @@ def _of_ceiling(output: Path, stage: dict[str, Any]) -> float | None:
         return None
     ceiling = json.loads(copies.read_text()).get("pinned_load_bytes_per_second")
     return stage["load_bytes_per_second"] / ceiling if ceiling else None
+
+
+def compare_plain(arguments: argparse.Namespace, findings: Findings) -> None:
+    """One stage beside a plain loop on the same subnets, in alternation."""
+    end = time.monotonic() + arguments.seconds * 0.9
+    wanted = [("nlp.c3", "tiny")] if arguments.toy else [("nlp.c1", "small"), ("cv.c3", "tiny")]
+    steps, count = (4, 2) if arguments.toy else (60, 4)
+    chosen = {" ".join(key): synthetic(*key, optimizer="SGD") for key in wanted}
+    rows: dict[str, list[dict[str, float]]] = {name: [] for name in chosen}
+    longest = 0.0
+    while len(min(rows.values(), key=len)) < 3 and time.monotonic() + longest < end:
+        for name, named in chosen.items():
+            start = time.monotonic()
+            subset = Subset(named.space, count, count + steps)
+            plain = plain_step_seconds(named, subset, arguments.device)
+            ours = timed_run(named, subset, _execution(arguments.device))["step_seconds"]
+            rows[name].append({"plain_step_seconds": plain, "step_seconds": ours})
+            longest = max(longest, time.monotonic() - start)
+            speeds = {
+                each: statistics.median(row["plain_step_seconds"] / row["step_seconds"]
+                                        for row in found)
+                for each, found in rows.items() if found
+            }  # fmt: skip
+            findings.put(is_good=len(speeds) == len(chosen), summary=speeds, pairs=rows)
 
 
 def compare_swapping(arguments: argparse.Namespace, findings: Findings) -> None:

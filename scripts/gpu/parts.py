@@ -28,8 +28,11 @@ PARTS = {
     "teachers": Part("teachers that are frozen or follow, and blockwise distillation", 115),
     "bits": Part("bits of real spaces on 1, 2 and 4 stages, on random data", 115),
     "swap": Part("speed with a budget over that without", 80),
+    "plain": Part("speed of one stage over a plain loop", 110),
     "copies": Part("bytes per second of copies, pinned and pageable", 20),
-    "paper": Part("nlp.c1 at paper scale: speed with a budget of three subnets over that without", 115),
+    "paper": Part(
+        "nlp.c1 at paper scale: speed with a budget of three subnets over that without", 115
+    ),
 }
 """In the order that they are run in."""
 

@@ -20,11 +20,14 @@ import naspipe
 import search_spaces
 from naspipe.core.config import Recipe
 from naspipe.core.space import Shared, Space
+from naspipe.runtime.forking.apart import done_apart
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.measuring import profile_apart
 from naspipe.runtime.sketching.layer_sizes import measure_sizes
 from naspipe.trace.access.log import read_run_accesses
 from naspipe.trace.reading.metrics import hit_rate, makespan_seconds, stall_ratio
+from tests.equivalence.harness import oracle_of
+from tests.gpu.verdicts import deterministic, plain_device
 
 TEXT = {"tiny": (600, 2600), "small": (4096, 8200), "paper": (12288, 8200)}
 """Padded tokens of a batch, and the vocabulary: as of the real data at each scale."""
@@ -142,6 +145,24 @@ def timed_run(named: Workload, subset: Subset, execution: dict[str, Any]) -> dic
         "budgets": manifest["execution"]["budgets"],
         "stages": manifest["measured"]["stages"],
     }
+
+
+def plain_step_seconds(named: Workload, subset: Subset, device: str) -> float:
+    """What a subnet takes in a plain loop, behind those that make the layers."""
+    work = partial(_plain_loop, named, subset, plain_device(device))
+    return done_apart(lambda _: {"seconds": work()}, "the plain loop")["seconds"]
+
+
+def _plain_loop(named: Workload, subset: Subset, device: str) -> float:
+    deterministic()
+    recipe = named.recipe
+    oracle = oracle_of(named.space, 0, recipe.optimizer, recipe.lr, device=device)
+    start = 0.0
+    for y, choices in enumerate(subset.rows):
+        if y == subset.count:
+            start = time.perf_counter()
+        oracle.step(y, named.space.chain(choices), named.data(0, y), named.loss)
+    return (time.perf_counter() - start) / (len(subset.rows) - subset.count)
 
 
 def free_host_bytes() -> int:

@@ -24,12 +24,18 @@ def start_cuda(device: torch.device) -> None:
     try:
         torch.cuda.set_device(device)
         torch.cuda.init()  # type: ignore[no-untyped-call]
+        _start_backwards(device)
     except (RuntimeError, AssertionError, AttributeError) as error:  # as torch's build has it
         raise ConfigError(
             f"device {device}: CUDA cannot be started in a process of the run "
             f"({reason(error):.200}); see that nvidia-smi answers and that this program made no "
             f"CUDA call before, or choose --device cpu"
         ) from error
+
+
+def _start_backwards(device: torch.device) -> None:
+    """Torch's thread of backwards warns when a matrix product is the first that it asks for."""
+    torch.ones((), device=device, requires_grad=True).exp().backward()  # type: ignore[no-untyped-call]
 
 
 def measured_memory() -> dict[str, float]:

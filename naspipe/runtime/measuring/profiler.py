@@ -132,11 +132,12 @@ class _Bench:
             workload.space, definition.seed, definition.recipe, self._adopt,
             trains=workload.runs_in_training_mode,
         )  # fmt: skip
+        batch = workload.data(definition.seed, 0)
         self._batch = {
             name: value.to(device) if isinstance(value, torch.Tensor) else value
-            for name, value in workload.data(definition.seed, 0).items()
+            for name, value in batch.items()
         }
-        tapped = workload.tapped(self._batch) if workload.tapped else ()
+        tapped = workload.tapped(batch) if workload.tapped else ()  # by modules in host memory
         self._first = tuple(tensor.to(device) for tensor in tapped)
         """What the first block is called with, beside fields of the batch."""
         self._made_ns: dict[LayerId, int] = {}
@@ -210,7 +211,7 @@ class _Bench:
 
     def _adopt(self, _: LayerId, stored: StoredLayer) -> None:
         if self._device.type != "cpu":
-            stored.module.to(self._device)
+            stored.move(self._device)
 
     def _spec(self, block: int, option: int, is_last: bool) -> SegmentSpec:
         space, batch = self._workload.space, self._batch
