@@ -6,6 +6,8 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,9 @@ from scripts.gpu.runs import (
 )
 
 MIB = 1 << 20
+
+Runs = dict[str, dict[str, list[dict[str, Any]]]]
+"""By what is trained and by kind."""
 
 
 def measure_copies(arguments: argparse.Namespace, findings: Findings) -> None:
@@ -47,25 +52,21 @@ def measure_copies(arguments: argparse.Namespace, findings: Findings) -> None:
 
 
 def train_paper(arguments: argparse.Namespace, findings: Findings) -> None:
-    """nlp.c1 at paper scale, plain SGD: a budget of three subnets, and all on the device."""
+    """nlp.c1 at paper scale, plain SGD: a plain loop, all on the device, a budget of 3 subnets."""
     name, scale = ("nlp.c3", "tiny") if arguments.toy else ("nlp.c1", "paper")
-    end = time.monotonic() + arguments.seconds * 0.9
     named = synthetic(name, scale, optimizer="SGD")
     each = subnet_bytes(named)
     # Layers lie in host memory, in the checkpoint's buffer and in its file; leave half of it free.
-    count = max(1, min(2 if arguments.toy else 8, int(free_host_bytes() * 0.5 / 3 / each)))
+    fitting = int(free_host_bytes() * 0.5 / 3 / each)
+    steps, count = (4, 2) if arguments.toy else (20, max(1, min(5, fitting)))
     findings.put(
         scale=scale, subnet_bytes=each, three_subnets_bytes=3 * each,
         note=f"{count} of {named.space.candidate_counts[0]} candidates of each block are sampled, "
         f"so that the layers fit the host memory that is free and the time",
     )  # fmt: skip
-    trial = timed_run(named, Subset(named.space, 2, 10), _execution(arguments.device, "3x"))
-    findings.put(trial=trial)
-    once = trial["seconds_in_all"] + count * trial["first_use_seconds"]
-    left = (end - time.monotonic()) / 4 - once
-    steps = 6 if arguments.toy else min(100, max(16, int(left / trial["step_seconds"])))
-    _compare_pairs(named, Subset(named.space, count, count + steps), arguments, end, findings)
-    swapped = findings.record["runs"][-1]["swapped"]["stages"][0]
+    kinds = ("plain", "resident", "swapped")
+    _alternate({f"{name} {scale}": named}, kinds, (steps, count), arguments, findings)
+    swapped = findings.record["runs"][f"{name} {scale}"]["swapped"][-1]["stages"][0]
     findings.put(load_of_pinned_ceiling=_of_ceiling(arguments.output, swapped))
 
 
@@ -79,63 +80,68 @@ def _of_ceiling(output: Path, stage: dict[str, Any]) -> float | None:
 
 
 def compare_plain(arguments: argparse.Namespace, findings: Findings) -> None:
-    """One stage beside a plain loop on the same subnets, in alternation."""
-    end = time.monotonic() + arguments.seconds * 0.9
+    """One stage beside a plain loop on the same subnets."""
     wanted = [("nlp.c3", "tiny")] if arguments.toy else [("nlp.c1", "small"), ("cv.c3", "tiny")]
-    steps, count = (4, 2) if arguments.toy else (60, 4)
     chosen = {" ".join(key): synthetic(*key, optimizer="SGD") for key in wanted}
-    rows: dict[str, list[dict[str, float]]] = {name: [] for name in chosen}
-    longest = 0.0
-    while len(min(rows.values(), key=len)) < 3 and time.monotonic() + longest < end:
-        for name, named in chosen.items():
-            start = time.monotonic()
-            subset = Subset(named.space, count, count + steps)
-            plain = plain_step_seconds(named, subset, arguments.device)
-            ours = timed_run(named, subset, _execution(arguments.device))["step_seconds"]
-            rows[name].append({"plain_step_seconds": plain, "step_seconds": ours})
-            longest = max(longest, time.monotonic() - start)
-            speeds = {
-                each: statistics.median(row["plain_step_seconds"] / row["step_seconds"]
-                                        for row in found)
-                for each, found in rows.items() if found
-            }  # fmt: skip
-            findings.put(is_good=len(speeds) == len(chosen), summary=speeds, pairs=rows)
+    sizes = (4, 2) if arguments.toy else (60, 4)
+    _alternate(chosen, ("plain", "resident"), sizes, arguments, findings)
 
 
 def compare_swapping(arguments: argparse.Namespace, findings: Findings) -> None:
     """Throughput with a budget of three subnets over that with all layers on the device."""
+    scale = "tiny" if arguments.toy else "small"
+    named = synthetic("nlp.c3", scale, optimizer="SGD")
+    sizes = (4, 2) if arguments.toy else (40, 6)
+    _alternate({f"nlp.c3 {scale}": named}, ("resident", "swapped"), sizes, arguments, findings)
+
+
+def _alternate(
+    chosen: dict[str, Workload], kinds: Sequence[str], sizes: tuple[int, int],
+    arguments: argparse.Namespace, findings: Findings,
+) -> None:  # fmt: skip
+    """Runs of each kind in turn, as often as there is time for, on the same subnets.
+
+    Args:
+        chosen: what is trained, by name.
+        kinds: ``plain``, ``resident`` or ``swapped``, the slowest last.
+        sizes: subnets that are timed, and candidates of each block that are sampled.
+        arguments: of the part.
+        findings: hold every run as soon as it is over.
+    """
     end = time.monotonic() + arguments.seconds * 0.9
-    named = synthetic("nlp.c3", "tiny" if arguments.toy else "small", optimizer="SGD")
-    steps, count = (4, 2) if arguments.toy else (40, 6)
-    _compare_pairs(named, Subset(named.space, count, count + steps), arguments, end, findings)
-
-
-def _compare_pairs(
-    named: Workload, subset: Subset, arguments: argparse.Namespace, end: float, findings: Findings
-) -> None:
-    """Runs in alternation, with all layers on the device and with a budget, as time allows."""
-    pairs: list[tuple[float, float]] = []
-    runs: list[Any] = []
+    steps, count = sizes
+    runs: Runs = {name: {kind: [] for kind in kinds} for name in chosen}
     longest = 0.0
-    while len(pairs) < (1 if arguments.toy else 7) and time.monotonic() + longest < end:
+    for turn in range(1 if arguments.toy else 7):
         start = time.monotonic()
-        resident = timed_run(named, subset, _execution(arguments.device))
-        swapped = timed_run(named, subset, _execution(arguments.device, "3x"))
-        longest = max(longest, time.monotonic() - start)
-        runs.append({"resident": resident, "swapped": swapped})
-        pairs.append((resident["subnets_per_hour"], swapped["subnets_per_hour"]))
-        ratios = [after / before for before, after in pairs]
-        summary = {
-            "swapped_over_resident": statistics.median(ratios),
-            "least": min(ratios), "most": max(ratios), "pairs": len(pairs),
-            **{
-                key: statistics.median(run["swapped"][key] for run in runs)
-                for key in ("hit_rate", "stall_ratio", "subnets_per_hour")
-            },
-        }  # fmt: skip
-        findings.put(is_good=True, summary=summary, space=named.space.name, runs=runs,
-                   candidates_sampled=subset.count)  # fmt: skip
+        if start + longest > end:
+            break
+        for name, named in chosen.items():
+            subset = Subset(named.space, count, count + steps)
+            for kind in kinds:
+                runs[name][kind].append(_run(named, subset, kind, arguments.device))
+                findings.put(
+                    is_good=turn > 0 or (name == [*chosen][-1] and kind == kinds[-1]),
+                    summary=_medians(runs), candidates_sampled=count, runs=runs,
+                )  # fmt: skip
+        longest = time.monotonic() - start
 
 
-def _execution(device: str, budget: str | None = None) -> dict[str, Any]:
-    return {"device": device, **({"memory_budget": budget} if budget else {})}
+def _run(named: Workload, subset: Subset, kind: str, device: str) -> dict[str, Any]:
+    if kind == "plain":
+        return {"step_seconds": plain_step_seconds(named, subset, device)}
+    budget = {"memory_budget": "3x"} if kind == "swapped" else {}
+    return timed_run(named, subset, {"device": device, **budget})
+
+
+def _medians(runs: Runs) -> dict[str, Any]:
+    """Seconds per subnet of each kind, and the speed of each over the one before it, by turns."""
+    found: dict[str, Any] = {}
+    for name, kinds in runs.items():
+        seconds = {kind: [each["step_seconds"] for each in made] for kind, made in kinds.items()}
+        found[name] = {k: statistics.median(made) for k, made in seconds.items() if made}
+        for before, after in pairwise(seconds):
+            if ratios := [b / a for b, a in zip(seconds[before], seconds[after], strict=False)]:
+                spread = (min(ratios), statistics.median(ratios), max(ratios))
+                found[name][f"speed of {after} over {before}: least, median, most"] = spread
+    return found

@@ -61,7 +61,7 @@ def test_a_copy_runs_beside_compute_that_was_queued_after_its_mark(device, way):
     else:
         on_a_worker(device.copy_out, there, host, mark)
     assert not end.query()
-    device.synchronize_compute()
+    device.wait(device.mark())
 
 
 def test_copies_reach_the_bandwidth_of_pinned_memory(device):

@@ -80,7 +80,7 @@ def test_a_load_leaves_memory_alone_that_queued_kernels_use(device, arena):
     del old
     fresh = device.allocate(SIZE)
     on_a_worker(device.copy_in, host, fresh, device.mark())
-    device.synchronize_compute()
+    device.wait(device.mark())
     assert bool((result == 5).all())
     assert bool((fresh == 1).all())
 

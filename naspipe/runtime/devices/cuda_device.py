@@ -118,9 +118,10 @@ class CudaDevice:
         """Make this GPU the thread's: otherwise it would start CUDA on the first one, too."""
         torch.cuda.set_device(self.torch_device)
 
-    def synchronize_compute(self) -> None:
-        """Wait until everything queued for computation is done."""
-        wait_for(self._compute, Wait.BLOCK)
+    def wait(self, mark: Mark) -> None:
+        """Wait until the compute has come to a mark."""
+        if mark is not None:
+            wait_for(mark, Wait.BLOCK)
 
     def _copy(
         self, source: torch.Tensor, target: torch.Tensor, queue: torch.cuda.Stream, after: Mark

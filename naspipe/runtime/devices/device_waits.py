@@ -27,7 +27,11 @@ class Reason(NamedTuple):
 class Wait(Enum):
     """Names of waits; manifests and docs/gpus.md have them in small letters."""
 
-    BLOCK = Reason("`Placement.finish_block`", "times are the device's", "once per block")
+    BLOCK = Reason(
+        "`Placement.finish_block`",
+        "the host is one block ahead at most, so times are those of blocks",
+        "once per block",
+    )
     SEND = Reason(
         "`Staging.wait`",
         "what another stage is sent lies in host memory",

@@ -90,7 +90,7 @@ class EmulatedDevice:
     def begin_thread(self) -> None:
         """Nothing to do: threads share host memory."""
 
-    def synchronize_compute(self) -> None:
+    def wait(self, mark: Mark) -> None:
         """Nothing to wait for, as this device computes at once; counted all the same."""
         count(Wait.BLOCK)
 

@@ -19,7 +19,7 @@ Mark = torch.cuda.Event | None
 class Device(Protocol):
     """Where layers are computed on, and how their bytes get there and back.
 
-    ``allocate``, ``free``, ``mark`` and ``synchronize_compute`` are for the thread that computes.
+    ``allocate``, ``free``, ``mark`` and ``wait`` are for the thread that computes.
     ``copy_in`` and ``copy_out`` block, and are for worker threads.
     """
 
@@ -75,8 +75,8 @@ class Device(Protocol):
         """To be called first in every thread that copies."""
         ...
 
-    def synchronize_compute(self) -> None:
-        """Wait until everything that was queued for computation is done."""
+    def wait(self, mark: Mark) -> None:
+        """Wait until the compute has come to a mark; the host is kept from running far ahead."""
         ...
 
 

@@ -11,11 +11,11 @@ import torch
 from naspipe.core.config import Recipe
 from naspipe.core.errors import InvariantError
 from naspipe.core.ids import LayerId, WorkerId
-from naspipe.runtime.devices.cuda_device import count_gpus
+from naspipe.runtime.devices.cuda_device import count_gpus, record_end
 from naspipe.runtime.devices.device_waits import Wait, count, per_block, wait_for
 from naspipe.runtime.devices.host_arena import HostArena
 from naspipe.runtime.devices.out_of_memory import LayerUse
-from naspipe.runtime.devices.ports import Device
+from naspipe.runtime.devices.ports import Device, Mark
 from naspipe.runtime.layers.layer_layout import StateSizes
 from naspipe.runtime.layers.resident_layer import LayerMemory
 from naspipe.runtime.layers.stored_layer import StoredLayer
@@ -41,6 +41,8 @@ class Placement:
     def __init__(self, torch_device: torch.device) -> None:
         self.torch_device = torch_device
         self._blocks = 0
+        self._queued: Mark = None
+        """The end of the last block in the device's queue."""
 
     def __enter__(self) -> Self:
         return self
@@ -71,13 +73,23 @@ class Placement:
         return tensor if tensor.device == self.torch_device else copy_to(tensor, self.torch_device)
 
     def finish_block(self) -> None:
-        """Wait until what was queued for a block is done, so that times are true."""
-        self._blocks += 1
-        self._wait_for_compute()
+        """A block is queued: wait until the one before it is done.
 
-    def _wait_for_compute(self) -> None:
-        if self.torch_device.type == "cuda":
-            wait_for(torch.cuda.current_stream(self.torch_device), Wait.BLOCK)
+        So a GPU computes a block while the host is busy with what follows from the one before, and
+        times are late by one block at most.
+        """
+        self._blocks += 1
+        before, self._queued = self._queued, self._mark()
+        self._wait(before)
+
+    def _mark(self) -> Mark:
+        if self.torch_device.type != "cuda":
+            return None
+        return record_end(torch.cuda.current_stream(self.torch_device))
+
+    def _wait(self, mark: Mark) -> None:
+        if mark is not None:
+            wait_for(mark, Wait.BLOCK)
 
     def adopt(self, layer: LayerId, stored: StoredLayer) -> None:
         """A layer was made in host memory."""
@@ -179,8 +191,11 @@ class SwappedPlacement(Placement):
         """Always: a layer may be evicted between a forward and its backward."""
         return True
 
-    def _wait_for_compute(self) -> None:
-        self._device.synchronize_compute()
+    def _mark(self) -> Mark:
+        return self._device.mark()
+
+    def _wait(self, mark: Mark) -> None:
+        self._device.wait(mark)
 
     def adopt(self, layer: LayerId, stored: StoredLayer) -> None:
         """See :class:`Placement`. Raises HostMemoryError when host memory has no room left."""

@@ -251,7 +251,7 @@ def test_an_eviction_that_keeps_what_it_should_not_is_seen(monkeypatch, kind):
 def test_a_write_waits_for_nothing(monkeypatch):
     """docs/gpus.md, "What time stamps mean": its kernels fall into the stage's next block."""
     waited = []
-    monkeypatch.setattr(Placement, "_wait_for_compute", lambda self: waited.append("block"))
+    monkeypatch.setattr(Placement, "_wait", lambda self, mark: waited.append("block"))
     stages = Stages()
     stages.forward(0)
     stages.backward(0)

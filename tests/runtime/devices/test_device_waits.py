@@ -83,7 +83,7 @@ def test_waits_for_a_gpu_are_counted():
         host = torch_.pinned_memory.allocate(512)
         device.copy_in(host, there)
         device.copy_out(there, host)
-        device.synchronize_compute()
+        device.wait(device.mark())
         staging.wait()  # nothing was sent
         staging.to_host(there)
         staging.wait()
@@ -112,5 +112,5 @@ def test_an_emulated_device_counts_as_a_gpu_would():
     device = EmulatedDevice(1 << 20, latency_seconds=0)
     there = device.allocate(512)
     device.copy_in(torch.zeros(512, dtype=torch.uint8), there)
-    device.synchronize_compute()
+    device.wait(device.mark())
     assert per_block(1) == {"block": 1.0, "copy": 1.0}

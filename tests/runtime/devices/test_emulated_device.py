@@ -117,5 +117,5 @@ def test_copies_take_the_time_they_should(way):
 def test_the_emulated_device_computes_at_once():
     device = EmulatedDevice(1)
     assert device.mark() is None
-    device.synchronize_compute()
+    device.wait(None)
     assert (device.name, device.torch_device) == ("cpu", torch.device("cpu"))
