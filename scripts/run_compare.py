@@ -27,7 +27,7 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     )
     parser.add_argument("--space", default="nlp.c0", help="default: nlp.c0, the paper's artifact")
     parser.add_argument("--scale", default="tiny")
-    parser.add_argument("--steps", default="24", help="default: 24; the paper's artifact has 500")
+    parser.add_argument("--steps", default="16", help="default: 16; the paper's artifact has 500")
     parser.add_argument("--stages", type=int, nargs="+", default=[1, 2, 4], metavar="N")
     parser.add_argument(
         "--samplers", nargs="+", default=["uniform"], metavar="NAME", help="default: uniform"
