@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from naspipe.core.config import Definition, Recipe
+from naspipe.core.ids import FIRST_STREAM, LayerId
 from naspipe.core.rules import Exact, Frozen, Lag
 from naspipe.core.space import Block, Shared, Space
 from naspipe.runtime.jobs.workload import Workload
+from naspipe.runtime.layers.stored_layer import StoredLayer
 from naspipe.runtime.measuring import profiler
 from naspipe.runtime.measuring.probes import TrainedProbe
 from naspipe.runtime.measuring.profiler import (
@@ -213,3 +215,25 @@ def test_a_frozen_chain_and_bf16_are_measured() -> None:
     space = chain_of(Shared("one", lambda: nn.Linear(8, 8), rule=Frozen()))
     table = profile(workload(space, recipe={"precision": "bf16", "optimizer": "Adam"}), 0.0)
     assert all(cost.forward_ns > 0 for cost in table.costs.values())
+
+
+def test_layers_and_inputs_are_where_they_are_measured() -> None:
+    """On a GPU: what an optimizer makes in its constructor, and what blocks in host memory make.
+
+    The meta device stands for one.
+    """
+    meta, seen = torch.device("meta"), []
+
+    def through(batch: Any) -> tuple[torch.Tensor, ...]:
+        seen.append(batch["input"].device.type)
+        return (batch["input"] + 1,)
+
+    linear = chain_of(Block([lambda: nn.Linear(8, 8)]))
+    bench = profiler._Bench(workload(linear, tapped=through), meta)
+    assert seen == ["cpu"] and [each.device for each in bench._first] == [meta]
+    layer = StoredLayer("layer", Exact(), nn.Linear(8, 8), Recipe(optimizer="SGD"))
+    assert layer.optimizer is not None
+    state = layer.optimizer.state[layer.parameters["weight"]]
+    state |= {"sum": torch.zeros(8, 8), "step": torch.tensor(0.0)}
+    bench._adopt(LayerId(FIRST_STREAM, 0, 0), layer)
+    assert state["sum"].device == meta and state["step"].device.type == "cpu"

@@ -80,3 +80,15 @@ def test_older_versions_of_a_swapped_layer_are_where_their_readers_compute():
         placement.adopt(LAYER, layer)
     assert copies(layer) == {META}
     assert layer.parameters["0.weight"].device.type == "cpu", "until it is loaded"
+
+
+def test_the_host_is_one_block_ahead_of_its_device():
+    """docs/gpus.md, "What time stamps mean": behind each block the one before it is waited for."""
+    marks, waited = iter(range(9)), []
+    device = SimpleNamespace(torch_device=META, mark=lambda: next(marks), wait=waited.append)
+    with Wakeup() as wakeup, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        placement = SwappedPlacement(device, [Recipe()], LayerUse(0), None, wakeup)
+        for _ in range(3):
+            placement.finish_block()
+    assert waited == [None, 0, 1]
