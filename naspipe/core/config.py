@@ -70,7 +70,7 @@ class Definition:
     """
 
     space: str
-    scale: str = setting("", "tiny, small or paper.", flag=Flag(default="tiny"))
+    scale: str = setting("", "of a named space: tiny, small or paper.", flag=Flag(default="tiny"))
     data: Mapping[str, Any] = field(default_factory=dict)
     """What the data set says of itself: name, version, counts, checksums."""
     loss: str = ""

@@ -32,8 +32,9 @@ def find_workload(
 ) -> Workload:
     """A space of naspipe's by name, or a user's own as ``module:attribute``.
 
-    A user's ``module:space`` is a :class:`Space`; its data is ``--data module:function``
-    (or a data set by name), its loss the ``loss`` of the space's module, or else of the data's.
+    A user's ``module:space`` is a :class:`Space`, which has no scale. Its data is ``--data
+    module:function`` (or a data set by name), its loss the ``loss`` of the space's module, or
+    else of the data's.
     ``sizes`` are the ``max_tokens`` or the ``batch_size`` of a data set's batches, where they are
     not the space's; a user's own function makes batches of its own sizes. It is defined for one
     step with the recipe that goes with the space: see :meth:`Workload.redefined`.
@@ -42,7 +43,7 @@ def find_workload(
         ConfigError: for a name that cannot be found or is not what it should be.
     """
     if ":" in name:
-        return _own(name, scale, data_name, data_root, sizes or {})
+        return _own(name, data_name, data_root, sizes or {})
     defaults = search_spaces.defaults(name, scale)
     data_name = data_name or defaults.data
     if not is_own_data(data_name):
@@ -121,7 +122,6 @@ def find_space(name: str) -> Space:
 
 def _own(
     name: str,
-    scale: str,
     data_name: str | None,
     data_root: Path | None,
     sizes: Mapping[str, int],
@@ -150,7 +150,7 @@ def _own(
         "loss_fields": given_fields(loss, getattr(module, "loss_fields", None)),
         "metrics": tuple(sorted(metrics)),
     }
-    defined = Workload.of(space, data, loss, recipe=Recipe(), scale=scale, steps=1, **beside)
+    defined = Workload.of(space, data, loss, recipe=Recipe(), steps=1, **beside)
     return replace(defined, metrics=metrics)
 
 

@@ -139,7 +139,12 @@ class Comparison:
         text = f"first difference: {self.differences[0]}"
         counts = f"in all, {losses} losses and the state or order of {layers} layers differ"
         first_loss = next((d for d in self.differences if d.what == "loss"), None)
-        if first_loss not in (None, self.differences[0]):
+        if first_loss and first_loss.sequence_id == 0:
+            counts += (
+                "; as the very first loss does, look at what the runs began with: batches, and "
+                "the weights of a network that is given (seed torch before it is made)"
+            )
+        elif first_loss not in (None, self.differences[0]):
             counts += f"; first loss that differs: step {first_loss.sequence_id}"
         return f"{text}\n{counts}"
 

@@ -140,6 +140,13 @@ def test_a_digest_names_the_first_write_that_differs(tmp_path: Path) -> None:
     assert str(comparison).splitlines()[1].endswith("first loss that differs: step 2")
 
 
+def test_where_the_first_loss_differs_the_beginning_did(tmp_path: Path) -> None:
+    other = FakeRun()
+    other.losses[0] = (1.5, float32_bits(1.5))
+    said = str(compare(tmp_path, FakeRun(), other))
+    assert "look at what the runs began with: batches, and the weights" in said
+
+
 def test_digests_on_one_side_only_are_no_difference(tmp_path: Path) -> None:
     with_digests = FakeRun(accesses=sequential_accesses(CHAINS, digests=True))
     assert compare(tmp_path, FakeRun(), with_digests).is_identical
