@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from functools import partial
+
 import pytest
 import torch
 
@@ -34,5 +37,6 @@ def test_it_computes_where_the_caller_had_helpers(several_threads):
 def test_slow_work_is_told_of(monkeypatch, seconds, said):
     monkeypatch.setattr(apart, "SLOW_SECONDS", seconds)
     told = []
-    work = done_apart(lambda _: {"sum": 1}, "a sum", SECONDS, lambda: told.append("slow"))
+    told_by = partial(told.append, "slow")
+    work = done_apart(lambda _: time.sleep(0.3) or {"sum": 1}, "a sum", SECONDS, told_by)
     assert work == {"sum": 1} and len(told) == said
