@@ -27,11 +27,12 @@ def eviction_order(
     Layers that the forecast does not mention come first, the least recently used of them
     before the others; then those whose next use (its place in the forecast) is furthest.
     """
-    ranked = [
-        (-next_uses.get(row.layer, _NEVER), row.last_used, row.layer, row) for row in candidates
-    ]
-    ranked.sort()
-    return [row for *_, row in ranked]
+
+    def key(candidate: Candidate) -> tuple[int, int, LayerId]:
+        next_use = next_uses.get(candidate.layer, _NEVER)
+        return (-next_use, candidate.last_used, candidate.layer)
+
+    return sorted(candidates, key=key)
 
 
 def choose_victims(

@@ -187,7 +187,7 @@ class ResidencyManager:
         # The demand may be the next of a run: the same token, but another first layer.
         known = None if is_demanded else token
         if (is_demanded or self._prefetches) and not self._prefetcher.is_settled(known):
-            loads, worth_saving = self._prefetcher.plan(iter(forecast), is_demanded, token)
+            loads, worth_saving = self._prefetcher.plan(forecast, is_demanded, token)
             commands += loads
         if self._ledger.has_unsaved:
             commands += self._start_saves(worth_saving)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator
-from itertools import chain, islice
+from collections.abc import Callable, Collection, Hashable, Iterable
 
 from naspipe.core.commands import EvictLayer, LoadLayer
 from naspipe.core.errors import InvariantError
@@ -53,8 +52,6 @@ class Prefetcher:
         self._reach = reach
         self._settled: tuple[Hashable, int | None] | None = None
         """For which token nothing can be loaded: at this count of gains, or (None) at any."""
-        self._ahead: tuple[Hashable, Lookahead] = (None, Lookahead((), 0))
-        """The token of the newest forecast, and what was drawn of it."""
 
     def reset(self) -> None:
         """Look anew at the next forecast, whatever its token says."""
@@ -73,7 +70,7 @@ class Prefetcher:
         return (gains is None or gains == self._ledger.gains) and settled_token == token
 
     def plan(
-        self, forecast: Iterator[LayerId], is_demanded: bool, token: Hashable
+        self, forecast: Iterable[LayerId], is_demanded: bool, token: Hashable
     ) -> tuple[list[LoadLayer | EvictLayer], list[LayerId] | None]:
         """The commands to give, and None; or, while a demanded layer has no room, a list.
 
@@ -84,7 +81,7 @@ class Prefetcher:
             InvariantError: when the demanded layer is away.
         """
         ledger, commands = self._ledger, list[LoadLayer | EvictLayer]()
-        ahead = self._look(forecast, token)
+        ahead = Lookahead(forecast, self._reach)
         room = ledger.free_bytes + ledger.evictable_bytes
         gains: int | None = None
         self._settled = None
@@ -115,17 +112,6 @@ class Prefetcher:
                 break
         self._settled = (token, gains)
         return commands, None
-
-    def _look(self, forecast: Iterator[LayerId], token: Hashable) -> Lookahead:
-        """A forecast; with the same token what is known of it, without the uses that are over."""
-        known, ahead = self._ahead
-        if token is None or token != known:
-            self._ahead = token, Lookahead(forecast, self._reach)
-        else:
-            first = [*islice(forecast, 1)]
-            if not all(map(ahead.pass_to, first)):
-                self._ahead = token, Lookahead(chain(first, forecast), self._reach)
-        return self._ahead[1]
 
     def _load(
         self, layer: LayerId, size_bytes: int, ahead: Lookahead

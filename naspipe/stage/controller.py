@@ -142,9 +142,8 @@ class StageController:
         if self._commanded == 0 and not self._writes.are_under_way:
             self._advance(event.time_ns, commands)
         soon = self._predictor.forecast(self._subnets.values(), self._ready.running, self._changes)
-        due = [*self._writes.due]
-        token = None if due else self._changes
-        commands += self._residency.plan(chain(due, soon), self._stalls.is_stalled, token)
+        soon = chain(self._writes.due, soon)
+        commands += self._residency.plan(soon, self._stalls.is_stalled, self._changes)
         return self._cuts.guard(commands)
 
     @property
@@ -229,7 +228,6 @@ class StageController:
         self._commanded -= 1
         if self._commanded == 0 and not self._run:
             self._ready.running = None
-            self._changes += 1
             if work.todo:
                 self._wake((work,))
             elif output := hand_on(progress, work, self._ready.queue):
