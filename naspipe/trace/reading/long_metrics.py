@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from naspipe.trace.access.columns import WRITE, AccessColumns, Integers
-from naspipe.trace.reading.metrics import WARM_UP_SHARE, Summary
+from naspipe.trace.reading.metrics import WARM_UP_SHARE, Summary, stages_seen
 
 Parts = Callable[[], Iterator[AccessColumns]]
 """A log from its begin to its end in order of time, as often as it is asked for."""
@@ -34,7 +34,7 @@ def summarize_parts(parts: Parts, num_stages: int) -> Summary:
     for part in parts():
         busy.take(part)
     seconds = (whole.end_ns - whole.start_ns) / 1e9
-    stages_ns = num_stages * (whole.end_ns - busy.start_ns)
+    stages_ns = max(num_stages, whole.stages) * (whole.end_ns - busy.start_ns)
     passes = sum(int((ends != _NEVER).sum()) for ends in whole.ends.values())
     return Summary(
         passes,
@@ -51,6 +51,7 @@ class _Whole:
     """What has to be known of all of a log before its warm-up is."""
 
     records: int = 0
+    stages: int = 0
     start_ns: int = 0
     end_ns: int = 0
     reads: int = 0
@@ -65,6 +66,7 @@ class _Whole:
         if not self.records:
             self.start_ns = int(part.start_ns[0])
         self.records += len(part)
+        self.stages = max(self.stages, stages_seen(part))
         self.end_ns = max(self.end_ns, int(part.end_ns.max()))
         for stream in np.unique(part.stream).tolist():
             own = part.stream == stream

@@ -39,8 +39,12 @@ def as_columns(accesses: Log) -> AccessColumns:
 
 
 def summarize(accesses: Log, num_stages: int) -> Summary:
-    """Every number of :class:`Summary`; all are 0 for an empty log, the hit rate then 1."""
+    """Every number of :class:`Summary`; all are 0 for an empty log, the hit rate then 1.
+
+    A run that was resumed on fewer stages counts as one of as many as left records.
+    """
     columns = as_columns(accesses)
+    num_stages = max(num_stages, stages_seen(columns))
     return Summary(
         len(_last_ends(columns)[0]),
         makespan_seconds(columns),
@@ -49,6 +53,11 @@ def summarize(accesses: Log, num_stages: int) -> Summary:
         hit_rate(columns),
         stall_ratio(columns, num_stages),
     )
+
+
+def stages_seen(columns: AccessColumns) -> int:
+    """How many stages there must have been."""
+    return int(columns.stage.max(initial=-1)) + 1
 
 
 def makespan_seconds(accesses: Log) -> float:

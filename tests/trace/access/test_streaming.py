@@ -91,6 +91,9 @@ def test_parts_are_the_whole_in_its_order(tmp_path, seed, lives):
         assert_same(parts, log.columns(wanted))
     assert dict(orders_of_parts(log.parts())) == orders_of_layers(log.columns())
     assert summarize_parts(log.parts, 2) == pytest.approx(summarize(log.columns(), 2))
+    stages = int(log.columns().stage.max()) + 1  # where it went on with fewer, all count
+    assert summarize_parts(log.parts, 1) == summarize_parts(log.parts, stages)
+    assert summarize(log.columns(), 1) == summarize(log.columns(), stages) and stages > 1
 
 
 def test_runs_that_share_a_pipeline(tmp_path):
