@@ -4,6 +4,8 @@ Every figure is steps per second of the training itself: from the first access t
 for naspipe, around the loop for the plain one. Data, start-up and checkpoints are left out.
 Two plain loops at once, which wait for nothing of each other, say what two processes can gain on
 this machine: cores that share a cache, its memory or a clock give less than twice the speed.
+Where a machine's speed wavers from minute to minute, take many short pairs:
+``--kinds 1 2 --steps 40 --repetitions 16``. Every other repetition has the reverse order.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from tests.equivalence.harness import oracle_of  # noqa: E402
 
 BESIDE = "two plain loops"
 KINDS = ("plain", "1", "2", BESIDE)
+SAMPLERS = ("spaced:8", "uniform")
 
 
 def plain(named: Workload, sampler: str, steps: int) -> float:
@@ -92,6 +95,8 @@ def main() -> None:
     parser.add_argument("--space", default="nlp.c1")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
+    parser.add_argument("--samplers", nargs="+", default=SAMPLERS)
     parser.add_argument("--output", type=Path, default=ROOT / "artifacts/scaling/result.json")
     parser.add_argument("--one", choices=("plain", "1", "2"), help="measure one run and print it")
     parser.add_argument("--sampler", default="spaced:8", help="of the run that --one measures")
@@ -101,11 +106,13 @@ def main() -> None:
         return
     figures: dict[str, list[float]] = {}
     for repetition in range(arguments.repetitions):
-        for sampler in ("spaced:8", "uniform"):
-            found = {k: measure_apart(arguments, k, sampler) for k in KINDS}
+        for sampler in arguments.samplers:
+            kinds = arguments.kinds[:: -1 if repetition % 2 else 1]
+            found = {k: measure_apart(arguments, k, sampler) for k in kinds}
             for over, under in (("1", "plain"), ("2", "1"), (BESIDE, "plain"), ("2", BESIDE)):
-                what = f"{sampler}: speed of {over} over {under}"
-                figures.setdefault(what, []).append(found[over] / found[under])
+                if {over, under} <= found.keys():
+                    what = f"{sampler}: speed of {over} over {under}"
+                    figures.setdefault(what, []).append(found[over] / found[under])
             for kind, speed in found.items():
                 figures.setdefault(f"{sampler}: {kind}, steps/s", []).append(speed)
             print(repetition, sampler, {k: round(v, 2) for k, v in found.items()}, flush=True)

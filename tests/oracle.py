@@ -228,6 +228,7 @@ class PlainLoop(LateLayers):
         for (block, candidate), newest in ((pair, self.layers[pair]) for pair in used):
             optimizer = self.optimizers[block, candidate]
             rule = self.stale.get(block, {})
+            self.begin_step(block, newest)
             before = {p: p.detach().clone() for p in newest.parameters() if p.grad is not None}
             if optimizer is not None and self.gathers(newest, step, rule.get("every", 1)):
                 lr = self.lr(step) if callable(self.lr) else self.lr
@@ -235,12 +236,18 @@ class PlainLoop(LateLayers):
                     group["lr"] = lr * rule.get("lr", 1.0) * group.get("lr_factor", 1.0)
                 if self.clip_layer_norm:
                     torch.nn.utils.clip_grad_norm_(newest.parameters(), self.clip_layer_norm)
-                optimizer.step()
-                if self.ema:
-                    self.average(newest)
+                self.step_layer(block, newest, optimizer)
                 optimizer.zero_grad(set_to_none=True)
             if block in self.history:
                 self.history[block].append((step, self.foreseen(newest, before, rule)))
+
+    def begin_step(self, block, newest):
+        """Its gradients are there."""
+
+    def step_layer(self, block, newest, optimizer):
+        optimizer.step()
+        if self.ema:
+            self.average(newest)
 
     def clip(self, modules):
         """By the norm of all gradients: squares of the layers' norms, summed in block order."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from contextlib import contextmanager
+from functools import partial
 from itertools import product
 
 import torch
@@ -18,6 +19,7 @@ from naspipe.runtime.checkpoints.layer_bytes import from_raw
 from naspipe.runtime.layers import layer_store
 from naspipe.streams.from_file import read_stream
 from naspipe.trace.snapshots.snapshot import read_checkpoint
+from tests.equivalence.sliced_loop import SlicedLoop
 from tests.oracle import PlainLoop, bits
 
 
@@ -40,7 +42,9 @@ def oracle_of(space, seed, optimizer, lr, options=None, bf16=False, device="cpu"
         for block, each in enumerate(space.blocks)
         if isinstance(each, Elastic) and (values := each.settings.values())
     }
-    return PlainLoop(
+    sliced = {b for b, each in enumerate(space.blocks) if getattr(each, "step", "") == "slice"}
+    kind = partial(SlicedLoop, sliced) if sliced else PlainLoop
+    return kind(
         [block.candidates for block in space.blocks],
         [space.fields(block) for block in range(len(space))],
         rules, seed, optimizer, lr, options, bf16, device, settings=settings, **recipe,

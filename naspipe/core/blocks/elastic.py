@@ -12,11 +12,14 @@ from typing import Any
 from naspipe.core.blocks.block import Factory, check_name, field_names
 from naspipe.core.blocks.read_variables import keep_reads
 from naspipe.core.errors import ConfigError
-from naspipe.core.rules import Exact, Rule, parse_rule
+from naspipe.core.rules import Every, Exact, Rule, parse_rule
 from naspipe.core.wording.known_keywords import knows_keywords
 
 MOST_OPTIONS = 20_000
 """Of one layer, its settings taken together."""
+
+STEPS = ("whole", "slice")
+"""What an optimizer step moves."""
 
 _PLAIN = (int, float, str)
 
@@ -40,6 +43,10 @@ class Elastic:
             module is called so.
         cut: ``cut(module, width=...)`` returns a module of that setting alone, for export; without,
             the module's own ``cut(width=...)`` does.
+        step: ``whole``: an optimizer step moves all entries of a parameter, as momentum and decay
+            do in the usual loops. ``slice``: those that a pass of the step used, which are those
+            that its ``cut`` takes; the others stand still, and so does what the optimizer keeps
+            of them.
     """
 
     name: str
@@ -49,6 +56,7 @@ class Elastic:
     fields: tuple[str, ...] = ()
     apply: Callable[..., Any] | None = None
     cut: Callable[..., Any] | None = None
+    step: str = "whole"
 
     def __post_init__(self) -> None:
         check_name("elastic layer", self.name)
@@ -63,6 +71,16 @@ class Elastic:
                     f"elastic layer {self.name}: expected {what} to be a function of the module "
                     f"and settings, found {type(function).__name__}"
                 )
+        if self.step not in STEPS:
+            raise ConfigError(
+                f"elastic layer {self.name}: expected step to be one of {', '.join(STEPS)}, found "
+                f"{self.step!r:.80}"
+            )
+        if self.step == "slice" and isinstance(self.rule, Every):
+            raise ConfigError(
+                f"elastic layer {self.name}: expected the rule exact or lag(K) with "
+                f'step="slice", found {self.rule}'
+            )
         keep_reads(self.candidates)
 
     @property

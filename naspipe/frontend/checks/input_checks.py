@@ -26,6 +26,7 @@ from naspipe.runtime.jobs.losses import needs_teacher
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.layers.norm_statistics import unknown_norm
+from naspipe.runtime.layers.optimizers import ENTRY_BY_ENTRY
 from naspipe.runtime.layers.parameter_names import named_parameters
 from naspipe.runtime.layers.stored_layer import StoredLayer
 from naspipe.runtime.sketching.layer_sizes import sketch
@@ -165,6 +166,13 @@ def _check_own_step(block: Shared | Elastic, definition: Definition) -> None:
     own = own_step(block.rule)
     if own.momentum is not None:
         check_optimizer(definition.recipe, own)
+    name = definition.recipe.optimizer
+    if isinstance(block, Elastic) and block.step == "slice" and name not in ENTRY_BY_ENTRY:
+        raise ConfigError(
+            f"elastic layer {block.name}: expected one of {', '.join(ENTRY_BY_ENTRY)} with "
+            f'step="slice", as each entry has to be stepped alone, found {name}; choose one of '
+            f'these, or step="whole"'
+        )
 
 
 def check_proof(workload: Workload) -> Mapping[str, Any]:

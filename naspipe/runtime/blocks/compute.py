@@ -129,7 +129,7 @@ class StageCompute:
             raise
         del state.segments[layer.block]
         state.gradients[task.section] = gradients
-        state.parameter_gradients[layer] = segment.take_gradients()
+        state.parameter_gradients[layer], state.options[layer] = segment.take_gradients(), option
         self.placement.finish_block()
         return None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +36,8 @@ class PassState:
     gradients: dict[int, tuple[Gradient, ...]] = field(default_factory=dict)
     """By section, what goes back along the chain."""
     parameter_gradients: dict[LayerId, Gradients] = field(default_factory=dict)
+    options: dict[LayerId, int] = field(default_factory=dict)
+    """By which they were used."""
     statistics: dict[LayerId, Statistics] = field(default_factory=dict)
     """Of batch normalisation, where it is deferred."""
     batch: Mapping[str, torch.Tensor] | None = None
@@ -83,6 +85,8 @@ class StepState:
     """Of batch normalisation, by the number of the pass in its step."""
     counts: Counter[LayerId] = field(default_factory=Counter)
     """Passes whose gradients they hold."""
+    options: dict[LayerId, frozenset[int]] = field(default_factory=dict)
+    """By which those passes used a layer."""
     contributions: dict[str, dict[StageId, Mapping[str, Any]]] = field(default_factory=dict)
     """By exchange, what each stage has told."""
     num_retired: int = 0
@@ -96,6 +100,7 @@ class StepState:
     def join(self, layer: LayerId, given: GradientSum) -> None:
         """Add what another group has of its passes, all of them before this stage's."""
         self.counts[layer] += given.num_passes
+        self._use(layer, given.options)
         self.sum(layer).join(given.parts)
         if given.statistics:
             self.statistics.setdefault(layer, {}).update(given.statistics)
@@ -106,10 +111,14 @@ class StepState:
         if gradients is None:
             return
         self.counts[layer] += 1
+        self._use(layer, {state.options[layer]} if layer in state.options else ())
         number = self.steps.pass_of(sequence_id)
         self.sum(layer).add(number, gradients)
         if (statistics := state.statistics.pop(layer, None)) is not None:
             self.statistics.setdefault(layer, {})[number] = statistics
+
+    def _use(self, layer: LayerId, options: Iterable[int]) -> None:
+        self.options[layer] = self.options.get(layer, frozenset()).union(options)
 
     def total(self, layer: LayerId) -> Gradients:
         """The gradients of all passes that used a layer, averaged over them where that is asked."""
@@ -160,6 +169,7 @@ class StepStates:
             state.sum(layer).parts,
             state.counts.pop(layer, 0),
             state.statistics.pop(layer, {}),
+            state.options.pop(layer, frozenset()),
         )
         del state.sums[layer]
         self._end(layer.stream, sequence_id)

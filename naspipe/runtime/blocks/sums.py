@@ -28,6 +28,8 @@ class GradientSum(NamedTuple):
     num_passes: int
     statistics: Mapping[int, Statistics]
     """Of batch normalisation, by the number of the pass in its step."""
+    options: frozenset[int] = frozenset()
+    """By which the passes used the layer."""
 
 
 class Fold:

@@ -73,9 +73,10 @@ class StageUpdates:
         workload = self._workloads[layer.stream]
         step = self._together.of(layer.stream, sequence_id)
         gradients = step.total(layer)
+        options = step.options.pop(layer, frozenset())
         del step.sums[layer]
         if workload.follows is None:
-            self._step(command, stored, gradients, step.contributions)
+            self._step(command, stored, gradients, options, step.contributions)
         else:
             self._follow(command, stored, workload.follows)
         for _, statistics in sorted(step.statistics.pop(layer, {}).items()):
@@ -87,6 +88,7 @@ class StageUpdates:
         command: WriteLayer,
         stored: StoredLayer,
         gradients: Gradients,
+        options: frozenset[int],
         contributions: Mapping[str, Mapping[StageId, Mapping[str, Any]]],
     ) -> None:
         """One step of the layer's optimizer."""
@@ -97,7 +99,8 @@ class StageUpdates:
         definition = self._workloads[layer.stream].definition
         number = self._steps[layer.stream].step(sequence_id)
         lr = learning_rate(definition.recipe, number, definition.steps)
-        stored.write(gradients, sequence_id, command.base, command.keeps_base, number, lr)
+        base, keeps_base = command.base, command.keeps_base
+        stored.write(gradients, sequence_id, base, keeps_base, number, lr, options)
 
     def _follow(self, command: WriteLayer, stored: StoredLayer, update: MomentumUpdate) -> None:
         """One step towards the layer's source, which has made its own."""
@@ -174,8 +177,10 @@ def _write_bytes(stored: StoredLayer) -> int:
     """Device memory that a WRITE may take for a while or for good, rather too much than too little.
 
     The sum of gradients and what an exchange makes of it, a copy for readers of the older version,
-    two temporaries of the step; and what the optimizer keeps, where it has not made that yet.
+    two temporaries of the step; what the optimizer keeps, where it has not made that yet; and what
+    it kept before, where a part stands still.
     """
     own = sum(parameter.nbytes for parameter in stored.parameters.values())
     is_new = stored.optimizer is not None and not stored.optimizer.state
-    return own * (_WRITE_COPIES + (_STATE_COPIES if is_new else 0))
+    more = _STATE_COPIES * (is_new + stored.is_sliced)
+    return own * (_WRITE_COPIES + more)

@@ -16,6 +16,7 @@ from naspipe.core.ids import LayerId
 from naspipe.core.ports import SyncPolicy
 from naspipe.core.rules import Frozen, Rule
 from naspipe.core.space import Elastic, Space
+from naspipe.elastic.used_entries import UsedEntries
 from naspipe.runtime.devices.determinism import layer_seed, seed_draws
 from naspipe.runtime.layers.kept_state import keeps_state
 from naspipe.runtime.layers.stored_layer import StoredLayer
@@ -156,7 +157,10 @@ class LayerStore:
         keeps_versions = self._policy.keeps_versions(rule)
         own = self._policy.own_step(rule)
         apply = block.apply if isinstance(block, Elastic) else None
-        return StoredLayer(label, rule, module, self._recipe, keeps_versions, own, apply)
+        used = None
+        if isinstance(block, Elastic) and block.step == "slice":
+            used = UsedEntries(block, module)
+        return StoredLayer(label, rule, module, self._recipe, keeps_versions, own, apply, used)
 
 
 def check_hooks(label: str, module: nn.Module) -> None:

@@ -27,6 +27,11 @@ PER_LAYER = (
 )  # fmt: skip
 """Elementwise or per-parameter: one optimizer per layer leaves the bits of one over all."""
 
+ENTRY_BY_ENTRY = (
+    "SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam",
+)  # fmt: skip
+"""Those that step each entry of a parameter alone, and whose state begins as zero there."""
+
 OWN: dict[str, type[torch.optim.Optimizer]] = {"LARS": LARS}
 """Those that torch does not have."""
 

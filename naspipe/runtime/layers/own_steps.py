@@ -7,6 +7,7 @@ other stages, into checkpoints, digests and comparisons.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from naspipe.core.config import Recipe
 from naspipe.core.errors import ConfigError
 from naspipe.core.rules import OwnStep
+from naspipe.runtime.layers.around_step import AVERAGE
 
 SUM = "naspipe_sum"
 """In a parameter's state: its gradients since the layer was changed last, added up."""
@@ -26,6 +28,10 @@ FACTOR = "naspipe_factor"
 """So, too: of every step's rate. Groups without it have a rate that is constant."""
 UPDATE = "naspipe_update"
 """What its last step added to it; zeros where it had no gradient."""
+
+
+Used = Mapping[torch.nn.Parameter, torch.Tensor]
+_WHOLE: Used = {}
 
 
 def with_momentum(recipe: Recipe, own: OwnStep, known: Mapping[str, Any]) -> Recipe:
@@ -56,7 +62,9 @@ def with_momentum(recipe: Recipe, own: OwnStep, known: Mapping[str, Any]) -> Rec
 
 
 @torch.no_grad()
-def take_step(optimizer: torch.optim.Optimizer, own: OwnStep, step: int, lr: float) -> None:
+def take_step(
+    optimizer: torch.optim.Optimizer, own: OwnStep, step: int, lr: float, used: Used = _WHOLE
+) -> None:
     """One step of a layer's optimizer, or only gather the gradients that are there for it.
 
     Args:
@@ -64,6 +72,7 @@ def take_step(optimizer: torch.optim.Optimizer, own: OwnStep, step: int, lr: flo
         own: how it steps.
         step: its number.
         lr: by the recipe.
+        used: of the parameters that are not stepped as a whole, which entries are.
     """
     for group in optimizer.param_groups:
         if FACTOR in group:
@@ -71,7 +80,8 @@ def take_step(optimizer: torch.optim.Optimizer, own: OwnStep, step: int, lr: flo
     parameters = list(_parameters(optimizer))
     before = {each: each.clone() for each in parameters if own.predicts and each.grad is not None}
     if own.every == 1:
-        optimizer.step()
+        with _standing_still(optimizer, used):
+            optimizer.step()
     else:
         _gather(optimizer, parameters)
         if own.applies(step):
@@ -93,6 +103,36 @@ def ahead(
     far = sum(momentum**step for step in range(1, own.predicts + 1))
     update: torch.Tensor = optimizer.state[parameter][UPDATE]
     return value + update * far
+
+
+@contextmanager
+def _standing_still(optimizer: torch.optim.Optimizer, used: Used) -> Iterator[None]:
+    """Let a step change of these parameters, and of what is kept of them, what is used alone.
+
+    What the optimizer keeps begins as zero where it was not used; an average, as the parameter.
+    """
+    before = {
+        parameter: (
+            parameter.clone(),
+            {name: value.clone() for name, value in _alike(optimizer, parameter)},
+        )
+        for parameter in used
+    }
+    yield
+    for parameter, (own, kept) in before.items():
+        for name, value in _alike(optimizer, parameter):
+            begun = own if name == AVERAGE else torch.zeros_like(value)
+            value.copy_(torch.where(used[parameter], value, kept.get(name, begun)))
+        parameter.copy_(torch.where(used[parameter], parameter, own))
+
+
+def _alike(
+    optimizer: torch.optim.Optimizer, parameter: torch.Tensor
+) -> list[tuple[str, torch.Tensor]]:
+    """What an optimizer keeps of each entry of a parameter."""
+    state = optimizer.state.get(parameter, {})
+    tensors = [(name, value) for name, value in state.items() if torch.is_tensor(value)]
+    return [pair for pair in tensors if pair[1].dim() and pair[1].shape == parameter.shape]
 
 
 def _gather(optimizer: torch.optim.Optimizer, parameters: list[torch.nn.Parameter]) -> None:

@@ -13,6 +13,7 @@ from naspipe.core.config import Recipe
 from naspipe.core.errors import InvariantError, TransportError
 from naspipe.core.ids import INITIAL, SequenceId, Version
 from naspipe.core.rules import Follows, Frozen, OwnStep, Rule, own_step
+from naspipe.elastic.used_entries import UsedEntries
 from naspipe.runtime.devices.device_waits import Wait, count, on_host
 from naspipe.runtime.devices.tensor_bytes import tensor_bytes
 from naspipe.runtime.layers.bound_layer import Applied, Apply, BoundLayer, Gradients
@@ -40,6 +41,7 @@ class StoredLayer:
         keeps_versions: bool = False,
         own: OwnStep | None = None,
         apply: Apply | None = None,
+        used: UsedEntries | None = None,
     ) -> None:
         self.label = label
         self._applied = Applied(module, apply)
@@ -57,6 +59,8 @@ class StoredLayer:
         if trained:
             group_of = grouping(label, module, recipe.groups)
             self.optimizer = make_optimizer(recipe, trained, self.own_step, group_of)
+        self._used = used
+        """What of it a step moves; None for all."""
         self._copies: dict[Version, dict[str, torch.Tensor]] = {}
         self._buffers: list[tuple[str, Received]] = []
         """What another stage's forwards left, for the next one here."""
@@ -91,21 +95,30 @@ class StoredLayer:
         keeps_base: bool,
         step: int,
         lr: float,
+        options: frozenset[int] = frozenset(),
     ) -> None:
         """One optimizer step on top of ``base``; parameters without a gradient are left alone.
 
-        ``step`` is its number, ``lr`` the rate by the recipe.
+        ``step`` is its number, ``lr`` the rate by the recipe, ``options`` what its passes chose.
 
         Raises:
             InvariantError: when the newest version is not ``base``.
+            ConfigError: when something has a gradient that none of the options uses.
         """
         self.advance(version, base, keeps_base)
         if self.optimizer is not None:
+            used = {} if self._used is None else self._used.among(gradients, options)
             for name, gradient in gradients.items():
                 self.parameters[name].grad = gradient
-            take_step(self.optimizer, self.own_step, step, lr)
+            entries = {self.parameters[name]: mask for name, mask in used.items()}
+            take_step(self.optimizer, self.own_step, step, lr, entries)
             for name in gradients:
                 self.parameters[name].grad = None
+
+    @property
+    def is_sliced(self) -> bool:
+        """Whether a step may leave a part of it alone."""
+        return self._used is not None
 
     def advance(self, version: SequenceId, base: Version, keeps_base: bool) -> None:
         """Be at the version that follows ``base``, as yet with its bits.

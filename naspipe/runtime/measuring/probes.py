@@ -98,6 +98,7 @@ class TrainedProbe(Probe):
     """Of a stream that is trained."""
 
     keeps_graph: bool
+    option: int
 
     def warm(self) -> Tensors:
         """The first round, left out of the costs: sees what is kept; returns the outputs."""
@@ -135,7 +136,8 @@ class TrainedProbe(Probe):
         version = SequenceId(self.stored.version + 1)
         step = self.stored.own_step.every - 1  # one that changes the layer
         gradients = segment.take_gradients()
-        self.stored.write(gradients, version, self.stored.version, False, step, 0.0)
+        options = frozenset([self.option])
+        self.stored.write(gradients, version, self.stored.version, False, step, 0.0, options)
 
 
 @dataclass(slots=True)

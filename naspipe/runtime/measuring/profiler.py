@@ -206,7 +206,7 @@ class _Bench:
         spec = self._spec(block, option, is_last)
         inputs, clock = self._inputs[block], self._clock
         if self._workload.is_trained:
-            return TrainedProbe(spec, stored, inputs, make_ns, clock, keeps_graph)
+            return TrainedProbe(spec, stored, inputs, make_ns, clock, keeps_graph, option)
         return ForwardProbe(spec, stored, inputs, make_ns, clock, self._workload.follows)
 
     def _adopt(self, _: LayerId, stored: StoredLayer) -> None:

@@ -31,7 +31,7 @@ _PARTS = {
 """What goes as a copy, beside the buffers."""
 
 
-_COUNT, _SUM, _STATISTICS = "passes", "sum", "statistics"
+_COUNT, _SUM, _STATISTICS, _OPTIONS = "passes", "sum", "statistics", "options"
 """What is in a sum: how many passes, gradients by part and name, statistics by pass and name."""
 
 
@@ -128,7 +128,7 @@ class LayerExchange:
 
     def _read_sum(self, state: Sequence[tuple[str, Any]]) -> GradientSum:
         values = {name: each.value() for name, each in state}
-        count = int(values.pop(_COUNT))
+        count, options = int(values.pop(_COUNT)), frozenset(map(int, values.pop(_OPTIONS)))
         statistics: dict[int, Statistics] = {}
         parts: dict[Part, Gradients] = {}
         for text, value in values.items():
@@ -138,7 +138,7 @@ class LayerExchange:
                 statistics.setdefault(int(first), {})[name] = tensor
             else:
                 parts.setdefault((int(first), int(number)), {})[name] = tensor
-        return GradientSum(parts, count, statistics)
+        return GradientSum(parts, count, statistics, options)
 
 
 def _write_sum(given: GradientSum) -> list[tuple[str, Any]]:
@@ -152,4 +152,5 @@ def _write_sum(given: GradientSum) -> list[tuple[str, Any]]:
         for number, each in given.statistics.items()
         for buffer, tensor in each.items()
     ]
-    return [(_COUNT, given.num_passes), *gradients, *statistics]
+    told = [(_COUNT, given.num_passes), (_OPTIONS, sorted(given.options))]
+    return [*told, *gradients, *statistics]

@@ -46,12 +46,18 @@ def describe_space(space: Space) -> dict[str, Any]:
             for block in space.blocks
             if isinstance(block, Elastic)
         }
+        sliced = [b.name for b in space.blocks if isinstance(b, Elastic) and b.step == "slice"]
+        found |= {"sliced": sliced} if sliced else {}
     return found
 
 
 def settings_of(described: Mapping[str, Any]) -> list[str]:
     """Of a manifest's ``space``, each elastic layer with its settings."""
-    return [f"{name} {settings}" for name, settings in described.get("elastic", {}).items()]
+    sliced = described.get("sliced", ())
+    return [
+        f"{name} {settings}{', stepped by the slice' * (name in sliced)}"
+        for name, settings in described.get("elastic", {}).items()
+    ]
 
 
 class SpaceLabels:

@@ -133,7 +133,7 @@ def test_the_measuring_order(count: int) -> None:
 
 
 def test_medians_leave_slow_moments_out() -> None:
-    probe = TrainedProbe(None, None, (), 7, None, True)  # type: ignore[arg-type]
+    probe = TrainedProbe(None, None, (), 7, None, True, 0)  # type: ignore[arg-type]
     probe.activation_bytes = 8
     probe.samples = [[10, 1000, 3], [11, 20, 4], [999, 21, 5]]
     assert probe.cost() == (11, 21, 4, 7, 8)

@@ -1,0 +1,136 @@
+"""Which entries of an elastic layer's parameters a setting uses: those that its cut takes.
+
+Every entry of a copy gets a number of its own, and the copy is cut: the numbers in the cut module
+say which entries went there.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Mapping
+from functools import lru_cache
+
+import torch
+from torch import nn
+
+from naspipe.core.blocks.elastic import Elastic
+from naspipe.core.errors import ConfigError
+
+_PATTERNS = 2**27
+"""Patterns of float32 from 2**-9 to 2**7: as many entries can be told apart."""
+_LEAST = 0x3B000000
+_STRIDE, _START = 0x1E3779B1, 0x2F2B3C1
+"""Neighbouring entries are far apart, so that what is computed of them is none of them."""
+_MOST_KEPT = 64
+"""Settings of which the entries are remembered."""
+
+Entries = Mapping[str, torch.Tensor]
+"""By the name of the parameter, a bool tensor of its shape, in host memory."""
+
+
+class UsedEntries:
+    """Those of one layer.
+
+    Args:
+        block: says how a setting is cut.
+        module: the layer's, in host memory.
+
+    Raises:
+        ConfigError: when it has more entries than can be told apart.
+    """
+
+    def __init__(self, block: Elastic, module: nn.Module) -> None:
+        self._block = block
+        sizes = {name: each.numel() for name, each in module.named_parameters()}
+        self._num_entries = sum(sizes.values())
+        if self._num_entries > _PATTERNS:
+            raise ConfigError(
+                f"elastic layer {block.name}: expected at most {_PATTERNS:,} entries with "
+                f'step="slice", found {self._num_entries:,}; use step="whole"'
+            )
+        self._numbered = copy.deepcopy(module).double()
+        with torch.no_grad():
+            first = 0
+            for parameter in self._numbered.parameters():
+                numbers = torch.arange(first, first + parameter.numel())
+                parameter.copy_(_written(numbers).view(parameter.shape))
+                first += parameter.numel()
+        self._sizes = sizes
+        self._shapes = {name: each.shape for name, each in module.named_parameters()}
+        self._checked: set[frozenset[int]] = set()
+        self._of_option = lru_cache(_MOST_KEPT)(self._find)
+
+    def among(
+        self, gradients: dict[str, torch.Tensor], options: frozenset[int]
+    ) -> dict[str, torch.Tensor]:
+        """Of parameters with gradients, what a step of these options moves; without those that it
+        moves as a whole. A gradient of a parameter that it does not move at all is left out.
+
+        Raises:
+            ConfigError: when something has a gradient that none of the options uses.
+        """
+        entries = self.of(options)
+        if options not in self._checked:
+            self._check(gradients, entries)
+            self._checked.add(options)
+        for name in [name for name in gradients if not entries[name].any()]:
+            del gradients[name]
+        return {
+            name: entries[name].to(gradient.device)
+            for name, gradient in gradients.items()
+            if not entries[name].all()
+        }
+
+    def _check(self, gradients: Entries, entries: Entries) -> None:
+        for name, gradient in gradients.items():
+            if gradient.cpu().nan_to_num()[~entries[name]].any():
+                raise ConfigError(
+                    f"elastic layer {self._block.name}: expected a gradient of {name} only where "
+                    f'its cut takes entries, found others; mend cut, or use step="whole"'
+                )
+
+    def of(self, options: Collection[int]) -> Entries:
+        """What one of these options uses at least.
+
+        Raises:
+            ConfigError: when the cut of one of them has what no parameter has.
+        """
+        flat = torch.zeros(self._num_entries, dtype=torch.bool)
+        for option in options:
+            flat[self._of_option(option)] = True
+        parts = torch.split(flat, list(self._sizes.values()))
+        return {
+            name: part.view(self._shapes[name])
+            for name, part in zip(self._shapes, parts, strict=True)
+        }
+
+    def _find(self, option: int) -> torch.Tensor:
+        """Numbers of the entries that an option uses."""
+        cut = self._block.cut_of(self._numbered, option)
+        found = [torch.empty(0, dtype=torch.int64)]
+        for name, parameter in cut.named_parameters():
+            numbers = _read(parameter.detach())
+            is_known = (numbers >= 0) & (numbers < self._num_entries)
+            if not is_known.all() or len(torch.unique(numbers)) < len(numbers):
+                raise ConfigError(
+                    f"elastic layer {self._block.name}[{self._block.text(option)}]: expected its "
+                    f'cut to take entries of parameters as they are, as step="slice" steps those, '
+                    f'found {name} to be something else; use step="whole"'
+                )
+            found.append(numbers)
+        return torch.cat(found)
+
+
+def _written(numbers: torch.Tensor) -> torch.Tensor:
+    """What stands for entries of these numbers: float32, no two alike."""
+    patterns = (numbers * _STRIDE + _START) % _PATTERNS + _LEAST
+    return patterns.to(torch.int32).view(torch.float32)
+
+
+def _read(values: torch.Tensor) -> torch.Tensor:
+    """The numbers of the entries that stand there, flat; -1 for what stands for none."""
+    narrow = values.flatten().to(torch.float32)
+    patterns = narrow.view(torch.int32).to(torch.int64) - _LEAST
+    numbers = (patterns - _START) % _PATTERNS * pow(_STRIDE, -1, _PATTERNS) % _PATTERNS
+    is_one = (patterns >= 0) & (patterns < _PATTERNS) & (narrow == values.flatten())
+    return torch.where(is_one, numbers, -1)
