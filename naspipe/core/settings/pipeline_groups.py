@@ -197,8 +197,8 @@ class WireSettings:
         "shm",
         "how inputs of tasks reach another stage. shm: through memory that stages of one host "
         "share, else as with zmq; zmq: through sockets alone; nccl or cuda_ipc: from GPU to GPU "
-        "where every stage has one of its own. With cuda_ipc no GPU waits for another one (neither "
-        "has run on GPUs yet).",
+        "where every stage has one of its own. With cuda_ipc no GPU waits for another one "
+        "(it was run on one GPU, nccl on none: docs/gpus.md).",
         one_of("shm", "zmq", "nccl", "cuda_ipc"),
         example="cuda_ipc",
     )
