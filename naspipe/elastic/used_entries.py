@@ -23,6 +23,8 @@ _STRIDE, _START = 0x1E3779B1, 0x2F2B3C1
 """Neighbouring entries are far apart, so that what is computed of them is none of them."""
 _MOST_KEPT = 64
 """Settings of which the entries are remembered."""
+_LOOKED_AT = 1000
+"""Steps of different settings of which gradients are compared with what they should use."""
 
 Entries = Mapping[str, torch.Tensor]
 """By the name of the parameter, a bool tensor of its shape, in host memory."""
@@ -64,21 +66,19 @@ class UsedEntries:
         self, gradients: dict[str, torch.Tensor], options: frozenset[int]
     ) -> dict[str, torch.Tensor]:
         """Of parameters with gradients, what a step of these options moves; without those that it
-        moves as a whole. A gradient of a parameter that it does not move at all is left out.
+        moves as a whole. A gradient of a parameter that it does not move at all is removed.
 
         Raises:
             ConfigError: when something has a gradient that none of the options uses.
         """
         entries = self.of(options)
-        if options not in self._checked:
+        if options not in self._checked and len(self._checked) < _LOOKED_AT:
             self._check(gradients, entries)
             self._checked.add(options)
         for name in [name for name in gradients if not entries[name].any()]:
             del gradients[name]
         return {
-            name: entries[name].to(gradient.device)
-            for name, gradient in gradients.items()
-            if not entries[name].all()
+            name: mask for name, mask in entries.items() if name in gradients and not mask.all()
         }
 
     def _check(self, gradients: Entries, entries: Entries) -> None:

@@ -88,6 +88,11 @@ class Wait(Enum):
     TRUST = Reason(
         "`LARS`", "a layer's rate follows from two norms", "twice per matrix, in the WRITE"
     )
+    ENTRIES = Reason(
+        "`take_step`",
+        "which entries a step moves is known in host memory",
+        "per parameter of an elastic layer that is stepped by the slice, in the WRITE",
+    )
     SCORE = Reason(
         "`batch_sums`", "a subnet is judged by numbers", "four times at most per batch, in searches"
     )

@@ -16,6 +16,7 @@ import torch
 from naspipe.core.config import Recipe
 from naspipe.core.errors import ConfigError
 from naspipe.core.rules import OwnStep
+from naspipe.runtime.devices.device_waits import Wait, count
 from naspipe.runtime.layers.around_step import AVERAGE
 
 SUM = "naspipe_sum"
@@ -72,7 +73,7 @@ def take_step(
         own: how it steps.
         step: its number.
         lr: by the recipe.
-        used: of the parameters that are not stepped as a whole, which entries are.
+        used: of the parameters that are not stepped as a whole, which entries are; in host memory.
     """
     for group in optimizer.param_groups:
         if FACTOR in group:
@@ -120,10 +121,13 @@ def _standing_still(optimizer: torch.optim.Optimizer, used: Used) -> Iterator[No
     }
     yield
     for parameter, (own, kept) in before.items():
+        if not parameter.is_cpu:
+            count(Wait.ENTRIES)
+        is_used = used[parameter].to(parameter.device)
         for name, value in _alike(optimizer, parameter):
             begun = own if name == AVERAGE else torch.zeros_like(value)
-            value.copy_(torch.where(used[parameter], value, kept.get(name, begun)))
-        parameter.copy_(torch.where(used[parameter], parameter, own))
+            value.copy_(torch.where(is_used, value, kept.get(name, begun)))
+        parameter.copy_(torch.where(is_used, parameter, own))
 
 
 def _alike(
