@@ -17,6 +17,7 @@ from numpy.random import RandomState
 
 from naspipe.core.errors import ConfigError
 from naspipe.core.space import Space
+from naspipe.core.wording.known_keywords import did_you_mean
 from naspipe.streams.from_file import ChoicesOf, FileSampler
 from naspipe.streams.ports import Sampler
 
@@ -60,8 +61,9 @@ def make_sampler(
         rule = _spaced(_window(text, argument))
     else:
         raise ConfigError(
-            f"unknown sampler {text!r}: expected one of {', '.join(SAMPLERS)}, or for training a "
-            f"strategy: evolution, nni:NAME or MODULE:FUNCTION"
+            f"unknown sampler {text!r}{did_you_mean(text, (*SAMPLERS, 'evolution'))}: expected one "
+            f"of {', '.join(SAMPLERS)}, or for training a strategy: evolution, nni:NAME or "
+            f"MODULE:FUNCTION"
         )
     return _BlockSampler(
         rule(_random_state(name, seed, block), count)

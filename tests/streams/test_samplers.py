@@ -141,6 +141,11 @@ def test_unknown_samplers_are_refused_with_the_choices(name: str) -> None:
         make_sampler(name, (4,), 1)
 
 
+def test_the_nearest_sampler_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"'unifrom' \(did you mean uniform\?\): expected one of"):
+        make_sampler("unifrom", (4,), 1)
+
+
 def test_a_negative_seed_is_refused() -> None:
     with pytest.raises(ConfigError, match="seed -1"):
         make_sampler("uniform", (4,), -1)
