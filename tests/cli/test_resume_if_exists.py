@@ -75,7 +75,7 @@ def test_another_definition_is_refused(tmp_path, capsys):
     path = tmp_path / "run"
     assert main([*RUN, "--run-dir", str(path), *WORDS]) == 0
     assert main([*RUN, "--run-dir", str(path), *WORDS, "--seed", "4"]) == 2
-    assert "is another run: its seed is 3, expected 4" in capsys.readouterr().err
+    assert "is another run: its seed is 3, you asked for 4" in capsys.readouterr().err
 
 
 def test_from_python(tmp_path):

@@ -222,8 +222,8 @@ def check_resumable(
     now = {"definition": expected, "stateless": []}
     for key, there, here in differing(*definitions(manifest, now)):
         raise ConfigError(
-            f"{directory.path} is another run: its {key} is {there}, expected {here}; resume it "
-            f"as it was defined, or choose a new --run-dir"
+            f"{directory.path} is another run: its {key} is {there}, you asked for {here}; resume "
+            f"it as it was defined, or choose a new --run-dir"
         )
     if manifest.get("status") == "planning":
         raise ConfigError(
