@@ -89,8 +89,8 @@ def test_a_flipped_bit_is_found_where_it_was_written(runs, tmp_path, monkeypatch
     write = StoredLayer.write
     step = tmp_path / "step"
 
-    def flip(layer, gradients, version, base, keeps_base, step_number, lr):
-        write(layer, gradients, version, base, keeps_base, step_number, lr)
+    def flip(layer, gradients, version, base, keeps_base, step_number, lr, *more):
+        write(layer, gradients, version, base, keeps_base, step_number, lr, *more)
         if lr and layer.label == "2.1" and version >= 7 and not step.exists():
             weight = layer.parameters["linear.weight"].data.view(-1)
             weight.view(torch.int32)[0] ^= 1

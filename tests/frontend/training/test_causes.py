@@ -72,7 +72,9 @@ def test_the_key_that_differs_from_a_run(tmp_path):
     made = Definition(space="s", steps=9, recipe=Recipe(threads=1))
     directory.write_manifest({"format": 1, "definition": json.loads(json.dumps(made.as_dict()))})
     other = Definition(space="s", steps=9, recipe=Recipe(threads=2))
-    with pytest.raises(ConfigError, match=r"its recipe\.threads is 1, you asked for 2; resume it as"):
+    with pytest.raises(
+        ConfigError, match=r"its recipe\.threads is 1, you asked for 2; resume it as"
+    ):
         check_resumable(directory, other, None)
     check_resumable(directory, made, None)
 
