@@ -46,7 +46,10 @@ def _users(workloads: Sequence[Workload]) -> Iterator[Path]:
     for workload in workloads:
         blocks = workload.space.blocks
         makers = [factory for block in blocks for factory in block.candidates]
-        makers += [block.apply for block in blocks if isinstance(block, Elastic) and block.apply]
+        elastic = [block for block in blocks if isinstance(block, Elastic)]
+        makers += [block.apply for block in elastic if block.apply]
+        # With "slice" a cut says what is stepped; otherwise it matters to exports alone.
+        makers += [block.cut for block in elastic if block.cut and block.step == "slice"]
         parts = getattr(workload.data, "made_of", ())
         metrics = workload.metrics.values()
         for thing in (workload.data, *parts, workload.loss, *metrics, *makers):

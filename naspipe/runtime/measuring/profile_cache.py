@@ -136,7 +136,7 @@ def _kind(space: Space, block: int) -> list[object]:
     own = space.blocks[block]
     found = [_described(sketch(space, block, number)) for number in range(len(own.candidates))]
     if isinstance(own, Elastic):
-        found += [sorted(own.settings.items()), own.apply and full_name(own.apply)]
+        found += [sorted(own.settings.items()), own.apply and full_name(own.apply), own.step]
     return found
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+from functools import partial
 
 import pytest
 
+import naspipe as npp
 from naspipe.core.config import Definition, Recipe
 from naspipe.core.errors import ConfigError, StageFailedError
 from naspipe.frontend.training.assignment import check_facts
@@ -65,6 +68,18 @@ def test_code_is_what_was_imported():
     assert {"naspipe/core/errors.py", "search_spaces/table5.py"} < found.keys()
     changed = {**found, "naspipe/core/errors.py": "0"}
     assert code_digest(found) != code_digest(changed) and len(code_digest(found)) == 16
+
+
+@pytest.mark.parametrize("step", ["whole", "slice"])
+def test_a_cut_is_part_of_the_code_where_it_says_what_is_stepped(tmp_path, monkeypatch, step):
+    (tmp_path / "own_cut.py").write_text("def cut(module, width):\n    return module\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    width = {"width": [2, 4]}
+    make = partial(npp.elastic.Linear, 4, 4, outputs="width")
+    cut = importlib.import_module("own_cut").cut
+    space = npp.Space("own", [npp.Elastic("fc", make, width, cut=cut, step=step)])
+    workload = npp.workload(space, print, print, steps=1)
+    assert ("own_cut.py" in code_digests([workload])) == (step == "slice")
 
 
 def test_the_key_that_differs_from_a_run(tmp_path):
