@@ -162,9 +162,9 @@ def test_a_complete_run_is_left_alone(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"seed": 2}, "its seed is 1, expected 2"),
-        ({"lr": 0.5}, "its recipe.lr is 0.02, expected 0.5"),
-        ({"steps": 25}, "its steps is 24, expected 25"),
+        ({"seed": 2}, "its seed is 1, you asked for 2"),
+        ({"lr": 0.5}, "its recipe.lr is 0.02, you asked for 0.5"),
+        ({"steps": 25}, "its steps is 24, you asked for 25"),
     ],
 )  # fmt: skip
 def test_another_definition_is_refused(tmp_path, change, message):
