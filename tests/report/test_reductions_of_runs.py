@@ -79,8 +79,13 @@ def test_every_wait_for_a_copy_ends_with_one_that_came(real: Recorded) -> None:
 
 
 def test_every_wait_for_buffers_ends_with_some_that_came(tmp_path: Path) -> None:
-    """Of a space with batch normalisation; which layers have some, its checkpoint says."""
-    run = train(tmp_path / "normed", spaces.mixed(), execution=SLOW)
+    """Of a space with batch normalisation; which layers have some, its checkpoint says.
+
+    The link is slow enough that a pass stands ready before those of the pass before it are written,
+    however late its process gets the processor.
+    """
+    slow = {**SLOW, "link_latency": 0.03}
+    run = train(tmp_path / "normed", spaces.mixed(), execution=slow)
     came = arrivals(run, BUFFERS)
     assert {layer for _, layer, _ in came} <= run.ordered
     waits = explain_waits(run.accesses, run.num_stages, run.schedule)
