@@ -7,6 +7,7 @@
 :class:`Admission`         ``AdmissionWindow``, ``BulkAdmission`` and ``StepAdmission`` of
                            :mod:`naspipe.stage.admission`
 :class:`DispatchOrder`     those of :mod:`naspipe.schedule.dispatch_order`
+:class:`Ahead`             :class:`~naspipe.residency.forecast.Forecast`
 :class:`Residency`         :class:`~naspipe.residency.manager.ResidencyManager`,
                            :class:`~naspipe.residency.all_resident.AllResident`
 :class:`Decisions`         :class:`~naspipe.nni.decisions.LabelDecisions`,
@@ -17,7 +18,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from naspipe.core.access import AccessKind
@@ -135,6 +136,18 @@ class DispatchOrder(Protocol):
         ...
 
 
+class Ahead(Protocol):
+    """Layers in the order of their next use."""
+
+    def __iter__(self) -> Iterator[LayerId]:
+        """Each layer once."""
+        ...
+
+    def next_uses(self, layers: Collection[LayerId], reach: int) -> Mapping[LayerId, int]:
+        """How far ahead each of these is used, as far as that is less than ``reach``."""
+        ...
+
+
 class Residency(Protocol):
     """What of a stage's layers is on its device: the paper's context manager."""
 
@@ -147,13 +160,16 @@ class Residency(Protocol):
         ...
 
     def plan(
-        self, forecast: Iterable[LayerId], is_demanded: bool = False, token: Hashable = None
+        self,
+        look_ahead: Callable[[], Ahead],
+        is_demanded: bool = False,
+        token: Hashable = None,
     ) -> Sequence[Command]:
         """Loads, saves and evictions to begin now.
 
-        ``forecast`` lists layers in the order of their next use; ``is_demanded`` says that the
-        stage stands still until the first of them is on the device; ``token`` differs whenever
-        the forecast does.
+        ``look_ahead`` makes the forecast; ``is_demanded`` says that the stage stands still until
+        the first layer of it is on the device; ``token`` differs whenever the forecast does, but
+        for uses that are over by now.
         """
         ...
 

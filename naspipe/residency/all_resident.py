@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 from naspipe.core.access import AccessKind
 from naspipe.core.ids import LayerId
+from naspipe.core.ports import Ahead
 from naspipe.residency.manager import MemoryCommand
 
 
@@ -54,7 +55,10 @@ class AllResident:
         return ()
 
     def plan(
-        self, forecast: Iterable[LayerId], is_demanded: bool = False, token: Hashable = None
+        self,
+        look_ahead: Callable[[], Ahead],
+        is_demanded: bool = False,
+        token: Hashable = None,
     ) -> Sequence[MemoryCommand]:
-        """No commands; the forecast is not drawn."""
+        """No commands; nobody looks ahead."""
         return ()

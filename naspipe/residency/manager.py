@@ -7,13 +7,14 @@ only: the runtime and the simulator carry them out.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from functools import cache
 
 from naspipe.core.access import AccessKind
 from naspipe.core.commands import EvictLayer, LoadLayer, SaveLayer
 from naspipe.core.errors import ConfigError, InvariantError
 from naspipe.core.ids import LayerId
+from naspipe.core.ports import Ahead
 from naspipe.residency.ledger import LayerState, Ledger
 from naspipe.residency.ports import Size, Sizes
 from naspipe.residency.prefetch import REACH, Prefetcher
@@ -164,13 +165,16 @@ class ResidencyManager:
         return self._discard(layer)
 
     def plan(
-        self, forecast: Iterable[LayerId], is_demanded: bool = False, token: Hashable = None
+        self,
+        look_ahead: Callable[[], Ahead],
+        is_demanded: bool = False,
+        token: Hashable = None,
     ) -> Sequence[MemoryCommand]:
         """What to start now, in order; asked again without news, nothing.
 
         Args:
-            forecast: layers in the order in which they will be needed; drawn no further than
-                it can matter. Layers that are away are passed over.
+            look_ahead: makes the forecast; called only where it can matter. Layers that are away
+                are passed over.
             is_demanded: the stage is idle and waits for the first of them.
             token: differs whenever the forecast does, except for uses that are over by now;
                 None when that is not known.
@@ -187,7 +191,7 @@ class ResidencyManager:
         # The demand may be the next of a run: the same token, but another first layer.
         known = None if is_demanded else token
         if (is_demanded or self._prefetches) and not self._prefetcher.is_settled(known):
-            loads, worth_saving = self._prefetcher.plan(forecast, is_demanded, token)
+            loads, worth_saving = self._prefetcher.plan(look_ahead(), is_demanded, token)
             commands += loads
         if self._ledger.has_unsaved:
             commands += self._start_saves(worth_saving)

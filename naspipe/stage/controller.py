@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from itertools import chain
 
 from naspipe.core.access import Access, AccessKind
 from naspipe.core.commands import (
@@ -36,6 +35,7 @@ from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
 from naspipe.core.ports import Residency, SyncPolicy
 from naspipe.core.task import Task, TaskKind
 from naspipe.core.wiring import CHAIN, PLAIN, InputName, Wiring
+from naspipe.residency.forecast import Forecast
 from naspipe.schedule.history import History
 from naspipe.schedule.versions import VersionBook
 from naspipe.stage.clearance import Clearance
@@ -141,9 +141,7 @@ class StageController:
                 self._whereabouts.resume(event.layers)
         if self._commanded == 0 and not self._writes.are_under_way:
             self._advance(event.time_ns, commands)
-        soon = self._predictor.forecast(self._subnets.values(), self._ready.running, self._changes)
-        soon = chain(self._writes.due, soon)
-        commands += self._residency.plan(soon, self._stalls.is_stalled, self._changes)
+        commands += self._residency.plan(self._look_ahead, self._stalls.is_stalled, self._changes)
         return self._cuts.guard(commands)
 
     @property
@@ -160,6 +158,10 @@ class StageController:
     def unfinished(self) -> list[str]:
         """What is under way and what it waits for, oldest first: for error messages."""
         return [progress.explain() for _, progress in sorted(self._subnets.items())]
+
+    def _look_ahead(self) -> Forecast:
+        subnets, running = self._subnets.values(), self._ready.running
+        return self._predictor.forecast(self._writes.due, subnets, running, self._changes)
 
     def _advance(self, now_ns: int, commands: list[Command]) -> None:
         """Go on with the run, or begin the next one, as far as its layers are on the device."""

@@ -8,7 +8,7 @@ the causal order tells. It never changes the schedule, only what is loaded befor
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import Any
 
 from naspipe.core.ids import LayerId
@@ -16,6 +16,7 @@ from naspipe.core.layer_rules import BlockRule
 from naspipe.core.ports import DispatchOrder
 from naspipe.core.task import Task, TaskKind
 from naspipe.core.wiring import CHAIN
+from naspipe.residency.forecast import Drawn, Forecast
 from naspipe.stage.conflicts import Conflicts
 from naspipe.stage.work import Progress, Work
 
@@ -43,7 +44,7 @@ class Predictor:
         self._announced: dict[Task, None] = {}
         """In their order. A task may be announced behind its input: the oldest are forgotten."""
         self._conflicts = Conflicts(rules)
-        self._others = _Drawn(iter(()))
+        self._others = Drawn()
         """The layers of all tasks but the running one."""
         self._known: tuple[Hashable, Work | None] = (None, None)
         """For which token and running task they hold."""
@@ -67,9 +68,13 @@ class Predictor:
         self._conflicts.retire(progress.subnet.stream, progress.subnet.sequence_id)
 
     def forecast(
-        self, subnets: Iterable[Progress], running: Work | None, token: Hashable = None
-    ) -> Iterator[LayerId]:
-        """Layers in the order in which they are likely to be used; may name a layer repeatedly.
+        self,
+        due: Iterable[LayerId],
+        subnets: Iterable[Progress],
+        running: Work | None,
+        token: Hashable = None,
+    ) -> Forecast:
+        """Layers in the order in which they are likely to be used: first those that are ``due``.
 
         Only versions that exist here are named: others cannot be loaded yet. What runs now and
         what runs next, as far as the stage knows, come whole. Which input arrives first is not
@@ -77,13 +82,12 @@ class Predictor:
         subnets come in the order of their admission. The ``token`` differs whenever any task
         was queued, handed over, begun or done since; None when that is not known.
         """
-        if running is not None:
-            yield from running.clear_layers()
         token_before, running_before = self._known
         if token is None or token != token_before or running is not running_before:
             self._known = (token, running)
-            self._others = _Drawn(self._forecast_others(subnets, running))
-        yield from self._others
+            self._others = Drawn(self._forecast_others(subnets, running))
+        runs = running.clear_layers() if running is not None else ()
+        return Forecast(chain(due, runs), self._others)
 
     def _forecast_others(
         self, subnets: Iterable[Progress], running: Work | None
@@ -132,24 +136,6 @@ class Predictor:
         if task.kind is TaskKind.BACKWARD:
             return self._conflicts.is_behind(task.stream, task.sequence_id)
         return self._conflicts.is_before(task.stream, task.sequence_id)
-
-
-class _Drawn:
-    """What an iterator gives, to be read from the first on by one reader after another."""
-
-    def __init__(self, source: Iterator[LayerId]) -> None:
-        self._source = source
-        self._known: list[LayerId] = []
-        self._met: set[LayerId] = set()
-
-    def __iter__(self) -> Iterator[LayerId]:
-        """Each layer once, at its first place."""
-        yield from self._known
-        for layer in self._source:
-            if layer not in self._met:
-                self._met.add(layer)
-                self._known.append(layer)
-                yield layer
 
 
 class _Arrivals:

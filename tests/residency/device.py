@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from naspipe.core.access import AccessKind
 from naspipe.core.commands import EvictLayer, LoadLayer, SaveLayer
 from naspipe.core.ids import LayerId
+from naspipe.residency.forecast import Drawn, Forecast
 from naspipe.residency.manager import ResidencyManager
 
 TORN = -1
@@ -198,7 +199,7 @@ class Stage:
 
     def plan(self, is_demanded):
         token = (self.begun, tuple(sorted(self.away))) if self.has_token else None
-        return self.manager.plan(self.forecast(), is_demanded, token)
+        return self.manager.plan(self.look_ahead, is_demanded, token)
 
     def check_victims(self, commands):
         """What gives way to a load is needed later than the layer loaded, or not at all."""
@@ -211,6 +212,9 @@ class Stage:
                 assert all(places.get(x, 1) > places[command.layer] for x in gone), "needed sooner"
                 gone.clear()
         assert not gone, "evicted for nothing"
+
+    def look_ahead(self):
+        return Forecast((), Drawn(self.forecast()))
 
     def forecast(self):
         """The layers of every use still to come; beyond the first run, perhaps in disorder."""

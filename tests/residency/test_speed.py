@@ -8,8 +8,9 @@ import time
 import pytest
 
 from naspipe.core.ids import LayerId
-from naspipe.residency.prefetch import AHEAD
+from naspipe.residency.prefetch import LEAST_AHEAD
 from tests.residency.device import FORWARD, Case, Sizes
+from tests.residency.told import ahead
 
 BOUND_NS = 40_000
 """Four times the promise, so that a busy machine does not fail."""
@@ -29,8 +30,8 @@ def test_nothing_to_do_is_cheap(capsys):
     layers = [LayerId(0, block, choice) for choice in range(20) for block in range(50)]
     sizes = Sizes(dict.fromkeys((layer[1:] for layer in layers), 10))
     manager = Case(sizes, frozenset(), 10_000, [], max_loads=1000).manager()
-    for begin in range(0, len(layers), AHEAD):
-        manager.plan(layers[begin : begin + AHEAD])
+    for begin in range(0, len(layers), LEAST_AHEAD):
+        manager.plan(ahead(layers[begin : begin + LEAST_AHEAD]))
     for layer in layers:
         manager.on_loaded(layer)
     run = layers[:5]
@@ -40,9 +41,9 @@ def test_nothing_to_do_is_cheap(capsys):
         for layer in run:
             manager.release(layer, FORWARD)
 
-    assert list(manager.plan(layers, False, 1)) == []
-    settled = median_ns(lambda: manager.plan(iter(layers), False, 1))
-    walked = median_ns(lambda: manager.plan(iter(layers)))
+    assert list(manager.plan(ahead(layers), False, 1)) == []
+    settled = median_ns(lambda: manager.plan(ahead(layers), False, 1))
+    walked = median_ns(lambda: manager.plan(ahead(layers)))
     used = median_ns(use)
     with capsys.disabled():
         print(

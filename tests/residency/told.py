@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from naspipe.core.commands import EvictLayer, LoadLayer, SaveLayer
 from naspipe.core.ids import LayerId
+from naspipe.residency.forecast import Drawn, Forecast
 from naspipe.residency.manager import ResidencyManager
 from tests.residency.device import FORWARD, Size, Sizes
 
@@ -16,6 +17,10 @@ def layers(*numbers):
 
 def layer(number):
     return LayerId(0, number, 0)
+
+
+def ahead(forecast):
+    return lambda: Forecast((), Drawn(forecast))
 
 
 def shown(commands):
@@ -33,7 +38,7 @@ class Told:
         )
 
     def plan(self, *forecast, demanded=False, token=None):
-        return shown(self.manager.plan(layers(*forecast), demanded, token))
+        return shown(self.manager.plan(ahead(layers(*forecast)), demanded, token))
 
     def demand(self, *forecast):
         return self.plan(*forecast, demanded=True)

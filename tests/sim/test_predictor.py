@@ -12,7 +12,7 @@ from naspipe.planning.memory import DeviceSizes, plan_memory
 from naspipe.planning.partitions import Partitioner
 from naspipe.residency import prefetch
 from naspipe.residency.manager import ResidencyManager
-from naspipe.residency.prefetch import AHEAD
+from naspipe.residency.prefetch import LEAST_AHEAD
 from naspipe.sim.driver import simulate
 from naspipe.stage import builder
 from naspipe.stage.admission import AdmissionWindow
@@ -75,15 +75,16 @@ def test_few_accesses_wait(order, budget, least):
     assert found.stall_ratio <= 0.01
 
 
-@pytest.mark.parametrize("ahead", [AHEAD, 10_000])
+@pytest.mark.parametrize("ahead", [LEAST_AHEAD, 10_000])
 def test_few_layers_are_loaded_and_not_used(monkeypatch, ahead):
     """A forward and a backward are two uses, often far apart; a limit holds the rest off."""
     monkeypatch.setattr(Counted, "loads", 0)
     monkeypatch.setattr(builder, "StageController", Counted)
-    monkeypatch.setattr(prefetch, "AHEAD", ahead)
+    monkeypatch.setattr(prefetch, "LEAST_AHEAD", ahead)
+    monkeypatch.setattr(prefetch, "MOST_AHEAD", max(ahead, prefetch.MOST_AHEAD))
     run("cv.c1", "paper", "3x")
     uses = 2 * SUBNETS * 24
-    assert (Counted.loads < 0.9 * uses) == (ahead == AHEAD)
+    assert (Counted.loads < 0.9 * uses) == (ahead == LEAST_AHEAD)
 
 
 def test_without_the_predictor_many_do():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import torch
@@ -17,6 +18,16 @@ POISON = 0xFF
 BANDWIDTH_BYTES_PER_SECOND = 12e9
 LATENCY_SECONDS = 20e-6
 """What an emulated device is taken to have: about 16 lanes of PCIe 3.0."""
+
+_LEAST_SLEEP_SECONDS = 200e-6
+"""No sleep is shorter, as the system ends it up to 0.1 ms late, and each takes the processor from
+the compute. What a short copy would still have lasted, the next ones of its thread last longer."""
+
+
+class _Owed(threading.local):
+    """By how much the copies of each thread, which is one direction, were too short so far."""
+
+    seconds = 0.0
 
 
 class EmulatedDevice:
@@ -50,6 +61,7 @@ class EmulatedDevice:
         )
         self._bandwidth_bytes_per_second = bandwidth_bytes_per_second
         self._latency_seconds = latency_seconds
+        self._owed = _Owed()
 
     @property
     def used_bytes(self) -> int:
@@ -99,6 +111,7 @@ class EmulatedDevice:
         start = time.monotonic()
         target.copy_(source)
         seconds = self._latency_seconds + source.numel() / self._bandwidth_bytes_per_second
-        left = start + seconds - time.monotonic()
-        if left > 0:
-            time.sleep(left)  # the emulated copy itself, not a poll
+        end = start + seconds + self._owed.seconds
+        if end - time.monotonic() >= _LEAST_SLEEP_SECONDS:
+            time.sleep(end - time.monotonic())  # the emulated copies themselves, not a poll
+        self._owed.seconds = max(0.0, end - time.monotonic())

@@ -120,7 +120,7 @@ class HostArena:
             )
         slab, start, _ = taken = self._take(size)
         self._used_bytes += size
-        piece = self._slabs[slab][start:][:nbytes]
+        piece = self._slabs[slab].narrow(0, start, nbytes)
         self._handed_out[piece.data_ptr()] = taken
         return piece
 
@@ -146,16 +146,22 @@ class HostArena:
 
     def _take(self, size: int) -> _Range:
         """The beginning of the smallest free range that is large enough."""
-        fitting = [each for each in self._free if each.nbytes >= size]
+        fitting = [
+            (end - start, at)
+            for at, (_, start, end) in enumerate(self._free)
+            if end - start >= size
+        ]
         if not fitting:
             slab = self._new_slab(size)
             self._slabs.append(slab)
+            fitting = [(slab.numel(), len(self._free))]
             self._free.append(_Range(len(self._slabs) - 1, 0, slab.numel()))
-            fitting = self._free[-1:]
-        slab_index, start, end = best = min(fitting, key=lambda each: each.nbytes)
-        self._free.remove(best)
-        if size < best.nbytes:
-            insort(self._free, _Range(slab_index, start + size, end))
+        _, at = min(fitting)
+        slab_index, start, end = self._free[at]
+        if start + size < end:  # what is left has its place in the order
+            self._free[at] = _Range(slab_index, start + size, end)
+        else:
+            del self._free[at]
         return _Range(slab_index, start, start + size)
 
     def _add_free(self, freed: _Range) -> None:

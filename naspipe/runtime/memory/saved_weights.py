@@ -62,12 +62,18 @@ class _Weights:
             ]
         self._rows = {row[0].data_ptr(): row for row in rows if row[0].numel()}
         self._starts = sorted(self._rows)
+        self._end = 0
+        if self._starts:
+            last = self._starts[-1]
+            self._end = last + span_bytes(self._rows[last][0])
 
     def note(self, tensor: torch.Tensor, version: int) -> _Note | None:
         """What stands for a tensor; None where it is none of the layer's and no part of one."""
         if tensor.layout is not torch.strided or type(tensor) not in _PLAIN:
             return None
         address = tensor.data_ptr()
+        if address >= self._end:
+            return None
         place = bisect(self._starts, address) - 1
         if place < 0:
             return None

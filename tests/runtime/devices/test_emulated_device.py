@@ -119,3 +119,13 @@ def test_the_emulated_device_computes_at_once():
     assert device.mark() is None
     device.wait(None)
     assert (device.name, device.torch_device) == ("cpu", torch.device("cpu"))
+
+
+def test_many_short_copies_take_the_time_of_one_long_one():
+    """Each alone is too short to sleep for; what is left of it is not forgotten."""
+    device = EmulatedDevice(1 << 20, bandwidth_bytes_per_second=1e12, latency_seconds=1e-4)
+    one, other = torch.zeros(512, dtype=torch.uint8), device.allocate(512)
+    start = time.monotonic()
+    for _ in range(500):
+        device.copy_in(one, other)
+    assert 0.0498 <= time.monotonic() - start < 1.0
