@@ -84,7 +84,7 @@ def head_of(columns: AccessColumns, generation: int) -> Head:
     of_layer = (columns.stream, columns.block, columns.candidate)
     layers = Counter(zip(*(column.tolist() for column in of_layer), strict=True))
     subnets = []
-    for stream in np.unique(columns.stream).tolist():
+    for stream in sorted(set(columns.stream.tolist())):
         own = columns.sequence_id[columns.stream == stream]
         subnets.append((stream, int(own.min()), int(own.max())))
     return Head(
