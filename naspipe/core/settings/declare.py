@@ -173,11 +173,13 @@ def check(node: Any) -> None:
 
 
 def unknown_key(key: str, known: Iterable[str]) -> ConfigError:
-    """What refuses a key that no setting has."""
+    """What refuses a key that no setting has: with the one that was meant, or else with all."""
     known = list(known)
-    close = difflib.get_close_matches(key, known, n=1)
-    hint = f" (did you mean {close[0]}?)" if close else ""
-    return ConfigError(f"{key}: unknown key{hint}; expected one of {', '.join(known)}")
+    if close := difflib.get_close_matches(key, known, n=1):
+        return ConfigError(
+            f"{key}: unknown key (did you mean {close[0]}?); docs/settings.md has all that there are"
+        )
+    return ConfigError(f"{key}: unknown key; expected one of {', '.join(known)}")
 
 
 def _settings(node: type) -> Iterable[Setting]:
