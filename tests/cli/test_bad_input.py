@@ -62,7 +62,7 @@ SETTINGS = [
     ("optimizer.nesterov=yes", "option nesterov: expected true or false, found 'yes'"),
     ("optimizer.foreach=maybe", "option foreach: expected true or false, found 'maybe'"),
     ("optimizer.differentiable=true", "differentiable=True has no meaning here", "leave it out"),
-    ("lrr=0.1", "--set lrr: unknown key (did you mean lr?); docs/settings.md has all that there are"),
+    ("lrr=0.1", "--set lrr: unknown key (did you mean lr?); docs/settings.md lists them all"),
     ("lr", "--set lr: expected key=value, as in --set lr=0.01"),
     ("lr=fast", "--set lr: expected a number, found 'fast'"),
     ("precision=fp8", "precision: expected float32 or bf16, found 'fp8'"),

@@ -181,7 +181,7 @@ def test_unknown_keys(key: str, hint: str) -> None:
     text = refusal(f"{key}=1")
     assert text.startswith(f"--set {key}: unknown key{hint}; ")
     if hint:
-        assert text.endswith("; docs/settings.md has all that there are")
+        assert text.endswith("; docs/settings.md lists them all")
     else:
         assert "; expected one of optimizer, lr," in text
         assert text.endswith("optimizer.OPTION, parameter_groups, rule.LAYER")

@@ -121,7 +121,7 @@ def test_every_kind_of_value(tmp_path):
         ("schedule = 'steps'", "schedule: expected constant or linear"),
         ("sampler = 3", "sampler: expected a text, found 3"),
         ("learning_rate = 1", "learning_rate: unknown key; expected one of optimizer, lr,"),
-        ("warmup_step = 1", "unknown key (did you mean warmup_steps?); docs/settings.md has"),
+        ("warmup_step = 1", "unknown key (did you mean warmup_steps?); docs/settings.md lists"),
         ("window = 3", "window says how a run is carried out, which is no part of a recipe; give"),
         (
             "[optimiser]\nlr = 1",

@@ -177,7 +177,7 @@ def unknown_key(key: str, known: Iterable[str]) -> ConfigError:
     known = list(known)
     if close := difflib.get_close_matches(key, known, n=1):
         return ConfigError(
-            f"{key}: unknown key (did you mean {close[0]}?); docs/settings.md has all that there are"
+            f"{key}: unknown key (did you mean {close[0]}?); docs/settings.md lists them all"
         )
     return ConfigError(f"{key}: unknown key; expected one of {', '.join(known)}")
 

@@ -70,7 +70,7 @@ def test_a_cut_is_for_a_checkpoint_or_a_validation() -> None:
     [
         (
             {"stage": 2},
-            "stage: unknown key (did you mean stages?); docs/settings.md has all that there are",
+            "stage: unknown key (did you mean stages?); docs/settings.md lists them all",
         ),
         ({"stages": "2"}, "stages: expected a whole number, found '2'"),
         ({"stages": True}, "stages: expected a whole number, found True"),
