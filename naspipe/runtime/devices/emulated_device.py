@@ -112,6 +112,8 @@ class EmulatedDevice:
         target.copy_(source)
         seconds = self._latency_seconds + source.numel() / self._bandwidth_bytes_per_second
         end = start + seconds + self._owed.seconds
-        if end - time.monotonic() >= _LEAST_SLEEP_SECONDS:
-            time.sleep(end - time.monotonic())  # the emulated copies themselves, not a poll
-        self._owed.seconds = max(0.0, end - time.monotonic())
+        left = end - time.monotonic()
+        if left >= _LEAST_SLEEP_SECONDS:
+            time.sleep(left)  # the emulated copies themselves, not a poll
+            left = end - time.monotonic()
+        self._owed.seconds = max(0.0, left)
