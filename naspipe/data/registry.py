@@ -136,7 +136,10 @@ def open_data(
     wrong = ("batch_size", batch_size) if is_text else ("max_tokens", max_tokens)
     if wrong[1] is not None:
         right = "max_tokens" if is_text else "batch_size"
-        raise ConfigError(f"data set '{name}' takes {right}, not {wrong[0]}")
+        raise ConfigError(
+            f"data set '{name}' takes {right}, not {wrong[0]}; where a recipe says {wrong[0]}, "
+            f"write one of your own with {right} (docs/recipes.md)"
+        )
     if is_text:
         tokens = DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens
         sentences = _open_sentences(
