@@ -18,7 +18,6 @@ and a dot; ``optimizer.name`` is the optimizer itself. naspipe's own recipes lie
 
 from __future__ import annotations
 
-import difflib
 import json
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -36,6 +35,7 @@ from naspipe.core.config import (
 )
 from naspipe.core.errors import ConfigError
 from naspipe.core.settings.declare import declared
+from naspipe.core.wording.known_keywords import did_you_mean
 
 FOLDER = Path(__file__).parents[1] / "recipes"
 
@@ -90,8 +90,7 @@ def read_recipe(name: str | Path) -> RecipeFile:
     path = Path(text)
     if path.suffix != ".toml" and len(path.parts) <= 1:
         if text not in recipe_names():
-            close = difflib.get_close_matches(text, recipe_names(), n=1)
-            hint = f" (did you mean {close[0]}?)" if close else ""
+            hint = did_you_mean(text, recipe_names())
             raise ConfigError(
                 f"unknown recipe {text!r:.80}{hint}: expected {', '.join(recipe_names())}, or a "
                 f"file, as in mine.toml"

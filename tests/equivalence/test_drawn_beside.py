@@ -126,7 +126,8 @@ def test_one_that_is_asked_to_end_while_it_is_planned_leaves_nothing(tmp_path, m
     monkeypatch.setattr("naspipe.frontend.training.training.make_plan", plan)
     before = signal.signal(number, signal.SIG_DFL)  # nohup has it ignored
     try:
-        with pytest.raises(naspipe.RunInterruptedError, match="before the training beg") as caught:
+        said = "before the training began"
+        with pytest.raises(naspipe.RunInterruptedError, match=said) as caught:
             train(path, Calm(spaces.vectors), steps=2)
         assert (caught.value.signal_number, path.exists()) == (number, False)
         assert signal.getsignal(number) is signal.SIG_DFL

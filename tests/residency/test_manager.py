@@ -66,6 +66,14 @@ def test_who_stood_still_loads_further_ahead_for_a_while():
     assert found[:4] == [MOST_AHEAD] * 4 and found[5:] == [MOST_AHEAD - 1] * 2
 
 
+def test_a_use_that_is_over_lets_the_next_layer_come_whatever_it_leaves():
+    told = Told(30, [0, 0, 0, 0, 10])
+    assert told.acquire(0, 1, 2, 3) == LEAST_AHEAD
+    assert told.plan(0, 1, 2, 3, 4, token=1) == ""
+    told.release(0)
+    assert told.plan(1, 2, 3, 4, token=1) == "load 4", "no bytes became free"
+
+
 def test_a_layer_without_room_is_not_overtaken():
     told = Told(30, [10, 10, 20, 5]).put(0, 1)
     assert told.plan(0, 1, 2, 3) == "", "layer 3 would fit, and layer 2 would wait for longer"

@@ -10,7 +10,6 @@ field may move to another group and old manifests are still read.
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from naspipe.core.errors import ConfigError, InvariantError
 from naspipe.core.settings.allowed import Allowed
+from naspipe.core.wording.known_keywords import did_you_mean
 
 T = TypeVar("T")
 
@@ -175,11 +175,9 @@ def check(node: Any) -> None:
 def unknown_key(key: str, known: Iterable[str]) -> ConfigError:
     """What refuses a key that no setting has: with the one that was meant, or else with all."""
     known = list(known)
-    if close := difflib.get_close_matches(key, known, n=1):
-        return ConfigError(
-            f"{key}: unknown key (did you mean {close[0]}?); docs/settings.md lists them all"
-        )
-    return ConfigError(f"{key}: unknown key; expected one of {', '.join(known)}")
+    hint = did_you_mean(key, known)
+    rest = "docs/settings.md lists them all" if hint else f"expected one of {', '.join(known)}"
+    return ConfigError(f"{key}: unknown key{hint}; {rest}")
 
 
 def _settings(node: type) -> Iterable[Setting]:

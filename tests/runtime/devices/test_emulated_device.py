@@ -126,6 +126,6 @@ def test_many_short_copies_take_the_time_of_one_long_one():
     device = EmulatedDevice(1 << 20, bandwidth_bytes_per_second=1e12, latency_seconds=1e-4)
     one, other = torch.zeros(512, dtype=torch.uint8), device.allocate(512)
     start = time.monotonic()
-    for _ in range(500):
+    for _ in range(200):
         device.copy_in(one, other)
-    assert 0.0498 <= time.monotonic() - start < 1.0
+    assert 0.0198 <= time.monotonic() - start < 1.0
