@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 
@@ -128,8 +127,11 @@ class StageCompute:
             segment.undo_backward()
             raise
         del state.segments[layer.block]
-        state.gradients[task.section] = gradients
-        state.parameter_gradients[layer], state.options[layer] = segment.take_gradients(), option
+        state.gradients[task.section] = self.placement.apart(layer, gradients)
+        own = segment.take_gradients()
+        apart = self.placement.apart(layer, own.values())
+        state.parameter_gradients[layer] = dict(zip(own, apart, strict=True))
+        state.options[layer] = option
         self.placement.finish_block()
         return None
 
@@ -152,20 +154,15 @@ class StageCompute:
 
     def free_memory(self) -> None:
         """Give up every graph that a backward can do without."""
-        if self.placement.may_lose_graphs:
-            self._drop_graphs()
+        segments = (each for state in self._passes.values() for each in state.segments.values())
+        for segment in segments if self.placement.may_lose_graphs else ():
+            segment.drop_graph()
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.empty_cache()
 
     def evict(self, layer: LayerId) -> None:
-        """Free a layer's device memory; passes that hold it will compute its forward again."""
-        self.placement.evict(layer, partial(self._drop_graphs, layer))
-
-    def _drop_graphs(self, of: LayerId | None = None) -> None:
-        for state in self._passes.values():
-            for block, segment in state.segments.items():
-                if of is None or state.layers[block] == of:
-                    segment.drop_graph()
+        """Free a layer's device memory; graphs stay good for when it is back."""
+        self.placement.evict(layer)
 
     def layer(self, layer: LayerId) -> StoredLayer:
         """A layer, made now if it has not been made yet."""
@@ -194,7 +191,8 @@ class StageCompute:
         spec = self._spec(state, task, (block, option), ending)
         if not workload.is_trained:
             trains = workload.runs_in_training_mode
-            state.inputs, statistics = forward_only(spec, bound, inputs, trains)
+            outputs, statistics = forward_only(spec, bound, inputs, trains)
+            state.inputs = self.placement.apart(layer, outputs)
             if workload.follows is not None:
                 state.parameter_gradients[layer] = {}
                 state.statistics[layer] = statistics
@@ -202,13 +200,9 @@ class StageCompute:
             return None
         # The last block's backward follows its forward at once, so its graph is kept.
         keeps_graph = is_last or not workload.recompute
-        placement = self.placement
-        segment = Segment(
-            spec, bound, inputs, keeps_graph, placement.may_lose_graphs, placement.shares_memory
-        )
-        outputs = segment.forward()
+        segment = Segment(spec, bound, inputs, keeps_graph, self.placement.may_lose_graphs)
+        outputs = self.placement.apart(layer, segment.forward())
         state.segments[block] = segment
-        state.layers[block] = layer
         if segment.statistics:
             state.statistics[layer] = segment.statistics
         state.inputs = ending.take_outputs() if ending else outputs

@@ -28,7 +28,6 @@ class PassState:
 
     inputs: Tensors = ()
     segments: dict[int, Segment] = field(default_factory=dict)
-    layers: dict[int, LayerId] = field(default_factory=dict)
     arrived: dict[InputName, Tensors] = field(default_factory=dict)
     """Tapped from other blocks, for this pass."""
     tapped: dict[InputName, Tensors] = field(default_factory=dict)

@@ -25,7 +25,6 @@ from naspipe.runtime.devices.determinism import backward_seed, seed_draws
 from naspipe.runtime.devices.tensor_bytes import same_bits
 from naspipe.runtime.layers.bound_layer import BoundLayer
 from naspipe.runtime.layers.norm_statistics import KNOWN, Statistics, collected
-from naspipe.runtime.memory.saved_weights import found_again, is_refusal
 from naspipe.runtime.memory.shortages import raising_shortages
 
 Tensors = tuple[torch.Tensor, ...]
@@ -61,7 +60,6 @@ class Segment:
         inputs: leaf tensors; ``requires_grad`` says whether a gradient is wanted.
         keeps_graph: keep what autograd saved; otherwise compute the forward again.
         may_lose_graph: :meth:`drop_graph` may be called, so keep what a recompute needs.
-        weights_move: the layer may be bound to other memory before the backward.
     """
 
     def __init__(
@@ -71,7 +69,6 @@ class Segment:
         inputs: Tensors,
         keeps_graph: bool,
         may_lose_graph: bool = False,
-        weights_move: bool = False,
     ) -> None:
         self._spec = spec
         self._layer = layer
@@ -84,7 +81,6 @@ class Segment:
         """Of the forward, where they are deferred."""
         self._keeps_graph = keeps_graph
         self._may_recompute = may_lose_graph or not keeps_graph
-        self._finds_weights = weights_move and keeps_graph
 
     def forward(self) -> Tensors:
         """Compute the block; returns leaf tensors for the next one.
@@ -96,14 +92,12 @@ class Segment:
         """
         before = self._buffer_copies()
         try:
-            outputs = self._first_compute()
-        except RuntimeError as error:  # torch's shortages of memory are such
+            with raising_shortages():
+                outputs = self._compute(self.statistics)
+        except torch.OutOfMemoryError:
             for (owner, name), copy in before.items():
                 owner._buffers[name] = copy  # as if it had never begun
-            if not (self._finds_weights and is_refusal(error)):
-                raise
-            self._finds_weights = False
-            return self.forward()
+            raise
         is_exact = isinstance(self._spec.rule, Exact)
         for (owner, name), copy in before.items():
             is_statistic = is_exact and type(owner) in KNOWN  # to compare is to wait for the device
@@ -119,14 +113,6 @@ class Segment:
         if self._keeps_graph:
             self._outputs = outputs
         return tuple(_leaf(output) for output in outputs)
-
-    def _first_compute(self) -> Tensors:
-        with raising_shortages():
-            if not self._finds_weights:
-                return self._compute(self.statistics)
-            norms = [part for part in self._layer.module.modules() if type(part) in KNOWN]
-            with found_again(self._layer.parameters.values(), norms):
-                return self._compute(self.statistics)
 
     def backward(self, gradients: Sequence[Gradient]) -> tuple[Gradient, ...]:
         """Take the gradients of the outputs; returns those of the inputs, absent ones as None.

@@ -53,6 +53,7 @@ class Capturer:
         Raises:
             InvariantError: when one of the versions is not here.
         """
+        stored.at_hand()
         if len(versions) == 1:
             states = _states(stored)
             values = [*stored.parameters.values()]

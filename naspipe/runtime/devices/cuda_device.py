@@ -102,6 +102,11 @@ class CudaDevice:
         """
         self._budget.remove(tensor)
 
+    def refill(self, tensor: torch.Tensor) -> None:
+        """Memory as fresh as :meth:`allocate`'s. Raises DeviceMemoryError beyond the budget."""
+        with torch.cuda.stream(self._compute):
+            self._budget.refill(tensor)
+
     def mark(self) -> Mark:
         """The point that the compute has been queued up to."""
         return record_end(self._compute)

@@ -1,4 +1,4 @@
-"""What layers take of a device's memory, counted and limited."""
+"""What layers take of a device's memory, counted and limited, and pieces whose memory goes."""
 
 from __future__ import annotations
 
@@ -33,6 +33,16 @@ class DeviceBudget:
                 f"{self.used_bytes} are used and {nbytes} more were asked for; evict first"
             )
 
+    def refill(self, tensor: torch.Tensor) -> None:
+        """Give a tensor that has none memory again.
+
+        Raises:
+            DeviceMemoryError: beyond the budget.
+        """
+        self.check(tensor.numel())
+        tensor.untyped_storage().resize_(tensor.numel())
+        self.add(tensor)
+
     def add(self, tensor: torch.Tensor) -> torch.Tensor:
         """Count new memory; returns it."""
         self._live[id(tensor)] = tensor
@@ -41,7 +51,7 @@ class DeviceBudget:
         return tensor
 
     def remove(self, tensor: torch.Tensor) -> None:
-        """Count memory as given back.
+        """Take a tensor's memory away, whoever has views of it.
 
         Raises:
             InvariantError: when it is not counted now.
@@ -51,3 +61,4 @@ class DeviceBudget:
                 f"device {self._name}: {tensor.numel()} bytes were freed that are not allocated"
             )
         self.used_bytes -= tensor.numel()
+        tensor.untyped_storage().resize_(0)

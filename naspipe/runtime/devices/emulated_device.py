@@ -9,11 +9,12 @@ import torch
 
 from naspipe.runtime.devices.device_budget import DeviceBudget
 from naspipe.runtime.devices.device_waits import Wait, count
-from naspipe.runtime.devices.host_arena import SLAB_BYTES, HostArena
 from naspipe.runtime.devices.ports import Mark
 
 POISON = 0xFF
-"""Byte that memory without a layer in it holds: a NaN in every floating-point type."""
+"""Byte that fresh memory holds: a NaN in every floating-point type."""
+_POISONED = 1 << 16
+"""So many of the first bytes: more would take longer than the copy that is emulated."""
 
 BANDWIDTH_BYTES_PER_SECOND = 12e9
 LATENCY_SECONDS = 20e-6
@@ -33,9 +34,9 @@ class _Owed(threading.local):
 class EmulatedDevice:
     """A device in host memory of its own, with a budget, a bandwidth and a latency.
 
-    Fresh and freed memory is poisoned, so that a layer used before its load or after its
-    eviction shows. Copies are real and last as long as the bandwidth says; each direction
-    has the whole of it.
+    Fresh memory begins with poison, so that a layer used before its load shows; one used after its
+    eviction has no memory. Copies are real and last as long as the bandwidth says; each
+    direction has the whole of it.
 
     Args:
         budget_bytes: the most that may be allocated at a time.
@@ -53,12 +54,6 @@ class EmulatedDevice:
         latency_seconds: float = LATENCY_SECONDS,
     ) -> None:
         self._budget = DeviceBudget(self.name, budget_bytes)
-        self._arena = HostArena(
-            pin=False,
-            limit_bytes=None,
-            slab_bytes=min(budget_bytes, SLAB_BYTES),
-            fill=POISON,
-        )
         self._bandwidth_bytes_per_second = bandwidth_bytes_per_second
         self._latency_seconds = latency_seconds
         self._owed = _Owed()
@@ -74,18 +69,20 @@ class EmulatedDevice:
         return self._budget.peak_bytes
 
     def allocate(self, nbytes: int) -> torch.Tensor:
-        """Poisoned memory. Raises DeviceMemoryError beyond the budget.
-
-        Each piece is a storage of its own, as a GPU's, so that its holders can be counted.
-        """
+        """Poisoned memory. Raises DeviceMemoryError beyond the budget."""
         self._budget.check(nbytes)
-        piece = self._arena.allocate(nbytes)
-        return self._budget.add(torch.from_numpy(piece.numpy()) if nbytes else piece)
+        memory = torch.empty(nbytes, dtype=torch.uint8)
+        memory[:_POISONED].fill_(POISON)
+        return self._budget.add(memory)
 
     def free(self, tensor: torch.Tensor) -> None:
-        """Poison the memory and give it back. Raises InvariantError when it is not allocated."""
+        """Give the memory back. Raises InvariantError when it is not allocated."""
         self._budget.remove(tensor)
-        self._arena.give_back(tensor.fill_(POISON), lambda: True)
+
+    def refill(self, tensor: torch.Tensor) -> None:
+        """Poisoned memory again. Raises DeviceMemoryError beyond the budget."""
+        self._budget.refill(tensor)
+        tensor[:_POISONED].fill_(POISON)
 
     def mark(self) -> Mark:
         """None: this device computes at once."""

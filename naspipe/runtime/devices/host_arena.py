@@ -62,7 +62,6 @@ class HostArena:
         limit_bytes: how much may be handed out at a time; None for no limit.
         slab_bytes: how much is taken at a time. A bigger piece gets a slab of its own. A power
             of two, where it is pinned: torch takes pinned memory in powers of two.
-        fill: byte that memory holds before it is first handed out; None for any.
     """
 
     def __init__(
@@ -70,10 +69,8 @@ class HostArena:
         pin: bool,
         limit_bytes: int | None,
         slab_bytes: int = SLAB_BYTES,
-        fill: int | None = None,
     ) -> None:
         self._pin = pin
-        self._fill = fill
         self._limit_bytes = limit_bytes
         self._slab_bytes = slab_bytes
         self._slabs: list[torch.Tensor] = []
@@ -189,7 +186,7 @@ class HostArena:
                     f"refused {wanted} more ({reason(error)}); choose a smaller scale or an "
                     f"optimizer with less state"
                 ) from error
-        return slab if self._fill is None else slab.fill_(self._fill)
+        return slab
 
     def _pinned(self, nbytes: int) -> torch.Tensor | None:
         """Pinned memory, or None from the first failure on. It starts at a page."""

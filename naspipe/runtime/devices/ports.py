@@ -19,7 +19,7 @@ Mark = torch.cuda.Event | None
 class Device(Protocol):
     """Where layers are computed on, and how their bytes get there and back.
 
-    ``allocate``, ``free``, ``mark`` and ``wait`` are for the thread that computes.
+    ``allocate``, ``free``, ``refill``, ``mark`` and ``wait`` are for the thread that computes.
     ``copy_in`` and ``copy_out`` block, and are for worker threads.
     """
 
@@ -44,7 +44,7 @@ class Device(Protocol):
         ...
 
     def allocate(self, nbytes: int) -> torch.Tensor:
-        """A uint8 tensor on the device, its address a multiple of 512.
+        """A uint8 tensor on the device, with a storage of its own.
 
         Raises:
             DeviceMemoryError: beyond the budget.
@@ -52,10 +52,21 @@ class Device(Protocol):
         ...
 
     def free(self, tensor: torch.Tensor) -> None:
-        """Give memory back; ``tensor`` is the very object that ``allocate`` returned.
+        """Take the memory of a tensor away; ``tensor`` is the very object that ``allocate``
+        returned.
+
+        Its views stay what they are, without memory: none may be used until :meth:`refill`.
 
         Raises:
-            InvariantError: when it is not, or was given back already.
+            InvariantError: when it is not, or has no memory.
+        """
+        ...
+
+    def refill(self, tensor: torch.Tensor) -> None:
+        """Give a tensor memory again, and so its views; the bytes are any.
+
+        Raises:
+            DeviceMemoryError: beyond the budget.
         """
         ...
 

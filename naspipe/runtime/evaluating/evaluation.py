@@ -204,7 +204,7 @@ class EvaluationCompute:
         outputs = result if isinstance(result, tuple) else (result,)
         if not all(isinstance(output, torch.Tensor) for output in outputs):
             raise ConfigError(f"layer {self.label(layer)}: expected tensors, found {type(result)}")
-        return outputs
+        return self.placement.apart(layer, outputs)
 
     def _sums(self, outputs: Sequence[Tensors], numbers: Sequence[int]) -> torch.Tensor:
         """Of all validation batches, in their order."""
@@ -242,8 +242,8 @@ class EvaluationCompute:
         self._states.pop(sequence_id, None)
 
     def evict(self, layer: LayerId) -> None:
-        """Free a layer's device memory; no graph is kept of what is judged."""
-        self.placement.evict(layer, lambda: None)
+        """Free a layer's device memory."""
+        self.placement.evict(layer)
 
     @property
     def kept_bytes(self) -> int:

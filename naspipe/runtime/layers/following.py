@@ -26,6 +26,7 @@ def follow(layer: StoredLayer, source: StoredLayer, update: MomentumUpdate, tau:
         update: what becomes of buffers.
         tau: how much of the layer stays.
     """
+    source.at_hand()
     for name, parameter in layer.parameters.items():
         parameter.lerp_(source.parameters[name].to(parameter.device), 1.0 - tau)
     if update.buffers == "own":

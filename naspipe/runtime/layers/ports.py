@@ -6,6 +6,7 @@ Implementations: :class:`Layer` is :class:`naspipe.runtime.layers.stored_layer.S
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -22,6 +23,8 @@ class Layer(Protocol):
     parameters: dict[str, nn.Parameter]
     optimizer: torch.optim.Optimizer | None
     own_step: OwnStep
+    at_hand: Callable[[], None]
+    """Called before anyone looks at it, as it may be where nobody can."""
 
 
 class Received(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -22,6 +22,7 @@ from naspipe.runtime.layers.layer_layout import (
 )
 from naspipe.runtime.layers.ports import Layer
 
+_Handed = TypeVar("_Handed", torch.Tensor, torch.Tensor | None)
 _NOWHERE = torch.empty(0, dtype=torch.uint8)
 _NOTHING: dict[str, Any] = {}
 
@@ -33,15 +34,16 @@ _Bound = tuple[Slot, torch.Tensor, dict[str, Any] | None]
 class LayerMemory:
     """A layer's parameters, buffers and optimizer state as views of one blob.
 
-    The blob is in host memory at first, and in device memory between ``to_device`` and
-    ``to_host``. Parameters stay the same objects; shapes and strides are kept, and so is which
+    The blob is in host memory at first. Once the layer has been on a device its tensors stay views
+    of its memory there, which comes and goes: ``to_device`` says that it came, ``leave_device``
+    that it goes. Graphs stay good meanwhile: what they hold has its bytes again when the layer
+    is back. Whoever looks at a layer that is not there calls its ``at_hand`` first, which binds it
+    to host memory.
+
+    Parameters stay the same objects; shapes and strides are kept, and so is which
     tensors share memory. Gradients are not part of it, nor are optimizer states that have no
     dimensions, are numbers or are None. There is room for all optimizer state from the
-    beginning, but what the optimizer has not made stays absent.
-
-    ``to_device`` and ``to_host`` give the layer's tensors other memory without autograd noticing:
-    a backward that is still to come would silently take wrong values. So the caller drops
-    the graph first, or leaves the layer where it is. For the thread that computes.
+    beginning, but what the optimizer has not made stays absent. For the thread that computes.
 
     Args:
         layer: the layer, in host memory.
@@ -59,13 +61,17 @@ class LayerMemory:
         self._size = self._layout.nbytes
         self._optimizer = layer.optimizer
         self._forms: dict[int, TensorForm] = {}
-        """By the tensors' numbers, and so are their views."""
+        """By the tensors' numbers."""
         self._host = arena.allocate(self._size)
-        self._host_views: dict[int, torch.Tensor] = {}
         self._blob = Blob(self._host)
+        self.piece: torch.Tensor | None = None
+        """Its memory on the device, once it was there."""
+        self._is_absent = False
+        """Whether the tensors are views of a piece without memory."""
         bound, unknown = self._look()
         self._move_in(self._outside(bound))
         self._refuse(unknown)
+        layer.at_hand = self._come_home
 
     @property
     def state_bytes(self) -> int:
@@ -77,21 +83,39 @@ class LayerMemory:
         """The layer's host memory, the same until it leaves; empty while it is away."""
         return self._host
 
-    def to_device(self, blob: torch.Tensor) -> None:
-        """Rebind everything to device memory, into which ``host`` has been copied.
+    def to_device(self, piece: torch.Tensor) -> None:
+        """The layer is on the device: ``host`` has been copied to its piece of memory there.
 
         Raises:
-            InvariantError: when the blob has another size, or a tensor lies outside of the old one.
+            InvariantError: when the piece has another size, or a tensor lies outside of the layer's
+                memory.
         """
-        self._rebind(blob)
+        if self._blob.memory is piece:
+            self._blob, self._is_absent = Blob(piece), False
+        else:
+            self._rebind(piece)
+        self.piece = piece
 
-    def to_host(self) -> None:
-        """Rebind everything to host memory, into which the device memory has been saved.
+    def leave_device(self) -> None:
+        """The piece loses its memory; what changed since the last save is lost."""
+        self._is_absent = True
+
+    def apart(self, tensor: _Handed) -> _Handed:
+        """A tensor that stays when the layer leaves: a copy of one in its memory on the device."""
+        if self.piece is None or tensor is None:
+            return tensor
+        if tensor.untyped_storage()._cdata != self.piece.untyped_storage()._cdata:
+            return tensor
+        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+    def _come_home(self) -> None:
+        """Be in host memory, unless the layer is on the device.
 
         Raises:
-            InvariantError: when a tensor lies outside of the device memory, so was not saved.
+            InvariantError: when a tensor lies outside of the piece, so was not saved.
         """
-        self._rebind(self._host)
+        if self._is_absent:
+            self._rebind(self._host)
 
     def leave(self) -> torch.Tensor:
         """Give up the host memory, in which the layer is: another stage takes it over.
@@ -99,14 +123,13 @@ class LayerMemory:
         Its tensors are not to be touched until :meth:`come_back`.
         """
         host, self._host = self._host, _NOWHERE
-        self._host_views = {}
         return host
 
     def come_back(self, arena: HostArena) -> None:
         """Have host memory again, if the layer was away; the bytes of its tensors are any."""
         if self._host is _NOWHERE:
             self._host = arena.allocate(self._size)
-            self._blob = Blob(self._host)
+            self._blob, self._is_absent = Blob(self._host), False
             bound, _ = self._look()
             _bind(bound, self._views(bound))
 
@@ -156,7 +179,7 @@ class LayerMemory:
 
     def _outside(self, bound: Iterable[_Bound]) -> list[_Bound]:
         """Those whose tensor is elsewhere."""
-        start = self._blob.address
+        start = 0 if self._is_absent else self._blob.address
         return [
             (slot, tensor, holder)
             for slot, tensor, holder in bound
@@ -169,7 +192,6 @@ class LayerMemory:
             if (nbytes := span_bytes(tensor)) > slot.nbytes:
                 raise self._misfit(slot.name, f"grew from {slot.nbytes} to {nbytes} bytes")
             self._forms[slot.number] = TensorForm.of(tensor)
-            self._host_views.pop(slot.number, None)
         views = self._views(strays)
         for (slot, tensor, _), view in zip(strays, views, strict=True):
             if tensor.is_contiguous():
@@ -191,23 +213,17 @@ class LayerMemory:
                 f"layer {self.label} was moved while {', '.join(lost)} lay outside of its memory; "
                 f"call adopt_state, and save, before"
             )
-        self._blob = Blob(memory)
+        self._blob, self._is_absent = Blob(memory), False
         _bind(bound, self._views(bound))
 
     def _views(self, bound: Iterable[_Bound]) -> list[torch.Tensor]:
-        """Of each its part of the blob; what was one object under two names stays one.
-
-        Those of host memory are kept: the layer comes back to it.
-        """
-        blob, forms, found = self._blob, self._forms, list[torch.Tensor]()
-        known = self._host_views if blob.memory is self._host else {}
+        """Of each its part of the blob; what was one object under two names stays one."""
+        forms, found = self._forms, dict[int, torch.Tensor]()
         for slot, tensor, _ in bound:
-            view = known.get(slot.number)
-            if view is None:
+            if slot.number not in found:
                 form = forms.get(slot.number) or TensorForm.of(tensor)
-                view = known[slot.number] = blob.view(slot, form)
-            found.append(view)
-        return found
+                found[slot.number] = self._blob.view(slot, form)
+        return [found[slot.number] for slot, _, _ in bound]
 
     def _misfit(self, name: str, what: str) -> NaspipeError:
         if name.startswith("optimizer/"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -44,6 +44,7 @@ class StoredLayer:
         used: UsedEntries | None = None,
     ) -> None:
         self.label = label
+        self.at_hand: Callable[[], None] = lambda: None
         self._applied = Applied(module, apply)
         self.module = module
         self.version = INITIAL
@@ -179,6 +180,7 @@ class StoredLayer:
 
     def tensors(self) -> Iterator[tuple[str, Any]]:
         """Everything a WRITE may change, by name: parameters, buffers, optimizer state."""
+        self.at_hand()
         for name, parameter in self.parameters.items():
             yield f"param/{name}", parameter.detach()
         for name, buffer in self.module.named_buffers():
@@ -279,6 +281,7 @@ class StoredLayer:
     def _copy(self, version: Version) -> dict[str, torch.Tensor]:
         copy = self._copies.get(version)
         if copy is None:
+            self.at_hand()
             if version != self.version:
                 raise InvariantError(
                     f"layer {self.label}: version {version} was asked for, found {self.version} "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 
@@ -22,6 +22,8 @@ from naspipe.runtime.layers.stored_layer import StoredLayer
 from naspipe.runtime.memory.swapper import Finished, Swapper, Traffic
 from naspipe.runtime.wire.tensor_codec import copy_to
 from naspipe.runtime.wire.wakeup import Wakeup
+
+_Handed = TypeVar("_Handed", torch.Tensor, torch.Tensor | None)
 
 
 def device_name(device: str, worker: WorkerId) -> str:
@@ -125,9 +127,13 @@ class Placement:
         """Never right: there is one copy."""
         self.load(layer)
 
-    def evict(self, layer: LayerId, drop_graphs: Callable[[], None]) -> None:
+    def evict(self, layer: LayerId) -> None:
         """Never right: layers stay."""
         self.load(layer)
+
+    def apart(self, layer: LayerId, tensors: Iterable[_Handed]) -> tuple[_Handed, ...]:
+        """What a block hands on, in memory that stays when the layer is evicted."""
+        return tuple(tensors)
 
     def layer_use(self, layers: Iterable[StoredLayer]) -> LayerUse:
         """What the stage's layers, all of which are given, take on the device now."""
@@ -186,11 +192,6 @@ class SwappedPlacement(Placement):
     def __exit__(self, *exception: object) -> None:
         self._stack.__exit__(*exception)  # type: ignore[arg-type]
 
-    @property
-    def may_lose_graphs(self) -> bool:
-        """Always: a layer may be evicted between a forward and its backward."""
-        return True
-
     def _mark(self) -> Mark:
         return self._device.mark()
 
@@ -238,12 +239,13 @@ class SwappedPlacement(Placement):
         """Start copying a layer to host memory."""
         self._swapper.save(layer, self._memories[layer])
 
-    def evict(self, layer: LayerId, drop_graphs: Callable[[], None]) -> None:
-        """Free a layer's device memory at once.
+    def evict(self, layer: LayerId) -> None:
+        """Free a layer's device memory at once."""
+        self._swapper.evict(layer, self._memories[layer])
 
-        ``drop_graphs`` is called where somebody else holds it, such as a graph.
-        """
-        self._swapper.evict(layer, self._memories[layer], drop_graphs)
+    def apart(self, layer: LayerId, tensors: Iterable[_Handed]) -> tuple[_Handed, ...]:
+        """See :class:`Placement`: a module may return a weight, or a part of one."""
+        return tuple(map(self._memories[layer].apart, tensors))
 
     def layer_use(self, layers: Iterable[StoredLayer]) -> LayerUse:
         """See :class:`Placement`."""

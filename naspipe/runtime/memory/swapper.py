@@ -18,7 +18,6 @@ from naspipe.core.errors import InvariantError, NaspipeError, reason
 from naspipe.core.ids import LayerId
 from naspipe.runtime.devices.ports import Device, Mark
 from naspipe.runtime.layers.resident_layer import LayerMemory
-from naspipe.runtime.memory.saved_weights import num_holders
 
 CLOSE_SECONDS = 10.0
 """How long the copies under way at the end may last."""
@@ -90,8 +89,6 @@ class Swapper:
         self._device = device
         self._wake = wake
         self._blobs: dict[LayerId, torch.Tensor] = {}
-        self._unbound: dict[LayerId, int] = {}
-        """Holders of each blob while no tensor of its layer lies in it."""
         self._copying: dict[LayerId, SwapKind] = {}
         self._outcomes: deque[_Outcome] = deque()
         self._is_dropped = threading.Event()
@@ -146,8 +143,11 @@ class Swapper:
         """
         if layer in self._blobs:
             raise InvariantError(f"layer {memory.label} was loaded, but is on the device already")
-        self._blobs[layer] = blob = self._device.allocate(memory.state_bytes)
-        self._unbound[layer] = num_holders(blob)
+        if (piece := memory.piece) is None:
+            piece = self._device.allocate(memory.state_bytes)
+        else:
+            self._device.refill(piece)
+        self._blobs[layer] = piece
         self._start(SwapKind.LOADED, layer, memory)
 
     def save(self, layer: LayerId, memory: LayerMemory) -> None:
@@ -160,25 +160,18 @@ class Swapper:
         memory.adopt_state()
         self._start(SwapKind.SAVED, layer, memory)
 
-    def evict(
-        self, layer: LayerId, memory: LayerMemory, drop_graphs: Callable[[], None] = lambda: None
-    ) -> None:
-        """Go back to host memory at once; what changed since the last save is lost.
-
-        ``drop_graphs`` is called where somebody else holds the device's memory, such as a graph.
+    def evict(self, layer: LayerId, memory: LayerMemory) -> None:
+        """Free a layer's device memory at once; what changed since the last save is lost.
 
         Raises:
             InvariantError: when it is not on the device, or is being copied.
         """
         self._check_resting("evicted", layer, memory)
-        memory.to_host()
-        blob = self._blobs.pop(layer)
-        if num_holders(blob) > self._unbound.pop(layer):
-            drop_graphs()
-        self._device.free(blob)
+        memory.leave_device()
+        self._device.free(self._blobs.pop(layer))
 
     def take_finished(self) -> list[Finished]:
-        """What was finished since the last call; loaded layers are bound to the device now.
+        """What was finished since the last call; layers that were loaded are there from now on.
 
         Raises:
             SwapError: when a copy failed; the worker's exception is its cause.

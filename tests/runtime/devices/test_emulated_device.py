@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 import time
 
 import pytest
@@ -29,7 +28,7 @@ def test_copies_keep_the_bytes_and_memory_is_separate():
     assert torch.equal(back, kept)
 
 
-def test_memory_is_poisoned_before_a_load_and_after_an_eviction():
+def test_fresh_memory_is_poisoned_and_freed_memory_is_none():
     device = EmulatedDevice(4096, **FAST)
     memory = device.allocate(64)
     floats = memory.view(torch.float32)
@@ -37,10 +36,15 @@ def test_memory_is_poisoned_before_a_load_and_after_an_eviction():
     assert bool(memory.view(torch.bfloat16).isnan().all())
     floats.zero_()
     device.free(memory)
-    assert bool(floats.isnan().all())
-    memory = device.allocate(128)  # the same bytes, and some that nobody had
-    assert memory.data_ptr() == floats.data_ptr()
-    assert bool(memory.view(torch.float32).isnan().all())
+    assert floats.untyped_storage().nbytes() == 0
+    other = device.allocate(4096)
+    with pytest.raises(DeviceMemoryError):
+        device.refill(memory)
+    assert floats.untyped_storage().nbytes() == 0
+    device.free(other)
+    device.refill(memory)
+    assert bool(floats.isnan().all()), "a view has the memory, too"
+    assert (device.used_bytes, device.peak_bytes) == (64, 4096)
 
 
 def test_the_budget_is_a_guard():
@@ -69,21 +73,6 @@ def test_memory_is_freed_once_and_by_its_own_tensor():
     assert device.used_bytes == 0
 
 
-def test_memory_given_back_is_used_again():
-    """Long-lived blobs of the C heap among short-lived activations would make it grow."""
-    budget = 2**20
-    device, live, sizes = EmulatedDevice(budget, **FAST), [], random.Random(1)
-    pages = set()
-    for _ in range(2000):
-        size = sizes.randrange(1, budget // 8)
-        while live and device.used_bytes + size > budget:
-            device.free(live.pop(sizes.randrange(len(live))))
-        live.append(device.allocate(size))
-        start = live[-1].data_ptr()
-        pages.update(range(start // 4096, (start + size) // 4096 + 1))
-    assert len(pages) * 4096 <= 2.1 * budget
-
-
 @given(st.lists(st.tuples(st.integers(0, 900), st.booleans()), max_size=20))
 def test_what_is_counted(steps):
     """Allocations beside a model: sums, the peak, the guard, alignment."""
@@ -95,7 +84,7 @@ def test_what_is_counted(steps):
         else:
             with pytest.raises(DeviceMemoryError):
                 device.allocate(size)
-        assert all(memory.data_ptr() % 512 == 0 for memory in live)
+        assert all(memory.data_ptr() % 64 == 0 for memory in live)
         spans = sorted((memory.data_ptr(), len(memory)) for memory in live if len(memory))
         assert all(a + size <= b for (a, size), (b, _) in itertools.pairwise(spans))
         peak = max(peak, sum(map(len, live)))

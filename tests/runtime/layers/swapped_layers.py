@@ -130,18 +130,22 @@ class Mover:
     """Takes a layer to a device and back by hand."""
 
     def __init__(self, memory):
-        self.memory, self.blob = memory, None
+        self.memory, self.is_there = memory, False
         self.device = EmulatedDevice(1 << 20, 1e12, 0.0)
 
     def move(self):
-        if self.blob is None:
-            self.blob = self.device.allocate(self.memory.state_bytes)
-            self.device.copy_in(self.memory.host, self.blob)
-            self.memory.to_device(self.blob)
+        piece = self.memory.piece
+        self.is_there = not self.is_there
+        if self.is_there:
+            if piece is None:
+                piece = self.device.allocate(self.memory.state_bytes)
+            else:
+                self.device.refill(piece)
+            self.device.copy_in(self.memory.host, piece)
+            self.memory.to_device(piece)
             return
         self.memory.adopt_state()
         self.memory.host.fill_(0xFF)
-        self.device.copy_out(self.blob, self.memory.host)
-        self.memory.to_host()
-        self.device.free(self.blob)
-        self.blob = None
+        self.device.copy_out(piece, self.memory.host)
+        self.memory.leave_device()
+        self.device.free(piece)

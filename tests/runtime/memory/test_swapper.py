@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import weakref
 
 import pytest
 import torch
@@ -163,7 +162,7 @@ def test_a_save_takes_along_what_a_forward_replaced():
         swapper.save(LAYERS[0], memory)
         bench.wait()
         swapper.evict(LAYERS[0], memory)
-    assert torch.equal(layer.module.mean, mean)
+    assert torch.equal(dict(layer.tensors())["buffer/mean"], mean)
 
 
 def test_the_budget_is_checked_at_once():
@@ -279,15 +278,3 @@ def test_traffic_is_counted_each_way():
     assert swapper.loaded.nanoseconds == sum(took[:2]) >= 20_000_000
     assert swapper.saved.nanoseconds == took[2]
     assert 0 < swapper.saved.bytes_per_second <= 3072 / 0.01
-
-
-def test_a_waiting_lane_holds_no_memory():
-    """The device's memory would otherwise stay taken until the lane's next job."""
-    bench = Bench()
-    with bench.swapper:
-        bench.load(0)
-        bench.wait()
-        freed = threading.Event()
-        weakref.finalize(bench.swapper._blobs[LAYERS[0]], freed.set)
-        bench.evict(0)
-        assert freed.wait(5.0)
