@@ -61,8 +61,10 @@ class LayerMemory:
         self._size = self._layout.nbytes
         self._optimizer = layer.optimizer
         self._forms: dict[int, TensorForm] = {}
-        """By the tensors' numbers."""
+        """By the tensors' numbers, and so are their views."""
         self._host = arena.allocate(self._size)
+        self._host_views: dict[int, torch.Tensor] = {}
+        self._device_views: dict[int, torch.Tensor] = {}
         self._blob = Blob(self._host)
         self.piece: torch.Tensor | None = None
         """Its memory on the device, once it was there."""
@@ -123,6 +125,7 @@ class LayerMemory:
         Its tensors are not to be touched until :meth:`come_back`.
         """
         host, self._host = self._host, _NOWHERE
+        self._host_views = {}
         return host
 
     def come_back(self, arena: HostArena) -> None:
@@ -192,6 +195,8 @@ class LayerMemory:
             if (nbytes := span_bytes(tensor)) > slot.nbytes:
                 raise self._misfit(slot.name, f"grew from {slot.nbytes} to {nbytes} bytes")
             self._forms[slot.number] = TensorForm.of(tensor)
+            for known in (self._host_views, self._device_views):
+                known.pop(slot.number, None)
         views = self._views(strays)
         for (slot, tensor, _), view in zip(strays, views, strict=True):
             if tensor.is_contiguous():
@@ -217,13 +222,17 @@ class LayerMemory:
         _bind(bound, self._views(bound))
 
     def _views(self, bound: Iterable[_Bound]) -> list[torch.Tensor]:
-        """Of each its part of the blob; what was one object under two names stays one."""
-        forms, found = self._forms, dict[int, torch.Tensor]()
+        """Of each its part of the blob, kept for the next time; what was one object under two names
+        stays one."""
+        blob, forms, found = self._blob, self._forms, list[torch.Tensor]()
+        known = self._host_views if blob.memory is self._host else self._device_views
         for slot, tensor, _ in bound:
-            if slot.number not in found:
+            view = known.get(slot.number)
+            if view is None:
                 form = forms.get(slot.number) or TensorForm.of(tensor)
-                found[slot.number] = self._blob.view(slot, form)
-        return [found[slot.number] for slot, _, _ in bound]
+                view = known[slot.number] = blob.view(slot, form)
+            found.append(view)
+        return found
 
     def _misfit(self, name: str, what: str) -> NaspipeError:
         if name.startswith("optimizer/"):
