@@ -101,11 +101,14 @@ class CudaDevice:
         Raises InvariantError when it is not allocated.
         """
         self._budget.remove(tensor)
+        tensor.untyped_storage().resize_(0)
 
     def refill(self, tensor: torch.Tensor) -> None:
         """Memory as fresh as :meth:`allocate`'s. Raises DeviceMemoryError beyond the budget."""
+        self._budget.check(tensor.numel())
         with torch.cuda.stream(self._compute):
-            self._budget.refill(tensor)
+            tensor.untyped_storage().resize_(tensor.numel())
+        self._budget.add(tensor)
 
     def mark(self) -> Mark:
         """The point that the compute has been queued up to."""

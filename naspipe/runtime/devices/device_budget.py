@@ -1,4 +1,4 @@
-"""What layers take of a device's memory, counted and limited, and pieces whose memory goes."""
+"""What layers take of a device's memory, counted and limited."""
 
 from __future__ import annotations
 
@@ -33,25 +33,15 @@ class DeviceBudget:
                 f"{self.used_bytes} are used and {nbytes} more were asked for; evict first"
             )
 
-    def refill(self, tensor: torch.Tensor) -> None:
-        """Give a tensor that has none memory again.
-
-        Raises:
-            DeviceMemoryError: beyond the budget.
-        """
-        self.check(tensor.numel())
-        tensor.untyped_storage().resize_(tensor.numel())
-        self.add(tensor)
-
     def add(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Count new memory; returns it."""
+        """Count a tensor's memory; returns the tensor."""
         self._live[id(tensor)] = tensor
         self.used_bytes += tensor.numel()
         self.peak_bytes = max(self.peak_bytes, self.used_bytes)
         return tensor
 
     def remove(self, tensor: torch.Tensor) -> None:
-        """Take a tensor's memory away, whoever has views of it.
+        """Count a tensor's memory as given back.
 
         Raises:
             InvariantError: when it is not counted now.
@@ -61,4 +51,3 @@ class DeviceBudget:
                 f"device {self._name}: {tensor.numel()} bytes were freed that are not allocated"
             )
         self.used_bytes -= tensor.numel()
-        tensor.untyped_storage().resize_(0)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import mmap
 import threading
 import time
+from collections.abc import MutableMapping
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from naspipe.runtime.devices.device_budget import DeviceBudget
 from naspipe.runtime.devices.device_waits import Wait, count
 from naspipe.runtime.devices.ports import Mark
 
 POISON = 0xFF
-"""Byte that fresh memory holds: a NaN in every floating-point type."""
-_POISONED = 1 << 16
-"""So many of the first bytes: more would take longer than the copy that is emulated."""
+"""Byte that memory without a layer in it begins with: a NaN in every floating-point type."""
+_POISONED = 4096
+"""So many bytes: filling all of it would take longer than the copy that is emulated."""
+
+_LAZILY_FREED = getattr(mmap, "MADV_FREE", mmap.MADV_DONTNEED)
 
 BANDWIDTH_BYTES_PER_SECOND = 12e9
 LATENCY_SECONDS = 20e-6
@@ -34,9 +39,12 @@ class _Owed(threading.local):
 class EmulatedDevice:
     """A device in host memory of its own, with a budget, a bandwidth and a latency.
 
-    Fresh memory begins with poison, so that a layer used before its load shows; one used after its
-    eviction has no memory. Copies are real and last as long as the bandwidth says; each
-    direction has the whole of it.
+    Fresh and freed memory begins with poison, so that a layer used before its load or after its
+    eviction shows. Copies are real and last as long as the bandwidth says; each direction
+    has the whole of it.
+
+    A piece keeps its addresses for good. Of one that was freed the system takes the pages when it
+    is short of memory, and not before: to get new ones takes longer than the copy.
 
     Args:
         budget_bytes: the most that may be allocated at a time.
@@ -56,6 +64,7 @@ class EmulatedDevice:
         self._budget = DeviceBudget(self.name, budget_bytes)
         self._bandwidth_bytes_per_second = bandwidth_bytes_per_second
         self._latency_seconds = latency_seconds
+        self._pages: MutableMapping[torch.Tensor, mmap.mmap] = WeakTensorKeyDictionary()
         self._owed = _Owed()
 
     @property
@@ -71,18 +80,25 @@ class EmulatedDevice:
     def allocate(self, nbytes: int) -> torch.Tensor:
         """Poisoned memory. Raises DeviceMemoryError beyond the budget."""
         self._budget.check(nbytes)
-        memory = torch.empty(nbytes, dtype=torch.uint8)
+        if not nbytes:
+            return self._budget.add(torch.empty(0, dtype=torch.uint8))
+        pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory = torch.frombuffer(pages, dtype=torch.uint8)
+        self._pages[memory] = pages
         memory[:_POISONED].fill_(POISON)
         return self._budget.add(memory)
 
     def free(self, tensor: torch.Tensor) -> None:
-        """Give the memory back. Raises InvariantError when it is not allocated."""
+        """Poison the memory and give it back. Raises InvariantError when it is not allocated."""
         self._budget.remove(tensor)
+        if pages := self._pages.get(tensor):
+            pages.madvise(_LAZILY_FREED)
+        tensor[:_POISONED].fill_(POISON)
 
     def refill(self, tensor: torch.Tensor) -> None:
         """Poisoned memory again. Raises DeviceMemoryError beyond the budget."""
-        self._budget.refill(tensor)
-        tensor[:_POISONED].fill_(POISON)
+        self._budget.check(tensor.numel())
+        self._budget.add(tensor)
 
     def mark(self) -> Mark:
         """None: this device computes at once."""

@@ -44,7 +44,7 @@ class Device(Protocol):
         ...
 
     def allocate(self, nbytes: int) -> torch.Tensor:
-        """A uint8 tensor on the device, with a storage of its own.
+        """A uint8 tensor on the device with a storage of its own, its address a multiple of 512.
 
         Raises:
             DeviceMemoryError: beyond the budget.

@@ -90,7 +90,6 @@ class Blob:
 
     def __init__(self, memory: torch.Tensor) -> None:
         self.memory = memory
-        self.address = memory.data_ptr()
         self._typed: dict[torch.dtype, tuple[torch.Tensor, int]] = {}
 
     def view(self, slot: Slot, form: TensorForm) -> torch.Tensor:

@@ -182,7 +182,7 @@ class LayerMemory:
 
     def _outside(self, bound: Iterable[_Bound]) -> list[_Bound]:
         """Those whose tensor is elsewhere."""
-        start = 0 if self._is_absent else self._blob.address
+        start = self._blob.memory.data_ptr()
         return [
             (slot, tensor, holder)
             for slot, tensor, holder in bound

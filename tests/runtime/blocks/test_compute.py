@@ -244,8 +244,7 @@ def test_a_layer_that_comes_back_to_other_memory_is_seen(monkeypatch):
     """A graph would look for its weights in memory that is nobody's by then."""
     none = property(lambda self: None, lambda self, piece: None)
     monkeypatch.setattr(LayerMemory, "piece", none, raising=False)
-    with pytest.raises(RuntimeError, match="out of bounds for storage of size 0"):
-        evicted_between(monkeypatch, Stashing)
+    assert evicted_between(monkeypatch, Stashing) == (0, False)
 
 
 @pytest.mark.parametrize("is_copied", [True, False])

@@ -87,7 +87,7 @@ def test_views_keep_strides_alignment_and_what_they_share(bases, views):
         for one in (module, twin):
             one.get_buffer(f"b{number}").mul_(number + 2)
         moved = module.get_buffer(f"b{number}")
-        assert (moved.data_ptr() - offset) % 64 == 0
+        assert moved.data_ptr() % 512 == offset
     assert contents(stored(module)) == contents(stored(twin))
 
 

@@ -89,8 +89,8 @@ def test_every_tensor_lies_in_the_blob(name, optimizer):
     mover = Mover(memory)
     step(layer, 0)
     memory.adopt_state()
-    for alignment in (512, 64):  # of host memory, and of what the C heap gives
-        if alignment == 64:
+    for is_there in (False, True):
+        if is_there:
             mover.move()
         start = (memory.piece if mover.is_there else memory.host).data_ptr()
         for tensor_name, tensor in layer.tensors():
@@ -101,7 +101,7 @@ def test_every_tensor_lies_in_the_blob(name, optimizer):
                 continue
             assert start <= tensor.data_ptr() < start + memory.state_bytes, tensor_name
             if tensor_name != "buffer/part":
-                assert tensor.data_ptr() % alignment == 0, tensor_name
+                assert tensor.data_ptr() % 512 == 0, tensor_name
     assert memory.state_bytes % 512 == 0
 
 
@@ -114,9 +114,6 @@ def test_use_before_the_load_and_after_the_eviction_shows():
     device.copy_in(memory.host, blob)
     assert not bool(layer.module(torch.ones(1, 5)).isnan().any())
     device.free(blob)  # still bound
-    with pytest.raises(RuntimeError, match="out of bounds for storage of size 0"):
-        layer.module(torch.ones(1, 5))
-    device.refill(blob)
     assert bool(layer.module(torch.ones(1, 5)).isnan().all())
 
 
@@ -127,7 +124,7 @@ def test_a_layer_that_is_away_comes_home_for_whoever_looks():
     mover = Mover(memory)
     mover.move()
     mover.move()
-    assert layer.module.weight.data_ptr() < 512, "it has no memory"
+    assert bool(layer.module.weight.isnan().all()), "it has no memory"
     assert contents(layer) == contents(twin)
     assert layer.module.weight.data_ptr() == memory.host.data_ptr()
     mover.move()
