@@ -130,6 +130,35 @@ def test_a_swapped_layer_has_the_bits_of_one_that_stays(device, arena, optimizer
     assert all(bits(one[name].cpu()) == bits(other[name].cpu()) for name in one)
 
 
+def test_a_graph_outlives_the_layers_absence(device, arena):
+    """The layer comes back to other memory, and what the graph holds of its weight with it."""
+    recipe, layer = Recipe(), LayerId(FIRST_STREAM, 0, 0)
+    torch.manual_seed(1)
+    stored = StoredLayer("layer", Exact(), nn.Linear(64, 64), recipe)
+    module, memory = stored.module, LayerMemory(stored, StateSizes(recipe), arena)
+    inputs = torch.randn(8, 64).to(device.torch_device)
+    woken = threading.Event()
+    with Swapper(device, woken.set) as swapper:
+        swapper.load(layer, memory)
+        wait(swapper, woken)
+        plain = torch.autograd.grad(use(module, inputs), [*module.parameters()])
+        output, before = use(module, inputs), module.weight.data_ptr()
+        swapper.evict(layer, memory)
+        assert device.used_bytes == 0 and not module.weight.data_ptr()
+        taken = device.allocate(memory.state_bytes)
+        swapper.load(layer, memory)
+        wait(swapper, woken)
+        assert module.weight.data_ptr() != before, "so this shows something"
+        found = torch.autograd.grad(output, [*module.parameters()])
+        device.free(taken)
+    assert [bits(each.cpu()) for each in found] == [bits(each.cpu()) for each in plain]
+
+
+def use(module, inputs):
+    first, second = module.weight.chunk(2)
+    return ((module(inputs) @ module.weight).tanh() @ (first * second).t()).sum()
+
+
 def wait(swapper, woken):
     assert woken.wait(30)
     woken.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import weakref
 from bisect import insort
 from collections import defaultdict
@@ -14,6 +15,8 @@ from tests.happens_before.delayed_gpu import DelayedGpu, Event, Queue, Span
 
 GRAIN = 512
 SLAB_BYTES = 1 << 20
+HOLE_BYTES = 64 << 10
+"""At the begin of a GPU's memory: tensors without memory are there, and nothing else."""
 
 
 class Slab:
@@ -44,6 +47,15 @@ def _as_tensor(slab: Slab, span: Span) -> tuple[torch.Tensor, np.ndarray]:
     return torch.from_numpy(owner), owner
 
 
+def _point(storage: torch.UntypedStorage, address: int) -> None:
+    """Have a storage, and so every tensor in it, at another address.
+
+    torch does that only with memory of its own allocators, so the pointer is written by hand.
+    """
+    words = (ctypes.c_uint64 * 8).from_address(storage._cdata)
+    words[list(words).index(storage.data_ptr())] = address
+
+
 class DeviceMemory:
     """As torch's caching allocator: a freed piece is given out again in its queue's order.
 
@@ -54,12 +66,31 @@ class DeviceMemory:
         self._gpu = gpu
         self._free: dict[int, list[tuple[int, int]]] = defaultdict(list)
         """By queue: ends of address ranges, in order."""
-        self._top = DEVICE.start
+        self._top = DEVICE.start + HOLE_BYTES
         self._live = bytearray(SLAB_BYTES // GRAIN)
         self._told: Clock = {}
+        self._places: dict[int, tuple[int, int, int]] = {}
+        """Of each storage that has memory: the queue, the address and the size."""
 
     def allocate(self, nbytes: int) -> torch.Tensor:
         """A uint8 tensor for the current queue, out of the first range with room for it."""
+        place = self._take(nbytes)
+        tensor, owner = _as_tensor(DEVICE, Span(place[1], nbytes))
+        key = tensor.untyped_storage()._cdata
+        self._places[key] = place
+        weakref.finalize(owner, self._give_back, key).atexit = False
+        return tensor
+
+    def resize(self, storage: torch.UntypedStorage, nbytes: int) -> None:
+        """Take a storage's memory away, or give it memory again."""
+        if nbytes:
+            self._places[storage._cdata] = place = self._take(nbytes)
+            _point(storage, place[1])
+        else:
+            self._give_back(storage._cdata)
+            _point(storage, DEVICE.start)
+
+    def _take(self, nbytes: int) -> tuple[int, int, int]:
         size = -(-nbytes // GRAIN) * GRAIN
         queue = id(self._gpu.current_queue())
         self._gpu.recorder.learn(self._told)  # the allocator's lock
@@ -72,9 +103,7 @@ class DeviceMemory:
             start, self._top = self._top, self._top + size
             assert self._top <= DEVICE.end, "this case takes too much memory"
         self._mark(start, size, 1)
-        tensor, owner = _as_tensor(DEVICE, Span(start, nbytes))
-        weakref.finalize(owner, self._give_back, queue, start, size).atexit = False
-        return tensor
+        return queue, start, size
 
     def check(self, what: str, span: Span) -> None:
         """Report what is used after it was freed."""
@@ -87,7 +116,11 @@ class DeviceMemory:
         first = (start - DEVICE.start) // GRAIN
         self._live[first : first + size // GRAIN] = bytes([is_live]) * (size // GRAIN)
 
-    def _give_back(self, queue: int, start: int, size: int) -> None:
+    def _give_back(self, storage: int) -> None:
+        place = self._places.pop(storage, None)
+        if place is None:
+            return
+        queue, start, size = place
         self._told = self._gpu.recorder.tell()
         self._mark(start, size, 0)
         ranges, end = self._free[queue], start + size

@@ -18,6 +18,7 @@ from naspipe.runtime.checkpoints.checkpointer import Checkpointer
 from naspipe.runtime.checkpoints.restored import LayerSnapshot
 from naspipe.runtime.devices.cuda_device import CudaDevice
 from naspipe.runtime.devices.staging import Staging
+from naspipe.runtime.layers.resident_layer import LayerMemory
 from naspipe.runtime.memory.placement import SwappedPlacement
 from naspipe.runtime.memory.swapper import SwapKind, Swapper
 from naspipe.runtime.wire.shared_rings import SharedFrames
@@ -123,9 +124,9 @@ def _evict_early() -> Iterator[None]:
 MUTANTS["a layer is evicted before its save is done"] = _evict_early
 
 
-@changes("a backward keeps its graph over an eviction", WatchedStage, "drop_graph")
-def _keep_graph(original: Any, self: Any, layer: Any) -> None:
-    """Nothing is dropped."""
+@changes("a layer that is absent is looked at where it was", LayerMemory, "_come_home")
+def _stay_away(original: Any, self: Any) -> None:
+    """It is not brought to host memory."""
 
 
 @changes("host memory is given back before it is sent", SwappedPlacement, "leave")

@@ -208,7 +208,12 @@ def torch_on_gpu(recorder: Recorder) -> Iterator[TorchOnGpu]:
     """torch with a GPU, also in ``torch.cuda``."""
     torch_ = TorchOnGpu(recorder)
     gpu = torch_.gpu
+
+    def resize(storage: torch.UntypedStorage, nbytes: int) -> None:
+        torch_.device_memory.resize(storage, nbytes)
+
     with (
+        patch.object(torch.UntypedStorage, "resize_", resize),
         patch.multiple(
             torch.cuda,
             Stream=gpu.open_queue,

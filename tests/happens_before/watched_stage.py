@@ -29,7 +29,7 @@ from naspipe.runtime.wire.messages import InputMessage, VersionMessage
 from naspipe.runtime.wire.tensor_codec import raw_bytes
 from naspipe.runtime.worker.layer_exchange import LayerExchange
 from tests.happens_before.clocks import ToldDeque, ToldQueue
-from tests.happens_before.gpu_memory import PINNED, Span
+from tests.happens_before.gpu_memory import PINNED
 from tests.happens_before.torch_on_gpu import GPU, TorchOnGpu, span_of
 from tests.happens_before.watched_captures import WatchedCaptures
 from tests.happens_before.watched_layers import (
@@ -84,8 +84,8 @@ class WatchedStage:
         """How many WRITEs each layer has seen, on both stages."""
         self.where = dict.fromkeys(LAYERS, "absent")
         self.dirty: set[LayerId] = set()
-        self.graphs: dict[LayerId, list[Span] | None] = {}
-        """Of each pass under way: what its backward reads; None when it has to begin again."""
+        self.graphs: set[LayerId] = set()
+        """Layers with a pass under way: its backward reads them where they are then."""
         self.gradients: dict[LayerId, tuple[torch.Tensor, Part]] = {}
         self.inputs: deque[tuple[torch.Tensor, Part]] = deque()
         self.outputs: deque[tuple[torch.Tensor, Part]] = deque()
@@ -119,14 +119,8 @@ class WatchedStage:
 
     def evict(self, layer: LayerId) -> None:
         """As the command."""
-        self.drop_graph(layer)
-        self.placement.evict(layer, lambda: None)
+        self.placement.evict(layer)
         self.where[layer] = "absent"
-
-    def drop_graph(self, layer: LayerId) -> None:
-        """A backward computes the forward again."""
-        if layer in self.graphs:
-            self.graphs[layer] = None
 
     def may_evict(self, layer: LayerId) -> bool:
         """Whether the controller would."""
@@ -164,15 +158,13 @@ class WatchedStage:
         stored = self.store[layer]
         parts = read_parts(layer, stored, self.writes[layer])
         launch_kernel(self.torch, f"forward of {layer}", [read, *parts], [left])
-        self.graphs[layer] = [part.span for part in parts]
+        self.graphs.add(layer)
         self.outputs.append((output, left))
 
     def backward(self, layer: LayerId) -> None:
-        """A block's; its graph reads the memory that the forward read."""
+        """A block's; what its graph reads of the layer is where the layer is now."""
         parts = read_parts(layer, self.store[layer], self.writes[layer])
-        graph = self.graphs.pop(layer)
-        if graph is not None:
-            parts = [part._replace(span=span) for span, part in zip(graph, parts, strict=True)]
+        self.graphs.remove(layer)
         self.gradients[layer] = self.make_tensor()
         left = self.gradients[layer][1]
         launch_kernel(self.torch, f"backward of {layer}", parts, [left])
