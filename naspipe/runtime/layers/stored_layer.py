@@ -128,10 +128,8 @@ class StoredLayer:
             InvariantError: when the newest version is not ``base``.
         """
         if self.version != base:
-            raise InvariantError(
-                f"layer {self.label}: WRITE {version} was to follow version {base}, "
-                f"found {self.version}"
-            )
+            what = f"WRITE {version} was to follow version {base}"
+            raise InvariantError(f"layer {self.label}: {what}, found {self.version}")
         if keeps_base:
             self._copy(base)
         else:

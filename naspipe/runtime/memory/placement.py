@@ -192,6 +192,11 @@ class SwappedPlacement(Placement):
     def __exit__(self, *exception: object) -> None:
         self._stack.__exit__(*exception)  # type: ignore[arg-type]
 
+    @property
+    def may_lose_graphs(self) -> bool:
+        """Always: an emulated device may be short of memory as a GPU may."""
+        return True
+
     def _mark(self) -> Mark:
         return self._device.mark()
 

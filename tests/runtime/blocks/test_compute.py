@@ -8,34 +8,23 @@ import pytest
 import torch
 from torch import nn
 
-from naspipe.core.commands import WriteLayer
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import FIRST_STREAM, INITIAL
-from naspipe.core.task import TaskKind
-from naspipe.runtime.blocks.compute import StageCompute
 from naspipe.runtime.devices.device_waits import per_block
-from naspipe.runtime.devices.emulated_device import EmulatedDevice
-from naspipe.runtime.devices.out_of_memory import LayerUse
-from naspipe.runtime.layers.resident_layer import LayerMemory
-from naspipe.runtime.memory.placement import Placement, SwappedPlacement
-from naspipe.runtime.wire.wakeup import Wakeup
+from naspipe.runtime.memory.placement import Placement
 from tests.oracle import bits
-from tests.runtime import small_parts
+from tests.runtime.blocks.stages_by_hand import FORWARD, Stages, expected
 from tests.runtime.small_parts import (
     CHAINS,
     LOSS,
     SEED,
-    Lending,
     Residual,
-    Stashing,
     batches,
     layer,
     plain_loop,
     workload,
 )
 from tests.runtime.tasks import task
-
-FORWARD, BACKWARD = TaskKind.FORWARD, TaskKind.BACKWARD
 
 
 @pytest.fixture(autouse=True)
@@ -44,67 +33,6 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-
-
-class Stages:
-    """Both stages' computes in this process, and what each hands the other."""
-
-    def __init__(self, work=None, placements=None):
-        places = placements or [Placement(torch.device("cpu")) for _ in range(2)]
-        self.computes = [StageCompute([work or workload()], place) for place in places]
-        self.versions = {}
-
-    def of(self, block):
-        return self.computes[block // 2]
-
-    def forward(self, y, blocks=range(4)):
-        for block in blocks:
-            if block == 2:
-                passed = self.computes[0].output(task(y, FORWARD, 0))
-                self.computes[1].accept(task(y, FORWARD, 1), passed)
-            used = layer(y, block)
-            version = self.versions.get(used, INITIAL)
-            result = self.of(block).run_block(
-                task(y, FORWARD, block // 2), used, version, used.candidate
-            )
-            assert (result is None) == (block < 3)
-        return result
-
-    def backward(self, y, blocks=range(3, -1, -1)):
-        for block in blocks:
-            if block == 1:
-                passed = self.computes[1].output(task(y, BACKWARD, 1))
-                self.computes[0].accept(task(y, BACKWARD, 0), passed)
-            used = layer(y, block)
-            version = self.versions.get(used, INITIAL)
-            self.of(block).run_block(task(y, BACKWARD, block // 2), used, version, used.candidate)
-
-    def write(self, y):
-        for block in range(4):
-            used = layer(y, block)
-            base = self.versions.get(used, INITIAL)
-            self.of(block).updates.write(WriteLayer(used, y, base, False))
-            self.versions[used] = y
-
-    def step(self, y):
-        result = self.forward(y)
-        self.backward(y)
-        self.write(y)
-        for compute in self.computes:
-            compute.retire(FIRST_STREAM, y)
-        return result.value
-
-    def tensors(self):
-        found = {}
-        for compute in self.computes:
-            for (_, block, candidate), stored in compute.stores[0].items():
-                for name, value in stored.tensors():
-                    found[block, candidate, name] = bits(value)
-        return found
-
-
-def expected(oracle):
-    return {key: bits(value) for key, value in oracle.tensors().items()}
 
 
 def test_steps_by_hand_have_the_bits_of_the_plain_loop():
@@ -206,68 +134,6 @@ def test_a_block_that_ran_out_of_memory_has_changed_nothing(monkeypatch, where):
     assert short.tensors() == calm.tensors() and not Short.left
 
 
-def evicted_between(monkeypatch, kind):
-    """Forwards that the backward computes, and whether the bits are those of the plain loop."""
-    monkeypatch.setattr(small_parts, "Residual", kind)
-    with Wakeup() as wakeup:
-        limits = LayerUse(0, 1 << 16, 1)
-        devices = [EmulatedDevice(1 << 16, 1e12, 0.0) for _ in range(2)]
-        made = [SwappedPlacement(d, [workload().recipe], limits, None, wakeup) for d in devices]
-        with made[0], made[1]:
-            stages = Stages(placements=made)
-            for block in range(4):
-                _ = stages.of(block).layer(layer(0, block))
-                swap(stages.of(block).placement, layer(0, block), wakeup)
-            stages.forward(0, range(2))
-            compute, used = stages.computes[0], layer(0, 1)
-            compute.placement.save(used)
-            settle(compute.placement, wakeup)
-            compute.evict(used)
-            stages.forward(0, range(2, 4))
-            before = kind.forwards
-            left = compute.placement._memories[used].state_bytes
-            compute.placement._device.allocate(left)  # so that it comes back elsewhere
-            swap(compute.placement, used, wakeup)
-            stages.backward(0)
-            again = kind.forwards - before
-            stages.write(0)
-            return again, stages.tensors() == expected(plain_loop(1))
-
-
-@pytest.mark.parametrize("kind", [Residual, Stashing, Lending])
-def test_a_layer_may_be_evicted_between_forward_and_backward(monkeypatch, kind):
-    """Its graph stays, whoever holds the layer's memory."""
-    assert evicted_between(monkeypatch, kind) == (0, True)
-
-
-def test_a_layer_that_comes_back_to_other_memory_is_seen(monkeypatch):
-    """A graph would look for its weights in memory that is nobody's by then."""
-    none = property(lambda self: None, lambda self, piece: None)
-    monkeypatch.setattr(LayerMemory, "piece", none, raising=False)
-    assert evicted_between(monkeypatch, Stashing) == (0, False)
-
-
-@pytest.mark.parametrize("is_copied", [True, False])
-def test_what_a_block_hands_on_is_not_the_layers_memory(monkeypatch, is_copied):
-    """The next block's backward needs the output, and the layer is not on the device then."""
-    monkeypatch.setattr(small_parts, "Residual", Lending)
-    if not is_copied:
-        monkeypatch.setattr(LayerMemory, "apart", lambda self, tensor: tensor)
-    with Wakeup() as wakeup:
-        device, recipe = EmulatedDevice(1 << 16, 1e12, 0.0), workload().recipe
-        place = SwappedPlacement(device, [recipe], LayerUse(0, 1 << 16, 1), None, wakeup)
-        with place:
-            stages = Stages(placements=[place, place])
-            for block in range(2):
-                _ = stages.of(block).layer(layer(0, block))
-                swap(place, layer(0, block), wakeup)
-            stages.forward(0, range(2))
-            (handed,) = stages.computes[0].output(task(0, FORWARD, 0))
-            piece = place._memories[layer(0, 1)].piece
-            shares = handed.untyped_storage().data_ptr() == piece.untyped_storage().data_ptr()
-            assert shares is not is_copied and handed.requires_grad and handed.is_leaf
-
-
 def test_a_write_waits_for_nothing(monkeypatch):
     """docs/gpus.md, "What time stamps mean": its kernels fall into the stage's next block."""
     waited = []
@@ -280,17 +146,6 @@ def test_a_write_waits_for_nothing(monkeypatch):
     stages.write(0)
     assert waited == ["block"] * 8
     assert per_block(1) == before
-
-
-def swap(placement, used, wakeup):
-    placement.load(used)
-    settle(placement, wakeup)
-
-
-def settle(placement, wakeup):
-    assert wakeup.wait(20)
-    wakeup.clear()
-    assert len(placement.take_finished()) == 1
 
 
 @pytest.mark.parametrize(
