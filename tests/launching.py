@@ -144,6 +144,7 @@ LAUNCHING = (
     "cli/test_plan_taught.py",
     "cli/test_simulate.py::test_a_plan_lists_the_best_first_and_says_why",
     "cli/test_simulate.py::test_a_real_run_is_imitated",
+    "cli/test_simulate.py::test_a_run_is_imitated_in_the_order_of_its_own_plan",
     "cli/test_simulate.py::test_a_space_of_ones_own_is_profiled",
     "cli/test_simulate.py::test_json_says_the_same",
     "data/test_debian.py::test_apts_state_is_private",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -32,6 +32,10 @@ class LayerCost(NamedTuple):
         return self.forward_ns + self.backward_ns + self.write_ns
 
 
+COLUMNS = ("block", "option", *LayerCost._fields)
+"""Of a table as rows."""
+
+
 @dataclass(frozen=True, slots=True)
 class CostTable:
     """Costs by (block of the chain, option); at least one option of every block.
@@ -52,6 +56,16 @@ class CostTable:
             sums = map(sum, zip(*rows, strict=True))
             self._means[block] = LayerCost(*(total // len(rows) for total in sums))
         return self._means[block]
+
+    @classmethod
+    def of_rows(cls, rows: Iterable[Sequence[int]]) -> CostTable:
+        """The table whose :attr:`rows` these are."""
+        return cls({(block, option): LayerCost(*cost) for block, option, *cost in rows})
+
+    @property
+    def rows(self) -> list[tuple[int, ...]]:
+        """Numbers by :data:`COLUMNS`, in the order of blocks and options."""
+        return [(*place, *cost) for place, cost in sorted(self.costs.items())]
 
     def stream_means_ns(self, subnets: Sequence[Subnet]) -> list[float]:
         """Mean cost of each block over a stream, layers made at their first use included."""

@@ -10,7 +10,7 @@ import pytest
 
 from naspipe.cli import main as cli
 from naspipe.frontend.simulation.scenario import Scenario
-from naspipe.planning.cost import CostTable, LayerCost
+from naspipe.planning.cost import COLUMNS, CostTable, LayerCost
 from naspipe.sim.costs import TableCosts
 from naspipe.trace.reading.compare import RecordedRun
 from naspipe.trace.reading.metrics import causal_bound, summarize
@@ -95,6 +95,32 @@ def test_a_real_run_is_imitated(place: Path, capsys: pytest.CaptureFixture[str])
     assert found["simulated_seconds"] < 1.5 * found["real_seconds"]
     make_old(place / "real")
     assert json.loads(run(capsys, "simulate", "--like", "real", "--json")) == found
+
+
+def test_a_run_is_imitated_in_the_order_of_its_own_plan(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Which of several tasks came first follows from what layers were taken to cost before."""
+    how = ("--set", "passes=subnets:4", "--steps", "24", "--order", "critical-path")
+    train = ("train", *MINE, *how, "--stages", "2", "--run-dir", "real", "--quiet")
+    run(capsys, *train)
+    file, found = place / "real/costs.json", {}
+    planned = json.loads(file.read_text())
+    assert planned["columns"].split() == list(COLUMNS)
+    rows = [list(map(int, row.split())) for row in planned["rows"]]
+    for name, factor in (("own", 1), ("others", 50)):
+        for row in rows:
+            row[2:4] = [cost * (factor if row[0] % 2 else 1) for cost in row[2:4]]
+        changed = planned | {"rows": [" ".join(map(str, row)) for row in rows]}
+        file.write_text(json.dumps(changed))
+        found[name] = json.loads(run(capsys, "simulate", "--like", "real", "--json"))
+    assert found["own"]["order_agreement"] > found["others"]["order_agreement"]
+    for broken in ("{", json.dumps(planned | {"rows": ["0 0 1"]}), json.dumps({"rows": 1})):
+        file.write_text(broken)
+        assert cli.main(["simulate", "--like", "real"]) == 2
+        assert "costs.json: expected rows of block, option, forward_ns" in capsys.readouterr().err
+    file.unlink()
+    assert json.loads(run(capsys, "simulate", "--like", "real", "--json"))["tasks"]
 
 
 def test_rows_are_planned_with_what_layers_cost_on_so_many_workers(

@@ -15,7 +15,7 @@ from naspipe.core.partition import Partition, make_partition
 from naspipe.core.settings.declare import declared
 from naspipe.core.steps import Steps, recorded_steps
 from naspipe.core.subnet import Subnet
-from naspipe.planning.cost import CostTable
+from naspipe.planning.cost import COLUMNS, CostTable
 from naspipe.sim.chains import Chain, Stream
 from naspipe.sim.fidelity import Fidelity, LoggedCosts, compare_to_real, logged_costs
 from naspipe.sim.pipeline import RANKINGS, Pipeline, Plan, StreamPlan
@@ -24,6 +24,7 @@ from naspipe.sim.simulation import SimulatedRun, simulate_run
 from naspipe.streams.from_file import read_stream
 from naspipe.trace.access.labels import SpaceLabels
 from naspipe.trace.reading.compare import RecordedRun
+from naspipe.trace.results.costs_file import read_costs
 
 
 def simulate_again(path: Path) -> Fidelity:
@@ -35,7 +36,9 @@ def simulate_again(path: Path) -> Fidelity:
     """
     recorded = RecordedRun(path)
     costs = logged_costs_of(recorded)
-    return simulate_again_with(recorded, costs, costs.table)
+    planned = read_costs(recorded.directory.costs, COLUMNS)
+    table = CostTable.of_rows(planned) if planned else costs.table
+    return simulate_again_with(recorded, costs, table)
 
 
 def logged_costs_of(recorded: RecordedRun) -> LoggedCosts:

@@ -21,6 +21,7 @@ from naspipe.frontend.checks.optimizer_checks import check_optimizer
 from naspipe.frontend.given.drawn_source import DrawnSource, first_choices
 from naspipe.frontend.given.pass_streams import draw_passes, filled
 from naspipe.frontend.given.strategy_source import StrategySource, sample_stream
+from naspipe.planning.cost import COLUMNS, CostTable
 from naspipe.runtime.jobs.job import StreamJob
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.schedule.traits import causal_policies, traits_of
@@ -28,6 +29,7 @@ from naspipe.sim.cutting import is_joint
 from naspipe.sim.pipeline import StreamPlan
 from naspipe.stage.builder import build_controller
 from naspipe.streams.from_file import write_stream
+from naspipe.trace.results.costs_file import write_costs
 from naspipe.trace.results.reserved_space import reserve
 from naspipe.trace.results.run_directory import RunDirectory
 from naspipe.trace.storage.writing import writing
@@ -133,8 +135,15 @@ def stream_job(
     return replace(job, source=source)
 
 
-def begin_record(stream: StreamJob, manifest: Mapping[str, Any]) -> None:
+def begin_record(
+    stream: StreamJob, manifest: Mapping[str, Any], costs: CostTable | None = None
+) -> None:
     """What is known of a new stream, in its directory.
+
+    Args:
+        stream: with its subnets.
+        manifest: of the run.
+        costs: that the plan followed.
 
     Raises:
         ConfigError: when the directory cannot be made.
@@ -149,6 +158,9 @@ def begin_record(stream: StreamJob, manifest: Mapping[str, Any]) -> None:
             write_stream(stream.directory.stream, choices_of(stream.workload, subnets))
         with writing(stream.directory.made_of):
             record_made_of(stream.directory, stream.workload)
+        if costs is not None:
+            with writing(stream.directory.costs):
+                write_costs(stream.directory.costs, COLUMNS, costs.rows)
         with writing(stream.directory.manifest):
             stream.directory.write_manifest(dict(manifest))
     except StorageError:

@@ -168,9 +168,9 @@ class Training:
             for workload in self.workloads:
                 for attendant in workload.attendants:
                     stack.enter_context(attendant)
-            for stream, manifest in zip(job.streams, manifests, strict=True):
+            for stream, manifest, cost in zip(job.streams, manifests, costs, strict=True):
                 if not self.resumes or comes_new(stream.directory, stream.workload):
-                    begin_record(stream, manifest)
+                    begin_record(stream, manifest, cost)
                     if self.resumes:
                         stack.enter_context(Claim(stream.directory.path))
             recording = stack.enter_context(

@@ -59,6 +59,11 @@ class RunDirectory:
         return self.path / "made_of.json"
 
     @property
+    def costs(self) -> Path:
+        """What layers were taken to cost; see :mod:`.costs_file`. Not every run has it."""
+        return self.path / "costs.json"
+
+    @property
     def metrics(self) -> Path:
         """What was known while it went, a line per pass; see :mod:`.metrics_file`."""
         return self.path / "metrics.jsonl"
