@@ -6,6 +6,7 @@ import mmap
 import threading
 import time
 from collections.abc import MutableMapping
+from contextlib import suppress
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -92,7 +93,8 @@ class EmulatedDevice:
         """Poison the memory and give it back. Raises InvariantError when it is not allocated."""
         self._budget.remove(tensor)
         if pages := self._pages.get(tensor):
-            pages.madvise(_LAZILY_FREED)
+            with suppress(OSError):  # where the system knows of no such thing, the pages stay
+                pages.madvise(_LAZILY_FREED)
         tensor[:_POISONED].fill_(POISON)
 
     def refill(self, tensor: torch.Tensor) -> None:
