@@ -24,7 +24,7 @@ INFO = ("channels", "height", "width", "classes")
 """What the data has to state."""
 
 SHARED_RULES: dict[str, Rule] = {"stem": Lag(1, predicts=True), "head": Exact()}
-"""The later the stem is read the worse it learns; so it is within 1 % of exact (docs/rules.md)."""
+"""The later the stem is read the worse it learns; so as little as helps (docs/rules.md)."""
 
 
 def chain(
