@@ -27,14 +27,6 @@ from tests.runtime.small_parts import (
 from tests.runtime.tasks import task
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def test_steps_by_hand_have_the_bits_of_the_plain_loop():
     stages, oracle = Stages(), plain_loop()
     losses = [stages.step(y) for y in range(len(CHAINS))]

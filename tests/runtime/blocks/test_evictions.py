@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from naspipe.runtime.devices.emulated_device import EmulatedDevice
 from naspipe.runtime.devices.out_of_memory import LayerUse
@@ -14,14 +13,6 @@ from tests.runtime import small_parts
 from tests.runtime.blocks.stages_by_hand import FORWARD, Stages, expected
 from tests.runtime.small_parts import Lending, Residual, Stashing, layer, plain_loop, workload
 from tests.runtime.tasks import task
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def evicted_between(monkeypatch, kind):
