@@ -52,7 +52,7 @@ def measure(space: str, sampler: str, steps: int, stages: int, directory: Path) 
         "space": space, "sampler": sampler, "stages": stages, "steps": steps,
         "order": recorded.manifest["execution"]["order"],
         "link_ms": logged.link_ns / 1e6, "pause_ms": logged.pause_ns / 1e6,
-        "from_log": simulate_again_with(recorded, logged, logged.table).as_dict(),
+        "from_log": simulate_again_with(recorded, logged, table).as_dict(),
         "from_profile": simulate_again_with(recorded, profiled, table).as_dict(),
     }  # fmt: skip
 
