@@ -119,6 +119,9 @@ def test_a_run_is_imitated_in_the_order_of_its_own_plan(
         file.write_text(broken)
         assert cli.main(["simulate", "--like", "real"]) == 2
         assert "costs.json: expected rows of block, option, forward_ns" in capsys.readouterr().err
+    file.write_text(json.dumps(planned | {"rows": planned["rows"][:1]}))
+    assert cli.main(["simulate", "--like", "real"]) == 2
+    assert "expected costs of every block, found none of block 1" in capsys.readouterr().err
     file.unlink()
     assert json.loads(run(capsys, "simulate", "--like", "real", "--json"))["tasks"]
 

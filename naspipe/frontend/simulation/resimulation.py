@@ -36,9 +36,22 @@ def simulate_again(path: Path) -> Fidelity:
     """
     recorded = RecordedRun(path)
     costs = logged_costs_of(recorded)
-    planned = read_costs(recorded.directory.costs, COLUMNS)
-    table = CostTable.of_rows(planned) if planned else costs.table
-    return simulate_again_with(recorded, costs, table)
+    return simulate_again_with(recorded, costs, _planned_costs(recorded) or costs.table)
+
+
+def _planned_costs(recorded: RecordedRun) -> CostTable | None:
+    """What the run's plan took layers to cost; None where it followed no costs."""
+    path = recorded.directory.costs
+    rows = read_costs(path, COLUMNS)
+    if rows is None:
+        return None
+    lacking = set(range(len(recorded.labels))) - {row[0] for row in rows}
+    if lacking:
+        raise ConfigError(
+            f"{path}: expected costs of every block, found none of block {min(lacking)}; without "
+            f"the file they are taken from the log"
+        )
+    return CostTable.of_rows(rows)
 
 
 def logged_costs_of(recorded: RecordedRun) -> LoggedCosts:

@@ -135,15 +135,13 @@ def stream_job(
     return replace(job, source=source)
 
 
-def begin_record(
-    stream: StreamJob, manifest: Mapping[str, Any], costs: CostTable | None = None
-) -> None:
+def begin_record(stream: StreamJob, manifest: Mapping[str, Any], costs: CostTable | None) -> None:
     """What is known of a new stream, in its directory.
 
     Args:
         stream: with its subnets.
         manifest: of the run.
-        costs: that the plan followed.
+        costs: that the plan followed, if any.
 
     Raises:
         ConfigError: when the directory cannot be made.

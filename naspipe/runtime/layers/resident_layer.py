@@ -22,7 +22,7 @@ from naspipe.runtime.layers.layer_layout import (
 )
 from naspipe.runtime.layers.ports import Layer
 
-_Handed = TypeVar("_Handed", torch.Tensor, torch.Tensor | None)
+Handed = TypeVar("Handed", torch.Tensor, torch.Tensor | None)
 _NOWHERE = torch.empty(0, dtype=torch.uint8)
 _NOTHING: dict[str, Any] = {}
 
@@ -102,7 +102,7 @@ class LayerMemory:
         """The piece loses its memory; what changed since the last save is lost."""
         self._is_absent = True
 
-    def apart(self, tensor: _Handed) -> _Handed:
+    def apart(self, tensor: Handed) -> Handed:
         """A tensor that stays when the layer leaves: a copy of one in its memory on the device."""
         if self.piece is None or tensor is None:
             return tensor

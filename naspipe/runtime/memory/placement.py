@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import torch
 
@@ -17,13 +17,11 @@ from naspipe.runtime.devices.host_arena import HostArena
 from naspipe.runtime.devices.out_of_memory import LayerUse
 from naspipe.runtime.devices.ports import Device, Mark
 from naspipe.runtime.layers.layer_layout import StateSizes
-from naspipe.runtime.layers.resident_layer import LayerMemory
+from naspipe.runtime.layers.resident_layer import Handed, LayerMemory
 from naspipe.runtime.layers.stored_layer import StoredLayer
 from naspipe.runtime.memory.swapper import Finished, Swapper, Traffic
 from naspipe.runtime.wire.tensor_codec import copy_to
 from naspipe.runtime.wire.wakeup import Wakeup
-
-_Handed = TypeVar("_Handed", torch.Tensor, torch.Tensor | None)
 
 
 def device_name(device: str, worker: WorkerId) -> str:
@@ -131,7 +129,7 @@ class Placement:
         """Never right: layers stay."""
         self.load(layer)
 
-    def apart(self, layer: LayerId, tensors: Iterable[_Handed]) -> tuple[_Handed, ...]:
+    def apart(self, layer: LayerId, tensors: Iterable[Handed]) -> tuple[Handed, ...]:
         """What a block hands on, in memory that stays when the layer is evicted."""
         return tuple(tensors)
 
@@ -248,7 +246,7 @@ class SwappedPlacement(Placement):
         """Free a layer's device memory at once."""
         self._swapper.evict(layer, self._memories[layer])
 
-    def apart(self, layer: LayerId, tensors: Iterable[_Handed]) -> tuple[_Handed, ...]:
+    def apart(self, layer: LayerId, tensors: Iterable[Handed]) -> tuple[Handed, ...]:
         """See :class:`Placement`: a module may return a weight, or a part of one."""
         return tuple(map(self._memories[layer].apart, tensors))
 

@@ -45,7 +45,7 @@ def read_costs(path: Path, columns: Sequence[str]) -> list[tuple[int, ...]] | No
     if not is_good or not all(_is_row(row, len(columns)) for row in rows):
         raise ConfigError(
             f"{path}: expected rows of {', '.join(columns)}, found something else; without the "
-            f"file the costs are taken from the log"
+            f"file they are taken from the log"
         )
     return rows
 

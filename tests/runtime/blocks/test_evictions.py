@@ -11,16 +11,17 @@ from naspipe.runtime.memory.placement import SwappedPlacement
 from naspipe.runtime.wire.wakeup import Wakeup
 from tests.runtime import small_parts
 from tests.runtime.blocks.stages_by_hand import FORWARD, Stages, expected
+from tests.runtime.layers.swapped_layers import MovingDevice
 from tests.runtime.small_parts import Lending, Residual, Stashing, layer, plain_loop, workload
 from tests.runtime.tasks import task
 
 
-def evicted_between(monkeypatch, kind):
+def evicted_between(monkeypatch, kind, device):
     """Forwards that the backward computes, and whether the bits are those of the plain loop."""
     monkeypatch.setattr(small_parts, "Residual", kind)
     with Wakeup() as wakeup:
         limits = LayerUse(0, 1 << 16, 1)
-        devices = [EmulatedDevice(1 << 16, 1e12, 0.0) for _ in range(2)]
+        devices = [device(1 << 16, 1e12, 0.0) for _ in range(2)]
         made = [SwappedPlacement(d, [workload().recipe], limits, None, wakeup) for d in devices]
         with made[0], made[1]:
             stages = Stages(placements=made)
@@ -43,17 +44,18 @@ def evicted_between(monkeypatch, kind):
             return again, stages.tensors() == expected(plain_loop(1))
 
 
+@pytest.mark.parametrize("device", [EmulatedDevice, MovingDevice])
 @pytest.mark.parametrize("kind", [Residual, Stashing, Lending])
-def test_a_layer_may_be_evicted_between_forward_and_backward(monkeypatch, kind):
+def test_a_layer_may_be_evicted_between_forward_and_backward(monkeypatch, kind, device):
     """Its graph stays, whoever holds the layer's memory."""
-    assert evicted_between(monkeypatch, kind) == (0, True)
+    assert evicted_between(monkeypatch, kind, device) == (0, True)
 
 
 def test_a_layer_that_comes_back_to_other_memory_is_seen(monkeypatch):
     """A graph would look for its weights in memory that is nobody's by then."""
     none = property(lambda self: None, lambda self, piece: None)
     monkeypatch.setattr(LayerMemory, "piece", none, raising=False)
-    assert evicted_between(monkeypatch, Stashing) == (0, False)
+    assert evicted_between(monkeypatch, Stashing, EmulatedDevice) == (0, False)
 
 
 @pytest.mark.parametrize("is_copied", [True, False])

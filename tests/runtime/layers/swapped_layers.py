@@ -126,12 +126,29 @@ def stored(module, recipe=RECIPES["Adam"]):
     return StoredLayer("layer", Exact(), module, recipe)
 
 
+class MovingDevice(EmulatedDevice):
+    """Its memory goes and comes as a GPU's does: to other addresses, and none between."""
+
+    def allocate(self, nbytes):
+        self._budget.check(nbytes)
+        return self._budget.add(torch.empty(nbytes, dtype=torch.uint8))
+
+    def free(self, tensor):
+        self._budget.remove(tensor)
+        tensor.untyped_storage().resize_(0)
+
+    def refill(self, tensor):
+        self._budget.check(tensor.numel())
+        tensor.untyped_storage().resize_(tensor.numel())
+        self._budget.add(tensor)
+
+
 class Mover:
     """Takes a layer to a device and back by hand."""
 
-    def __init__(self, memory):
+    def __init__(self, memory, kind=EmulatedDevice):
         self.memory, self.is_there = memory, False
-        self.device = EmulatedDevice(1 << 20, 1e12, 0.0)
+        self.device = kind(1 << 20, 1e12, 0.0)
 
     def move(self):
         piece = self.memory.piece

@@ -8,6 +8,7 @@ from tests.oracle import bits
 from tests.runtime.layers.swapped_layers import (
     RECIPES,
     Mover,
+    MovingDevice,
     contents,
     make_layer,
     memory_of,
@@ -36,16 +37,18 @@ def test_a_layer_that_is_away_comes_home_for_whoever_looks():
 def test_a_graph_outlives_the_layers_absence():
     """What autograd saved of weights, parts of them included, is there again with the layer."""
     layer = make_layer("linear", RECIPES["Adam"])
-    mover = Mover(memory_of(layer))
+    mover = Mover(memory_of(layer), MovingDevice)
     x = torch.randn(3, 5, requires_grad=True)
     plain = torch.autograd.grad(use(layer.module, x).sum(), [x, *layer.module.parameters()])
     mover.move()
-    output = use(layer.module, x)
+    output, before = use(layer.module, x), layer.module.weight.data_ptr()
     mover.move()
+    assert layer.module.weight.data_ptr() == 0, "it has no memory"
     for _, _ in layer.tensors():  # for a checkpoint, say
         pass
     left = mover.device.allocate(mover.memory.state_bytes)  # so that it comes back elsewhere
     mover.move()
+    assert layer.module.weight.data_ptr() not in (before, 0), "so this shows something"
     found = torch.autograd.grad(output.sum(), [x, *layer.module.parameters()])
     assert [bits(each) for each in found] == [bits(each) for each in plain]
     assert left.numel()
