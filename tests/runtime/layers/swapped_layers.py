@@ -127,7 +127,10 @@ def stored(module, recipe=RECIPES["Adam"]):
 
 
 class MovingDevice(EmulatedDevice):
-    """Its memory goes and comes as a GPU's does: to other addresses, and none between."""
+    """Its memory goes and comes as a GPU's does: to other addresses, and none between.
+
+    On a CPU torch refuses that of memory of which numpy was given a view, as for a checkpoint.
+    """
 
     def allocate(self, nbytes):
         self._budget.check(nbytes)
