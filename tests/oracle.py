@@ -239,7 +239,7 @@ class PlainLoop(LateLayers):
                 self.step_layer(block, newest, optimizer)
                 optimizer.zero_grad(set_to_none=True)
             if block in self.history:
-                self.history[block].append((step, self.foreseen(newest, before, rule)))
+                self.history[block].append((step, self.foreseen(newest, before, rule, step)))
 
     def begin_step(self, block, newest):
         """Its gradients are there."""
@@ -277,6 +277,8 @@ class PlainLoop(LateLayers):
             for name, p in module.named_parameters():
                 found[block, candidate, f"param/{name}"] = p.detach()
                 own = {"naspipe_ema": self.averages.get(p), "naspipe_update": self.updates.get(p)}
+                if self.stale.get(block, {}).get("over"):
+                    own["naspipe_ahead"] = self.ahead.get(p)
                 own["naspipe_sum"], own["naspipe_count"] = self.gathered.get(p, (None, None))
                 for key, value in own.items():
                     if value is not None:

@@ -18,7 +18,7 @@ class LateLayers:
             for b, rule in rules.items() if rule != "frozen"
         }  # fmt: skip
         self.history = {b: [] for b in self.stale}
-        self.gathered, self.updates = {}, {}
+        self.gathered, self.updates, self.ahead = {}, {}, {}
 
     @property
     def known(self):
@@ -38,14 +38,17 @@ class LateLayers:
         rule = self.stale[block]
         if "every" in rule:
             wanted = step - step % rule["every"] - rule["every"] - 1
-        elif step < rule.get("over", 0):
-            wanted = step - 1 - math.floor(rule["lag"] * step / rule["over"])
         else:
-            wanted = step - 1 - rule["lag"]
+            wanted = step - 1 - self.late(rule, step)
         versions = self.history[block]
         while len(versions) > 1 and versions[1][0] <= wanted:
             versions.pop(0)
         return versions[0][1]
+
+    def late(self, rule, step):
+        """K, as it is for the readers of a step."""
+        over = rule.get("over", 0)
+        return math.floor(rule["lag"] * step / over) if step < over else rule["lag"]
 
     def gathers(self, module, step, every):
         """Add up the gradients of ``every`` steps; whether there is their mean to step with."""
@@ -61,19 +64,26 @@ class LateLayers:
             self.gathered[p] = torch.zeros_like(p), 0
         return True
 
-    def how_far(self, rule):
+    def how_far(self, rule, late):
         """Updates that momentum alone adds in K steps, in units of the last one."""
         options = {"momentum": 0.0, "betas": (0.9,), **self.options}
         again = options["betas"][0] if "betas" in self.known else options["momentum"]
         again = again if rule["momentum"] is None else rule["momentum"]
-        return sum(again**k for k in range(1, rule["lag"] + 1))
+        return sum(again**k for k in range(1, late + 1))
 
     @torch.no_grad()
-    def foreseen(self, newest, before, rule):
-        """What readers see: with ``predict`` the layer behind K more updates like its last one."""
-        seen = copy.deepcopy(newest)
+    def foreseen(self, newest, before, rule, step):
+        """What readers see: with ``predict`` the layer behind K more updates like its last one.
+
+        That is the K of the first of them.
+        """
+        seen, late = copy.deepcopy(newest), 0
+        while rule.get("predict") and self.late(rule, step + 1 + late) != late:
+            late += 1
         for p, q in zip(newest.parameters(), seen.parameters(), strict=True):
             if rule.get("predict") and (p in before or p in self.updates):
                 self.updates[p] = p - before.get(p, p)
-                q.add_(self.updates[p] * self.how_far(rule))
+                self.ahead[p] = late
+                if late:
+                    q.add_(self.updates[p] * self.how_far(rule, late))
         return seen

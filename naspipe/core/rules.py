@@ -24,13 +24,27 @@ class OwnStep:
     """Steps whose gradients are averaged in their order and then applied once."""
     predicts: int = 0
     """READs see the layer after so many more steps, in each of which momentum alone moves it."""
+    over: int = 0
+    """Steps in which that grows from 0, as a lag does; 0 for at once."""
 
     def applies(self, step: int) -> bool:
         """Whether a step changes the layer; others only gather their gradients."""
         return (step + 1) % self.every == 0
 
+    def predicts_of(self, step: int) -> int:
+        """So many for what ``step`` wrote: as many as lie before the first step that reads it."""
+        reader = step + 1
+        while reader - 1 - grown(self.predicts, self.over, reader) < step:
+            reader += 1
+        return reader - 1 - step
+
 
 RECIPES = OwnStep()
+
+
+def grown(late: int, over: int, step: int) -> int:
+    """How late a step reads where that grows from 0 to ``late`` over so many steps."""
+    return late * step // over if step < over else late
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +87,7 @@ class Lag:
         lr: factor of this layer's rate.
         predicts: READs see the layer where its momentum alone will have taken it K steps on (after
             SpecTrain, Chen et al. 2018, and XPipe, Guan et al. 2019, which repeat the last update).
+            While K grows, a version is foreseen for the first step that reads it.
 
     Raises:
         ConfigError: when a number is not what it should be.
@@ -91,14 +106,13 @@ class Lag:
             raise ConfigError(
                 f"{self}: expected over={self.subnets} or more, as K grows by one a step at most"
             )
-        if self.over and self.predicts:
-            raise ConfigError(f"{self}: expected predict or over, found both")
         _check_own(self, self.own_step)
 
     @property
     def own_step(self) -> OwnStep:
         """How the layer's optimizer steps."""
-        return OwnStep(self.momentum, self.lr, predicts=self.subnets if self.predicts else 0)
+        foreseen = (self.subnets, self.over) if self.predicts else (0, 0)
+        return OwnStep(self.momentum, self.lr, 1, *foreseen)
 
     @property
     def most_under_way(self) -> int:
@@ -107,10 +121,7 @@ class Lag:
 
     def last_read(self, step: int) -> int:
         """Of ``step``, see :meth:`Exact.last_read`; it never falls from one step to the next."""
-        behind = self.subnets
-        if step < self.over:
-            behind = behind * step // self.over
-        return step - 1 - behind
+        return step - 1 - grown(self.subnets, self.over, step)
 
     def __str__(self) -> str:
         first = f"0..{self.subnets}" if self.over else str(self.subnets)

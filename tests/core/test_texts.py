@@ -98,7 +98,6 @@ def test_what_is_no_rule(text: str) -> None:
     ("text", "said"),
     [
         ("lag(0..8,over=3)", "expected over=8 or more, as K grows by one a step at most"),
-        ("lag(0..8,over=9,predict)", "expected predict or over, found both"),
         ("lag(8,momentum=1.0)", "expected a momentum from 0 to below 1, found 1.0"),
         ("every(4,lr=0.0)", "expected lr to be a factor above 0, found 0.0"),
         ("every(1)", "expected 2 or more steps"),

@@ -19,7 +19,7 @@ LOSS = nn.CrossEntropyLoss()
 MOMENTUM = {"momentum": 0.9, "weight_decay": 1e-3}
 RULES = (
     "lag(3,momentum=0.5,lr=0.25)", "lag(0..4,over=12)", "every(3)", "every(4,momentum=0.0,lr=2.0)",
-    "lag(3,predict)", "lag(2,momentum=0.3,predict)",
+    "lag(3,predict)", "lag(2,momentum=0.3,predict)", "lag(0..3,over=9,predict)",
 )  # fmt: skip
 
 
@@ -108,6 +108,10 @@ def at_the_first(own, step):
     return step % own.every == 0
 
 
+def as_far_at_once(own, step):
+    return own.predicts
+
+
 def a_step_short(parameter, optimizer, own):
     return own_steps.ahead(parameter, optimizer, replace(own, predicts=own.predicts - 1))
 
@@ -119,6 +123,7 @@ def a_step_short(parameter, optimizer, own):
         ("every(3)", Every, "last_read", a_boundary_on),
         ("every(3)", OwnStep, "applies", at_the_first),
         ("lag(3,predict)", stored_layer, "ahead", a_step_short),
+        ("lag(0..3,over=9,predict)", OwnStep, "predicts_of", as_far_at_once),
     ],
 )  # fmt: skip
 def test_a_wrong_step_is_seen(tmp_path, monkeypatch, text, where, name, wrong):

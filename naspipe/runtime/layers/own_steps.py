@@ -29,6 +29,8 @@ FACTOR = "naspipe_factor"
 """So, too: of every step's rate. Groups without it have a rate that is constant."""
 UPDATE = "naspipe_update"
 """What its last step added to it; zeros where it had no gradient."""
+AHEAD = "naspipe_ahead"
+"""How many steps on its readers see it, where that grows."""
 
 
 Used = Mapping[torch.nn.Parameter, torch.Tensor]
@@ -90,7 +92,10 @@ def take_step(
     for parameter in parameters if own.predicts else ():
         # Not before its first step: to most optimizers an empty state means that they begin.
         if parameter in before or UPDATE in optimizer.state.get(parameter, {}):
-            optimizer.state[parameter][UPDATE] = parameter - before.get(parameter, parameter)
+            state = optimizer.state[parameter]
+            state[UPDATE] = parameter - before.get(parameter, parameter)
+            if own.over:
+                state[AHEAD] = own.predicts_of(step)
 
 
 def ahead(
@@ -100,9 +105,12 @@ def ahead(
     value = parameter.detach()
     if optimizer is None or not own.predicts or UPDATE not in optimizer.state.get(parameter, {}):
         return value.clone()
+    state = optimizer.state[parameter]
+    if not (steps := state.get(AHEAD, own.predicts)):
+        return value.clone()
     momentum = _momentum(group_with(parameter, optimizer))
-    far = sum(momentum**step for step in range(1, own.predicts + 1))
-    update: torch.Tensor = optimizer.state[parameter][UPDATE]
+    far = sum(momentum**step for step in range(1, steps + 1))
+    update: torch.Tensor = state[UPDATE]
     return value + update * far
 
 
