@@ -54,7 +54,7 @@ def test_what_is_no_task(text: str) -> None:
 OWN = {"momentum": st.none() | st.floats(0, 0.999), "lr": st.floats(1e-9, 1e9)}
 RULES = st.one_of(
     st.just(Exact()), st.just(Frozen()), st.builds(Lag, st.integers(0, 1 << 70)),
-    st.builds(Lag, st.integers(0, 9), over=st.integers(9, 99), **OWN),
+    st.builds(Lag, st.integers(0, 9), over=st.integers(9, 99), predicts=st.booleans(), **OWN),
     st.builds(Lag, st.integers(0, 9), predicts=st.booleans(), **OWN),
     st.builds(Every, st.integers(2, 99), **OWN),
 )  # fmt: skip
