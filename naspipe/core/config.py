@@ -56,7 +56,7 @@ MOMENTUM = {
 
 
 _LATER = {
-    "norms": "ordered", "reduction": "fold", "weight": "passes", "parameter_groups": (),
+    "norms": "ordered", "probes": "none", "reduction": "fold", "weight": "passes", "parameter_groups": (),
     "restart_steps": 0, "restart_factor": 1,
 }  # fmt: skip
 """Settings that came later than the first manifests, and what those had."""

@@ -18,7 +18,7 @@ from naspipe.core.settings.schedules import (
     factor,
     in_cycle,
 )
-from naspipe.core.steps import ROUND, Steps, parse_passes
+from naspipe.core.steps import NO_PROBES, ROUND, Steps, parse_passes, with_probes
 
 MAX_THREADS = 256
 
@@ -121,6 +121,13 @@ class Recipe:
         "the largest one's output.",
         example="sandwich:2",
     )
+    probes: str = setting(
+        NO_PROBES,
+        "passes that a step begins with, forwards only, which say what it trains: none, best:K or "
+        "worst:K. K subnets for each one that passes draws; that with the least or the most loss "
+        "on the step's batch is trained (AttentiveNAS).",
+        example="worst:3",
+    )
     reduction: str = setting(
         "fold",
         "how the gradients of a step's passes are added up: fold (each behind the ones before) or "
@@ -156,7 +163,8 @@ class Recipe:
         """How the passes of its streams form steps."""
         is_gated, by_items = self.clip_global_norm > 0, self.weight == "items"
         steps = replace(parse_passes(self.passes), is_gated=is_gated, weighs_items=by_items)
-        return steps if steps.passes == 1 else replace(steps, reduction=self.reduction)
+        reduced = steps if steps.passes == 1 else replace(steps, reduction=self.reduction)
+        return with_probes(reduced, self.probes)
 
     @property
     def groups(self) -> tuple[ParameterGroup, ...]:
@@ -210,6 +218,11 @@ class Recipe:
         expect(
             self.reduction == "fold" or is_power, "reduction=tree",
             "passes that are a power of two", self.passes,
+        )  # fmt: skip
+        with_probes(steps, self.probes)
+        expect(
+            self.probes == NO_PROBES or not self.passes.startswith(ROUND), f"probes={self.probes}",
+            "passes that draw subnets on their own, and not those of fair rounds", self.passes,
         )  # fmt: skip
         expect(
             self.weight == "passes" or steps.is_average, "weight=items",

@@ -4,6 +4,9 @@ Where a step has several passes, each of them is what the schedule calls a subne
 ID, tickets and records of its own. The passes of a step read the versions from before it; each
 adds its gradients to what the step's earlier passes left, in sequence order, and the last pass
 that uses a layer steps it. The passes have one subnet, or each its own.
+
+A step may begin with *probes*: passes that have a forward only. Their losses say which of the
+probed subnets the other passes train (AttentiveNAS, Wang et al., CVPR 2021, section 3).
 """
 
 from __future__ import annotations
@@ -22,6 +25,10 @@ MOST_PASSES = 1000
 ROUND = "fair"
 """Steps of as many subnets as a choice block has candidates, which only a space can say."""
 
+NO_PROBES = "none"
+BEST, WORST = "best", "worst"
+
+_PROBES = re.compile(rf"({BEST}|{WORST}):([0-9]{{1,4}})")
 _TEXT = re.compile(
     r"(?:(accumulate|sandwich|fair)|(subnets)):([0-9]{1,4})(?(2)(?::(passes|users))?)"
 )
@@ -33,8 +40,14 @@ class Steps:
 
     passes: int = 1
     """Consecutive sequence IDs that belong to one step."""
+    probes: int = 0
+    """So many of them, the first ones, have a forward only."""
+    keeps: str = BEST
+    """Of the probes of one draw, which is trained: that with the least loss (``best``) or with the
+    most (``worst``)."""
     distills: bool = False
-    """The first pass of each step teaches the others: they learn its output (sandwich rule)."""
+    """The first trained pass of each step teaches the others: they learn its output (sandwich
+    rule)."""
     draws_each: bool = False
     """Each pass has a subnet of its own; otherwise the sampler draws one for the step."""
     shares_batch: bool = False
@@ -53,12 +66,36 @@ class Steps:
         """The step that a pass belongs to."""
         return sequence_id // self.passes
 
+    @property
+    def trained(self) -> int:
+        """How many passes of a step are trained: those that are no probes."""
+        return self.passes - self.probes
+
+    @property
+    def draws(self) -> int:
+        """How many subnets of a step are drawn; each has as many probes as any other."""
+        if self.draws_each:
+            return self.trained
+        return self.trained - 2 if self.distills else 1
+
+    def is_probe(self, sequence_id: int) -> bool:
+        """Whether a pass has a forward only."""
+        return sequence_id % self.passes < self.probes
+
     def pass_of(self, sequence_id: int) -> int:
-        """The number of a pass in its step."""
-        return sequence_id % self.passes
+        """The number of a trained pass in its step; a probe's is below 0."""
+        return sequence_id % self.passes - self.probes
+
+    def draw_of(self, sequence_id: int) -> int:
+        """The draw that a probe is for."""
+        return sequence_id % self.passes * self.draws // self.probes
+
+    def trained_pass(self, sequence_id: int, number: int) -> SequenceId:
+        """The trained pass of a number in the same step."""
+        return SequenceId(self.first(sequence_id) + self.probes + number)
 
     def first(self, sequence_id: int) -> SequenceId:
-        """The first pass of the same step."""
+        """The first pass of the same step, be it a probe or not."""
         return SequenceId(sequence_id - sequence_id % self.passes)
 
     def end(self, sequence_id: int) -> SequenceId:
@@ -70,8 +107,17 @@ class Steps:
         return self.pass_of(sequence_id) * num_groups // self.passes
 
     def batch(self, sequence_id: int) -> int:
-        """Which batch of the data a pass takes: those of a sandwich or a fair round the same."""
-        return self.step(sequence_id) if self.shares_batch else sequence_id
+        """Which batch of the data a pass takes: those of a sandwich or a fair round the same.
+
+        A probe takes that of the first pass that it is for.
+        """
+        step = self.step(sequence_id)
+        if self.shares_batch:
+            return step
+        number = self.pass_of(sequence_id)
+        if number < 0:
+            number = self.draw_of(sequence_id) if self.draws_each else 0
+        return step * self.trained + number
 
     @property
     def is_tree(self) -> bool:
@@ -138,6 +184,24 @@ def parse_passes(text: str) -> Steps:
     )
 
 
+def with_probes(steps: Steps, text: str) -> Steps:
+    """Steps that begin with probes: ``best:K`` or ``worst:K``, K for each subnet that is drawn.
+
+    Raises:
+        ConfigError: for any other text but ``none``, or too many of them.
+    """
+    if text == NO_PROBES:
+        return steps
+    match = _PROBES.fullmatch(text)
+    probes = steps.draws * int(match[2]) if match else 0
+    if not match or not 1 <= probes <= MOST_PASSES:
+        raise ConfigError(
+            f"probes: expected none, best:K or worst:K with K subnets probed for each one that is "
+            f"drawn (at most {MOST_PASSES} a step), found {text!r:.80}"
+        )
+    return replace(steps, passes=steps.passes + probes, probes=probes, keeps=match[1])
+
+
 def recorded_steps(recipe: Mapping[str, Any]) -> Steps:
     """The steps of a run, from the recipe that its manifest holds.
 
@@ -146,5 +210,6 @@ def recorded_steps(recipe: Mapping[str, Any]) -> Steps:
     """
     steps = parse_passes(str(recipe.get("passes", "one")))
     reduction = str(recipe.get("reduction", "fold")) if steps.passes > 1 else "fold"
+    steps = with_probes(steps, str(recipe.get("probes", NO_PROBES)))
     is_gated = bool(recipe.get("clip_global_norm"))
     return replace(steps, reduction=reduction, is_gated=is_gated)

@@ -156,7 +156,7 @@ class Wiring:
         """
         taps = self.taps
         if steps.distills:
-            passes = tuple((0, number) for number in range(1, steps.passes))
+            passes = tuple((0, number) for number in range(1, steps.trained))
             ends = [(StreamId(stream), length - 1) for stream, length in enumerate(lengths)]
             taps += tuple(Tap(end, end, TapRole.LESSON, passes) for end in ends)
         completed = replace(self, taps=taps)

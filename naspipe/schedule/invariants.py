@@ -41,7 +41,7 @@ def violations(
     of them WRITEs an ``exact`` layer when all are done with it. In a tree of passes only WRITEs of
     one stage follow one another within a step, and the last one those of all stages. Passes go
     through a layer in their order where it is one of ``buffered`` (None for every layer), also from
-    stage to stage. Of a stream that is not trained there are forwards only.
+    stage to stage. Of probes, and of a stream that is not trained, there are forwards only.
     """
     if not is_trained:
         yield from _not_forward(accesses, rules, subnets, steps)
@@ -151,7 +151,9 @@ def _untaught(accesses: Iterable[Access], last: int, steps: Steps) -> Iterator[s
         if access.layer.block == last and access.kind is AccessKind.FORWARD
     }
     for number, access in sorted(ends.items()):
-        teacher = ends.get(steps.first(number))
+        if steps.is_probe(number):
+            continue
+        teacher = ends.get(steps.trained_pass(number, 0))
         if teacher is None or (teacher is not access and access.start_ns < teacher.end_ns):
             yield f"{access}: began before its step's first pass had an output"
 

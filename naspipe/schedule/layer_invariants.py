@@ -63,7 +63,8 @@ class _Layer:
     ) -> None:
         self._layer = layer
         self._rule = rule
-        self._users = users
+        self._users = [user for user in users if not steps.is_probe(user)]
+        self._probes = [user for user in users if steps.is_probe(user)]
         self._found = found
         self._traits = traits_of(policy)
         self._bulk = bulk
@@ -73,7 +74,8 @@ class _Layer:
     def violations(self) -> Iterator[str]:
         found, is_written = self._found, not isinstance(self._rule, Frozen)
         kinds = _LETTERS if is_written else _LETTERS[:2]
-        if set(found) != {(user, kind) for user in self._users for kind in kinds}:
+        expected_of = {(user, kind) for user in self._users for kind in kinds}
+        if set(found) != expected_of | {(probe, AccessKind.FORWARD) for probe in self._probes}:
             yield f"layer {self._layer}: accesses are missing or not of this stream"
             return
         for place, user in enumerate(self._users):
@@ -93,10 +95,26 @@ class _Layer:
                     yield f"{forward}: began before version {expected} was written"
             if any(one.end_ns > other.start_ns for one, other in pairwise(chain)):
                 yield f"{forward}: its READ, backward and WRITE overlap"
+        yield from self._probe_violations()
         if is_written:
             yield from self._write_violations()
         if self._steps.passes > 1 and isinstance(self._rule, Exact):
             yield from self._step_violations()
+
+    def _probe_violations(self) -> Iterator[str]:
+        """Forwards of probes read what was there before their step, while it was there."""
+        for probe in self._probes:
+            forward = self._found[probe, AccessKind.FORWARD]
+            place = bisect_left(self._users, probe)
+            expected = self._expected_version(place, probe)
+            if forward.version != expected:
+                yield f"{forward}: expected to read version {expected}"
+            read = self._found.get((expected, AccessKind.WRITE))
+            if read is not None and forward.start_ns < read.end_ns:
+                yield f"{forward}: began before version {expected} was written"
+            following = self._users[place : place + 1] if isinstance(self._rule, Exact) else []
+            if any(self._found[y, AccessKind.WRITE].start_ns < forward.end_ns for y in following):
+                yield f"{forward}: a later WRITE began before it was over"
 
     def _step_violations(self) -> Iterator[str]:
         """Passes of one step that went through the layer out of order, or read it as it changed."""

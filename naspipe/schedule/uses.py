@@ -31,14 +31,17 @@ class Uses:
         self._next: dict[StreamId, int] = {}
         self._long: list[LayerId] = []
 
-    def note(self, subnet: Subnet) -> None:
-        """Note a subnet's layers, in sequence order; one that was noted already changes nothing."""
+    def note(self, subnet: Subnet, writes: bool = True) -> None:
+        """Note a subnet's layers, in sequence order; one that was noted already changes nothing.
+
+        Of one that writes none of them, nothing is noted but that it came.
+        """
         stream, sequence_id, chain, candidates = subnet
         if sequence_id < self._next.get(stream, 0):
             return
         self._next[stream] = sequence_id + 1
         users, version = self._users, Version(sequence_id)
-        for block, candidate in enumerate(candidates or chain):
+        for block, candidate in enumerate((candidates or chain) if writes else ()):
             layer = LayerId(stream, block, candidate)
             known = users.get(layer)
             if known is None:

@@ -89,7 +89,8 @@ class VersionBook:
                 block: Ticket(layer, LATEST, LATEST, self._policy.is_writer(rule_of(rules, layer)))
                 for block, layer in layers.items()
             }
-        self._uses.note(subnet)
+        is_probe = self._policy.steps.is_probe(subnet.sequence_id)
+        self._uses.note(subnet, writes=not is_probe)
         tickets = {block: self._ticket(subnet, block) for block in blocks}
         self._next[subnet.stream] = expected + 1
         for layer in self._uses.unread():
@@ -236,7 +237,8 @@ class VersionBook:
         layer = subnet.layer(block)
         state = self._state(layer)
         rule = self.rule(layer)
-        is_writer = self._policy.is_writer(rule)
+        is_probe = self._policy.steps.is_probe(subnet.sequence_id)
+        is_writer = self._policy.is_writer(rule) and not is_probe
         state.num_owed += is_writer
         reads = self._policy.version_to_read(rule, state.users, subnet.sequence_id)
         state.readers[reads] = state.readers.get(reads, 0) + 1

@@ -169,7 +169,8 @@ class Whereabouts:
         chain = candidates or chain
         rules, users, version = self._rules[stream], self._users, Version(sequence_id)
         newest, is_step = self._newest, self._steps.passes == 1
-        for number in range(partition.num_stages):
+        is_probe = self._steps.is_probe(sequence_id)
+        for number in range(0 if is_probe else partition.num_stages):
             stage = StageId(number)
             here = (version, stage)
             for block in partition.blocks(stage):

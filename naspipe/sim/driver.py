@@ -40,6 +40,7 @@ from naspipe.core.subnet import Subnet
 from naspipe.core.task import Task, TaskKind
 from naspipe.core.wiring import CHAIN, InputName, field_input
 from naspipe.sim.ports import Costs
+from naspipe.sim.probing import KnownPasses
 from naspipe.sim.virtual_clock import VirtualClock
 from naspipe.stage.controller import StageController
 
@@ -98,10 +99,15 @@ class SimulatedStage:
         """Sent or taken since the last access, while there was something to do."""
         self._lane_in, self._lane_out = _CopyLane(clock), _CopyLane(clock)
 
-    def start(self) -> None:
-        """Admit the first subnets of every stream."""
+    def start(self, known: int | None = None) -> None:
+        """Admit the first subnets of every stream, of so many that are known; None for all."""
         for number, admission in enumerate(self._admissions):
-            self._admit(StreamId(number), admission.open())
+            opened = admission.open() if known is None else admission.learn(known)
+            self._admit(StreamId(number), opened)
+
+    def learn(self, stream: StreamId, known: int) -> None:
+        """So many subnets of a stream are known by now."""
+        self._admit(stream, self._admissions[stream].learn(known))
 
     @property
     def unfinished(self) -> str:
@@ -251,6 +257,7 @@ def simulate_into(
     costs: Costs,
     admissions: Callable[[], Sequence[Admission]],
     clock: VirtualClock | None = None,
+    known: KnownPasses | None = None,
 ) -> None:
     """Run every stream to its end, telling every access as it ends.
 
@@ -261,19 +268,29 @@ def simulate_into(
         costs: what everything takes.
         admissions: called once per stage: which subnets of each stream may be under way.
         clock: a new one, for costs that depend on the time, as those of a busy link.
+        known: which subnets are known when; all of them from the beginning, where it is None.
 
     Raises:
         InvariantError: when the schedule stops before every subnet is finished.
     """
-    clock = clock or VirtualClock()
-    stages = [
-        SimulatedStage(controller, clock, costs, admissions(), admitted, record)
+    clock, stages = clock or VirtualClock(), list[SimulatedStage]()
+
+    def taken(access: Access) -> None:
+        record(access)
+        if known and (count := known.take(access)) is not None:
+            stream = access.layer.stream
+            told = Task(stream, access.sequence_id, TaskKind.FORWARD, access.stage)
+            for stage in stages:  # by way of the launcher
+                clock.after(2 * costs.message_ns(told), partial(stage.learn, stream, count))
+
+    stages += [
+        SimulatedStage(controller, clock, costs, admissions(), admitted, taken)
         for controller in controllers
     ]
     for stage in stages:
         stage.peers = stages
     for stage in stages:
-        stage.start()
+        stage.start(known.first if known else None)
     clock.run()
     for number, stage in enumerate(stages):
         if stage.unfinished:

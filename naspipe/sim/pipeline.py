@@ -98,7 +98,8 @@ def plan_pipeline(pipeline: Pipeline, execution: Execution, sizes: Sizes | None 
     """Balance the stages, give them memory, limit what is under way, and rank the accesses.
 
     One stage runs its subnets one after the other in any order. The policies bsp and asp keep
-    one static partition and the paper's order, as the systems do that they stand for. The order
+    one static partition and the paper's order, as the systems do that they stand for. Steps with
+    probes keep one static partition, as a probe's layers do not move. The order
     ``auto`` is planned as ``paper``; :func:`naspipe.sim.simulation.choose_order` decides.
 
     Args:
@@ -109,9 +110,11 @@ def plan_pipeline(pipeline: Pipeline, execution: Execution, sizes: Sizes | None 
     Raises:
         ConfigError: when the memory budget is below the least that works, or cannot be had.
     """
+    steps = pipeline.steps
     if not pipeline.is_causal:
         execution = execution.changed(partition="static", order="paper")
-    steps = pipeline.steps
+    elif steps.probes:
+        execution = execution.changed(partition="static")
     cutters = cut_by_steps(pipeline.streams, execution, pipeline.wiring, steps)
     check_groups(execution.pipeline.groups, pipeline.policy, steps)
     cuts = [cut(each.subnets) for each, cut in zip(pipeline.streams, cutters, strict=True)]

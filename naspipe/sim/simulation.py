@@ -17,6 +17,7 @@ from naspipe.sim.costs import PARCEL_NS, PAUSE_NS, StreamCosts, TableCosts
 from naspipe.sim.driver import Admitted, simulate_into
 from naspipe.sim.pipeline import RANKINGS, Pipeline, Plan
 from naspipe.sim.ports import Costs
+from naspipe.sim.probing import KnownPasses
 from naspipe.sim.table_metrics import summarize_table
 from naspipe.sim.virtual_clock import VirtualClock
 from naspipe.stage.builder import build_admission, build_controller, new_history
@@ -69,6 +70,7 @@ def simulate_run(
     """
     stages = [StageId(stage) for stage in range(execution.workers)]
     rules = [stream.chain.rules for stream in pipeline.streams]
+    steps, lengths = pipeline.steps, list(map(len, rules))
     history = new_history(rules, pipeline.wiring, steps=pipeline.steps, buffered=plan.buffered)
     taken_part = _taken_part(pipeline, plan, execution.workers)
     managers = [residency_of(plan.memory, stage, execution) for stage in stages]
@@ -91,11 +93,15 @@ def simulate_run(
     ]
 
     def admitted(stream: StreamId, number: int) -> Admitted:
-        return *plan.streams[stream].planned[number], pipeline.wiring.of(stream).is_trained
+        is_trained = pipeline.wiring.of(stream).is_trained and not steps.is_probe(number)
+        return *plan.streams[stream].planned[number], is_trained
 
     table = AccessTable()
     admissions = (_admissions(pipeline, plan, streams) for streams in taken_part)
-    simulate_into(table.append, admitted, controllers, timing, lambda: next(admissions), clock)
+    known = KnownPasses(steps, lengths) if steps.probes else None
+    simulate_into(
+        table.append, admitted, controllers, timing, lambda: next(admissions), clock, known
+    )
     peaks = tuple(manager.peak_bytes for manager in managers if manager is not None)
     return SimulatedRun(plan, table, execution.workers, peaks)
 

@@ -28,7 +28,7 @@ class AdmissionWindow:
         self._next = first
         self._oldest = first
         self._retired: set[int] = set()
-        self._is_held = False
+        self._is_held = self._is_stopped = False
 
     @property
     def is_finished(self) -> bool:
@@ -52,13 +52,13 @@ class AdmissionWindow:
 
     def stop(self, num_subnets: int) -> range:
         """Cut the stream short; returns what is left to admit. Nothing behind that was admitted."""
-        self._num_subnets = num_subnets
+        self._num_subnets, self._is_stopped = num_subnets, True
         return self.reach(num_subnets - 1)
 
     def learn(self, num_known: int) -> range:
         """So many subnets are known so far; returns the sequence IDs to admit now."""
         self._num_known = num_known
-        return self.open()
+        return self.reach(self._num_subnets - 1) if self._is_stopped else self.open()
 
     def open(self) -> range:
         """Sequence IDs to admit now."""
@@ -95,6 +95,8 @@ class BulkAdmission(AdmissionWindow):
 class StepAdmission(AdmissionWindow):
     """The passes of a step are admitted together, so that each knows what the others use.
 
+    Where a step begins with probes, the others may become known later, and come together then.
+
     Args:
         passes: of a step.
         window: sequence IDs that may be under way; as many whole steps as fit, one at least.
@@ -105,6 +107,10 @@ class StepAdmission(AdmissionWindow):
     def __init__(self, passes: int, window: int, num_subnets: int, first: int = 0) -> None:
         super().__init__(max(1, window // passes) * passes, num_subnets, first)
         self._passes = passes
+
+    def hold(self) -> int:
+        """Admit no further step of one's own accord; returns the first of which nothing was."""
+        return -(-super().hold() // self._passes) * self._passes
 
     def open(self) -> range:
         """Sequence IDs to admit now."""

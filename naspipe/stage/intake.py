@@ -29,6 +29,7 @@ class Intake:
         """Known and not admitted."""
         self._num_known = first
         self._done = admission.next
+        self._end: int | None = None
         self.homes: dict[LayerId, StageId] = {}
         """Of each layer of the subnets so far, the stage that uses it first."""
         self._waiting = self.learn(first, tuple(known))
@@ -86,8 +87,16 @@ class Intake:
         return self._admission.hold()
 
     def stop(self, cut: int) -> list[Planned]:
-        """Cut the stream short; returns what is left to admit."""
+        """Cut the stream short; returns what is left to admit, as far as it is known."""
+        self._end = cut
         return self._take(self._admission.stop(cut))
+
+    def take_end(self) -> int | None:
+        """Where the stream was cut short, once: when all before it is admitted."""
+        if self._end is None or self._admission.next < self._end:
+            return None
+        end, self._end = self._end, None
+        return end
 
     def reach(self, sequence_id: int) -> list[Planned]:
         """What to admit so that a known subnet is: a peer with an older view sent work for it."""

@@ -146,16 +146,16 @@ class Taps:
 
     def _keys_of_source(self, progress: Progress) -> Iterator[_Key]:
         stream, sequence_id = progress.subnet[:2]
-        first, number = self._steps.first(sequence_id), self._steps.pass_of(sequence_id)
+        number = self._steps.pass_of(sequence_id)
         for index, tap in enumerate(self._taps):
             if tap.source[0] == stream:
                 for sink in tap.sinks(number):
-                    yield index, sequence_id, SequenceId(first + sink)
+                    yield index, sequence_id, self._steps.trained_pass(sequence_id, sink)
 
     def _keys_of_sink(self, progress: Progress) -> Iterator[_Key]:
         stream, sequence_id = progress.subnet[:2]
-        first, number = self._steps.first(sequence_id), self._steps.pass_of(sequence_id)
+        number = self._steps.pass_of(sequence_id)
         for index, tap in enumerate(self._taps):
             if tap.sink[0] == stream:
                 for source in tap.sources(number):
-                    yield index, SequenceId(first + source), sequence_id
+                    yield index, self._steps.trained_pass(sequence_id, source), sequence_id

@@ -13,22 +13,20 @@ Choices = tuple[int, ...]
 
 
 def num_draws(steps: Steps, num_steps: int) -> int:
-    """How many subnets a sampler draws for so many steps."""
-    if steps.draws_each:
-        return num_steps * steps.passes
-    return num_steps * (steps.passes - 2) if steps.distills else num_steps
+    """How many subnets a sampler draws for so many steps: all probes, where there are any."""
+    return num_steps * (steps.probes or steps.draws)
 
 
 def in_passes(
     drawn: Sequence[Choices], steps: Steps, space: Space, size: Callable[[int, int], int]
 ) -> list[Choices]:
-    """The subnet of every pass, in sequence order.
+    """The subnet of every trained pass, in sequence order.
 
     Micro-batches: each drawn subnet stays for its step. Several subnets: as drawn. Sandwich rule:
     the largest, the smallest, then the drawn ones (Yu and Huang 2019).
 
     Args:
-        drawn: see :func:`num_draws`.
+        drawn: as many for each step as ``steps.draws`` says.
         steps: what a step is made of.
         space: whose subnets they are.
         size: parameters of a block of the chain and a candidate; for the sandwich rule.
@@ -39,9 +37,9 @@ def in_passes(
     if steps.draws_each:
         return list(drawn)
     if not steps.distills:
-        return [choices for choices in drawn for _ in range(steps.passes)]
+        return [choices for choices in drawn for _ in range(steps.trained)]
     largest, smallest = extremes(space, size)
-    count = steps.passes - 2
+    count = steps.draws
     return [
         choices
         for first in range(0, len(drawn), count)

@@ -38,7 +38,7 @@ def is_drawn_beside(workload: Workload) -> bool:
     definition = workload.definition
     return (
         definition.num_passes > LONG
-        and workload.make_strategy is None
+        and not workload.is_proposed
         and not definition.sampler.startswith("file:")
     )
 
@@ -46,7 +46,7 @@ def is_drawn_beside(workload: Workload) -> bool:
 def why_known(workload: Workload, order: str) -> str:
     """What is said of a long stream that is planned whole before its run; empty for any other."""
     definition = workload.definition
-    if definition.num_passes <= LONG or workload.make_strategy is not None:
+    if definition.num_passes <= LONG or workload.is_proposed:
         return ""
     why = (
         f"the order {order} needs to know them (--order auto or paper does not)"

@@ -58,7 +58,7 @@ def make_pipeline(
                 tuple(drawn),
                 table,
                 output_bytes=workload.output_bytes,
-                is_sample=is_sample or workload.make_strategy is not None,
+                is_sample=is_sample or workload.is_proposed,
             )
             for workload, drawn, table, is_sample in zip(
                 workloads, subnets, costs, samples or [False] * len(workloads), strict=True

@@ -25,8 +25,10 @@ class StrategySource:
     """One stream's strategy, its subnets so far, and their record; see :class:`SubnetSource`.
 
     Args:
-        make_strategy: a fresh strategy, which proposes numbers over the space's decisions.
+        make_strategy: a fresh strategy.
         space: whose subnets they are.
+        decides: it proposes numbers over the space's decisions, where it has some; otherwise a
+            choice for each choice block.
         stream: which one.
         cut: says where each of them is cut.
         delay: from a score to the first proposal that knows of it, in subnets.
@@ -44,9 +46,11 @@ class StrategySource:
         delay: int,
         num_subnets: int,
         record: Path,
+        decides: bool = True,
     ) -> None:
         self._make_strategy = make_strategy
         self._space = space
+        self._decisions = space.decisions if decides else None
         self._stream = stream
         self._cut = cut
         self._delay = delay
@@ -106,7 +110,7 @@ class StrategySource:
 
     def _add(self, drawn: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
         """Take in what was proposed; returns the choices."""
-        decisions = self._space.decisions
+        decisions = self._decisions
         found = [decisions.choices(each) if decisions else tuple(each) for each in drawn]
         for choices in found:
             chain = self._space.chain(choices)

@@ -117,10 +117,10 @@ class Momentum:
                 f"momentum: expected the policy {causal_policies()}, found {definition.policy}, "
                 f"whose steps have no order that a teacher could follow"
             )
-        if student.make_strategy is not None:
+        if student.is_proposed:
             raise ConfigError(
                 f"momentum: expected a sampler that is known from the beginning, found "
-                f"{definition.sampler}"
+                f"{definition.sampler}, probes={definition.recipe.probes}"
             )
 
         is_chosen = any(count > 1 for count in student.space.candidate_counts)

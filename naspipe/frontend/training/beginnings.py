@@ -83,7 +83,7 @@ def take_over(
     for directory, workload, subnets, is_drawn in streams:
         if comes_new(directory, workload):
             continue
-        comes_later = workload.make_strategy or is_drawn
+        comes_later = workload.is_proposed or is_drawn
         choices = None if comes_later else choices_of(workload, subnets)
         earlier.append(check_resumable(directory, workload.definition, choices))
         check_same_data(directory, workload, earlier[-1])

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import compress
 from typing import Any
 
-from naspipe.core.config import Definition, Execution
+from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError, StorageError
 from naspipe.core.ids import StageId, StreamId
 from naspipe.core.space import Shared
@@ -18,8 +18,14 @@ from naspipe.frontend.checks.input_checks import check_grouping, check_layers
 from naspipe.frontend.checks.loss_checks import check_loss
 from naspipe.frontend.checks.made_of_checks import record_made_of
 from naspipe.frontend.checks.optimizer_checks import check_optimizer
+from naspipe.frontend.checks.probe_checks import check_probes
 from naspipe.frontend.given.drawn_source import DrawnSource, first_choices
-from naspipe.frontend.given.pass_streams import draw_passes, filled
+from naspipe.frontend.given.pass_streams import (
+    draw_passes,
+    filled,
+    in_whole_steps,
+    strategy_maker,
+)
 from naspipe.frontend.given.strategy_source import StrategySource, sample_stream
 from naspipe.planning.cost import COLUMNS, CostTable
 from naspipe.runtime.jobs.job import StreamJob
@@ -64,8 +70,10 @@ def check_stream(
             f"{execution.pipeline.stages} stages for {len(space)} blocks: expected at most one "
             f"stage per block; choose --stages {len(space)} or less"
         )
-    if workload.make_strategy:
-        _check_causal(definition)
+    if workload.is_proposed:
+        _check_causal(workload)
+    if definition.recipe.steps.probes:
+        check_probes(workload, execution)
     subnets = draw_stream(number, workload, is_drawn_beside)
     check_batch(workload)
     check_loss(workload)
@@ -78,8 +86,8 @@ def draw_stream(
     number: StreamId, workload: Workload, is_drawn_beside: bool = False
 ) -> tuple[Subnet, ...]:
     """The subnets of a stream, or what stands for them where they come beside the training."""
-    if workload.make_strategy:
-        stream = sample_stream(workload.space)
+    if workload.is_proposed:
+        stream = in_whole_steps(workload, sample_stream(workload.space))
     elif is_drawn_beside:
         stream = first_choices(workload)
     else:
@@ -87,16 +95,19 @@ def draw_stream(
     return tuple(filled(workload, number, 0, stream))
 
 
-def _check_causal(definition: Definition) -> None:
+def _check_causal(workload: Workload) -> None:
+    definition, recipe = workload.definition, workload.recipe
+    learns = workload.make_strategy is not None
+    who = f"sampler {definition.sampler}" if learns else f"probes={recipe.probes}"
     if not traits_of(definition.policy).is_causal:
         raise ConfigError(
-            f"sampler {definition.sampler}: expected the policy {causal_policies()} with a "
-            f"strategy that learns, found {definition.policy}, whose losses depend on the stages"
+            f"{who}: expected the policy {causal_policies()}, as subnets follow from losses, found "
+            f"{definition.policy}, whose losses depend on the stages"
         )
-    if definition.recipe.steps.passes > 1:
+    if learns and recipe.steps.passes > 1:
         raise ConfigError(
-            f"sampler {definition.sampler}: expected passes=one with a strategy that learns, found "
-            f"{definition.recipe.passes}"
+            f"{who}: expected passes=one and probes=none with a strategy that learns, found "
+            f"passes={recipe.passes}, probes={recipe.probes}"
         )
 
 
@@ -120,17 +131,19 @@ def stream_job(
     if unit and plan.cut is not None:
         drawn = DrawnSource(workload, number, plan.cut, unit, directory.stream)
         return replace(job, cuts=plan.cuts, source=drawn)
-    if workload.make_strategy is None or plan.cut is None:
+    make_strategy = strategy_maker(workload)
+    if make_strategy is None or plan.cut is None:
         return replace(job, planned=plan.planned, cuts=frozenset(plan.partitions))
-    definition = workload.definition
+    definition, recipe = workload.definition, workload.recipe
     source = StrategySource(
-        workload.make_strategy,
+        make_strategy,
         workload.space,
         number,
         plan.cut,
-        delay=definition.recipe.feedback_delay,
-        num_subnets=definition.steps,
+        delay=definition.num_passes if recipe.steps.probes else recipe.feedback_delay,
+        num_subnets=definition.num_passes,
         record=directory.stream,
+        decides=workload.make_strategy is not None,
     )
     return replace(job, source=source)
 

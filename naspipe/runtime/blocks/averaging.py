@@ -33,18 +33,19 @@ class Averaging:
             ConfigError: when no pass of the step has an item.
         """
         steps = self._steps
-        if not steps.is_average or steps.passes == 1:
+        if not steps.is_average or steps.trained == 1:
             return gradient
         if not steps.weighs_items:
-            return gradient / steps.passes
-        first, end = steps.first(sequence_id), steps.end(sequence_id)
+            return gradient / steps.trained
+        first = steps.step(sequence_id) * steps.trained
+        end = first + steps.trained
         total = sum(self._count(number) for number in range(first, end))
         if not total:
             raise ConfigError(
                 f"weight=items: expected targets in the batches {first} to {end - 1}, found none "
                 f"that the loss counts"
             )
-        return gradient * (self._count(sequence_id) / total)
+        return gradient * (self._count(steps.batch(sequence_id)) / total)
 
     def _count_items(self, number: int) -> int:
         data, seed = self._workload.data, self._workload.definition.seed

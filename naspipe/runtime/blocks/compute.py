@@ -10,7 +10,7 @@ from naspipe.core.ids import LayerId, SequenceId, StreamId, Version
 from naspipe.core.task import Task, TaskKind
 from naspipe.core.wiring import CHAIN, FIELD, PLAIN, InputName, TapRole, Wiring
 from naspipe.runtime.blocks.averaging import Averaging
-from naspipe.runtime.blocks.forward_only import forward_only
+from naspipe.runtime.blocks.forward_only import forward_only, probe
 from naspipe.runtime.blocks.nonfinite import first_gradient
 from naspipe.runtime.blocks.objectives import Ending, JoinedObjective, metrics_of, objectives_of
 from naspipe.runtime.blocks.pass_state import PassState, StepStates
@@ -198,6 +198,12 @@ class StageCompute:
                 state.statistics[layer] = statistics
             self._keep_tapped(state, place, state.inputs)
             return None
+        if self._steps[task.stream].is_probe(task.sequence_id):
+            state.inputs = self.placement.apart(layer, probe(spec, bound, inputs))
+            if ending is None:
+                return None
+            (loss,), state.inputs = state.inputs, ()
+            return BlockResult(loss, metrics=ending.measured, batch=state.digest)
         # The last block's backward follows its forward at once, so its graph is kept.
         keeps_graph = is_last or not workload.recompute
         segment = Segment(spec, bound, inputs, keeps_graph, self.placement.may_lose_graphs)

@@ -1,10 +1,12 @@
-"""A block of a stream that is not trained: a forward without autograd."""
+"""A block of a pass that is not trained: a forward without autograd."""
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 import torch
+from torch import nn
 
 from naspipe.core.errors import ConfigError
 from naspipe.core.user_code import called
@@ -21,7 +23,7 @@ from naspipe.runtime.memory.shortages import raising_shortages
 def forward_only(
     spec: SegmentSpec, layer: BoundLayer, inputs: Tensors, trains: bool = False
 ) -> tuple[Tensors, Statistics]:
-    """Compute the block; its draws are keyed as in training.
+    """Compute the block of a stream that is not trained; its draws are keyed as in training.
 
     Args:
         spec: what is fixed about the block.
@@ -39,20 +41,10 @@ def forward_only(
         layer.module.train(trains)
     before = _others(layer) if trains else {}
     statistics: Statistics = {}
-    seed_draws(spec.seed)
     with ExitStack() as stack:
-        stack.enter_context(raising_shortages())
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(autocast(spec.precision, spec.device_type))
         if trains:
             statistics = stack.enter_context(collected(layer.module))
-        given = (*inputs, *spec.fields)
-        name = f"block {spec.label} ({type(layer.module).__name__})"
-        stack.enter_context(left_as_it_is(name, inputs, spec.fields, layer.is_first))
-        stack.enter_context(
-            called(lambda: f"in layer {spec.label}, called with {form_text(form_of(given))}")
-        )
-        outputs = as_tuple(layer.call(*given, **spec.setting), spec)
+        outputs = _computed(spec, layer, inputs)
     for name, buffer in _others(layer).items() if before else ():
         if not same_bits(buffer, before[name]):
             raise ConfigError(
@@ -60,6 +52,61 @@ def forward_only(
                 f"only batch normalisation may; use mode eval, or a layer that keeps nothing"
             )
     return outputs, statistics
+
+
+def probe(spec: SegmentSpec, layer: BoundLayer, inputs: Tensors) -> Tensors:
+    """Compute the block of a probe: as in training, and the layer's buffers stay as they were.
+
+    Args:
+        spec: what is fixed about the block.
+        layer: at the version that this pass reads.
+        inputs: of the block.
+
+    Returns:
+        Its outputs, or the loss where ``spec.finish`` makes one of them.
+
+    Raises:
+        ConfigError: when it returns something that is not tensors.
+    """
+    with _lent_buffers(layer.module):
+        return _computed(spec, layer, inputs)
+
+
+def _computed(spec: SegmentSpec, layer: BoundLayer, inputs: Tensors) -> Tensors:
+    given = (*inputs, *spec.fields)
+    name = f"{spec.label} ({type(layer.module).__name__})"
+    seed_draws(spec.seed)
+    with raising_shortages(), torch.no_grad(), autocast(spec.precision, spec.device_type):
+        with (
+            left_as_it_is(f"block {name}", inputs, spec.fields, layer.is_first),
+            called(lambda: f"in layer {spec.label}, called with {form_text(form_of(given))}"),
+        ):
+            outputs = as_tuple(layer.call(*given, **spec.setting), spec)
+        if spec.finish is None:
+            return outputs
+        with called(lambda: f"in the loss, called with {form_text(form_of(outputs))}"):
+            return spec.finish(outputs)
+
+
+@contextmanager
+def _lent_buffers(module: nn.Module) -> Iterator[None]:
+    """Inside, the module has copies of its buffers; its own ones are not touched.
+
+    So the graphs of other passes, which may hold them, stay good.
+    """
+    own = [
+        (part, name, buffer)
+        for part in module.modules()
+        for name, buffer in part._buffers.items()
+        if buffer is not None
+    ]
+    for part, name, buffer in own:
+        part._buffers[name] = buffer.clone()
+    try:
+        yield
+    finally:
+        for part, name, buffer in own:
+            part._buffers[name] = buffer
 
 
 def _others(layer: BoundLayer) -> dict[str, torch.Tensor]:

@@ -93,7 +93,7 @@ class StepState:
     def sum(self, layer: LayerId) -> PassSum:
         """That of a layer's gradients."""
         if layer not in self.sums:
-            self.sums[layer] = REDUCTIONS[self.steps.reduction](self.steps.passes)
+            self.sums[layer] = REDUCTIONS[self.steps.reduction](self.steps.trained)
         return self.sums[layer]
 
     def join(self, layer: LayerId, given: GradientSum) -> None:

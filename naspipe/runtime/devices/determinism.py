@@ -23,7 +23,8 @@ def block_seed(
     """The seed of every random draw of one block in one pass; a public rule.
 
     ``block`` counts the blocks of the chain, shared layers included; ``step`` is the
-    number of the step, and ``pass_number`` the pass's within it. A teacher's are its own.
+    number of the step, and ``pass_number`` the pass's within it, below 0 for a probe. A teacher's
+    are its own.
     """
     role = "/teacher" if is_teacher else ""
     return _hash(f"{seed}/{step}/{block}/{pass_number}{role}")

@@ -13,7 +13,7 @@ from naspipe.core.config import Definition, Recipe
 from naspipe.core.errors import ConfigError
 from naspipe.core.rules import Rule
 from naspipe.core.space import Space
-from naspipe.core.steps import Steps, parse_passes
+from naspipe.core.steps import NO_PROBES, Steps, parse_passes, with_probes
 from naspipe.core.user_code import full_name
 from naspipe.core.wiring import StreamWiring, Tap, Wiring
 from naspipe.data.views import Views
@@ -79,6 +79,11 @@ class Workload:
     def is_written(self) -> bool:
         """Whether anything of it changes, so that it has checkpoints."""
         return self.is_trained or self.follows is not None
+
+    @property
+    def is_proposed(self) -> bool:
+        """Whether its subnets follow from losses, so that none is known before the run."""
+        return self.make_strategy is not None or self.recipe.probes != NO_PROBES
 
     @property
     def runs_in_training_mode(self) -> bool:
@@ -176,6 +181,7 @@ class Common:
     bulk: int
     """Subnets of a bulk; 0 for as many as there are stages."""
     passes: str
+    probes: str
     clip_global_norm: bool
     """Whether the WRITEs of a step wait for one another."""
     threads: int
@@ -183,7 +189,8 @@ class Common:
     @property
     def steps(self) -> Steps:
         """How passes form steps."""
-        return replace(parse_passes(self.passes), is_gated=self.clip_global_norm)
+        steps = with_probes(parse_passes(self.passes), self.probes)
+        return replace(steps, is_gated=self.clip_global_norm)
 
 
 def common(workloads: Sequence[Workload]) -> Common:

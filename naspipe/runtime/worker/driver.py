@@ -180,8 +180,7 @@ class StageDriver:
         deadline = time.monotonic() + self._options.timeout_seconds
         while not self._take_arrivals():
             left = 0.0 if self._idle_work else deadline - time.monotonic()
-            message = self._transport.receive(max(0.0, left))
-            if message is not None:
+            if message := self._transport.receive(max(0.0, left)):
                 self._accept(message)
                 break
             if self._idle_work:
@@ -210,11 +209,12 @@ class StageDriver:
                 self._tell(needed(self._contributions, message).take(message))
             case SubnetsMessage(stream, first, planned):
                 self._admit(self._intakes[stream].learn(first, planned))
+                self._cut_short()
                 early, self._early = self._early, []
                 for each in early:
                     self._accept(each)
             case ControlMessage(what, cuts):
-                self._hold() if what == HOLD else self._stop(cuts)
+                self._hold() if what == HOLD else self._cut_short(cuts)
 
     def _hold(self) -> None:
         """Let the launcher find a cut that no stage is beyond."""
@@ -222,11 +222,13 @@ class StageDriver:
             self._is_held = True
             self._sink.held([intake.hold() for intake in self._intakes])
 
-    def _stop(self, cuts: Sequence[int]) -> None:
-        """Go on up to the cuts only, and leave a checkpoint there."""
-        for stream, (intake, cut) in enumerate(zip(self._intakes, cuts, strict=True)):
+    def _cut_short(self, cuts: Sequence[int] = ()) -> None:
+        """Go on up to the cuts only, and leave a checkpoint there, once all before is admitted."""
+        for intake, cut in zip(self._intakes, cuts, strict=False):
             self._admit(intake.stop(cut))
-            if self._checkpointer.is_new(StreamId(stream), cut):
+        for stream, intake in enumerate(self._intakes):
+            cut = intake.take_end()
+            if cut is not None and self._checkpointer.is_new(StreamId(stream), cut):
                 self._tell(CutAdmitted(time.monotonic_ns(), StreamId(stream), SequenceId(cut)))
 
     def _admit(self, planned: Iterable[Planned]) -> None:
@@ -234,13 +236,12 @@ class StageDriver:
         is_at_it = bool(self._unadmitted)
         self._unadmitted.extend(planned)
         while self._unadmitted and not is_at_it:
-            subnet, partition, priorities = self._unadmitted[0]
-            stream, y, now_ns = subnet.stream, subnet.sequence_id, time.monotonic_ns()
-            if self._checkpointer.is_due(stream, y):
-                self._tell(CutAdmitted(now_ns, stream, y, self._checkpointer.patience))
+            planned, now_ns = self._unadmitted[0], time.monotonic_ns()
+            subnet, partition, _ = planned
+            if self._checkpointer.is_due(*subnet[:2]):
+                self._tell(CutAdmitted(now_ns, *subnet[:2], self._checkpointer.patience))
             self._idle_work.make(map(subnet.layer, partition.blocks(self._stage)))
-            is_trained = self._options.wiring.of(stream).is_trained
-            self._tell(SubnetAdmitted(now_ns, subnet, partition, priorities, is_trained))
+            self._tell(SubnetAdmitted(now_ns, *planned, self._options.is_trained(subnet)))
             self._unadmitted.popleft()
 
     def _tell(self, event: Event) -> None:

@@ -9,6 +9,8 @@ from typing import TypeVar
 from naspipe.core.errors import InvariantError
 from naspipe.core.events import StreamResumed
 from naspipe.core.ids import StageId
+from naspipe.core.steps import ONE_PASS, Steps
+from naspipe.core.subnet import Subnet
 from naspipe.core.wiring import PLAIN, Wiring
 from naspipe.runtime.blocks.ports import BlockCompute, Updates
 from naspipe.runtime.checkpoints.checkpointer import Checkpointer
@@ -92,5 +94,12 @@ class DriverOptions:
     """Hash the bytes that every WRITE leaves."""
     wiring: Wiring = PLAIN
     """How the streams are joined."""
+    steps: Steps = ONE_PASS
+    """How passes form steps, in every stream."""
     resumed: Sequence[StreamResumed] = ()
     """Streams that go on behind a checkpoint."""
+
+    def is_trained(self, subnet: Subnet) -> bool:
+        """Whether a backward follows a subnet's forward."""
+        is_probe = self.steps.is_probe(subnet.sequence_id)
+        return self.wiring.of(subnet.stream).is_trained and not is_probe

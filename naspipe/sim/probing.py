@@ -1,0 +1,42 @@
+"""What a stage knows of steps that begin with probes: as many as are through say what follows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from naspipe.core.access import Access, AccessKind
+from naspipe.core.steps import Steps
+
+
+class KnownPasses:
+    """Follows the probes of every stream; a step's other passes are known behind the last one.
+
+    Args:
+        steps: what a step is made of, in every stream.
+        lengths: blocks of each stream's chain.
+    """
+
+    def __init__(self, steps: Steps, lengths: Sequence[int]) -> None:
+        self._steps = steps
+        self._ends = [length - 1 for length in lengths]
+        self._through: Counter[tuple[int, int]] = Counter()
+        """By stream and step, probes that have a loss."""
+
+    @property
+    def first(self) -> int:
+        """Passes of each stream that are known at the beginning."""
+        return self._steps.probes
+
+    def take(self, access: Access) -> int | None:
+        """How many passes of its stream are known from now on, where an access leads to more."""
+        steps, layer = self._steps, access.layer
+        is_end = layer.block == self._ends[layer.stream] and access.kind is AccessKind.FORWARD
+        if not is_end or not steps.is_probe(access.sequence_id):
+            return None
+        step = steps.step(access.sequence_id)
+        self._through[layer.stream, step] += 1
+        if self._through[layer.stream, step] < steps.probes:
+            return None
+        del self._through[layer.stream, step]
+        return (step + 1) * steps.passes + steps.probes

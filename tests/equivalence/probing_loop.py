@@ -1,0 +1,71 @@
+"""A plain loop that looks at several subnets before each step, and trains the best or worst."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch.nn import functional
+
+from naspipe.streams.from_file import read_stream
+from naspipe.streams.samplers import iterate_subnets
+from tests.equivalence.harness import oracle_of, plain_torch
+
+
+def probing_loop(
+    space, data, loss, run, *, probes, passes="one", seed=1, optimizer="SGD", lr=0.05,
+    options=None, extremes=(), **recipe,
+):  # fmt: skip
+    """Train as AttentiveNAS has it, and check that the run had the same subnets.
+
+    ``extremes`` are the choices of a sandwich's largest and smallest subnet.
+    """
+    oracle = oracle_of(space, seed, optimizer, lr, options, **recipe)
+    kind, _, number = passes.partition(":")
+    draws = int(number) if kind in ("sandwich", "subnets") else 1
+    count = {"one": 1, "accumulate": int(number or 1), "subnets": draws, "sandwich": draws + 2}[kind]
+    keep, each = {"best": min, "worst": max}[probes.split(":")[0]], int(probes.split(":")[1])
+    drawn, subnets = iterate_subnets("uniform", space, seed), []
+    with plain_torch():
+        for step in range(len(read_stream(run.directory.stream)) // (count + draws * each)):
+            def batch(n, step=step):
+                return data(seed, step if kind == "sandwich" else step * count + n)
+
+            kept = []
+            for draw in range(draws):
+                own = [next(drawn) for _ in range(each)]
+                losses = []
+                for place, choices in enumerate(own):
+                    at = draw * each + place - draws * each
+                    chosen = space.chain(choices)
+                    given = batch(draw if kind == "subnets" else 0)
+                    losses.append(probe(oracle, step, at, chosen, given, loss))
+                subnets += own
+                kept.append(own[losses.index(keep(losses))])
+            trained = [*extremes, *kept] if kind == "sandwich" else kept
+            trained = trained * count if kind == "accumulate" else trained
+            subnets += trained
+            pairs = [(space.chain(each), batch(n)) for n, each in enumerate(trained)]
+            how = {"distill": taught} if kind == "sandwich" else {}
+            oracle.take(step, pairs, loss, averages_loss=kind == "accumulate", **how)
+    assert read_stream(run.directory.stream) == subnets
+    return oracle
+
+
+def taught(output, lesson):
+    return functional.cross_entropy(output, lesson.softmax(1))
+
+
+@torch.no_grad()
+def probe(oracle, step, number, choices, batch, loss):
+    """The loss of a subnet on a batch, by copies of its layers as this step reads them."""
+    modules = []
+    for block, candidate in oracle.layers_of(choices):
+        newest = oracle.layer(block, candidate)
+        seen = oracle.read(block, step) if block in oracle.history else newest
+        modules.append(copy.deepcopy(seen))
+    calls = [oracle.call(m, b, choices[b]) for b, m in enumerate(modules)]
+    _, value = oracle.forward(step, number, modules, batch, loss, calls)
+    oracle.statistics.clear()
+    oracle.losses.append(value.cpu().clone())
+    return float(value)

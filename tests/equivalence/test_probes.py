@@ -1,0 +1,144 @@
+"""Steps that begin with probes: the plain loop's choices and bits, however they are carried out."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from torch import nn
+
+import naspipe as npp
+from naspipe.runtime.blocks import compute, forward_only
+from naspipe.streams.probing import ProbingStrategy
+from tests.equivalence import spaces
+from tests.equivalence.harness import assert_same_bits
+from tests.equivalence.probing_loop import probing_loop
+from tests.faults.helpers import Calm, Ends, fail, interrupt
+
+LOSS = nn.CrossEntropyLoss()
+EXTREMES = [(3,) * 6, (2,) * 6]
+"""The largest and the smallest subnet of ``spaces.mixed()``."""
+MOMENTUM = {"momentum": 0.9}
+
+
+def compared(tmp_path, recipe, stages=(1, 2, 4), steps=8, space=None, execution=None, **how):
+    """Train on each number of stages, and compare each with one loop."""
+    space, oracle = space or spaces.mixed(), None
+    for number in stages:
+        run = npp.train(
+            space, spaces.vectors, LOSS, steps=steps, seed=1, stages=number, lr=0.05,
+            optimizer=how.get("optimizer", "SGD"), optimizer_options=how.get("options"),
+            recipe=recipe, execution=execution, run_dir=tmp_path / f"run{number}",
+        )  # fmt: skip
+        extremes = EXTREMES if recipe.get("passes", "").startswith("sandwich") else ()
+        oracle = oracle or probing_loop(
+            space, spaces.vectors, LOSS, run, extremes=extremes, **recipe, **how
+        )
+        assert_same_bits(run, oracle)
+    return run
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        {"passes": "sandwich:2", "probes": "worst:3"}, {"probes": "best:2", "ema": 0.9},
+        {"passes": "accumulate:3", "probes": "best:2"},
+        {"passes": "subnets:2", "probes": "worst:2", "clip_global_norm": 1.0},
+    ],
+)  # fmt: skip
+def test_bits_of_the_plain_loop(tmp_path, recipe):
+    """Batch normalisation, dropout, absent gradients, a lagging stem."""
+    compared(tmp_path, recipe, options=MOMENTUM)
+
+
+@pytest.mark.parametrize(
+    "execution",
+    [
+        {"recompute": True, "memory_budget": "0.001x"}, {"window": 32, "partly_clear": True},
+        {"partition": "balanced", "window": 4},
+    ],
+)  # fmt: skip
+def test_however_it_is_carried_out(tmp_path, execution):
+    recipe = {"passes": "sandwich:1", "probes": "worst:3", "norms": "deferred"}
+    compared(tmp_path, recipe, stages=(3,), optimizer="Adam", execution=execution)
+
+
+@pytest.mark.parametrize("how", [fail, interrupt])
+def test_it_goes_on_behind_a_whole_step(tmp_path, how):
+    recipe = {"passes": "sandwich:1", "probes": "worst:2"}
+
+    def train(data, stages, **kw):
+        return npp.train(
+            spaces.mixed(), data, LOSS, steps=12, seed=1, stages=stages, recipe=recipe,
+            run_dir=tmp_path / "run", execution={"checkpoint_every": 2, "window": 10}, **kw,
+        )  # fmt: skip
+
+    with pytest.raises(npp.NaspipeError, match=r"injected|interrupted"):
+        train(Ends(spaces.vectors, 7, how, tmp_path / "marker"), 2)
+    run = train(Calm(spaces.vectors), 3, resume=True)
+    first = run.manifest["life"]["first"][0]
+    assert first > 0 and first % 5 == 0
+    oracle = probing_loop(run.space, spaces.vectors, LOSS, run, extremes=EXTREMES, **recipe)
+    assert_same_bits(run, oracle)
+
+
+def test_one_probe_for_each_draw_changes_nothing(tmp_path):
+    """What is trained then is what is trained without."""
+    sandwich = {"passes": "sandwich:2", "norms": "deferred"}
+    runs = [
+        npp.train(
+            spaces.mixed(), spaces.vectors, LOSS, steps=5, seed=1, stages=2, run_dir=tmp_path / name,
+            recipe=sandwich | more,
+        )  # fmt: skip
+        for name, more in (("with", {"probes": "best:1"}), ("without", {}))
+    ]
+    assert [loss for y, loss in enumerate(runs[0].losses) if y % 6 > 1] == runs[1].losses
+    assert runs[0].manifest["passes_per_step"] == 6
+
+
+def test_streams_side_by_side(tmp_path):
+    recipe = {"passes": "sandwich:1", "probes": "best:2"}
+    workloads = [
+        npp.workload(spaces.mixed(), spaces.vectors, LOSS, seed=seed, steps=5, recipe=recipe)
+        for seed in (1, 2)
+    ]
+    runs = npp.train_together(workloads, npp.Execution(stages=2), tmp_path / "both")
+    for run, seed in zip(runs, (1, 2), strict=True):
+        how = {"seed": seed, "extremes": EXTREMES, **recipe}
+        assert_same_bits(run, probing_loop(run.space, spaces.vectors, LOSS, run, **how))
+
+
+def the_other_end(self):
+    kept = own_kept(self)
+    return [self._probes[0] if each != self._probes[0] else self._probes[1] for each in kept]
+
+
+own_kept = ProbingStrategy._kept
+
+
+def touching_statistics(spec, layer, inputs):
+    return forward_only._computed(spec, layer, inputs)
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "wrong"),
+    [(ProbingStrategy, "_kept", the_other_end), (compute, "probe", touching_statistics)],
+)
+def test_a_wrong_probe_is_seen(tmp_path, monkeypatch, where, name, wrong):
+    """Another subnet than the worst; statistics of norms that a probe has written."""
+    monkeypatch.setattr(where, name, wrong)
+    with pytest.raises(AssertionError):
+        compared(tmp_path, {"passes": "sandwich:1", "probes": "worst:2"}, stages=(2,))
+
+
+def test_a_loss_that_is_no_number_is_never_the_worst(tmp_path):
+    def data(seed, step):
+        batch = spaces.vectors(seed, step)
+        return {**batch, "input": batch["input"] * (math.inf if step == 2 else 1.0)}
+
+    recipe = {"probes": "worst:2", "nonfinite": "skip"}
+    run = npp.train(
+        spaces.mixed(), data, LOSS, steps=6, seed=1, stages=2, recipe=recipe,
+        run_dir=tmp_path / "run",
+    )  # fmt: skip
+    assert_same_bits(run, probing_loop(run.space, data, LOSS, run, **recipe))
