@@ -56,8 +56,8 @@ MOMENTUM = {
 
 
 _LATER = {
-    "norms": "ordered", "probes": "none", "reduction": "fold", "weight": "passes", "parameter_groups": (),
-    "restart_steps": 0, "restart_factor": 1,
+    "norms": "ordered", "reduction": "fold", "weight": "passes", "parameter_groups": (),
+    "restart_steps": 0, "restart_factor": 1, "probes": "none",
 }  # fmt: skip
 """Settings that came later than the first manifests, and what those had."""
 

@@ -39,8 +39,8 @@ from naspipe.core.ports import Admission
 from naspipe.core.subnet import Subnet
 from naspipe.core.task import Task, TaskKind
 from naspipe.core.wiring import CHAIN, InputName, field_input
+from naspipe.sim.known_passes import KnownPasses
 from naspipe.sim.ports import Costs
-from naspipe.sim.probing import KnownPasses
 from naspipe.sim.virtual_clock import VirtualClock
 from naspipe.stage.controller import StageController
 

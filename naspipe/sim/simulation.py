@@ -15,9 +15,9 @@ from naspipe.schedule.participation import participants
 from naspipe.sim.access_table import AccessTable
 from naspipe.sim.costs import PARCEL_NS, PAUSE_NS, StreamCosts, TableCosts
 from naspipe.sim.driver import Admitted, simulate_into
+from naspipe.sim.known_passes import KnownPasses
 from naspipe.sim.pipeline import RANKINGS, Pipeline, Plan
 from naspipe.sim.ports import Costs
-from naspipe.sim.probing import KnownPasses
 from naspipe.sim.table_metrics import summarize_table
 from naspipe.sim.virtual_clock import VirtualClock
 from naspipe.stage.builder import build_admission, build_controller, new_history

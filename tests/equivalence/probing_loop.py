@@ -23,11 +23,14 @@ def probing_loop(
     oracle = oracle_of(space, seed, optimizer, lr, options, **recipe)
     kind, _, number = passes.partition(":")
     draws = int(number) if kind in ("sandwich", "subnets") else 1
-    count = {"one": 1, "accumulate": int(number or 1), "subnets": draws, "sandwich": draws + 2}[kind]
+    count = {"one": 1, "accumulate": int(number or 1), "subnets": draws, "sandwich": draws + 2}[
+        kind
+    ]
     keep, each = {"best": min, "worst": max}[probes.split(":")[0]], int(probes.split(":")[1])
     drawn, subnets = iterate_subnets("uniform", space, seed), []
     with plain_torch():
         for step in range(len(read_stream(run.directory.stream)) // (count + draws * each)):
+
             def batch(n, step=step):
                 return data(seed, step if kind == "sandwich" else step * count + n)
 

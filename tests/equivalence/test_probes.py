@@ -87,9 +87,15 @@ def test_one_probe_for_each_draw_changes_nothing(tmp_path):
     sandwich = {"passes": "sandwich:2", "norms": "deferred"}
     runs = [
         npp.train(
-            spaces.mixed(), spaces.vectors, LOSS, steps=5, seed=1, stages=2, run_dir=tmp_path / name,
+            spaces.mixed(),
+            spaces.vectors,
+            LOSS,
+            steps=5,
+            seed=1,
+            stages=2,
+            run_dir=tmp_path / name,
             recipe=sandwich | more,
-        )  # fmt: skip
+        )
         for name, more in (("with", {"probes": "best:1"}), ("without", {}))
     ]
     assert [loss for y, loss in enumerate(runs[0].losses) if y % 6 > 1] == runs[1].losses

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
-from naspipe.frontend.given.pass_streams import draw_passes
 from naspipe.planning.joint_placements import JOINT_PLACEMENTS
 from naspipe.runtime.jobs.losses import is_joined
 from naspipe.runtime.jobs.workload import Workload
@@ -12,11 +11,11 @@ from naspipe.stage.builder import WHOLE_STEPS
 
 
 def check_probes(workload: Workload, execution: Execution) -> None:
-    """Probes need one group, a loss at the end of the chain, and subnets to choose from.
+    """Probes need one group, and a loss at the end of the chain.
 
     Raises:
         ConfigError: for groups, a teacher, a loss over several passes, a placement that deals
-            passes to stages, or a list of subnets that is too short.
+            passes to stages, or an order that waits for whole steps.
     """
     recipe, pipeline = workload.recipe, execution.pipeline
     who = f"probes={recipe.probes}"
@@ -41,5 +40,3 @@ def check_probes(workload: Workload, execution: Execution) -> None:
             f"{who}: expected an order in which stages work side by side, found "
             f"order={pipeline.order}"
         )
-    if workload.definition.sampler.startswith("file:"):
-        draw_passes(workload)

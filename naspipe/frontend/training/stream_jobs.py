@@ -87,6 +87,8 @@ def draw_stream(
 ) -> tuple[Subnet, ...]:
     """The subnets of a stream, or what stands for them where they come beside the training."""
     if workload.is_proposed:
+        if workload.make_strategy is None and workload.definition.sampler.startswith("file:"):
+            draw_passes(workload)  # must hold as many as the run will ask for
         stream = in_whole_steps(workload, sample_stream(workload.space))
     elif is_drawn_beside:
         stream = first_choices(workload)

@@ -103,9 +103,8 @@ class StageDriver:
     def current(self) -> str:
         """What the stage is doing, for the report of a failure."""
         what, layer = self._doing
-        if layer is None:
-            return f"{what}"
-        return f"{what} block {layer.block} (layer {self._compute.label(layer)})"
+        where = f" block {layer.block} (layer {self._compute.label(layer)})" if layer else ""
+        return f"{what}{where}"
 
     @property
     def measured(self) -> dict[str, int]:
@@ -227,21 +226,22 @@ class StageDriver:
         for intake, cut in zip(self._intakes, cuts, strict=False):
             self._admit(intake.stop(cut))
         for stream, intake in enumerate(self._intakes):
-            cut = intake.take_end()
-            if cut is not None and self._checkpointer.is_new(StreamId(stream), cut):
-                self._tell(CutAdmitted(time.monotonic_ns(), StreamId(stream), SequenceId(cut)))
+            end = intake.take_end()
+            if end is not None and self._checkpointer.is_new(StreamId(stream), end):
+                self._tell(CutAdmitted(time.monotonic_ns(), StreamId(stream), SequenceId(end)))
 
     def _admit(self, planned: Iterable[Planned]) -> None:
         """Tell of subnets in their order; one that has nothing to do here lets others in."""
         is_at_it = bool(self._unadmitted)
         self._unadmitted.extend(planned)
         while self._unadmitted and not is_at_it:
-            planned, now_ns = self._unadmitted[0], time.monotonic_ns()
-            subnet, partition, _ = planned
-            if self._checkpointer.is_due(*subnet[:2]):
-                self._tell(CutAdmitted(now_ns, *subnet[:2], self._checkpointer.patience))
+            subnet, partition, priorities = self._unadmitted[0]
+            stream, y, now_ns = subnet.stream, subnet.sequence_id, time.monotonic_ns()
+            if self._checkpointer.is_due(stream, y):
+                self._tell(CutAdmitted(now_ns, stream, y, self._checkpointer.patience))
             self._idle_work.make(map(subnet.layer, partition.blocks(self._stage)))
-            self._tell(SubnetAdmitted(now_ns, *planned, self._options.is_trained(subnet)))
+            is_trained = self._options.is_trained(subnet)
+            self._tell(SubnetAdmitted(now_ns, subnet, partition, priorities, is_trained))
             self._unadmitted.popleft()
 
     def _tell(self, event: Event) -> None:
