@@ -83,8 +83,9 @@ def run(arguments: argparse.Namespace) -> int:
     samplers = _listed("--samplers", arguments.samplers or _samplers(arguments.devices))
     # Sizes are looked at where any of the rows has a budget.
     scenario, execution = open_scenario(arguments, memory_budget=max(budgets))
-    asked = arguments.passes or apply_settings(Settings(), arguments.set).recipe.passes
-    kinds = {words: scenario.stepping(words) for words in _listed("--passes", asked)}
+    recipe = apply_settings(Settings(), arguments.set).recipe
+    listed = _listed("--passes", arguments.passes or recipe.passes)
+    kinds = {words: scenario.stepping(words, recipe.probes) for words in listed}
     partitions = _listed("--partitions", arguments.partitions or execution.pipeline.partition)
     choices = [
         _Choice(
@@ -125,7 +126,8 @@ def _ways(
     devices: int, scenario: Scenario, partitions: Sequence[str], budgets: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
     """Settings of the execution."""
-    passes = 1 if scenario.steps.distills else scenario.steps.passes
+    steps = scenario.steps
+    passes = 1 if steps.distills or steps.probes else steps.passes
     for groups, stages in dict.fromkeys(shapes(devices, len(scenario.space), passes)):
         for partition in partitions if stages > 1 else partitions[:1]:
             for budget in budgets:

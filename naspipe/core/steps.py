@@ -40,11 +40,6 @@ class Steps:
 
     passes: int = 1
     """Consecutive sequence IDs that belong to one step."""
-    probes: int = 0
-    """So many of them, the first ones, have a forward only."""
-    keeps: str = BEST
-    """Of the probes of one draw, which is trained: that with the least loss (``best``) or with the
-    most (``worst``)."""
     distills: bool = False
     """The first trained pass of each step teaches the others: they learn its output (sandwich
     rule)."""
@@ -61,6 +56,11 @@ class Steps:
     """In an average over passes each one counts by the items of its batch."""
     is_gated: bool = False
     """No WRITE of a step begins before all of the step's gradients are there, on every stage."""
+    probes: int = 0
+    """So many passes, the first ones of a step, have a forward only."""
+    keeps: str = BEST
+    """Of the probes of one draw, which is trained: that with the least loss (``best``) or with the
+    most (``worst``)."""
 
     def step(self, sequence_id: int) -> int:
         """The step that a pass belongs to."""
@@ -86,6 +86,10 @@ class Steps:
         """The number of a trained pass in its step; a probe's is below 0."""
         return sequence_id % self.passes - self.probes
 
+    def begins(self, sequence_id: int) -> bool:
+        """Whether a pass is the first one of its step."""
+        return sequence_id % self.passes == 0
+
     def draw_of(self, sequence_id: int) -> int:
         """The draw that a probe is for."""
         return sequence_id % self.passes * self.draws // self.probes
@@ -104,7 +108,7 @@ class Steps:
 
     def group(self, sequence_id: int, num_groups: int) -> int:
         """The group that computes a pass: each has consecutive passes of every step."""
-        return self.pass_of(sequence_id) * num_groups // self.passes
+        return sequence_id % self.passes * num_groups // self.passes
 
     def batch(self, sequence_id: int) -> int:
         """Which batch of the data a pass takes: those of a sandwich or a fair round the same.

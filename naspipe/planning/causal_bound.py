@@ -122,23 +122,30 @@ class StreamChain:
     """When the gradients of the step so far could be there."""
     _step_ns: int = 0
     """When the backwards of the step so far could end."""
+    _probed_ns: int = 0
+    """When the losses of the step's probes so far could be there: its other passes follow."""
 
     def extend(self, subnet: Subnet) -> None:
         """Add the stream's next subnet."""
         layers = list(map(subnet.layer, range(len(subnet.chain))))
         chain = [self.costs.of(*place) for place in enumerate(subnet.chain)]
-        clock, step = 0, self.steps.step(self.num_passes)
+        is_probe, step = self.steps.is_probe(self.num_passes), self.steps.step(self.num_passes)
+        clock = 0 if is_probe else self._probed_ns
         for layer, cost in zip(layers, chain, strict=True):
             clock = max(clock, self._readable_ns(layer, step)) + cost.forward_ns
+            self.work_ns += cost.forward_ns
+        if is_probe:
+            self._probed_ns = max(self._probed_ns, clock)
+            layers, chain = [], []
         for layer, cost in zip(reversed(layers), reversed(chain), strict=True):
             clock += cost.backward_ns
-            self.work_ns += cost.forward_ns + cost.backward_ns
+            self.work_ns += cost.backward_ns
             if not isinstance(rule_of(self.rules, layer), Frozen):
                 self._unwritten[layer] = max(clock, self._unwritten.get(layer, 0))
         self.num_passes += 1
         self.longest_ns = max(self.longest_ns, clock)
         self._step_ns = max(self._step_ns, clock)
-        if self.steps.pass_of(self.num_passes) == 0:
+        if self.steps.begins(self.num_passes):
             self._end_step()
 
     def _end_step(self) -> None:
@@ -148,7 +155,7 @@ class StreamChain:
             self.work_ns += write_ns
             self._write(layer, self._step_ns if self.steps.is_gated else known_ns, write_ns)
         self._unwritten.clear()
-        self._step_ns = 0
+        self._step_ns = self._probed_ns = 0
 
     def _readable_ns(self, layer: LayerId, step: int) -> int:
         """When the version that a step reads exists."""

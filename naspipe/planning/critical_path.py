@@ -120,7 +120,7 @@ def critical_path_priorities(
         result.append(priorities)
         for layer, level in zip(layers, priorities.forward, strict=True):
             together[layer] = max(level, together.get(layer, 0))
-        if steps.pass_of(number) == 0:
+        if steps.begins(number):
             for layer, level in together.items():
                 behind = steps_behind(rule_of(rules, layer)) or 0
                 waiting[layer] = ((step, level), *waiting.get(layer, ())[:behind])

@@ -157,7 +157,7 @@ def _seen(run: Recorded, steps: Steps) -> _Seen:
             block, candidate = access.layer.block, access.layer.candidate
             stages.setdefault(access.sequence_id, {})[block] = (candidate, access.stage)
     whole = sorted(number for number, row in stages.items() if len(row) == len(run.labels))
-    begun = [number for number in whole if steps.pass_of(number) == 0]
+    begun = [number for number in whole if steps.begins(number)]
     row = list(takewhile(set(whole).__contains__, count(begun[0]))) if begun else []
     row = row[: min(len(row), MOST_SUBNETS) // steps.passes * steps.passes]
     planned = []

@@ -83,8 +83,7 @@ class Needs:
 
     def sender(self, access: Access) -> Access | None:
         """The record on another stage whose output ``access`` takes, if there is one."""
-        before = self.before(access)
-        return before if before is not None and before.stage != access.stage else None
+        return _from_elsewhere(self.before(access), access)
 
     def version(self, access: Access) -> Access | None:
         """The WRITE whose version a forward reads, or that a WRITE builds on.
@@ -112,8 +111,7 @@ class Needs:
         step = self._schedule.steps.step(access.sequence_id)
         passes = self._in_step.get((access.layer, step), {}) if access.kind is F else {}
         before = max((each for each in passes if each < access.sequence_id), default=None)
-        found = passes[before] if before is not None else None
-        return found if found is not None and found.stage != access.stage else None
+        return _from_elsewhere(passes[before] if before is not None else None, access)
 
     def taught(self, access: Access) -> Access | None:
         """The first pass's forward on another stage, whose output the end of a chain learns."""
@@ -121,8 +119,22 @@ class Needs:
         steps, is_end = self._schedule.steps, block == self._ends[stream]
         if not steps.distills or access.kind is not F or not is_end:
             return None
-        found = self._by_place.get((stream, steps.first(access.sequence_id), F, block))
-        return found if found is not None and found.stage != access.stage else None
+        if steps.is_probe(access.sequence_id):
+            return None
+        first = steps.trained_pass(access.sequence_id, 0)
+        return _from_elsewhere(self._by_place.get((stream, first, F, block)), access)
+
+    def probed(self, access: Access) -> Access | None:
+        """The last end of a probe on another stage, behind which the subnet of a trained pass was
+        known."""
+        stream, block, _ = access.layer
+        steps, sequence_id = self._schedule.steps, access.sequence_id
+        if block or access.kind is not F or steps.is_probe(sequence_id):
+            return None
+        first, end = steps.first(sequence_id), self._ends[stream]
+        ends = (self._by_place.get((stream, first + n, F, end)) for n in range(steps.probes))
+        found = max(filter(None, ends), key=lambda each: each.end_ns, default=None)
+        return _from_elsewhere(found, access)
 
     def holds(self, access: Access) -> list[Held]:
         """What held a WRITE back whose own gradients were there, in order."""
@@ -140,6 +152,11 @@ class Needs:
         if forward.version == INITIAL:
             return None
         return self._writes.get(forward.layer, {}).get(forward.version)
+
+
+def _from_elsewhere(found: Access | None, access: Access) -> Access | None:
+    """A record, if there is one and it is on another stage."""
+    return found if found is not None and found.stage != access.stage else None
 
 
 def _running_last(last: dict[int, Access]) -> tuple[list[int], list[Access]]:

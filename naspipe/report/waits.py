@@ -142,8 +142,8 @@ class _Stage:
             )
             found.append(_Awaited(version, Reason.REDUCTION if is_sum else Reason.INPUT))
         needs = self._needs
-        for other in (needs.sender(access), needs.passed(access), needs.taught(access)):
-            if other is not None:
+        for need in (needs.sender, needs.passed, needs.taught, needs.probed):
+            if (other := need(access)) is not None:
                 found.append(_Awaited(other, Reason.INPUT))
         late = [
             each

@@ -55,7 +55,7 @@ def bottlenecks(
     ]
     work_ns = sum(means)
     passes = pipeline.steps.passes
-    found = [_causal(bound), _largest_block(means, labels, work_ns, groups)]
+    found = [_causal(bound, pipeline.steps.probes), _largest_block(means, labels, work_ns, groups)]
     found += _shared(stream.chain, labels, means, work_ns, count * passes)
     found += _entangled(stream, labels, means, passes * count, outcome.stages // groups, groups)
     if outcome.stages > groups:
@@ -79,8 +79,15 @@ def _mean_ns(costs: CostTable, subnets: Sequence[Subnet], block: int) -> float:
     return sum(costs.of(block, subnet.chain[block]).total_ns for subnet in subnets) / len(subnets)
 
 
-def _causal(bound: CausalBound) -> Bottleneck:
+def _causal(bound: CausalBound, probes: int) -> Bottleneck:
     busy = bound.steady_parallelism
+    if probes:
+        return Bottleneck(
+            busy,
+            f"probes: what a step trains waits for the losses of its {probes} probes, and they for "
+            f"the step before: at most {busy:.1f} stages are busy; more probes and passes of a "
+            f"step, lag(K), or several streams would help",
+        )
     return Bottleneck(
         busy,
         f"causal order: the longest chain of subnets that use the same layers keeps at most "

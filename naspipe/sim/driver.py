@@ -234,6 +234,12 @@ class SimulatedStage:
         self._clock.after(duration_ns, finished)
 
 
+def learn(stages: Sequence[SimulatedStage], stream: StreamId, known: int) -> None:
+    """All stages are told of more subnets, before any of them hands one on."""
+    for stage in stages:
+        stage.learn(stream, known)
+
+
 def simulate(
     admitted: Admit,
     controllers: Sequence[StageController],
@@ -280,8 +286,8 @@ def simulate_into(
         if known and (count := known.take(access)) is not None:
             stream = access.layer.stream
             told = Task(stream, access.sequence_id, TaskKind.FORWARD, access.stage)
-            for stage in stages:  # by way of the launcher
-                clock.after(2 * costs.message_ns(told), partial(stage.learn, stream, count))
+            by_launcher_ns = 2 * costs.message_ns(told)
+            clock.after(by_launcher_ns, partial(learn, stages, stream, count))
 
     stages += [
         SimulatedStage(controller, clock, costs, admissions(), admitted, taken)

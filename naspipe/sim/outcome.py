@@ -105,9 +105,14 @@ def _busy_shares(table: AccessTable, num_stages: int) -> list[float]:
 
 
 def _activation_peaks(table: AccessTable, num_stages: int, pipeline: Pipeline) -> list[int]:
-    """The most bytes held between a block's forward and its backward, on each stage."""
+    """The most bytes held between a block's forward and its backward, on each stage.
+
+    A pass without a backward holds nothing.
+    """
     stage, kind = table.column("stage"), table.column("kind")
-    held = _activation_bytes(table, pipeline)
+    passes = table.column("stream").astype(np.int64) << 40 | table.column("sequence_id")
+    is_trained = np.isin(passes, passes[kind == _BACKWARD])
+    held = np.where(is_trained, _activation_bytes(table, pipeline), 0)
     changes = np.where(kind == _FORWARD, held, np.where(kind == _BACKWARD, -held, 0))
     times = np.where(kind == _FORWARD, table.column("start_ns"), table.column("end_ns"))
     peaks = []

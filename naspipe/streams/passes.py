@@ -20,6 +20,28 @@ def num_draws(steps: Steps, num_steps: int) -> int:
 def in_passes(
     drawn: Sequence[Choices], steps: Steps, space: Space, size: Callable[[int, int], int]
 ) -> list[Choices]:
+    """The subnet of every pass of whole steps, in sequence order; see :func:`trained_passes`.
+
+    Where probes say what is trained, it is the first one of each draw: it stands for the others.
+
+    Args:
+        drawn: see :func:`num_draws`.
+        steps: what a step is made of.
+        space: whose subnets they are.
+        size: see :func:`trained_passes`.
+    """
+    if not steps.probes:
+        return trained_passes(drawn, steps, space, size)
+    each, found = steps.probes // steps.draws, list[Choices]()
+    for first in range(0, len(drawn), steps.probes):
+        own = drawn[first : first + steps.probes]
+        found += [*own, *trained_passes(own[::each], steps, space, size)]
+    return found
+
+
+def trained_passes(
+    drawn: Sequence[Choices], steps: Steps, space: Space, size: Callable[[int, int], int]
+) -> list[Choices]:
     """The subnet of every trained pass, in sequence order.
 
     Micro-batches: each drawn subnet stays for its step. Several subnets: as drawn. Sandwich rule:

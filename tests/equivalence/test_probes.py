@@ -10,6 +10,7 @@ from torch import nn
 import naspipe as npp
 from naspipe.runtime.blocks import compute, forward_only
 from naspipe.streams.probing import ProbingStrategy
+from tests.equivalence import elastic_spaces as elastic
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits
 from tests.equivalence.probing_loop import probing_loop
@@ -21,19 +22,19 @@ EXTREMES = [(3,) * 6, (2,) * 6]
 MOMENTUM = {"momentum": 0.9}
 
 
-def compared(tmp_path, recipe, stages=(1, 2, 4), steps=8, space=None, execution=None, **how):
+def compared(
+    tmp_path, recipe, stages=(1, 2, 4), steps=8, make=spaces.mixed, data=spaces.vectors,
+    extremes=EXTREMES, execution=None, **how,
+):  # fmt: skip
     """Train on each number of stages, and compare each with one loop."""
-    space, oracle = space or spaces.mixed(), None
+    space, oracle = make(), None
     for number in stages:
         run = npp.train(
-            space, spaces.vectors, LOSS, steps=steps, seed=1, stages=number, lr=0.05,
+            space, data, LOSS, steps=steps, seed=1, stages=number, lr=0.05,
             optimizer=how.get("optimizer", "SGD"), optimizer_options=how.get("options"),
             recipe=recipe, execution=execution, run_dir=tmp_path / f"run{number}",
         )  # fmt: skip
-        extremes = EXTREMES if recipe.get("passes", "").startswith("sandwich") else ()
-        oracle = oracle or probing_loop(
-            space, spaces.vectors, LOSS, run, extremes=extremes, **recipe, **how
-        )
+        oracle = oracle or probing_loop(space, data, LOSS, run, extremes=extremes, **recipe, **how)
         assert_same_bits(run, oracle)
     return run
 
@@ -61,6 +62,20 @@ def test_bits_of_the_plain_loop(tmp_path, recipe):
 def test_however_it_is_carried_out(tmp_path, execution):
     recipe = {"passes": "sandwich:1", "probes": "worst:3", "norms": "deferred"}
     compared(tmp_path, recipe, stages=(3,), optimizer="Adam", execution=execution)
+
+
+@pytest.mark.parametrize(
+    ("make", "data", "passes"),
+    [
+        (elastic.linears, elastic.vectors, "sandwich:2"),
+        (elastic.images, elastic.maps, "subnets:2"),
+    ],
+)
+def test_elastic_layers(tmp_path, make, data, passes):
+    """As AttentiveNAS has them: settings of one set of weights, norms of every width."""
+    extremes = [(2, 2, 0, 5, 5, 2), (0, 0, 2, 0, 0, 0)]
+    recipe = {"passes": passes, "probes": "worst:3"}
+    compared(tmp_path, recipe, (1, 3), 6, make, data, extremes, optimizer="AdamW")
 
 
 @pytest.mark.parametrize("how", [fail, interrupt])
@@ -148,3 +163,32 @@ def test_a_loss_that_is_no_number_is_never_the_worst(tmp_path):
         run_dir=tmp_path / "run",
     )  # fmt: skip
     assert_same_bits(run, probing_loop(run.space, data, LOSS, run, **recipe))
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"execution": {"groups": 2}, "stages": 2}, "expected groups=1"),
+        ({"execution": {"order": "model-parallel"}}, "found order=model-parallel"),
+        ({"execution": {"partition": "hybrid"}}, "found partition=hybrid"),
+        ({"policy": "bsp"}, "policy bsp: expected csp"),
+        ({"sampler": "evolution"}, "expected passes=one and probes=none with a strategy"),
+    ],
+)
+def test_where_there_are_no_probes(tmp_path, how, said):
+    with pytest.raises(npp.ConfigError, match=said):
+        npp.train(
+            spaces.mixed(), spaces.vectors, LOSS, steps=4, run_dir=tmp_path / "run",
+            recipe={"passes": "subnets:2", "probes": "best:2"}, **how,
+        )  # fmt: skip
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_list_that_is_too_short(tmp_path):
+    path = tmp_path / "subnets.jsonl"
+    path.write_text("[0, 0, 0, 0, 0, 0]\n" * 7)
+    with pytest.raises(npp.ConfigError, match="holds 7 subnets"):
+        npp.train(
+            spaces.mixed(), spaces.vectors, LOSS, steps=4, run_dir=tmp_path / "run",
+            sampler=f"file:{path}", recipe={"probes": "best:2"},
+        )  # fmt: skip

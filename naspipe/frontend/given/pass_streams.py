@@ -12,7 +12,7 @@ from naspipe.planning.cost import first_of_kind
 from naspipe.runtime.jobs.losses import distilling
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.sketching.layer_sizes import sketch
-from naspipe.streams.passes import Choices, in_passes, num_draws
+from naspipe.streams.passes import Choices, in_passes, num_draws, trained_passes
 from naspipe.streams.ports import ExplorationStrategy
 from naspipe.streams.probing import ProbingStrategy
 from naspipe.streams.samplers import draw_subnets, iterate_subnets
@@ -21,9 +21,7 @@ _STEPS = 16
 
 
 def draw_passes(workload: Workload) -> list[Choices]:
-    """The choices of every pass, in sequence order.
-
-    Where probes say what is trained, it is the first one of each draw: it stands for the others.
+    """The choices of every pass, in sequence order; see :func:`naspipe.streams.passes.in_passes`.
 
     Raises:
         ConfigError: for a sampler that cannot be used, or a space or loss without a sandwich.
@@ -31,14 +29,14 @@ def draw_passes(workload: Workload) -> list[Choices]:
     space, definition = workload.space, workload.definition
     count = num_draws(definition.recipe.steps, definition.steps)
     drawn = draw_subnets(definition.sampler, space, definition.seed, count)
-    return _in_steps(workload)(drawn)
+    return _expanded(workload)(drawn)
 
 
 def iterate_passes(workload: Workload) -> Iterator[Choices]:
     """The same, a few steps at a time and without an end; raises as :func:`draw_passes`."""
     space, definition = workload.space, workload.definition
     drawn = iterate_subnets(definition.sampler, space, definition.seed)
-    count, expanded = num_draws(definition.recipe.steps, _STEPS), _in_steps(workload)
+    count, expanded = num_draws(definition.recipe.steps, _STEPS), _expanded(workload)
     while some := list(islice(drawn, count)):
         yield from expanded(some)
 
@@ -46,7 +44,7 @@ def iterate_passes(workload: Workload) -> Iterator[Choices]:
 def in_whole_steps(workload: Workload, drawn: Sequence[Choices]) -> list[Choices]:
     """The passes of steps of these subnets, the last one repeated until its step is whole."""
     lacking = -len(drawn) % num_draws(workload.recipe.steps, 1)
-    return _in_steps(workload)([*drawn, *repeat(drawn[-1], lacking)])
+    return _expanded(workload)([*drawn, *repeat(drawn[-1], lacking)])
 
 
 def strategy_maker(workload: Workload) -> Callable[[], ExplorationStrategy] | None:
@@ -54,7 +52,7 @@ def strategy_maker(workload: Workload) -> Callable[[], ExplorationStrategy] | No
     space, definition, steps = workload.space, workload.definition, workload.recipe.steps
     if not steps.probes:
         return workload.make_strategy
-    expanded = _expanded(workload)
+    expanded = _expanded(workload, trained_passes)
     return lambda: ProbingStrategy(
         iterate_subnets(definition.sampler, space, definition.seed), steps, expanded
     )
@@ -71,28 +69,15 @@ def filled(
         yield Subnet(stream, SequenceId(y), ()) if is_empty else space.subnet(stream, y, chain)
 
 
-def _in_steps(workload: Workload) -> Callable[[Sequence[Choices]], list[Choices]]:
-    """Makes all passes of whole steps from what was drawn for them."""
-    steps, expanded = workload.recipe.steps, _expanded(workload)
-    probes = steps.probes
-    if not probes:
-        return expanded
-    each = probes // steps.draws
-    return lambda drawn: [
-        choices
-        for first in range(0, len(drawn), probes)
-        for own in [drawn[first : first + probes]]
-        for choices in (*own, *expanded(own[::each]))
-    ]
-
-
-def _expanded(workload: Workload) -> Callable[[Sequence[Choices]], list[Choices]]:
-    """Makes the trained passes of whole steps from the subnets that they train."""
+def _expanded(
+    workload: Workload, expand: Callable[..., list[Choices]] = in_passes
+) -> Callable[[Sequence[Choices]], list[Choices]]:
+    """Makes the passes of whole steps from what was drawn for them."""
     space, steps = workload.space, workload.recipe.steps
     if steps.distills:
         distilling(workload.loss)
     sizes = parameter_counts(space)
-    return lambda drawn: in_passes(drawn, steps, space, sizes)
+    return lambda drawn: expand(drawn, steps, space, sizes)
 
 
 def parameter_counts(space: Space) -> Callable[[int, int], int]:

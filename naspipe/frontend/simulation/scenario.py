@@ -13,7 +13,7 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.ids import StreamId
 from naspipe.core.rules import Rule
 from naspipe.core.space import Space
-from naspipe.core.steps import ONE_PASS, Steps
+from naspipe.core.steps import NO_PROBES, ONE_PASS, Steps
 from naspipe.core.subnet import Subnet
 from naspipe.planning.cost import CostTable
 from naspipe.planning.memory import DeviceSizes, MemoryPlan
@@ -68,13 +68,13 @@ class Scenario:
         """
         return self if self.beside is None else replace(self, **self.beside(count))
 
-    def stepping(self, passes: str) -> Scenario:
+    def stepping(self, passes: str, probes: str = NO_PROBES) -> Scenario:
         """The same with other steps.
 
         Raises:
-            ConfigError: for a text that :func:`naspipe.core.steps.parse_passes` does not know.
+            ConfigError: for texts that no recipe has as ``passes`` and ``probes``.
         """
-        recipe = Recipe(passes=passes).settled(self.space.drawn_counts)
+        recipe = Recipe(passes=passes, probes=probes).settled(self.space.drawn_counts)
         return replace(self, steps=recipe.steps)
 
     def pipeline(
@@ -101,7 +101,10 @@ class Scenario:
         return Pipeline(
             streams=tuple(
                 Stream(
-                    chain, self._draw(StreamId(number), sampler, seed + number, steps), self.costs
+                    chain,
+                    self._draw(StreamId(number), sampler, seed + number, steps),
+                    self.costs,
+                    is_sample=self.steps.probes > 0,
                 )
                 for number in range(streams)
             ),
