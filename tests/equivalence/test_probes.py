@@ -45,6 +45,7 @@ def compared(
         {"passes": "sandwich:2", "probes": "worst:3"}, {"probes": "best:2", "ema": 0.9},
         {"passes": "accumulate:3", "probes": "best:2"},
         {"passes": "subnets:2", "probes": "worst:2", "clip_global_norm": 1.0},
+        {"passes": "accumulate:4", "probes": "best:2", "reduction": "tree"},
     ],
 )  # fmt: skip
 def test_bits_of_the_plain_loop(tmp_path, recipe):
