@@ -172,10 +172,12 @@ class _Choice(NamedTuple):
     def simulated(
         self, scenario: Scenario, execution: Execution, passes: int
     ) -> tuple[Pipeline, SimulatedRun]:
-        """Of so many passes."""
+        """Of so many passes, once lags have grown."""
+        from naspipe.sim.grown_lags import with_grown_lags
+
         sampler, _, streams = self.stream
         steps = max(1, passes // scenario.steps.passes)
-        pipeline = scenario.pipeline(sampler, self.seed, steps, streams=streams)
+        pipeline = with_grown_lags(scenario.pipeline(sampler, self.seed, steps, streams=streams))
         return pipeline, scenario.run(pipeline, execution)
 
     def row(self) -> Row:

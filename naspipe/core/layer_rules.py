@@ -7,10 +7,10 @@ version. So nobody waits for one: whatever the rule of its block says, it is tre
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from naspipe.core.ids import LayerId
-from naspipe.core.rules import Follows, Frozen, Rule
+from naspipe.core.rules import Follows, Frozen, Lag, Rule
 
 STATELESS = "no state"
 """What logs and reports say in place of a rule."""
@@ -72,6 +72,15 @@ def _of_block(rule: Rule, count: int, frozen: set[int]) -> BlockRule:
 def rule_with_state(rule: BlockRule) -> Rule:
     """What holds for those layers of a block that have state."""
     return rule.rule if isinstance(rule, PartlyFrozen) else rule
+
+
+def grown_up(rule: BlockRule) -> BlockRule:
+    """The rule as it is once its lag has grown: what a stream flows by."""
+    own = rule_with_state(rule)
+    if not isinstance(own, Lag):
+        return rule
+    grown = replace(own, over=0)
+    return replace(rule, rule=grown) if isinstance(rule, PartlyFrozen) else grown
 
 
 def untrained(rule: BlockRule) -> BlockRule:

@@ -234,12 +234,6 @@ class SimulatedStage:
         self._clock.after(duration_ns, finished)
 
 
-def learn(stages: Sequence[SimulatedStage], stream: StreamId, known: int) -> None:
-    """All stages are told of more subnets, before any of them hands one on."""
-    for stage in stages:
-        stage.learn(stream, known)
-
-
 def simulate(
     admitted: Admit,
     controllers: Sequence[StageController],
@@ -280,17 +274,10 @@ def simulate_into(
         InvariantError: when the schedule stops before every subnet is finished.
     """
     clock, stages = clock or VirtualClock(), list[SimulatedStage]()
-
-    def taken(access: Access) -> None:
-        record(access)
-        if known and (count := known.take(access)) is not None:
-            stream = access.layer.stream
-            told = Task(stream, access.sequence_id, TaskKind.FORWARD, access.stage)
-            by_launcher_ns = 2 * costs.message_ns(told)
-            clock.after(by_launcher_ns, partial(learn, stages, stream, count))
-
+    if known is not None:
+        record = known.telling(record, stages, clock, costs)
     stages += [
-        SimulatedStage(controller, clock, costs, admissions(), admitted, taken)
+        SimulatedStage(controller, clock, costs, admissions(), admitted, record)
         for controller in controllers
     ]
     for stage in stages:

@@ -16,6 +16,7 @@ from naspipe.core.subnet import Subnet
 from naspipe.planning.causal_bound import causal_bound, side_by_side
 from naspipe.planning.cost import CostTable, LayerCost
 from naspipe.sim.chains import Stream
+from naspipe.sim.grown_lags import with_grown_lags
 from naspipe.sim.pipeline import Pipeline
 
 NEAR_ONE = 1.5
@@ -61,7 +62,8 @@ def held_back(pipeline: Pipeline, workers: int) -> HeldBack | None:
         pipeline: whose first stream stands for all.
         workers: stages of all groups together.
     """
-    first, steps = pipeline.streams[0], pipeline.steps
+    pipeline, steps = with_grown_lags(pipeline), pipeline.steps
+    first = pipeline.streams[0]
     if len(first.subnets) < LEAST_STEPS * steps.passes:
         return None
     rules = first.chain.rules

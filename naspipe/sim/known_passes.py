@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
 
 from naspipe.core.access import Access, AccessKind
+from naspipe.core.ids import StreamId
 from naspipe.core.steps import Steps
+from naspipe.core.task import Task, TaskKind
+from naspipe.sim.ports import Costs
+from naspipe.sim.virtual_clock import VirtualClock
+
+
+class Learner(Protocol):
+    """A stage."""
+
+    def learn(self, stream: StreamId, known: int) -> None:
+        """So many subnets of a stream are known by now."""
+        ...
 
 
 class KnownPasses:
@@ -40,3 +54,27 @@ class KnownPasses:
             return None
         del self._through[layer.stream, step]
         return (step + 1) * steps.passes + steps.probes
+
+    def telling(
+        self,
+        record: Callable[[Access], None],
+        stages: Sequence[Learner],
+        clock: VirtualClock,
+        costs: Costs,
+    ) -> Callable[[Access], None]:
+        """Takes accesses for ``record``, and has the launcher tell all stages what is known."""
+
+        def taken(access: Access) -> None:
+            record(access)
+            if (known := self.take(access)) is not None:
+                stream = access.layer.stream
+                told = Task(stream, access.sequence_id, TaskKind.FORWARD, access.stage)
+                clock.after(2 * costs.message_ns(told), partial(_learn, stages, stream, known))
+
+        return taken
+
+
+def _learn(stages: Sequence[Learner], stream: StreamId, known: int) -> None:
+    """All are told before any of them hands a subnet on."""
+    for stage in stages:
+        stage.learn(stream, known)

@@ -93,7 +93,7 @@ def test_text_bears_a_longer_lag():
 
 
 def test_what_is_said_helps():
-    for rule in (npp.Lag(1, predicts=True), npp.Frozen()):
+    for rule in (npp.Lag(1, predicts=True), npp.Lag(1, over=999, predicts=True), npp.Frozen()):
         assert notes(stem(rule), *choices()) == []
     assert notes(stem(npp.Lag(3, predicts=True)), *choices(), stages=4) == []
 
