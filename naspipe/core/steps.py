@@ -90,6 +90,14 @@ class Steps:
         """Whether a pass is the first one of its step."""
         return sequence_id % self.passes == 0
 
+    def place(self, sequence_id: int) -> dict[str, int]:
+        """The number of a pass in its step, named ``pass``, or ``probe``; nothing if it is all."""
+        if self.passes == 1:
+            return {}
+        if self.is_probe(sequence_id):
+            return {"probe": sequence_id % self.passes}
+        return {"pass": self.pass_of(sequence_id)}
+
     def draw_of(self, sequence_id: int) -> int:
         """The draw that a probe is for."""
         return sequence_id % self.passes * self.draws // self.probes

@@ -60,6 +60,9 @@ def test_the_passes_of_a_step(passes: str, draws: int, trained: int, batches: li
     assert [steps.batch(y) for y in own] == batches
     assert [steps.is_probe(y) for y in own] == [y < steps.passes + steps.probes for y in own]
     assert [steps.pass_of(y) for y in own][steps.probes :] == list(range(trained))
+    places = [steps.place(y) for y in own]
+    assert places[: steps.probes] == [{"probe": n} for n in range(steps.probes)]
+    assert places[steps.probes :] == [{"pass": n} for n in range(trained)]
     recipe = Recipe(passes=passes, probes="best:2")
     assert recipe.steps == steps == recorded_steps({"passes": passes, "probes": "best:2"})
 

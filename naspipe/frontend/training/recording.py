@@ -182,9 +182,8 @@ class Recording:
         step = steps.step(sequence_id)
         busy = _share(self._use)
         seconds = time.monotonic() - self._start
-        which = {"pass": steps.pass_of(sequence_id)} if steps.passes > 1 else {}
         return {
-            **which,
+            **steps.place(sequence_id),
             "loss": loss,
             **self._metrics.pop((stream, sequence_id), {}),
             "learning_rate": learning_rate(definition.recipe, step, definition.steps),

@@ -60,7 +60,8 @@ class TensorBoardFile:
     def write(self, step: int, values: Values) -> None:
         """Append the scalars of one step; what is not known is left out.
 
-        The losses of a step with several passes are ``loss/pass-0``, ``loss/pass-1``, ...
+        The losses of a step with several passes are ``loss/pass-0``, ``loss/pass-1``, ..., those of
+        its probes ``loss/probe-0``, ...
 
         Raises:
             StorageError: when they cannot be written.
@@ -86,16 +87,18 @@ class TensorBoardFile:
 
 
 def _tagged(values: Values) -> Iterator[tuple[str, float]]:
-    """Names and numbers; of the later passes of a step the losses and metrics alone."""
-    number = values.get("pass")
+    """Names and numbers; of probes and later passes of a step the losses and metrics alone."""
+    kind = "probe" if "probe" in values else "pass"
+    number = values.get(kind)
     for name, value in values.items():
         if value is None or isinstance(value, str) or name == "time":  # each event has its own
             continue
         is_of_pass = name == "loss" or name.startswith(METRICS)
-        if number is None or (name != "pass" and not is_of_pass and not number):
+        is_of_step = kind == "pass" and not number and name != kind
+        if number is None or (is_of_step and not is_of_pass):
             yield name, value
         elif is_of_pass:
-            yield f"{name}/pass-{number:g}", value
+            yield f"{name}/{kind}-{number:g}", value
 
 
 def _single(value: float) -> float:

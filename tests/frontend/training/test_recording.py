@@ -134,6 +134,22 @@ def test_passes_of_a_step_have_their_numbers(tmp_path):
     assert np.array_equal(of_last, np.array([value for _, value in found["loss/pass-2"]]))
 
 
+def test_probes_have_numbers_of_their_own(tmp_path):
+    pytest.importorskip("tensorboard", reason="needs tensorboard")
+    run = npp.train(
+        spaces.mixed(), spaces.vectors, npp_loss(), steps=4, run_dir=tmp_path / "run",
+        recipe={"passes": "sandwich:1", "probes": "best:2"}, execution={"tensorboard": True},
+    )  # fmt: skip
+    rows = read_metrics(run.directory.metrics)
+    which = [{key: row[key] for key in ("probe", "pass") if key in row} for row in rows[5:10]]
+    assert which == [{"probe": 0}, {"probe": 1}, {"pass": 0}, {"pass": 1}, {"pass": 2}]
+    assert [row["loss"] for row in rows] == run.losses
+    found = scalars(run.directory.tensorboard)
+    assert {"loss/probe-0", "loss/probe-1", "loss/pass-0", "loss/pass-2"} < found.keys()
+    assert not {"loss", "pass", "probe", "seconds/probe-0"} & found.keys()
+    assert [step for step, _ in found["learning_rate"]] == list(range(4))
+
+
 def recording(path, observer=None, **recipe):
     path.mkdir()
     definition = Definition(space="s", steps=9, recipe=Recipe(**recipe))
