@@ -31,7 +31,7 @@ from naspipe.runtime.jobs.workload import Workload  # noqa: E402
 from naspipe.streams.samplers import draw_stream  # noqa: E402
 from naspipe.trace.access.log import read_run_accesses  # noqa: E402
 from naspipe.trace.reading.metrics import summarize  # noqa: E402
-from scripts.tiny_workload import tiny_workload  # noqa: E402
+from scripts.tiny_workload import flowing, tiny_workload  # noqa: E402
 from tests.equivalence.harness import oracle_of  # noqa: E402
 
 BESIDE = "two plain loops"
@@ -67,7 +67,7 @@ def measure(arguments: argparse.Namespace) -> float:
     """Steps per second of one kind of run, in this process."""
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    named = tiny_workload(arguments.space)
+    named = flowing(tiny_workload(arguments.space))
     if arguments.one == "plain":
         return plain(named, arguments.sampler, arguments.steps)
     with tempfile.TemporaryDirectory() as scratch:

@@ -1,13 +1,12 @@
 """Figure 4: convergence of the systems on two real data sets, over steps and over seconds.
 
 And of naspipe with layers in front that are never read late, which the paper does not have. All of
-it for streams whose neighbours may share layers (``uniform``) and for ones whose do not
-(``spaced``).
-Losses are those of real runs. How fast a system is was measured apart from them, in alternation on
-two stages, and simulated on four with costs profiled here (``--simulated-only``: on both).
-A loss's second follows from both. So
-runs may stand beside other work. What is in ``losses.json`` is not trained again, nor what
-``scripts/rule_prices.py`` trained: curves of naspipe are told apart by the rule in front.
+it for streams whose neighbours may share layers (``uniform``) and for others (``spaced``).
+Losses are those of real runs. How fast a system is was measured apart, in alternation on two
+stages, and simulated on four with costs profiled here (``--simulated-only``: on both). A loss's
+second follows from both, so runs may stand beside other work. What is in ``losses.json`` is not
+trained again, nor what ``scripts/rule_prices.py`` trained: curves of naspipe are told apart by the
+rule in front.
 """
 
 from __future__ import annotations
@@ -25,10 +24,12 @@ from typing import Any
 
 import search_spaces
 from naspipe.core.config import Execution
-from naspipe.core.rules import parse_rule
+from naspipe.core.rules import Lag, parse_rule
 from naspipe.frontend.simulation.lag_needed import late_layers, with_late
 from naspipe.frontend.simulation.scenario import DATA_INFO, profiled_scenario
+from naspipe.sim.grown_lags import with_grown_lags
 from scripts.paper.common import ROOT, Headline, Options, Result, mean, real_run
+from scripts.paper.loss_clock import Clock
 from scripts.tiny_workload import tiny_workload
 
 STEPS = 1000
@@ -171,7 +172,7 @@ def kept(losses: Path, prices: Path) -> Curves:
     for row in json.loads(prices.read_text())["rows"] if prices.exists() else ():
         if row["optimizer"] == "default":
             key = causal_key(row["space"], row["sampler"], row["rule"], row["steps"])
-            found.setdefault(key, {})[str(row["seed"])] = row["means"]
+            found.setdefault(key, {}).setdefault(str(row["seed"]), row["means"])
     return found
 
 
@@ -207,29 +208,36 @@ def train_missing(cases: Iterable[tuple[str, str]], steps: int, path: Path, pric
 
 
 def measured_speeds(space: str, sampler: str, rounds: int) -> dict[str, list[float]]:
-    """Steps per second of every system, one after the other, so often."""
+    """Steps per second of every system once its lags have grown, in turn, so often."""
     found: dict[str, list[float]] = {name: [] for name in SYSTEMS}
     for _ in range(rounds):
         for name, kind in SYSTEMS.items():
-            steps = TIMED.get(space, 60)
-            done = real_run(space=space, sampler=sampler, steps=steps, seed=0, **kind.job(REAL))
+            job = {"steps": TIMED.get(space, 60), "flows": True, **kind.job(REAL)}
+            done = real_run(space=space, sampler=sampler, seed=0, **job)
             found[name].append(done["passes_per_second"])
     return found
 
 
 def simulated_speeds(space: str, sampler: str, stages: int) -> dict[str, list[float]]:
-    """Steps per second of the systems that do not swap."""
+    """The same of the systems that do not swap."""
     execution = Execution(stages=stages)
     known = profiled_scenario(tiny_workload(space), execution)
     found = {}
     for name, kind in SYSTEMS.items():
         if kind.execution is None:
             scenario = with_late(known, parse_rule(kind.rule)) if kind.rule else known
-            pipeline = scenario.pipeline(
-                sampler, 0, SIMULATED_STEPS, policy=kind.policy, bulk=stages
+            pipeline = with_grown_lags(
+                scenario.pipeline(sampler, 0, SIMULATED_STEPS, policy=kind.policy, bulk=stages)
             )
             found[name] = [scenario.run(pipeline, execution).summary.passes_per_second]
     return found
+
+
+def growth(space: str, system: str) -> int:
+    """Steps for which the lags of a system grow."""
+    kind = SYSTEMS[system]
+    rule = parse_rule(kind.rule or default_rule(space))
+    return rule.over if kind.policy == "csp" and isinstance(rule, Lag) else 0
 
 
 def rows_of(
@@ -239,14 +247,21 @@ def rows_of(
     curves: dict[str, dict[str, list[float]]],
     speeds: dict[str, list[float]],
 ) -> list[dict[str, Any]]:
-    """A row for each system; all are compared at the second at which the first one ends."""
+    """A row for each system; all are compared at the second at which the first one ends.
+
+    While its lag grows naspipe is taken to be as fast as with ``exact``.
+    """
     rates = {name: statistics.median(each) for name, each in speeds.items()}
     count = min(len(means) for each in curves.values() for means in each.values())
-    at = count * GRAIN / max(rates.values())
+    clocks = {
+        name: Clock(rates[name], growth(space, name), rates.get("naspipe, exact", rates[name]))
+        for name in curves
+    }
+    at = min(clock.seconds(count * GRAIN) for clock in clocks.values())
     rows = []
     for name, seeds in curves.items():
         ends = [mean(means[-TAIL:]) for means in seeds.values()]
-        then = max(1, min(count, int(at * rates[name] / GRAIN)))
+        then = max(1, sum(clocks[name].seconds(GRAIN * (n + 1)) <= at for n in range(count)))
         rows.append(
             {
                 "space": space, "sampler": sampler, "system": name, "stages": stages,
@@ -254,7 +269,8 @@ def rows_of(
                 "loss": mean(ends), "least": min(ends), "most": max(ends),
                 "steps_per_second": rates[name],
                 "slowest": min(speeds[name]), "fastest": max(speeds[name]),
-                "seconds": count * GRAIN / rates[name], "at_seconds": at,
+                "grows_for": clocks[name].grows_for, "rate_till_then": clocks[name].rate_till_then,
+                "seconds": clocks[name].seconds(count * GRAIN), "at_seconds": at,
                 "loss_then": mean([mean(m[max(0, then - TAIL) : then]) for m in seeds.values()]),
                 "curve": key_of(space, sampler, name, stages, count * GRAIN),
             }
@@ -275,20 +291,11 @@ def draw(result: Result, figure: Any) -> None:
         for axis, (stages, is_timed) in zip(line, panels, strict=True):
             for row in mine:
                 if row["stages"] == stages:
-                    rate = row["steps_per_second"] if is_timed else 1.0
+                    own = (row[key] for key in ("steps_per_second", "grows_for", "rate_till_then"))
+                    clock = Clock(*own) if is_timed else Clock(1.0)
                     seeds = list(result.extra["curves"][row["curve"]].values())
-                    _band(axis, rate, seeds, styles.get(row["system"], "-"), row["system"])
-            (clock,) = {row["clock"] for row in mine if row["stages"] == stages}
-            axis.set_xlabel(f"seconds on {stages} stages, {clock}" if is_timed else "steps")
+                    clock.band(axis, seeds, GRAIN, styles.get(row["system"], "-"), row["system"])
+            (told,) = {row["clock"] for row in mine if row["stages"] == stages}
+            axis.set_xlabel(f"seconds on {stages} stages, {told}" if is_timed else "steps")
         line[0].set_ylabel(f"{', '.join(case)}: loss, mean of {GRAIN} steps")
         line[0].legend(fontsize="small")
-
-
-def _band(axis: Any, rate: float, seeds: list[list[float]], style: str, label: str) -> None:
-    """One system: the mean of its seeds, and how far they are apart."""
-    count = min(map(len, seeds))
-    where = [GRAIN * (n + 1) / rate for n in range(count)]
-    middle = [mean([each[n] for each in seeds]) for n in range(count)]
-    (line,) = axis.plot(where, middle, style, label=label)
-    ends = [[end(each[n] for each in seeds) for n in range(count)] for end in (min, max)]
-    axis.fill_between(where, *ends, color=line.get_color(), alpha=0.15, linewidth=0)

@@ -90,6 +90,7 @@ def real(space: str, options: Options) -> list[dict[str, Any]]:
                     scale=options.scale,
                     stages=2,
                     steps=options.steps or REAL_STEPS,
+                    flows=True,
                     **how,
                 )
             )

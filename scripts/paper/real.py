@@ -29,6 +29,7 @@ from naspipe.streams.from_file import read_stream  # noqa: E402
 from naspipe.streams.samplers import draw_stream  # noqa: E402
 from naspipe.trace.access.log import read_run_accesses  # noqa: E402
 from naspipe.trace.reading.metrics import summarize  # noqa: E402
+from scripts.tiny_workload import flowing  # noqa: E402
 
 SEARCH_SEED = 20_220_228
 """Of the subnets that the search looks at; the same for every run that is compared."""
@@ -136,6 +137,8 @@ def main() -> None:
     """Train, measure, print."""
     job = json.loads(sys.argv[1])
     named = find_workload(job["space"], job.get("scale", "tiny"), job.get("data"), None)
+    if job.get("flows"):
+        named = flowing(named)
     with tempfile.TemporaryDirectory() as scratch:
         run = train(job, named, Path(scratch) / "run")
         accesses = read_run_accesses(run.directory.path)

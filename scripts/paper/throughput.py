@@ -79,7 +79,7 @@ def real(spaces: tuple[str, ...], options: Options) -> list[dict[str, Any]]:
         for space in spaces:
             found[space].append(
                 real_run(
-                    space=space, scale=options.scale, stages=REAL_STAGES, curve=True,
+                    space=space, scale=options.scale, stages=REAL_STAGES, curve=True, flows=True,
                     steps=options.steps or REAL_STEPS, execution={"order": "paper"},
                 )
             )  # fmt: skip

@@ -133,12 +133,21 @@ def test_a_real_run_reports_the_access_order_of_table_4(tmp_path):
 def test_figure4_compares_systems_at_the_second_at_which_the_first_one_ends():
     flat = {name: {"0": [4.0, 3.0, 2.0, 1.0]} for name in ("naspipe", "gpipe")}
     rows = figure4.rows_of(
-        "cv.c3", "uniform", 2, flat, {"naspipe": [40.0, 50.0, 60.0], "gpipe": [25.0]}
+        "nlp.c3", "uniform", 2, flat, {"naspipe": [40.0, 50.0, 60.0], "gpipe": [25.0]}
     )
     ours, theirs = rows
     assert ours["at_seconds"] == theirs["at_seconds"] == 100 / 50.0
     assert ours["loss_then"] == ours["loss"] == 2.5
     assert theirs["seconds"] == 4.0 and theirs["loss_then"] == 3.5  # half of its steps are done
+
+
+def test_figure4_knows_that_a_lag_grows():
+    """Its first 100 steps are as slow as those without one."""
+    flat = {name: {"0": [1.0] * 8} for name in ("naspipe", "naspipe, exact", "gpipe")}
+    speeds = {"naspipe": [50.0], "naspipe, exact": [25.0], "gpipe": [40.0]}
+    ours, exact, gpipe = figure4.rows_of("cv.c3", "uniform", 2, flat, speeds)
+    assert (ours["seconds"], exact["seconds"], gpipe["seconds"]) == (6.0, 8.0, 5.0)
+    assert figure4.growth("cv.c3", "naspipe") == 100 and not figure4.growth("nlp.c3", "naspipe")
 
 
 def test_figure4_trains_what_gives_the_same_bits_once():

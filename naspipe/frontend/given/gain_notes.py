@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torch.nn import Embedding
 
@@ -38,7 +39,7 @@ def gain_notes(
     first, workers = workloads[0], execution.workers
     if workers == 1:
         return []
-    notes = [said for said in [_spacing(first)] if said]
+    notes = [said for said in [_spacing(first), *map(_growing, workloads)] if said]
     spaces = {id(each.space) for each in workloads}
     is_plain = len(spaces) == 1 and all(each.is_trained for each in workloads)
     if is_plain and first.definition.policy == "csp":
@@ -69,6 +70,22 @@ def _spacing(workload: Workload) -> str | None:
         f"candidates, so one of them comes again after {least - 1} other subnet"
         f"{'s' * (least > 2)} there, not after {match[1]}; spaced:{least - 1} says so"
     )
+
+
+def _growing(workload: Workload) -> str | None:
+    """Of a layer whose lag has hardly grown when the run ends."""
+    definition = workload.definition
+    if definition.policy != "csp":
+        return None
+    for name, rule in workload.space.shared_rules.items():
+        if isinstance(rule, Lag) and definition.steps < 2 * rule.over:
+            grown = replace(rule, over=0)
+            return (
+                f"layer {name} is {rule}: in the first {min(rule.over, definition.steps)} of "
+                f'{definition.steps} steps stages wait for it; --set "rule.{name}={grown}" is '
+                f"faster at once, and changes what is trained, see docs/rules.md"
+            )
+    return None
 
 
 def _held(workload: Workload, execution: Execution, found: HeldBack) -> str:

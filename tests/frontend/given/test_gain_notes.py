@@ -93,7 +93,7 @@ def test_text_bears_a_longer_lag():
 
 
 def test_what_is_said_helps():
-    for rule in (npp.Lag(1, predicts=True), npp.Lag(1, over=999, predicts=True), npp.Frozen()):
+    for rule in (npp.Lag(1, predicts=True), npp.Lag(1, over=20, predicts=True), npp.Frozen()):
         assert notes(stem(rule), *choices()) == []
     assert notes(stem(npp.Lag(3, predicts=True)), *choices(), stages=4) == []
 
@@ -151,3 +151,13 @@ def test_a_sampler_that_cannot_space_so_far():
     for fine in ("spaced:3", "uniform"):
         assert notes(stem(npp.Lag(2)), *choices(12, 4, 12, 4, 12), sampler=fine) == []
     assert notes(stem(npp.Lag(2)), *choices(12, 4), sampler="spaced:8", stages=1) == []
+
+
+def test_a_lag_that_hardly_grows_before_the_end():
+    grows = stem(npp.Lag(1, over=30, predicts=True))
+    assert only(grows, *choices()) == (
+        "layer stem is lag(0..1,over=30,predict): in the first 30 of 40 steps stages wait for it; "
+        '--set "rule.stem=lag(1,predict)" is faster at once, and changes what is trained, see '
+        "docs/rules.md"
+    )
+    assert notes(grows, *choices(), steps=60) == notes(grows, *choices(), stages=1) == []
