@@ -123,10 +123,7 @@ def utilisation(setting: Setting) -> float:
 
     def admissions():  # type: ignore[no-untyped-def]
         windows = (3 * setting.passes, ahead * setting.passes)
-        return [
-            build_admission("csp", count, window=window, passes=setting.passes)
-            for window in windows
-        ]
+        return [build_admission("csp", count, window=window, steps=steps) for window in windows]
 
     accesses = [each for own in simulate(admitted, controllers, costs, admissions) for each in own]
     writes = [0] * setting.steps

@@ -73,8 +73,13 @@ def run(arguments: argparse.Namespace) -> int:
 
     if not 1 <= arguments.devices <= 256:
         raise ConfigError(f"--devices {arguments.devices}: expected 1 to 256")
+    recipe = apply_settings(Settings(), arguments.set).recipe
     if is_student(arguments.space) or any(getattr(arguments, each) for each in _TEACHING):
         show = show_blocks if is_student(arguments.space) else show_taught
+        if recipe.steps.probes:
+            raise ConfigError(
+                f"probes={recipe.probes}: expected none with a teacher; leave probes out"
+            )
         words = _listed("--passes", arguments.passes) if arguments.passes else []
         show(arguments, words, _counts(arguments.devices))
         return 0
@@ -83,7 +88,6 @@ def run(arguments: argparse.Namespace) -> int:
     samplers = _listed("--samplers", arguments.samplers or _samplers(arguments.devices))
     # Sizes are looked at where any of the rows has a budget.
     scenario, execution = open_scenario(arguments, memory_budget=max(budgets))
-    recipe = apply_settings(Settings(), arguments.set).recipe
     listed = _listed("--passes", arguments.passes or recipe.passes)
     kinds = {words: scenario.stepping(words, recipe.probes) for words in listed}
     partitions = _listed("--partitions", arguments.partitions or execution.pipeline.partition)

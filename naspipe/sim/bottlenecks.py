@@ -56,8 +56,9 @@ def bottlenecks(
     work_ns = sum(means)
     passes = pipeline.steps.passes
     found = [_causal(bound, pipeline.steps.probes), _largest_block(means, labels, work_ns, groups)]
-    found += _shared(stream.chain, labels, means, work_ns, count * passes)
-    found += _entangled(stream, labels, means, passes * count, outcome.stages // groups, groups)
+    if not pipeline.steps.probes:  # otherwise the longest chain says it all
+        found += _shared(stream.chain, labels, means, work_ns, count * passes)
+        found += _entangled(stream, labels, means, passes * count, outcome.stages // groups, groups)
     if outcome.stages > groups:
         found.append(_imbalance(stream.subnets, plan, stream.costs, outcome, groups))
     found += _window(outcome, count)

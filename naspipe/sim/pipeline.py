@@ -150,8 +150,8 @@ def has_choice(pipeline: Pipeline, execution: Execution) -> bool:
 def _check_known(pipeline: Pipeline, order: str) -> None:
     if any(stream.is_sample for stream in pipeline.streams):
         raise ConfigError(
-            f"order {order}: expected a stream that is known from the beginning, found a "
-            f"strategy that learns; use --order paper or auto"
+            f"order {order}: expected a stream that is known from the beginning, found "
+            f"one that follows from losses; use --order paper or auto"
         )
 
 
@@ -281,7 +281,7 @@ def _window(pipeline: Pipeline, cuts: Sequence[tuple[Partition, ...]], execution
         for stream, cut in zip(pipeline.streams, cuts, strict=True)
         if stream.costs is not None
     )
-    limit_bytes, passes = parse_bytes(execution.memory.activations), pipeline.steps.passes
+    limit_bytes, passes = parse_bytes(execution.memory.activations), pipeline.steps.trained
     if dearest * passes > limit_bytes:
         whose = "one subnet keeps" if passes == 1 else f"the {passes} passes of a step keep"
         raise ConfigError(

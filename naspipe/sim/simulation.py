@@ -126,7 +126,7 @@ def _admissions(pipeline: Pipeline, plan: Plan, streams: Sequence[int]) -> list[
             window=pipeline.wiring.of(number).window or plan.window,
             bulk=pipeline.bulk,
             stages=plan.streams[number].partitions[0].num_stages,
-            passes=pipeline.steps.passes,
+            steps=pipeline.steps,
             takes_part=number in streams,
         )
         for number, stream in enumerate(pipeline.streams)

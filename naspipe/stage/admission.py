@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from naspipe.core.errors import ConfigError
+from naspipe.core.steps import Steps
 
 
 class AdmissionWindow:
@@ -98,15 +99,15 @@ class StepAdmission(AdmissionWindow):
     Where a step begins with probes, the others may become known later, and come together then.
 
     Args:
-        passes: of a step.
-        window: sequence IDs that may be under way; as many whole steps as fit, one at least.
-        num_subnets: of the stream, a multiple of ``passes``.
-        first: the sequence ID to begin with, a multiple of ``passes``.
+        steps: what a step is made of.
+        window: trained passes that may be under way; as many whole steps as fit, one at least.
+        num_subnets: of the stream, a number of whole steps.
+        first: the sequence ID to begin with, which begins a step.
     """
 
-    def __init__(self, passes: int, window: int, num_subnets: int, first: int = 0) -> None:
-        super().__init__(max(1, window // passes) * passes, num_subnets, first)
-        self._passes = passes
+    def __init__(self, steps: Steps, window: int, num_subnets: int, first: int = 0) -> None:
+        self._passes = steps.passes
+        super().__init__(max(1, window // steps.trained) * steps.passes, num_subnets, first)
 
     def hold(self) -> int:
         """Admit no further step of one's own accord; returns the first of which nothing was."""

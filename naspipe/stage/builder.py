@@ -199,22 +199,22 @@ def build_admission(
     bulk: int = 1,
     stages: int = 1,
     first: int = 0,
-    passes: int = 1,
+    steps: Steps = ONE_PASS,
     takes_part: bool = True,
 ) -> Admission:
     """Which subnets of a stream may be under way on a stage.
 
     ``asp`` has as many under way as there are stages, which is what its one-forward-
     one-backward schedule needs (PipeDream, section 3.2); ``sequential`` has one. ``first`` is the
-    sequence ID to begin with. Steps of several ``passes`` are admitted whole. A stage that does not
-    take part hears of none.
+    sequence ID to begin with. Steps of several passes are admitted whole; their probes, which keep
+    nothing, do not count. A stage that does not take part hears of none.
     """
     if not takes_part:
         return Absence(num_subnets)
     traits = traits_of(policy)
     under_way = traits.under_way(window, stages)
-    if passes > 1:
-        return StepAdmission(passes, under_way, num_subnets, first)
+    if steps.passes > 1:
+        return StepAdmission(steps, under_way, num_subnets, first)
     if traits.has_bulks:
         return BulkAdmission(bulk, num_subnets, first)
     return AdmissionWindow(under_way, num_subnets, first)

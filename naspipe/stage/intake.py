@@ -9,6 +9,7 @@ from naspipe.core.errors import InvariantError
 from naspipe.core.events import Planned
 from naspipe.core.ids import LayerId, StageId
 from naspipe.core.ports import Admission
+from naspipe.core.steps import ONE_PASS, Steps
 
 
 class Intake:
@@ -21,17 +22,25 @@ class Intake:
         admission: which sequence IDs may be under way.
         known: the first subnets.
         first: the sequence ID that the stream begins with here.
+        steps: which of the subnets are probes.
     """
 
-    def __init__(self, admission: Admission, known: Iterable[Planned] = (), first: int = 0) -> None:
+    def __init__(
+        self,
+        admission: Admission,
+        known: Iterable[Planned] = (),
+        first: int = 0,
+        steps: Steps = ONE_PASS,
+    ) -> None:
         self._admission = admission
+        self._steps = steps
         self._ahead: deque[Planned] = deque()
         """Known and not admitted."""
         self._num_known = first
         self._done = admission.next
         self._end: int | None = None
         self.homes: dict[LayerId, StageId] = {}
-        """Of each layer of the subnets so far, the stage that uses it first."""
+        """Of each layer of the subnets so far, but for probes, the stage that uses it first."""
         self._waiting = self.learn(first, tuple(known))
 
     @property
@@ -72,6 +81,8 @@ class Intake:
 
     def _note(self, planned: Planned) -> None:
         subnet, partition, _ = planned
+        if self._steps.is_probe(subnet.sequence_id):
+            return
         for block in range(len(subnet.chain)):
             layer = subnet.layer(block)
             if layer not in self.homes:

@@ -66,9 +66,9 @@ class ProbingStrategy:
         sign = 1.0 if self._steps.keeps == BEST else -1.0
         each = self._steps.probes // self._steps.draws
 
-        def rank(number: int) -> float:
+        def rank(number: int) -> tuple[bool, float]:
             score = self._scores[number]
-            return -math.inf if math.isnan(score) else sign * score
+            return (False, 0.0) if math.isnan(score) else (True, sign * score)
 
         firsts = range(0, self._steps.probes, each)
         return [self._probes[max(range(first, first + each), key=rank)] for first in firsts]

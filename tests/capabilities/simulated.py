@@ -51,9 +51,7 @@ def run(
         return subnet, Partition(partition_of(subnet)), None, wiring.of(stream).is_trained
 
     def admissions():
-        return [
-            build_admission("csp", len(stream), window=4, passes=steps.passes) for stream in streams
-        ]
+        return [build_admission("csp", len(stream), window=4, steps=steps) for stream in streams]
 
     stages = simulate(admitted, controllers, costs or RandomCosts(seed), admissions)
     accesses = [access for each in stages for access in each]

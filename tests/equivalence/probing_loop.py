@@ -61,12 +61,17 @@ def taught(output, lesson):
 
 @torch.no_grad()
 def probe(oracle, step, number, choices, batch, loss):
-    """The loss of a subnet on a batch, by copies of its layers as this step reads them."""
-    modules = []
+    """The loss of a subnet on a batch, by copies of its layers as this step reads them.
+
+    A layer that nothing has trained is made for that, and forgotten.
+    """
+    modules, known = [], set(oracle.layers)
     for block, candidate in oracle.layers_of(choices):
         newest = oracle.layer(block, candidate)
         seen = oracle.read(block, step) if block in oracle.history else newest
         modules.append(copy.deepcopy(seen))
+    for place in set(oracle.layers) - known:
+        del oracle.layers[place], oracle.optimizers[place]
     calls = [oracle.call(m, b, choices[b]) for b, m in enumerate(modules)]
     _, value = oracle.forward(step, number, modules, batch, loss, calls)
     oracle.statistics.clear()

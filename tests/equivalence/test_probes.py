@@ -14,7 +14,7 @@ from tests.equivalence import elastic_spaces as elastic
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits
 from tests.equivalence.probing_loop import probing_loop
-from tests.faults.helpers import Calm, Ends, fail, interrupt
+from tests.faults.helpers import Calm, Ends, assert_identical, fail, interrupt
 
 LOSS = nn.CrossEntropyLoss()
 EXTREMES = [(3,) * 6, (2,) * 6]
@@ -96,6 +96,54 @@ def test_it_goes_on_behind_a_whole_step(tmp_path, how):
     assert first > 0 and first % 5 == 0
     oracle = probing_loop(run.space, spaces.vectors, LOSS, run, extremes=EXTREMES, **recipe)
     assert_same_bits(run, oracle)
+
+
+def test_layers_that_only_probes_used_are_not_trained(tmp_path):
+    """They are in no checkpoint, of a whole run and of one that went on."""
+
+    def space():
+        blocks = [npp.Block([lambda: nn.Linear(16, 16)] * 20, alike=True) for _ in range(2)]
+        return npp.Space("wide", [*blocks, npp.Shared("head", lambda: nn.Linear(16, 10))])
+
+    def train(name, data, **kw):
+        return npp.train(
+            space(), data, LOSS, steps=6, seed=1, stages=2, recipe={"probes": "best:3"},
+            run_dir=tmp_path / name, execution={"checkpoint_every": 2, "window": 1}, **kw,
+        )  # fmt: skip
+
+    whole = train("whole", Calm(spaces.vectors))
+    assert_same_bits(whole, probing_loop(space(), spaces.vectors, LOSS, whole, probes="best:3"))
+    with pytest.raises(npp.NaspipeError, match="injected"):
+        train("resumed", Ends(spaces.vectors, 4, fail, tmp_path / "marker"))
+    resumed = train("resumed", Calm(spaces.vectors), resume=True)
+    assert resumed.manifest["life"]["first"][0] > 0
+    assert_identical(whole, resumed)
+    probed = {choices[0] for y, choices in enumerate(whole.stream) if y % 4 < 3}
+    trained = {choices[0] for choices in whole.stream[3::4]}
+    with pytest.raises(npp.ConfigError, match="the checkpoint holds nothing of it"):
+        whole.layer(0, min(probed - trained))
+
+
+def test_subnets_of_a_file(tmp_path):
+    """Only what is listed is looked at, before the run, too."""
+    path = tmp_path / "subnets.jsonl"
+    path.write_text("[0, 1]\n[1, 0]\n" * 8)
+    first = npp.Block([lambda: nn.Linear(16, 8), lambda: nn.Linear(16, 12)])
+    second = npp.Block([lambda: nn.Linear(12, 10), lambda: nn.Linear(8, 10)])
+    run = npp.train(
+        npp.Space("fits", [first, second]), spaces.vectors, LOSS, steps=4, run_dir=tmp_path / "run",
+        sampler=f"file:{path}", recipe={"probes": "best:2"},
+    )  # fmt: skip
+    assert {*run.stream} <= {(0, 1), (1, 0)} and len(run.stream) == 12
+
+
+def test_activations_of_probes_are_not_kept(tmp_path):
+    how = {"steps": 2, "seed": 1, "stages": 2, "execution": {"activation_memory": "64KiB"}}
+    for name, recipe in (("without", {}), ("with", {"probes": "worst:30"})):
+        recipe |= {"passes": "accumulate:2"}
+        npp.train(
+            spaces.mixed(), spaces.vectors, LOSS, run_dir=tmp_path / name, recipe=recipe, **how
+        )
 
 
 def test_one_probe_for_each_draw_changes_nothing(tmp_path):

@@ -36,7 +36,7 @@ def makespan(stream, steps, order, window):
         lambda _, y: (stream.subnets[y], stream.partitions[y], None), controllers,
         TableCosts(table=stream.costs, link_ns=0),
         lambda: [
-            build_admission("csp", len(stream.subnets), window=window, passes=steps.passes)
+            build_admission("csp", len(stream.subnets), window=window, steps=steps)
         ],
     )  # fmt: skip
     return max(access.end_ns for accesses in found for access in accesses)

@@ -110,7 +110,7 @@ def in_steps(costs, steps):
     ]
     stages = simulate(
         lambda _, y: (SUBNETS[y], HALVES, None), controllers, costs,
-        lambda: [build_admission("csp", len(SUBNETS), window=6, passes=steps.passes)],
+        lambda: [build_admission("csp", len(SUBNETS), window=6, steps=steps)],
     )  # fmt: skip
     return [access for accesses in stages for access in accesses]
 

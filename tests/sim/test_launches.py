@@ -75,7 +75,7 @@ def simulated(launch, push_ns=300, steps=3, chains=None):
     link = SharedLink(clock, push_ns)
     simulate_into(
         found.append, lambda _, y: (subnets[y], cuts[y], None), controllers, link,
-        lambda: [build_admission("csp", len(subnets), window=2 * PASSES, passes=PASSES)], clock,
+        lambda: [build_admission("csp", len(subnets), window=2 * PASSES, steps=kind)], clock,
     )  # fmt: skip
     assert list(violations(found, RULES, subnets, steps=kind, buffered=())) == []
     return found, link.left

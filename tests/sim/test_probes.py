@@ -32,7 +32,7 @@ def run(rules, subnets, partition, steps, seed, window=6, partly=True):
     simulate_into(
         found.append, lambda _, y: (subnets[y], partition, None, not steps.is_probe(y)), stages,
         RandomCosts(seed),
-        lambda: [build_admission("csp", len(subnets), window=window, passes=steps.passes)],
+        lambda: [build_admission("csp", len(subnets), window=window, steps=steps)],
         known=KnownPasses(steps, [len(rules)]),
     )  # fmt: skip
     return found
@@ -121,7 +121,7 @@ def test_what_follows_is_told_by_way_of_the_launcher():
     found = []
     simulate_into(
         found.append, lambda _, y: (subnets[y], partition, None, not steps.is_probe(y)), stages,
-        Slow(1), lambda: [build_admission("csp", 24, window=4, passes=4)],
+        Slow(1), lambda: [build_admission("csp", 24, window=4, steps=steps)],
         known=KnownPasses(steps, [3]),
     )  # fmt: skip
     ends = max(each.end_ns for each in found if each.sequence_id < 2)

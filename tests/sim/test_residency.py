@@ -69,7 +69,7 @@ def run(
     ]  # fmt: skip
     stages = simulate(
         lambda _, y: (subnets[y], partitions[y], None), controllers, costs,
-        lambda: [build_admission("csp", len(subnets), window=window, passes=steps.passes)],
+        lambda: [build_admission("csp", len(subnets), window=window, steps=steps)],
     )  # fmt: skip
     return [access for accesses in stages for access in accesses], managers
 

@@ -46,7 +46,7 @@ def run(rules, subnets, partitions, steps, seed, window=6, partly=True, buffered
     ]
     stages = simulate(
         lambda _, y: (subnets[y], partitions[y], None), controllers, Bursts(seed),
-        lambda: [build_admission("csp", len(subnets), window=window, passes=steps.passes)],
+        lambda: [build_admission("csp", len(subnets), window=window, steps=steps)],
     )  # fmt: skip
     return [access for accesses in stages for access in accesses]
 
@@ -164,8 +164,8 @@ def test_the_baselines_know_no_steps():
 
 
 def test_whole_steps_are_admitted():
-    admission = build_admission("csp", 12, window=7, passes=3)
+    admission = build_admission("csp", 12, window=7, steps=Steps(3))
     assert list(admission.open()) == [0, 1, 2, 3, 4, 5]
     assert [list(admission.retire(y)) for y in (1, 0, 2)] == [[], [], [6, 7, 8]]
     assert list(admission.reach(9)) == [9, 10, 11]
-    assert list(build_admission("sequential", 12, window=7, passes=3).open()) == [0, 1, 2]
+    assert list(build_admission("sequential", 12, window=7, steps=Steps(3)).open()) == [0, 1, 2]

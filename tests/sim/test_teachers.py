@@ -56,7 +56,7 @@ def broken(seed, lag, stages=2, groups=1, passes=2, candidates=1, left_out=()):
     def admissions():
         windows = (2 * passes, (lag + 2) * passes)
         count = STEPS * passes
-        return [build_admission("csp", count, window=w, passes=passes) for w in windows]
+        return [build_admission("csp", count, window=w, steps=Steps(passes)) for w in windows]
 
     stages = simulate(admitted, controllers, RandomCosts(seed), admissions)
     logs = [[a for own in stages for a in own if a.layer.stream == n] for n in range(2)]

@@ -65,7 +65,7 @@ def one_step(steps, groups, stages=1):
     ]
     logs = simulate(
         lambda _, y: (subnets[y], cuts[y], None), controllers, costs,
-        lambda: [build_admission("csp", len(subnets), window=64, passes=steps.passes)],
+        lambda: [build_admission("csp", len(subnets), window=64, steps=steps)],
     )  # fmt: skip
     accesses = [access for log in logs for access in log]
     assert list(violations(accesses, rules, subnets, steps=steps, buffered=())) == []

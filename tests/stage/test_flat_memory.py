@@ -56,7 +56,7 @@ def after(count, steps=Steps(), every=0, **how):  # noqa: B008
         lambda access: None,
         lambda _, y: (subnet(y), CUTS[moves and y // steps.passes // 5 % 2], None),
         told, RandomCosts(1),
-        lambda: [build_admission("csp", count, window=6, passes=steps.passes)],
+        lambda: [build_admission("csp", count, window=6, steps=steps)],
     )  # fmt: skip
     for spy in told if every else ():
         spy.idle()

@@ -44,6 +44,11 @@ def test_the_first_of_equals_and_never_what_is_no_number() -> None:
         loop.start()
         found = [loop.take(number, math.nan) for number in range(3)]
         assert found[-1][0] == (0,)
+        proposing, _ = strategy(text, "one")
+        loop = FeedbackLoop(proposing, 100, 4)
+        loop.start()
+        scores = [math.nan, -math.inf, math.nan]
+        assert [loop.take(*each) for each in enumerate(scores)][-1][0] == (1,)
 
 
 @pytest.mark.parametrize(

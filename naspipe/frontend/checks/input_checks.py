@@ -34,11 +34,16 @@ from naspipe.schedule.groups import check_groups
 
 
 def check_taught(workloads: Sequence[Workload], taps: Sequence[Tap]) -> None:
-    """A loss that only compares with a teacher's output must be given one.
+    """A loss that only compares with a teacher's output must be given one; probes hand on nothing.
 
     Raises:
-        ConfigError: when it is not.
+        ConfigError: when it is not, and for taps between streams whose steps begin with probes.
     """
+    if taps and (probed := next((w for w in workloads if w.recipe.steps.probes), None)):
+        raise ConfigError(
+            f"probes={probed.recipe.probes}: expected streams that hand nothing to one another, "
+            f"found taps between them; leave probes out"
+        )
     lessons = (tap for tap in taps if tap.role is TapRole.LESSON)
     taught = {tap.sink[0] for tap in lessons if tap.source[0] != tap.sink[0]}
     for number, workload in enumerate(workloads):

@@ -19,16 +19,16 @@ def check_probes(workload: Workload, execution: Execution) -> None:
     """
     recipe, pipeline = workload.recipe, execution.pipeline
     who = f"probes={recipe.probes}"
-    if pipeline.groups > 1:
-        raise ConfigError(
-            f"{who}: expected groups=1, as a step's subnets are not known before its probes are "
-            f"through, found groups={pipeline.groups}"
-        )
     is_taught = bool(workload.objectives or workload.field_sources or workload.lesson_fields)
     if is_taught or not workload.is_trained or is_joined(workload.loss):
         raise ConfigError(
             f"{who}: expected a loss of each pass's own output and target, found one that needs a "
             f"teacher or other passes; leave probes out"
+        )
+    if pipeline.groups > 1:
+        raise ConfigError(
+            f"{who}: expected groups=1, as a step's subnets are not known before its probes are "
+            f"through, found groups={pipeline.groups}"
         )
     if pipeline.partition in JOINT_PLACEMENTS:
         raise ConfigError(

@@ -42,6 +42,7 @@ def gain_notes(
     notes = [said for said in [_spacing(first), *map(_growing, workloads)] if said]
     spaces = {id(each.space) for each in workloads}
     is_plain = len(spaces) == 1 and all(each.is_trained for each in workloads)
+    is_plain &= not any(each.recipe.steps.probes for each in workloads)
     if is_plain and first.definition.policy == "csp":
         streams = tuple(
             Stream(_chain(workload.space), tuple(drawn), table)

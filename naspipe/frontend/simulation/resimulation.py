@@ -124,7 +124,11 @@ def ordered_in(accesses: Sequence[Access], steps: Steps) -> frozenset[tuple[int,
     """
     last: dict[tuple[LayerId, int], Access] = {}
     swapped: set[LayerId] = set()
-    forwards = [access for access in accesses if access.kind is AccessKind.FORWARD]
+    forwards = [
+        access
+        for access in accesses
+        if access.kind is AccessKind.FORWARD and not steps.is_probe(access.sequence_id)
+    ]
     for access in sorted(forwards, key=lambda each: each.sequence_id):
         place = (access.layer, steps.step(access.sequence_id))
         before = last.get(place)

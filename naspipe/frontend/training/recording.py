@@ -120,7 +120,8 @@ class Recording:
         self._waiting[stream, sequence_id] = self._values(stream, sequence_id, loss)
         while values := self._waiting.pop((stream, self._next[stream]), None):
             self._write(stream, self._next[stream], values)
-            self._loss[stream] = values["loss"]
+            if "probe" not in values:
+                self._loss[stream] = values["loss"]
             self._next[stream] += 1
         self._observer.on_loss(stream, sequence_id, loss)
         if self._done & (self._done - 1) == 0:  # at 1, 2, 4, 8, ...

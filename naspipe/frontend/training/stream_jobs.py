@@ -35,6 +35,7 @@ from naspipe.sim.cutting import is_joint
 from naspipe.sim.pipeline import StreamPlan
 from naspipe.stage.builder import build_controller
 from naspipe.streams.from_file import write_stream
+from naspipe.streams.samplers import FILES
 from naspipe.trace.results.costs_file import write_costs
 from naspipe.trace.results.reserved_space import reserve
 from naspipe.trace.results.run_directory import RunDirectory
@@ -86,9 +87,8 @@ def draw_stream(
     number: StreamId, workload: Workload, is_drawn_beside: bool = False
 ) -> tuple[Subnet, ...]:
     """The subnets of a stream, or what stands for them where they come beside the training."""
-    if workload.is_proposed:
-        if workload.make_strategy is None and workload.definition.sampler.startswith("file:"):
-            draw_passes(workload)  # must hold as many as the run will ask for
+    is_listed = workload.definition.sampler.partition(":")[0] in FILES
+    if workload.is_proposed and (workload.make_strategy or not is_listed):
         stream = in_whole_steps(workload, sample_stream(workload.space))
     elif is_drawn_beside:
         stream = first_choices(workload)

@@ -100,9 +100,12 @@ def _lent_buffers(module: nn.Module) -> Iterator[None]:
         for name, buffer in part._buffers.items()
         if buffer is not None
     ]
-    for part, name, buffer in own:
-        part._buffers[name] = buffer.clone()
+    lent: dict[int, torch.Tensor] = {}
     try:
+        for part, name, buffer in own:
+            if id(buffer) not in lent:  # some have one buffer in two places
+                lent[id(buffer)] = buffer.clone()
+            part._buffers[name] = lent[id(buffer)]
         yield
     finally:
         for part, name, buffer in own:

@@ -201,11 +201,12 @@ class StageRun:
                     bulk=self._job.bulk,
                     stages=execution.workers,
                     first=stream.first,
-                    passes=self._job.steps.passes,
+                    steps=self._job.steps,
                     takes_part=self._stage in stages,
                 ),
                 stream.planned[stream.first :],
                 stream.first,
+                self._job.steps,
             )
             for stream, stages in zip(self._job.streams, self._job.participants, strict=True)
         ]
@@ -221,7 +222,7 @@ class StageRun:
     def _save(
         self, stream: StreamJob, homes: Mapping[LayerId, StageId], store: LayerStore
     ) -> dict[str, Any]:
-        """Write this stage's shard of the final checkpoint.
+        """Write this stage's shard of the final checkpoint: no layer that only probes used.
 
         Args:
             stream: which.
@@ -234,7 +235,7 @@ class StageRun:
         layers = {
             layer_key(space, alone_in(layer)): capturer.capture(stored, (stored.version,), memory)
             for layer, stored in store.items()
-            if layer not in elsewhere
+            if layer in homes and layer not in elsewhere
         }
         for layer, _, keeper in stream.kept:
             if keeper == self._stage and layer not in homes and stream.restored:
