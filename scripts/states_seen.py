@@ -226,7 +226,7 @@ def watch(case: Case, seed: int, drawings: Drawings) -> None:
         return subnet, partition, priorities, case.wiring.of(stream).is_trained
 
     def admissions() -> Any:
-        return [build_admission("csp", SUBNETS, window=6, passes=case.steps.passes) for _ in rules]
+        return [build_admission("csp", SUBNETS, window=6, steps=case.steps) for _ in rules]
 
     controllers: Any = [
         WatchedController(

@@ -5,22 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
 
 from naspipe.core.access import Access, AccessKind
 from naspipe.core.ids import StreamId
 from naspipe.core.steps import Steps
 from naspipe.core.task import Task, TaskKind
-from naspipe.sim.ports import Costs
+from naspipe.sim.ports import Costs, Learner
 from naspipe.sim.virtual_clock import VirtualClock
-
-
-class Learner(Protocol):
-    """A stage."""
-
-    def learn(self, stream: StreamId, known: int) -> None:
-        """So many subnets of a stream are known by now."""
-        ...
 
 
 class KnownPasses:

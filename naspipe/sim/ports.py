@@ -1,7 +1,7 @@
-"""What everything takes on the virtual clock.
+"""What everything takes on the virtual clock, and who is told there what a step trains.
 
 Implementations: :mod:`naspipe.sim.costs` (fixed, measured, random, of several streams) and
-:class:`naspipe.sim.fidelity.LoggedCosts`.
+:class:`naspipe.sim.fidelity.LoggedCosts`; :class:`naspipe.sim.driver.SimulatedStage`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from naspipe.core.access import AccessKind
-from naspipe.core.ids import LayerId
+from naspipe.core.ids import LayerId, StreamId
 from naspipe.core.parcels import LAYER, Parcel
 from naspipe.core.task import Task
 
@@ -50,4 +50,12 @@ class Costs(Protocol):
 
     def copy_ns(self, layer: LayerId) -> int:
         """One copy of a layer between host memory and the device."""
+        ...
+
+
+class Learner(Protocol):
+    """A stage, as the launcher sees it where steps begin with probes."""
+
+    def learn(self, stream: StreamId, known: int) -> None:
+        """So many subnets of a stream are known by now."""
         ...

@@ -97,7 +97,7 @@ def newer(rule, step, read=Lag.last_read):
 
 
 def grows_late(rule, step):
-    return step - 1 - rule.subnets * max(0, step - 1) // rule.over
+    return step - 1 - rule.subnets * max(0, step - 1) // (rule.over or 1)
 
 
 def a_boundary_on(rule, step, read=Every.last_read):

@@ -78,16 +78,12 @@ class StageDriver:
         self._doing: tuple[object, LayerId | None] = ("start", None)
         self._stage = stage
         self._controller = controller
-        self._compute = effects.compute
-        self._stores = effects.stores
-        self._placement = effects.placement
-        self._transport = effects.transport
+        self._compute, self._stores = effects.compute, effects.stores
+        self._placement, self._transport = effects.placement, effects.transport
         self._outputs = effects.output_sender(stage)
         self._contributions = effects.contributions(stage)
-        self._sink = effects.sink
-        self._checkpointer = effects.checkpointer
-        self._updates = effects.updates
-        self._fields = effects.fields
+        self._sink, self._checkpointer = effects.sink, effects.checkpointer
+        self._updates, self._fields = effects.updates, effects.fields
         self._layers = effects.layer_exchange()
         self._options = options
         self._intakes = tuple(intakes)
@@ -208,12 +204,12 @@ class StageDriver:
                 self._tell(needed(self._contributions, message).take(message))
             case SubnetsMessage(stream, first, planned):
                 self._admit(self._intakes[stream].learn(first, planned))
-                self._cut_short()
+                self._tell_ends()
                 early, self._early = self._early, []
                 for each in early:
                     self._accept(each)
             case ControlMessage(what, cuts):
-                self._hold() if what == HOLD else self._cut_short(cuts)
+                self._hold() if what == HOLD else self._stop(cuts)
 
     def _hold(self) -> None:
         """Let the launcher find a cut that no stage is beyond."""
@@ -221,10 +217,14 @@ class StageDriver:
             self._is_held = True
             self._sink.held([intake.hold() for intake in self._intakes])
 
-    def _cut_short(self, cuts: Sequence[int] = ()) -> None:
-        """Go on up to the cuts only, and leave a checkpoint there, once all before is admitted."""
-        for intake, cut in zip(self._intakes, cuts, strict=False):
+    def _stop(self, cuts: Sequence[int]) -> None:
+        """Go on up to the cuts only."""
+        for intake, cut in zip(self._intakes, cuts, strict=True):
             self._admit(intake.stop(cut))
+        self._tell_ends()
+
+    def _tell_ends(self) -> None:
+        """Leave a checkpoint where a stream was cut short, once all before it is admitted."""
         for stream, intake in enumerate(self._intakes):
             end = intake.take_end()
             if end is not None and self._checkpointer.is_new(StreamId(stream), end):
