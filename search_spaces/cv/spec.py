@@ -23,9 +23,9 @@ HALVINGS = {"tiny": 1, "small": 1, "paper": 4}
 INFO = ("channels", "height", "width", "classes")
 """What the data has to state."""
 
-SHARED_RULES: dict[str, Rule] = {"stem": Lag(1, over=50, predicts=True), "head": Exact()}
+SHARED_RULES: dict[str, Rule] = {"stem": Lag(1, over=100, predicts=True), "head": Exact()}
 """The later the stem is read the worse it learns, at the beginning above all; so as little as
-helps, and not before step 50 (docs/rules.md)."""
+helps, and not before step 100 (docs/rules.md)."""
 
 
 def chain(

@@ -120,7 +120,7 @@ def test_no_module_edits_what_it_is_given(name: str) -> None:
 
 
 def test_rules_of_shared_layers() -> None:
-    assert chain.tiny("cv.c3").rules[0] == Lag(1, over=50, predicts=True)
+    assert chain.tiny("cv.c3").rules[0] == Lag(1, over=100, predicts=True)
     assert chain.tiny("cv.c3").rules[-1] == Exact()
     changed = search_spaces.build("cv.c3", "tiny", chain.IMAGES, {"stem": Frozen()})
     assert changed.rules[0] == Frozen()
