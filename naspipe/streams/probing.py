@@ -1,6 +1,6 @@
 """Steps that begin with probes: the subnets that they train follow from the losses of others.
 
-AttentiveNAS (Wang et al., CVPR 2021, section 3.2) draws K subnets for each one that a step is to
+AttentiveNAS (Wang et al., CVPR 2021, section 3) draws K subnets for each one that a step is to
 train, and trains the one with the least loss on the step's batch (``best:K``, for the best Pareto
 front) or with the most (``worst:K``, for the worst).
 """

@@ -23,10 +23,10 @@ def test_the_pages_build(tmp_path):
     assert done.returncode == 0, done.stderr
     front = (tmp_path / "site/index.html").read_text("utf-8")
     assert "_images/timeline.png" in front
-    pages = {page.stem for page in PAGES if page.parent.name == "docs"} - {"index"}
+    pages = {page.stem for page in PAGES if page.parent == ROOT / "docs"} - {"index"}
     assert pages == set(ENTRY.findall(front))
     for page in PAGES:
-        if page.parent.name == "docs":  # Sphinx has pages of its own, such as search.html
+        if page.parent == ROOT / "docs":  # Sphinx has pages of its own, such as search.html
             head = page.read_text("utf-8").splitlines()[0].removeprefix("# ").replace("'", "\u2019")
             made = (tmp_path / "site" / f"{page.stem}.html").read_text("utf-8")
             assert f"<h1>{head}<a" in made, page.name
