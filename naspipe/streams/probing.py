@@ -42,7 +42,7 @@ class ProbingStrategy:
     def propose(self, sequence_id: int) -> Sequence[int] | None:
         """The next subnet; None while a probe of its step has no score."""
         steps = self._steps
-        if sequence_id == steps.first(sequence_id):
+        if steps.begins(sequence_id):
             self._probes = list(islice(self._drawn, steps.probes))
             self._scores = []
         if steps.is_probe(sequence_id):
