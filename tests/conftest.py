@@ -37,6 +37,15 @@ def pytest_configure(config):
 
 
 @pytest.fixture
+def one_thread():
+    """Torch computes as on a stage."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
 def computes_here(monkeypatch):
     """A single stage trains in this process, beside a stand-in too: for tests that look inside."""
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_, **__: None)

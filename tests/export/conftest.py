@@ -6,11 +6,5 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
-    """As in a stage."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def as_on_a_stage(one_thread):
+    """By one thread."""

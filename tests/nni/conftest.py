@@ -33,11 +33,5 @@ else:
 
 
 @pytest.fixture(autouse=True)
-def fixed_threads():
-    """NNI's modules compute here as in a stage."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def as_on_a_stage(one_thread):
+    """NNI's modules compute here by one thread."""

@@ -23,13 +23,7 @@ from tests.runtime.checkpoints.bench import held, read
 from tests.runtime.small_parts import layer, planned, space
 from tests.runtime.worker.second_stage import Bench, FirstStage, Script, assert_as_plain
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize("window", [1, 4])
