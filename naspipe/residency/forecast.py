@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 
 from naspipe.core.ids import LayerId
 
 
 class Drawn:
-    """The distinct layers that an iterator gives, kept for all who look.
+    """The distinct layers of an iterator's lists, kept for all who look.
 
     Args:
-        source: may repeat, may be lazy, may be endless.
+        source: lists, each without repeats; may repeat others', may be lazy, may be endless.
     """
 
     __slots__ = ("_layers", "_places", "_source")
 
-    def __init__(self, source: Iterable[LayerId] = ()) -> None:
+    def __init__(self, source: Iterable[Sequence[LayerId]] = ()) -> None:
         self._source = iter(source)
         self._layers: list[LayerId] = []
         self._places: dict[LayerId, int] = {}
@@ -35,16 +35,16 @@ class Drawn:
         return self._places
 
     def _draw(self, count: int) -> bool:
-        """Draw until there are so many; whether there are."""
+        """Draw whole lists until there are so many; whether there are."""
         layers, places = self._layers, self._places
-        if len(layers) < count:
-            for layer in self._source:
-                if layer not in places:
-                    places[layer] = len(layers)
-                    layers.append(layer)
-                    if len(layers) == count:
-                        break
-        return len(layers) >= count
+        while len(layers) < count:
+            drawn = next(self._source, None)
+            if drawn is None:
+                return False
+            new = [layer for layer in drawn if layer not in places]
+            places.update(zip(new, range(len(layers), len(layers) + len(new)), strict=True))
+            layers += new
+        return True
 
 
 class Forecast:
@@ -68,6 +68,11 @@ class Forecast:
         for layer in self._then:
             if layer not in first:
                 yield layer
+
+    @property
+    def num_certain(self) -> int:
+        """How many layers at the beginning no news can change."""
+        return len(self._first)
 
     def next_uses(self, layers: Collection[LayerId], reach: int) -> dict[LayerId, int]:
         """How far ahead each of these layers is used: 0 is the very next.

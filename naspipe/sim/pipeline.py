@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from naspipe.core.config import Execution, parse_bytes
+from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
 from naspipe.core.events import Planned, Priorities
 from naspipe.core.ids import LayerId, StageId, StreamId
@@ -28,6 +28,7 @@ from naspipe.planning.critical_path import (
 )
 from naspipe.planning.latest_start import CutStream, latest_start_priorities
 from naspipe.planning.memory import MemoryPlan, Sizes, check_host_memory, plan_memory
+from naspipe.planning.window import plan_window
 from naspipe.residency.check import check_budget
 from naspipe.schedule.groups import check_groups
 from naspipe.schedule.traits import traits_of
@@ -269,26 +270,15 @@ def _memory(
 
 
 def _window(pipeline: Pipeline, cuts: Sequence[tuple[Partition, ...]], execution: Execution) -> int:
-    """How many subnets of a stream may be under way, so that what all keep fits every stage.
-
-    Raises:
-        ConfigError: when one step alone does not fit.
-    """
-    if not execution.memory.activations:
-        return execution.pipeline.window
-    dearest = sum(
-        _dearest(stream.subnets, cut, stream.costs)
-        for stream, cut in zip(pipeline.streams, cuts, strict=True)
-        if stream.costs is not None
-    )
-    limit_bytes, passes = parse_bytes(execution.memory.activations), pipeline.steps.trained
-    if dearest * passes > limit_bytes:
-        whose = "one subnet keeps" if passes == 1 else f"the {passes} passes of a step keep"
-        raise ConfigError(
-            f"activation_memory: expected at least {dearest * passes} bytes, which {whose} on one "
-            f"stage, found {limit_bytes}; use --recompute, more stages or a smaller batch"
+    """How many subnets of a stream may be under way, so that what all keep fits every stage."""
+    kept_bytes = 0
+    if execution.memory.activations:
+        kept_bytes = sum(
+            _dearest(stream.subnets, cut, stream.costs)
+            for stream, cut in zip(pipeline.streams, cuts, strict=True)
+            if stream.costs is not None
         )
-    return min(execution.pipeline.window, limit_bytes // max(1, dearest))
+    return plan_window(execution, pipeline.steps, kept_bytes)
 
 
 def _dearest(subnets: Sequence[Subnet], partitions: Sequence[Partition], costs: CostTable) -> int:

@@ -91,14 +91,14 @@ class Predictor:
 
     def _forecast_others(
         self, subnets: Iterable[Progress], running: Work | None
-    ) -> Iterator[LayerId]:
+    ) -> Iterator[list[LayerId]]:
         queued, returning, coming, unclear = self._rank(subnets, running)
         for work in queued[:1]:
-            yield from work.clear_layers()
+            yield work.clear_layers()
         for work in _in_turn(returning[:_LIKELY], coming[:_LIKELY]):
-            yield from work.clear_layers()[:_HEAD]
+            yield work.clear_layers()[:_HEAD]
         for work in _in_turn(returning, coming, queued[1:], unclear):
-            yield from work.clear_layers()
+            yield work.clear_layers()
 
     def _rank(self, subnets: Iterable[Progress], running: Work | None) -> list[list[Work]]:
         """The other tasks, the soonest of each kind first.

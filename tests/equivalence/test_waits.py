@@ -24,8 +24,5 @@ def test_a_manifest_has_the_waits_of_every_stage(tmp_path, stages, budget):
         if not budget:
             assert found == {}  # nothing waits for a device that is the host
             continue
-        assert found["block"] == 1.0
-        assert set(found) == {"block", "copy"}
-        copies = stage["load_copies"] + stage["save_copies"]
-        under_way = round(found["copy"] * stage["blocks"]) - copies  # when the stage had ended
-        assert 0 <= under_way <= 2
+        assert found == {"block": 1.0}  # for copies nobody waits
+        assert stage["load_copies"] and stage["save_copies"]

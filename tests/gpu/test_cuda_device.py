@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import time
 
 import pytest
 import torch
@@ -20,6 +20,7 @@ from naspipe.runtime.layers.resident_layer import LayerMemory
 from naspipe.runtime.layers.stored_layer import StoredLayer
 from naspipe.runtime.memory.swapper import Swapper
 from tests.oracle import bits
+from tests.runtime.layers.swapped_layers import finish
 
 pytestmark = pytest.mark.gpu
 SIZE = 1 << 22
@@ -33,13 +34,6 @@ def device():
 @pytest.fixture
 def arena():
     return HostArena(pin=True, limit_bytes=None, slab_bytes=1 << 23)
-
-
-def on_a_worker(function, *arguments):
-    thread = threading.Thread(target=function, args=arguments)
-    thread.start()
-    thread.join(30)
-    assert not thread.is_alive()
 
 
 def busy(device):
@@ -56,19 +50,21 @@ def test_bytes_survive_both_ways(device, arena):
     host.random_(0, 256)
     there = device.allocate(SIZE)
     assert there.data_ptr() % 512 == 0
-    on_a_worker(device.copy_in, host, there, device.mark())
-    on_a_worker(device.copy_out, there, back, device.mark())
+    finish(device.copy_in(host, there))
+    finish(device.copy_out(there, back))
     assert torch.equal(host, back)
 
 
 def test_a_save_holds_what_was_queued_before_it(device, arena):
     back, there = arena.allocate(SIZE), device.allocate(SIZE)
     there.zero_()
-    for after in (True, False):
+    for byte in (7, 9):
         busy(device)
-        there.fill_(7 if after else 9)
-        on_a_worker(device.copy_out, there, back, device.mark() if after else None)
-        assert bool((back == (7 if after else 9)).all())
+        there.fill_(byte)
+        copy = device.copy_out(there, back)
+        assert not copy.is_over()
+        finish(copy)
+        assert bool((back == byte).all())
 
 
 def test_a_load_leaves_memory_alone_that_queued_kernels_use(device, arena):
@@ -79,7 +75,7 @@ def test_a_load_leaves_memory_alone_that_queued_kernels_use(device, arena):
     device.free(old)
     del old
     fresh = device.allocate(SIZE)
-    on_a_worker(device.copy_in, host, fresh, device.mark())
+    finish(device.copy_in(host, fresh))
     device.wait(device.mark())
     assert bool((result == 5).all())
     assert bool((fresh == 1).all())
@@ -107,14 +103,13 @@ def test_a_swapped_layer_has_the_bits_of_one_that_stays(device, arena, optimizer
         layers.append(StoredLayer("layer", Exact(), module, recipe))
     layers[0].module.to(device.torch_device)
     memory, layer = LayerMemory(layers[1], StateSizes(recipe), arena), LayerId(FIRST_STREAM, 0, 0)
-    woken = threading.Event()
     with (
         torch.backends.cudnn.flags(deterministic=True, benchmark=False),
-        Swapper(device, woken.set) as swapper,
+        Swapper(device) as swapper,
     ):
         for step in range(4):
             swapper.load(layer, memory)
-            wait(swapper, woken)
+            wait(swapper)
             inputs = torch.randn(2, 4, 9, 9).to(device.torch_device)
             for stored in layers:
                 bound = stored.bind(Version(step - 1))
@@ -122,7 +117,7 @@ def test_a_swapped_layer_has_the_bits_of_one_that_stays(device, arena, optimizer
                 stored.write(bound.take_gradients(), step, Version(step - 1), False, step, 0.05)
             memory.adopt_state()
             swapper.save(layer, memory)
-            wait(swapper, woken)
+            wait(swapper)
             swapper.evict(layer, memory)
             assert device.used_bytes == 0
     one, other = (dict(stored.tensors()) for stored in layers)
@@ -137,17 +132,16 @@ def test_a_graph_outlives_the_layers_absence(device, arena):
     stored = StoredLayer("layer", Exact(), nn.Linear(64, 64), recipe)
     module, memory = stored.module, LayerMemory(stored, StateSizes(recipe), arena)
     inputs = torch.randn(8, 64).to(device.torch_device)
-    woken = threading.Event()
-    with Swapper(device, woken.set) as swapper:
+    with Swapper(device) as swapper:
         swapper.load(layer, memory)
-        wait(swapper, woken)
+        wait(swapper)
         plain = torch.autograd.grad(use(module, inputs), [*module.parameters()])
         output, before = use(module, inputs), module.weight.data_ptr()
         swapper.evict(layer, memory)
         assert device.used_bytes == 0 and not module.weight.data_ptr()
         taken = device.allocate(memory.state_bytes)
         swapper.load(layer, memory)
-        wait(swapper, woken)
+        wait(swapper)
         assert module.weight.data_ptr() != before, "so this shows something"
         found = torch.autograd.grad(output, [*module.parameters()])
         device.free(taken)
@@ -159,7 +153,8 @@ def use(module, inputs):
     return ((module(inputs) @ module.weight).tanh() @ (first * second).t()).sum()
 
 
-def wait(swapper, woken):
-    assert woken.wait(30)
-    woken.clear()
-    assert len(swapper.take_finished()) == 1
+def wait(swapper):
+    deadline = time.monotonic() + 30
+    while not swapper.take_finished():
+        assert time.monotonic() < deadline
+        time.sleep(swapper.left_seconds)

@@ -159,3 +159,7 @@ class Event:
         """The running thread waits for it."""
         self.reach()
         self._recorder.learn(self.told)
+
+    def elapsed_time(self, end: Event) -> float:
+        """Milliseconds; no time goes by here."""
+        return 0.0

@@ -77,10 +77,7 @@ def _beside(stage: WatchedStage) -> Iterator[Action]:
     for queue in stage.torch.gpu.queues:
         if queue.done < queue.launched:
             yield "the device goes on", queue.go_on
-    for kind, lane in stage.swapper._lanes.items():
-        if lane:
-            yield f"{kind} thread", partial(stage.carry_out, kind)
-    if stage.swapper._outcomes:
+    if stage.swapper._copying:
         yield "take finished", stage.take_finished
     if stage.wire:
         yield "deliver", stage.wire.deliver

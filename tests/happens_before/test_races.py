@@ -10,7 +10,7 @@ from tests.happens_before.orders import drawn_orders, run_order
 from tests.happens_before.searching import MUTANT_CASES, search
 
 ACTIONS = {
-    "the device goes on", "loaded thread", "saved thread", "writing thread", "take finished",
+    "the device goes on", "writing thread", "take finished",
     "deliver", "receive", "input", "output", "layer comes back", "hand over",
     "copy to the other stage", "load", "forward", "backward", "write", "save", "evict", "capture",
     "finish cut", "report checkpoints", "wait for the device",

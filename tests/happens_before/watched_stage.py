@@ -1,9 +1,9 @@
 """One stage put together from its real parts, on the stand-in for a GPU.
 
-The swapper's lanes and the checkpoint's thread are no threads here: :meth:`WatchedStage.carry_out`
-does a lane's next job as that actor, whenever the drawn order says so. A thread would add
-nothing. It shares a queue, the device's calls and a list of outcomes with the thread that computes;
-the clocks know which of these order what, whatever ran first. And a case is the same every time.
+The checkpoint's thread is no thread here: its next job is done as that actor, whenever the drawn
+order says so. A thread would add nothing. It shares a queue and a list of outcomes with the thread
+that computes; the clocks know which of these order what, whatever ran first. And a case is the
+same every time.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections import deque
 import torch
 
 from naspipe.core.commands import PushVersion
+from naspipe.core.events import LayerLoaded
 from naspipe.core.ids import FIRST_STREAM, LayerId, SequenceId, StageId
 from naspipe.core.parcels import LAYER, Parcel
 from naspipe.core.task import Task, TaskKind
@@ -24,11 +25,9 @@ from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.layers.stored_layer import StoredLayer
 from naspipe.runtime.memory.memory_retry import MemoryRetry
 from naspipe.runtime.memory.placement import SwappedPlacement
-from naspipe.runtime.memory.swapper import SwapKind
 from naspipe.runtime.wire.messages import InputMessage, VersionMessage
 from naspipe.runtime.wire.tensor_codec import raw_bytes
 from naspipe.runtime.worker.layer_exchange import LayerExchange
-from tests.happens_before.clocks import ToldDeque, ToldQueue
 from tests.happens_before.gpu_memory import PINNED
 from tests.happens_before.torch_on_gpu import GPU, TorchOnGpu, span_of
 from tests.happens_before.watched_captures import WatchedCaptures
@@ -55,7 +54,7 @@ ACTIVATION_BYTES = (600, 2048)
 
 
 class WatchedStage:
-    """A stage, its lanes, and what has to be in its memory.
+    """A stage, and what has to be in its memory.
 
     Args:
         torch_: the GPU.
@@ -67,19 +66,16 @@ class WatchedStage:
         self.torch, self.recorder, self.wire = torch_, recorder, wire
         self.device, staging = CudaDevice(0, BUDGET_BYTES), Staging(GPU)
         self.placement = SwappedPlacement(
-            self.device, [RECIPE], LayerUse(0), HOST_BYTES, self, {STEM[:2]}
+            self.device, [RECIPE], LayerUse(0), HOST_BYTES, {STEM[:2]}
         )
         self.placement._sizes = [SIZES]
         self.swapper = self.placement._swapper
-        self.swapper._lanes = {kind: ToldQueue(recorder) for kind in SwapKind}
-        self.swapper._outcomes = ToldDeque(recorder)
         self.store = LayerStore(SPACE, 1, RECIPE, self._adopt, on_dropped=self.placement.forget)
         self.transport = wire.open(staging)
         pipeline = OnePipeline(2)
         retry = MemoryRetry(lambda: None)
         self.exchange = LayerExchange([self.store], self.placement, self.transport, pipeline, retry)
         self.captures = WatchedCaptures(torch_, self.store)
-        self.threads = {kind: recorder.actor(f"{kind} thread") for kind in SwapKind}
         self.writes = dict.fromkeys(LAYERS, 0)
         """How many WRITEs each layer has seen, on both stages."""
         self.where = dict.fromkeys(LAYERS, "absent")
@@ -94,9 +90,6 @@ class WatchedStage:
         """On the other stage; what was sent first is first."""
         self.arriving: set[LayerId] = set()
         self._number = 0
-
-    def set(self) -> None:
-        """As a wake-up: nobody sleeps."""
 
     def _adopt(self, layer: LayerId, stored: StoredLayer) -> None:
         for name, tensor in stored.tensors():
@@ -126,16 +119,11 @@ class WatchedStage:
         """Whether the controller would."""
         return self.where[layer] == "resident" and layer not in self.dirty
 
-    def carry_out(self, kind: SwapKind) -> None:
-        """One job of a lane, on its thread."""
-        with self.recorder.as_actor(self.threads[kind]):
-            self.swapper._carry_out_next(self.swapper._lanes[kind])
-
     def take_finished(self) -> None:
         """As between blocks."""
-        for kind, layer, *_ in self.placement.take_finished():
-            if self.where[layer] == ("loading" if kind is SwapKind.LOADED else "saving"):
-                self.where[layer] = "resident"
+        for done in self.placement.take_finished():
+            if self.where[done.layer] == ("loading" if isinstance(done, LayerLoaded) else "saving"):
+                self.where[done.layer] = "resident"
 
     # What is computed.
 
@@ -272,7 +260,5 @@ class WatchedStage:
                 )
 
     def _end_copies(self) -> None:
-        for kind, lane in self.swapper._lanes.items():
-            while lane:
-                self.carry_out(kind)
+        self.torch.gpu.finish()
         self.take_finished()

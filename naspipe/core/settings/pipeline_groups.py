@@ -44,7 +44,11 @@ class PipelineSettings:
         example="2",
     )
     window: int = setting(
-        16, "sequence IDs that may be under way at a time.", at_least(1), example="3"
+        0,
+        "sequence IDs that may be under way at a time. 0 is 16; with a memory budget 4 steps' more "
+        "than there are stages, 16 at most.",
+        at_least(0),
+        example="3",
     )
     order: str = setting(
         "auto",

@@ -9,6 +9,9 @@ from naspipe.runtime.devices.device_budget import DeviceBudget
 from naspipe.runtime.devices.device_waits import Wait, wait_for
 from naspipe.runtime.devices.ports import Mark
 
+NAP_SECONDS = 100e-6
+"""How long an idle stage sleeps before it asks again whether a copy is over."""
+
 
 def count_gpus() -> int:
     """How many CUDA devices this process can use; 0 where torch was built without CUDA."""
@@ -53,8 +56,8 @@ class CudaDevice:
 
     Memory comes from torch's caching allocator, in the order of the compute's queue: a freed
     piece may be handed out again while queued kernels still use it, so a copy into fresh
-    memory waits for the point that the compute had been queued up to. Copies are over when
-    ``copy_in`` and ``copy_out`` return, so memory that they used may be freed from then on.
+    memory waits for the point that the compute had been queued up to. Memory that a copy uses may
+    be freed once the copy is over.
 
     Args:
         index: which GPU.
@@ -114,17 +117,13 @@ class CudaDevice:
         """The point that the compute has been queued up to."""
         return record_end(self._compute)
 
-    def copy_in(self, host: torch.Tensor, device: torch.Tensor, after: Mark = None) -> None:
-        """Copy to the GPU behind ``after``, or behind all that is queued now."""
-        self._copy(host, device, self._load, after)
+    def copy_in(self, host: torch.Tensor, device: torch.Tensor) -> CudaCopy:
+        """Copy to the GPU behind all that is queued now."""
+        return self._copy(host, device, self._load)
 
-    def copy_out(self, device: torch.Tensor, host: torch.Tensor, after: Mark = None) -> None:
-        """Copy to the host behind ``after``, or behind all that is queued now."""
-        self._copy(device, host, self._save, after)
-
-    def begin_thread(self) -> None:
-        """Make this GPU the thread's: otherwise it would start CUDA on the first one, too."""
-        torch.cuda.set_device(self.torch_device)
+    def copy_out(self, device: torch.Tensor, host: torch.Tensor) -> CudaCopy:
+        """Copy to the host behind all that is queued now."""
+        return self._copy(device, host, self._save)
 
     def wait(self, mark: Mark) -> None:
         """Wait until the compute has come to a mark."""
@@ -132,15 +131,38 @@ class CudaDevice:
             wait_for(mark, Wait.BLOCK)
 
     def _copy(
-        self, source: torch.Tensor, target: torch.Tensor, queue: torch.cuda.Stream, after: Mark
-    ) -> None:
-        if after is None:
-            queue.wait_stream(self._compute)
-        else:
-            queue.wait_event(after)
+        self, source: torch.Tensor, target: torch.Tensor, queue: torch.cuda.Stream
+    ) -> CudaCopy:
+        queue.wait_stream(self._compute)
+        start = _timed(queue)
         with torch.cuda.stream(queue):
             target.copy_(source, non_blocking=True)
-        wait_for(record_end(queue), Wait.COPY)
+        return CudaCopy(start, _timed(queue))
+
+
+class CudaCopy:
+    """A copy in one of a GPU's queues, between two events of it."""
+
+    left_seconds = NAP_SECONDS
+
+    def __init__(self, start: torch.cuda.Event, end: torch.cuda.Event) -> None:
+        self._start = start
+        self._end = end
+
+    def is_over(self) -> bool:
+        """Whether the queue has come to its end."""
+        return bool(self._end.query())
+
+    @property
+    def nanoseconds(self) -> int:
+        """As the GPU's clock says."""
+        return round(self._start.elapsed_time(self._end) * 1e6)
+
+
+def _timed(queue: torch.cuda.Stream) -> torch.cuda.Event:
+    event: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record(queue)
+    return event
 
 
 def record_end(queue: torch.cuda.Stream) -> torch.cuda.Event:

@@ -37,11 +37,6 @@ class Wait(Enum):
         "what another stage is sent lies in host memory",
         "once per message with tensors",
     )
-    COPY = Reason(
-        "the device, on the copies' threads",
-        "a layer is reported when it is there",
-        "once per load or save",
-    )
     FIELD = Reason(
         "`Placement.to_device`", "a batch is not in pinned memory", "once per field of a batch"
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import threading
 import time
 from collections.abc import MutableMapping
 from contextlib import suppress
@@ -26,23 +25,46 @@ BANDWIDTH_BYTES_PER_SECOND = 12e9
 LATENCY_SECONDS = 20e-6
 """What an emulated device is taken to have: about 16 lanes of PCIe 3.0."""
 
-_LEAST_SLEEP_SECONDS = 200e-6
-"""No sleep is shorter, as the system ends it up to 0.1 ms late, and each takes the processor from
-the compute. What a short copy would still have lasted, the next ones of its thread last longer."""
 
+class EmulatedCopy:
+    """A copy that begins and ends when it is meant to.
 
-class _Owed(threading.local):
-    """By how much the copies of each thread, which is one direction, were too short so far."""
+    The bytes go at its end, so a layer that is used before it is there shows.
+    """
 
-    seconds = 0.0
+    def __init__(
+        self, source: torch.Tensor, target: torch.Tensor, start: float, seconds: float
+    ) -> None:
+        self._source = source
+        self._target = target
+        self._seconds = seconds
+        self.end = start + seconds
+        """As :func:`time.monotonic` has it."""
+
+    def is_over(self) -> bool:
+        """Whether its time has come; the bytes are copied then."""
+        if self.left_seconds > 0:
+            return False
+        self._target.copy_(self._source)
+        return True
+
+    @property
+    def left_seconds(self) -> float:
+        """What is left of its time."""
+        return max(0.0, self.end - time.monotonic())
+
+    @property
+    def nanoseconds(self) -> int:
+        """As the bandwidth says."""
+        return round(self._seconds * 1e9)
 
 
 class EmulatedDevice:
     """A device in host memory of its own, with a budget, a bandwidth and a latency.
 
     Fresh and freed memory begins with poison, so that a layer used before its load or after its
-    eviction shows. Copies are real and last as long as the bandwidth says; each direction
-    has the whole of it.
+    eviction shows. Copies are real, and over when the bandwidth says; each direction has the whole
+    of it.
 
     A piece keeps its addresses for good. Of one that was freed the system takes the pages when it
     is short of memory, and not before: to get new ones takes longer than the copy.
@@ -66,7 +88,8 @@ class EmulatedDevice:
         self._bandwidth_bytes_per_second = bandwidth_bytes_per_second
         self._latency_seconds = latency_seconds
         self._pages: MutableMapping[torch.Tensor, mmap.mmap] = WeakTensorKeyDictionary()
-        self._owed = _Owed()
+        self._free_at = {"in": 0.0, "out": 0.0}
+        """When the last copy of each way is over."""
 
     @property
     def used_bytes(self) -> int:
@@ -106,29 +129,21 @@ class EmulatedDevice:
         """None: this device computes at once."""
         return None
 
-    def copy_in(self, host: torch.Tensor, device: torch.Tensor, after: Mark = None) -> None:
+    def copy_in(self, host: torch.Tensor, device: torch.Tensor) -> EmulatedCopy:
         """Copy to the device, as fast as it is meant to be."""
-        self._copy(host, device)
+        return self._copy("in", host, device)
 
-    def copy_out(self, device: torch.Tensor, host: torch.Tensor, after: Mark = None) -> None:
+    def copy_out(self, device: torch.Tensor, host: torch.Tensor) -> EmulatedCopy:
         """Copy to the host, as fast as it is meant to be."""
-        self._copy(device, host)
-
-    def begin_thread(self) -> None:
-        """Nothing to do: threads share host memory."""
+        return self._copy("out", device, host)
 
     def wait(self, mark: Mark) -> None:
         """Nothing to wait for, as this device computes at once; counted all the same."""
         count(Wait.BLOCK)
 
-    def _copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        count(Wait.COPY)
-        start = time.monotonic()
-        target.copy_(source)
+    def _copy(self, way: str, source: torch.Tensor, target: torch.Tensor) -> EmulatedCopy:
+        start = max(self._free_at[way], time.monotonic())
         seconds = self._latency_seconds + source.numel() / self._bandwidth_bytes_per_second
-        end = start + seconds + self._owed.seconds
-        left = end - time.monotonic()
-        if left >= _LEAST_SLEEP_SECONDS:
-            time.sleep(left)  # the emulated copies themselves, not a poll
-            left = end - time.monotonic()
-        self._owed.seconds = max(0.0, left)
+        copy = EmulatedCopy(source, target, start, seconds)
+        self._free_at[way] = copy.end
+        return copy

@@ -1,8 +1,8 @@
 """What holds layers while they are needed, and what tells how long its work took.
 
 Implementations: :class:`Device` is :class:`naspipe.runtime.devices.emulated_device.EmulatedDevice`
-or :class:`naspipe.runtime.devices.cuda_device.CudaDevice`; :class:`Clock` is ``HostClock`` or
-``CudaClock`` of :mod:`naspipe.runtime.devices.clock`.
+or :class:`naspipe.runtime.devices.cuda_device.CudaDevice`, and each has its own :class:`Copy`;
+:class:`Clock` is ``HostClock`` or ``CudaClock`` of :mod:`naspipe.runtime.devices.clock`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,29 @@ Mark = torch.cuda.Event | None
 """A point in a device's compute queue; None where nothing is queued."""
 
 
+class Copy(Protocol):
+    """Bytes on their way between host memory and a device, beside the compute."""
+
+    def is_over(self) -> bool:
+        """Whether they are there; nobody waits. Both memories are left alone until they are."""
+        ...
+
+    @property
+    def left_seconds(self) -> float:
+        """After how long to ask again."""
+        ...
+
+    @property
+    def nanoseconds(self) -> int:
+        """How long it took; for a copy that is over."""
+        ...
+
+
 class Device(Protocol):
     """Where layers are computed on, and how their bytes get there and back.
 
-    ``allocate``, ``free``, ``refill``, ``mark`` and ``wait`` are for the thread that computes.
-    ``copy_in`` and ``copy_out`` block, and are for worker threads.
+    All of it is for the thread that computes, and nothing but ``wait`` waits. Copies of one way are
+    over in the order in which they began.
     """
 
     @property
@@ -74,16 +92,12 @@ class Device(Protocol):
         """The point that the compute has been queued up to."""
         ...
 
-    def copy_in(self, host: torch.Tensor, device: torch.Tensor, after: Mark = None) -> None:
-        """Copy to the device; the device's memory is left alone until ``after``."""
+    def copy_in(self, host: torch.Tensor, device: torch.Tensor) -> Copy:
+        """Begin a copy to the device, behind the compute that is queued now."""
         ...
 
-    def copy_out(self, device: torch.Tensor, host: torch.Tensor, after: Mark = None) -> None:
-        """Copy to the host what the device's memory holds at ``after``, or later."""
-        ...
-
-    def begin_thread(self) -> None:
-        """To be called first in every thread that copies."""
+    def copy_out(self, device: torch.Tensor, host: torch.Tensor) -> Copy:
+        """Begin a copy to the host, behind the compute that is queued now."""
         ...
 
     def wait(self, mark: Mark) -> None:

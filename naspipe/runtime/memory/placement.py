@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any, Self
@@ -21,7 +22,6 @@ from naspipe.runtime.layers.resident_layer import Handed, LayerMemory
 from naspipe.runtime.layers.stored_layer import StoredLayer
 from naspipe.runtime.memory.swapper import Finished, Swapper, Traffic
 from naspipe.runtime.wire.tensor_codec import copy_to
-from naspipe.runtime.wire.wakeup import Wakeup
 
 
 def device_name(device: str, worker: WorkerId) -> str:
@@ -138,6 +138,11 @@ class Placement:
         tensors = (value for stored in layers for _, value in stored.tensors())
         return LayerUse(sum(each.nbytes for each in tensors if isinstance(each, torch.Tensor)))
 
+    @property
+    def left_seconds(self) -> float:
+        """After how long to ask again what was loaded and saved; infinite if nothing is copied."""
+        return math.inf
+
     def take_finished(self) -> Sequence[Finished]:
         """What was loaded and saved since the last call."""
         return ()
@@ -155,7 +160,6 @@ class SwappedPlacement(Placement):
         recipes: of each stream: its optimizer's state moves along.
         limits: the budget, and the least one; for the report of a shortage.
         host_limit_bytes: the most host memory that layers may take; None for no limit.
-        wakeup: set when a copy is over.
         permanent: streams and blocks whose layers stay on the device.
     """
 
@@ -165,7 +169,6 @@ class SwappedPlacement(Placement):
         recipes: Sequence[Recipe],
         limits: LayerUse,
         host_limit_bytes: int | None,
-        wakeup: Wakeup,
         permanent: Collection[tuple[int, int]] = (),
     ) -> None:
         super().__init__(device.torch_device)
@@ -173,7 +176,7 @@ class SwappedPlacement(Placement):
         self._limits = limits
         self._sizes = [StateSizes(recipe) for recipe in recipes]
         self._arena = HostArena(device.torch_device.type != "cpu", host_limit_bytes)
-        self._swapper = Swapper(device, wakeup.set)
+        self._swapper = Swapper(device)
         self._permanent = frozenset(permanent)
         self._memories: dict[LayerId, LayerMemory] = {}
         self._stack = ExitStack()
@@ -253,6 +256,11 @@ class SwappedPlacement(Placement):
     def layer_use(self, layers: Iterable[StoredLayer]) -> LayerUse:
         """See :class:`Placement`."""
         return self._limits._replace(used_bytes=self._device.used_bytes)
+
+    @property
+    def left_seconds(self) -> float:
+        """See :class:`Placement`."""
+        return self._swapper.left_seconds
 
     def take_finished(self) -> Sequence[Finished]:
         """See :class:`Placement`."""

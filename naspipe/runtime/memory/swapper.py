@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import enum
-import threading
+import math
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
-from queue import SimpleQueue
 from types import TracebackType
 from typing import NamedTuple, Self
 
 import torch
 
 from naspipe.core.errors import InvariantError, NaspipeError, reason
+from naspipe.core.events import LayerLoaded, LayerSaved
 from naspipe.core.ids import LayerId
-from naspipe.runtime.devices.ports import Device, Mark
+from naspipe.runtime.devices.ports import Copy, Device
 from naspipe.runtime.layers.resident_layer import LayerMemory
 
 CLOSE_SECONDS = 10.0
@@ -34,13 +33,8 @@ class SwapKind(enum.StrEnum):
     SAVED = "saved"
 
 
-class Finished(NamedTuple):
-    """One copy that is done; times are of :func:`time.monotonic_ns`."""
-
-    kind: SwapKind
-    layer: LayerId
-    start_ns: int
-    end_ns: int
+Finished = LayerLoaded | LayerSaved
+_TOLD = {SwapKind.LOADED: LayerLoaded, SwapKind.SAVED: LayerSaved}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,50 +52,31 @@ class Traffic:
 
 
 class _Job(NamedTuple):
-    kind: SwapKind
     layer: LayerId
     memory: LayerMemory
     blob: torch.Tensor
-    after: Mark
-
-
-class _Outcome(NamedTuple):
-    job: _Job
-    start_ns: int
-    end_ns: int
-    error: Exception | None
+    copy: Copy
 
 
 class Swapper:
-    """Loads and saves layers on two worker threads, each in the order asked for.
+    """Loads and saves layers in two lanes, each in the order asked for.
 
-    Which layer, and when, is decided elsewhere. All methods are for the thread that computes,
-    and so is every rebinding of a layer's tensors; the workers only copy bytes. Enter it in the
-    process that computes: its threads do not survive a fork. Left without an exception, it
-    finishes what it was asked for; left with one, it drops what has not begun.
+    Which layer, and when, is decided elsewhere. Nothing waits, and there is no thread: the device
+    copies beside the compute, and is asked between blocks what is over. Left without an exception,
+    it finishes what it was asked for.
 
     Args:
         device: where layers are loaded to.
-        wake: called on a worker thread after each copy, to end the compute thread's wait.
     """
 
-    def __init__(self, device: Device, wake: Callable[[], None]) -> None:
+    def __init__(self, device: Device) -> None:
         self._device = device
-        self._wake = wake
         self._blobs: dict[LayerId, torch.Tensor] = {}
         self._copying: dict[LayerId, SwapKind] = {}
-        self._outcomes: deque[_Outcome] = deque()
-        self._is_dropped = threading.Event()
-        self._lanes = {kind: SimpleQueue[_Job | None]() for kind in SwapKind}
-        self._threads: list[threading.Thread] = []
+        self._lanes = {kind: deque[_Job]() for kind in SwapKind}
         self._traffic = {kind: Traffic() for kind in SwapKind}
 
     def __enter__(self) -> Self:
-        for kind, lane in self._lanes.items():
-            name = f"naspipe-{kind}"
-            self._threads.append(threading.Thread(target=self._work, args=(lane,), name=name))
-        for thread in self._threads:
-            thread.start()
         return self
 
     def __exit__(
@@ -110,15 +85,8 @@ class Swapper:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is not None:
-            self._is_dropped.set()
-        for lane in self._lanes.values():
-            lane.put(None)
-        deadline = time.monotonic() + CLOSE_SECONDS
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
         if error is None:
-            self._check_ended()
+            self._finish()
 
     @property
     def loaded(self) -> Traffic:
@@ -130,6 +98,13 @@ class Swapper:
         """Copied to the host, as far as ``take_finished`` has told."""
         return self._traffic[SwapKind.SAVED]
 
+    @property
+    def left_seconds(self) -> float:
+        """After how long to ask again whether a copy is over; infinite while none is under way."""
+        return min(
+            (lane[0].copy.left_seconds for lane in self._lanes.values() if lane), default=math.inf
+        )
+
     def holds(self, layer: LayerId) -> bool:
         """Whether a layer is on the device or on its way."""
         return layer in self._blobs
@@ -140,6 +115,7 @@ class Swapper:
         Raises:
             DeviceMemoryError: when the device has no room for it.
             InvariantError: when it is on the device already, or on its way.
+            SwapError: when the device refuses.
         """
         if layer in self._blobs:
             raise InvariantError(f"layer {memory.label} was loaded, but is on the device already")
@@ -155,6 +131,7 @@ class Swapper:
 
         Raises:
             InvariantError: when it is not on the device, or is being copied.
+            SwapError: when the device refuses.
         """
         self._check_resting("saved", layer, memory)
         memory.adopt_state()
@@ -174,32 +151,43 @@ class Swapper:
         """What was finished since the last call; layers that were loaded are there from now on.
 
         Raises:
-            SwapError: when a copy failed; the worker's exception is its cause.
+            SwapError: when a copy failed; the device's exception is its cause.
         """
-        finished = []
-        while self._outcomes:
-            finished.append(self._settle(self._outcomes.popleft()))
+        finished = list[Finished]()
+        for kind, lane in self._lanes.items():
+            while lane and self._is_over(kind, lane[0]):
+                finished.append(self._settle(kind, lane.popleft()))
         return finished
 
-    def _settle(self, outcome: _Outcome) -> Finished:
-        job, start_ns, end_ns, error = outcome
-        if error is not None:
-            raise self._failure(job, error) from error
+    def _is_over(self, kind: SwapKind, job: _Job) -> bool:
+        try:
+            return job.copy.is_over()
+        except Exception as error:
+            raise self._failure(kind, job.memory, error) from error
+
+    def _settle(self, kind: SwapKind, job: _Job) -> Finished:
         del self._copying[job.layer]
-        if job.kind is SwapKind.LOADED:
+        if kind is SwapKind.LOADED:
             job.memory.to_device(job.blob)
-        before = self._traffic[job.kind]
-        self._traffic[job.kind] = Traffic(
+        before = self._traffic[kind]
+        self._traffic[kind] = Traffic(
             before.nbytes + job.blob.numel(),
-            before.nanoseconds + end_ns - start_ns,
+            before.nanoseconds + job.copy.nanoseconds,
             before.copies + 1,
         )
-        return Finished(job.kind, job.layer, start_ns, end_ns)
+        return _TOLD[kind](time.monotonic_ns(), job.layer)
 
     def _start(self, kind: SwapKind, layer: LayerId, memory: LayerMemory) -> None:
-        self._copying[layer] = kind
         blob = self._blobs[layer]
-        self._lanes[kind].put(_Job(kind, layer, memory, blob, self._device.mark()))
+        try:
+            if kind is SwapKind.LOADED:
+                copy = self._device.copy_in(memory.host, blob)
+            else:
+                copy = self._device.copy_out(blob, memory.host)
+        except Exception as error:
+            raise self._failure(kind, memory, error) from error
+        self._copying[layer] = kind
+        self._lanes[kind].append(_Job(layer, memory, blob, copy))
 
     def _check_resting(self, what: str, layer: LayerId, memory: LayerMemory) -> None:
         if layer not in self._blobs:
@@ -209,46 +197,25 @@ class Swapper:
                 f"layer {memory.label} was {what} before it was told to be {self._copying[layer]}"
             )
 
-    def _failure(self, job: _Job, error: Exception) -> SwapError:
-        way = "to" if job.kind is SwapKind.LOADED else "from"
+    def _failure(self, kind: SwapKind, memory: LayerMemory, error: Exception) -> SwapError:
+        way = "to" if kind is SwapKind.LOADED else "from"
         return SwapError(
-            f"layer {job.memory.label}: copying its {job.blob.numel()} bytes {way} device "
+            f"layer {memory.label}: copying its {memory.state_bytes} bytes {way} device "
             f"{self._device.name} failed: {reason(error)}"
         )
 
-    def _check_ended(self) -> None:
-        """Raise what nobody has been told of yet."""
-        for job, _, _, error in self._outcomes:
-            if error is not None:
-                raise self._failure(job, error) from error
-        if any(thread.is_alive() for thread in self._threads):
-            copying = ", ".join(f"{layer}" for layer in sorted(self._copying))
-            raise SwapError(
-                f"device {self._device.name}: copies of the layers {copying} did not end within "
-                f"{CLOSE_SECONDS:g} s of closing"
-            )
-
-    def _work(self, lane: SimpleQueue[_Job | None]) -> None:
-        self._device.begin_thread()
-        while self._carry_out_next(lane):
-            pass
-
-    def _carry_out_next(self, lane: SimpleQueue[_Job | None]) -> bool:
-        """One job; False at the end. Nothing keeps the job's memory while the lane waits."""
-        job = lane.get()
-        if job is None:
-            return False
-        if self._is_dropped.is_set():
-            return True
-        error = None
-        start_ns = time.monotonic_ns()
-        try:
-            if job.kind is SwapKind.LOADED:
-                self._device.copy_in(job.memory.host, job.blob, job.after)
-            else:
-                self._device.copy_out(job.blob, job.memory.host, job.after)
-        except Exception as caught:
-            error = caught
-        self._outcomes.append(_Outcome(job, start_ns, time.monotonic_ns(), error))
-        self._wake()
-        return True
+    def _finish(self) -> None:
+        """Wait for the copies under way; nobody is told of them."""
+        deadline = time.monotonic() + CLOSE_SECONDS
+        for kind, lane in self._lanes.items():
+            while lane:
+                if self._is_over(kind, lane[0]):
+                    lane.popleft()
+                elif time.monotonic() > deadline:
+                    copying = ", ".join(f"{layer}" for layer in sorted(self._copying))
+                    raise SwapError(
+                        f"device {self._device.name}: copies of the layers {copying} did not end "
+                        f"within {CLOSE_SECONDS:g} s of closing"
+                    )
+                else:
+                    time.sleep(min(lane[0].copy.left_seconds, CLOSE_SECONDS))

@@ -8,6 +8,7 @@ the library.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -37,7 +38,7 @@ from naspipe.runtime.wire.messages import (
 )
 from naspipe.runtime.wire.ports import Sending
 from naspipe.runtime.wire.shared_rings import SharedFrames
-from naspipe.runtime.wire.wakeup import Wakeup
+from naspipe.runtime.wire.wakeup import TICK_SECONDS, Wakeup
 
 MAX_FRAME_BYTES = 1 << 30
 """Larger frames are refused by the library before any memory is taken, whoever sends them."""
@@ -216,11 +217,17 @@ class ZmqTransport:
 
     def _next(self, timeout_seconds: float) -> Sequence[zmq.Frame] | None:
         """The frames of the next message, if one comes in time."""
-        # Asked for after every block: looking at the socket's state is cheaper than a poll.
-        is_here = bool(int(self._inbox.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
-        if not is_here and timeout_seconds:
+        is_here = self._is_one_here()
+        if not is_here and 0 < timeout_seconds < TICK_SECONDS:
+            time.sleep(timeout_seconds)
+            is_here = self._is_one_here()
+        elif not is_here and timeout_seconds:
             ready = dict(self._poller.poll(int(timeout_seconds * 1000) + 1))
             is_here = self._inbox in ready
             if self._wakeup.fileno() in ready:
                 self._wakeup.clear()
         return self._inbox.recv_multipart(copy=False) if is_here else None
+
+    def _is_one_here(self) -> bool:
+        """Asked for after every block: looking at the socket's state is cheaper than a poll."""
+        return bool(int(self._inbox.getsockopt(zmq.EVENTS)) & zmq.POLLIN)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 import select
+import time
+
+TICK_SECONDS = 1e-3
+"""In which polls count. A wait that is shorter, which is one for a copy, is slept through."""
 
 
 class Wakeup:
@@ -35,6 +39,9 @@ class Wakeup:
 
     def wait(self, timeout_seconds: float) -> bool:
         """Wait for nothing but this; whether it was set in time."""
+        if timeout_seconds < TICK_SECONDS:
+            time.sleep(timeout_seconds)
+            timeout_seconds = 0
         poller = select.poll()
         poller.register(self._fd, select.POLLIN)
         return bool(poller.poll(timeout_seconds * 1000))

@@ -32,15 +32,12 @@ from naspipe.core.events import (
     CutAdmitted,
     Event,
     InputArrived,
-    LayerLoaded,
-    LayerSaved,
     Planned,
     SubnetAdmitted,
     WriteFinished,
 )
 from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
 from naspipe.core.task import Task
-from naspipe.runtime.memory.swapper import SwapKind
 from naspipe.runtime.wire.messages import (
     HOLD,
     ContributionMessage,
@@ -159,10 +156,7 @@ class StageDriver:
     def _take_arrivals(self) -> bool:
         """Tell of layers that were loaded or saved, and of fields; whether there were any."""
         self._checkpointer.report()
-        told: list[Event] = []
-        for copy in self._placement.take_finished():
-            kind = LayerLoaded if copy.kind is SwapKind.LOADED else LayerSaved
-            told.append(kind(time.monotonic_ns(), copy.layer))
+        told: list[Event] = list(self._placement.take_finished())
         if self._fields is not None:
             told += self._fields.take()
         for event in told:
@@ -175,7 +169,8 @@ class StageDriver:
         deadline = time.monotonic() + self._options.timeout_seconds
         while not self._take_arrivals():
             left = 0.0 if self._idle_work else deadline - time.monotonic()
-            if message := self._transport.receive(max(0.0, left)):
+            until = min(max(0.0, left), self._placement.left_seconds)
+            if message := self._transport.receive(until):
                 self._accept(message)
                 break
             if self._idle_work:

@@ -61,7 +61,7 @@ def _run_stage(
             wakeup = stack.enter_context(Wakeup())
             transport = stack.enter_context(connect(wakeup))
             stage = job.positions.stage(worker)
-            placement = stack.enter_context(open_placement(job, worker, wakeup))
+            placement = stack.enter_context(open_placement(job, worker))
             stage_run = make(job, StageSeat(stage, transport, reporter, placement, wakeup))
             reporter.watch(lambda: stage_run.current)
             try:

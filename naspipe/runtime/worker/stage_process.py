@@ -257,7 +257,7 @@ class StageRun:
         }
 
 
-def open_placement(job: PipelineJob, worker: WorkerId, wakeup: Wakeup) -> Placement:
+def open_placement(job: PipelineJob, worker: WorkerId) -> Placement:
     """Where the stage's layers and tensors live. Starts CUDA, where that is the device."""
     execution = job.execution
     name, stage = start_device(execution, worker), job.positions.stage(worker)
@@ -269,4 +269,4 @@ def open_placement(job: PipelineJob, worker: WorkerId, wakeup: Wakeup) -> Placem
     limits = LayerUse(0, job.memory.budgets[stage], job.memory.needs[stage].least_bytes)
     host_bytes = parse_bytes(execution.memory.host) or None
     permanent = job.memory.permanent
-    return SwappedPlacement(device, job.recipes, limits, host_bytes, wakeup, permanent)
+    return SwappedPlacement(device, job.recipes, limits, host_bytes, permanent)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from naspipe.runtime.devices.emulated_device import EmulatedDevice
 from naspipe.runtime.devices.out_of_memory import LayerUse
 from naspipe.runtime.layers.resident_layer import LayerMemory
 from naspipe.runtime.memory.placement import SwappedPlacement
-from naspipe.runtime.wire.wakeup import Wakeup
 from tests.runtime import small_parts
 from tests.runtime.blocks.stages_by_hand import FORWARD, Stages, expected
 from tests.runtime.layers.swapped_layers import MovingDevice
@@ -19,29 +20,28 @@ from tests.runtime.tasks import task
 def evicted_between(monkeypatch, kind, device):
     """Forwards that the backward computes, and whether the bits are those of the plain loop."""
     monkeypatch.setattr(small_parts, "Residual", kind)
-    with Wakeup() as wakeup:
-        limits = LayerUse(0, 1 << 16, 1)
-        devices = [device(1 << 16, 1e12, 0.0) for _ in range(2)]
-        made = [SwappedPlacement(d, [workload().recipe], limits, None, wakeup) for d in devices]
-        with made[0], made[1]:
-            stages = Stages(placements=made)
-            for block in range(4):
-                _ = stages.of(block).layer(layer(0, block))
-                swap(stages.of(block).placement, layer(0, block), wakeup)
-            stages.forward(0, range(2))
-            compute, used = stages.computes[0], layer(0, 1)
-            compute.placement.save(used)
-            settle(compute.placement, wakeup)
-            compute.evict(used)
-            stages.forward(0, range(2, 4))
-            before = kind.forwards
-            left = compute.placement._memories[used].state_bytes
-            compute.placement._device.allocate(left)  # so that it comes back elsewhere
-            swap(compute.placement, used, wakeup)
-            stages.backward(0)
-            again = kind.forwards - before
-            stages.write(0)
-            return again, stages.tensors() == expected(plain_loop(1))
+    limits = LayerUse(0, 1 << 16, 1)
+    devices = [device(1 << 16, 1e12, 0.0) for _ in range(2)]
+    made = [SwappedPlacement(d, [workload().recipe], limits, None) for d in devices]
+    with made[0], made[1]:
+        stages = Stages(placements=made)
+        for block in range(4):
+            _ = stages.of(block).layer(layer(0, block))
+            swap(stages.of(block).placement, layer(0, block))
+        stages.forward(0, range(2))
+        compute, used = stages.computes[0], layer(0, 1)
+        compute.placement.save(used)
+        settle(compute.placement)
+        compute.evict(used)
+        stages.forward(0, range(2, 4))
+        before = kind.forwards
+        left = compute.placement._memories[used].state_bytes
+        compute.placement._device.allocate(left)  # so that it comes back elsewhere
+        swap(compute.placement, used)
+        stages.backward(0)
+        again = kind.forwards - before
+        stages.write(0)
+        return again, stages.tensors() == expected(plain_loop(1))
 
 
 @pytest.mark.parametrize("device", [EmulatedDevice, MovingDevice])
@@ -64,27 +64,24 @@ def test_what_a_block_hands_on_is_not_the_layers_memory(monkeypatch, is_copied):
     monkeypatch.setattr(small_parts, "Residual", Lending)
     if not is_copied:
         monkeypatch.setattr(LayerMemory, "apart", lambda self, tensor: tensor)
-    with Wakeup() as wakeup:
-        device, recipe = EmulatedDevice(1 << 16, 1e12, 0.0), workload().recipe
-        place = SwappedPlacement(device, [recipe], LayerUse(0, 1 << 16, 1), None, wakeup)
-        with place:
-            stages = Stages(placements=[place, place])
-            for block in range(2):
-                _ = stages.of(block).layer(layer(0, block))
-                swap(place, layer(0, block), wakeup)
-            stages.forward(0, range(2))
-            (handed,) = stages.computes[0].output(task(0, FORWARD, 0))
-            piece = place._memories[layer(0, 1)].piece
-            shares = handed.untyped_storage().data_ptr() == piece.untyped_storage().data_ptr()
-            assert shares is not is_copied and handed.requires_grad and handed.is_leaf
+    device, recipe = EmulatedDevice(1 << 16, 1e12, 0.0), workload().recipe
+    with SwappedPlacement(device, [recipe], LayerUse(0, 1 << 16, 1), None) as place:
+        stages = Stages(placements=[place, place])
+        for block in range(2):
+            _ = stages.of(block).layer(layer(0, block))
+            swap(place, layer(0, block))
+        stages.forward(0, range(2))
+        (handed,) = stages.computes[0].output(task(0, FORWARD, 0))
+        piece = place._memories[layer(0, 1)].piece
+        shares = handed.untyped_storage().data_ptr() == piece.untyped_storage().data_ptr()
+        assert shares is not is_copied and handed.requires_grad and handed.is_leaf
 
 
-def swap(placement, used, wakeup):
+def swap(placement, used):
     placement.load(used)
-    settle(placement, wakeup)
+    settle(placement)
 
 
-def settle(placement, wakeup):
-    assert wakeup.wait(20)
-    wakeup.clear()
+def settle(placement):
+    time.sleep(placement.left_seconds)
     assert len(placement.take_finished()) == 1

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from naspipe.core.errors import InvariantError
 from naspipe.runtime.devices.device_budget import DeviceMemoryError
 from naspipe.runtime.devices.emulated_device import EmulatedDevice
+from tests.runtime.layers.swapped_layers import finish
 
 FAST = {"bandwidth_bytes_per_second": 1e12, "latency_seconds": 0.0}
 
@@ -22,11 +23,21 @@ def test_copies_keep_the_bytes_and_memory_is_separate():
     device = EmulatedDevice(4096, **FAST)
     host = torch.arange(1024).to(torch.uint8)
     there, back = device.allocate(1024), torch.zeros(1024, dtype=torch.uint8)
-    device.copy_in(host, there)
+    finish(device.copy_in(host, there))
     kept = host.clone()
     host.zero_()
-    device.copy_out(there, back)
+    finish(device.copy_out(there, back))
     assert torch.equal(back, kept)
+
+
+def test_a_layer_that_is_used_before_it_is_there_shows():
+    device = EmulatedDevice(4096, bandwidth_bytes_per_second=1e12, latency_seconds=0.05)
+    there = device.allocate(64)
+    copy = device.copy_in(torch.zeros(64, dtype=torch.uint8), there)
+    assert not copy.is_over() and 0 < copy.left_seconds <= 0.05
+    assert bool(there.view(torch.float32).isnan().all())
+    finish(copy)
+    assert copy.left_seconds == 0 and not there.any()
 
 
 def test_memory_is_poisoned_before_a_load_and_after_an_eviction():
@@ -116,8 +127,11 @@ def test_copies_take_the_time_they_should(way):
     one, other = torch.zeros(300_000, dtype=torch.uint8), device.allocate(300_000)
     pair = (one, other) if way == "copy_in" else (other, one)
     start = time.monotonic()
-    getattr(device, way)(*pair)
+    copy = getattr(device, way)(*pair)
+    assert time.monotonic() - start < 0.05, "nobody waits"
+    finish(copy)
     assert 0.05 <= time.monotonic() - start < 1.0
+    assert copy.nanoseconds == 50_000_000
 
 
 def test_the_emulated_device_computes_at_once():
@@ -127,11 +141,13 @@ def test_the_emulated_device_computes_at_once():
     assert (device.name, device.torch_device) == ("cpu", torch.device("cpu"))
 
 
-def test_many_short_copies_take_the_time_of_one_long_one():
-    """Each alone is too short to sleep for; what is left of it is not forgotten."""
+def test_copies_of_one_way_come_one_after_another():
     device = EmulatedDevice(1 << 20, bandwidth_bytes_per_second=1e12, latency_seconds=1e-4)
     one, other = torch.zeros(512, dtype=torch.uint8), device.allocate(512)
     start = time.monotonic()
-    for _ in range(200):
-        device.copy_in(one, other)
+    copies = [device.copy_in(one, other) for _ in range(200)]
+    back = device.copy_out(other, one)
+    assert back.left_seconds < copies[9].left_seconds
+    finish(copies[-1])
     assert 0.0198 <= time.monotonic() - start < 1.0
+    assert all(copy.is_over() for copy in copies)

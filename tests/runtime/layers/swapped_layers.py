@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 from torch import nn
 
@@ -146,6 +148,12 @@ class MovingDevice(EmulatedDevice):
         self._budget.add(tensor)
 
 
+def finish(copy):
+    """Wait until a copy is over."""
+    while not copy.is_over():
+        time.sleep(copy.left_seconds)
+
+
 class Mover:
     """Takes a layer to a device and back by hand."""
 
@@ -161,11 +169,11 @@ class Mover:
                 piece = self.device.allocate(self.memory.state_bytes)
             else:
                 self.device.refill(piece)
-            self.device.copy_in(self.memory.host, piece)
+            finish(self.device.copy_in(self.memory.host, piece))
             self.memory.to_device(piece)
             return
         self.memory.adopt_state()
         self.memory.host.fill_(0xFF)
-        self.device.copy_out(piece, self.memory.host)
+        finish(self.device.copy_out(piece, self.memory.host))
         self.memory.leave_device()
         self.device.free(piece)

@@ -22,6 +22,7 @@ from tests.runtime.layers.swapped_layers import (
     RECIPES,
     Mover,
     contents,
+    finish,
     make_layer,
     memory_of,
     step,
@@ -111,7 +112,7 @@ def test_use_before_the_load_and_after_the_eviction_shows():
     blob = device.allocate(memory.state_bytes)
     memory.to_device(blob)  # nothing was copied
     assert bool(layer.module(torch.ones(1, 5)).isnan().all())
-    device.copy_in(memory.host, blob)
+    finish(device.copy_in(memory.host, blob))
     assert not bool(layer.module(torch.ones(1, 5)).isnan().any())
     device.free(blob)  # still bound
     assert bool(layer.module(torch.ones(1, 5)).isnan().all())

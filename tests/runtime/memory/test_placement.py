@@ -17,7 +17,6 @@ from naspipe.runtime.layers.layer_layout import is_moved
 from naspipe.runtime.layers.optimizers import PER_LAYER
 from naspipe.runtime.layers.stored_layer import StoredLayer
 from naspipe.runtime.memory.placement import Placement, SwappedPlacement
-from naspipe.runtime.wire.wakeup import Wakeup
 
 LAYER = LayerId(FIRST_STREAM, 0, 0)
 META = torch.device("meta")
@@ -74,9 +73,9 @@ def test_a_layer_that_was_never_written_has_the_state_that_adagrad_begins_with()
 def test_older_versions_of_a_swapped_layer_are_where_their_readers_compute():
     layer = trained("Adam")
     device = SimpleNamespace(torch_device=META, name="meta")
-    with Wakeup() as wakeup, warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # host memory is not pinned here
-        placement = SwappedPlacement(device, [Recipe(optimizer="Adam")], LayerUse(0), None, wakeup)
+        placement = SwappedPlacement(device, [Recipe(optimizer="Adam")], LayerUse(0), None)
         placement.adopt(LAYER, layer)
     assert copies(layer) == {META}
     assert layer.parameters["0.weight"].device.type == "cpu", "until it is loaded"
@@ -86,9 +85,9 @@ def test_the_host_is_one_block_ahead_of_its_device():
     """docs/gpus.md, "What time stamps mean": behind each block the one before it is waited for."""
     marks, waited = iter(range(9)), []
     device = SimpleNamespace(torch_device=META, mark=lambda: next(marks), wait=waited.append)
-    with Wakeup() as wakeup, warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        placement = SwappedPlacement(device, [Recipe()], LayerUse(0), None, wakeup)
+        placement = SwappedPlacement(device, [Recipe()], LayerUse(0), None)
         for _ in range(3):
             placement.finish_block()
     assert waited == [None, 0, 1]

@@ -1,13 +1,16 @@
-"""Loads and saves on worker threads: bits, order, waking, failures, and an end."""
+"""Loads and saves beside the compute: bits, order, failures, and an end."""
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 
 import pytest
 import torch
 
 from naspipe.core.errors import InvariantError
+from naspipe.core.events import LayerLoaded, LayerSaved
 from naspipe.core.ids import FIRST_STREAM, LayerId
 from naspipe.runtime.devices.device_budget import DeviceMemoryError
 from naspipe.runtime.devices.emulated_device import EmulatedDevice
@@ -15,7 +18,7 @@ from naspipe.runtime.devices.host_arena import HostArena
 from naspipe.runtime.layers.layer_layout import StateSizes
 from naspipe.runtime.layers.resident_layer import LayerMemory
 from naspipe.runtime.memory import swapper as swapper_module
-from naspipe.runtime.memory.swapper import SwapError, SwapKind, Swapper
+from naspipe.runtime.memory.swapper import SwapError, Swapper
 from tests.runtime.layers.swapped_layers import MODULES, RECIPES, contents, make_layer, step
 
 LAYERS = [LayerId(FIRST_STREAM, block, 0) for block in range(4)]
@@ -23,36 +26,41 @@ SECONDS = 20.0
 """Deadline of every wait."""
 
 
+class GatedCopy:
+    """A copy that is over when its device's gate is open."""
+
+    left_seconds = 0.001
+
+    def __init__(self, device, copy, nbytes):
+        self.device, self.copy, self.nbytes = device, copy, nbytes
+
+    def is_over(self):
+        if self.nbytes in self.device.broken:
+            raise RuntimeError("the bus\nis on fire")
+        return self.device.is_open and self.copy.is_over()
+
+    @property
+    def nanoseconds(self):
+        return self.copy.nanoseconds
+
+
 class GatedDevice(EmulatedDevice):
     """Copies wait until the gate is open; those of a size in ``broken`` fail."""
 
     def __init__(self, budget_bytes=1 << 20):
-        super().__init__(budget_bytes, 1e12, 0.0)
-        self.gate, self.broken, self.threads = threading.Event(), set(), set()
-        self.gate.set()
-        self.begun = set()
+        super().__init__(budget_bytes, 1e15, 0.0)
+        self.is_open, self.broken = True, set()
 
-    def begin_thread(self):
-        self.begun.add(threading.current_thread().name)
-
-    def _copy(self, source, target):
-        name = threading.current_thread().name
-        assert name in self.begun, "a GPU is made a thread's own before its first copy"
-        self.threads.add(name)
-        if not self.gate.wait(SECONDS):
-            raise TimeoutError
-        if source.numel() in self.broken:
-            raise RuntimeError("the bus\nis on fire")
-        super()._copy(source, target)
+    def _copy(self, way, source, target):
+        return GatedCopy(self, super()._copy(way, source, target), source.numel())
 
 
 class Bench:
-    """A swapper, its wake-ups, and memories of a few linear layers."""
+    """A swapper, and memories of a few linear layers."""
 
     def __init__(self, device=None):
         self.device = device or GatedDevice()
-        self.woken = threading.Semaphore(0)
-        self.swapper = Swapper(self.device, self.woken.release)
+        self.swapper = Swapper(self.device)
         arena = HostArena(pin=False, limit_bytes=None)
         sizes = StateSizes(RECIPES["Adam"])
         layers = [make_layer("linear", RECIPES["Adam"]) for _ in LAYERS]
@@ -60,9 +68,14 @@ class Bench:
         self.layers = layers
 
     def wait(self, count=1):
-        for _ in range(count):
-            assert self.woken.acquire(timeout=SECONDS)
-        return self.swapper.take_finished()
+        """For so many copies, as an idle stage does."""
+        done, deadline = [], time.monotonic() + SECONDS
+        while len(done) < count:
+            assert time.monotonic() < deadline
+            assert self.swapper.left_seconds < SECONDS, "one is under way"
+            time.sleep(self.swapper.left_seconds)
+            done += self.swapper.take_finished()
+        return done
 
     def load(self, *numbers):
         for number in numbers:
@@ -77,12 +90,6 @@ class Bench:
             self.swapper.evict(LAYERS[number], self.memories[number])
 
 
-@pytest.fixture(autouse=True)
-def _no_thread_is_left():
-    yield
-    assert [t.name for t in threading.enumerate() if t.name.startswith("naspipe-")] == []
-
-
 @pytest.mark.parametrize("optimizer", ["Adam", "SGD", "Adafactor"])
 @pytest.mark.parametrize("name", [*MODULES, "frozen-batch-norm"])
 def test_cycles_leave_the_bits_of_a_layer_that_stays(name, optimizer):
@@ -93,13 +100,13 @@ def test_cycles_leave_the_bits_of_a_layer_that_stays(name, optimizer):
     with bench.swapper as swapper:
         for number in range(4):
             swapper.load(LAYERS[0], memory)
-            assert [done.kind for done in bench.wait()] == [SwapKind.LOADED]
+            assert [type(done) for done in bench.wait()] == [LayerLoaded]
             for one in (layer, twin):
                 step(one, number)
             memory.adopt_state()
             assert contents(layer) == contents(twin)
             swapper.save(LAYERS[0], memory)
-            assert [done.kind for done in bench.wait()] == [SwapKind.SAVED]
+            assert [type(done) for done in bench.wait()] == [LayerSaved]
             swapper.evict(LAYERS[0], memory)
             assert bench.device.used_bytes == 0
             assert contents(layer) == contents(twin)
@@ -110,32 +117,29 @@ def test_each_lane_keeps_its_order():
     with bench.swapper:
         bench.load(0, 1)
         bench.wait(2)
-        bench.device.gate.clear()
+        bench.device.is_open = False
         bench.save(1)
         bench.load(3)
         bench.save(0)
         bench.load(2)
         assert bench.swapper.take_finished() == []
-        bench.device.gate.set()
+        bench.device.is_open = True
         done = bench.wait(4)
-    assert [d.layer for d in done if d.kind == "loaded"] == [LAYERS[3], LAYERS[2]]
-    assert [d.layer for d in done if d.kind == "saved"] == [LAYERS[1], LAYERS[0]]
-    assert all(d.start_ns <= d.end_ns for d in done)
-    assert bench.device.threads == {"naspipe-loaded", "naspipe-saved"}
-    assert threading.current_thread().name not in bench.device.threads
+    assert [d.layer for d in done if isinstance(d, LayerLoaded)] == [LAYERS[3], LAYERS[2]]
+    assert [d.layer for d in done if isinstance(d, LayerSaved)] == [LAYERS[1], LAYERS[0]]
+    assert [t.name for t in threading.enumerate() if "naspipe" in t.name] == []
 
 
 def test_lanes_do_not_wait_for_each_other():
-    """Each copy waits until one of the other lane is under way."""
-    bench = Bench()
+    bench = Bench(EmulatedDevice(1 << 20, bandwidth_bytes_per_second=1e12, latency_seconds=0.2))
     with bench.swapper:
         bench.load(0)
         bench.wait()
-        meeting = threading.Barrier(2, timeout=SECONDS)
-        bench.device.gate.wait = lambda _: meeting.wait() >= 0
+        start = time.monotonic()
         bench.save(0)
         bench.load(1)
         assert len(bench.wait(2)) == 2
+        assert 0.2 <= time.monotonic() - start < 0.39
 
 
 def test_a_layer_is_bound_when_it_is_taken_not_when_it_is_copied():
@@ -143,9 +147,8 @@ def test_a_layer_is_bound_when_it_is_taken_not_when_it_is_copied():
     weight = bench.layers[0].module.weight
     with bench.swapper:
         bench.load(0)
-        assert bench.woken.acquire(timeout=SECONDS)
         assert weight.data_ptr() == bench.memories[0].host.data_ptr()
-        bench.swapper.take_finished()
+        bench.wait()
         assert weight.data_ptr() != bench.memories[0].host.data_ptr()
 
 
@@ -184,20 +187,20 @@ def test_commands_that_make_no_sense_are_bugs():
         for command, what in ((bench.save, "saved"), (bench.evict, "evicted")):
             with pytest.raises(InvariantError, match=f"{what}, but is not on the device"):
                 command(0)
-        bench.device.gate.clear()
+        bench.device.is_open = False
         bench.load(0)
         with pytest.raises(InvariantError, match="was loaded, but is on the device already"):
             bench.load(0)
         with pytest.raises(InvariantError, match="evicted before it was told to be loaded"):
             bench.evict(0)
-        bench.device.gate.set()
+        bench.device.is_open = True
         bench.wait()
-        bench.device.gate.clear()
+        bench.device.is_open = False
         bench.save(0)
         for command in (bench.evict, bench.save):
             with pytest.raises(InvariantError, match="before it was told to be saved"):
                 command(0)
-        bench.device.gate.set()
+        bench.device.is_open = True
         bench.wait()
         bench.evict(0)
 
@@ -216,6 +219,17 @@ def test_a_failure_surfaces_with_its_layer():
     assert isinstance(raised.value.__cause__, RuntimeError)
 
 
+def test_a_copy_that_cannot_begin_fails_with_its_layer(monkeypatch):
+    bench = Bench()
+
+    def refuse(host, device):
+        raise RuntimeError("no queue")
+
+    monkeypatch.setattr(bench.device, "copy_in", refuse)
+    with bench.swapper, pytest.raises(SwapError, match="3072 bytes to device cpu failed: Runtime"):
+        bench.load(0)
+
+
 def test_a_failure_that_nobody_took_surfaces_at_the_end():
     bench = Bench()
     with pytest.raises(SwapError, match="from device cpu failed"), bench.swapper:
@@ -229,19 +243,19 @@ def test_the_end_finishes_what_was_asked_for():
     bench = Bench()
     with bench.swapper:
         bench.load(0, 1, 2)
-        assert bench.wait(3)
+        bench.wait(3)
+        bench.memories[1].piece[:4] = torch.tensor([1, 2, 3, 4], dtype=torch.uint8)
         bench.save(0, 1, 2)
-    assert [d.layer for d in bench.swapper.take_finished()] == LAYERS[:3]
+    assert bench.memories[1].host[:4].tolist() == [1, 2, 3, 4]
+    assert bench.swapper.take_finished() == []
 
 
-def test_an_exception_drops_what_has_not_begun():
+def test_an_exception_waits_for_nothing():
     bench = Bench()
     with pytest.raises(KeyError), bench.swapper:
-        bench.device.gate.clear()
+        bench.device.is_open = False
         bench.load(0, 1, 2)
-        threading.Timer(0.05, bench.device.gate.set).start()
         raise KeyError
-    assert len(bench.swapper.take_finished()) <= 1
 
 
 def test_a_copy_that_does_not_end_has_a_deadline(monkeypatch):
@@ -249,19 +263,13 @@ def test_a_copy_that_does_not_end_has_a_deadline(monkeypatch):
     bench = Bench()
     message = "the layers 0:1.0 did not end within 0.05 s of closing"
     with pytest.raises(SwapError, match=message), bench.swapper:
-        bench.device.gate.clear()
+        bench.device.is_open = False
         bench.load(1)
-    bench.device.gate.set()
-    for thread in threading.enumerate():
-        if thread.name.startswith("naspipe-"):
-            thread.join(SECONDS)
 
 
 def test_an_idle_swapper_ends_in_silence():
-    with Swapper(EmulatedDevice(1), lambda: None) as swapper:
-        threads = [t for t in threading.enumerate() if t.name.startswith("naspipe-")]
-        assert len(threads) == 2
-        assert not any(thread.daemon for thread in threads)
+    with Swapper(EmulatedDevice(1)) as swapper:
+        assert swapper.left_seconds == math.inf
     assert swapper.take_finished() == []
     assert swapper.loaded.bytes_per_second == 0
 
@@ -270,11 +278,11 @@ def test_traffic_is_counted_each_way():
     bench = Bench(EmulatedDevice(1 << 20, bandwidth_bytes_per_second=1e12, latency_seconds=0.01))
     with bench.swapper as swapper:
         bench.load(0, 1)
-        done = bench.wait(2)
+        bench.wait(2)
         bench.save(0)
-        done += bench.wait()
+        bench.wait()
     assert (swapper.loaded.nbytes, swapper.saved.nbytes) == (2 * 3072, 3072)
-    took = [d.end_ns - d.start_ns for d in done]
-    assert swapper.loaded.nanoseconds == sum(took[:2]) >= 20_000_000
-    assert swapper.saved.nanoseconds == took[2]
+    assert (swapper.loaded.copies, swapper.saved.copies) == (2, 1)
+    assert 20_000_000 <= swapper.loaded.nanoseconds < 20_001_000
+    assert swapper.saved.nanoseconds == swapper.loaded.nanoseconds // 2
     assert 0 < swapper.saved.bytes_per_second <= 3072 / 0.01
