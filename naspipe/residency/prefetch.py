@@ -24,9 +24,6 @@ so what is loaded further ahead is mostly evicted unused."""
 _WHATEVER = object()
 """In the stead of a token: no news changes what was looked at."""
 
-AGAIN = 2
-"""After how many uses to look again, while the next layers are there."""
-
 CALM_LOADS = 64
 """Whenever the stage stands still for a layer, :data:`MOST_AHEAD` are loaded ahead from then on,
 and one less with every so many loads. Simulated beside always 8, with memory for 1.5 subnets:
@@ -108,7 +105,7 @@ class Prefetcher:
         for place, layer in enumerate(islice(ahead, self._reach)):
             is_awaited = is_demanded and place == 0
             if place == self._ahead:
-                uses = ledger.uses + AGAIN
+                uses = ledger.uses + 1
                 break
             if kept_bytes := ledger.evictable_size(layer):
                 room -= kept_bytes

@@ -99,6 +99,7 @@ class StageController:
         """What is left of the run, from the first block that was not commanded yet."""
         self._commanded = 0  # blocks commanded and not finished
         self._changes = 0  # counts what may change the forecast
+        self._last: Work | None = None  # the one that ran last
         self._stalls = Stalls()
 
     def handle(self, event: Event) -> list[Command]:
@@ -141,7 +142,8 @@ class StageController:
                 self._whereabouts.resume(event.layers)
         if self._commanded == 0 and not self._writes.are_under_way:
             self._advance(event.time_ns, commands)
-        commands += self._residency.plan(self._look_ahead, self._stalls.is_stalled, self._changes)
+        token = self._changes, self._ready.running is None
+        commands += self._residency.plan(self._look_ahead, self._stalls.is_stalled, token)
         return self._cuts.guard(commands)
 
     @property
@@ -179,7 +181,7 @@ class StageController:
             if work.task.kind is TaskKind.FORWARD:
                 self._book.begin(work.tickets)
             self._run.extend(work.clear_reads(self._ready.order.max_run))
-            self._changes += 1
+            self._changes, self._last = self._changes + (work is not self._last), work
         commanded = self._residency.acquire([layer for layer, _ in self._run])
         if commanded == 0:
             self._stalls.begin(now_ns)
@@ -231,7 +233,7 @@ class StageController:
         if self._commanded == 0 and not self._run:
             self._ready.running = None
             if work.todo:
-                self._wake((work,))
+                self._changes += not self._ready.offer(work)  # it mostly goes on
             elif output := hand_on(progress, work, self._ready.queue):
                 commands.append(output)
         if is_forward := task.kind is TaskKind.FORWARD:

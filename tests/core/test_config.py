@@ -125,7 +125,7 @@ def test_rules_of_shared_layers() -> None:
         ("precision=fp8", "precision: expected float32 or bf16, found 'fp8'"),
         ("threads=0", "threads: expected 1 to 256, found 0"),
         ("stages=0", "stages: expected 1 or more, found 0"),
-        ("window=0", "window: expected 1 or more, found 0"),
+        ("window=-1", "window: expected 0 or more, found -1"),
         ("device=tpu", "device: expected cpu, cuda or cuda:N, found 'tpu'"),
         (
             "memory_budget=lots",

@@ -30,9 +30,23 @@ class Told:
         return layer
 
 
+def alone(layers):
+    """Each in a list of its own."""
+    return ([layer] for layer in layers)
+
+
+def test_lists_are_drawn_whole():
+    told = Told([[A, B], [B, C], [D]])
+    drawn = Drawn(told)
+    walk = iter(Forecast([B], drawn))
+    assert (next(walk), next(walk), told.taken) == (B, A, 1)
+    assert (next(walk), told.taken) == (C, 2)
+    assert Forecast([B], drawn).num_certain == 1
+
+
 def test_nothing_is_drawn_before_it_is_asked_for():
     told = Told([A, A, B, C])
-    walk = iter(Forecast((), Drawn(told)))
+    walk = iter(Forecast((), Drawn(alone(told))))
     assert told.taken == 0
     assert (next(walk), told.taken) == (A, 1)
     assert (next(walk), told.taken) == (B, 3)
@@ -40,7 +54,7 @@ def test_nothing_is_drawn_before_it_is_asked_for():
 
 def test_looking_further_ahead_keeps_the_walk():
     told = Told([A, B, A, C, D])
-    ahead = Forecast((), Drawn(told))
+    ahead = Forecast((), Drawn(alone(told)))
     walk = iter(ahead)
     assert next(walk) == A
     assert (ahead.next_uses([A], 9), told.taken) == ({A: 0}, 1)
@@ -50,7 +64,7 @@ def test_looking_further_ahead_keeps_the_walk():
 
 def test_forecasts_share_what_follows():
     told = Told([A, B, C, D])
-    then = Drawn(told)
+    then = Drawn(alone(told))
     assert Forecast([D, B], then).next_uses([C], 9) == {C: 4}
     assert told.taken == 4
     assert Forecast([B], then).next_uses([A, B, D], 9) == {A: 1, B: 0, D: 4}
@@ -59,7 +73,7 @@ def test_forecasts_share_what_follows():
 
 def test_what_is_beyond_reach_is_neither_drawn_nor_named():
     told = Told(LayerId(0, 0, number) for number in count())
-    ahead = Forecast((), Drawn(told))
+    ahead = Forecast((), Drawn(alone(told)))
     assert ahead.next_uses([C, D], 3) == {C: 2}
     assert told.taken == 3
     assert list(islice(ahead, 4)) == [A, B, C, D]
@@ -69,7 +83,7 @@ def test_what_is_beyond_reach_is_neither_drawn_nor_named():
 
 @given(LAYERS, LAYERS, st.lists(st.sampled_from([A, B, C, D]), unique=True), st.integers(1, 9))
 def test_next_uses_keep_the_order_of_the_walk(first, then, wanted, reach):
-    ahead = Forecast(first, Drawn(then))
+    ahead = Forecast(first, Drawn(alone(then)))
     uses = ahead.next_uses(wanted, reach)
     walk = list(ahead)
     assert walk == list(dict.fromkeys(first + then))

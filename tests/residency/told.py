@@ -20,7 +20,7 @@ def layer(number):
 
 
 def ahead(forecast):
-    return lambda: Forecast((), Drawn(forecast))
+    return lambda: Forecast((), Drawn([each] for each in forecast))
 
 
 def shown(commands):

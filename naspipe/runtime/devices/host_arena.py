@@ -30,9 +30,9 @@ def round_up(nbytes: int) -> int:
 def aligned_bytes(nbytes: int) -> torch.Tensor:
     """Fresh host memory as a uint8 tensor whose address is a multiple of :data:`ALIGNMENT`.
 
-    Of ordinary pages. Huge ones, which numpy asks for, are cleared in half the time where the system
-    has them at hand, but in eight times as long in a virtual machine whose host took them back: 16,
-    213 and, ordinary, 26 ms for 64 MiB.
+    Of ordinary pages. Huge ones, which numpy asks for, are cleared in half the time where the
+    system has them at hand, but in eight times as long in a virtual machine whose host took them
+    back: 16 and 213 ms for 64 MiB, with ordinary ones 26.
     """
     memory = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8)
     return memory.narrow(0, -memory.data_ptr() % ALIGNMENT, nbytes)
@@ -181,7 +181,7 @@ class HostArena:
         if slab is None:
             try:
                 slab = aligned_bytes(wanted)
-            except MemoryError as error:
+            except RuntimeError as error:  # as torch has it
                 raise HostMemoryError(
                     f"host memory for layers: {self._used_bytes} bytes are used and the machine "
                     f"refused {wanted} more ({reason(error)}); choose a smaller scale or an "

@@ -155,15 +155,16 @@ class Swapper:
         """
         finished = list[Finished]()
         for kind, lane in self._lanes.items():
-            while lane and self._is_over(kind, lane[0]):
+            while lane and self._is_over(kind):
                 finished.append(self._settle(kind, lane.popleft()))
         return finished
 
-    def _is_over(self, kind: SwapKind, job: _Job) -> bool:
+    def _is_over(self, kind: SwapKind) -> bool:
+        """Whether the oldest copy of a lane is; one that failed is no longer under way."""
         try:
-            return job.copy.is_over()
+            return self._lanes[kind][0].copy.is_over()
         except Exception as error:
-            raise self._failure(kind, job.memory, error) from error
+            raise self._failure(kind, self._lanes[kind].popleft().memory, error) from error
 
     def _settle(self, kind: SwapKind, job: _Job) -> Finished:
         del self._copying[job.layer]
@@ -209,7 +210,7 @@ class Swapper:
         deadline = time.monotonic() + CLOSE_SECONDS
         for kind, lane in self._lanes.items():
             while lane:
-                if self._is_over(kind, lane[0]):
+                if self._is_over(kind):
                     lane.popleft()
                 elif time.monotonic() > deadline:
                     copying = ", ".join(f"{layer}" for layer in sorted(self._copying))

@@ -80,9 +80,11 @@ def test_waits_for_a_gpu_are_counted():
         device_waits.begin()
         device, staging = CudaDevice(0, 1 << 15), Staging(GPU)
         there = device.allocate(512)
-        host = torch_.pinned_memory.allocate(512)
-        copies = device.copy_in(host, there), device.copy_out(there, host)
+        host, back = (torch_.pinned_memory.allocate(512) for _ in range(2))
+        copies = device.copy_in(host, there), device.copy_out(device.allocate(512), back)
         assert not any(copy.is_over() for copy in copies), "nobody waits for copies"
+        torch_.gpu.finish()
+        assert all(copy.is_over() for copy in copies)
         device.wait(device.mark())
         staging.wait()  # nothing was sent
         staging.to_host(there)
