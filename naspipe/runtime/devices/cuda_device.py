@@ -151,12 +151,13 @@ class CudaCopy:
 
     def is_over(self) -> bool:
         """Whether the queue has come to its end."""
-        return bool(self._end.query())
+        return bool(self._end.query())  # type: ignore[no-untyped-call]
 
     @property
     def nanoseconds(self) -> int:
         """As the GPU's clock says."""
-        return round(self._start.elapsed_time(self._end) * 1e6)
+        milliseconds: float = self._start.elapsed_time(self._end)
+        return round(milliseconds * 1e6)
 
 
 def _timed(queue: torch.cuda.Stream) -> torch.cuda.Event:

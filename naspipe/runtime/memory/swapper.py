@@ -34,7 +34,6 @@ class SwapKind(enum.StrEnum):
 
 
 Finished = LayerLoaded | LayerSaved
-_TOLD = {SwapKind.LOADED: LayerLoaded, SwapKind.SAVED: LayerSaved}
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +175,8 @@ class Swapper:
             before.nanoseconds + job.copy.nanoseconds,
             before.copies + 1,
         )
-        return _TOLD[kind](time.monotonic_ns(), job.layer)
+        told = LayerLoaded if kind is SwapKind.LOADED else LayerSaved
+        return told(time.monotonic_ns(), job.layer)
 
     def _start(self, kind: SwapKind, layer: LayerId, memory: LayerMemory) -> None:
         blob = self._blobs[layer]
