@@ -143,11 +143,6 @@ class Ahead(Protocol):
         """Each layer once."""
         ...
 
-    @property
-    def num_certain(self) -> int:
-        """How many layers at the beginning no news can change."""
-        ...
-
     def next_uses(self, layers: Collection[LayerId], reach: int) -> Mapping[LayerId, int]:
         """How far ahead each of these is used, as far as that is less than ``reach``."""
         ...

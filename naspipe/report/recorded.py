@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from naspipe.core.access import Access
-from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError, LogError
 from naspipe.core.ids import LayerId
-from naspipe.core.settings.declare import declared
 from naspipe.core.steps import recorded_steps
+from naspipe.planning.window import WIDEST
 from naspipe.report.needs import Schedule
 from naspipe.report.ordered_layers import ordered_layers
 from naspipe.report.stretches import Asked, choose_stretch, summary_of_all
@@ -70,7 +69,7 @@ class Recorded(NamedTuple):
         size = bulk if type(bulk) is int and bulk > 0 else self.num_stages
         traits = TRAITS.get(policy, PolicyTraits())
         return Schedule(
-            window=traits.under_way(_whole(self, "window"), self.num_stages),
+            window=traits.under_way(_whole(self, "window", WIDEST), self.num_stages),
             bulk=size if traits.has_bulks else 0,
             waits_for_versions=traits.waits_for_versions,
             is_partly_clear=bool(section(self.manifest, "execution").get("partly_clear", True)),
@@ -171,9 +170,9 @@ def _incomplete(said: str, failure: object) -> str:
     return f"This run is not complete: {said}.{cause}"
 
 
-def _whole(run: Recorded, name: str) -> int:
-    """A whole number of the execution, or its default where the manifest has none."""
-    found = section(run.manifest, "execution").get(name, declared(Execution)[name].default)
+def _whole(run: Recorded, name: str, usual: int = 1) -> int:
+    """A whole number of the execution, or the usual one where the manifest has none."""
+    found = section(run.manifest, "execution").get(name, usual)
     if type(found) is not int or found < 1:
         raise ConfigError(
             f"cannot report on {run.path}: expected execution.{name} of its manifest to be a "

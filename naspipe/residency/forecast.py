@@ -69,11 +69,6 @@ class Forecast:
             if layer not in first:
                 yield layer
 
-    @property
-    def num_certain(self) -> int:
-        """How many layers at the beginning no news can change."""
-        return len(self._first)
-
     def next_uses(self, layers: Collection[LayerId], reach: int) -> dict[LayerId, int]:
         """How far ahead each of these layers is used: 0 is the very next.
 

@@ -83,9 +83,7 @@ class Ledger:
         self.evictable_bytes = 0
         """Bytes of clean layers that nothing holds."""
         self.gains = 0
-        """Rises whenever there are more free or evictable bytes."""
-        self.uses = 0
-        """Rises whenever a layer is held no longer."""
+        """Rises whenever the room (free or evictable bytes) may have grown, or a use is over."""
         self.num_loading = 0
         self.num_saving = 0
         self.num_pinned = 0
@@ -206,7 +204,7 @@ class Ledger:
         self._use(entry)
         self.num_pinned -= entry.pins == 0
         if entry.pins == 0:
-            self.uses += 1
+            self.gains += 1
             self._settle(layer, entry)
 
     def save(self, layer: LayerId) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Hashable
 from itertools import islice
 
@@ -20,9 +19,6 @@ save three loads in a thousand, simulated for ``nlp.c2`` with 1.5 subnets of mem
 LEAST_AHEAD, MOST_AHEAD = 4, 10
 """How many of the next layers are loaded ahead of their use. A forecast changes with every message,
 so what is loaded further ahead is mostly evicted unused."""
-
-_WHATEVER = object()
-"""In the stead of a token: no news changes what was looked at."""
 
 CALM_LOADS = 64
 """Whenever the stage stands still for a layer, :data:`MOST_AHEAD` are loaded ahead from then on,
@@ -63,8 +59,8 @@ class Prefetcher:
         self._ahead = LEAST_AHEAD
         self._calm_loads = 0
         """Since the stage stood still, or since ``_ahead`` became less."""
-        self._settled: tuple[Hashable, float, float] | None = None
-        """For which token nothing is to be loaded, below these counts of gains and of uses."""
+        self._settled: tuple[Hashable, int | None] | None = None
+        """For which token nothing can be loaded: at this count of gains, or (None) at any."""
 
     def reset(self) -> None:
         """Look anew at the next forecast, whatever its token says."""
@@ -79,10 +75,8 @@ class Prefetcher:
             return True
         if token is None or self._settled is None:
             return False
-        settled_token, gains, uses = self._settled
-        ledger = self._ledger
-        is_same = settled_token is _WHATEVER or settled_token == token
-        return is_same and ledger.gains < gains and ledger.uses < uses
+        settled_token, gains = self._settled
+        return (gains is None or gains == self._ledger.gains) and settled_token == token
 
     def plan(
         self, ahead: Ahead, is_demanded: bool, token: Hashable
@@ -97,15 +91,14 @@ class Prefetcher:
         """
         ledger, commands = self._ledger, list[LoadLayer | EvictLayer]()
         room = ledger.free_bytes + ledger.evictable_bytes
-        gains = uses = math.inf
+        gains: int | None = None
         self._settled = None
         if is_demanded:
             self._ahead, self._calm_loads = MOST_AHEAD, 0
-        place = self._reach
         for place, layer in enumerate(islice(ahead, self._reach)):
             is_awaited = is_demanded and place == 0
             if place == self._ahead:
-                uses = ledger.uses + 1
+                gains = ledger.gains
                 break
             if kept_bytes := ledger.evictable_size(layer):
                 room -= kept_bytes
@@ -116,7 +109,7 @@ class Prefetcher:
                 if size_bytes > room:
                     if is_awaited:
                         return commands, self._worth_saving(ahead)
-                    gains = ledger.gains + 1
+                    gains = ledger.gains
                     break
                 commands += self._load(layer, size_bytes, ahead)
                 room -= size_bytes
@@ -125,9 +118,9 @@ class Prefetcher:
             elif is_awaited:
                 raise InvariantError(f"layer {layer} to be loaded: it lives on another stage now")
             if room <= 0:
-                gains = ledger.gains + 1
+                gains = ledger.gains
                 break
-        self._settled = (token if place >= ahead.num_certain else _WHATEVER, gains, uses)
+        self._settled = (token, gains)
         return commands, None
 
     def _load(self, layer: LayerId, size_bytes: int, ahead: Ahead) -> list[LoadLayer | EvictLayer]:

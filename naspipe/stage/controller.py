@@ -142,8 +142,8 @@ class StageController:
                 self._whereabouts.resume(event.layers)
         if self._commanded == 0 and not self._writes.are_under_way:
             self._advance(event.time_ns, commands)
-        token = self._changes, self._ready.running is None
-        commands += self._residency.plan(self._look_ahead, self._stalls.is_stalled, token)
+        self._changes += self._ready.running is None
+        commands += self._residency.plan(self._look_ahead, self._stalls.is_stalled, self._changes)
         return self._cuts.guard(commands)
 
     @property

@@ -132,7 +132,7 @@ FACTORS: dict[str, dict[str, Words | dict[str, Words]]] = {
         "smooth": _set("label_smoothing=0.1", "schedule=cosine", "warmup_steps=3"),
     },
     "wire": {"ipc": (), "tcp": _set("transport=tcp")},
-    "window": {"window-16": (), "window-5": _set("window=5")},
+    "window": {"window-16": _set("window=16"), "window-5": _set("window=5")},
     "digests": {"no-digests": (), "digests": ("--digests",)},
 }
 """Every factor's values, the usual one first, with the options that say them."""

@@ -66,7 +66,7 @@ SETTINGS = [
     ("lr", "--set lr: expected key=value, as in --set lr=0.01"),
     ("lr=fast", "--set lr: expected a number, found 'fast'"),
     ("precision=fp8", "precision: expected float32 or bf16, found 'fp8'"),
-    ("window=0", "window: expected 1 or more, found 0"),
+    ("window=-1", "window: expected 0 or more, found -1"),
     (f"window={LONG}", "--set window: expected a whole number, found '999"),
     ("transport=udp", "transport: expected ipc or tcp, found 'udp'"),
     ("port=80", "port: expected 1024 to 65000, found 80"),

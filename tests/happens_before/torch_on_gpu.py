@@ -30,7 +30,7 @@ _LOOKS = {
         "data_ptr", "numel", "dim", "narrow", "view", "as_strided", "storage_offset", "stride",
         "set_", "untyped_storage", "detach", "requires_grad_", "is_conj", "is_neg", "reshape",
         "is_contiguous", "__getitem__", "__len__", "is_floating_point", "is_complex", "size",
-        "__hash__", "is_pinned",
+        "__hash__",
     )),
     *(getattr(_Tensor, name).__get__ for name in (
         "dtype", "shape", "layout", "itemsize", "nbytes", "data", "requires_grad", "grad",
@@ -66,6 +66,7 @@ class TorchOnGpu(TorchFunctionMode):
             _Tensor.device.__get__: self._device,
             _Tensor.is_cpu.__get__: lambda tensor: not self.is_there(tensor),
             _Tensor.is_cuda.__get__: self.is_there,
+            _Tensor.is_pinned: lambda tensor: tensor.data_ptr() in PINNED,
             _Tensor.copy_: self._copy,
             _Tensor.clone: self._clone,
             _Tensor.cpu: lambda tensor: self._to(tensor, HOST),

@@ -7,7 +7,6 @@ from itertools import islice
 import pytest
 
 from naspipe.core.errors import ConfigError, InvariantError
-from naspipe.residency.forecast import Drawn, Forecast
 from naspipe.residency.prefetch import LEAST_AHEAD, MOST_AHEAD
 from tests.residency.device import WRITE
 from tests.residency.told import Told, ahead, layer, layers, on_device, shown
@@ -162,32 +161,6 @@ def test_a_known_forecast_is_not_drawn_again():
     assert told.plan(0, 3, token=3) == "evict 2, load 3", "until something is released"
     told.loaded(3)
     assert told.plan(0, 3, token=3) == ""
-
-
-def test_no_news_changes_what_runs_now():
-    """While the next layers are all of the running task, a message is no reason to look."""
-    told = Told(100, [10] * 6).put(0, 1, 2, 3)
-    looked = []
-
-    def look(*running):
-        def forecast():
-            looked.append(running)
-            return Forecast(layers(*running), Drawn([layers(5)]))
-
-        return forecast
-
-    def plan(token, *running):
-        return shown(told.manager.plan(look(*running), False, token))
-
-    assert plan(1, 0, 1, 2, 3, 4) == "" and plan(2, 0, 1, 2, 3, 4) == "", "4 ahead are there"
-    assert len(looked) == 1
-    told.use(0)
-    assert plan(3, 1, 2, 3, 4) == "load 4" and len(looked) == 2, "a use is over"
-    told.loaded(4)
-    told.use(1)
-    assert plan(4, 2, 3, 4) == "load 5"
-    told.loaded(5)
-    assert plan(5, 2, 3, 4) == "" and plan(6, 2, 3, 4) == "" and len(looked) == 5, "news may"
 
 
 def test_what_is_over_makes_room_under_the_same_token():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import NamedTuple
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -20,6 +21,7 @@ from naspipe.schedule.invariants import violations
 from naspipe.sim.costs import BlockCosts, RandomCosts
 from naspipe.sim.driver import simulate
 from naspipe.stage.builder import build_admission, build_controller
+from naspipe.stage.predictor import Predictor
 from naspipe.trace.reading.metrics import summarize
 from tests.strategies import moving_pipelines
 
@@ -86,6 +88,38 @@ def test_any_budget_gives_the_same_order(pipeline, seed, extra, prefetches, orde
         rules, subnets, partitions, RandomCosts(seed), extra, prefetches=prefetches, order=order
     )
     assert list(violations(accesses, rules, subnets)) == []
+
+
+def commanded(knows_news, pipeline, seed, extra, order):
+    """What every stage is told to load, save and evict, in order."""
+    told, plan, forecast = [], ResidencyManager.plan, Predictor.forecast
+
+    def planned(self, look_ahead, is_demanded=False, token=None):
+        found = plan(self, look_ahead, is_demanded, token if knows_news else None)
+        told.extend((id(self), command) for command in found)
+        return found
+
+    def foreseen(self, due, subnets, running, token=None):
+        return forecast(self, due, subnets, running, token if knows_news else None)
+
+    with (
+        patch.object(ResidencyManager, "plan", planned),
+        patch.object(Predictor, "forecast", foreseen),
+    ):
+        _, managers = run(*pipeline, RandomCosts(seed), extra, order=order)
+    stages = {id(manager): stage for stage, manager in enumerate(managers)}
+    return [(stages[manager], command) for manager, command in told]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    moving_pipelines(), st.integers(0, 2**32), st.integers(0, 30),
+    st.sampled_from(["paper", "critical-path"]),
+)  # fmt: skip
+def test_a_look_that_is_left_out_would_have_found_nothing(pipeline, seed, extra, order):
+    """The controller's count of news, beside looking ahead anew after every event."""
+    plain = commanded(False, pipeline, seed, extra, order)
+    assert commanded(True, pipeline, seed, extra, order) == plain
 
 
 STREAM = (

@@ -91,7 +91,7 @@ class Searching:
             definition.score,
             pricer,
             self.observer,
-            self._manifest(checkpoint, definition),
+            self._manifest(checkpoint, definition, window),
         )
         source = StrategySource(
             make, space, FIRST_STREAM, cut,
@@ -205,11 +205,13 @@ class Searching:
             raise ConfigError("expected a partition for every subnet, found none")
         return cut, plan.memory, plan.window
 
-    def _manifest(self, checkpoint: Checkpoint, definition: SearchDefinition) -> dict[str, Any]:
+    def _manifest(
+        self, checkpoint: Checkpoint, definition: SearchDefinition, window: int
+    ) -> dict[str, Any]:
         gpus = NO_GPUS if self.execution.hardware.device == "cpu" else find_gpus()
         return {
             "definition": definition.as_dict(),
             "run": {"subnets": checkpoint.subnets, "space": self.run.manifest["space"]},
-            "execution": self.execution.as_dict(),
+            "execution": self.execution.changed(window=window).as_dict(),
             "environment": describe_environment(self.execution.hardware.device, gpus),
         }

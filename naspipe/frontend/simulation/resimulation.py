@@ -16,6 +16,7 @@ from naspipe.core.settings.declare import declared
 from naspipe.core.steps import Steps, recorded_steps
 from naspipe.core.subnet import Subnet
 from naspipe.planning.cost import COLUMNS, CostTable
+from naspipe.planning.window import plan_window
 from naspipe.sim.chains import Chain, Stream
 from naspipe.sim.fidelity import Fidelity, LoggedCosts, compare_to_real, logged_costs
 from naspipe.sim.pipeline import RANKINGS, Pipeline, Plan, StreamPlan
@@ -111,7 +112,8 @@ def simulated_again(recorded: RecordedRun, costs: Costs, table: CostTable) -> Si
     )
     planned = tuple(map(Planned, subnets, partitions))
     way = execution.pipeline
-    plan = Plan((StreamPlan(planned),), way.order, way.window, buffered=pipeline.buffered)
+    window = plan_window(execution, steps, 0)
+    plan = Plan((StreamPlan(planned),), way.order, window, buffered=pipeline.buffered)
     if way.order in RANKINGS:
         plan = RANKINGS[way.order](plan, pipeline)
     return simulate_run(pipeline, plan, execution, costs)

@@ -6,7 +6,7 @@ import torch
 
 from naspipe.core.errors import ConfigError, reason
 from naspipe.runtime.devices.device_budget import DeviceBudget
-from naspipe.runtime.devices.device_waits import Wait, wait_for
+from naspipe.runtime.devices.device_waits import Wait, count, wait_for
 from naspipe.runtime.devices.ports import Mark
 
 NAP_SECONDS = 100e-6
@@ -135,6 +135,8 @@ class CudaDevice:
     ) -> CudaCopy:
         queue.wait_stream(self._compute)
         start = _timed(queue)
+        if not (source if source.is_cpu else target).is_pinned():
+            count(Wait.COPY)
         with torch.cuda.stream(queue):
             target.copy_(source, non_blocking=True)
         return CudaCopy(start, _timed(queue))

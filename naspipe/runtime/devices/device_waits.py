@@ -2,8 +2,7 @@
 
 What waits goes through :func:`wait_for` or :func:`on_host`, or says so with :func:`count`. An
 emulated device counts where a GPU would be waited for. Counts are those of the process, which is
-one stage; threads that copy count there, too. Not among them is what torch and CUDA wait for by
-themselves, as when memory runs out.
+one stage. Not among them is what torch and CUDA wait for by themselves, as when memory runs out.
 """
 
 from __future__ import annotations
@@ -36,6 +35,11 @@ class Wait(Enum):
         "`Staging.wait`",
         "what another stage is sent lies in host memory",
         "once per message with tensors",
+    )
+    COPY = Reason(
+        "`CudaDevice`",
+        "host memory could not be pinned, so a layer is copied while the host waits",
+        "once per load or save, then",
     )
     FIELD = Reason(
         "`Placement.to_device`", "a batch is not in pinned memory", "once per field of a batch"

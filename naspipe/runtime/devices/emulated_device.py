@@ -38,6 +38,7 @@ class EmulatedCopy:
         self._source = source
         self._target = target
         self._seconds = seconds
+        self._moved_ns = 0
         self.end = start + seconds
         """As :func:`time.monotonic` has it."""
 
@@ -45,7 +46,9 @@ class EmulatedCopy:
         """Whether its time has come; the bytes are copied then."""
         if self.left_seconds > 0:
             return False
+        start_ns = time.monotonic_ns()
         self._target.copy_(self._source)
+        self._moved_ns = time.monotonic_ns() - start_ns
         return True
 
     @property
@@ -55,8 +58,8 @@ class EmulatedCopy:
 
     @property
     def nanoseconds(self) -> int:
-        """As the bandwidth says."""
-        return round(self._seconds * 1e9)
+        """As the bandwidth says, and what it took to move the bytes."""
+        return round(self._seconds * 1e9) + self._moved_ns
 
 
 class EmulatedDevice:

@@ -213,7 +213,8 @@ class Swapper:
                 if self._is_over(kind):
                     lane.popleft()
                 elif time.monotonic() > deadline:
-                    copying = ", ".join(f"{layer}" for layer in sorted(self._copying))
+                    left = (job.layer for lane in self._lanes.values() for job in lane)
+                    copying = ", ".join(f"{layer}" for layer in sorted(left))
                     raise SwapError(
                         f"device {self._device.name}: copies of the layers {copying} did not end "
                         f"within {CLOSE_SECONDS:g} s of closing"

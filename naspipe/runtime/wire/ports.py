@@ -48,7 +48,10 @@ class Transport(Protocol):
         ...
 
     def receive(self, timeout_seconds: float) -> Message | None:
-        """The next message; None when there was none in time (0 only looks) or at a wakeup."""
+        """The next message; None when there was none in time (0 only looks), or at a wakeup.
+
+        It may end a little before its time, so whoever has a deadline asks again.
+        """
         ...
 
 

@@ -38,7 +38,7 @@ from naspipe.runtime.wire.messages import (
 )
 from naspipe.runtime.wire.ports import Sending
 from naspipe.runtime.wire.shared_rings import SharedFrames
-from naspipe.runtime.wire.wakeup import TICK_SECONDS, Wakeup
+from naspipe.runtime.wire.wakeup import NAP_SECONDS, TICK_SECONDS, Wakeup
 
 MAX_FRAME_BYTES = 1 << 30
 """Larger frames are refused by the library before any memory is taken, whoever sends them."""
@@ -219,10 +219,10 @@ class ZmqTransport:
         """The frames of the next message, if one comes in time."""
         is_here = self._is_one_here()
         if not is_here and 0 < timeout_seconds < TICK_SECONDS:
-            time.sleep(timeout_seconds)
+            time.sleep(min(timeout_seconds, NAP_SECONDS))
             is_here = self._is_one_here()
         elif not is_here and timeout_seconds:
-            ready = dict(self._poller.poll(int(timeout_seconds * 1000) + 1))
+            ready = dict(self._poller.poll(int(timeout_seconds / TICK_SECONDS)))
             is_here = self._inbox in ready
             if self._wakeup.fileno() in ready:
                 self._wakeup.clear()

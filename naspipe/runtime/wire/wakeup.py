@@ -7,7 +7,9 @@ import select
 import time
 
 TICK_SECONDS = 1e-3
-"""In which polls count. A wait that is shorter, which is one for a copy, is slept through."""
+"""In which polls count."""
+NAP_SECONDS = 100e-6
+"""How long a wait that is shorter is slept through at most, deaf: it is one for a copy."""
 
 
 class Wakeup:
@@ -38,10 +40,9 @@ class Wakeup:
             return  # it was not set
 
     def wait(self, timeout_seconds: float) -> bool:
-        """Wait for nothing but this; whether it was set in time."""
+        """Wait for nothing but this; whether it was set. It may end up to a tick too early."""
         if timeout_seconds < TICK_SECONDS:
-            time.sleep(timeout_seconds)
-            timeout_seconds = 0
+            time.sleep(min(timeout_seconds, NAP_SECONDS))
         poller = select.poll()
         poller.register(self._fd, select.POLLIN)
-        return bool(poller.poll(timeout_seconds * 1000))
+        return bool(poller.poll(int(timeout_seconds / TICK_SECONDS)))

@@ -131,7 +131,7 @@ def test_copies_take_the_time_they_should(way):
     assert time.monotonic() - start < 0.05, "nobody waits"
     finish(copy)
     assert 0.05 <= time.monotonic() - start < 1.0
-    assert copy.nanoseconds == 50_000_000
+    assert 50_000_000 < copy.nanoseconds < 1_000_000_000
 
 
 def test_the_emulated_device_computes_at_once():

@@ -150,7 +150,9 @@ class MovingDevice(EmulatedDevice):
 
 def finish(copy):
     """Wait until a copy is over."""
+    deadline = time.monotonic() + 30
     while not copy.is_over():
+        assert time.monotonic() < deadline
         time.sleep(copy.left_seconds)
 
 

@@ -206,6 +206,25 @@ def test_a_wakeup_ends_a_wait_once(pair):
     assert time.monotonic() - start >= 0.2
 
 
+@pytest.mark.parametrize("seconds", [20e-6, 0.0009, 0.0015, 0.004])
+def test_short_waits_end_in_time_and_hear_what_came_meanwhile(pair, seconds):
+    """Those for copies: polls count in milliseconds."""
+    one, other, _ = pair
+    waits = []
+    for _ in range(9):
+        start, left = time.monotonic(), seconds
+        while left > 0:
+            assert other.receive(left) is None
+            left = start + seconds - time.monotonic()
+        waits.append(time.monotonic() - start)
+    assert seconds <= min(waits) < seconds + 0.0009
+    one.send(1, inputs(7, 1, ()))
+    found, deadline = None, time.monotonic() + SECONDS
+    while found is None and time.monotonic() < deadline:
+        found = other.receive(seconds)
+    assert found.task.sequence_id == 7
+
+
 def test_what_was_sent_last_leaves_although_the_sender_ends(endpoints):
     with Wakeup() as wakeup, ZmqTransport(1, endpoints, wakeup) as other:
         with Wakeup() as own, ZmqTransport(0, endpoints, own) as one:
