@@ -143,6 +143,10 @@ class Ahead(Protocol):
         """Each layer once."""
         ...
 
+    def may_use(self, layer: LayerId) -> bool:
+        """Whether it is among them, or will be; False where no subnet under way needs it."""
+        ...
+
     def next_uses(self, layers: Collection[LayerId], reach: int) -> Mapping[LayerId, int]:
         """How far ahead each of these is used, as far as that is less than ``reach``."""
         ...

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence, Set
 
 from naspipe.core.ids import LayerId
 
@@ -53,13 +53,15 @@ class Forecast:
     Args:
         first: what is used first; drawn at once.
         then: what follows; drawn as far as it is looked at, and kept by whoever made it.
+        needed: all layers that may follow.
     """
 
-    __slots__ = ("_first", "_then")
+    __slots__ = ("_first", "_needed", "_then")
 
-    def __init__(self, first: Iterable[LayerId], then: Drawn) -> None:
+    def __init__(self, first: Iterable[LayerId], then: Drawn, needed: Container[LayerId]) -> None:
         self._first = dict.fromkeys(first)
         self._then = then
+        self._needed = needed
 
     def __iter__(self) -> Iterator[LayerId]:
         """Each layer once, at its first place."""
@@ -68,6 +70,10 @@ class Forecast:
         for layer in self._then:
             if layer not in first:
                 yield layer
+
+    def may_use(self, layer: LayerId) -> bool:
+        """Whether the layer is used first or may follow; nothing is drawn to tell."""
+        return layer in self._needed or layer in self._first
 
     def next_uses(self, layers: Collection[LayerId], reach: int) -> dict[LayerId, int]:
         """How far ahead each of these layers is used: 0 is the very next.

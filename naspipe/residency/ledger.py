@@ -84,6 +84,7 @@ class Ledger:
         """Bytes of clean layers that nothing holds."""
         self.gains = 0
         """Rises whenever the room (free or evictable bytes) may have grown, or a use is over."""
+        self.uses_over = 0
         self.num_loading = 0
         self.num_saving = 0
         self.num_pinned = 0
@@ -201,6 +202,7 @@ class Ledger:
         self._expect(layer, is_held, "written" if wrote else "released", "resident and pinned")
         entry.pins -= 1
         entry.is_dirty |= wrote and entry.size_bytes > 0
+        self.uses_over += 1
         self._use(entry)
         self.num_pinned -= entry.pins == 0
         if entry.pins == 0:

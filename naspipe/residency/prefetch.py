@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Iterator
 from itertools import islice
+from typing import NamedTuple
 
 from naspipe.core.commands import EvictLayer, LoadLayer
 from naspipe.core.errors import InvariantError
@@ -20,12 +21,25 @@ LEAST_AHEAD, MOST_AHEAD = 4, 10
 """How many of the next layers are loaded ahead of their use. A forecast changes with every message,
 so what is loaded further ahead is mostly evicted unused."""
 
+FAR = 8
+"""How many layers behind those are looked at, to know how long nothing has to be loaded."""
+
 CALM_LOADS = 64
 """Whenever the stage stands still for a layer, :data:`MOST_AHEAD` are loaded ahead from then on,
 and one less with every so many loads. Simulated beside always 8, with memory for 1.5 subnets:
 ``nlp.c1``, ``nlp.c2``, ``cv.c1`` and ``cv.c3`` at tiny scale, whose loads are short, have 2 to 25 %
 fewer loads and as many hits; ``cv.c1`` at the paper's costs, whose loads are long, has 0.05 % more
 hits."""
+
+
+class _Settled(NamedTuple):
+    """Nothing can be loaded while the token is this, and neither count changes as it says."""
+
+    token: Hashable
+    gains: int | None = None
+    """Until the ledger's count is another; None for any."""
+    uses_over: int | None = None
+    """Until the ledger's count is this; None for any."""
 
 
 class Prefetcher:
@@ -59,8 +73,7 @@ class Prefetcher:
         self._ahead = LEAST_AHEAD
         self._calm_loads = 0
         """Since the stage stood still, or since ``_ahead`` became less."""
-        self._settled: tuple[Hashable, int | None] | None = None
-        """For which token nothing can be loaded: at this count of gains, or (None) at any."""
+        self._settled: _Settled | None = None
 
     def reset(self) -> None:
         """Look anew at the next forecast, whatever its token says."""
@@ -75,8 +88,12 @@ class Prefetcher:
             return True
         if token is None or self._settled is None:
             return False
-        settled_token, gains = self._settled
-        return (gains is None or gains == self._ledger.gains) and settled_token == token
+        settled, ledger = self._settled, self._ledger
+        return (
+            (settled.gains is None or settled.gains == ledger.gains)
+            and (settled.uses_over is None or settled.uses_over > ledger.uses_over)
+            and settled.token == token
+        )
 
     def plan(
         self, ahead: Ahead, is_demanded: bool, token: Hashable
@@ -91,15 +108,12 @@ class Prefetcher:
         """
         ledger, commands = self._ledger, list[LoadLayer | EvictLayer]()
         room = ledger.free_bytes + ledger.evictable_bytes
-        gains: int | None = None
         self._settled = None
         if is_demanded:
             self._ahead, self._calm_loads = MOST_AHEAD, 0
-        for place, layer in enumerate(islice(ahead, self._reach)):
+        layers = islice(ahead, self._reach)
+        for place, layer in enumerate(islice(layers, self._ahead)):
             is_awaited = is_demanded and place == 0
-            if place == self._ahead:
-                gains = ledger.gains
-                break
             if kept_bytes := ledger.evictable_size(layer):
                 room -= kept_bytes
             elif ledger.state(layer) is not LayerState.ABSENT:
@@ -109,7 +123,6 @@ class Prefetcher:
                 if size_bytes > room:
                     if is_awaited:
                         return commands, self._worth_saving(ahead)
-                    gains = ledger.gains
                     break
                 commands += self._load(layer, size_bytes, ahead)
                 room -= size_bytes
@@ -118,10 +131,23 @@ class Prefetcher:
             elif is_awaited:
                 raise InvariantError(f"layer {layer} to be loaded: it lives on another stage now")
             if room <= 0:
-                gains = ledger.gains
                 break
-        self._settled = (token, gains)
+        else:
+            self._settled = _Settled(token, uses_over=self._next_look(layers))
+            return commands, None
+        self._settled = _Settled(token, gains=ledger.gains)
         return commands, None
+
+    def _next_look(self, beyond: Iterator[LayerId]) -> int | None:
+        """All that is near is there: how many uses will be over when one comes near that is not.
+
+        None when there is none. A use that is over brings what follows nearer by one place.
+        """
+        ledger, away = self._ledger, self._away
+        for place, layer in enumerate(islice(beyond, FAR)):
+            if ledger.state(layer) is LayerState.ABSENT and layer not in away:
+                return ledger.uses_over + place + 1
+        return None if next(beyond, None) is None else ledger.uses_over + FAR + 1
 
     def _load(self, layer: LayerId, size_bytes: int, ahead: Ahead) -> list[LoadLayer | EvictLayer]:
         """Load a layer, after the eviction of what has to give way.
@@ -130,10 +156,7 @@ class Prefetcher:
         """
         ledger, commands = self._ledger, list[LoadLayer | EvictLayer]()
         if size_bytes > ledger.free_bytes:
-            evictable = ledger.evictable()
-            next_uses = ahead.next_uses([row.layer for row in evictable], self._reach)
-            missing_bytes = size_bytes - ledger.free_bytes
-            for victim in choose_victims(evictable, next_uses, missing_bytes):
+            for victim in self._victims(ahead, size_bytes - ledger.free_bytes):
                 ledger.evict(victim)
                 commands.append(EvictLayer(victim))
         ledger.load(layer)
@@ -142,6 +165,19 @@ class Prefetcher:
         if self._calm_loads >= CALM_LOADS and self._ahead > LEAST_AHEAD:
             self._ahead, self._calm_loads = self._ahead - 1, 0
         return commands
+
+    def _victims(self, ahead: Ahead, missing_bytes: int) -> list[LayerId]:
+        """What to evict: where that is enough, only what nobody will use.
+
+        Who does not look ahead does not know that either.
+        """
+        evictable = self._ledger.evictable()
+        if self._reach > 1:
+            unused = [row for row in evictable if not ahead.may_use(row.layer)]
+            if sum(row.size_bytes for row in unused) >= missing_bytes:
+                return choose_victims(unused, {}, missing_bytes)
+        next_uses = ahead.next_uses([row.layer for row in evictable], self._reach)
+        return choose_victims(evictable, next_uses, missing_bytes)
 
     def _worth_saving(self, ahead: Ahead) -> list[LayerId]:
         unsaved = self._ledger.unsaved()

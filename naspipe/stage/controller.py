@@ -10,12 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from naspipe.core.access import Access, AccessKind
-from naspipe.core.commands import (
-    Command,
-    DropVersion,
-    RecordAccess,
-    RetireSubnet,
-)
+from naspipe.core.commands import Command, DropVersion, RecordAccess, RetireSubnet
 from naspipe.core.errors import InvariantError
 from naspipe.core.events import (
     BlockFinished,
@@ -143,7 +138,8 @@ class StageController:
         if self._commanded == 0 and not self._writes.are_under_way:
             self._advance(event.time_ns, commands)
         self._changes += self._ready.running is None
-        commands += self._residency.plan(self._look_ahead, self._stalls.is_stalled, self._changes)
+        news = (self._changes, *self._writes.due)
+        commands += self._residency.plan(self._look_ahead, self._stalls.is_stalled, news)
         return self._cuts.guard(commands)
 
     @property
@@ -243,6 +239,7 @@ class StageController:
         self._residency.release(ticket.layer, kind)
         is_last_use = not (is_forward and progress.backwards)
         if is_last_use:
+            self._predictor.used(ticket.layer)
             for version in self._book.release(ticket.layer, ticket.reads):
                 commands.append(DropVersion(ticket.layer, version))
             if ticket.is_writer:

@@ -48,11 +48,15 @@ class Predictor:
         """The layers of all tasks but the running one."""
         self._known: tuple[Hashable, Work | None] = (None, None)
         """For which token and running task they hold."""
+        self._needed: dict[LayerId, int] = {}
+        """How many of the subnets under way still have a block to run on it."""
 
     def admit(self, progress: Progress) -> None:
         """A subnet may start."""
         here = progress.partition.blocks(progress.forward.task.stage)
         self._conflicts.admit(progress.subnet, here)
+        for ticket in progress.tickets.values():
+            self._needed[ticket.layer] = self._needed.get(ticket.layer, 0) + 1
 
     def arrive(self, task: Task, upcoming: Iterable[Task]) -> None:
         """The input of a task is here; its sender expects to hand over ``upcoming`` next."""
@@ -62,6 +66,12 @@ class Predictor:
             del self._announced[next(iter(self._announced))]
         if task.kind is TaskKind.BACKWARD:
             self._conflicts.come_back(task.stream, task.sequence_id)
+
+    def used(self, layer: LayerId) -> None:
+        """A subnet ran its last block on the layer."""
+        self._needed[layer] -= 1
+        if not self._needed[layer]:
+            del self._needed[layer]
 
     def retire(self, progress: Progress) -> None:
         """The stage has nothing left to do for a subnet."""
@@ -87,7 +97,7 @@ class Predictor:
             self._known = (token, running)
             self._others = Drawn(self._forecast_others(subnets, running))
         runs = running.clear_layers() if running is not None else ()
-        return Forecast(chain(due, runs), self._others)
+        return Forecast(chain(due, runs), self._others, self._needed)
 
     def _forecast_others(
         self, subnets: Iterable[Progress], running: Work | None

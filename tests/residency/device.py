@@ -214,7 +214,7 @@ class Stage:
         assert not gone, "evicted for nothing"
 
     def look_ahead(self):
-        return Forecast((), Drawn([each] for each in self.forecast()))
+        return Forecast((), Drawn([each] for each in self.forecast()), {*self.forecast()})
 
     def forecast(self):
         """The layers of every use still to come; beyond the first run, perhaps in disorder."""

@@ -7,7 +7,8 @@ from itertools import islice
 import pytest
 
 from naspipe.core.errors import ConfigError, InvariantError
-from naspipe.residency.prefetch import LEAST_AHEAD, MOST_AHEAD
+from naspipe.residency.forecast import Drawn, Forecast
+from naspipe.residency.prefetch import FAR, LEAST_AHEAD, MOST_AHEAD
 from tests.residency.device import WRITE
 from tests.residency.told import Told, ahead, layer, layers, on_device, shown
 
@@ -161,6 +162,46 @@ def test_a_known_forecast_is_not_drawn_again():
     assert told.plan(0, 3, token=3) == "evict 2, load 3", "until something is released"
     told.loaded(3)
     assert told.plan(0, 3, token=3) == ""
+
+
+def test_the_next_look_is_when_the_first_that_is_missing_comes_near():
+    told, coming = Told(120, [10] * 14).put(*range(8)), [*range(12)]
+
+    def unmade():
+        raise AssertionError("looked ahead too early")
+
+    assert told.plan(*coming, token=1) == ""
+    for over in range(1, 8 - LEAST_AHEAD + 2):
+        assert shown(told.manager.plan(unmade, False, 1)) == ""
+        told.use(over - 1)
+    assert told.plan(*coming[over:], token=1) == "load 8"
+    told.loaded(8)
+    assert told.plan(*coming[over:], token=1) == ""
+    told.use(over)
+    assert told.plan(*coming[over + 1 :], token=1) == "load 9"
+
+
+def test_further_than_that_nobody_looks():
+    told, coming = Told(200, [10] * 20).put(*range(20)), [*range(20)]
+    assert told.plan(*coming, token=1) == ""
+    looks = []
+    for over in range(1, 12):
+        told.use(over - 1)
+        told.manager.plan(lambda over=over: looks.append(over) or ahead(layers(*coming[over:]))(),
+                          False, 1)  # fmt: skip
+    assert looks == [FAR + 1]
+
+
+def test_what_nobody_needs_goes_before_the_forecast_is_drawn():
+    told = Told(30, [10] * 4, max_loads=1).put(0, 1, 2)
+
+    def drawn():
+        yield [layer(3)]
+        raise AssertionError("drawn further than to the layer that is loaded")
+
+    needed = layers(0, 1, 3)
+    found = told.manager.plan(lambda: Forecast((), Drawn(drawn()), needed))
+    assert shown(found) == "evict 2, load 3"
 
 
 def test_what_is_over_makes_room_under_the_same_token():

@@ -20,7 +20,8 @@ def layer(number):
 
 
 def ahead(forecast):
-    return lambda: Forecast((), Drawn([each] for each in forecast))
+    """Of distinct lists of one; layers not in it are needed by nobody."""
+    return lambda: Forecast((), Drawn([each] for each in forecast), forecast)
 
 
 def shown(commands):

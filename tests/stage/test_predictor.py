@@ -163,3 +163,15 @@ def test_versions_that_do_not_exist_here_are_not_named():
     waiting.forward.missing.discard(CHAIN)
     waiting.forward.unclear |= {1, 4}
     assert case.named() == "0.2 0.3 0.5"
+
+
+def test_a_layer_may_be_used_until_every_subnet_ran_its_last_block_on_it():
+    case = Situation()
+    subnet, _ = case.admit(), case.admit()
+    case.predictor.admit(subnet)  # as another subnet of the same layers would be
+    shared, other = subnet.tickets[1].layer, subnet.tickets[2].layer
+    ahead = case.predictor.forecast((), case.subnets, None)
+    case.predictor.used(shared)
+    assert ahead.may_use(shared) and ahead.may_use(other)
+    case.predictor.used(shared)
+    assert not ahead.may_use(shared) and ahead.may_use(other)

@@ -19,6 +19,10 @@ POISON = 0xFF
 _POISONED = 4096
 """So many bytes: filling all of it would take longer than the copy that is emulated."""
 
+KEPT_BYTES = 256 * 1024 * 1024
+"""Of freed memory that the system may not take: telling it, and writing on what it was told of,
+takes as long as the copy."""
+
 _LAZILY_FREED = getattr(mmap, "MADV_FREE", mmap.MADV_DONTNEED)
 
 BANDWIDTH_BYTES_PER_SECOND = 12e9
@@ -69,8 +73,8 @@ class EmulatedDevice:
     eviction shows. Copies are real, and over when the bandwidth says; each direction has the whole
     of it.
 
-    A piece keeps its addresses for good. Of one that was freed the system takes the pages when it
-    is short of memory, and not before: to get new ones takes longer than the copy.
+    A piece keeps its addresses for good. When more than :data:`KEPT_BYTES` are freed, the system
+    may take the pages of those that were freed first, and does when it is short of memory.
 
     Args:
         budget_bytes: the most that may be allocated at a time.
@@ -91,6 +95,9 @@ class EmulatedDevice:
         self._bandwidth_bytes_per_second = bandwidth_bytes_per_second
         self._latency_seconds = latency_seconds
         self._pages: MutableMapping[torch.Tensor, mmap.mmap] = WeakTensorKeyDictionary()
+        self._kept: dict[int, mmap.mmap] = {}
+        """Of freed pieces, by their addresses, those of which the system may not take the pages."""
+        self._kept_bytes = 0
         self._free_at = {"in": 0.0, "out": 0.0}
         """When the last copy of each way is over."""
 
@@ -118,15 +125,22 @@ class EmulatedDevice:
     def free(self, tensor: torch.Tensor) -> None:
         """Poison the memory and give it back. Raises InvariantError when it is not allocated."""
         self._budget.remove(tensor)
-        if pages := self._pages.get(tensor):
-            with suppress(OSError):  # where the system knows of no such thing, the pages stay
-                pages.madvise(_LAZILY_FREED)
         tensor[:_POISONED].fill_(POISON)
+        if pages := self._pages.get(tensor):
+            self._kept[tensor.data_ptr()] = pages
+            self._kept_bytes += len(pages)
+        while self._kept_bytes > KEPT_BYTES:
+            oldest = self._kept.pop(next(iter(self._kept)))
+            self._kept_bytes -= len(oldest)
+            with suppress(OSError):  # where the system knows of no such thing, the pages stay
+                oldest.madvise(_LAZILY_FREED)
 
     def refill(self, tensor: torch.Tensor) -> None:
         """Poisoned memory again. Raises DeviceMemoryError beyond the budget."""
         self._budget.check(tensor.numel())
         self._budget.add(tensor)
+        if kept := self._kept.pop(tensor.data_ptr(), None):
+            self._kept_bytes -= len(kept)
 
     def mark(self) -> Mark:
         """None: this device computes at once."""

@@ -35,11 +35,13 @@ class StateSizes:
         self, parameter: torch.Tensor, own: OwnStep = RECIPES, group: int = 0
     ) -> Mapping[str, int]:
         """Bytes by the names of the state, in their order; ``group`` is the parameter's."""
-        kind = type(parameter) if isinstance(parameter, Alpha) else nn.Parameter
+        kind = type(parameter)
+        kind = kind if issubclass(kind, Alpha) else nn.Parameter
         key = (parameter.shape, parameter.stride(), parameter.dtype, kind, own, group)
-        if key not in self._known:
-            self._known[key] = self._learn(parameter, kind, own, group)
-        return self._known[key]
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = self._learn(parameter, kind, own, group)
+        return known
 
     def _learn(
         self, like: torch.Tensor, kind: type[nn.Parameter], own: OwnStep, group: int
@@ -157,8 +159,9 @@ def _buffers(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[_Found]:
 
 def _place(label: str, found: Sequence[_Found], layout: Layout) -> list[Slot]:
     """A slot for each; tensors in one storage keep their distances."""
-    regions: dict[int, list[torch.Tensor]] = {}
+    regions: dict[int, list[tuple[int, int]]] = {}
     keys: list[int] = []
+    spans: list[tuple[int, int]] = []
     for name, _, tensor in found:
         if tensor.layout != torch.strided or tensor.is_conj() or tensor.is_neg():
             raise ConfigError(
@@ -166,19 +169,19 @@ def _place(label: str, found: Sequence[_Found], layout: Layout) -> list[Slot]:
                 f"that is sparse or a lazy view; copy it when the layer is made"
             )
         keys.append(tensor.untyped_storage().data_ptr() or -len(regions) - 1)
-        regions.setdefault(keys[-1], []).append(tensor)
+        spans.append((start_byte(tensor), span_bytes(tensor)))
+        regions.setdefault(keys[-1], []).append(spans[-1])
     begins: dict[int, int] = {}
     for key, region in regions.items():
-        begins[key] = layout.nbytes - min(map(start_byte, region)) // ALIGNMENT * ALIGNMENT
-        end = max(start_byte(tensor) + span_bytes(tensor) for tensor in region)
-        layout.nbytes = round_up(begins[key] + end)
+        begins[key] = layout.nbytes - min(region)[0] // ALIGNMENT * ALIGNMENT
+        layout.nbytes = round_up(begins[key] + max(map(sum, region)))
     numbers: dict[int, int] = {}
     return [
         Slot(
             name, own, numbers.setdefault(id(tensor), len(numbers)),
-            begins[key] + start_byte(tensor), span_bytes(tensor), len(regions[key]) > 1, bool(own),
+            begins[key] + start, nbytes, len(regions[key]) > 1, bool(own),
         )
-        for (name, own, tensor), key in zip(found, keys, strict=True)
+        for (name, own, tensor), key, (start, nbytes) in zip(found, keys, spans, strict=True)
     ]  # fmt: skip
 
 
