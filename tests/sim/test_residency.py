@@ -122,6 +122,25 @@ def test_a_look_that_is_left_out_would_have_found_nothing(pipeline, seed, extra,
     assert commanded(True, pipeline, seed, extra, order) == plain
 
 
+@settings(max_examples=100, deadline=None)
+@given(moving_pipelines(), st.integers(0, 2**32), st.integers(0, 30))
+def test_what_may_be_used_is_what_subnets_under_way_need(pipeline, seed, extra):
+    """All that is ever foreseen is needed, and nothing is when the last subnet is through."""
+    predictors, forecast = set(), Predictor.forecast
+
+    def foreseen(self, *args):
+        predictors.add(self)
+        found = forecast(self, *args)
+        assert all(map(found.may_use, found))
+        return found
+
+    with patch.object(Predictor, "forecast", foreseen):
+        accesses, _ = run(*pipeline, RandomCosts(seed), extra)
+    for predictor in predictors:
+        rest = forecast(predictor, (), (), None)
+        assert not [access.layer for access in accesses if rest.may_use(access.layer)]
+
+
 STREAM = (
     [Exact()] * 8,
     [Subnet(0, y, tuple((y * 3 + b) % 7 for b in range(8))) for y in range(40)],
