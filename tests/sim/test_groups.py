@@ -17,6 +17,7 @@ from naspipe.schedule.versions import VersionBook
 from naspipe.sim.costs import RandomCosts
 from naspipe.stage.clearance import Clearance
 from naspipe.stage.writes import Writes
+from tests.sim.test_residency import commanded
 from tests.sim.test_residency import run as budgeted
 from tests.sim.test_steps import run
 from tests.strategies import moving_pipelines
@@ -72,6 +73,16 @@ def test_any_budget(pipeline, seed, extra, stays, launch):
         permanent=permanent, reduction_launch=launch,
     )  # fmt: skip
     assert list(violations(accesses, rules, subnets, steps=steps, buffered=buffered)) == []
+
+
+@settings(max_examples=100, deadline=None)
+@given(grouped(), st.integers(0, 2**32), st.integers(0, 30), LAUNCHED)
+def test_a_look_that_is_left_out_would_have_found_nothing(pipeline, seed, extra, launch):
+    """Also where a WRITE that was held back has to have its layer loaded again."""
+    *chain, steps, buffered = pipeline
+    how = {"steps": steps, "buffered": buffered, "reduction_launch": launch}
+    plain = commanded(False, chain, seed, extra, "paper", **how)
+    assert commanded(True, chain, seed, extra, "paper", **how) == plain
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -90,7 +90,7 @@ def test_any_budget_gives_the_same_order(pipeline, seed, extra, prefetches, orde
     assert list(violations(accesses, rules, subnets)) == []
 
 
-def commanded(knows_news, pipeline, seed, extra, order):
+def commanded(knows_news, pipeline, seed, extra, order, **how):
     """What every stage is told to load, save and evict, in order."""
     told, plan, forecast = [], ResidencyManager.plan, Predictor.forecast
 
@@ -106,7 +106,7 @@ def commanded(knows_news, pipeline, seed, extra, order):
         patch.object(ResidencyManager, "plan", planned),
         patch.object(Predictor, "forecast", foreseen),
     ):
-        _, managers = run(*pipeline, RandomCosts(seed), extra, order=order)
+        _, managers = run(*pipeline, RandomCosts(seed), extra, order=order, **how)
     stages = {id(manager): stage for stage, manager in enumerate(managers)}
     return [(stages[manager], command) for manager, command in told]
 
