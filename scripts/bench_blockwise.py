@@ -27,11 +27,11 @@ import naspipe  # noqa: E402
 import search_spaces  # noqa: E402
 from naspipe.core.access import Access, AccessKind  # noqa: E402
 from naspipe.core.ids import StreamId  # noqa: E402
+from naspipe.frontend.given.drawn_source import draw_stream  # noqa: E402
 from naspipe.frontend.given.run_plan import make_pipeline, make_plan  # noqa: E402
 from naspipe.frontend.given.workloads import find_workload  # noqa: E402
 from naspipe.frontend.teaching.blockwise import RELAYS  # noqa: E402
 from naspipe.frontend.training.distillation import blockwise_streams  # noqa: E402
-from naspipe.frontend.training.stream_jobs import draw_stream  # noqa: E402
 from naspipe.planning.cost import CostTable, LayerCost  # noqa: E402
 from naspipe.runtime.devices.environment import describe_environment  # noqa: E402
 from naspipe.runtime.jobs.workload import wiring_of  # noqa: E402

@@ -28,13 +28,13 @@ import naspipe  # noqa: E402
 from naspipe.core.access import Access, AccessKind  # noqa: E402
 from naspipe.core.config import Settings  # noqa: E402
 from naspipe.core.recipe_file import read_recipe  # noqa: E402
+from naspipe.frontend.given.drawn_source import draw_stream  # noqa: E402
 from naspipe.frontend.given.run_plan import make_pipeline, make_plan, planning_costs  # noqa: E402
 from naspipe.frontend.given.workloads import find_workload  # noqa: E402
 from naspipe.frontend.teaching.joined import join  # noqa: E402
 from naspipe.frontend.teaching.ports import MakesTeacher  # noqa: E402
 from naspipe.frontend.teaching.taught import Taught  # noqa: E402
 from naspipe.frontend.training.api import train_together  # noqa: E402
-from naspipe.frontend.training.stream_jobs import draw_stream  # noqa: E402
 from naspipe.runtime.devices.environment import describe_environment  # noqa: E402
 from naspipe.runtime.jobs.workload import Workload  # noqa: E402
 from naspipe.sim.costs import StreamCosts, TableCosts  # noqa: E402

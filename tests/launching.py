@@ -60,6 +60,8 @@ LAUNCHING = (
     "frontend/checks/test_loss_checks.py::test_work_in_place_is_found_by_shapes",
     "frontend/*test_elastic_refusals.py",
     "frontend/*test_opened_run.py",
+    "frontend/simulation/test_chosen_stages.py::test_a_run_says_what_it_chose_and_has_the_bits_of_any",
+    "frontend/simulation/test_chosen_stages.py::test_the_command_takes_the_word_and_no_other",
     "frontend/training/test_made_of.py::test_a_refused_resume_leaves_the_run_as_it_is",
     "frontend/training/test_made_of.py::test_a_run_is_searched_with_its_own_loss",
     "frontend/training/test_made_of.py::test_a_run_is_used_with_its_own_layers",

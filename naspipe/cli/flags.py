@@ -18,7 +18,10 @@ def flags(node: type, *keys: str) -> list[Setting]:
 
 
 def add_flags(
-    parser: Options, settings: Iterable[Setting], defaults: Mapping[str, Any] | None = None
+    parser: Options,
+    settings: Iterable[Setting],
+    defaults: Mapping[str, Any] | None = None,
+    words: Mapping[str, str] | None = None,
 ) -> None:
     """Declare an option for each of some settings.
 
@@ -27,6 +30,7 @@ def add_flags(
         settings: each with a flag.
         defaults: of this command, where they are others. With them an option that is left out has
             its default; without, it is None, so that one can see what is given.
+        words: by the key of an option, a word that it takes beside the setting's values.
     """
     for each in settings:
         default = (defaults or {}).get(each.key, each.usual)
@@ -40,8 +44,10 @@ def add_flags(
         if each.kind is bool:
             options["action"] = "store_false" if each.default else "store_true"
         else:
-            options["type"] = _reader(each)
-            options["metavar"] = each.flag.metavar if each.flag and each.flag.metavar else None
+            word = (words or {}).get(each.key)
+            metavar = each.flag.metavar if each.flag and each.flag.metavar else None
+            options["type"] = _reader(each, word)
+            options["metavar"] = f"{metavar}|{word}" if word else metavar
         parser.add_argument(each.option, **options)
 
 
@@ -51,10 +57,10 @@ def given(node: type, arguments: argparse.Namespace) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value is not None}
 
 
-def _reader(setting: Setting) -> Callable[[str], Any]:
+def _reader(setting: Setting, word: str | None = None) -> Callable[[str], Any]:
     def read(text: str) -> Any:
         try:
-            return setting.read(text)
+            return text if text == word else setting.read(text)
         except ConfigError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
 

@@ -11,13 +11,14 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from naspipe.cli.display.plan_rows import Found, Row, Shape, as_json, print_rows
+from naspipe.cli.display.plan_rows import Found, Row, as_json, print_rows
 from naspipe.cli.display.plan_with_teacher import show_taught
 from naspipe.cli.distilling.plan_blocks import is_student, show_blocks
 from naspipe.cli.flags import add_flags, flags
 from naspipe.cli.simulate import add_scenario_arguments, open_scenario
 from naspipe.cli.teaching import teacher
 from naspipe.core.config import Definition, Settings, apply_settings
+from naspipe.planning.shapes import Shape, counts, shapes
 
 if TYPE_CHECKING:
     from naspipe.core.config import Execution
@@ -81,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
                 f"probes={recipe.probes}: expected none with a teacher; leave probes out"
             )
         words = _listed("--passes", arguments.passes) if arguments.passes else []
-        show(arguments, words, _counts(arguments.devices))
+        show(arguments, words, counts(arguments.devices))
         return 0
     streams = [_count("--streams", word) for word in _listed("--streams", arguments.streams)]
     budgets = ["" if b == "none" else b for b in _listed("--budget", arguments.budget)]
@@ -111,28 +112,13 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _counts(devices: int) -> list[int]:
-    """1, 2, 4, ... devices and all."""
-    return sorted({devices, *(1 << power for power in range(devices.bit_length()))})
-
-
-def shapes(devices: int, num_blocks: int, passes: int) -> list[Shape]:
-    """Groups and stages on 1, 2, 4, ... devices and on all; each group has a pass of every step."""
-    return [
-        Shape(groups, min(count // groups, num_blocks))
-        for count in _counts(devices)
-        for groups in range(1, min(count, passes) + 1)
-        if count % groups == 0 and (groups == 1 or count // groups <= num_blocks)
-    ]
-
-
 def _ways(
     devices: int, scenario: Scenario, partitions: Sequence[str], budgets: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
     """Settings of the execution."""
     steps = scenario.steps
     passes = 1 if steps.distills or steps.probes else steps.passes
-    for groups, stages in dict.fromkeys(shapes(devices, len(scenario.space), passes)):
+    for groups, stages in shapes(devices, len(scenario.space), passes):
         for partition in partitions if stages > 1 else partitions[:1]:
             for budget in budgets:
                 yield {

@@ -18,6 +18,7 @@ from naspipe.cli.flags import given
 from naspipe.cli.teaching.teacher import join_teacher, with_momentum
 from naspipe.cli.training.train_arguments import DEFAULTS, resume_of
 from naspipe.cli.training.train_arguments import add_arguments as add_arguments
+from naspipe.planning.shapes import AUTO
 
 if TYPE_CHECKING:
     from naspipe.cli.streams import StreamOptions
@@ -31,20 +32,31 @@ if TYPE_CHECKING:
 def run(arguments: argparse.Namespace) -> int:
     """Train; prints the run directories on stdout. Under torchrun, this is one of its workers."""
     from naspipe.core.errors import ConfigError
+    from naspipe.frontend.simulation.chosen_stages import choose_stages
     from naspipe.frontend.training.workers import execution_of, refuse, train_as_worker
+    from naspipe.runtime.jobs.workload import wiring_of
     from naspipe.runtime.processes.rendezvous import Worker
 
     worker = Worker.find()
+    notes = list[str]()
+    if chooses_stages := arguments.stages == AUTO:
+        arguments.stages = None
     try:
         execution, workloads, sources = _defined(arguments)
         joined = join_teacher(arguments, execution, workloads, sources)
         if worker is not None:
             execution = execution_of(worker, execution, arguments.stages)
+        elif chooses_stages:
+            wiring = wiring_of(joined.workloads, joined.taps)
+            choice = choose_stages(joined.workloads, execution, wiring)
+            execution, notes = choice.execution, [choice.note]
     except ConfigError as error:
         if worker is not None:
             refuse(worker, str(error))
         raise
     with _training(arguments, execution, joined) as training:
+        for note in notes:
+            training.observer.on_note(note)
         if worker is not None:
             has_place = bool(arguments.resume or arguments.run_dir)
             train_as_worker(training, worker, has_place=has_place)

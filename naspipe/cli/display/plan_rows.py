@@ -8,21 +8,12 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 from naspipe.cli.display.simulated_plans import WIDTH
 
 if TYPE_CHECKING:
+    from naspipe.planning.shapes import Shape
     from naspipe.sim.bottlenecks import Bottleneck
     from naspipe.sim.outcome import Outcome
 
 _EVERY_SECONDS = 30.0
 """From one line of a bar to the next, where there is no terminal."""
-
-
-class Shape(NamedTuple):
-    """How many groups of how many stages."""
-
-    groups: int
-    stages: int
-
-    def __str__(self) -> str:
-        return f"{self.groups} x {self.stages}" if self.groups > 1 else f"{self.stages}"
 
 
 class Row(NamedTuple):

@@ -15,10 +15,12 @@ from naspipe.cli.sources.prepared_data import add_data_place
 from naspipe.cli.teaching import teacher
 from naspipe.core.config import Definition, Execution
 from naspipe.core.errors import ConfigError
+from naspipe.planning.shapes import AUTO
 
 _EXAMPLE = """\
 examples:
   naspipe train nlp.c1 --steps 100 --stages 2 --sampler spaced:8
+  naspipe train nlp.c1 --steps 100 --stages auto
   naspipe train cv.c3 --recipe spos --set lr=0.1
   naspipe train cv.c3 --set lr=0.01 --set optimizer.momentum=0.8 --set rule.stem=frozen
   naspipe train nlp.c1 --checkpoint-every 100 --run-dir runs/one; naspipe train --resume runs/one
@@ -55,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_definition(parser.add_argument_group("what is trained"))
     execution = parser.add_argument_group("how it is carried out, which changes no bit")
-    add_flags(execution, flags(Execution))
+    add_flags(execution, flags(Execution), words={"stages": AUTO})
     execution.add_argument(
         "--validation",
         metavar="MODULE:FUNCTION",

@@ -1,4 +1,4 @@
-"""Streams of a sampler that are too long to be drawn before a run: drawn a little ahead of it."""
+"""Streams of a sampler: drawn before a run, or, where they are too long, a little ahead of it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,16 @@ from naspipe.core.events import Planned
 from naspipe.core.ids import StreamId
 from naspipe.core.json_text import parse_json
 from naspipe.core.subnet import Subnet
-from naspipe.frontend.given.pass_streams import filled, in_whole_steps, iterate_passes
+from naspipe.frontend.given.pass_streams import (
+    draw_passes,
+    filled,
+    in_whole_steps,
+    iterate_passes,
+)
 from naspipe.frontend.given.strategy_source import sample_stream
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.sim.cutting import CutSteps
+from naspipe.streams.samplers import FILES
 from naspipe.trace.storage.writing import writing
 
 LONG = 4096
@@ -64,6 +70,20 @@ def first_choices(workload: Workload) -> list[Choices]:
         *islice(iterate_passes(workload), shown),
         *in_whole_steps(workload, sample_stream(workload.space)),
     ]
+
+
+def draw_stream(
+    number: StreamId, workload: Workload, is_drawn_beside: bool = False
+) -> tuple[Subnet, ...]:
+    """The subnets of a stream, or what stands for them where they come beside the training."""
+    is_listed = workload.definition.sampler.partition(":")[0] in FILES
+    if workload.is_proposed and (workload.make_strategy or not is_listed):
+        stream = in_whole_steps(workload, sample_stream(workload.space))
+    elif is_drawn_beside:
+        stream = first_choices(workload)
+    else:
+        stream = draw_passes(workload)
+    return tuple(filled(workload, number, 0, stream))
 
 
 class DrawnSource:

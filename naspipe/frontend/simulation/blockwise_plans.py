@@ -10,9 +10,9 @@ from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import StageId, StreamId
 from naspipe.core.partition import Partition
+from naspipe.frontend.given.drawn_source import draw_stream
 from naspipe.frontend.given.run_plan import make_pipeline, make_plan, measured_costs
 from naspipe.frontend.teaching.taught import Taught
-from naspipe.frontend.training.stream_jobs import draw_stream
 from naspipe.planning.cost import CostTable
 from naspipe.planning.joint_placements import Pieces, moved_bytes
 from naspipe.planning.size import SizeTable

@@ -13,6 +13,7 @@ from naspipe.core.steps import parse_passes
 from naspipe.core.subnet import Subnet
 from naspipe.core.wiring import Wiring
 from naspipe.data.views import Views
+from naspipe.frontend.given.drawn_source import draw_stream
 from naspipe.frontend.given.run_plan import make_pipeline, make_plan, measured_costs
 from naspipe.frontend.teaching.joined import join
 from naspipe.frontend.teaching.ports import MakesTeacher
@@ -23,7 +24,6 @@ from naspipe.frontend.teaching.taught import (
     forward_ratio,
     passes_to_fill,
 )
-from naspipe.frontend.training.stream_jobs import draw_stream
 from naspipe.planning.cost import CostTable
 from naspipe.runtime.jobs.workload import Workload, wiring_of
 from naspipe.sim.pipeline import Plan

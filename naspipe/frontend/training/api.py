@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, count
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
@@ -20,14 +20,16 @@ from naspipe.frontend.display.watching import watching
 from naspipe.frontend.given.keywords import Stated, tells_settings
 from naspipe.frontend.given.run import Run
 from naspipe.frontend.given.strategies import Asked, check_draws, find_strategy_maker, name_of
+from naspipe.frontend.simulation.chosen_stages import choose_stages
 from naspipe.frontend.teaching.joined import join
 from naspipe.frontend.teaching.ports import MakesTeacher
 from naspipe.frontend.training.beginnings import asked_resume
 from naspipe.frontend.training.given_recipe import Optimizer, Rate, given_recipe, read_file
 from naspipe.frontend.training.initial_weights import Weights, begin_with
 from naspipe.frontend.training.training import Training
+from naspipe.planning.shapes import AUTO
 from naspipe.runtime.jobs.losses import Loss, Metric
-from naspipe.runtime.jobs.workload import Batches, Workload
+from naspipe.runtime.jobs.workload import Batches, Workload, wiring_of
 from naspipe.runtime.wire.ports import LaunchObserver
 
 
@@ -39,7 +41,7 @@ def train(
     space: Space, data: Batches, loss: Loss, *, steps: int | None = None,
     optimizer: Optimizer | None = None, lr: Rate | None = None,
     optimizer_options: Mapping[str, Any] | None = None, sampler: str | Any | None = None,
-    seed: int = 0, stages: int | None = None, policy: str = "csp", bulk: int = 0,
+    seed: int = 0, stages: int | Literal["auto"] | None = None, policy: str = "csp", bulk: int = 0,
     run_dir: str | Path | None = None, resume: bool | str = False,
     recipe: str | Path | Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None, execution: Mapping[str, Any] | None = None,
@@ -59,7 +61,7 @@ def train(
         lr: the rate (0.05), which ``schedule`` changes; or a function from a step to its rate.
         sampler: ``uniform`` (default), ``fair``, ``spaced:W``, ``file:PATH``; or a strategy.
         seed: of the stream, the parameters and every random draw.
-        stages: processes; 1 trains in this one.
+        stages: processes; 1 trains in this one. ``"auto"`` simulates which is fastest, groups too.
         policy: ``csp``; or ``sequential``, ``asp``, or ``bsp`` with ``bulk`` subnets at a time.
         run_dir: a directory that does not exist yet; ``runs/NAME-TIME`` by default.
         resume: go on with this definition's run in ``run_dir``; ``"if_exists"``: or begin it there.
@@ -81,7 +83,8 @@ def train(
         RunInterruptedError: after SIGINT or SIGTERM, behind a checkpoint to resume from.
         StorageError: when a file cannot be written.
     """
-    more |= {"stages": stages, "optimizer": optimizer, "lr": lr}
+    chooses_stages = stages == AUTO
+    more |= {"stages": None if chooses_stages else stages, "optimizer": optimizer, "lr": lr}
     more |= {"optimizer_options": optimizer_options}
     said = Stated.of(train, keywords=more, settings=settings, execution=execution)
     if steps is None:
@@ -93,7 +96,8 @@ def train(
     )  # fmt: skip
     how = recipe_execution(recipe, **said.execution)
     return train_together(
-        [what], how, run_dir, observer, resume=resume, teacher=teacher, progress=progress
+        [what], how, run_dir, observer, resume=resume, teacher=teacher, progress=progress,
+        chooses_stages=chooses_stages,
     )[0]  # fmt: skip
 
 
@@ -163,6 +167,7 @@ def train_together(
     exchanges: Sequence[str] = (),
     teacher: MakesTeacher | None = None,
     progress: bool | None = None,
+    chooses_stages: bool = False,
 ) -> list[Run]:
     """Train several runs side by side on one pipeline: each fills the others' bubbles.
 
@@ -170,7 +175,8 @@ def train_together(
     ``run_dir/stream-0``, ``stream-1``, ... (NASPipe's hybrid traverse). With ``taps``, blocks of
     one take outputs of another; ``exchanges`` are what WRITEs wait for, by name. With a ``teacher``
     of the only workload, its run is in ``run_dir``, and what is recorded of the teacher in
-    ``run_dir/teacher``. ``progress`` is that of :func:`train`.
+    ``run_dir/teacher``. ``progress`` is that of :func:`train`; ``chooses_stages`` is its
+    ``stages="auto"``: then ``execution`` says neither groups nor stages.
 
     Raises:
         ConfigError: for input that cannot be used; nothing is written then.
@@ -180,6 +186,10 @@ def train_together(
     joined = join(workloads, execution, taps, teacher)
     workloads = joined.workloads
     path = Path(run_dir) if run_dir is not None else None
+    notes = list[str]()
+    if chooses_stages:
+        choice = choose_stages(workloads, execution, wiring_of(workloads, joined.taps, exchanges))
+        execution, notes = choice.execution, [choice.note]
     with watching(workloads, execution.pipeline.stages, observer, progress) as told:
         training = Training(
             workloads=[replace(each, recompute=execution.pipeline.recompute) for each in workloads],
@@ -191,6 +201,8 @@ def train_together(
             places=joined.places,
             **resuming,
         )
+        for note in notes:
+            told.on_note(note)
         training.run()
     return [
         Run(workload.space, directory.path)

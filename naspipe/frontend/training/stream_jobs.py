@@ -19,14 +19,9 @@ from naspipe.frontend.checks.loss_checks import check_loss
 from naspipe.frontend.checks.made_of_checks import record_made_of
 from naspipe.frontend.checks.optimizer_checks import check_optimizer
 from naspipe.frontend.checks.probe_checks import check_probes
-from naspipe.frontend.given.drawn_source import DrawnSource, first_choices
-from naspipe.frontend.given.pass_streams import (
-    draw_passes,
-    filled,
-    in_whole_steps,
-    strategy_maker,
-)
-from naspipe.frontend.given.strategy_source import StrategySource, sample_stream
+from naspipe.frontend.given.drawn_source import DrawnSource, draw_stream
+from naspipe.frontend.given.pass_streams import strategy_maker
+from naspipe.frontend.given.strategy_source import StrategySource
 from naspipe.planning.cost import COLUMNS, CostTable
 from naspipe.runtime.jobs.job import StreamJob
 from naspipe.runtime.jobs.workload import Workload
@@ -35,7 +30,6 @@ from naspipe.sim.cutting import is_joint
 from naspipe.sim.pipeline import StreamPlan
 from naspipe.stage.builder import build_controller
 from naspipe.streams.from_file import write_stream
-from naspipe.streams.samplers import FILES
 from naspipe.trace.results.costs_file import write_costs
 from naspipe.trace.results.reserved_space import reserve
 from naspipe.trace.results.run_directory import RunDirectory
@@ -81,20 +75,6 @@ def check_stream(
     check_grouping(workload, execution.pipeline.groups)
     check_layers(workload)
     return subnets
-
-
-def draw_stream(
-    number: StreamId, workload: Workload, is_drawn_beside: bool = False
-) -> tuple[Subnet, ...]:
-    """The subnets of a stream, or what stands for them where they come beside the training."""
-    is_listed = workload.definition.sampler.partition(":")[0] in FILES
-    if workload.is_proposed and (workload.make_strategy or not is_listed):
-        stream = in_whole_steps(workload, sample_stream(workload.space))
-    elif is_drawn_beside:
-        stream = first_choices(workload)
-    else:
-        stream = draw_passes(workload)
-    return tuple(filled(workload, number, 0, stream))
 
 
 def _check_causal(workload: Workload) -> None:

@@ -1,0 +1,192 @@
+"""``stages="auto"``: the groups and stages under which a run's first subnets are simulated fastest.
+
+    naspipe train nlp.c1 --steps 100 --stages auto
+
+What is chosen changes no bit of the result.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from naspipe.core.config import Execution
+from naspipe.core.errors import ConfigError
+from naspipe.core.ids import StreamId
+from naspipe.core.subnet import Subnet
+from naspipe.core.wiring import Wiring
+from naspipe.frontend.checks.input_checks import check_grouping
+from naspipe.frontend.given.drawn_source import draw_stream
+from naspipe.frontend.given.run_plan import cores_for, make_pipeline, make_plan, measured_costs
+from naspipe.planning.cost import CostTable
+from naspipe.planning.shapes import AUTO, Shape, shapes
+from naspipe.runtime.devices.gpus import find_gpus
+from naspipe.runtime.jobs.workload import Workload, common
+from naspipe.schedule.traits import causal_policies, traits_of
+from naspipe.sim.grown_lags import with_grown_lags
+from naspipe.sim.simulation import PREVIEW_SUBNETS, measured_timing, simulate_run
+
+SECONDS = 2.0
+"""After so long, what was not simulated yet is left out."""
+
+WORTH = 1.03
+"""More workers are chosen where they are so many times as fast; simulations are not more exact."""
+
+_MOST_CORES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What was chosen, and why."""
+
+    execution: Execution
+    speeds: dict[Shape, float]
+    """Passes per second of what was simulated, in that order."""
+    seconds: float
+    """What the simulations took."""
+    left_out: int
+    """How many there was no time for."""
+
+    @property
+    def note(self) -> str:
+        """What a run says of it."""
+        chosen = Shape(self.execution.pipeline.groups, self.execution.pipeline.stages)
+        speed, alone = self.speeds[chosen], self.speeds[next(iter(self.speeds))]
+        if len(self.speeds) == 1:
+            return f"stages={AUTO}: {_named(chosen)}, as more than one cannot be had here"
+        others = ", ".join(f"{shape} {found / alone:.2f}" for shape, found in self.speeds.items())
+        late = f"; no time for {self.left_out} more" if self.left_out else ""
+        return (
+            f"stages={AUTO}: {_named(chosen)}, simulated {speed / alone:.2f} times as fast as one "
+            f"stage ({others}; {self.seconds:.1f} s{late})"
+        )
+
+
+def choose_stages(
+    workloads: Sequence[Workload], execution: Execution, wiring: Wiring, seconds: float = SECONDS
+) -> Choice:
+    """Simulate the beginning of all streams on 1, 2, 4, ... of this machine's devices, and on all.
+
+    A device is a GPU, or as many cores as a stage has threads. The fewest of which no more are
+    :data:`WORTH` the trouble are chosen. The layers' costs are measured before, once.
+
+    Args:
+        workloads: of each stream; one synchronisation policy for all.
+        execution: what else the user asked for.
+        wiring: how the streams are joined.
+        seconds: how long to simulate.
+
+    Raises:
+        ConfigError: for a policy whose results depend on the stages, and for steps that cannot be
+            simulated.
+        StageFailedError: when a layer, the loss or the data raises in the profile.
+    """
+    policy = common(workloads).policy
+    if not traits_of(policy).is_causal:
+        raise ConfigError(
+            f"stages={AUTO}: expected the policy {causal_policies()}, found {policy}, whose losses "
+            f"depend on the stages; say how many, as in --stages 2"
+        )
+    subnets = [_first(StreamId(number), each) for number, each in enumerate(workloads)]
+    left = _possible(workloads, execution)
+    costs = measured_costs(workloads, execution)
+    slower = _slower(workloads, execution, costs)
+    start, speeds = time.monotonic(), dict[Shape, float]()
+    while left and not (speeds and time.monotonic() - start > seconds):
+        shape = left.pop(0)
+        try:
+            alone = _speed(workloads, _in(execution, shape), subnets, costs, wiring)
+        except ConfigError:  # such as a budget that is too small for so few stages
+            if not (speeds or left):
+                raise
+        else:
+            speeds[shape] = alone / slower if shape.workers > 1 else alone
+    best = _best(speeds)
+    return Choice(_in(execution, best), speeds, time.monotonic() - start, len(left))
+
+
+def _best(speeds: dict[Shape, float]) -> Shape:
+    """The fastest, or the first that is about as fast: those with fewer workers come first."""
+    fastest = max(speeds.values())
+    return next(shape for shape, speed in speeds.items() if speed * WORTH >= fastest)
+
+
+def _first(number: StreamId, workload: Workload) -> list[Subnet]:
+    """The first subnets of a stream, or what stands for them: whole steps."""
+    passes = workload.recipe.steps.passes
+    shown = max(1, PREVIEW_SUBNETS // passes) * passes
+    return list(draw_stream(number, workload, is_drawn_beside=True))[:shown]
+
+
+def _possible(workloads: Sequence[Workload], execution: Execution) -> list[Shape]:
+    steps = common(workloads).steps
+    passes = 1 if steps.distills or steps.probes else steps.passes
+    num_blocks = min(len(workload.space) for workload in workloads)
+    found = shapes(_devices(workloads, execution), num_blocks, passes)
+    return [shape for shape in found if all(_may_share(each, shape.groups) for each in workloads)]
+
+
+def _may_share(workload: Workload, groups: int) -> bool:
+    try:
+        check_grouping(workload, groups)
+    except ConfigError:
+        return False
+    return True
+
+
+def _devices(workloads: Sequence[Workload], execution: Execution) -> int:
+    device = execution.hardware.device
+    if device == "cpu":
+        return min(cores_for(workload, execution, _MOST_CORES) for workload in workloads)
+    return len(find_gpus()) if device == "cuda" else 1
+
+
+def _slower(
+    workloads: Sequence[Workload], execution: Execution, costs: Sequence[CostTable]
+) -> float:
+    """How many times as long layers take where every core computes some, as they share memory.
+
+    One number for all layers, so that the noise of two measurements does not matter.
+    """
+    copies = cores_for(workloads[0], execution, _MOST_CORES)
+    if copies == 1:
+        return 1.0
+    pairs = zip(costs, measured_costs(workloads, execution, copies), strict=True)
+    return max(1.0, *(_total(together) / _total(alone) for alone, together in pairs))
+
+
+def _total(costs: CostTable) -> float:
+    return sum(cost.total_ns for cost in costs.costs.values())
+
+
+def _in(execution: Execution, shape: Shape) -> Execution:
+    return execution.changed(groups=shape.groups, stages=shape.stages)
+
+
+def _speed(
+    workloads: Sequence[Workload],
+    execution: Execution,
+    subnets: Sequence[Sequence[Subnet]],
+    costs: Sequence[CostTable],
+    wiring: Wiring,
+) -> float:
+    """Passes of all streams per second, with the lags that they have later on."""
+    pipeline = with_grown_lags(make_pipeline(workloads, execution, subnets, costs, wiring))
+    plan = make_plan(workloads, _in_one_order(workloads, execution), subnets, costs, wiring)
+    timing = measured_timing(pipeline, execution, plan.memory)
+    found = simulate_run(pipeline, plan, execution, timing)
+    return sum(map(len, subnets)) * 1e9 / found.makespan_ns
+
+
+def _in_one_order(workloads: Sequence[Workload], execution: Execution) -> Execution:
+    """Without a choice of the order, which takes three times as long as all the rest."""
+    if execution.pipeline.order != "auto":
+        return execution
+    is_known = not any(workload.is_proposed for workload in workloads)
+    return execution.changed(order="latest-start" if is_known else "paper")
+
+
+def _named(shape: Shape) -> str:
+    stages = f"{shape.stages} stage{'s' if shape.stages > 1 else ''}"
+    return f"{shape.groups} groups of {stages}" if shape.groups > 1 else stages

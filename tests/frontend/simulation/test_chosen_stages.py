@@ -1,0 +1,146 @@
+"""``stages="auto"``: as many stages as are worth it, said in one line, and the same bits."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import naspipe as npp
+from naspipe.cli.main import main
+from naspipe.core.config import Execution, Recipe
+from naspipe.core.errors import ConfigError
+from naspipe.frontend.simulation import chosen_stages
+from naspipe.frontend.simulation.chosen_stages import choose_stages
+from naspipe.planning.cost import CostTable, LayerCost
+from naspipe.planning.shapes import Shape
+from naspipe.runtime.jobs.workload import Workload, wiring_of
+
+LOSS = nn.CrossEntropyLoss()
+MS = 1_000_000
+
+
+def batches(seed, number):
+    made = torch.Generator().manual_seed(seed * 1000 + number)
+    return {"input": torch.randn(4, 6, generator=made), "target": torch.arange(4) % 6}
+
+
+def space(blocks=4, candidates=64):
+    """With so many candidates neighbours hardly share a layer; with one they share all."""
+    chain = [npp.Block([lambda: nn.Linear(6, 6)] * candidates) for _ in range(blocks)]
+    return npp.Space("chosen", chain)
+
+
+def workload(of=None, passes="one", **definition):
+    recipe = Recipe(passes=passes)
+    return Workload.of(
+        of or space(), batches, LOSS, recipe=recipe, seed=0, steps=500, sampler="uniform",
+        **definition,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Four devices, on which each layer of each block takes as long as any."""
+
+    found = SimpleNamespace(devices=4, slower=1)
+
+    def measured(workloads, execution, copies=1):
+        cost = LayerCost(2 * MS * found.slower ** (copies > 1), 4 * MS, MS)
+        return [
+            CostTable({(block, 0): cost for block in range(len(each.space))}) for each in workloads
+        ]
+
+    monkeypatch.setattr(chosen_stages, "measured_costs", measured)
+    monkeypatch.setattr(chosen_stages, "cores_for", lambda *_: found.devices)
+    return found
+
+
+def choose(*workloads, seconds=60.0, **execution):
+    return choose_stages(workloads, Execution(**execution), wiring_of(workloads), seconds)
+
+
+def test_free_subnets_fill_every_device(machine):
+    found = choose(workload())
+    assert list(found.speeds) == [(1, 1), (1, 2), (1, 4)]
+    assert found.execution == Execution(stages=4)
+    assert found.speeds[1, 4] > 3 * found.speeds[1, 1]
+
+
+def test_subnets_that_wait_for_each_other_get_one_stage(machine):
+    found = choose(workload(space(candidates=1)))
+    assert found.execution.workers == 1
+    assert found.speeds[1, 4] < 1.05 * found.speeds[1, 1]
+
+
+def test_cores_that_slow_each_other_down_count(machine):
+    machine.slower = 40
+    assert choose(workload()).execution.workers == 1
+
+
+def test_what_is_hardly_faster_is_not_worth_more_processes():
+    speeds = {Shape(1, 1): 1.0, Shape(1, 2): 1.8, Shape(2, 1): 1.85, Shape(1, 4): 1.81}
+    assert chosen_stages._best(speeds) == (1, 2)
+
+
+def test_groups_share_the_passes_of_a_step(machine):
+    """One block cannot be cut; four groups can have a pass each."""
+    found = choose(workload(space(blocks=1), passes="accumulate:4"))
+    assert found.execution == Execution(groups=4)
+    assert "stages=auto: 4 groups of 1 stage, simulated" in found.note
+
+
+def test_what_there_is_no_time_for_is_said(machine):
+    found = choose(workload(), seconds=0.0)
+    assert (list(found.speeds), found.left_out) == ([(1, 1)], 2)
+    assert choose(workload(), seconds=60.0).left_out == 0
+
+
+def test_the_line(machine):
+    found = choose(workload())
+    speeds = [speed / found.speeds[1, 1] for speed in found.speeds.values()]
+    assert found.note == (
+        f"stages=auto: 4 stages, simulated {speeds[2]:.2f} times as fast as one stage "
+        f"(1 1.00, 2 {speeds[1]:.2f}, 4 {speeds[2]:.2f}; {found.seconds:.1f} s)"
+    )
+    machine.devices = 1
+    assert choose(workload()).note == "stages=auto: 1 stage, as more than one cannot be had here"
+
+
+def test_results_that_depend_on_the_stages_are_refused(machine):
+    with pytest.raises(ConfigError) as raised:
+        choose(workload(policy="bsp"))
+    assert str(raised.value) == (
+        "stages=auto: expected the policy csp or sequential, found bsp, whose losses depend on the "
+        "stages; say how many, as in --stages 2"
+    )
+
+
+def test_a_budget_that_is_too_small_for_all_is_the_plans_error(machine):
+    with pytest.raises(ConfigError, match="memory budget"):
+        choose(workload(), memory_budget="0.001KiB")
+
+
+def test_a_run_says_what_it_chose_and_has_the_bits_of_any(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(chosen_stages, "_devices", lambda *_: 2)
+    monkeypatch.setattr(chosen_stages, "_slower", lambda *_: 1.0)
+    how = {"steps": 8, "seed": 1, "lr": 0.1}
+    chosen = npp.train(space(), batches, LOSS, stages="auto", run_dir=tmp_path / "auto", **how)
+    assert "naspipe: stages=auto: 2 stages, simulated" in capfd.readouterr().err
+    one = npp.train(space(), batches, LOSS, run_dir=tmp_path / "one", **how)
+    assert main(["compare", str(chosen.path), str(one.path)]) == 0
+    assert "IDENTICAL" in capfd.readouterr().out
+
+
+def test_the_command_takes_the_word_and_no_other(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(chosen_stages, "_devices", lambda *_: 1)
+    run = tmp_path / "run"
+    command = ["train", "vgg8", "--data", "digits", "--steps", "2", "--run-dir", str(run)]
+    assert main([*command, "--stages", "auto"]) == 0
+    assert "naspipe: stages=auto: 1 stage" in capfd.readouterr().err
+    assert json.loads((run / "manifest.json").read_text())["execution"]["stages"] == 1
+    assert main([*command, "--stages", "many"]) == 2
+    assert "--stages: expected a whole number, found 'many'" in capfd.readouterr().err
