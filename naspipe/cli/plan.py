@@ -18,7 +18,7 @@ from naspipe.cli.flags import add_flags, flags
 from naspipe.cli.simulate import add_scenario_arguments, open_scenario
 from naspipe.cli.teaching import teacher
 from naspipe.core.config import Definition, Settings, apply_settings
-from naspipe.planning.shapes import Shape, counts, shapes
+from naspipe.planning.group_shapes import Shape, counts, shapes
 
 if TYPE_CHECKING:
     from naspipe.core.config import Execution

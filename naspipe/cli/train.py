@@ -18,7 +18,7 @@ from naspipe.cli.flags import given
 from naspipe.cli.teaching.teacher import join_teacher, with_momentum
 from naspipe.cli.training.train_arguments import DEFAULTS, resume_of
 from naspipe.cli.training.train_arguments import add_arguments as add_arguments
-from naspipe.planning.shapes import AUTO
+from naspipe.planning.group_shapes import AUTO
 
 if TYPE_CHECKING:
     from naspipe.cli.streams import StreamOptions

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 from naspipe.cli.display.simulated_plans import WIDTH
 
 if TYPE_CHECKING:
-    from naspipe.planning.shapes import Shape
+    from naspipe.planning.group_shapes import Shape
     from naspipe.sim.bottlenecks import Bottleneck
     from naspipe.sim.outcome import Outcome
 

@@ -15,7 +15,7 @@ from naspipe.cli.sources.prepared_data import add_data_place
 from naspipe.cli.teaching import teacher
 from naspipe.core.config import Definition, Execution
 from naspipe.core.errors import ConfigError
-from naspipe.planning.shapes import AUTO
+from naspipe.planning.group_shapes import AUTO
 
 _EXAMPLE = """\
 examples:

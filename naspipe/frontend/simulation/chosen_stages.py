@@ -20,7 +20,7 @@ from naspipe.frontend.checks.input_checks import check_grouping
 from naspipe.frontend.given.drawn_source import draw_stream
 from naspipe.frontend.given.run_plan import cores_for, make_pipeline, make_plan, measured_costs
 from naspipe.planning.cost import CostTable
-from naspipe.planning.shapes import AUTO, Shape, shapes
+from naspipe.planning.group_shapes import AUTO, Shape, shapes
 from naspipe.runtime.devices.gpus import find_gpus
 from naspipe.runtime.jobs.workload import Workload, common
 from naspipe.schedule.traits import causal_policies, traits_of

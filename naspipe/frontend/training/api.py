@@ -27,7 +27,7 @@ from naspipe.frontend.training.beginnings import asked_resume
 from naspipe.frontend.training.given_recipe import Optimizer, Rate, given_recipe, read_file
 from naspipe.frontend.training.initial_weights import Weights, begin_with
 from naspipe.frontend.training.training import Training
-from naspipe.planning.shapes import AUTO
+from naspipe.planning.group_shapes import AUTO
 from naspipe.runtime.jobs.losses import Loss, Metric
 from naspipe.runtime.jobs.workload import Batches, Workload, wiring_of
 from naspipe.runtime.wire.ports import LaunchObserver
@@ -83,8 +83,7 @@ def train(
         RunInterruptedError: after SIGINT or SIGTERM, behind a checkpoint to resume from.
         StorageError: when a file cannot be written.
     """
-    chooses_stages = stages == AUTO
-    more |= {"stages": None if chooses_stages else stages, "optimizer": optimizer, "lr": lr}
+    more |= {"stages": None if stages == AUTO else stages, "optimizer": optimizer, "lr": lr}
     more |= {"optimizer_options": optimizer_options}
     said = Stated.of(train, keywords=more, settings=settings, execution=execution)
     if steps is None:
@@ -94,10 +93,9 @@ def train(
         recipe=recipe, held_out=held_out, loss_fields=loss_fields, metrics=metrics,
         init_from=init_from, **said.defining,
     )  # fmt: skip
-    how = recipe_execution(recipe, **said.execution)
     return train_together(
-        [what], how, run_dir, observer, resume=resume, teacher=teacher, progress=progress,
-        chooses_stages=chooses_stages,
+        [what], recipe_execution(recipe, **said.execution), run_dir, observer, resume=resume,
+        teacher=teacher, progress=progress, chooses_stages=stages == AUTO,
     )[0]  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from naspipe.core.errors import ConfigError
 from naspipe.frontend.simulation import chosen_stages
 from naspipe.frontend.simulation.chosen_stages import choose_stages
 from naspipe.planning.cost import CostTable, LayerCost
-from naspipe.planning.shapes import Shape
+from naspipe.planning.group_shapes import Shape
 from naspipe.runtime.jobs.workload import Workload, wiring_of
 
 LOSS = nn.CrossEntropyLoss()
