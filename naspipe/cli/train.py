@@ -36,27 +36,28 @@ def run(arguments: argparse.Namespace) -> int:
     from naspipe.frontend.training.workers import execution_of, refuse, train_as_worker
     from naspipe.runtime.jobs.workload import wiring_of
     from naspipe.runtime.processes.rendezvous import Worker
+    from naspipe.runtime.wire.reports import NotesToStderr
 
     worker = Worker.find()
-    notes = list[str]()
     if chooses_stages := arguments.stages == AUTO:
         arguments.stages = None
     try:
+        if chooses_stages and any(each.startswith("stages=") for each in arguments.set):
+            raise ConfigError(
+                f"--stages {AUTO}: expected no --set stages=N beside it; leave one of them out"
+            )
         execution, workloads, sources = _defined(arguments)
         joined = join_teacher(arguments, execution, workloads, sources)
         if worker is not None:
             execution = execution_of(worker, execution, arguments.stages)
         elif chooses_stages:
-            wiring = wiring_of(joined.workloads, joined.taps)
-            choice = choose_stages(joined.workloads, execution, wiring)
-            execution, notes = choice.execution, [choice.note]
+            wiring, say = wiring_of(joined.workloads, joined.taps), NotesToStderr().on_note
+            execution = choose_stages(joined.workloads, execution, wiring, say).execution
     except ConfigError as error:
         if worker is not None:
             refuse(worker, str(error))
         raise
     with _training(arguments, execution, joined) as training:
-        for note in notes:
-            training.observer.on_note(note)
         if worker is not None:
             has_place = bool(arguments.resume or arguments.run_dir)
             train_as_worker(training, worker, has_place=has_place)

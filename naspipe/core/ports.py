@@ -144,7 +144,7 @@ class Ahead(Protocol):
         ...
 
     def may_use(self, layer: LayerId) -> bool:
-        """Whether it is among them, or will be; False where no subnet under way needs it."""
+        """Whether it may be among them; False where no subnet under way has a block to run on it."""
         ...
 
     def next_uses(self, layers: Collection[LayerId], reach: int) -> Mapping[LayerId, int]:

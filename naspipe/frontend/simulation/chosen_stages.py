@@ -8,16 +8,17 @@ What is chosen changes no bit of the result.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from naspipe.core.config import Execution
-from naspipe.core.errors import ConfigError
+from naspipe.core.errors import ConfigError, StageFailedError
 from naspipe.core.ids import StreamId
 from naspipe.core.subnet import Subnet
 from naspipe.core.wiring import Wiring
+from naspipe.frontend.checks.device_checks import check_device
 from naspipe.frontend.checks.input_checks import check_grouping
-from naspipe.frontend.given.drawn_source import draw_stream
+from naspipe.frontend.given.drawn_source import draw_stream, is_drawn_beside
 from naspipe.frontend.given.run_plan import cores_for, make_pipeline, make_plan, measured_costs
 from naspipe.planning.cost import CostTable
 from naspipe.planning.group_shapes import AUTO, Shape, shapes
@@ -52,48 +53,61 @@ class Choice:
     def note(self) -> str:
         """What a run says of it."""
         chosen = Shape(self.execution.pipeline.groups, self.execution.pipeline.stages)
-        speed, alone = self.speeds[chosen], self.speeds[next(iter(self.speeds))]
-        if len(self.speeds) == 1:
-            return f"stages={AUTO}: {_named(chosen)}, as more than one cannot be had here"
+        if len(self.speeds) < 2:
+            return f"stages={AUTO}: {_named(chosen)}, the only way that can be had here"
+        first = next(iter(self.speeds))
+        alone = self.speeds[first]
         others = ", ".join(f"{shape} {found / alone:.2f}" for shape, found in self.speeds.items())
         late = f"; no time for {self.left_out} more" if self.left_out else ""
         return (
-            f"stages={AUTO}: {_named(chosen)}, simulated {speed / alone:.2f} times as fast as one "
-            f"stage ({others}; {self.seconds:.1f} s{late})"
+            f"stages={AUTO}: {_named(chosen)}, simulated {self.speeds[chosen] / alone:.2f} times "
+            f"as fast as {_named(first)} ({others}; {self.seconds:.1f} s{late})"
         )
 
 
 def choose_stages(
-    workloads: Sequence[Workload], execution: Execution, wiring: Wiring, seconds: float = SECONDS
+    workloads: Sequence[Workload],
+    execution: Execution,
+    wiring: Wiring,
+    say: Callable[[str], None],
+    seconds: float = SECONDS,
 ) -> Choice:
     """Simulate the beginning of all streams on 1, 2, 4, ... of this machine's devices, and on all.
 
     A device is a GPU, or as many cores as a stage has threads. The fewest of which no more are
-    :data:`WORTH` the trouble are chosen. The layers' costs are measured before, once.
+    :data:`WORTH` the trouble are chosen. The layers' costs are measured before, once. Where that
+    fails it is one stage: the run itself says what is wrong, as it always does.
 
     Args:
         workloads: of each stream; one synchronisation policy for all.
         execution: what else the user asked for.
         wiring: how the streams are joined.
+        say: told what is chosen, and of long measurements.
         seconds: how long to simulate.
 
     Raises:
         ConfigError: for a policy whose results depend on the stages, and for steps that cannot be
             simulated.
-        StageFailedError: when a layer, the loss or the data raises in the profile.
     """
-    policy = common(workloads).policy
+    device, policy = execution.hardware.device, common(workloads).policy
+    check_device(device, 0 if device == "cpu" else len(find_gpus()))
     if not traits_of(policy).is_causal:
         raise ConfigError(
             f"stages={AUTO}: expected the policy {causal_policies()}, found {policy}, whose losses "
             f"depend on the stages; say how many, as in --stages 2"
         )
     subnets = [_first(StreamId(number), each) for number, each in enumerate(workloads)]
-    left = _possible(workloads, execution)
-    costs = measured_costs(workloads, execution)
-    slower = _slower(workloads, execution, costs)
-    start, speeds = time.monotonic(), dict[Shape, float]()
-    while left and not (speeds and time.monotonic() - start > seconds):
+    left, speeds = _possible(workloads, execution), dict[Shape, float]()
+    if len(left) > 1:
+        try:
+            costs = measured_costs(workloads, execution, say=say)
+            slower = _slower(workloads, execution, left, costs, say)
+        except StageFailedError:
+            return Choice(_in(execution, left[0]), {}, 0.0, 0)
+    start, possible = time.monotonic(), list(left)
+    while len(possible) > 1 and left:
+        if len(speeds) > 1 and time.monotonic() - start > seconds:
+            break
         shape = left.pop(0)
         try:
             alone = _speed(workloads, _in(execution, shape), subnets, costs, wiring)
@@ -102,8 +116,10 @@ def choose_stages(
                 raise
         else:
             speeds[shape] = alone / slower if shape.workers > 1 else alone
-    best = _best(speeds)
-    return Choice(_in(execution, best), speeds, time.monotonic() - start, len(left))
+    best = _best(speeds) if speeds else possible[0]
+    choice = Choice(_in(execution, best), speeds, time.monotonic() - start, len(left))
+    say(choice.note)
+    return choice
 
 
 def _best(speeds: dict[Shape, float]) -> Shape:
@@ -115,7 +131,7 @@ def _best(speeds: dict[Shape, float]) -> Shape:
 def _first(number: StreamId, workload: Workload) -> list[Subnet]:
     """The first subnets of a stream, or what stands for them: whole steps."""
     passes = workload.recipe.steps.passes
-    shown = max(1, PREVIEW_SUBNETS // passes) * passes
+    shown = min(max(1, PREVIEW_SUBNETS // passes) * passes, workload.definition.num_passes)
     return list(draw_stream(number, workload, is_drawn_beside=True))[:shown]
 
 
@@ -123,8 +139,13 @@ def _possible(workloads: Sequence[Workload], execution: Execution) -> list[Shape
     steps = common(workloads).steps
     passes = 1 if steps.distills or steps.probes else steps.passes
     num_blocks = min(len(workload.space) for workload in workloads)
-    found = shapes(_devices(workloads, execution), num_blocks, passes)
-    return [shape for shape in found if all(_may_share(each, shape.groups) for each in workloads)]
+    asked = execution.pipeline.groups
+    found = [
+        shape
+        for shape in shapes(_devices(workloads, execution), num_blocks, passes)
+        if asked in (1, shape.groups) and all(_may_share(each, shape.groups) for each in workloads)
+    ]
+    return found or [Shape(asked, 1)]
 
 
 def _may_share(workload: Workload, groups: int) -> bool:
@@ -143,16 +164,21 @@ def _devices(workloads: Sequence[Workload], execution: Execution) -> int:
 
 
 def _slower(
-    workloads: Sequence[Workload], execution: Execution, costs: Sequence[CostTable]
+    workloads: Sequence[Workload],
+    execution: Execution,
+    possible: Sequence[Shape],
+    costs: Sequence[CostTable],
+    say: Callable[[str], None],
 ) -> float:
     """How many times as long layers take where every core computes some, as they share memory.
 
     One number for all layers, so that the noise of two measurements does not matter.
     """
-    copies = cores_for(workloads[0], execution, _MOST_CORES)
+    most = max(shape.workers for shape in possible)
+    copies = cores_for(workloads[0], execution, most)
     if copies == 1:
         return 1.0
-    pairs = zip(costs, measured_costs(workloads, execution, copies), strict=True)
+    pairs = zip(costs, measured_costs(workloads, execution, copies, say), strict=True)
     return max(1.0, *(_total(together) / _total(alone) for alone, together in pairs))
 
 
@@ -183,7 +209,7 @@ def _in_one_order(workloads: Sequence[Workload], execution: Execution) -> Execut
     """Without a choice of the order, which takes three times as long as all the rest."""
     if execution.pipeline.order != "auto":
         return execution
-    is_known = not any(workload.is_proposed for workload in workloads)
+    is_known = not any(each.is_proposed or is_drawn_beside(each) for each in workloads)
     return execution.changed(order="latest-start" if is_known else "paper")
 
 

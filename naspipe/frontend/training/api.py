@@ -16,7 +16,7 @@ from naspipe.core.wiring import Tap
 from naspipe.frontend.checks.data_checks import check_is_data
 from naspipe.frontend.checks.input_checks import check_is_space
 from naspipe.frontend.checks.loss_checks import check_is_loss, given_fields, given_metrics
-from naspipe.frontend.display.watching import watching
+from naspipe.frontend.display.watching import Told, watching
 from naspipe.frontend.given.keywords import Stated, tells_settings
 from naspipe.frontend.given.run import Run
 from naspipe.frontend.given.strategies import Asked, check_draws, find_strategy_maker, name_of
@@ -31,6 +31,7 @@ from naspipe.planning.group_shapes import AUTO
 from naspipe.runtime.jobs.losses import Loss, Metric
 from naspipe.runtime.jobs.workload import Batches, Workload, wiring_of
 from naspipe.runtime.wire.ports import LaunchObserver
+from naspipe.runtime.wire.reports import NotesToStderr
 
 
 @tells_settings(
@@ -174,7 +175,7 @@ def train_together(
     one take outputs of another; ``exchanges`` are what WRITEs wait for, by name. With a ``teacher``
     of the only workload, its run is in ``run_dir``, and what is recorded of the teacher in
     ``run_dir/teacher``. ``progress`` is that of :func:`train`; ``chooses_stages`` is its
-    ``stages="auto"``: then ``execution`` says neither groups nor stages.
+    ``stages="auto"``: then ``execution`` says no number of them, and its groups are kept.
 
     Raises:
         ConfigError: for input that cannot be used; nothing is written then.
@@ -182,15 +183,19 @@ def train_together(
     """
     resuming = asked_resume(resume, run_dir)
     joined = join(workloads, execution, taps, teacher)
-    workloads = joined.workloads
+    workloads = [replace(each, recompute=execution.pipeline.recompute) for each in joined.workloads]
     path = Path(run_dir) if run_dir is not None else None
-    notes = list[str]()
     if chooses_stages:
-        choice = choose_stages(workloads, execution, wiring_of(workloads, joined.taps, exchanges))
-        execution, notes = choice.execution, [choice.note]
+        if execution.pipeline.stages > 1:
+            raise ConfigError(
+                f"stages={AUTO!r}: expected no number beside it, found "
+                f"stages={execution.pipeline.stages}; leave one of them out"
+            )
+        wiring, told = wiring_of(workloads, joined.taps, exchanges), observer or NotesToStderr()
+        execution = choose_stages(workloads, execution, wiring, Told(told).on_note).execution
     with watching(workloads, execution.pipeline.stages, observer, progress) as told:
         training = Training(
-            workloads=[replace(each, recompute=execution.pipeline.recompute) for each in workloads],
+            workloads=workloads,
             execution=execution,
             path=path or default_run_directory(workloads[0].space.name),
             observer=told,
@@ -199,8 +204,6 @@ def train_together(
             places=joined.places,
             **resuming,
         )
-        for note in notes:
-            told.on_note(note)
         training.run()
     return [
         Run(workload.space, directory.path)

@@ -141,6 +141,8 @@ class EmulatedDevice:
         self._budget.add(tensor)
         if kept := self._kept.pop(tensor.data_ptr(), None):
             self._kept_bytes -= len(kept)
+        else:  # the system may have taken the poison, too
+            tensor[:_POISONED].fill_(POISON)
 
     def mark(self) -> Mark:
         """None: this device computes at once."""

@@ -34,10 +34,10 @@ def space(blocks=4, candidates=64):
     return npp.Space("chosen", chain)
 
 
-def workload(of=None, passes="one", **definition):
+def workload(of=None, passes="one", steps=500, **definition):
     recipe = Recipe(passes=passes)
     return Workload.of(
-        of or space(), batches, LOSS, recipe=recipe, seed=0, steps=500, sampler="uniform",
+        of or space(), batches, LOSS, recipe=recipe, seed=0, steps=steps, sampler="uniform",
         **definition,
     )  # fmt: skip
 
@@ -48,7 +48,7 @@ def machine(monkeypatch):
 
     found = SimpleNamespace(devices=4, slower=1)
 
-    def measured(workloads, execution, copies=1):
+    def measured(workloads, execution, copies=1, say=None):
         cost = LayerCost(2 * MS * found.slower ** (copies > 1), 4 * MS, MS)
         return [
             CostTable({(block, 0): cost for block in range(len(each.space))}) for each in workloads
@@ -60,7 +60,11 @@ def machine(monkeypatch):
 
 
 def choose(*workloads, seconds=60.0, **execution):
-    return choose_stages(workloads, Execution(**execution), wiring_of(workloads), seconds)
+    said = []
+    asked, wiring = Execution(**execution), wiring_of(workloads)
+    found = choose_stages(workloads, asked, wiring, said.append, seconds)
+    assert said == ([found.note] if found.speeds else [])
+    return found
 
 
 def test_free_subnets_fill_every_device(machine):
@@ -93,9 +97,43 @@ def test_groups_share_the_passes_of_a_step(machine):
     assert "stages=auto: 4 groups of 1 stage, simulated" in found.note
 
 
+def test_groups_that_are_given_are_kept(machine):
+    found = choose(workload(passes="accumulate:4"), groups=2)
+    assert {shape.groups for shape in found.speeds} == {2}
+    assert found.note.startswith("stages=auto: 2 groups of ")
+    assert " times as fast as 2 groups of 1 stage (2 x 1 1.00, " in found.note
+
+
+def test_a_short_run_is_simulated_as_short_as_it_is(machine):
+    """Four subnets fill and empty four stages, and little else."""
+    short, long = workload(steps=4), workload(steps=500)
+    gains = [choose(each).speeds[1, 4] / choose(each).speeds[1, 1] for each in (short, long)]
+    assert gains[0] < 0.8 * gains[1]
+
+
+def test_a_device_that_is_not_there_is_said(machine):
+    with pytest.raises(ConfigError, match="device cuda:7: found"):
+        choose(workload(), device="cuda:7")
+
+
+def test_a_number_beside_it_is_refused(tmp_path, capfd):
+    with pytest.raises(ConfigError) as raised:
+        npp.train(
+            space(), batches, LOSS, steps=2, stages="auto", execution={"stages": 4},
+            run_dir=tmp_path / "run",
+        )  # fmt: skip
+    assert str(raised.value) == (
+        "stages='auto': expected no number beside it, found stages=4; leave one of them out"
+    )
+    command = ["train", "vgg8", "--stages", "auto", "--set", "stages=4"]
+    assert main([*command, "--run-dir", str(tmp_path / "run")]) == 2
+    assert "--stages auto: expected no --set stages=N beside it" in capfd.readouterr().err
+
+
 def test_what_there_is_no_time_for_is_said(machine):
     found = choose(workload(), seconds=0.0)
-    assert (list(found.speeds), found.left_out) == ([(1, 1)], 2)
+    assert (list(found.speeds), found.left_out) == ([(1, 1), (1, 2)], 1)
+    assert found.note.endswith("; no time for 1 more)")
     assert choose(workload(), seconds=60.0).left_out == 0
 
 
@@ -107,7 +145,7 @@ def test_the_line(machine):
         f"(1 1.00, 2 {speeds[1]:.2f}, 4 {speeds[2]:.2f}; {found.seconds:.1f} s)"
     )
     machine.devices = 1
-    assert choose(workload()).note == "stages=auto: 1 stage, as more than one cannot be had here"
+    assert choose(workload()).note == "stages=auto: 1 stage, the only way that can be had here"
 
 
 def test_results_that_depend_on_the_stages_are_refused(machine):
@@ -124,7 +162,19 @@ def test_a_budget_that_is_too_small_for_all_is_the_plans_error(machine):
         choose(workload(), memory_budget="0.001KiB")
 
 
-def test_a_run_says_what_it_chose_and_has_the_bits_of_any(tmp_path, monkeypatch, capfd):
+def test_what_cannot_be_measured_is_refused_by_the_run(tmp_path, capfd):
+    def wrong(seed, number):
+        return {"input": torch.randn(4, 5), "target": torch.arange(4)}
+
+    with pytest.raises(ConfigError) as plain:
+        npp.train(space(), wrong, LOSS, steps=2, run_dir=tmp_path / "one")
+    with pytest.raises(ConfigError) as chosen:
+        npp.train(space(), wrong, LOSS, steps=2, stages="auto", run_dir=tmp_path / "auto")
+    assert str(chosen.value) == str(plain.value)
+    assert "stages=auto" not in capfd.readouterr().err
+
+
+def test_a_run_has_the_bits_of_any(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(chosen_stages, "_devices", lambda *_: 2)
     monkeypatch.setattr(chosen_stages, "_slower", lambda *_: 1.0)
     how = {"steps": 8, "seed": 1, "lr": 0.1}

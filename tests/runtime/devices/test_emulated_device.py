@@ -75,6 +75,8 @@ def test_the_system_may_take_what_was_freed_first(monkeypatch):
     device.free(memory[4])
     assert abs(before - kept_kilobytes()) < 4 << 10, "what came back is not among it"
     device.free(memory[5])
+    device.refill(memory[0])
+    assert int(memory[0][0]) == emulated_device.POISON, "also where the system took it"
     assert before - kept_kilobytes() >= (size >> 10) - 4096
 
 
