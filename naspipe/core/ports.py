@@ -144,7 +144,7 @@ class Ahead(Protocol):
         ...
 
     def may_use(self, layer: LayerId) -> bool:
-        """Whether it may be among them; False where no subnet under way has a block to run on it."""
+        """Whether it may be among them; False where no subnet has a block left to run on it."""
         ...
 
     def next_uses(self, layers: Collection[LayerId], reach: int) -> Mapping[LayerId, int]:

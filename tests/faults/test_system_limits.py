@@ -112,7 +112,7 @@ def test_a_soft_limit_of_files_is_raised(command, tmp_path):
 
 def hang_up():
     os.kill(LAUNCHER, signal.SIGHUP)
-    time.sleep(1.0)  # the launcher has to hear of it before the run ends
+    time.sleep(3.0)  # the launcher has to hear of it before the run ends
 
 
 def hang_up_behind_sigterm():

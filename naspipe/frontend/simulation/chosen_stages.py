@@ -97,29 +97,41 @@ def choose_stages(
             f"depend on the stages; say how many, as in --stages 2"
         )
     subnets = [_first(StreamId(number), each) for number, each in enumerate(workloads)]
-    left, speeds = _possible(workloads, execution), dict[Shape, float]()
-    if len(left) > 1:
+    possible = _possible(workloads, execution)
+    choice = Choice(_in(execution, possible[0]), {}, 0.0, 0)
+    if len(possible) > 1:
         try:
             costs = measured_costs(workloads, execution, say=say)
-            slower = _slower(workloads, execution, left, costs, say)
+            slower = _slower(workloads, execution, possible, costs, say)
         except StageFailedError:
-            return Choice(_in(execution, left[0]), {}, 0.0, 0)
-    start, possible = time.monotonic(), list(left)
-    while len(possible) > 1 and left:
-        if len(speeds) > 1 and time.monotonic() - start > seconds:
-            break
-        shape = left.pop(0)
-        try:
+            return choice
+
+        def speed(shape: Shape) -> float:
             alone = _speed(workloads, _in(execution, shape), subnets, costs, wiring)
-        except ConfigError:  # such as a budget that is too small for so few stages
-            if not (speeds or left):
-                raise
-        else:
-            speeds[shape] = alone / slower if shape.workers > 1 else alone
-    best = _best(speeds) if speeds else possible[0]
-    choice = Choice(_in(execution, best), speeds, time.monotonic() - start, len(left))
+            return alone / slower if shape.workers > 1 else alone
+
+        start = time.monotonic()
+        speeds, left_out = _simulated(possible, speed, start + seconds)
+        took = time.monotonic() - start
+        choice = Choice(_in(execution, _best(speeds)), speeds, took, left_out)
     say(choice.note)
     return choice
+
+
+def _simulated(
+    possible: Sequence[Shape], speed: Callable[[Shape], float], end: float
+) -> tuple[dict[Shape, float], int]:
+    """Speeds of what could be simulated up to then, of two at least; how many were left out."""
+    speeds: dict[Shape, float] = {}
+    for done, shape in enumerate(possible, start=1):
+        try:
+            speeds[shape] = speed(shape)
+        except ConfigError:  # such as a budget that is too small for so few stages
+            if done == len(possible) and not speeds:
+                raise
+        if len(speeds) > 1 and time.monotonic() > end:
+            return speeds, len(possible) - done
+    return speeds, 0
 
 
 def _best(speeds: dict[Shape, float]) -> Shape:
