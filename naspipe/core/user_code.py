@@ -39,20 +39,27 @@ def users_code(what: str) -> Iterator[None]:
         raise ConfigError(f"{what} {reason(error)}{_place(error)}") from error
 
 
-@contextmanager
-def called(what: Callable[[], str]) -> Iterator[None]:
+class called:  # noqa: N801
     """Add a line to whatever the user's code raises, that says what was called.
 
     Args:
         what: the line; worked out only where something is raised.
     """
-    try:
-        yield
-    except NaspipeError:
-        raise
-    except Exception as error:
-        error.add_note(what())
-        raise
+
+    __slots__ = ("_what",)
+
+    def __init__(self, what: Callable[[], str]) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        """Nothing is done."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
+        """Add the line."""
+        if isinstance(error, Exception) and not isinstance(error, NaspipeError):
+            error.add_note(self._what())
 
 
 def users_traceback(error: BaseException) -> str:

@@ -20,7 +20,9 @@ def refused(monkeypatch):
     """How often the allocator had no memory, as torch counts it on a GPU."""
     count = [0]
     monkeypatch.setattr(shortages, "refused_allocations", lambda: count[0])
-    return count
+    yield count
+    monkeypatch.undo()
+    shortages.note()
 
 
 class Quiet(nn.Module):

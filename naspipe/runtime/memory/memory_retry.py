@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial, wraps
 from typing import ParamSpec, TypeVar
 
 import torch
+
+from naspipe.runtime.memory.shortages import note
 
 _Result = TypeVar("_Result")
 _Arguments = ParamSpec("_Arguments")
@@ -27,8 +28,11 @@ class MemoryRetry:
 
     def attempt(self, act: Callable[[], _Result]) -> _Result:
         """Do what changes nothing when memory is short; then free what can be, and try again."""
-        with suppress(torch.OutOfMemoryError):
+        try:
             return act()
+        except torch.OutOfMemoryError:
+            pass
+        note()
         # Out here nothing holds the first try's tensors any more: its traceback did.
         self.retries += 1
         self._free_memory()

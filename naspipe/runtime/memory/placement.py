@@ -40,6 +40,7 @@ class Placement:
 
     def __init__(self, torch_device: torch.device) -> None:
         self.torch_device = torch_device
+        self._is_gpu = torch_device.type == "cuda"
         self._blocks = 0
         self._queued: Mark = None
         """The end of the last block in the device's queue."""
@@ -83,9 +84,7 @@ class Placement:
         self._wait(before)
 
     def _mark(self) -> Mark:
-        if self.torch_device.type != "cuda":
-            return None
-        return record_end(torch.cuda.current_stream(self.torch_device))
+        return record_end(torch.cuda.current_stream(self.torch_device)) if self._is_gpu else None
 
     def _wait(self, mark: Mark) -> None:
         if mark is not None:

@@ -7,9 +7,6 @@ that everything else knows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 
 from naspipe.core.errors import reason
@@ -33,24 +30,46 @@ def refused_allocations() -> int:
     return int(stats["num_ooms"])
 
 
-@contextmanager
-def raising_shortages() -> Iterator[None]:
+class _Seen:
+    """What this process knows of its allocator: to ask costs as much as a small kernel's launch."""
+
+    refused = 0
+
+
+def note() -> None:
+    """What was refused up to now is known: a stage begins, or a shortage was raised and seen to."""
+    _Seen.refused = refused_allocations()
+
+
+class raising_shortages:  # noqa: N801
     """Have every shortage of memory within raised, whatever torch makes of it.
+
+    The allocator is asked once, at the end. So a shortage that came before and that nobody noted
+    counts as one of what is inside. That is computed again, and has the same bits.
 
     Raises:
         torch.OutOfMemoryError: also where the work was done with an algorithm that needs less.
     """
-    before = refused_allocations()
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
-        if any(name in str(error) for name in _NO_HANDLE):
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        """Nothing is asked."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
+        """Find what was refused."""
+        before, _Seen.refused = _Seen.refused, refused_allocations()
+        if error is None and _Seen.refused != before:
+            raise torch.OutOfMemoryError(
+                "an operation had no memory for its workspace and took an algorithm that needs "
+                "less, which may leave other bits"
+            )
+        if isinstance(error, RuntimeError) and _lacked_handle(error):
             raise torch.OutOfMemoryError(reason(error)) from error
-        raise
-    if refused_allocations() != before:
-        raise torch.OutOfMemoryError(
-            "an operation had no memory for its workspace and took an algorithm that needs less, "
-            "which may leave other bits"
-        )
+
+
+def _lacked_handle(error: RuntimeError) -> bool:
+    is_plain = not isinstance(error, torch.OutOfMemoryError)
+    return is_plain and any(name in str(error) for name in _NO_HANDLE)

@@ -22,6 +22,7 @@ from naspipe.runtime.devices.determinism import deterministic_torch
 from naspipe.runtime.forking.fork import leave_signals_to_launcher
 from naspipe.runtime.forking.own_thread import in_own_thread
 from naspipe.runtime.jobs.ports import PipelineJob
+from naspipe.runtime.memory import shortages
 from naspipe.runtime.wire.endpoints import Endpoints
 from naspipe.runtime.wire.messages import LauncherMessage
 from naspipe.runtime.wire.ports import Reporter, Transport
@@ -54,6 +55,7 @@ def _run_stage(
     """Run one stage to its end; a failure is reported, never raised."""
     task = "start"
     device_waits.begin()
+    shortages.note()
     try:
         with ExitStack() as stack:
             # Before the device starts: cuBLAS reads its settings once.

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from naspipe.runtime.memory import shortages
+from naspipe.runtime.memory.memory_retry import MemoryRetry
 from naspipe.runtime.memory.shortages import raising_shortages
 
 
@@ -14,11 +15,15 @@ def refused(monkeypatch):
     """How often the allocator had no memory, as torch counts it on a GPU."""
     count = [0]
     monkeypatch.setattr(shortages, "refused_allocations", lambda: count[0])
-    return count
+    shortages.note()
+    yield count
+    monkeypatch.undo()
+    shortages.note()
 
 
 def test_an_operation_that_went_on_with_less_memory_is_a_shortage(refused):
     refused[0] = 3
+    shortages.note()
     with raising_shortages():
         pass
     with pytest.raises(torch.OutOfMemoryError, match="no memory for it"), raising_shortages():
@@ -42,3 +47,33 @@ def test_other_errors_stay_as_they_are(refused):
     with pytest.raises(RuntimeError, match="shapes") as caught, raising_shortages():
         raise RuntimeError("shapes cannot be multiplied")
     assert not isinstance(caught.value, torch.OutOfMemoryError)
+
+
+def test_one_that_came_before_counts_once(refused):
+    refused[0] += 1
+    with pytest.raises(torch.OutOfMemoryError), raising_shortages():
+        pass
+    with raising_shortages():
+        pass
+
+
+def test_one_that_was_seen_to_is_not_that_of_the_next_block(refused):
+    def act():
+        if not refused[0]:
+            refused[0] += 1
+            raise torch.OutOfMemoryError
+        return "done"
+
+    retry = MemoryRetry(lambda: None)
+    assert retry.attempt(act) == "done"
+    with raising_shortages():
+        pass
+    assert retry.retries == 1
+
+
+def test_the_allocator_is_asked_once_for_a_block(refused, monkeypatch):
+    asked = []
+    monkeypatch.setattr(shortages, "refused_allocations", lambda: asked.append(1) or 0)
+    with raising_shortages():
+        pass
+    assert len(asked) == 1
