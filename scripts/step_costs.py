@@ -51,7 +51,7 @@ FORWARD, BACKWARD, OPTIMIZERS, DATA = "modules, forward", "autograd", "optimizer
 MOVES = ("adopt", "load", "save", "settle", "take_finished")
 PARTS: tuple[tuple[str, object, tuple[str, ...]], ...] = (
     (FORWARD, segment.Segment, ("_call",)),
-    (BACKWARD, torch.autograd, ("backward",)),
+    (BACKWARD, segment, ("backward_from",)),
     (OPTIMIZERS, stored_layer, ("take_step",)),
     (DATA, pass_state.PassState, ("made_batch",)),
     ("blocks, around modules", compute.StageCompute, ("run_block",)),

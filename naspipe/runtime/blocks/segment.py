@@ -132,7 +132,7 @@ class Segment:
             if roots:
                 seed_draws(backward_seed(self._spec.seed))
                 with called(lambda: f"in the backward of {self._name}"):
-                    torch.autograd.backward([o for o, _ in roots], [g for _, g in roots])
+                    backward_from(roots)
         found = tuple(self._arrived)
         self._arrived[:] = [None] * len(found)
         return found
@@ -220,6 +220,23 @@ class Segment:
             outputs = as_tuple(self._layer.call(*inputs, *spec.fields, **spec.setting), spec)
         statistics.update(found)
         return outputs
+
+
+def backward_from(roots: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """What ``torch.autograd.backward`` does of outputs and gradients that are known to fit.
+
+    It compares their sizes one by one in Python, and the engine compares them again. On a small
+    block that takes as long as a kernel. A subclass of tensors may have a backward of its own.
+    """
+    outputs, gradients = zip(*roots, strict=True)
+    if _ENGINE is None or any(type(each) is not torch.Tensor for each in outputs):
+        torch.autograd.backward(outputs, gradients)
+    else:
+        _ENGINE(outputs, gradients, False, False, (), allow_unreachable=True, accumulate_grad=True)
+
+
+_ENGINE = getattr(torch.autograd.graph, "_engine_run_backward", None)
+"""Torch's own, as ``torch.autograd`` calls it: keeps no graph, makes none, for all leaves."""
 
 
 def _arrive(

@@ -252,6 +252,8 @@ class StageDriver:
 
     def _carry_out(self, command: Command) -> None:
         match command:
+            case RecordAccess(access):
+                self._sink.access(access)
             case RunTask(task):
                 self._run.extend((task, *access) for access in command.accesses())
             case WriteLayer():
@@ -274,8 +276,6 @@ class StageDriver:
                 self._placement.save(layer)
             case EvictLayer(layer):
                 self._compute.evict(layer)
-            case RecordAccess(access):
-                self._sink.access(access)
             case CaptureLayer() | FinishCut():
                 self._checkpointer.carry_out(command)
             case DropVersion(layer, version):

@@ -98,3 +98,38 @@ def test_what_raises_is_named():
     with pytest.raises(ValueError, match="no gradient") as caught:
         block.backward([torch.ones_like(output)])
     assert caught.value.__notes__ == ["in the backward of layer norm (BreaksBehind)"]
+
+
+def test_backwards_are_those_of_torch(monkeypatch):
+    def gradients(backward):
+        torch.manual_seed(1)
+        leaf = torch.randn(3, 4, requires_grad=True)
+        outputs = [leaf.exp(), (leaf * 2).sum(1)]
+        backward([(each, torch.ones_like(each)) for each in outputs])
+        with pytest.raises(RuntimeError, match="second time"):
+            backward([(outputs[0], torch.ones_like(outputs[0]))])
+        return leaf.grad
+
+    def by_torch(roots):
+        torch.autograd.backward([o for o, _ in roots], [g for _, g in roots])
+
+    assert segment._ENGINE is not None
+    assert torch.equal(gradients(segment.backward_from), gradients(by_torch))
+    monkeypatch.setattr(segment, "_ENGINE", None)
+    assert torch.equal(gradients(segment.backward_from), gradients(by_torch))
+
+
+def test_a_subclass_of_tensors_keeps_its_own_backward():
+    calls = []
+
+    class Noted(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, given=(), named=None):
+            calls.append(function)
+            return super().__torch_function__(function, types, given, named or {})
+
+    leaf = torch.ones(2).as_subclass(Noted).requires_grad_()
+    output = leaf * 2
+    calls.clear()
+    segment.backward_from([(output, torch.ones(2))])
+    assert torch.autograd.backward in calls
