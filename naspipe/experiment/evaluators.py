@@ -12,7 +12,7 @@ from naspipe.core.errors import ConfigError
 from naspipe.data.keyed.dataset_batches import DatasetBatches, from_dataset
 from naspipe.runtime.jobs.losses import Loss
 from naspipe.runtime.jobs.workload import Batches
-from naspipe.search.scores import SCORES
+from naspipe.search.scores import check_score
 
 VALIDATE = 8
 """Held-out batches, where their number is not known."""
@@ -57,8 +57,7 @@ def evaluated(evaluator: Any, given: Mapping[str, Any]) -> Evaluated:
     Raises:
         ConfigError: for another evaluator, or one that does what cannot be followed.
     """
-    if given.get("score", "loss") not in SCORES:
-        raise ConfigError(f"score: expected {' or '.join(SCORES)}, found {given['score']!r:.80}")
+    check_score(given.get("score", "loss"))
     bases = {base.__name__ for base in type(evaluator).__mro__}
     for name, score in (("Classification", "top1"), ("Regression", "loss")):
         if name in bases:

@@ -41,8 +41,8 @@ def _table(search: Search, decided: Decided) -> dict[str, Any]:
         "name": search.name,
         "score": search.score,
         "strategy": str(definition.get("strategy", "")),
-        "scores": {name: [_plain(getattr(each.scores, name)) for each in search.candidates]
-                   for name in SCORES},
+        "scores": {name: [_plain(each.scores.of(name)) for each in search.candidates]
+                   for name in dict.fromkeys([*SCORES, search.score])},
         "costs": {name: [_plain(getattr(each.cost, name)) for each in search.candidates]
                   for name in COSTS},
         "choices": [_text(each, decided) for each in search.candidates],

@@ -8,7 +8,7 @@ from typing import Any
 
 from naspipe.core.errors import ConfigError
 from naspipe.search.limits import Limits
-from naspipe.search.scores import SCORES
+from naspipe.search.scores import check_score
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class SearchDefinition:
     delay: int = 8
     """Subnets from one to the first that knows its score; up to one more are under way."""
     score: str = "loss"
-    """What subnets are ranked by."""
+    """What subnets are ranked by: one of :data:`naspipe.search.scores.SCORES`, or a sum of them."""
     calibration: int = 4
     """Batches of the training split that running statistics are taken from; 0 for the run's own."""
     validation: int = 8
@@ -50,8 +50,7 @@ class SearchDefinition:
             if (found := getattr(self, name)) < smallest:
                 option = names.get(name, name)
                 raise ConfigError(f"--{option}: expected {smallest} or more, found {found}")
-        if self.score not in SCORES:
-            raise ConfigError(f"unknown score {self.score!r:.80}: expected {' or '.join(SCORES)}")
+        check_score(self.score)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for the manifest."""

@@ -8,8 +8,14 @@ from typing import NamedTuple
 
 from naspipe.core.errors import ConfigError
 
-SCORES = ("loss", "top1", "top5", "bleu")
-"""By which subnets can be ranked."""
+JUDGED = ("loss", "top1", "top5", "bleu")
+"""Scores of subnets with the weights that a run left."""
+
+PROXIES = ("synflow", "naswot")
+"""Scores of subnets with the weights that their layers begin with: zero-cost proxies."""
+
+SCORES = (*JUDGED, *PROXIES)
+"""By which subnets can be ranked; and by sums of them, such as ``loss+naswot``."""
 
 
 class Sums(NamedTuple):
@@ -35,6 +41,14 @@ class Scores(NamedTuple):
     top1: float
     top5: float
     bleu: float = math.nan
+    synflow: float = math.nan
+    naswot: float = math.nan
+    combined: float = math.nan
+    """Of a sum of scores, as standard scores (:mod:`naspipe.search.standard_scores`)."""
+
+    def of(self, score: str) -> float:
+        """The value of a score by its name, or of a sum of scores."""
+        return float(getattr(self, "combined" if "+" in score else score))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Scores) and self._comparable() == other._comparable()
@@ -70,7 +84,7 @@ def told_merit(scores: Scores, score: str) -> float:
         ConfigError: when subnets have no such score.
     """
     value = merit(scores, score)
-    if score in ("top1", "top5") and math.isnan(value):
+    if any(each in ("top1", "top5") and math.isnan(scores.of(each)) for each in parts_of(score)):
         raise ConfigError(
             f"score {score}: expected outputs that score classes, and whole numbers of classes in "
             f"the field that the loss is a mean over, found other ones; put 'target' into the "
@@ -83,9 +97,35 @@ def merit(scores: Scores, score: str) -> float:
     """What a strategy is told: more is better.
 
     Raises:
-        ConfigError: when the subnets have no such score.
+        ConfigError: when there is no such score.
     """
-    if score not in SCORES:
-        raise ConfigError(f"unknown score {score!r:.80}: expected {' or '.join(SCORES)}")
-    value = float(getattr(scores, score))
+    check_score(score)
+    value = scores.of(score)
     return -value if score == "loss" else value
+
+
+def parts_of(score: str) -> tuple[str, ...]:
+    """The scores that a score is the sum of: itself, unless it is a sum."""
+    return tuple(score.split("+"))
+
+
+def is_score(score: object) -> bool:
+    """Whether it is the name of a score, or a sum of different ones; BLEU is in none."""
+    if not isinstance(score, str):
+        return False
+    parts = parts_of(score)
+    is_sum = len(parts) > 1
+    return (
+        set(parts) <= set(SCORES)
+        and len(set(parts)) == len(parts)
+        and not (is_sum and "bleu" in parts)
+    )
+
+
+def check_score(score: str) -> None:
+    """Raises ConfigError for what is no score."""
+    if not is_score(score):
+        raise ConfigError(
+            f"unknown score {score!r:.80}: expected {' or '.join(SCORES)}, or a sum of different "
+            f"ones without bleu, as in loss+naswot"
+        )

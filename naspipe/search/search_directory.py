@@ -13,7 +13,7 @@ from naspipe.core.errors import ConfigError, LogError
 from naspipe.core.json_text import parse_json
 from naspipe.search.front import Point, pareto_front
 from naspipe.search.limits import COSTS, Cost
-from naspipe.search.scores import SCORES, Scores, merit
+from naspipe.search.scores import JUDGED, Scores, is_score, merit
 from naspipe.trace.storage.whole_files import write_json
 from naspipe.trace.storage.writing import writing
 
@@ -42,7 +42,7 @@ class Search(NamedTuple):
     def __repr__(self) -> str:
         score = self.score
         best = next(iter(self.ranked()), None)
-        found = f"best {score} {getattr(best.scores, score):.4g}" if best else f"none has a {score}"
+        found = f"best {score} {best.scores.of(score):.4g}" if best else f"none has a {score}"
         count = len(self.candidates)
         subnets = f"{count} subnet{'s' * (count != 1)}"
         return f"<Search {self.path}: {self.manifest['status']}, {subnets}, {found}>"
@@ -230,7 +230,7 @@ def _check(path: Path, manifest: Mapping[str, Any]) -> None:
     definition, finished = manifest.get("definition"), manifest.get("finished", 0)
     if (
         not isinstance(definition, dict)
-        or definition.get("score") not in SCORES
+        or not is_score(definition.get("score"))
         or not isinstance(finished, int | float)
         or not isinstance(manifest.get("status"), str)
     ):
@@ -241,10 +241,19 @@ def _line(candidate: Candidate) -> str:
     fields = {
         "subnet": candidate.sequence_id,
         "choices": list(candidate.choices),
-        **{name: _plain(value) for name, value in candidate.scores._asdict().items()},
+        **{name: _plain(value) for name, value in _known(candidate.scores).items()},
         **{name: _plain(value) for name, value in candidate.cost._asdict().items()},
     }
     return json.dumps(fields, allow_nan=False) + "\n"
+
+
+def _known(scores: Scores) -> dict[str, float]:
+    """Scores of proxies, and sums, stand in a line only where they were asked for."""
+    return {
+        name: value
+        for name, value in scores._asdict().items()
+        if name in JUDGED or not math.isnan(value)
+    }
 
 
 def _plain(value: float) -> float | str:
@@ -260,13 +269,19 @@ def _candidate(line: bytes, number: int, path: Path) -> Candidate:
         return Candidate(
             number,
             tuple(choices),
-            Scores(*(_number(fields[name]) for name in SCORES)),
+            _scores(fields),
             Cost(*(_number(fields[name]) for name in COSTS)),
         )
     except (ValueError, TypeError, KeyError) as error:
         raise LogError(f"{path}:{number + 1}: expected subnet {number}, found {line!r:.120}") from (
             error
         )
+
+
+def _scores(fields: Mapping[str, Any]) -> Scores:
+    if missing := [name for name in JUDGED if name not in fields]:
+        raise KeyError(*missing)
+    return Scores(**{name: _number(fields[name]) for name in Scores._fields if name in fields})
 
 
 def _number(value: object) -> float:

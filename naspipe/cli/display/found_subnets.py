@@ -44,7 +44,7 @@ def _table(
 ) -> Table:
     """Numbers in full; choices and labels as far as there is room, else with an ellipsis."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    names = ["subnet", "loss", "top-1", "top-5", "BLEU", "MFLOPs", "params", "ms"]
+    names = ["subnet", "loss", "top-1", "top-5", "BLEU", "synflow", "naswot", "combined", "MFLOPs", "params", "ms"]
     rows = [_row(each, measured) for each in candidates]
     used = [place for place in range(len(names)) if any(row[place] != "" for row in rows)]
     room = width
@@ -75,6 +75,9 @@ def _row(candidate: Candidate, measured: Mapping[int, float]) -> list[str]:
         _text(scores.top1 * 100, ".2f"),
         _text(scores.top5 * 100, ".2f"),
         _text(scores.bleu, ".2f"),
+        _text(scores.synflow, ".3f"),
+        _text(scores.naswot, ".3f"),
+        _text(scores.combined, ".3f"),
         _text(cost.flops / 1e6, ".2f"),
         _text(cost.params, ",.0f"),
         _text(latency, ".2f"),

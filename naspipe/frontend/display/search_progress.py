@@ -27,7 +27,7 @@ class SearchProgress(Bar):
         speed = candidate.sequence_id / seconds if seconds > 0 else 0.0
         numbers = f"{speed:.2f} subnets/s"
         if best is not None:
-            value = getattr(best.scores, self._score)
+            value = best.scores.of(self._score)
             numbers += f"  best {self._score} {value:.4f} (subnet {best.sequence_id})"
         if self.busy is not None:
             numbers += f"  busy {self.busy:.2f}"

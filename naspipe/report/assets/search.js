@@ -1,7 +1,8 @@
 // The searches of a run: score against cost, with the front, and the best subnets.
 
-const SCORE_NAMES = { loss: "loss", top1: "top-1", top5: "top-5", bleu: "BLEU" };
+const SCORE_NAMES = { loss: "loss", top1: "top-1", top5: "top-5", bleu: "BLEU", synflow: "synflow", naswot: "NASWOT" };
 const COST_NAMES = { params: "parameters", flops: "operations of one sample", latency_ms: "ms of one batch" };
+const scoreName = (name) => SCORE_NAMES[name] ?? name;
 const SHARES = new Set(["top1", "top5"]);
 
 const scoreText = (name, value) => (value === null ? "–" : SHARES.has(name) ? percent(value) : value.toPrecision(5));
@@ -12,7 +13,7 @@ function searchChart(search, cost) {
   const costs = search.costs[cost];
   const all = scores.map((_, place) => place).filter((place) => scores[place] !== null && costs[place] !== null);
   const points = (places) => ({ x: places.map((place) => costs[place]), y: places.map((place) => scores[place]),
-    customdata: places, hovertext: places.map((place) => `subnet ${place}: ${SCORE_NAMES[search.score]} ` +
+    customdata: places, hovertext: places.map((place) => `subnet ${place}: ${scoreName(search.score)} ` +
       `${scoreText(search.score, scores[place])}, ${costText(cost, costs[place])}<br>${search.choices[place]}`), hoverinfo: "text" });
   const traces = [
     { type: "scatter", mode: "markers", name: "judged", ...points(all),
@@ -23,7 +24,7 @@ function searchChart(search, cost) {
     { type: "scatter", mode: "markers", name: "best", ...points(search.best.slice(0, 1)),
       marker: { size: 15, symbol: "circle-open", color: theme().text, line: { width: 2 } } },
   ];
-  const axis = title(SCORE_NAMES[search.score] + (search.score === "loss" ? " (less is better)" : ""));
+  const axis = title(scoreName(search.score) + (search.score === "loss" ? " (less is better)" : ""));
   return [traces, layout(360, { xaxis: title(COST_NAMES[cost]), hovermode: "closest", showlegend: true,
     yaxis: { ...axis, ...(SHARES.has(search.score) ? { tickformat: ".0%" } : {}) } })];
 }
@@ -31,9 +32,9 @@ function searchChart(search, cost) {
 function showSearch(run, place, cost) {
   const search = run.searches[place];
   byId("search-facts").textContent = `${search.strategy}, ${search.choices.length} subnets; darker: judged later`;
-  const scores = Object.keys(SCORE_NAMES).filter((name) => search.scores[name].some((value) => value !== null));
+  const scores = Object.keys(search.scores).filter((name) => search.scores[name].some((value) => value !== null));
   const costs = Object.keys(COST_NAMES);
-  fillTable("best", ["subnet", ...scores.map((name) => SCORE_NAMES[name]), ...costs.map((name) => COST_NAMES[name]), "choices"],
+  fillTable("best", ["subnet", ...scores.map(scoreName), ...costs.map((name) => COST_NAMES[name]), "choices"],
     search.best.map((subnet) => [subnet, ...scores.map((name) => scoreText(name, search.scores[name][subnet])),
       ...costs.map((name) => costText(name, search.costs[name][subnet])), search.choices[subnet]]));
   return draw("found", searchChart(search, cost));
