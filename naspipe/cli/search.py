@@ -31,6 +31,7 @@ examples:
   naspipe search runs/two --budget 200 --stages 2
   naspipe search runs/two --strategy random --budget 50 --score top1 --max-params 60k --name small
   naspipe search runs/two --strategy nni:TPE --budget 100
+  naspipe search runs/two --score loss+naswot
   naspipe search runs/mine --space mymodule:space --data mymodule:batches --validation mymodule:held
   naspipe export runs/two --subnet best -o exported
 
@@ -67,8 +68,10 @@ def _add_definition(parser: argparse.ArgumentParser) -> None:
         "--delay", type=int, default=8, metavar="D", help="subnets until a score is known"
     )
     parser.add_argument(
-        "--score", default="loss", help="loss, top1, top5, or bleu (decodes; one process)"
-    )
+        "--score", default="loss",
+        help="loss, top1, top5; bleu (decodes; one process); synflow, naswot (first weights; one "
+        "process); or a sum, as in loss+naswot",
+    )  # fmt: skip
     parser.add_argument(
         "--bleu", action="store_true", help="decode with the best subnets as well (nlp spaces)"
     )
@@ -119,7 +122,7 @@ def run(arguments: argparse.Namespace) -> int:
     from naspipe.cli.display.found_subnets import print_tables
     from naspipe.core.errors import ConfigError
     from naspipe.frontend.display.search_progress import SearchProgress
-    from naspipe.frontend.given.held_out import part_of
+    from naspipe.frontend.search.search_parts import title_of
     from naspipe.trace.access.decided import Decided, decided_in
 
     if arguments.top < 1:
@@ -133,8 +136,7 @@ def run(arguments: argparse.Namespace) -> int:
     judge = _bleu(arguments, searching)
     if definition.score == "bleu":
         searching = replace(searching, judge=judge)
-    part = part_of(searching.held_out, searching.definition.validation)
-    title = f"search of {arguments.run} by {definition.strategy} on {part}"
+    title = title_of(arguments.run, searching.definition, searching.held_out)
     with SearchProgress(title, definition.budget, definition.score, arguments.quiet) as progress:
         search = replace(searching, observer=progress).start()
     shown, measured = _examine(arguments, searching, search, judge)

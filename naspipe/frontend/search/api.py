@@ -12,11 +12,12 @@ from naspipe.core.settings.declare import declared, groups
 from naspipe.frontend.checks.loss_checks import check_is_loss
 from naspipe.frontend.checks.made_of_checks import check_run_loss
 from naspipe.frontend.display.search_progress import SearchProgress
-from naspipe.frontend.given.held_out import judged_by, part_of
+from naspipe.frontend.given.held_out import judged_by
 from naspipe.frontend.given.keywords import gathered
 from naspipe.frontend.given.run import Run
 from naspipe.frontend.given.strategies import check_is_object, name_of
 from naspipe.frontend.search.ports import SearchObserver
+from naspipe.frontend.search.search_parts import title_of
 from naspipe.frontend.search.search_record import SilentSearchObserver
 from naspipe.frontend.search.searching import Searching
 from naspipe.runtime.jobs.losses import Loss
@@ -51,7 +52,8 @@ def search_subnets(
         budget: subnets to judge.
         seed: of the strategy's draws.
         delay: subnets from one to the first that is proposed with its score known.
-        score: ``loss``, ``top1`` or ``top5``.
+        score: ``loss``, ``top1`` or ``top5``; ``synflow`` or ``naswot``, of the weights that layers
+            begin with (Tanaka et al. 2020, Mellor et al. 2021); or a sum, as in ``loss+naswot``.
         calibrate: batches of ``data`` that running statistics are taken from; 0 for the run's own.
         validate: batches of ``held_out``; 8, or all where there are fewer; 0 for all.
         limits: ``flops`` (of one sample), ``params``, ``latency_ms``.
@@ -85,13 +87,13 @@ def search_subnets(
     )  # fmt: skip
     if observer is not None or not progress:
         return searching.start()
-    return _shown(searching, part_of(chosen, count))
+    return _shown(searching)
 
 
-def _shown(searching: Searching, part: str) -> Search:
+def _shown(searching: Searching) -> Search:
     """With progress on stderr."""
     asked = searching.definition
-    title = f"search of {searching.run.directory.path} by {asked.strategy} on {part}"
+    title = title_of(searching.run.directory.path, asked, searching.held_out)
     with SearchProgress(title, asked.budget, asked.score) as shown:
         return replace(searching, observer=shown).start()
 

@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from naspipe.frontend.search.search_record import Recorder
+from naspipe.runtime.evaluating.ports import ScoreObserver
 from naspipe.runtime.jobs.ports import SubnetSource
 from naspipe.search.scores import Scores
 
 
 def score_here(
     source: SubnetSource,
-    choices_of: Callable[[int], Sequence[int]],
     budget: int,
-    judge: Callable[[Sequence[int]], float],
-    recorder: Recorder,
+    judge: Callable[[int], Scores],
+    told: Callable[[Scores], float],
+    observer: ScoreObserver,
 ) -> None:
-    """Score every subnet that a source proposes by BLEU.
+    """Score every subnet that a source proposes.
 
     Args:
         source: of subnets.
-        choices_of: a subnet's choices by its number.
         budget: subnets in all.
-        judge: BLEU of a subnet.
-        recorder: told of each.
+        judge: the scores of a subnet by its number.
+        told: what the source is told of them: more is better.
+        observer: told of each.
     """
     try:
         source.begin(0, ())
         for number in range(budget):
-            bleu = judge(choices_of(number))
-            recorder.on_scores(number, Scores(math.nan, math.nan, math.nan, bleu))
-            source.take(number, bleu)
+            scores = judge(number)
+            observer.on_scores(number, scores)
+            source.take(number, told(scores))
     finally:
         source.close()

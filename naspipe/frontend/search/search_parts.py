@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,16 @@ import torch
 
 from naspipe.core.errors import ConfigError
 from naspipe.core.space import Space
+from naspipe.frontend.given.held_out import part_of
 from naspipe.frontend.given.run import Run
 from naspipe.frontend.given.strategies import Asked, find_strategy_maker, is_nnis
 from naspipe.planning.cost import CostTable, LayerCost
+from naspipe.runtime.jobs.workload import Batches
 from naspipe.runtime.measuring.subnet_counts import SubnetCounter
 from naspipe.search.definition import SearchDefinition
 from naspipe.search.limits import Cost, Limits
+from naspipe.search.scores import PROXIES, parts_of
+from naspipe.search.standard_scores import SAMPLE
 from naspipe.search.strategies import STRATEGIES, Listed, make_strategy
 from naspipe.streams.from_file import read_stream
 from naspipe.streams.ports import ExplorationStrategy
@@ -75,6 +80,18 @@ class Pricer:
         chain = enumerate(self._space.chain(choices))
         forward_ns = sum(self._costs.of(block, candidate).forward_ns for block, candidate in chain)
         return Cost(counts.flops, float(counts.params), forward_ns / 1e6)
+
+
+def title_of(run: Path, definition: SearchDefinition, held_out: Batches) -> str:
+    """What progress calls a search: by what, and on what subnets are judged."""
+    proxies = set(parts_of(definition.score)) <= set(PROXIES)
+    part = "first weights" if proxies else part_of(held_out, definition.validation)
+    return f"search of {run} by {definition.strategy} on {part}"
+
+
+def sampling(definition: SearchDefinition) -> SearchDefinition:
+    """What draws the subnets that a sum of scores is measured by: at random, within the limits."""
+    return replace(definition, strategy="random", options={}, budget=SAMPLE)
 
 
 def find_strategy(

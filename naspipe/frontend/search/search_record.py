@@ -91,6 +91,11 @@ class Recorder:
             }
         )
 
+    def note(self, **found: Any) -> None:
+        """Add to what the manifest says of the search."""
+        self._manifest |= found
+        self._directory.write_manifest({**self._manifest, "status": "running"})
+
     def _vitals(self, stream: int) -> dict[str, Any]:
         """What the heartbeat says, as of a run: its steps are subnets."""
         seconds = (time.monotonic_ns() - self._start_ns) / 1e9

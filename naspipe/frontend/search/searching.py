@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import compress
+from pathlib import Path
 from typing import Any
 
 from naspipe.core.config import Definition, Execution, Recipe
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import FIRST_STREAM
 from naspipe.core.rules import Frozen
-from naspipe.core.space import Shared
 from naspipe.core.user_code import is_same_name
 from naspipe.data.keyed.loader_pool import close_all
 from naspipe.frontend.checks.data_checks import check_is_data
@@ -23,9 +21,16 @@ from naspipe.frontend.checks.limit_checks import check_limits
 from naspipe.frontend.given.run import Run, check_space
 from naspipe.frontend.given.run_plan import measured_costs, measured_sizes
 from naspipe.frontend.given.strategy_source import StrategySource, sample_stream
+from naspipe.frontend.search.estimates import Estimates, proxies_in
+from naspipe.frontend.search.judging import Judging
 from naspipe.frontend.search.ports import SearchObserver
-from naspipe.frontend.search.scoring_here import score_here
-from naspipe.frontend.search.search_parts import Pricer, find_strategy, find_weights, forward_costs
+from naspipe.frontend.search.search_parts import (
+    Pricer,
+    find_strategy,
+    find_weights,
+    forward_costs,
+    sampling,
+)
 from naspipe.frontend.search.search_record import Recorder
 from naspipe.planning.cost import CostTable
 from naspipe.planning.memory import MemoryPlan
@@ -36,14 +41,14 @@ from naspipe.runtime.evaluating.evaluation_stage import EvaluationJob
 from naspipe.runtime.jobs.evaluation_recipe import EvaluationRecipe
 from naspipe.runtime.jobs.losses import Loss
 from naspipe.runtime.jobs.workload import Batches, Workload, define
-from naspipe.runtime.processes.evaluation_launcher import evaluate
 from naspipe.runtime.wire.endpoints import check_endpoints
 from naspipe.search.definition import SearchDefinition
-from naspipe.search.scores import told_merit
 from naspipe.search.search_directory import Search, SearchDirectory, default_name, search_path
+from naspipe.search.standard_scores import SAMPLE
 from naspipe.sim.chains import Chain, Stream
 from naspipe.sim.cutting import CutSteps
 from naspipe.sim.pipeline import Pipeline, plan_pipeline
+from naspipe.streams.ports import ExplorationStrategy
 from naspipe.trace.snapshots.snapshot import Checkpoint
 
 
@@ -75,15 +80,16 @@ class Searching:
                 a stage could find it: the manifest then says ``failed``.
             StageFailedError: when a stage raised.
         """
-        space, execution = self.run.space, self.execution
+        execution = self.execution
         directory = self._check()
         workload = self._workload()
         check_proof(workload)
         checkpoint = find_weights(self.run)
         costs = forward_costs(measured_costs([workload], execution)[0])
-        pricer = Pricer(space, self.held_out(workload.definition.seed, 0), costs)
+        pricer = Pricer(self.run.space, self.held_out(workload.definition.seed, 0), costs)
         definition = self._definition()
-        make = find_strategy(definition, space, pricer, self.strategy)
+        make = find_strategy(definition, self.run.space, pricer, self.strategy)
+        judging = self._judging(workload)
         cut, memory, window = self._plan(workload, costs)
         directory.create()
         recorder = Recorder(
@@ -93,11 +99,7 @@ class Searching:
             self.observer,
             self._manifest(checkpoint, definition, window),
         )
-        source = StrategySource(
-            make, space, FIRST_STREAM, cut,
-            delay=definition.delay, num_subnets=definition.budget,
-            record=directory.path / "stream.jsonl",
-        )  # fmt: skip
+        source = self._source(make, cut, directory.path / "stream.jsonl", definition.budget)
         evaluation = EvaluationRecipe(
             workload=workload,
             held_out=self.held_out,
@@ -113,20 +115,43 @@ class Searching:
             memory=memory,
             directory=directory.path,
         )
-        is_choice = [not isinstance(block, Shared) for block in space.blocks]
-
-        def choices_of(number: int) -> tuple[int, ...]:
-            return tuple(compress(source.subnets[number].chain, is_choice))
-
-        with recorder.recording(choices_of), ExitStack() as stack:
+        with recorder.recording(judging.choices_of(source)), ExitStack() as stack:
             stack.callback(close_all)
-            if self.judge is not None:
-                score_here(source, choices_of, definition.budget, self.judge, recorder)
-            else:
-                recorder.stages = evaluate(
-                    job, recorder, partial(told_merit, score=definition.score)
-                )
+            standard = judging.standard(
+                job,
+                lambda: self._source(
+                    find_strategy(sampling(definition), self.run.space, pricer),
+                    cut, directory.path / "sample.jsonl", SAMPLE,
+                ),
+            )  # fmt: skip
+            if standard is not None:
+                recorder.note(sample=standard.as_dict())
+            recorder.stages = judging.run(job, source, recorder, standard)
         return directory.read()
+
+    def _source(
+        self,
+        make: Callable[[], ExplorationStrategy],
+        cut: CutSteps,
+        record: Path,
+        count: int,
+    ) -> StrategySource:
+        """Subnets of a strategy."""
+        return StrategySource(
+            make, self.run.space, FIRST_STREAM, cut,
+            delay=self.definition.delay, num_subnets=count, record=record,
+        )  # fmt: skip
+
+    def _judging(self, workload: Workload) -> Judging:
+        """What subnets are judged by; proxies that can tell nothing of the space are refused."""
+        score, defined = self.definition.score, workload.definition
+        estimates = None
+        if proxies_in(score):
+            batch = self.data(defined.seed, 0)
+            threads = defined.recipe.threads
+            estimates = Estimates(score, workload.space, defined.seed, threads, batch)
+            estimates.check()
+        return Judging(score=score, space=workload.space, estimates=estimates, bleu=self.judge)
 
     def _check(self) -> SearchDirectory:
         """What can be known to be wrong at first; returns the place of the search."""

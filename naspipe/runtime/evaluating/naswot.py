@@ -90,11 +90,11 @@ def _take_batch_statistics(module: nn.Module) -> None:
         norm.train()
 
 
-class _Codes(TorchDispatchMode):
+class _Codes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts, for each two samples, the units that code them alike."""
 
     def __init__(self, samples: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.kernel = torch.zeros(samples, samples, dtype=torch.float64)
         self.units = 0
 

@@ -25,8 +25,17 @@ Watch = Callable[[Callable[[], str]], None]
 """Is given what says what this process is at."""
 
 
+Completed = Callable[[int, Scores], Scores]
+"""Adds to what the stages found of a subnet what is found in the launcher's process."""
+
+
 def unwatched(current: Callable[[], str]) -> None:
     """Nobody wants to know."""
+
+
+def as_found(subnet: int, scores: Scores) -> Scores:
+    """Nothing is added."""
+    return scores
 
 
 def evaluate(
@@ -34,6 +43,7 @@ def evaluate(
     observer: ScoreObserver,
     score: Callable[[Scores], float],
     watch: Watch = unwatched,
+    completed: Completed = as_found,
 ) -> list[dict[str, Any]]:
     """Judge every subnet that the job's source proposes; returns what each stage measured.
 
@@ -42,6 +52,7 @@ def evaluate(
         observer: told of every subnet.
         score: what the source is told of one: more is better.
         watch: of work in this process; stages in processes of their own are watched here.
+        completed: adds scores to those of the stages, before anyone is told of them.
 
     Raises:
         StageFailedError: with the first cause, once every stage has ended.
@@ -50,7 +61,7 @@ def evaluate(
     """
     mailboxes = Mailboxes()
     stop = Stop(job.execution.pipeline.stages, mailboxes.send)
-    collector = ScoreCollector(job, observer, score, mailboxes, watch)
+    collector = ScoreCollector(job, observer, score, mailboxes, watch, completed)
     with ExitStack() as stack:
         stack.callback(job.source.close)
         wakeup = stack.enter_context(Wakeup())
@@ -82,6 +93,7 @@ class ScoreCollector(StageReports):
         score: Callable[[Scores], float],
         mailboxes: Mailboxes,
         watch: Watch,
+        completed: Completed,
     ) -> None:
         super().__init__(job.execution.pipeline.stages)
         self._job = job
@@ -89,6 +101,7 @@ class ScoreCollector(StageReports):
         self._score = score
         self._mailboxes = mailboxes
         self._watch = watch
+        self._completed = completed
 
     def watch(self, current: Callable[[], str]) -> None:
         """See :class:`naspipe.runtime.wire.ports.Reporter`."""
@@ -106,7 +119,7 @@ class ScoreCollector(StageReports):
         """
         match kind:
             case "sums":
-                scores = scores_of(body["sums"])
+                scores = self._completed(body["subnet"], scores_of(body["sums"]))
                 self._observer.on_scores(body["subnet"], scores)
                 known = self._job.source.count
                 self._tell(known, self._job.source.take(body["subnet"], self._score(scores)))
