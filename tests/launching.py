@@ -126,6 +126,7 @@ LAUNCHING = (
     "scripts/test_peers.py",
     "search/test_block_rating.py",
     "search/test_evaluation.py",
+    "search/test_proxy_searches.py",
     "search_spaces/test_networks.py::test_bits_of_the_plain_loop",
     "trace/*test_run_state.py",
     "trace/test_purity.py",

@@ -51,7 +51,7 @@ _SET = re.compile(
         (?:=(?P<value>\[[^]]*\]|[\w.:-]+(?:\([^)]*\))?))?(?P=quote)""",
     re.VERBOSE,
 )
-_VALUES = r"\d[\w.]*|[A-Z][A-Z_:]*|cpu|cuda|auto|paper|loss|top1|bleu|profiled"
+_VALUES = r"\d[\w.]*|[A-Z][A-Z_:]*|cpu|cuda|auto|paper|loss|top1|bleu|synflow|naswot|profiled"
 _OPTION = re.compile(rf"(?P<option>--[a-z][a-z0-9-]*)(?: (?P<value>{_VALUES})(?![\w-]))?")
 _OBJECTS = {"MODULE:FUNCTION": "FUNCTION"}
 """What stands for a value where Python takes the object itself."""
