@@ -78,6 +78,17 @@ def test_the_same_search_again_under_another_name(run, capsys):
     assert one == other
 
 
+def test_a_search_by_a_sum_shows_its_parts(run, capsys):
+    command = ["search", str(run), *OWN, *HELD, *SMALL, "--score", "loss+naswot", "--top", "2"]
+    assert main(command) == 0
+    title, head, row, *_ = capsys.readouterr().out.splitlines()
+    assert title.startswith("best by loss+naswot")
+    assert head.split()[:6] == ["subnet", "loss", "top-1", "top-5", "naswot", "combined"]
+    best = SearchDirectory(run / "search-1").read().ranked()[0]
+    assert row.split()[0] == str(best.sequence_id)
+    assert row.split()[5] == f"{best.scores.combined:.3f}"
+
+
 def test_strategies_of_others_and_given_subnets(run, tmp_path, capsys):
     listed = [(0, 1, 2, 3), (3, 2, 1, 0)]
     write_stream(tmp_path / "listed.jsonl", listed)
@@ -102,6 +113,7 @@ def test_strategies_of_others_and_given_subnets(run, tmp_path, capsys):
         (["--top", "0"], "--top: expected 1 or more"),
         (["--strategy", "clever"], "unknown strategy 'clever': expected random"),
         (["--score", "beauty"], "unknown score 'beauty': expected loss"),
+        (["--score", "loss+bleu"], "or a sum of different ones without bleu, as in loss+naswot"),
         (["--score", "bleu"], "BLEU: expected translation data"),
         (["--set", "population=x"], "expected KEY=NUMBER"),
         (["--set", "colour=3"], "strategy evolution: expected population"),

@@ -31,13 +31,17 @@ JUDGED = [
 ]
 
 
-def write_search(run: Path, name: str, finished: float = 1.0, status: str = "complete") -> Path:
+def write_search(
+    run: Path, name: str, finished: float = 1.0, status: str = "complete", score: str = "loss"
+) -> Path:
     directory = SearchDirectory(run / f"search-{name}")
     directory.create()
     for number, (loss, params) in enumerate(JUDGED):
         scores = Scores(loss, math.nan, math.nan)
+        if score != "loss":
+            scores = scores._replace(naswot=100.0 * loss, combined=-loss)
         directory.append(Candidate(number, (number % 2, 1), scores, Cost(math.nan, params, 1.0)))
-    definition = {"score": "loss", "strategy": "random"}
+    definition = {"score": score, "strategy": "random"}
     directory.write_manifest({"status": status, "finished": finished, "definition": definition})
     return directory.path
 
@@ -97,6 +101,18 @@ def test_in_a_browser(run: Path, tmp_path: Path) -> None:
         rows = browser.evaluate("document.querySelectorAll('#best tbody tr').length")
         assert rows == 2
         (run / "search-mine").rename(tmp_path / "away")
+        write_search(run, "sum", score="loss+naswot")
+        assert main(["report", str(run)]) == 0
+        browser.open(run / "report.html")
+        browser.wait_for("typeof naspipe !== 'undefined' && naspipe.isReady")
+        drawn = browser.evaluate(
+            "[...document.getElementById('found').data.map((trace) => trace.y),"
+            " document.getElementById('found').layout.yaxis.title.text]"
+        )
+        assert drawn[0] == [-2, -1.5, -1.4, -1.3, -1.3] and drawn[-1] == "loss+naswot"
+        heads = browser.evaluate("document.querySelector('#best thead').innerText").split()
+        assert heads[:4] == ["subnet", "loss", "NASWOT", "loss+naswot"]
+        (run / "search-sum").rename(tmp_path / "away-too")
         assert main(["report", str(run)]) == 0
         browser.open(run / "report.html")
         browser.wait_for("typeof naspipe !== 'undefined' && naspipe.isReady")

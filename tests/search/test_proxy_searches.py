@@ -23,7 +23,7 @@ from tests.equivalence import spaces
 from tests.search.plain import held_out
 
 LOSS = nn.CrossEntropyLoss()
-SCORES = ("synflow", "naswot", "loss+naswot", "synflow+naswot")
+SCORES = ("synflow", "naswot", "loss+naswot", "synflow+loss", "synflow+naswot")
 OPTIONS = {"population": 4, "tournament": 2}
 
 
