@@ -1,1 +1,1 @@
-"""One stage of a pipeline that judges subnets with weights that a run left; first weights' proxies."""
+"""Judges subnets: one stage of a pipeline, with a run's weights; and proxies, with first ones."""
