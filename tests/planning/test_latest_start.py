@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from itertools import pairwise
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from naspipe.core.ids import LayerId
@@ -32,18 +32,23 @@ def cut_streams(draw):
     steps = Steps(draw(st.integers(1, 4)), is_gated=draw(st.booleans()))
     whole = max(1, len(subnets) // steps.passes) * steps.passes
     chains = ([subnet.chain for subnet in subnets] * steps.passes)[:whole]
-    layers = sorted({LayerId(0, block, c) for chain in chains for block, c in enumerate(chain)})
-    ordered = draw(st.one_of(st.none(), st.sets(st.sampled_from(layers))))
+    places = sorted({place for chain in chains for place in enumerate(chain)})
+    ordered = draw(st.one_of(st.none(), st.sets(st.sampled_from(places))))
     count = draw(st.integers(1, 2))
     streams = [
         CutStream(
             subnets=[Subnet(number, y, chain) for y, chain in enumerate(chains)],
             partitions=[partitions[y - y % steps.passes] for y in range(whole)], rules=rules,
-            costs=table(rules), ordered=ordered,
+            costs=table(rules), ordered=layers_at(ordered, number),
         )
         for number in range(count)
     ]  # fmt: skip
     return streams, steps
+
+
+def layers_at(places, stream):
+    """A stream's layers at these places; None for every layer."""
+    return None if places is None else {LayerId(stream, *place) for place in places}
 
 
 def durations(stream, steps):
@@ -79,7 +84,8 @@ def dependents(stream, steps):
         yield (F, y, blocks[-1]), (B, y, blocks[-1])
     for (block, candidate), own in users.items():
         rule = stream.rules[block]
-        ordered = stream.ordered is None or LayerId(0, block, candidate) in stream.ordered
+        layer = LayerId(stream.subnets[0].stream, block, candidate)
+        ordered = stream.ordered is None or layer in stream.ordered
         for y in own:
             for x in own:
                 same = steps.step(x) == steps.step(y)
@@ -99,7 +105,25 @@ def dependents(stream, steps):
                 yield (B, x, block), (F, y, block)
 
 
+def two_streams():
+    """A case in which the passes of a step would not keep their order by themselves."""
+    rules = (Frozen(), Frozen(), Exact(), Exact(), Exact(), Exact())
+    chains = [(0,) * 6] * 6 + [(0, 0, 1, 0, 0, 0)] + [(0,) * 6] * 5
+    one, other = Partition((0, 1, 2, 3, 6)), Partition((0, 1, 3, 5, 6))
+    places = [(2, 1), (1, 0), (2, 0), (0, 0), (3, 0)]
+    streams = [
+        CutStream(
+            subnets=[Subnet(number, y, chain) for y, chain in enumerate(chains)],
+            partitions=[one] * 4 + [other] * 4 + [one] * 4, rules=rules, costs=table(rules),
+            ordered=layers_at(places, number),
+        )
+        for number in range(2)
+    ]  # fmt: skip
+    return streams, Steps(4)
+
+
 @settings(max_examples=200)
+@example(two_streams(), 8)
 @given(cut_streams(), st.integers(1, 9))
 def test_it_is_a_schedule_that_runs_backwards(pipeline, window):
     streams, steps = pipeline
