@@ -1,0 +1,189 @@
+"""How a unit is carried out: through ``naspipe.train`` and ``naspipe.search_subnets``."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from scripts.rankings.cell_space import ROOT, Problem, Setting, npp, setting, torch
+from scripts.rankings.kept_units import KeptUnits
+from scripts.rankings.unit_keys import Unit, key_of
+
+from naspipe.core.errors import StageFailedError  # isort: skip
+from naspipe.runtime.devices.environment import describe_environment  # isort: skip
+from naspipe.streams.from_file import write_stream  # isort: skip
+
+POINTS = 200
+"""Of a curve of losses."""
+
+
+class Worker:
+    """Does units and keeps their results; asks for what is kept already first.
+
+    Args:
+        kept: where results are kept.
+        work: where runs are, which may be deleted when nobody is at work.
+    """
+
+    def __init__(self, kept: KeptUnits, work: Path) -> None:
+        self.kept = kept
+        self.work = work
+        torch.set_num_threads(1)
+
+    def alone(self, unit: Unit) -> dict[str, Any]:
+        """What a network reaches alone, on both halves of the held-out images."""
+        if (found := self.kept.find(unit)) is not None:
+            return found
+        before, own = time.monotonic(), setting(Problem(**unit["problem"]))
+        chosen = own.choices(tuple(unit["architecture"]))
+        path = self._path(unit)
+        listed = path.with_suffix(".jsonl")
+        write_stream(listed, [chosen])
+        run = self._train(unit, own, own.space, {"sampler": f"repeat:{listed}"})
+        network = own_network(run, own.space.chain(chosen))
+        result = {
+            "valid": judged(network, own.valid),
+            "test": judged(network, own.test),
+            "params": sum(p.numel() for layer in network for p in layer.parameters()),
+            "curve": curve(run.losses, 20),
+        }
+        self._keep(unit, result, before)
+        shutil.rmtree(path)
+        listed.unlink()
+        return result
+
+    def supernet(self, unit: Unit, judgings: Sequence[Unit], searches: Sequence[Unit]) -> None:
+        """A supernet, and all that is asked of it; its run is deleted then."""
+        wanted = [each for each in (unit, *judgings, *searches) if self.kept.find(each) is None]
+        if not wanted:
+            return
+        before, own = time.monotonic(), setting(Problem(**unit["problem"]))
+        try:
+            run = self._train(unit, own, own.ruled(rules_of(unit)), unit["variant"])
+        except StageFailedError as error:
+            failed = {"failed": str(error)[:300]}
+            for each in wanted:
+                self._keep(each, failed, before)
+            shutil.rmtree(self._path(unit), ignore_errors=True)
+            return
+        self._keep(unit, {"curve": curve(run.losses, POINTS)}, before)
+        for each in wanted:
+            before = time.monotonic()
+            if each["kind"] == "judging":
+                self._keep(each, self._judge(each, run, own), before)
+            elif each["kind"] == "search":
+                self._keep(each, self._search(each, run, own), before)
+        shutil.rmtree(run.path)
+
+    def _train(self, unit: Unit, own: Setting, space: Any, variant: dict[str, Any]) -> Any:
+        """A run, which goes on where it was stopped; of the baselines it begins anew."""
+        said = {key: value for key, value in variant.items() if key != "rules"}
+        path = self._path(unit)
+        if variant.get("policy", "csp") == "csp":
+            said |= {"resume": "if_exists", "checkpoint_every": 2000, "keep_checkpoints": 1}
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+        return npp.train(
+            space, own.train, own.loss, steps=unit["steps"], seed=unit["seed"], run_dir=path,
+            progress=False, access_log="off", **unit["recipe"], **said,
+        )  # fmt: skip
+
+    def _judge(self, unit: Unit, run: Any, own: Setting) -> dict[str, Any]:
+        listed = self.work / f"{key_of(unit)}.jsonl"
+        write_stream(listed, [own.choices(tuple(each)) for each in unit["architectures"]])
+        found = npp.search_subnets(
+            run, own.train, own.loss, held_out=own.valid, strategy=f"file:{listed}",
+            budget=len(unit["architectures"]), calibrate=unit["calibration"],
+            validate=unit["validation"], ema=unit["ema"], name=free_name(run), progress=False,
+        )  # fmt: skip
+        listed.unlink()
+        scores = [each.scores for each in found.candidates]
+        return {"loss": [each.loss for each in scores], "top1": [each.top1 for each in scores]}
+
+    def _search(self, unit: Unit, run: Any, own: Setting) -> dict[str, Any]:
+        found = npp.search_subnets(
+            run, own.train, own.loss, held_out=own.valid, strategy=unit["strategy"],
+            budget=unit["budget"], seed=unit["seed"], score=unit["score"],
+            calibrate=unit["calibration"], validate=unit["validation"], name=free_name(run),
+            progress=False,
+        )  # fmt: skip
+        best = found.ranked()[:10]
+        return {
+            "best": [list(own.architecture(each.choices)) for each in best],
+            "loss": [each.scores.loss for each in best],
+            "judged": len({each.choices for each in found.candidates}),
+        }
+
+    def _path(self, unit: Unit) -> Path:
+        self.work.mkdir(parents=True, exist_ok=True)
+        return self.work / f"{unit['kind']}-{key_of(unit)}"
+
+    def _keep(self, unit: Unit, result: dict[str, Any], before: float) -> None:
+        seconds = round(time.monotonic() - before, 2)
+        self.kept.keep(unit, result, {"seconds": seconds, **circumstances()})
+
+
+def rules_of(unit: Unit) -> dict[str, Any]:
+    """The rules of shared layers, of a variant that has ``rules`` such as ``{"stem": 4}``."""
+    return {name: npp.Lag(lag) for name, lag in unit["variant"].get("rules", {}).items()}
+
+
+def free_name(run: Any) -> str:
+    """A name for a search that the run has not."""
+    return f"own-{len(list(run.path.glob('search-*')))}"
+
+
+def own_network(run: Any, chain: Sequence[int]) -> list[torch.nn.Module]:
+    """The blocks of a subnet with the run's weights and statistics."""
+    return [run.chosen(block, option).eval() for block, option in enumerate(chain)]
+
+
+@torch.no_grad()
+def judged(network: Sequence[torch.nn.Module], images: Any) -> dict[str, float]:
+    """Mean loss and share of right answers over all batches of a split."""
+    loss, right, count = 0.0, 0, 0
+    for number in range(images.batches_per_epoch):
+        batch = images(0, number)
+        state: Any = (batch["input"],)
+        for layer in network:
+            out = layer(*state)
+            state = out if isinstance(out, tuple) else (out,)
+        target = batch["target"]
+        loss += float(torch.nn.functional.cross_entropy(state[0], target, reduction="sum"))
+        right += int((state[0].argmax(1) == target).sum())
+        count += len(target)
+    return {"loss": loss / count, "top1": right / count}
+
+
+def curve(losses: Sequence[float], points: int) -> list[float]:
+    """Means of so many stretches of equal length, or all losses where there are fewer."""
+    ends = [len(losses) * n // points for n in range(points + 1)]
+    parts = [losses[low:high] for low, high in zip(ends, ends[1:], strict=False) if high > low]
+    return [round(sum(part) / len(part), 5) for part in parts]
+
+
+@cache
+def place() -> dict[str, Any]:
+    """Commit, processor and versions."""
+    said = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
+    commit = subprocess.run(said, capture_output=True, text=True).stdout.strip()
+    found = describe_environment()
+    return {
+        "commit": commit,
+        "processor": found["hardware"]["processor"],
+        "cpu_capability": found["hardware"]["cpu_capability"],
+        "torch": found["software"]["torch"],
+        "nni": found["software"].get("nni", ""),
+    }
+
+
+def circumstances() -> dict[str, Any]:
+    """Where and when a unit was done, and how busy the machine was."""
+    load = round(os.getloadavg()[0], 2)
+    return {"at": time.strftime("%Y-%m-%d %H:%M"), "load": load, **place()}
