@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,18 @@ from naspipe.streams.from_file import write_stream  # isort: skip
 
 POINTS = 200
 """Of a curve of losses."""
+
+
+class Watch:
+    """Seconds by the clock and of this process's own work, which a busy machine changes less."""
+
+    def __init__(self) -> None:
+        self._began, self._work = time.monotonic(), time.process_time()
+
+    def read(self) -> dict[str, float]:
+        """Since it was made."""
+        seconds, work = time.monotonic() - self._began, time.process_time() - self._work
+        return {"seconds": round(seconds, 2), "work_seconds": round(work, 2)}
 
 
 class Worker:
@@ -40,7 +53,7 @@ class Worker:
         """What a network reaches alone, on both halves of the held-out images."""
         if (found := self.kept.find(unit)) is not None:
             return found
-        before, own = time.monotonic(), setting(Problem(**unit["problem"]))
+        watch, own = Watch(), setting(Problem(**unit["problem"]))
         chosen = own.choices(tuple(unit["architecture"]))
         path = self._path(unit)
         listed = path.with_suffix(".jsonl")
@@ -53,7 +66,7 @@ class Worker:
             "params": sum(p.numel() for layer in network for p in layer.parameters()),
             "curve": curve(run.losses, 20),
         }
-        self._keep(unit, result, before)
+        self._keep(unit, result, watch)
         shutil.rmtree(path)
         listed.unlink()
         return result
@@ -63,22 +76,22 @@ class Worker:
         wanted = [each for each in (unit, *judgings, *searches) if self.kept.find(each) is None]
         if not wanted:
             return
-        before, own = time.monotonic(), setting(Problem(**unit["problem"]))
+        watch, own = Watch(), setting(Problem(**unit["problem"]))
         try:
             run = self._train(unit, own, own.ruled(rules_of(unit)), unit["variant"])
         except StageFailedError as error:
             failed = {"failed": str(error)[:300]}
             for each in wanted:
-                self._keep(each, failed, before)
+                self._keep(each, failed, watch)
             shutil.rmtree(self._path(unit), ignore_errors=True)
             return
-        self._keep(unit, {"curve": curve(run.losses, POINTS)}, before)
+        self._keep(unit, {"curve": curve(run.losses, POINTS)}, watch)
         for each in wanted:
-            before = time.monotonic()
+            watch = Watch()
             if each["kind"] == "judging":
-                self._keep(each, self._judge(each, run, own), before)
+                self._keep(each, self._judge(each, run, own), watch)
             elif each["kind"] == "search":
-                self._keep(each, self._search(each, run, own), before)
+                self._keep(each, self._search(each, run, own), watch)
         shutil.rmtree(run.path)
 
     def _train(self, unit: Unit, own: Setting, space: Any, variant: dict[str, Any]) -> Any:
@@ -124,9 +137,8 @@ class Worker:
         self.work.mkdir(parents=True, exist_ok=True)
         return self.work / f"{unit['kind']}-{key_of(unit)}"
 
-    def _keep(self, unit: Unit, result: dict[str, Any], before: float) -> None:
-        seconds = round(time.monotonic() - before, 2)
-        self.kept.keep(unit, result, {"seconds": seconds, **circumstances()})
+    def _keep(self, unit: Unit, result: dict[str, Any], watch: Watch) -> None:
+        self.kept.keep(unit, result, {**watch.read(), **circumstances()})
 
 
 def rules_of(unit: Unit) -> dict[str, Any]:
@@ -164,7 +176,7 @@ def judged(network: Sequence[torch.nn.Module], images: Any) -> dict[str, float]:
 def curve(losses: Sequence[float], points: int) -> list[float]:
     """Means of so many stretches of equal length, or all losses where there are fewer."""
     ends = [len(losses) * n // points for n in range(points + 1)]
-    parts = [losses[low:high] for low, high in zip(ends, ends[1:], strict=False) if high > low]
+    parts = [losses[low:high] for low, high in pairwise(ends) if high > low]
     return [round(sum(part) / len(part), 5) for part in parts]
 
 
