@@ -95,7 +95,8 @@ def strata_shares() -> dict[int, float]:
     return {count: len(each) / total for count, each in strata().items()}
 
 
-def sample(seed: int = 1, share: Mapping[int, int] = SHARE) -> list[tuple[int, ...]]:
+@cache
+def sample(seed: int = 1) -> tuple[tuple[int, ...], ...]:
     """Architectures of each stratum, no two of them the same network.
 
     They are dealt out a stratum at a time, so that the first few are of all strata.
@@ -103,12 +104,12 @@ def sample(seed: int = 1, share: Mapping[int, int] = SHARE) -> list[tuple[int, .
     draws = RandomState(seed)
     seen: set[Terms] = set()
     drawn: dict[int, list[tuple[int, ...]]] = {}
-    for count, wanted in share.items():
+    for count, wanted in SHARE.items():
         members, chosen = strata()[count], drawn.setdefault(count, [])
         for place in draws.permutation(len(members)).tolist():
             terms = terms_of(members[place])
             if len(chosen) < wanted and terms not in seen:
                 seen.add(terms)
                 chosen.append(members[place])
-    rounds = range(max(share.values()))
-    return [each[n] for n in rounds for each in drawn.values() if n < len(each)]
+    rounds = range(max(SHARE.values()))
+    return tuple(each[n] for n in rounds for each in drawn.values() if n < len(each))

@@ -6,17 +6,23 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from scripts.rankings import unit_keys, variants
 from scripts.rankings.cell_networks import sample
-from scripts.rankings.cell_space import Problem
+from scripts.rankings.cell_space import Architecture, Problem
 from scripts.rankings.kept_units import KeptUnits
+from scripts.rankings.plain_search import METHODS
 from scripts.rankings.unit_keys import Unit, words_of
 from scripts.rankings.unit_queue import Item
 from scripts.rankings.unit_work import Worker
 
-JUDGED = 1 / 3
-"""What a forward costs beside a pass."""
+FORWARD = 1 / 3
+"""What a forward costs beside a pass, which is a forward and a backward."""
+
+FOUND_SEEDS = (1, 2, 3)
+SHORT_STEPS, SHORT_JUDGED = 400, 79
+"""Of a short training: its steps, and the batches that it is judged by."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,25 +73,32 @@ def do_alone(records: Path, work: Path, unit: Unit) -> str:
 
 
 def supernet_items(plan: Plan) -> list[Item]:
-    """The supernets of the table, each with its judgings."""
-    found = []
-    for each in variants.planned():
-        if not is_wanted(plan.options, each):
-            continue
-        unit = variants.supernet_unit(plan.problem, each)
-        judgings = list(variants.judging_units(plan.problem, each, sample()).values())
-        if all(map(plan.is_kept, (unit, *judgings))):
-            continue
-        batches = sum(j["calibration"] + j["validation"] for j in judgings)
-        found.append(
-            Item(
-                name=f"{each.name}, {each.passes} passes, seed {each.seed}", do=do_supernet,
-                given=(*plan.places, unit, judgings),
-                passes=each.passes + int(JUDGED * batches * len(sample())),
-                takes_all=unit["variant"].get("stages", 1) > 1,
-            )
-        )  # fmt: skip
-    return found
+    """The supernets of the table, each with its judgings and searches."""
+    wanted = (each for each in variants.planned() if is_wanted(plan.options, each))
+    return [item for each in wanted for item in supernet_item(plan, each)]
+
+
+def supernet_item(plan: Plan, each: variants.Planned) -> list[Item]:
+    """One of them; none where all is kept."""
+    unit = variants.supernet_unit(plan.problem, each)
+    judgings = list(variants.judging_units(plan.problem, each, sample()).values())
+    searches = variants.search_units(plan.problem, each)
+    if all(map(plan.is_kept, (unit, *judgings, *searches))):
+        return []
+    name = f"{each.name}, {each.passes} passes, seed {each.seed}"
+    return [
+        Item(
+            name=name, do=do_supernet, given=(*plan.places, unit, judgings, searches),
+            passes=each.passes + sum(map(price, (*judgings, *searches))),
+            takes_all=unit["variant"].get("stages", 1) > 1,
+        )
+    ]  # fmt: skip
+
+
+def price(unit: Unit) -> int:
+    """Passes that would take as long as a judging or a search."""
+    subnets = unit["budget"] if unit["kind"] == "search" else len(unit["architectures"])
+    return int(FORWARD * subnets * (unit["calibration"] + unit["validation"]))
 
 
 def is_wanted(options: argparse.Namespace, each: variants.Planned) -> bool:
@@ -96,12 +109,75 @@ def is_wanted(options: argparse.Namespace, each: variants.Planned) -> bool:
     return all(not said or str(value) in said.split(",") for said, value in pairs)
 
 
-def do_supernet(records: Path, work: Path, unit: Unit, judgings: list[Unit]) -> str:
+def do_supernet(
+    records: Path, work: Path, unit: Unit, judgings: list[Unit], searches: list[Unit]
+) -> str:
     """In a process of its own."""
     kept = KeptUnits(records)
-    Worker(kept, work).supernet(unit, judgings, ())
+    Worker(kept, work).supernet(unit, judgings, searches)
     found = kept.find(unit) or {}
     return str(found.get("failed") or f"loss {found['curve'][-1]:.3f}")
 
 
-ITEMS = {"alone": alone_items, "supernets": supernet_items}
+def found_items(plan: Plan) -> list[Item]:
+    """Searches with and without a supernet, and the full training of what each found."""
+    found = []
+    for seed in FOUND_SEEDS:
+        for name in (variants.BASE, *variants.POLICIES):
+            each = variants.Planned(name, variants.SEARCHED, seed)
+            (search,) = variants.search_units(plan.problem, each)
+            if (result := plan.kept.find(search)) is None:
+                found += supernet_item(plan, each)
+            else:
+                found += winner_items(plan, f"found by {name}, seed {seed}", result)
+        for method in METHODS:
+            unit = plain_search_unit(plan.problem, method, seed)
+            if (result := plan.kept.find(unit)) is None:
+                found.append(plain_search_item(plan, unit))
+            else:
+                found += winner_items(plan, f"found by {words_of(unit)}", result)
+    return found
+
+
+def plain_search_item(plan: Plan, unit: Unit) -> Item:
+    """A search without a supernet, network after network."""
+    passes = unit["budget"] * unit["short_steps"]
+    return Item(name=words_of(unit), do=do_found, given=(*plan.places, unit), passes=passes)
+
+
+def plain_search_unit(problem: Problem, method: str, seed: int) -> Unit:
+    """A search without a supernet that computes what one with a supernet does."""
+    (search,) = variants.search_units(
+        problem, variants.Planned(variants.BASE, variants.SEARCHED, seed)
+    )
+    budget = (variants.SEARCHED + price(search)) // (SHORT_STEPS + int(FORWARD * SHORT_JUDGED))
+    return unit_keys.found(problem, method, budget=budget, short_steps=SHORT_STEPS, seed=seed)
+
+
+def winner_items(plan: Plan, name: str, result: dict[str, Any]) -> list[Item]:
+    """What was found, trained alone as the forty are."""
+    if "failed" in result:
+        return []
+    best, found = best_of(result), []
+    for seed in range(1, plan.options.alone_seeds + 1):
+        steps = plan.options.alone_steps
+        unit = unit_keys.alone(plan.problem, best, steps, seed)
+        if not plan.is_kept(unit):
+            said = f"{name}: {words_of(unit)}"
+            found.append(Item(name=said, do=do_alone, given=(*plan.places, unit), passes=steps))
+    return found
+
+
+def best_of(result: dict[str, Any]) -> Architecture:
+    """The best network of a search; those of supernets list the ten best."""
+    best = result["best"]
+    return tuple(best[0] if isinstance(best[0], list) else best)
+
+
+def do_found(records: Path, work: Path, unit: Unit) -> str:
+    """In a process of its own."""
+    found = Worker(KeptUnits(records), work).found(unit)
+    return f"{len(found['tried'])} tried, best loss {min(found['loss']):.3f}"
+
+
+ITEMS = {"alone": alone_items, "supernets": supernet_items, "found": found_items}

@@ -65,11 +65,23 @@ def search(of: Unit, *, budget: int, seed: int, calibration: int, validation: in
     }  # fmt: skip
 
 
+def found(
+    problem: Problem, method: str, *, budget: int, short_steps: int, seed: int
+) -> Unit:  # fmt: skip
+    """A search without a supernet: so many networks, each trained alone for so many steps."""
+    return {
+        "kind": "found", "problem": problem.as_dict(), "method": method, "budget": budget,
+        "short_steps": short_steps, "seed": seed,
+    }  # fmt: skip
+
+
 def words_of(unit: Mapping[str, Any]) -> str:
     """How lines of progress call a unit."""
     if unit["kind"] == "alone":
         edges = "".join(map(str, unit["architecture"]))
         return f"alone {edges}, {unit['steps']} steps, seed {unit['seed']}"
+    if unit["kind"] == "found":
+        return f"{unit['method']} search without a supernet, seed {unit['seed']}"
     if unit["kind"] == "supernet":
         said = " ".join(f"{key} {value}" for key, value in unit["variant"].items())
         return f"supernet {said or 'csp uniform'}, {unit['steps']} steps, seed {unit['seed']}"

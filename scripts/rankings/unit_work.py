@@ -12,8 +12,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from scripts.rankings.cell_space import ROOT, Problem, Setting, npp, setting, torch
+from scripts.rankings import unit_keys
+from scripts.rankings.cell_space import ROOT, Architecture, Problem, Setting, npp, setting, torch
 from scripts.rankings.kept_units import KeptUnits
+from scripts.rankings.plain_search import METHODS
 from scripts.rankings.unit_keys import Unit, key_of
 
 from naspipe.core.errors import StageFailedError  # isort: skip
@@ -93,6 +95,25 @@ class Worker:
             elif each["kind"] == "search":
                 self._keep(each, self._search(each, run, own), watch)
         shutil.rmtree(run.path)
+
+    def found(self, unit: Unit) -> dict[str, Any]:
+        """The networks that a search without a supernet tried, and the best of them."""
+        if (kept := self.kept.find(unit)) is not None:
+            return kept
+        watch, problem = Watch(), Problem(**unit["problem"])
+
+        def judge(architecture: Architecture) -> float:
+            short = unit_keys.alone(problem, architecture, unit["short_steps"], unit["seed"])
+            return float(self.alone(short)["valid"]["loss"])
+
+        tried = METHODS[unit["method"]](judge, unit["budget"], unit["seed"])
+        result = {
+            "best": list(min(tried)[1]),
+            "tried": [list(each) for _, each in tried],
+            "loss": [loss for loss, _ in tried],
+        }
+        self._keep(unit, result, watch)
+        return result
 
     def _train(self, unit: Unit, own: Setting, space: Any, variant: dict[str, Any]) -> Any:
         """A run, which goes on where it was stopped; of the baselines it begins anew."""

@@ -46,6 +46,8 @@ POLICIES = ("bsp 4", "bsp 8", "asp 4", "asp 8")
 RECIPES = ("csp late", "csp fair", "csp fairnas", "csp sandwich", "csp warm-up")
 CALIBRATIONS = {BASE: (4, 0, 16)}
 """Batches that statistics are taken from before judging; 4 for all that are not here."""
+SEARCHED, SEARCH_BUDGET = 10_000, 200
+"""Passes of the supernets that are searched by evolution, and how many subnets that judges."""
 VALIDATION = 40
 """Held-out batches that inherited weights are judged by."""
 
@@ -109,6 +111,18 @@ def judging_units(
             of, architectures, calibration=4, validation=validation, ema=True
         )
     return found
+
+
+def search_units(problem: Problem, planned: Planned, validation: int = VALIDATION) -> list[Unit]:
+    """The search of a supernet, where it is one of those that are searched."""
+    if planned.passes != SEARCHED or planned.name not in (BASE, *POLICIES):
+        return []
+    of = supernet_unit(problem, planned)
+    return [
+        unit_keys.search(
+            of, budget=SEARCH_BUDGET, seed=planned.seed, calibration=4, validation=validation
+        )
+    ]
 
 
 def ema_of(variant: Mapping[str, Any]) -> float:
