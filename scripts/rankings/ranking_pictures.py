@@ -76,7 +76,7 @@ def bars(judged: Sequence[Mapping[str, Any]], middle: float) -> tuple[float, flo
 
 
 def draw_scatter(rows: Sequence[Mapping[str, Any]], alone: Mapping[str, Any], path: Path) -> Path:
-    """Inherited loss against loss alone, longest supernet of each policy; colours count convolutions."""
+    """Inherited loss against loss alone, of the longest supernet of each policy."""
     names = [variants.BASE, *variants.POLICIES]
     longest = {row["name"]: row for row in sorted(rows, key=lambda row: (row["passes"],))}
     shown = [longest[name] for name in names if WAY in longest.get(name, {}).get("judged", {})]

@@ -1,4 +1,4 @@
-"""How a unit is carried out: through ``naspipe.train`` and ``naspipe.search_subnets``."""
+"""How a unit is carried out: supernets by naspipe, networks alone by the plain loop."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from scripts.rankings import unit_keys
 from scripts.rankings.cell_space import ROOT, Architecture, Problem, Setting, npp, setting, torch
 from scripts.rankings.kept_units import KeptUnits
 from scripts.rankings.plain_search import METHODS
+from scripts.rankings.plain_training import forward, train_plainly
 from scripts.rankings.unit_keys import Unit, key_of
 
 from naspipe.core.errors import StageFailedError  # isort: skip
@@ -56,21 +57,15 @@ class Worker:
         if (found := self.kept.find(unit)) is not None:
             return found
         watch, own = Watch(), setting(Problem(**unit["problem"]))
-        chosen = own.choices(tuple(unit["architecture"]))
-        path = self._path(unit)
-        listed = path.with_suffix(".jsonl")
-        write_stream(listed, [chosen])
-        run = self._train(unit, own, own.space, {"sampler": f"repeat:{listed}"})
-        network = own_network(run, own.space.chain(chosen))
+        chain = own.space.chain(own.choices(tuple(unit["architecture"])))
+        network, losses = train_plainly(unit, own, chain)
         result = {
             "valid": judged(network, own.valid),
             "test": judged(network, own.test),
             "params": sum(p.numel() for layer in network for p in layer.parameters()),
-            "curve": curve(run.losses, 20),
+            "curve": curve(losses, 20),
         }
         self._keep(unit, result, watch)
-        shutil.rmtree(path)
-        listed.unlink()
         return result
 
     def supernet(self, unit: Unit, judgings: Sequence[Unit], searches: Sequence[Unit]) -> None:
@@ -172,24 +167,17 @@ def free_name(run: Any) -> str:
     return f"own-{len(list(run.path.glob('search-*')))}"
 
 
-def own_network(run: Any, chain: Sequence[int]) -> list[torch.nn.Module]:
-    """The blocks of a subnet with the run's weights and statistics."""
-    return [run.chosen(block, option).eval() for block, option in enumerate(chain)]
-
-
 @torch.no_grad()
 def judged(network: Sequence[torch.nn.Module], images: Any) -> dict[str, float]:
     """Mean loss and share of right answers over all batches of a split."""
     loss, right, count = 0.0, 0, 0
+    for layer in network:
+        layer.eval()
     for number in range(images.batches_per_epoch):
         batch = images(0, number)
-        state: Any = (batch["input"],)
-        for layer in network:
-            out = layer(*state)
-            state = out if isinstance(out, tuple) else (out,)
-        target = batch["target"]
-        loss += float(torch.nn.functional.cross_entropy(state[0], target, reduction="sum"))
-        right += int((state[0].argmax(1) == target).sum())
+        out, target = forward(network, batch["input"])[0], batch["target"]
+        loss += float(torch.nn.functional.cross_entropy(out, target, reduction="sum"))
+        right += int((out.argmax(1) == target).sum())
         count += len(target)
     return {"loss": loss / count, "top1": right / count}
 
