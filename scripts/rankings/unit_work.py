@@ -19,7 +19,7 @@ from scripts.rankings.plain_search import METHODS
 from scripts.rankings.plain_training import forward, train_plainly
 from scripts.rankings.unit_keys import Unit, key_of
 
-from naspipe.core.errors import StageFailedError  # isort: skip
+from naspipe.core.errors import NotFiniteError  # isort: skip
 from naspipe.runtime.devices.environment import describe_environment  # isort: skip
 from naspipe.streams.from_file import write_stream  # isort: skip
 
@@ -76,8 +76,8 @@ class Worker:
         watch, own = Watch(), setting(Problem(**unit["problem"]))
         try:
             run = self._train(unit, own, own.ruled(rules_of(unit)), unit["variant"])
-        except StageFailedError as error:
-            failed = {"failed": str(error)[:300]}
+        except NotFiniteError as error:  # a result as well
+            failed = {"failed": str(error).splitlines()[0][:300]}
             for each in wanted:
                 self._keep(each, failed, watch)
             shutil.rmtree(self._path(unit), ignore_errors=True)

@@ -48,8 +48,8 @@ CALIBRATIONS = {BASE: (4, 0, 16)}
 """Batches that statistics are taken from before judging; 4 for all that are not here."""
 SEARCHED, SEARCH_BUDGET = 10_000, 200
 """Passes of the supernets that are searched by evolution, and how many subnets that judges."""
-VALIDATION = 40
-"""Held-out batches that inherited weights are judged by."""
+VALIDATION = {"fashion-mnist": 40, "digits": 6}
+"""Held-out batches that inherited weights are judged by, of each data set."""
 
 
 class Planned(NamedTuple):
@@ -96,11 +96,10 @@ def supernet_unit(problem: Problem, planned: Planned) -> Unit:
 
 
 def judging_units(
-    problem: Problem, planned: Planned, architectures: Sequence[Sequence[int]],
-    validation: int = VALIDATION,
-) -> dict[str, Unit]:  # fmt: skip
+    problem: Problem, planned: Planned, architectures: Sequence[Sequence[int]]
+) -> dict[str, Unit]:
     """How a supernet is judged; the first way is that which all have."""
-    of = supernet_unit(problem, planned)
+    of, validation = supernet_unit(problem, planned), VALIDATION[problem.data]
     found = {}
     for calibration in CALIBRATIONS.get(planned.name, (4,)):
         found[f"calibration {calibration}"] = unit_keys.judging(
@@ -113,11 +112,11 @@ def judging_units(
     return found
 
 
-def search_units(problem: Problem, planned: Planned, validation: int = VALIDATION) -> list[Unit]:
+def search_units(problem: Problem, planned: Planned) -> list[Unit]:
     """The search of a supernet, where it is one of those that are searched."""
     if planned.passes != SEARCHED or planned.name not in (BASE, *POLICIES):
         return []
-    of = supernet_unit(problem, planned)
+    of, validation = supernet_unit(problem, planned), VALIDATION[problem.data]
     return [
         unit_keys.search(
             of, budget=SEARCH_BUDGET, seed=planned.seed, calibration=4, validation=validation
