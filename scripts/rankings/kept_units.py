@@ -23,6 +23,7 @@ class KeptUnits:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self._read: dict[str, tuple[int, dict[str, dict[str, Any]]]] = {}
 
     def find(self, unit: Unit) -> dict[str, Any] | None:
         """The result of a unit, if it is kept."""
@@ -32,6 +33,9 @@ class KeptUnits:
     def read(self, kind: str) -> dict[str, dict[str, Any]]:
         """All records of a kind by their keys."""
         path = self._path(kind)
+        size = path.stat().st_size if path.is_file() else 0
+        if kind in self._read and self._read[kind][0] == size:
+            return self._read[kind][1]  # lines are only ever added
         found: dict[str, dict[str, Any]] = {}
         for line in path.read_text("utf-8").splitlines() if path.is_file() else ():
             try:
@@ -41,6 +45,7 @@ class KeptUnits:
             if record["key"] != key_of(record["unit"]):
                 raise ValueError(f"{path}: record {record['key']} has a unit of another key")
             found.setdefault(record["key"], record)
+        self._read[kind] = (size, found)
         return found
 
     def keep(self, unit: Unit, result: Mapping[str, Any], made: Mapping[str, Any]) -> None:

@@ -25,7 +25,8 @@ def draw_all(figures: Mapping[str, Any], folder: Path) -> list[Path]:
     drawn = []
     if rows and "loss" in alone:
         drawn += [draw_taus(rows, alone, folder / "taus.png")]
-        drawn += [draw_scatter(rows, alone, folder / "scatter.png")]
+        if shown := longest_of_policies(rows):
+            drawn += [draw_scatter(shown, alone, folder / "scatter.png")]
     if rows:
         drawn.append(draw_curves(rows, folder / "curves.png"))
     if figures["found"]:
@@ -75,17 +76,22 @@ def bars(judged: Sequence[Mapping[str, Any]], middle: float) -> tuple[float, flo
     return max(0.0, middle - low), max(0.0, high - middle)
 
 
-def draw_scatter(rows: Sequence[Mapping[str, Any]], alone: Mapping[str, Any], path: Path) -> Path:
-    """Inherited loss against loss alone, of the longest supernet of each policy."""
-    names = [variants.BASE, *variants.POLICIES]
-    longest = {row["name"]: row for row in sorted(rows, key=lambda row: (row["passes"],))}
-    shown = [longest[name] for name in names if WAY in longest.get(name, {}).get("judged", {})]
+def longest_of_policies(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Of each policy the longest supernet that was judged, of the first of its seeds."""
+    judged = [row for row in rows if WAY in row["judged"]]
+    found = {row["name"]: row for row in sorted(judged, key=lambda r: (r["passes"], -r["seed"]))}
+    return [found[name] for name in (variants.BASE, *variants.POLICIES) if name in found]
+
+
+def draw_scatter(shown: Sequence[Mapping[str, Any]], alone: Mapping[str, Any], path: Path) -> Path:
+    """Inherited loss against loss alone, of some supernets; colours count convolutions."""
     figure, axes = pyplot.subplots(
-        1, max(1, len(shown)), figsize=(4 * len(shown), 3.8), sharey=True
-    )
+        1, len(shown), figsize=(4 * len(shown), 3.8), sharey=True, squeeze=False,
+        layout="constrained",
+    )  # fmt: skip
     reached = [statistics.mean(row["loss"]) for row in alone["networks"]]
     counts = [row["convolutions"] for row in alone["networks"]]
-    for axis, row in zip([axes] if len(shown) == 1 else axes, shown, strict=True):
+    for axis, row in zip(axes[0], shown, strict=True):
         judged = row["judged"][WAY]["loss"]
         dots = axis.scatter(judged["inherited"], reached, c=counts, cmap="viridis", s=18)
         title = f"{row['name']}, {row['passes']} passes\ntau {judged['tau']:+.2f}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from dataclasses import replace
 from itertools import pairwise
@@ -12,6 +13,7 @@ from scipy.stats import kendalltau
 
 import naspipe as npp
 from naspipe.streams.from_file import write_stream
+from scripts.bench_ranking import gathered
 from scripts.rankings import unit_keys, unit_work, variants
 from scripts.rankings.cell_networks import convolutions, sample, strata_shares, terms_of
 from scripts.rankings.cell_space import DIGITS, Problem, setting, torch
@@ -19,7 +21,7 @@ from scripts.rankings.found_figures import found_figures
 from scripts.rankings.kept_units import KeptUnits
 from scripts.rankings.plain_search import METHODS, mutated, random_architecture
 from scripts.rankings.plain_training import train_plainly
-from scripts.rankings.planned_items import FOUND_SEEDS, plain_search_unit
+from scripts.rankings.planned_items import FOUND_SEEDS, Plan, plain_search_unit
 from scripts.rankings.ranking_figures import (
     Evidence,
     alone_figures,
@@ -87,6 +89,15 @@ def test_a_supernet_and_its_judgings_are_kept(worker, monkeypatch):
     assert len(worker.kept.find(search)["best"][0]) == 6
     monkeypatch.setattr(npp, "train", never)
     worker.supernet(unit, [judging], [search])
+
+
+def test_a_search_without_a_supernet_keeps_each_network(worker, monkeypatch):
+    unit = unit_keys.found(DIGITS, "random", budget=3, short_steps=2, seed=1)
+    found = worker.found(unit)
+    assert len(worker.kept.read("alone")) == len(found["tried"]) == 3
+    assert found["loss"][found["tried"].index(found["best"])] == min(found["loss"])
+    monkeypatch.setattr(unit_work, "train_plainly", never)
+    assert worker.found(unit) == found
 
 
 def test_a_supernet_that_diverges_is_kept_as_such(worker):
@@ -234,6 +245,23 @@ def filled(directory):
             unit = plain_search_unit(DIGITS, method, seed)
             kept.keep(unit, {"best": list(sample()[seed]), "tried": [], "loss": []}, {})
     return kept
+
+
+def test_what_was_found_is_trained_next(tmp_path):
+    options = argparse.Namespace(
+        parts=["found"], first=0, alone_steps=7, alone_seeds=2, work=tmp_path
+    )
+    names = {}
+    for done in (False, True):
+        kept = filled(tmp_path / "records") if done else KeptUnits(tmp_path / "records")
+        names[done] = [
+            item.name for item in gathered(Plan(problem=DIGITS, kept=kept, options=options))
+        ]
+    assert "random search without a supernet, seed 1" in names[False]
+    assert "csp uniform, 10000 passes, seed 1" in names[False]
+    assert not any("alone" in name for name in names[False])
+    assert f"alone {''.join(map(str, sample()[1]))}, 7 steps, seed 2" in " ".join(names[True])
+    assert not any(name.startswith("random") for name in names[True])
 
 
 def test_figures_and_pictures_of_what_is_kept(tmp_path):
