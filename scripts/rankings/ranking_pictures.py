@@ -53,8 +53,12 @@ def draw_taus(rows: Sequence[Mapping[str, Any]], alone: Mapping[str, Any], path:
                 label = key.replace("_", " ")
                 axis.axhline(alone[score][key]["tau"], color="black", ls=style, lw=1, label=label)
         axis.set(xscale="log", xlabel="passes of the supernet", title=f"by {score}")
+        lengths = sorted({row["passes"] for row in rows})
+        axis.set_xticks(lengths, [f"{passes:,}" for passes in lengths])
+        axis.minorticks_off()
+        axis.set_xlim(lengths[0] / 1.3, lengths[-1] * 1.5)
     axes[0].set_ylabel("Kendall's tau with networks alone")
-    axes[1].legend(fontsize=7)
+    axes[1].legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return saved(figure, path)
 
 
