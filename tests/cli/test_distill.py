@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,6 +19,7 @@ from naspipe.trace.access.log import read_run_accesses
 from naspipe.trace.reading.compare import compare_runs
 from naspipe.trace.results.run_directory import RunDirectory
 from tests.cli.test_resume import wait_for
+from tests.forked import Fork
 
 OWN = "tests.cli.own_students"
 SLOW = "tests.cli.slow_digits:batches"
@@ -92,14 +91,11 @@ def test_a_resume_on_other_stages(tmp_path: Path, teacher: Path) -> None:
     assert main(words(teacher, tmp_path / "whole", *steps)) == 0
     path = tmp_path / "ended"
     how = ["--stages", "2", "--checkpoint-every", "5"]
-    launcher = subprocess.Popen(
-        [sys.executable, "-m", "naspipe", *words(teacher, path, *steps, *how)],
-        stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    wait_for(path / "block-0" / "losses.jsonl", 8)
-    launcher.send_signal(signal.SIGTERM)
-    _, said = launcher.communicate(timeout=30)
-    assert launcher.returncode == 143, said
+    with Fork(main, words(teacher, path, *steps, *how)) as launcher:
+        wait_for(path / "block-0" / "losses.jsonl", 8)
+        launcher.signal(signal.SIGTERM)
+        ended, said = launcher.join(30), launcher.said
+    assert ended == 143, said
     assert said.endswith(f"; go on with: naspipe distill --resume {path}\n"), said
     assert main(["distill", "--resume", str(path), "--stages", "1", "--quiet"]) == 0
     assert_same(tmp_path / "whole", path)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ from naspipe.cli.main import main
 from naspipe.trace.reading.compare import compare_runs
 from naspipe.trace.results.run_directory import RunDirectory
 from tests.cli.test_resume import wait_for
+from tests.forked import Fork
 
 RUN = (
     "train", "moco-v3", "--data", "views:digits", "--momentum", "0.9:1", "--set",
@@ -25,12 +24,11 @@ def test_a_resume_goes_on_with_both(tmp_path: Path) -> None:
     assert main([*RUN, *length, "--run-dir", str(tmp_path / "whole")]) == 0
     path = tmp_path / "ended"
     words = [*RUN, *length, "--run-dir", str(path), "--stages", "2", "--checkpoint-every", "2"]
-    command = [sys.executable, "-m", "naspipe", *words]
-    launcher = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    wait_for(path / "losses.jsonl", 8)
-    launcher.send_signal(signal.SIGTERM)
-    _, said = launcher.communicate(timeout=20)
-    assert launcher.returncode == 143 and f"--resume {path}" in said, said
+    with Fork(main, words) as launcher:
+        wait_for(path / "losses.jsonl", 8)
+        launcher.signal(signal.SIGTERM)
+        ended, said = launcher.join(20), launcher.said
+    assert ended == 143 and f"--resume {path}" in said, said
     assert main(["train", "--resume", str(path), "--groups", "2", "--quiet"]) == 0
     for place in ("", "teacher"):
         (comparison,) = compare_runs([tmp_path / "whole" / place, path / place])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import pytest
 
 from naspipe.cli.main import main
 from naspipe.trace.reading.compare import compare_runs
+from tests.forked import Fork
 from tests.trace.old_format import make_old
 
 SMALL = "tests.faults.small_space"
@@ -22,9 +21,9 @@ RUN = [
 ]  # fmt: skip
 
 
-def start(path: Path, *more: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "naspipe", *RUN, "--run-dir", str(path), *more]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+def start(path: Path, *more: str) -> Fork:
+    """The command as a process of its own, which is to be ended."""
+    return Fork(main, [*RUN, "--run-dir", str(path), *more])
 
 
 def wait_for(path: Path, lines: int) -> None:
@@ -52,11 +51,11 @@ def test_on_other_stages_after_a_signal(
     """Also where the first life's logs are those of an earlier naspipe."""
     path = tmp_path / "run"
     every = ["--checkpoint-every", "5", "--stages", "2", "--set", "window=4"]
-    launcher = start(path, *every)
-    wait_for(path / "losses.jsonl", 12)
-    launcher.send_signal(how)
-    _, said = launcher.communicate(timeout=20)
-    assert launcher.returncode == status, said
+    with start(path, *every) as launcher:
+        wait_for(path / "losses.jsonl", 12)
+        launcher.signal(how)
+        ended, said = launcher.join(20), launcher.said
+    assert ended == status, said
     if how is signal.SIGTERM:
         assert said.startswith("naspipe: interrupted by SIGTERM, with a checkpoint at subnet ")
         assert said.count("\n") == 1 and f"naspipe train --resume {path}" in said
@@ -90,15 +89,9 @@ def test_bad_resumes(
     assert message in said and said.count("\n") == 1
 
 
-def test_a_run_in_use_is_refused(tmp_path: Path) -> None:
+def test_a_run_in_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "run"
-    launcher = start(path, "--steps", "4000", "--stages", "2")
-    try:
+    with start(path, "--steps", "4000", "--stages", "2") as launcher:
         wait_for(path / "losses.jsonl", 1)
-        command = [sys.executable, "-m", "naspipe", "train", "--resume", str(path)]
-        second = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        assert second.returncode == 2
-        assert f"found process {launcher.pid} at it" in second.stderr
-    finally:
-        launcher.kill()
-        launcher.communicate()
+        assert main(["train", "--resume", str(path)]) == 2
+        assert f"found process {launcher.pid} at it" in capsys.readouterr().err

@@ -31,10 +31,10 @@ def manifest(path: Path) -> dict:
 def test_the_same_command_begins_goes_on_and_finds_it_done(tmp_path, capfd, monkeypatch):
     whole, path = tmp_path / "whole", tmp_path / "run"
     assert main([*RUN, "--run-dir", str(whole)]) == 0
-    launcher = start(path, *WORDS)
-    wait_for(path / "losses.jsonl", 12)
-    launcher.send_signal(signal.SIGKILL)
-    launcher.communicate(timeout=20)
+    with start(path, *WORDS) as launcher:
+        wait_for(path / "losses.jsonl", 12)
+        launcher.signal(signal.SIGKILL)
+        launcher.join(20)
     same = [*RUN, "--run-dir", str(path), *WORDS]
     assert main(same) == 0
     assert manifest(path)["life"]["generation"] == 1 and manifest(path)["life"]["first"][0] >= 5

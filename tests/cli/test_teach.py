@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,7 @@ from naspipe.core.errors import ConfigError
 from naspipe.runtime.registries.teacher_keys import own_pair
 from naspipe.trace.reading.compare import compare_runs
 from naspipe.trace.results.teacher_events import read_teacher_events
+from tests.forked import Fork
 from tests.runtime.registries.servers import redis_server
 
 TRAIN = (
@@ -71,18 +70,14 @@ def test_a_teacher_that_joins(tmp_path: Path, teacher: Path, taught: Path) -> No
     with redis_server(tmp_path) as server:
         command = ["teach", str(teacher), "--registry", server.url, "--key", str(tmp_path / "key")]
         command += ["--stages", "2"]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "naspipe", *command], stderr=subprocess.PIPE, text=True
-        )
-        try:
+        with Fork(main, command) as process:
             more = ["--seed", "3", "--teacher", str(teacher), "--labels", "service"]
             more += ["--set", f"teacher_registry={server.url}"]
             more += ["--set", f"teacher_keys={tmp_path / 'known'}"]
             assert main([*TRAIN, *more, "--run-dir", str(tmp_path / "run")]) == 0
-        finally:
-            process.send_signal(signal.SIGTERM)
-            _, said = process.communicate(timeout=30)
-    assert process.returncode == 0, said
+            process.signal(signal.SIGTERM)
+            ended, said = process.join(30), process.said
+    assert ended == 0, said
     assert "public key" in said and "a student of seed 3 is served" in said
     assert int(said.strip().splitlines()[-1].split()[1]) >= 12
     assert_same(taught, tmp_path / "run")

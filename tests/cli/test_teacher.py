@@ -24,11 +24,12 @@ def test_it_teaches_and_a_resume_finds_it_again(tmp_path: Path, teacher: Path) -
     taught = ["--teacher", str(teacher), "--teacher-subnet", "first"]
     assert main([*RUN, *taught, "--run-dir", str(tmp_path / "whole")]) == 0
     path = tmp_path / "ended"
-    launcher = start(path, *taught, "--stages", "2", "--checkpoint-every", "5", "--set", "window=4")
-    wait_for(path / "losses.jsonl", 8)
-    launcher.send_signal(signal.SIGTERM)
-    _, said = launcher.communicate(timeout=20)
-    assert launcher.returncode == 143 and f"--resume {path}" in said, said
+    how = ["--stages", "2", "--checkpoint-every", "5", "--set", "window=4"]
+    with start(path, *taught, *how) as launcher:
+        wait_for(path / "losses.jsonl", 8)
+        launcher.signal(signal.SIGTERM)
+        ended, said = launcher.join(20), launcher.said
+    assert ended == 143 and f"--resume {path}" in said, said
     assert main(["train", "--resume", str(path), "--stages", "1", "--quiet"]) == 0
     (comparison,) = compare_runs([tmp_path / "whole", path])
     assert comparison.is_identical, str(comparison)

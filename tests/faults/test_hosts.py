@@ -20,7 +20,8 @@ from naspipe.frontend.training import assignment, training, workers
 from naspipe.runtime.processes.rendezvous import Worker
 from naspipe.trace.reading.compare import compare_runs
 from tests.cli.test_bad_input import free_ports
-from tests.faults.two_hosts import Fork, TwoHosts, why_not
+from tests.faults.two_hosts import TwoHosts, why_not
+from tests.forked import Fork
 from tests.runtime.processes.test_launcher_death import wait_until
 
 STEPS = 40

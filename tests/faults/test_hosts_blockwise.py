@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from naspipe.cli.main import main
 from naspipe.trace.reading.compare import compare_runs
 from naspipe.trace.results.run_directory import RunDirectory
 from tests.cli.test_bad_input import free_ports
+from tests.forked import Fork
 from tests.runtime.processes.test_launcher_death import wait_until
 
 STEPS, BLOCKS = 30, 6
@@ -52,19 +52,23 @@ class Workers:
         self.started = []
         for rank in range(count):
             own = last if rank == count - 1 else ()
-            command = [sys.executable, "-m", "naspipe", *words, "--set", f"port={first}", *own]
+            command = [*words, "--set", f"port={first}", *own]
             named = {
                 "RANK": rank, "WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": first + 2 * count,
             }  # fmt: skip
-            environment = os.environ | {key: str(each) for key, each in named.items()}
-            process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-            stack.callback(process.kill)
-            self.started.append(process)
+            environment = {key: str(each) for key, each in named.items()}
+            self.started.append(stack.enter_context(Fork(self._work, command, environment)))
+
+    @staticmethod
+    def _work(command, environment):
+        os.environ |= environment
+        return main(command)
 
     def join(self, seconds=90):
-        said = [each.communicate(timeout=seconds)[1] for each in self.started]
-        return [each.returncode for each in self.started], said
+        deadline = time.monotonic() + seconds
+        ends = [each.join(max(0.1, deadline - time.monotonic())) for each in self.started]
+        return ends, [each.said for each in self.started]
 
 
 def assert_identical(whole: Path, path: Path) -> None:

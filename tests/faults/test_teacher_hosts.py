@@ -17,7 +17,8 @@ from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits
 from tests.equivalence.test_teachers import network, plain_loop, train
 from tests.faults.other_teachers import SLOW, of_registry
-from tests.faults.two_hosts import Fork, TwoHosts, why_not
+from tests.faults.two_hosts import TwoHosts, why_not
+from tests.forked import Fork
 from tests.runtime.processes.test_launcher_death import wait_until
 from tests.runtime.registries.servers import PROGRAM
 

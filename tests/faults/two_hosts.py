@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import multiprocessing
 import os
 import shutil
 import subprocess
-import sys
-import tempfile
 from pathlib import Path
 from typing import Self
 
-_FORK = multiprocessing.get_context("fork")
 _NEW_NETWORK = 0x40000000
 
 
@@ -70,35 +66,3 @@ class TwoHosts:
 
 def _ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True, capture_output=True)
-
-
-class Fork:
-    """A forked process that calls a function; ``said`` is what it wrote on stderr."""
-
-    def __init__(self, function, *arguments) -> None:
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
-        self._process = _FORK.Process(target=self._run, args=(function, arguments))
-        self._process.start()
-        self.pid = self._process.pid
-
-    def _run(self, function, arguments) -> None:
-        os.dup2(self._errors.fileno(), 2)
-        sys.stderr = os.fdopen(2, "w", buffering=1)
-        os._exit(function(*arguments) or 0)
-
-    def join(self, seconds: float) -> int | None:
-        """The exit status; None when it is still there."""
-        self._process.join(seconds)
-        return self._process.exitcode
-
-    @property
-    def said(self) -> str:
-        self._errors.seek(0)
-        return self._errors.read().decode("utf-8", "replace")
-
-    def end(self) -> None:
-        """Leave no process behind."""
-        self._process.kill()
-        self._process.join()
-        self._process.close()
-        self._errors.close()
