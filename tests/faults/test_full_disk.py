@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import multiprocessing
 import os
@@ -9,17 +10,18 @@ import re
 import resource
 import shutil
 import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 
 import naspipe as npp
+from naspipe.cli.main import main
 from naspipe.core.errors import StorageError
 from naspipe.core.wording.in_python import in_python
 from naspipe.trace.results.reserved_space import RESERVED
 from tests.equivalence import spaces
 from tests.faults.helpers import Calm, train
-from tests.test_architecture import ROOT
+from tests.forked import Fork
 
 FORK = multiprocessing.get_context("fork")
 
@@ -59,26 +61,52 @@ def test_the_last_records_do_not_fit(tmp_path, stages):
     assert not (path / RESERVED).exists() and not (whole.directory.path / RESERVED).exists()
 
 
-TRAIN = (
-    f"{sys.executable} -m naspipe train tests.faults.small_space:space --quiet "
-    f"--data tests.faults.small_space:batches"
-)
+TRAIN = [
+    "train", "tests.faults.small_space:space", "--quiet", "--data",
+    "tests.faults.small_space:batches",
+]  # fmt: skip
+_NEW_MOUNTS, _NEW_USERS = 0x00020000, 0x10000000
 
 
 def on_a_small_disk(place, size, *words):
-    """A run in a file system of its own that has so much room, and what is left there."""
-    look = "find run -name '.*'; cat run/manifest.json"
-    return on_a_disk(place, size, f"{TRAIN} --run-dir run {' '.join(words)}; {look}")
+    """A run in a file system of its own that has so much room; what it said, and what is left."""
+    kept = place.with_name("kept")
+
+    def run():
+        status = main([*TRAIN, "--run-dir", "run", *words])
+        run = Path("run")
+        if run.exists():
+            shutil.copytree(run, kept)
+        return status
+
+    said = on_a_disk(place, size, run)
+    return said, kept
 
 
 def on_a_disk(place, size, what):
-    """What a shell does on a file system of its own."""
+    """What is written on stderr by a function on a file system of its own."""
     place.mkdir()
-    script = f"mount -t tmpfs -o size={size} none {place} && cd {place} && {what}"
-    return subprocess.run(
-        ["unshare", "-rm", "sh", "-c", script], capture_output=True, text=True, timeout=100,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
-    )  # fmt: skip
+    with Fork(_mounted, place, size, what) as fork:
+        assert fork.join(100) is not None
+        return fork.said
+
+
+def _mounted(place, size, what):
+    """As the root of a namespace of its own, which a fork may be: it has one thread."""
+    user, group = os.getuid(), os.getgid()
+    if ctypes.CDLL(None, use_errno=True).unshare(_NEW_MOUNTS | _NEW_USERS):
+        raise OSError(ctypes.get_errno(), "unshare")
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"0 {user} 1")
+    Path("/proc/self/gid_map").write_text(f"0 {group} 1")
+    mount("--make-rprivate", "none", "/")
+    mount("-t", "tmpfs", "-o", f"size={size}", "none", str(place))
+    os.chdir(place)
+    return what()
+
+
+def mount(*words):
+    subprocess.run(["mount", *words], check=True)
 
 
 def may_mount(tmp_path):
@@ -97,34 +125,41 @@ def disk(tmp_path):
 
 def test_a_full_disk_is_named_and_the_run_says_how_it_ended(disk):
     """The final status fits: room was kept for it. What was half written is gone."""
-    found = on_a_small_disk(disk, "80k", "--steps", "120", "--stages", "2")
-    (said,) = found.stderr.splitlines()
+    text, kept = on_a_small_disk(disk, "80k", "--steps", "120", "--stages", "2")
+    (said,) = text.splitlines()
     assert said.startswith("naspipe: ") and said.count("No space left on device") == 1
     assert re.search(r"run/\S+ cannot be written \([\d,]+ bytes to write\): ", said)
     assert re.search(r"\([\d,]+ bytes free there\); free or add storage", said)
-    left, manifest = found.stdout.split("{", 1)
-    manifest = json.loads("{" + manifest)
+    manifest = json.loads((kept / "manifest.json").read_text())
     assert manifest["status"] == "failed" and f"naspipe: {manifest['failure']}" == said
-    assert left.split() == ["run/.lock"]
+    assert [path.name for path in kept.rglob(".*")] == [".lock"]
 
 
 @pytest.mark.parametrize("room", ["4k", "20k", "10m,nr_inodes=6"])
 def test_a_disk_that_is_full_at_the_start_has_nothing_on_it(disk, room):
     """What is said of its room was found before what had been written was removed again."""
-    found = on_a_small_disk(disk, room, "--steps", "120", "--stages", "2")
-    said, *more = found.stderr.splitlines()
+    text, kept = on_a_small_disk(disk, room, "--steps", "120", "--stages", "2")
+    (said,) = text.splitlines()
     need, free = (int(each.replace(",", "")) for each in re.findall(r"\(([\d,]+) bytes", said))
     assert said.startswith("naspipe: run/")
     assert "its inodes are used up" in said if "inodes" in room else free < need
-    assert found.stdout == "" and all("No such file" in each for each in more) and len(more) == 2
+    assert not kept.exists()
 
 
 def test_a_disk_that_is_read_only_is_named(disk):
     """A new run, an empty directory, and a run that would go on."""
-    found = on_a_disk(disk, "4m", f"""mkdir empty; {TRAIN} --steps 3 --run-dir run >/dev/null
-        sed -i 's/"complete"/"running"/' run/manifest.json; mount -o remount,ro none {disk}
-        {TRAIN} --run-dir new; {TRAIN} --run-dir empty
-        {sys.executable} -m naspipe train --resume run""")  # fmt: skip
-    for name, said in zip(("new", "empty", "run"), found.stderr.splitlines(), strict=True):
+
+    def runs():
+        Path("empty").mkdir()
+        assert main([*TRAIN, "--steps", "3", "--run-dir", "run"]) == 0
+        manifest = Path("run/manifest.json")
+        manifest.write_text(manifest.read_text().replace('"complete"', '"running"'))
+        mount("-o", "remount,ro", "none", str(disk))
+        for where in (["--run-dir", "new"], ["--run-dir", "empty"]):
+            main([*TRAIN, *where])
+        return main(["train", "--resume", "run"])
+
+    found = on_a_disk(disk, "4m", runs)
+    for name, said in zip(("new", "empty", "run"), found.splitlines(), strict=True):
         assert said.startswith(f"naspipe: run directory {name} cannot be ")
         assert "Read-only file system" in said
