@@ -24,6 +24,11 @@ def test_one_list(a, b): pass
 @pytest.mark.parametrize("b", [1, 2])
 def test_launches_nothing(a, b): pass
 
+@pytest.mark.launches
+@pytest.mark.parametrize("a", [pytest.param(1, marks=pytest.mark.long), 2, 3])
+@pytest.mark.parametrize("b", [1, 2])
+def test_entries(a, b): pass
+
 @pytest.mark.long
 def test_long(): pass
 """
@@ -51,8 +56,11 @@ def test_a_case_that_is_missing_loses_no_value():
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ([], {"product": 4, "one_list": 4, "launches_nothing": 4}),
-        (["--all"], {"product": 12, "one_list": 4, "launches_nothing": 4, "long": 1}),
+        ([], {"product": 4, "one_list": 4, "launches_nothing": 4, "entries": 2}),
+        (
+            ["--all"],
+            {"product": 12, "one_list": 4, "launches_nothing": 4, "entries": 6, "long": 1},
+        ),
         (["test_cases.py::test_product"], {"product": 12}),
     ],
 )

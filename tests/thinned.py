@@ -1,8 +1,9 @@
 """The ordinary run: every value of every list of cases, but not every product of such lists.
 
 A test that launches and is given three numbers of groups and three averages has nine cases. Three
-of them hold each number and each average once. The ordinary run takes those three, and leaves out
-what is marked ``long``. ``--all`` takes everything; so does naming a test by ``FILE::TEST``.
+of them hold each number and each average once. The ordinary run takes those three. It leaves out
+tests that are marked ``long``, and entries of lists that :func:`long` marks. ``--all`` takes
+everything; so does naming a test by ``FILE::TEST``.
 """
 
 from __future__ import annotations
@@ -11,9 +12,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 
 Values = frozenset[Any]
 """What a case is given: an entry of each list."""
+
+
+def long(*values: Any) -> ParameterSet:
+    """An entry of a list of cases that the ordinary run leaves out: others guard its rule."""
+    return pytest.param(*values, marks=pytest.mark.long)
 
 
 def covering(cases: Sequence[Values]) -> list[int]:
@@ -41,10 +48,11 @@ class Thinned:
         if config.getoption("all") or any("::" in argument for argument in config.args):
             return
         products: dict[str, list[pytest.Item]] = {}
-        for item in items:
-            if item.get_closest_marker("launches") is not None and _values(item):
-                products.setdefault(item.nodeid.partition("[")[0], []).append(item)
         out = {item.nodeid for item in items if item.get_closest_marker("long") is not None}
+        for item in items:
+            is_launching = item.get_closest_marker("launches") is not None
+            if is_launching and item.nodeid not in out and _values(item):
+                products.setdefault(item.nodeid.partition("[")[0], []).append(item)
         for cases in products.values():
             kept = {cases[number].nodeid for number in covering([_values(case) for case in cases])}
             out |= {case.nodeid for case in cases} - kept

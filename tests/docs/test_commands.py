@@ -74,9 +74,9 @@ def small(words: list[str]) -> list[str]:
     if verb == "train" and "--resume" not in words:
         words += ["--set", "data.batch_size=8"]
         more |= {"--steps": "4", "--data": "digits"}
-    if verb == "plan" and "separable" not in words:
-        more |= {"--steps": "8"} if "--teacher" not in words and "--momentum" not in words else {}
-        more |= {"--data": "digits"} if "--costs" not in words else {}
+    if verb == "plan":
+        more["--steps"] = "8"
+        more |= {"--data": "digits"} if not {"--costs", "separable"} & {*words} else {}
     if verb == "distill" and "--resume" not in words:
         more |= {"--steps": "4"}
     if verb == "search":

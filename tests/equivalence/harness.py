@@ -109,7 +109,7 @@ def assert_same_bits(run, oracle):
 
 
 def check(
-    tmp_path, space, data, loss, *, stages=(1, 3), steps=30, seed=1, optimizer="SGD",
+    tmp_path, space, data, loss, *, stages=(1, 3), steps=20, seed=1, optimizer="SGD",
     lr=0.05, options=None, bf16=False, sampler="uniform", execution=None, recipe=None, **plain,
 ):  # fmt: skip
     """Train on each number of stages and compare each with one plain loop; returns the runs.

@@ -13,13 +13,14 @@ from naspipe.runtime.layers.optimizers import PER_LAYER
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, check, plain_loop, restless
 from tests.faults.helpers import Calm, Ends, fail
+from tests.thinned import long
 
 LOSS = nn.CrossEntropyLoss()
 BOTH = {"clip_layer_norm": 0.1, "ema": 0.9}
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "options"), [("SGD", None), ("Adam", None), ("SGD", {"momentum": 0.9})]
+    ("optimizer", "options"), [long("SGD", None), ("Adam", None), ("SGD", {"momentum": 0.9})]
 )
 def test_bits_of_clipping_and_averages(tmp_path, monkeypatch, optimizer, options):
     restless(monkeypatch)

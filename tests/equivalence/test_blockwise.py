@@ -23,6 +23,7 @@ from tests.equivalence.harness import assert_same_bits, plain_torch
 from tests.equivalence.test_timing_and_mutations import inject_delays
 from tests.faults.helpers import Calm, Ends, interrupt
 from tests.oracle import PlainLoop
+from tests.thinned import long
 
 SEED, LR, STEPS = 4, 0.05, 10
 
@@ -119,12 +120,12 @@ def check(found, **how):
 @pytest.mark.parametrize(
     ("stages", "execution"),
     [
-        (1, {}),
+        long(1, {}),
         (2, {"recompute": True}),
         (2, {"window": 2, "partition": "pairs"}),
         (2, {"memory_budget": "2x", "partition": "packed"}),
         (3, {"checkpoint_every": 3, "partition": "layers"}),
-        (4, {"checkpoint_every": 4}),
+        long(4, {"checkpoint_every": 4}),
     ],
 )
 def test_bits_of_the_plain_loop(tmp_path, stages, execution):
@@ -153,7 +154,7 @@ def test_passes_of_a_step_on_several_stages(tmp_path, monkeypatch, stages, norms
         assert max(map(len, cuts)) > 1
 
 
-@pytest.mark.parametrize("partition", ["pairs", "free", "layers"])
+@pytest.mark.parametrize("partition", [long("pairs"), "free", "layers"])
 @pytest.mark.parametrize("window", [1, 3])
 def test_held_outputs_of_a_run_are_bounded_by_windows(tmp_path, monkeypatch, partition, window):
     """A window's for each end of a tap on a stage, with a last student that is far behind."""

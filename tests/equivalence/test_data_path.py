@@ -10,13 +10,14 @@ from naspipe.runtime.wire import device_rings, nccl_path
 from tests.equivalence import spaces
 from tests.equivalence.harness import check, restless
 from tests.runtime.wire.host_memory import HostMemory
+from tests.thinned import long
 
 
 @pytest.mark.parametrize(
     ("make", "data"),
     [
         (spaces.mixed, spaces.vectors),
-        (spaces.several, spaces.vectors),
+        long(spaces.several, spaces.vectors),
         (spaces.maps, spaces.images),
     ],
 )
@@ -40,9 +41,9 @@ def test_the_same_bits(tmp_path, monkeypatch, make, data):
 @pytest.mark.parametrize(
     ("make", "data", "stages", "ring_bytes"),
     [
-        (spaces.mixed, spaces.vectors, 2, 1 << 20),
+        long(spaces.mixed, spaces.vectors, 2, 1 << 20),
         (spaces.mixed, spaces.vectors, 2, 12 * 24 * 4),
-        (spaces.several, spaces.vectors, 3, 2 * 12 * 24 * 4),
+        long(spaces.several, spaces.vectors, 3, 2 * 12 * 24 * 4),
         (spaces.maps, spaces.images, 2, 4 * 8 * 8 * 8 * 4),
     ],
 )

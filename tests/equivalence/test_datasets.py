@@ -23,6 +23,7 @@ from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, plain_loop
 from tests.faults.helpers import Ends, assert_identical, fail
 from tests.oracle import bits, keyed_seed
+from tests.thinned import long
 
 FIELDS = ("target", "weight")
 SEED, STEPS = 1, 14
@@ -137,7 +138,7 @@ def whole(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("stages", "workers", "execution"),
-    [(1, 2, {}), (2, 0, {}), (2, 2, {}), (3, 0, {"memory_budget": "0.001x"})],
+    [(1, 2, {}), long(2, 0, {}), (2, 2, {}), (3, 0, {"memory_budget": "0.001x"})],
 )
 def test_stages_workers_and_a_budget(tmp_path, whole, stages, workers, execution):
     data = batched(workers=workers)
@@ -155,7 +156,7 @@ def test_the_definition_says_what_the_loss_takes(whole):
     assert "workers" not in definition["data"]
 
 
-@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("stages", [long(1), 2])
 def test_steps_of_several_passes(tmp_path, stages):
     recipe = {"passes": "accumulate:2"}
     run = train(tmp_path / "run", batched(workers=stages - 1), stages=stages, recipe=recipe)
@@ -195,7 +196,7 @@ def ended(path, data, at=9, **options):
         train(path, ends, **options)
 
 
-@pytest.mark.parametrize(("at", "first", "then"), [(1, 1, 2), (6, 2, 1), (13, 1, 1)])
+@pytest.mark.parametrize(("at", "first", "then"), [long(1, 1, 2), (6, 2, 1), (13, 1, 1)])
 def test_a_resume_at_any_step(tmp_path, whole, at, first, then):
     path = tmp_path / "run"
     ended(path, batched(workers=2), at, stages=first, execution={"checkpoint_every": 1})

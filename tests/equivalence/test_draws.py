@@ -20,6 +20,7 @@ from naspipe.runtime.devices import determinism
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, check, plain_loop
 from tests.equivalence.test_residency import LEAST
+from tests.thinned import long
 
 
 class Jitter(torch.autograd.Function):
@@ -63,7 +64,7 @@ def drawn(rule):
 @pytest.mark.parametrize(
     ("stages", "execution"),
     [
-        (1, {}), (2, {"recompute": True}), (4, {}), (2, {"memory_budget": LEAST}),
+        long(1, {}), (2, {"recompute": True}), (4, {}), (2, {"memory_budget": LEAST}),
     ],
 )  # fmt: skip
 def test_draws_are_keyed(tmp_path, stages, execution):

@@ -15,6 +15,7 @@ from tests.equivalence import spaces
 from tests.equivalence.harness import check, restless
 from tests.equivalence.test_growing_streams import Greedy
 from tests.faults import helpers
+from tests.thinned import long
 
 LOSS = nn.CrossEntropyLoss()
 SGD = {"optimizer": "SGD", "options": {"momentum": 0.9, "weight_decay": 1e-3}, "lr": 0.05}
@@ -52,7 +53,7 @@ def test_layers_that_are_read_late(tmp_path, make, data, rule, optimizer):
 @pytest.mark.parametrize(
     ("passes", "execution"),
     [
-        ("sandwich:2", {}), ("sandwich:2", {"recompute": True}), ("subnets:8", {}),
+        long("sandwich:2", {}), ("sandwich:2", {"recompute": True}), long("subnets:8", {}),
         ("subnets:8:users", {"groups": 2}), ("subnets:2", {"recompute": True, **LEAST}),
     ],
 )  # fmt: skip
@@ -69,7 +70,7 @@ def test_steps_of_several_passes(tmp_path, passes, execution, stages):
         assert run.access_order("fc").startswith("0F[16]-1F[4]-")
 
 
-@pytest.mark.parametrize("execution", [{}, {"recompute": True, **LEAST}])
+@pytest.mark.parametrize("execution", [long({}), {"recompute": True, **LEAST}])
 def test_an_elastic_layer_moves_like_any(tmp_path, monkeypatch, execution):
     """Recompute uses the setting that the forward used."""
     restless(monkeypatch)

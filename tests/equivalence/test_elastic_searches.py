@@ -13,6 +13,7 @@ from naspipe.core.errors import ConfigError
 from naspipe.export.pytorch_form import load_pytorch
 from naspipe.runtime.devices.determinism import deterministic_torch
 from tests.equivalence import elastic_spaces as elastic
+from tests.thinned import long
 
 LOSS = nn.CrossEntropyLoss()
 
@@ -24,7 +25,8 @@ def trained(path, space, data, loss=LOSS):
 @pytest.mark.parametrize(
     ("make", "data", "loss", "most"),
     [
-        (elastic.images, elastic.maps, LOSS, 500), (elastic.linears, elastic.vectors, LOSS, 500),
+        (elastic.images, elastic.maps, LOSS, 500),
+        long(elastic.linears, elastic.vectors, LOSS, 500),
         (elastic.texts, elastic.tokens, elastic.TokenLoss(), 2500),
     ],
 )  # fmt: skip

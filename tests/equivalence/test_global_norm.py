@@ -20,7 +20,7 @@ MOMENTUM = {"momentum": 0.9}
 @pytest.mark.parametrize(
     ("stages", "execution"),
     [
-        ((1, 2, 4), {}),
+        ((1, 4), {}),
         ((2,), {"recompute": True, "memory_budget": "1.5x"}),
         ((3,), {"transport": "tcp", "port": 31260, "order": "critical-path"}),
     ],

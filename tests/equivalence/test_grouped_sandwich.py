@@ -20,6 +20,7 @@ from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, check, plain_loop, restless
 from tests.equivalence.test_passes import assert_replays
 from tests.faults.helpers import Calm, Ends, interrupt, kill
+from tests.thinned import long
 
 LOSS = nn.CrossEntropyLoss()
 ALL = {"clip_global_norm": 1.0, "ema": 0.9}
@@ -52,7 +53,7 @@ def assert_logged(run):
     [
         (2, (1, 2), "sandwich:2", {}, {"record_events": True}),
         (2, (1, 2), "sandwich:2", ALL, LEAST),  # the least that works
-        (3, (1,), "sandwich:1", ALL, {"window": 3}),
+        long(3, (1,), "sandwich:1", ALL, {"window": 3}),
         (4, (1,), "sandwich:2", {"reduction": "tree"}, {"window": 16}),
     ],
 )

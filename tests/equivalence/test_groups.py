@@ -14,6 +14,7 @@ from naspipe.runtime.worker.driver import StageDriver
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, check, plain_loop, restless
 from tests.faults.helpers import Calm, Ends, fail, interrupt, kill
+from tests.thinned import long
 
 LOSS = nn.CrossEntropyLoss()
 MOMENTUM = {"momentum": 0.9}
@@ -23,12 +24,12 @@ ALL = {"clip_global_norm": 1.0, "ema": 0.9}
 @pytest.mark.parametrize(
     ("groups", "stages", "passes", "more", "execution"),
     [
-        (2, (1, 2), 4, {}, {}),
+        long(2, (1, 2), 4, {}, {}),
         (2, (1, 2), 4, ALL, {"recompute": True}),
         (3, (1,), 4, {}, {"window": 32}),
-        (4, (1,), 4, ALL, {"window": 8}),
+        long(4, (1,), 4, ALL, {"window": 8}),
         (2, (1, 2), 3, ALL, {"memory_budget": "0.001x"}),  # the least that works
-        (2, (2,), 4, {}, {"memory_budget": "2x", "recompute": True, "window": 16}),
+        long(2, (2,), 4, {}, {"memory_budget": "2x", "recompute": True, "window": 16}),
     ],
 )
 def test_bits_of_the_plain_loop(tmp_path, monkeypatch, groups, stages, passes, more, execution):
@@ -73,7 +74,7 @@ def test_a_contribution_is_late(tmp_path, monkeypatch):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("head", [npp.Lag(1), npp.Frozen(), npp.Exact()])
+@pytest.mark.parametrize("head", [npp.Lag(1), npp.Frozen(), long(npp.Exact())])
 def test_adam_and_shared_layers_of_every_rule(tmp_path, head):
     check(
         tmp_path, spaces.mixed(npp.Lag(2), head), spaces.vectors, LOSS, stages=(2,), steps=8,
@@ -86,7 +87,7 @@ def test_adam_and_shared_layers_of_every_rule(tmp_path, head):
     [
         (1, (1, 2), {}, {"recompute": True}),
         (2, (1, 2), ALL, {"memory_budget": "0.001x"}),
-        (3, (1,), {}, {}),
+        long(3, (1,), {}, {}),
         (2, (2,), {"passes": "subnets:4:users"}, {"window": 16}),
     ],
 )
@@ -116,7 +117,7 @@ def linear(width=32):
     return npp.Space("linear", [stem, *blocks, head])
 
 
-@pytest.mark.parametrize("groups", [2, 3])
+@pytest.mark.parametrize("groups", [long(2), 3])
 def test_a_step_sends_parameters_once_up_and_once_down_for_each_further_group(tmp_path, groups):
     steps, space = 6, linear()
     run = npp.train(
@@ -132,7 +133,7 @@ def test_a_step_sends_parameters_once_up_and_once_down_for_each_further_group(tm
         assert 0 < found <= count * header, f"{what}: sent again, or not sent at all"
 
 
-@pytest.mark.parametrize("how", [fail, kill, interrupt])
+@pytest.mark.parametrize("how", [long(fail), kill, interrupt])
 def test_it_goes_on_with_other_groups(tmp_path, how):
     def train(data, groups, stages, **kw):
         return npp.train(

@@ -12,6 +12,7 @@ from naspipe.streams.from_file import read_stream
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, check, plain_loop, restless
 from tests.faults.helpers import Calm, Ends, fail
+from tests.thinned import long
 
 LOSS = nn.CrossEntropyLoss()
 DELAY, STEPS = 4, 30
@@ -58,7 +59,7 @@ def test_bits_and_stream(tmp_path, monkeypatch):
     assert [stream_of(run) for run in runs] == [rule] * 3
 
 
-@pytest.mark.parametrize("stages", [1, 3])
+@pytest.mark.parametrize("stages", [long(1), 3])
 def test_with_swapping_and_recompute(tmp_path, stages):
     space = spaces.mixed()
     (run,) = check(
@@ -84,7 +85,7 @@ def test_a_recorded_stream_is_replayed(tmp_path):
     assert again.losses == first.losses
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 3)])
+@pytest.mark.parametrize(("before", "after"), [long(2, 1), (1, 3)])
 def test_goes_on_behind_a_checkpoint(tmp_path, before, after):
     space = spaces.mixed()
 

@@ -14,6 +14,7 @@ from naspipe.streams.from_file import read_stream
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, oracle_of, plain_torch
 from tests.faults.helpers import Calm, Ends, fail
+from tests.thinned import long
 
 LOSS = nn.CrossEntropyLoss()
 
@@ -99,7 +100,7 @@ def test_bits_of_a_run_that_begins_with_another(tmp_path):
     assert_begun_with(run, spaces.mixed(), given)
 
 
-@pytest.mark.parametrize("form", ["dict", "safetensors", "pt"])
+@pytest.mark.parametrize("form", ["dict", "safetensors", long("pt")])
 def test_bits_of_a_state_dict(tmp_path, form):
     space = spaces.mixed()
     given = state_of(space)

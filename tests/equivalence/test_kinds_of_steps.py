@@ -9,6 +9,7 @@ from naspipe.streams.from_file import read_stream
 from tests.equivalence import spaces
 from tests.equivalence.harness import check, restless
 from tests.equivalence.test_timing_and_mutations import inject_delays
+from tests.thinned import long
 
 LOSS = nn.CrossEntropyLoss()
 MOMENTUM = {"momentum": 0.9}
@@ -26,7 +27,7 @@ def test_steps_of_several_subnets(tmp_path, groups, average):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("groups", [1, 2, 3, 4])
+@pytest.mark.parametrize("groups", [1, long(2), 3, 4])
 @pytest.mark.parametrize("passes", ["accumulate:8", "subnets:4:users"])
 def test_a_tree_of_passes(tmp_path, monkeypatch, groups, passes):
     """Halves of halves, also where groups end within a half or passes leave no gradients."""
@@ -42,10 +43,10 @@ def test_a_tree_of_passes(tmp_path, monkeypatch, groups, passes):
 @pytest.mark.parametrize(
     ("groups", "stages", "more", "execution"),
     [
-        (4, 1, {"norms": "deferred"}, {"reduction_launch": "end"}),
+        long(4, 1, {"norms": "deferred"}, {"reduction_launch": "end"}),
         (4, 1, {"norms": "deferred", **ALL}, {"memory_budget": "0.001x"}),
         (2, 2, {**ALL}, {"memory_budget": "0.001x", "reduction_launch": "partition"}),
-        (3, 1, {"norms": "deferred"}, {"recompute": True, "window": 32}),
+        long(3, 1, {"norms": "deferred"}, {"recompute": True, "window": 32}),
     ],
 )
 def test_a_tree_of_passes_however_it_is_carried_out(
@@ -80,7 +81,7 @@ def test_passes_count_by_their_items(tmp_path, groups, passes):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("groups", [1, 2, 3])
+@pytest.mark.parametrize("groups", [1, long(2), 3])
 def test_fair_rounds(tmp_path, groups):
     """Each candidate of a block once in a step, all on one batch."""
     runs = check(

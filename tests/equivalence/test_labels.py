@@ -15,6 +15,7 @@ from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, restless
 from tests.equivalence.test_teachers import SEED, network, plain_loop, train
 from tests.faults.helpers import Calm, Ends, interrupt
+from tests.thinned import long
 
 
 @pytest.fixture
@@ -34,11 +35,11 @@ def source_of(name, labels):
 @pytest.mark.parametrize(
     ("stages", "teachers", "execution"),
     [
-        (1, 1, {}),
+        long(1, 1, {}),
         (2, 2, {"recompute": True, "label_audit": 3}),
         (1, 3, {"labels_ahead": 4, "labels_again": 1}),
         (3, 5, {"window": 2, "teacher_inputs": "sent"}),
-        (1, 2, {"teacher_stages": 3}),
+        long(1, 2, {"teacher_stages": 3}),
         (2, 1, {"teacher_stages": 2, "teacher_inputs": "sent"}),
     ],
 )
@@ -51,7 +52,7 @@ def test_a_service(tmp_path, stages, teachers, execution):
 @pytest.mark.parametrize("name", ["inline", "file"])
 @pytest.mark.parametrize(
     ("stages", "execution"),
-    [(1, {}), (2, {"recompute": True}), (2, {"memory_budget": "1x"}), (3, {"window": 2})],
+    [(1, {}), (2, {"recompute": True}), (2, {"memory_budget": "1x"}), long(3, {"window": 2})],
 )
 def test_bits_of_the_plain_loop(tmp_path, labels, name, stages, execution):
     how = {"labels": source_of(name, labels), **execution}
@@ -61,7 +62,7 @@ def test_bits_of_the_plain_loop(tmp_path, labels, name, stages, execution):
 
 
 @pytest.mark.parametrize("name", ["inline", "file"])
-@pytest.mark.parametrize(("groups", "stages"), [(1, 2), (2, 1), (2, 2)])
+@pytest.mark.parametrize(("groups", "stages"), [long(1, 2), (2, 1), (2, 2)])
 def test_passes_and_groups(tmp_path, monkeypatch, labels, name, groups, stages):
     restless(monkeypatch)
     how = {"labels": source_of(name, labels), "groups": groups}
@@ -192,7 +193,7 @@ def test_a_teacher_that_draws(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("groups", "stages"), [(1, 2), (2, 1)])
+@pytest.mark.parametrize(("groups", "stages"), [long(1, 2), (2, 1)])
 def test_a_service_of_passes_and_groups(tmp_path, monkeypatch, groups, stages):
     restless(monkeypatch)
     how = {"labels": "service", "teachers": 2, "groups": groups, "label_audit": 4}

@@ -21,6 +21,7 @@ from tests.equivalence.harness import plain_torch, restless
 from tests.equivalence.momentum_runs import differences
 from tests.equivalence.plain_momentum import MomentumLoop
 from tests.faults.helpers import Calm, Ends, interrupt
+from tests.thinned import long
 
 SEED, LR, STEPS = 3, 0.05, 6
 VIEWS, LOCAL, BATCHES = 2, 3, 2
@@ -125,8 +126,8 @@ def train(path, stages, lag=1, loss=None, teacher=None, steps=STEPS, data=None, 
 @pytest.mark.parametrize(
     ("stages", "execution"),
     [
-        (1, {}),
-        (2, {}),
+        long(1, {}),
+        long(2, {}),
         (3, {"window": 64, "checkpoint_every": 2}),
         (2, {"order": "model-parallel"}),
         (2, {"memory_budget": "1x"}),
@@ -139,7 +140,7 @@ def test_a_teacher_that_follows(tmp_path, monkeypatch, lag, stages, execution):
     assert differences(run, plain(lag)) == []
 
 
-@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("stages", [long(1), 2])
 def test_one_loss_over_all_of_them(tmp_path, stages):
     run = train(tmp_path / "run", stages, loss=Dino())
     assert differences(run, plain(1, all_at_once)) == []
@@ -150,7 +151,7 @@ def network():
     return nn.Sequential(*(make() for make in FACTORIES)).eval()
 
 
-@pytest.mark.parametrize(("stages", "groups"), [(1, 1), (2, 1), (2, 2), (1, 3)])
+@pytest.mark.parametrize(("stages", "groups"), [long(1, 1), long(2, 1), (2, 2), (1, 3)])
 def test_a_frozen_teacher(tmp_path, stages, groups):
     """Each global view learns from the teacher's output for the same one."""
     execution = {"groups": groups}

@@ -10,6 +10,7 @@ from naspipe.runtime.layers.stored_layer import StoredLayer
 from naspipe.trace.access.log import read_run_accesses
 from tests.equivalence import spaces
 from tests.equivalence.harness import check, restless
+from tests.thinned import long
 
 MOMENTUM = {"momentum": 0.9, "weight_decay": 1e-4}
 
@@ -21,8 +22,8 @@ def moving(monkeypatch):
 
 
 OPTIMIZERS = [
-    ("SGD", MOMENTUM, (2, 3)), ("Adam", None, (2, 3)), ("Adafactor", None, (2,)),
-    ("NAdam", None, (3,)), ("ASGD", None, (2,)), ("Rprop", None, (3,)), ("SGD", None, (2,)),
+    long("SGD", MOMENTUM, (2, 3)), ("Adam", None, (2, 3)), ("Adafactor", None, (2,)),
+    ("NAdam", None, (3,)), long("ASGD", None, (2,)), long("Rprop", None, (3,)), ("SGD", None, (2,)),
     ("RMSprop", {"momentum": 0.5, "centered": True}, (3,)),
 ]  # fmt: skip
 """Each has a state of its own to hand over, and that is done alike on any stages."""
@@ -33,7 +34,7 @@ OPTIMIZERS = [
 def test_mirrored_layers_keep_their_bits(tmp_path, optimizer, options, stages):
     runs = check(
         tmp_path, spaces.mixed(), spaces.vectors, nn.CrossEntropyLoss(), stages=stages,
-        steps=40, optimizer=optimizer, options=options, lr=0.01,
+        steps=24, optimizer=optimizer, options=options, lr=0.01,
     )  # fmt: skip
     stages = {}
     for access in read_run_accesses(runs[0].directory.path):
@@ -45,7 +46,7 @@ def test_mirrored_layers_keep_their_bits(tmp_path, optimizer, options, stages):
 def test_recompute_and_absent_gradients_on_the_move(tmp_path):
     check(
         tmp_path, spaces.mixed(), spaces.vectors, nn.CrossEntropyLoss(), stages=(2, 4),
-        steps=40, optimizer="Adam", lr=0.01, execution={"recompute": True},
+        steps=24, optimizer="Adam", lr=0.01, execution={"recompute": True},
     )  # fmt: skip
 
 

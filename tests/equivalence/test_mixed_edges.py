@@ -17,6 +17,7 @@ from tests.equivalence.plain_paths import PlainBlock
 from tests.equivalence.test_timing_and_mutations import inject_delays
 from tests.faults.helpers import Calm, Ends, assert_identical, interrupt
 from tests.oracle import keyed_seed
+from tests.thinned import long
 
 SEED, LR, STEPS, EVERY, START = 4, 0.05, 24, 3, 6
 MOMENTUM = {"momentum": 0.9, "nesterov": True, "weight_decay": 4e-5}
@@ -123,7 +124,7 @@ def check(found, **how):
 
 @pytest.mark.parametrize(
     ("stages", "execution"),
-    [(1, {}), (2, {"recompute": True}), (2, {"window": 2}), (3, {"checkpoint_every": 3})],
+    [long(1, {}), (2, {"recompute": True}), (2, {"window": 2}), (3, {"checkpoint_every": 3})],
 )
 @pytest.mark.parametrize("with_costs", [False, True])
 def test_bits_of_the_plain_loop(tmp_path, stages, execution, with_costs):
@@ -216,7 +217,7 @@ def train(path, stages, *, data=None, **more):
 
 @pytest.mark.parametrize(
     ("stages", "execution"),
-    [(1, {}), (2, {"memory_budget": "1x"}), (3, {"recompute": True})],
+    [long(1, {}), (2, {"memory_budget": "1x"}), (3, {"recompute": True})],
 )
 def test_an_ordinary_run_has_them_too(tmp_path, stages, execution):
     """A whole network of mixed edges, trained on labels, on stages that share it."""

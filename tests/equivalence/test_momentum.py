@@ -20,6 +20,7 @@ from tests.equivalence import spaces
 from tests.equivalence.momentum_runs import SEED, STEPS, differences, joined, plain, train
 from tests.equivalence.test_timing_and_mutations import inject_delays
 from tests.faults.helpers import Calm, Ends, interrupt, kill
+from tests.thinned import long
 
 
 @pytest.mark.parametrize("lag", [0, 1, 2])
@@ -29,7 +30,7 @@ def test_byol(tmp_path, lag, stages):
     assert differences(run, plain(lag)) == []
 
 
-@pytest.mark.parametrize(("stages", "lag", "batches"), [(1, 0, 1), (2, 1, 2), (4, 2, 1)])
+@pytest.mark.parametrize(("stages", "lag", "batches"), [long(1, 0, 1), (2, 1, 2), (4, 2, 1)])
 def test_one_loss_over_all_passes(tmp_path, stages, lag, batches):
     loss = npp.losses.Contrastive()
     run = train(tmp_path / "run", stages, lag=lag, batches=batches, loss=loss)
@@ -41,13 +42,13 @@ def test_one_loss_over_all_passes(tmp_path, stages, lag, batches):
     [
         (2, {"recompute": True}),
         (2, {"window": 4, "checkpoint_every": 2}),
-        (2, {"order": "model-parallel"}),
+        long(2, {"order": "model-parallel"}),
         (2, {"order": "model-parallel", "groups": 2}),
-        (1, {"groups": 2}),
-        (2, {"groups": 2}),
+        long(1, {"groups": 2}),
+        long(2, {"groups": 2}),
         (1, {"groups": 4}),
         (2, {"memory_budget": "1x"}),
-        (1, {"memory_budget": "2x"}),
+        long(1, {"memory_budget": "2x"}),
     ],
 )
 def test_however_it_is_carried_out(tmp_path, stages, execution):
@@ -62,7 +63,7 @@ def test_its_cuts_are_the_students(tmp_path):
         train(tmp_path / "other", 2, execution={"teacher_cuts": "own"})
 
 
-@pytest.mark.parametrize("execution", [{}, {"groups": 2}, {"order": "model-parallel"}])
+@pytest.mark.parametrize("execution", [long({}), {"groups": 2}, {"order": "model-parallel"}])
 def test_one_loss_on_groups(tmp_path, execution):
     run = train(tmp_path / "run", 2, loss=npp.losses.Contrastive(), execution=execution)
     assert differences(run, plain(backward=joined)) == []
@@ -95,7 +96,12 @@ def test_norms_of_the_teacher(tmp_path, mode, groups, buffers):
 
 @pytest.mark.parametrize(
     ("lag", "execution"),
-    [(1, {"window": 4}), (1, {"groups": 2, "window": 1}), (2, {"groups": 2}), (0, {"window": 64})],
+    [
+        long(1, {"window": 4}),
+        (1, {"groups": 2, "window": 1}),
+        (2, {"groups": 2}),
+        (0, {"window": 64}),
+    ],
 )
 def test_delays_and_windows(tmp_path, monkeypatch, lag, execution):
     """Messages are late and overtake one another; blocks take their time."""

@@ -11,6 +11,7 @@ import naspipe as npp
 from naspipe.core.errors import NotFiniteError
 from tests.equivalence import spaces
 from tests.equivalence.harness import check
+from tests.thinned import long
 
 ENTROPY = nn.CrossEntropyLoss()
 STEPS = 24
@@ -31,7 +32,12 @@ def bad_steps(seed):
 
 @pytest.mark.parametrize(
     ("nonfinite", "is_swapped", "stages"),
-    [("skip", False, (1, 4)), ("skip", True, (2,)), ("keep", False, (2,)), ("keep", True, (1, 4))],
+    [
+        ("skip", False, (1, 4)),
+        ("skip", True, (2,)),
+        long("keep", False, (2,)),
+        ("keep", True, (1, 4)),
+    ],
 )
 def test_bits(tmp_path, nonfinite, is_swapped, stages):
     """Skipped: no parameter, optimizer state or average changes. Kept: as the plain loop."""

@@ -22,6 +22,7 @@ from tests.equivalence.test_mixed_edges import (
     rounds,
 )
 from tests.faults.helpers import Calm, Ends, interrupt
+from tests.thinned import long
 
 
 def check(found, **how):
@@ -31,7 +32,7 @@ def check(found, **how):
 
 @pytest.mark.parametrize(
     ("stages", "execution"),
-    [(1, {}), (2, {"recompute": True}), (3, {"checkpoint_every": 3})],
+    [long(1, {}), (2, {"recompute": True}), (3, {"checkpoint_every": 3})],
 )
 @pytest.mark.parametrize("with_costs", [False, True])
 def test_bits_of_the_plain_loop(tmp_path, stages, execution, with_costs):

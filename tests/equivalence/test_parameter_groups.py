@@ -18,6 +18,7 @@ from naspipe.runtime.layers import (
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, check, plain_loop, restless
 from tests.faults.helpers import Calm, Ends, fail
+from tests.thinned import long
 
 LOSS = nn.CrossEntropyLoss()
 RECIPE = {
@@ -43,7 +44,7 @@ def split(block, module):
     ]
 
 
-@pytest.mark.parametrize("more", [{}, {"clip_layer_norm": 0.1, "ema": 0.9}])
+@pytest.mark.parametrize("more", [long({}), {"clip_layer_norm": 0.1, "ema": 0.9}])
 def test_bits_of_groups(tmp_path, monkeypatch, more):
     restless(monkeypatch)
     check(

@@ -28,6 +28,7 @@ from naspipe.trace.reading.compare import RecordedRun
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, check, plain_loop, restless
 from tests.faults.helpers import Calm, Ends, fail, interrupt
+from tests.thinned import long
 from tests.trace.old_format import make_old
 
 LOSS = nn.CrossEntropyLoss()
@@ -129,7 +130,7 @@ def test_streams_side_by_side(tmp_path):
         assert_same_bits(run, oracle)
 
 
-@pytest.mark.parametrize("stages", [1, 3])
+@pytest.mark.parametrize("stages", [long(1), 3])
 def test_the_recipe_sandwich(tmp_path, stages):
     """Its rate follows from the step, and what a controller was told can be replayed."""
     run = npp.train(

@@ -15,6 +15,7 @@ from tests.data.conftest import write_sentences
 from tests.equivalence import spaces
 from tests.equivalence.harness import check
 from tests.oracle import bits
+from tests.thinned import long
 
 
 def network():
@@ -36,7 +37,7 @@ def plain(net, steps, passes):
     return net
 
 
-@pytest.mark.parametrize(("stages", "groups"), [(1, 1), (2, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize(("stages", "groups"), [(1, 1), long(2, 1), long(1, 2), (2, 2)])
 def test_bits_of_a_strangers_loop(tmp_path, stages, groups):
     net = network()
     run = npp.train(

@@ -14,6 +14,7 @@ from naspipe.streams.from_file import read_stream
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, oracle_of, plain_loop
 from tests.oracle import PlainLoop, keyed_seed
+from tests.thinned import long
 
 STEPS = 18
 LOSS = nn.CrossEntropyLoss()
@@ -85,7 +86,7 @@ def train(path, policy, stages, bulk=0, **execution):
 
 @pytest.mark.parametrize(
     ("stages", "bulk", "execution"),
-    [(1, 4, {}), (2, 4, {"recompute": True}), (3, 4, {}), (2, 5, {"memory_budget": "1x"})],
+    [long(1, 4, {}), (2, 4, {"recompute": True}), (3, 4, {}), (2, 5, {"memory_budget": "1x"})],
 )
 def test_bsp_trains_each_bulk_at_the_versions_before_it(tmp_path, stages, bulk, execution):
     run = train(tmp_path / "run", "bsp", stages, bulk, **execution)

@@ -15,6 +15,7 @@ from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits
 from tests.equivalence.probing_loop import probing_loop
 from tests.faults.helpers import Calm, Ends, assert_identical, fail, interrupt
+from tests.thinned import long
 
 LOSS = nn.CrossEntropyLoss()
 EXTREMES = [(3,) * 6, (2,) * 6]
@@ -43,7 +44,7 @@ def compared(
     "recipe",
     [
         {"passes": "sandwich:2", "probes": "worst:3"}, {"probes": "best:2", "ema": 0.9},
-        {"passes": "accumulate:3", "probes": "best:2"},
+        long({"passes": "accumulate:3", "probes": "best:2"}),
         {"passes": "subnets:2", "probes": "worst:2", "clip_global_norm": 1.0},
         {"passes": "accumulate:4", "probes": "best:2", "reduction": "tree"},
     ],
@@ -79,7 +80,7 @@ def test_elastic_layers(tmp_path, make, data, passes):
     compared(tmp_path, recipe, (1, 3), 6, make, data, extremes, optimizer="AdamW")
 
 
-@pytest.mark.parametrize("how", [fail, interrupt])
+@pytest.mark.parametrize("how", [long(fail), interrupt])
 def test_it_goes_on_behind_a_whole_step(tmp_path, how):
     recipe = {"passes": "sandwich:1", "probes": "worst:2"}
 

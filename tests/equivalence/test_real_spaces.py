@@ -10,6 +10,7 @@ import pytest
 
 from naspipe.frontend.given.workloads import find_workload
 from tests.equivalence.harness import check
+from tests.thinned import long
 
 MOMENTUM = {"momentum": 0.9, "weight_decay": 1e-4}
 
@@ -20,7 +21,7 @@ MOMENTUM = {"momentum": 0.9, "weight_decay": 1e-4}
     [
         pytest.param("nlp.c3", "Adam", 1e-3, None, True, "uniform", (1, 4), marks=pytest.mark.long),
         ("nlp.c3", "SGD", 0.05, MOMENTUM, False, "spaced:8", (2, 3)),
-        ("cv.c3", "Adam", 1e-3, None, False, "uniform", (2, 4)),
+        long("cv.c3", "Adam", 1e-3, None, False, "uniform", (2, 4)),
         ("cv.c3", "SGD", 0.05, MOMENTUM, True, "fair", (1, 3)),
     ],
 )

@@ -13,6 +13,7 @@ from naspipe.trace.reading.metrics import hit_rate
 from tests.equivalence import spaces
 from tests.equivalence.harness import check
 from tests.runtime.small_parts import Stash
+from tests.thinned import long
 
 MOMENTUM = {"momentum": 0.9, "weight_decay": 1e-4}
 LEAST = "0.001x"
@@ -25,9 +26,9 @@ SGD, ADAM = ("SGD", MOMENTUM), ("Adam", None)
 @pytest.mark.parametrize(
     ("budget", "recompute", "partition", "optimizer"),
     [
-        (LEAST, False, "balanced", SGD), (LEAST, True, "static", ADAM),
-        ("1.5x", False, "static", SGD), ("1.5x", True, "balanced", ADAM),
-        ("10x", False, "static", ADAM), ("10x", True, "balanced", SGD),
+        long(LEAST, False, "balanced", SGD), (LEAST, True, "static", ADAM),
+        long("1.5x", False, "static", SGD), ("1.5x", True, "balanced", ADAM),
+        long("10x", False, "static", ADAM), ("10x", True, "balanced", SGD),
     ],
 )  # fmt: skip
 def test_every_budget_keeps_the_bits(tmp_path, budget, recompute, partition, optimizer):

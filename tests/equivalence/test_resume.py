@@ -22,6 +22,7 @@ from tests.faults.helpers import (
     interrupt_and_resume,
     train,
 )
+from tests.thinned import long
 
 LEAST = {"memory_budget": "0.001x"}
 
@@ -48,8 +49,8 @@ def on(stages, **execution):
 @pytest.mark.parametrize(
     ("first", "then"),
     [
-        (on(4), on(1)), (on(4), on(2, partition="static")), (on(4), on(3, **LEAST)),
-        (on(1), on(4)), (on(2, **LEAST), on(3)), (on(1, **LEAST), on(1, recompute=True)),
+        long(on(4), on(1)), (on(4), on(2, partition="static")), (on(4), on(3, **LEAST)),
+        long(on(1), on(4)), (on(2, **LEAST), on(3)), long(on(1, **LEAST), on(1, recompute=True)),
     ],
 )  # fmt: skip
 def test_other_stages_budgets_and_partitions(tmp_path, whole, first, then):
@@ -57,7 +58,7 @@ def test_other_stages_budgets_and_partitions(tmp_path, whole, first, then):
     assert_identical(whole(), found)
 
 
-@pytest.mark.parametrize("optimizer", ["Adam", "NAdam", "ASGD"])
+@pytest.mark.parametrize("optimizer", [long("Adam"), "NAdam", "ASGD"])
 def test_every_kind_of_optimizer_state(tmp_path, whole, optimizer):
     kw = {"optimizer": optimizer, "lr": 0.01}
     found = interrupt_and_resume(tmp_path, spaces.vectors, on(3), on(2, **LEAST), **kw)

@@ -11,6 +11,7 @@ from torch import nn
 import naspipe as npp
 from tests.equivalence import spaces
 from tests.equivalence.harness import check
+from tests.thinned import long
 
 MOMENTUM = {"momentum": 0.9, "weight_decay": 1e-4}
 
@@ -18,13 +19,13 @@ MOMENTUM = {"momentum": 0.9, "weight_decay": 1e-4}
 @pytest.mark.parametrize(
     ("recompute", "optimizer", "options", "stages"),
     [
-        (False, "SGD", MOMENTUM, (1, 4)), (True, "SGD", MOMENTUM, (2,)),
+        long(False, "SGD", MOMENTUM, (1, 4)), (True, "SGD", MOMENTUM, (2,)),
         (False, "Adam", None, (2,)), (True, "Adam", None, (1, 4)),
     ],
 )  # fmt: skip
 def test_dropout_batchnorm_and_no_parameters(tmp_path, recompute, optimizer, options, stages):
     check(
-        tmp_path, spaces.mixed(), spaces.vectors, nn.CrossEntropyLoss(), steps=40, stages=stages,
+        tmp_path, spaces.mixed(), spaces.vectors, nn.CrossEntropyLoss(), steps=24, stages=stages,
         optimizer=optimizer, options=options, lr=0.01, execution={"recompute": recompute},
     )  # fmt: skip
 
@@ -45,7 +46,7 @@ def test_shared_layers_under_each_rule(tmp_path, rule, place):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("recompute", [long(False), True])
 def test_blocks_that_pass_several_tensors(tmp_path, recompute):
     check(
         tmp_path, spaces.several(), spaces.vectors, nn.CrossEntropyLoss(),
@@ -63,7 +64,7 @@ def test_a_tensor_read_twice_by_every_block(tmp_path, recompute, bf16):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("recompute", [long(False), True])
 def test_channels_last_maps(tmp_path, recompute):
     check(
         tmp_path, spaces.maps(), spaces.images, nn.CrossEntropyLoss(), options=MOMENTUM, lr=0.02,

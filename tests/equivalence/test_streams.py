@@ -14,6 +14,7 @@ from naspipe.cli.main import main
 from naspipe.trace.reading.compare import compare_runs
 from naspipe.trace.results.run_directory import RunDirectory
 from tests.equivalence import spaces
+from tests.thinned import long
 
 
 def workload(space, data, seed, steps=16, **identity):
@@ -36,7 +37,7 @@ def assert_as_alone(tmp_path, workloads, execution):
 @pytest.mark.parametrize(
     "execution",
     [
-        Execution(stages=1),
+        long(Execution(stages=1)),
         Execution(stages=2, order="critical-path"),
         Execution(stages=3, order="paper", memory_budget="1x"),
     ],

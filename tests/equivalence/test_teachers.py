@@ -20,6 +20,7 @@ from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, oracle_of, plain_torch, restless
 from tests.faults.helpers import Calm, Ends, interrupt, kill
 from tests.oracle import keyed_seed
+from tests.thinned import long
 
 SEED, LR = 1, 0.02
 LOSS = npp.losses.SoftTarget(temperature=2.0, weight=0.5)
@@ -80,9 +81,9 @@ def train(path, stages, passes="one", execution=None, data=spaces.vectors, steps
 @pytest.mark.parametrize(
     ("stages", "window", "execution"),
     [
-        (1, 6, {}),
+        long(1, 6, {}),
         (2, 1, {"recompute": True}),
-        (2, 100, {"window": 2}),
+        long(2, 100, {"window": 2}),
         (4, 6, {"checkpoint_every": 5}),
         (2, 6, {"memory_budget": "1x"}),
         (2, 6, {"teacher_window": 1, "teacher_cuts": "joint"}),
@@ -95,7 +96,7 @@ def test_bits_of_the_plain_loop(tmp_path, stages, window, execution):
     assert not npp.Run(run.space, tmp_path / "run/teacher").losses
 
 
-@pytest.mark.parametrize(("groups", "stages"), [(1, 2), (2, 1), (2, 2)])
+@pytest.mark.parametrize(("groups", "stages"), [long(1, 2), (2, 1), (2, 2)])
 def test_passes_and_groups(tmp_path, monkeypatch, groups, stages):
     restless(monkeypatch)
     more = {"clip_global_norm": 1.0, "ema": 0.9}
@@ -103,7 +104,7 @@ def test_passes_and_groups(tmp_path, monkeypatch, groups, stages):
     assert_same_bits(run, plain_loop(run, 4, **more))
 
 
-@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("stages", [long(1), 2])
 def test_a_teacher_in_training_mode(tmp_path, stages):
     """Its dropout has draws of its own; its norms use their batch, and keep what they had."""
     teacher = npp.Teacher(network(), mode="train")

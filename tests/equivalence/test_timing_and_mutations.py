@@ -24,6 +24,7 @@ from naspipe.trace.access.log import read_access_log
 from naspipe.trace.reading.compare import RecordedRun
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, plain_loop
+from tests.thinned import long
 
 LOSS = nn.CrossEntropyLoss()
 
@@ -79,7 +80,7 @@ def expected(tmp_path_factory):
 
 
 @pytest.mark.parametrize("stages", [2, 4])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", [0, 1, *map(long, (2, 3, 4))])
 def test_delays_never_change_a_bit(tmp_path, monkeypatch, expected, stages, seed):
     inject_delays(monkeypatch, seed)
     space, oracle = expected

@@ -14,6 +14,7 @@ from tests.faults.block_storm import (
     run_case,
     verdict,
 )
+from tests.thinned import long
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,7 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", [*CASES[:2], long(CASES[2])], ids=str)
 def test_a_killed_distillation_ends_with_the_same_bits(tmp_path, whole, case):
     done = run_case(case, tmp_path)
     assert done["hit"] and len(done["ends"]) == 2 + (case.point == "recovery")

@@ -26,6 +26,7 @@ from tests.faults.other_teachers import (
     teacher_pids,
 )
 from tests.runtime.registries.servers import free_port
+from tests.thinned import long
 
 PASSES = "accumulate:4"
 
@@ -44,7 +45,7 @@ def served(run, group):
     return there, answered
 
 
-@pytest.mark.parametrize(("teachers", "shares"), [(1, (1, 1)), (2, (1, 1)), (3, (2, 1))])
+@pytest.mark.parametrize(("teachers", "shares"), [long(1, (1, 1)), (2, (1, 1)), (3, (2, 1))])
 def test_two_groups(tmp_path, teachers, shares):
     how = {**QUICK, "teachers": teachers, "groups": 2, "labels_ahead": 6, "labels_again": 3}
     run = train(tmp_path / "run", 1, PASSES, how, data=SLOW, steps=40)

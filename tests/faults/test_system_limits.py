@@ -19,6 +19,7 @@ from naspipe.core.errors import RunInterruptedError
 from naspipe.runtime.wire.private_directories import SOCKETS_PREFIX, private_directory, sweep
 from tests.equivalence import spaces
 from tests.faults.helpers import LAUNCHER, Calm, Ends, assert_identical, train
+from tests.thinned import long
 
 FORK = multiprocessing.get_context("fork")
 SPACE = "tests.faults.small_space"
@@ -68,7 +69,7 @@ def test_a_finished_run_does_not_fail_for_stdout(command, tmp_path, prepare):
     assert all(line.endswith(f"the work is done: {tmp_path}/run") for line in said)
 
 
-@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("stages", [1, long(2)])
 def test_progress_that_nobody_takes_ends_no_run(command, tmp_path, stages):
     words = [*WORDS, "--stages", stages, "--log-every", "0.01", "--run-dir", tmp_path / "run"]
     found, out, _ = command(words, lambda: full(2))

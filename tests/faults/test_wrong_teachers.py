@@ -119,8 +119,8 @@ def test_teachers_that_cannot_start_are_not_started_for_ever(tmp_path, monkeypat
         raise MemoryError("no room for a teacher")
 
     monkeypatch.setattr(TeacherServer, "run", fails)
-    how = {**QUICK, "teachers": 1, "timeout_seconds": 6.0, "teacher_ttl": 0.5}
-    with pytest.raises(npp.ConfigError, match="expected a teacher within 6 s"):
+    how = {**QUICK, "teachers": 1, "timeout_seconds": 4.0, "teacher_ttl": 0.5}
+    with pytest.raises(npp.ConfigError, match="expected a teacher within 4 s"):
         train(tmp_path / "run", 1, execution=how, steps=5)
     assert 1 <= capfd.readouterr().err.count("MemoryError: no room for a teacher") <= 4
 

@@ -9,8 +9,10 @@ import naspipe as npp
 from naspipe.nni.strategies import STRATEGIES
 from tests.nni.spaces import batches
 from tests.nni.test_strategies import Wide
+from tests.thinned import long
 
 LOSS = torch.nn.CrossEntropyLoss()
+SEARCHES = [*zip(STRATEGIES, (2, 4, 2, 4, 2), strict=True)]
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +22,9 @@ def run(tmp_path_factory):
     return npp.train(npp.from_nni(Wide()), batches, LOSS, steps=8, seed=3, run_dir=path)
 
 
-@pytest.mark.parametrize(("name", "stages"), [*zip(STRATEGIES, (2, 4, 2, 4, 2), strict=True)])
+@pytest.mark.parametrize(
+    ("name", "stages"), [*SEARCHES[:2], *(long(*each) for each in SEARCHES[2:])]
+)
 def test_five_strategies_search_alike_on_1_and_on_more_stages(run, name, stages):
     found = [
         npp.search_subnets(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.nni.compare import differences, stages_agree
+from tests.thinned import long
 
 
 @pytest.mark.parametrize(
-    ("name", "stages"), [("proxyless", 2), ("shufflenet", 1), ("nasbench201", 1)]
+    ("name", "stages"), [("proxyless", 2), long("shufflenet", 1), ("nasbench201", 1)]
 )
 def test_steps_leave_the_bits_of_nnis_loop(tmp_path, name, stages):
     assert differences(name, tmp_path / "run", steps=4, stages=stages) == []
@@ -31,8 +32,8 @@ class _Another:
 @pytest.mark.parametrize(
     "name",
     [
-        *("autoformer", "own"),
-        *(pytest.param(n, marks=pytest.mark.long) for n in ("nds", "mobilenetv3")),
+        "own",
+        *(pytest.param(n, marks=pytest.mark.long) for n in ("autoformer", "nds", "mobilenetv3")),
     ],
 )
 def test_spaces_with_open_sizes_train_on_two_stages_as_on_one(tmp_path, name):

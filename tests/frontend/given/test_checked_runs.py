@@ -10,9 +10,10 @@ import naspipe as npp
 from naspipe.core.errors import ConfigError
 from naspipe.runtime.wire.reports import Observer
 from tests.frontend.given.convolutions import STEM, conv, data, head
+from tests.thinned import long
 
 
-@pytest.mark.parametrize("stages", [1, 2, 3])
+@pytest.mark.parametrize("stages", [1, long(2), 3])
 def test_a_run_writes_nothing(tmp_path, stages):
     space = npp.Space("mine", [STEM, npp.Block([conv(8, 8), conv(8, 12)]), head()])
     with pytest.raises(ConfigError, match=r"^block 0: candidate 1 returns \[4, 12, 8, 8\]"):

@@ -16,6 +16,7 @@ from torch import nn
 import naspipe as npp
 from naspipe.core.errors import ConfigError, StageFailedError
 from tests.equivalence import spaces
+from tests.thinned import long
 
 LOSS = nn.CrossEntropyLoss()
 
@@ -62,7 +63,9 @@ def nothing_left(monkeypatch, tmp_path):
         assert list(Path(directory).glob("naspipe*")) == []
 
 
-@pytest.mark.parametrize(("stages", "position"), [(1, 2), (2, 0), (2, 5), (4, 0), (4, 3), (4, 5)])
+@pytest.mark.parametrize(
+    ("stages", "position"), [(1, 2), (2, 0), long(2, 5), long(4, 0), (4, 3), (4, 5)]
+)
 def test_a_layer_that_raises(tmp_path, stages, position):
     start = time.monotonic()
     with pytest.raises(StageFailedError) as caught:
@@ -81,7 +84,7 @@ def test_a_layer_that_raises(tmp_path, stages, position):
     assert npp.Run(space(position, divide), tmp_path / "run").manifest["status"] == "failed"
 
 
-@pytest.mark.parametrize("stages", [2, 4])
+@pytest.mark.parametrize("stages", [2, long(4)])
 def test_a_stage_that_dies(tmp_path, stages):
     start = time.monotonic()
     said = (
@@ -107,7 +110,7 @@ def test_silence_is_given_up_after_the_time_out(tmp_path):
     assert caught.value.task == "0.19F@0 block 1 (layer 0.0)"
 
 
-@pytest.mark.parametrize("stages", [2, 4])
+@pytest.mark.parametrize("stages", [2, long(4)])
 def test_a_stopped_stage_is_named_with_its_task(tmp_path, stages):
     """SIGSTOP: the process is there, its heart is not."""
     with pytest.raises(
