@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -25,14 +26,19 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture
-def run(tmp_path: Path, teacher: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+@pytest.fixture(scope="module")
+def distilled(tmp_path_factory: pytest.TempPathFactory, teacher: Path) -> Path:
     """Three blocks, of which the first has two paths."""
-    path = tmp_path / "run"
+    path = tmp_path_factory.mktemp("distilled") / "run"
     words = ["distill", str(teacher), f"{OWN}:students", "--cuts", "2,4", "--steps", "12"]
     assert main([*words, "--quiet", "--run-dir", str(path)]) == 0
-    capsys.readouterr()
     return path
+
+
+@pytest.fixture
+def run(tmp_path: Path, distilled: Path) -> Path:
+    """A copy, to write into."""
+    return Path(shutil.copytree(distilled, tmp_path / "run"))
 
 
 def combine(run: Path, *words: str) -> int:

@@ -55,6 +55,12 @@ def trained(directory, made, steps=3):
     ), data  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """One run, of which tests only read."""
+    return trained(tmp_path_factory.mktemp("own"), own_space(), steps=2)[0]
+
+
 def expected_outputs(run, data, loss, choices):
     """What the plain loop's layers give in evaluation mode, after the same steps."""
     oracle = oracle_of(run.space, 1, "SGD", 0.01)
@@ -114,8 +120,7 @@ def test_layers_that_were_never_trained_have_their_first_weights(tmp_path):
         assert bits(found.state_dict()[name]) == bits(tensor)
 
 
-def test_what_a_module_was_is_there_again(tmp_path):
-    run, _ = trained(tmp_path, own_space(), steps=2)
+def test_what_a_module_was_is_there_again(tmp_path, run):
     naspipe.export_subnet(run, (1, 0), tmp_path / "out")
     loaded = load_pytorch(tmp_path / "out")
     again = loaded.block0
@@ -133,14 +138,12 @@ def test_what_a_module_was_is_there_again(tmp_path):
     ("text", "choices"),
     [("first", None), ("1", None), ("0,1", (0, 1)), ("2,0,", (2, 0)), (" 1, 1", (1, 1))],
 )
-def test_subnets_by_name(tmp_path, text, choices):
-    run, _ = trained(tmp_path, own_space(), steps=2)
+def test_subnets_by_name(run, text, choices):
     stream = read_stream(run.directory.stream)
     assert find_choices(run, text) == (choices or stream[int(text) if text.isdigit() else 0])
 
 
 @pytest.mark.parametrize("text", ["2", "best", "0,1,2", "5,0", "-1", "", "0,x"])
-def test_subnets_that_are_none(tmp_path, text):
-    run, _ = trained(tmp_path, own_space(), steps=2)
+def test_subnets_that_are_none(run, text):
     with pytest.raises(naspipe.ConfigError, match=r"expected"):
         find_choices(run, text)
