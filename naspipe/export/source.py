@@ -7,6 +7,7 @@ what it is and not from how it was made.
 from __future__ import annotations
 
 import ast
+import copy
 import inspect
 import sys
 from collections.abc import Iterable, Iterator
@@ -60,6 +61,12 @@ class _Class:
         self.methods = {part.name: part for part in node.body if isinstance(part, ast.FunctionDef)}
         self.kept: set[str] = set()
         self._body = node.body
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Class:
+        """With kept methods of its own; what was parsed is not changed, and shared."""
+        made = copy.copy(self)
+        made.kept = set(self.kept)
+        return made
 
     def __str__(self) -> str:
         body = [_without_text(part) for part in self._body if self._is_kept(part)]
