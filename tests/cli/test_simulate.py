@@ -165,7 +165,7 @@ def test_a_plan_lists_the_best_first_and_says_why(capsys: pytest.CaptureFixture[
 
 def test_a_plan_says_how_late_is_late_enough(capsys: pytest.CaptureFixture[str]) -> None:
     """The least K that is about as fast as a long one: one less is slower."""
-    words = ("cv.c1", "--costs", "table5", "--steps", "80")
+    words = ("cv.c1", "--costs", "table5", "--steps", "50")
     out = run(capsys, "plan", *words, "--devices", "4", "--samplers", "spaced:8")
     (line,) = (line for line in out.splitlines() if "on a longer lag does not" in line)
     needed = int(line.split("lag(")[1].split(")")[0])

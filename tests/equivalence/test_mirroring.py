@@ -23,8 +23,8 @@ def moving(monkeypatch):
 
 OPTIMIZERS = [
     long("SGD", MOMENTUM, (2, 3)), ("Adam", None, (2, 3)), ("Adafactor", None, (2,)),
-    ("NAdam", None, (3,)), long("ASGD", None, (2,)), long("Rprop", None, (3,)), ("SGD", None, (2,)),
-    ("RMSprop", {"momentum": 0.5, "centered": True}, (3,)),
+    long("NAdam", None, (3,)), long("ASGD", None, (2,)), long("Rprop", None, (3,)),
+    ("SGD", None, (2,)), ("RMSprop", {"momentum": 0.5, "centered": True}, (3,)),
 ]  # fmt: skip
 """Each has a state of its own to hand over, and that is done alike on any stages."""
 

@@ -58,7 +58,7 @@ def test_bits_of_the_plain_loop(tmp_path, recipe):
     "execution",
     [
         {"recompute": True, "memory_budget": "0.001x"}, {"window": 32, "partly_clear": True},
-        {"partition": "balanced", "window": 4},
+        long({"partition": "balanced", "window": 4}),
     ],
 )  # fmt: skip
 def test_however_it_is_carried_out(tmp_path, execution):
@@ -69,7 +69,7 @@ def test_however_it_is_carried_out(tmp_path, execution):
 @pytest.mark.parametrize(
     ("make", "data", "passes"),
     [
-        (elastic.linears, elastic.vectors, "sandwich:2"),
+        long(elastic.linears, elastic.vectors, "sandwich:2"),
         (elastic.images, elastic.maps, "subnets:2"),
     ],
 )

@@ -20,9 +20,11 @@ MOMENTUM = {"momentum": 0.9, "weight_decay": 1e-4}
     ("name", "optimizer", "lr", "options", "recompute", "sampler", "stages"),
     [
         pytest.param("nlp.c3", "Adam", 1e-3, None, True, "uniform", (1, 4), marks=pytest.mark.long),
-        ("nlp.c3", "SGD", 0.05, MOMENTUM, False, "spaced:8", (2, 3)),
+        long("nlp.c3", "SGD", 0.05, MOMENTUM, False, "spaced:8", (2,)),
+        ("nlp.c3", "SGD", 0.05, MOMENTUM, False, "spaced:8", (3,)),
         long("cv.c3", "Adam", 1e-3, None, False, "uniform", (2, 4)),
-        ("cv.c3", "SGD", 0.05, MOMENTUM, True, "fair", (1, 3)),
+        long("cv.c3", "SGD", 0.05, MOMENTUM, True, "fair", (1,)),
+        ("cv.c3", "SGD", 0.05, MOMENTUM, True, "fair", (3,)),
     ],
 )
 def test_real_spaces(tmp_path, name, optimizer, lr, options, recompute, sampler, stages):

@@ -58,7 +58,7 @@ def test_other_stages_budgets_and_partitions(tmp_path, whole, first, then):
     assert_identical(whole(), found)
 
 
-@pytest.mark.parametrize("optimizer", [long("Adam"), "NAdam", "ASGD"])
+@pytest.mark.parametrize("optimizer", [long("Adam"), "NAdam", long("ASGD")])
 def test_every_kind_of_optimizer_state(tmp_path, whole, optimizer):
     kw = {"optimizer": optimizer, "lr": 0.01}
     found = interrupt_and_resume(tmp_path, spaces.vectors, on(3), on(2, **LEAST), **kw)
@@ -68,7 +68,7 @@ def test_every_kind_of_optimizer_state(tmp_path, whole, optimizer):
 @pytest.mark.parametrize(
     ("make", "data"),
     [
-        (spaces.several, spaces.vectors), (spaces.maps, spaces.images),
+        long(spaces.several, spaces.vectors), (spaces.maps, spaces.images),
         (spaces.memory, spaces.sequences),
     ],
 )  # fmt: skip

@@ -58,10 +58,10 @@ def test_with_a_budget_and_recompute(tmp_path, text):
 @pytest.mark.parametrize(
     ("text", "passes", "execution"),
     [
-        ("lag(3,predict)", "accumulate:3", {}), long("every(3)", "accumulate:2", {}),
+        ("lag(3,predict)", "accumulate:3", {}), ("every(3)", "accumulate:2", {}),
         ("lag(0..3,over=6)", "subnets:2", {}), ("lag(0..3,over=6,predict)", "accumulate:2", {}),
         ("lag(2,predict)", "accumulate:4", {"groups": 2}),
-        ("every(3,lr=2.0)", "accumulate:4", {"groups": 2}),
+        long("every(3,lr=2.0)", "accumulate:4", {"groups": 2}),
         long("lag(3,momentum=0.0)", "accumulate:4", {"groups": 2}),
     ],
 )  # fmt: skip

@@ -20,7 +20,7 @@ MOMENTUM = {"momentum": 0.9, "weight_decay": 1e-4}
     ("recompute", "optimizer", "options", "stages"),
     [
         long(False, "SGD", MOMENTUM, (1, 4)), (True, "SGD", MOMENTUM, (2,)),
-        (False, "Adam", None, (2,)), (True, "Adam", None, (1, 4)),
+        long(False, "Adam", None, (2,)), (True, "Adam", None, (1, 4)),
     ],
 )  # fmt: skip
 def test_dropout_batchnorm_and_no_parameters(tmp_path, recompute, optimizer, options, stages):

@@ -61,7 +61,8 @@ def test_a_teacher_that_one_group_refuses_is_no_share(tmp_path):
     """Two teachers and two groups: the group whose share is refused has the other one."""
     registry = f"tcp://127.0.0.1:{free_port()}"
     other = npp.Teacher(network()[:1])
-    how = {**of_registry(tmp_path, registry), "teachers": 1, "groups": 2, "timeout_seconds": 20}
+    own = {"teachers": 1, "teacher_pace": 0.02}  # time for the other one to come
+    how = {**of_registry(tmp_path, registry), **own, "groups": 2, "timeout_seconds": 20}
     with elsewhere(tmp_path, registry, other):
         run = train(tmp_path / "run", 1, PASSES, how, data=SLOW, steps=60)
     assert_same_bits(run, plain_loop(run, 4))

@@ -44,7 +44,7 @@ def sliced(name, seed=0):
     return naspipe.from_nni(make(name), share="slice")
 
 
-def differing(name, count=6):
+def differing(name, count=4):
     """Architectures of which outputs, gradients or statistics are not those of NNI's model."""
     space, theirs = sliced(name), one_shot(make(name))
     layers = [[make() for make in block.candidates] for block in space.blocks]
