@@ -10,6 +10,7 @@ import re
 import resource
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -69,10 +70,15 @@ _NEW_MOUNTS, _NEW_USERS = 0x00020000, 0x10000000
 
 
 def on_a_small_disk(place, size, *words):
-    """A run in a file system of its own that has so much room; what it said, and what is left."""
+    """A run in a file system of its own that has so much room.
+
+    Returns what it wrote on stdout and stderr, and a copy of what is left.
+    """
     kept = place.with_name("kept")
 
     def run():
+        os.dup2(2, 1)
+        sys.stdout = sys.stderr
         status = main([*TRAIN, "--run-dir", "run", *words])
         run = Path("run")
         if run.exists():
@@ -132,7 +138,7 @@ def test_a_full_disk_is_named_and_the_run_says_how_it_ended(disk):
     assert re.search(r"\([\d,]+ bytes free there\); free or add storage", said)
     manifest = json.loads((kept / "manifest.json").read_text())
     assert manifest["status"] == "failed" and f"naspipe: {manifest['failure']}" == said
-    assert [path.name for path in kept.rglob(".*")] == [".lock"]
+    assert [*kept.rglob(".*")] == [kept / ".lock"]
 
 
 @pytest.mark.parametrize("room", ["4k", "20k", "10m,nr_inodes=6"])
