@@ -33,7 +33,7 @@ def train(tmp_path, make, data, *rule, loss=LOSS, **given):
     [
         (elastic.linears, elastic.vectors, LOSS, SGD), (elastic.images, elastic.maps, LOSS, SGD),
         (elastic.texts, elastic.tokens, elastic.TokenLoss(), ADAMW),
-        (elastic.images, elastic.maps, LOSS, ADAMW),
+        long(elastic.images, elastic.maps, LOSS, ADAMW),
     ],
 )  # fmt: skip
 def test_bits_of_the_plain_loop(tmp_path, make, data, loss, optimizer, stages):

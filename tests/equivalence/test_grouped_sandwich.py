@@ -71,7 +71,7 @@ def test_bits_of_the_plain_loop(tmp_path, monkeypatch, groups, stages, passes, m
 @pytest.mark.parametrize(
     ("make", "data", "stages", "execution"),
     [
-        (elastic.linears, elastic.vectors, (1, 2), {}),
+        long(elastic.linears, elastic.vectors, (1, 2), {}),
         (elastic.images, elastic.maps, (2,), LEAST),
     ],
 )

@@ -41,7 +41,7 @@ def test_every_budget_keeps_the_bits(tmp_path, budget, recompute, partition, opt
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("rule", [npp.Frozen(), npp.Lag(4), npp.Exact()])
+@pytest.mark.parametrize("rule", [npp.Frozen(), npp.Lag(4), long(npp.Exact())])
 def test_shared_layers_stay_on_the_device(tmp_path, rule):
     check(
         tmp_path, spaces.mixed(rule, rule), spaces.vectors, nn.CrossEntropyLoss(), steps=25,
@@ -49,7 +49,7 @@ def test_shared_layers_stay_on_the_device(tmp_path, rule):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("make", [spaces.several, spaces.maps, spaces.memory])
+@pytest.mark.parametrize("make", [long(spaces.several), spaces.maps, spaces.memory])
 def test_other_spaces_at_the_least_budget(tmp_path, make):
     data = {spaces.several: spaces.vectors, spaces.maps: spaces.images,
             spaces.memory: spaces.sequences}[make]  # fmt: skip

@@ -17,6 +17,7 @@ from naspipe.core.errors import ConfigError
 from naspipe.search.strategies import Evolution
 from naspipe.streams.from_file import read_stream
 from tests.faults.helpers import Calm, Ends, fail
+from tests.thinned import long
 
 LOSS = nn.CrossEntropyLoss()
 STEPS, DELAY = 14, 3
@@ -200,7 +201,9 @@ def test_what_is_hardly_meant_is_warned_of(run, make, message):
         search(run, make(), f"warned-{message[:3]}", budget=4)
 
 
-@pytest.mark.parametrize("strategy", ["nni:TPE", "nni:RegularizedEvolution", "nni:GridSearch"])
+@pytest.mark.parametrize(
+    "strategy", ["nni:TPE", *map(long, ("nni:RegularizedEvolution", "nni:GridSearch"))]
+)
 def test_limits_are_kept_by_rejecting(run, strategy):
     free = search(run, "all", "all", budget=81) if strategy == "nni:TPE" else None
     limit = 150.0

@@ -19,6 +19,7 @@ from naspipe.streams.feedback import FeedbackLoop
 from naspipe.streams.from_file import read_stream
 from tests.equivalence.harness import assert_same_bits, plain_loop
 from tests.nni.spaces import Residual, batches, make
+from tests.thinned import long
 
 LOSS = torch.nn.CrossEntropyLoss()
 DELAY, STEPS = 5, 24
@@ -84,9 +85,12 @@ def sampler_of(name):
     }.get(name, f"nni:{name}")
 
 
-@pytest.mark.parametrize(
-    ("name", "stages"), [*zip([*STRATEGIES, "Batches"], (2, 4, 2, 4, 2, 4), strict=True)]
-)
+RUNS = [*zip([*STRATEGIES, "Batches"], (2, 4, 2, 4, 2, 4), strict=True)]
+FEW = ("PolicyBasedRL", "RegularizedEvolution", "Batches")
+"""Others only with --all."""
+
+
+@pytest.mark.parametrize(("name", "stages"), [run if run[0] in FEW else long(*run) for run in RUNS])
 def test_streams_and_bits(space, tmp_path, name, stages):
     """How the stages are told of subnets is the same for all strategies."""
     runs = [train(space, sampler_of(name), number, tmp_path) for number in (1, stages)]
