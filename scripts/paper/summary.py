@@ -57,6 +57,10 @@ _OTHERS = {
         "scripts/fault_storm.py, fuzz.py, check_resume.py, check_hosts.py, bench_checkpoints.py",
         "kills and recoveries, fuzzing, resumes, several hosts, what checkpoints cost",
     ),
+    "free_stages": (
+        "scripts/bench_free_stages.py",
+        "what blocks would gain on any stage that is free, simulated",
+    ),
     "gpu": ("scripts/gpu_check.sh", "bits and swapping on a GPU"),
     "groups": (
         "scripts/bench_groups.py, bench_groups_real.py, check_groups.py, check_plan.py",
@@ -65,6 +69,10 @@ _OTHERS = {
     "image": (
         "scripts/check_wheel.py",
         "the wheel alone with its dependencies, as a user uses it",
+    ),
+    "ranking": (
+        "scripts/bench_ranking.py",
+        "what a supernet's ranking is worth: records of its units, kept over time",
     ),
     "rules": ("scripts/rule_prices.py", "what it costs that layers in front are read late"),
     "loss_curve": ("scripts/loss_curve.py", "loss over 300 steps of nlp.c3"),

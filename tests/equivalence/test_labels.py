@@ -80,7 +80,7 @@ def test_one_definition(tmp_path, labels):
         assert found.is_identical, str(found)
 
 
-@pytest.mark.parametrize("names", [("inline", "pipeline"), long("pipeline", "file")])
+@pytest.mark.parametrize("names", [("inline", "pipeline"), long(("pipeline", "file"))])
 def test_a_resume_takes_them_from_elsewhere(tmp_path, names):
     labels = written(tmp_path / "labels", Calm(spaces.vectors))
     first, then = ({"labels": source_of(name, labels), "window": 4} for name in names)

@@ -24,8 +24,8 @@ def check(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
 
 
-def test_every_part_is_below_two_minutes_and_every_piece_below_ten():
-    assert all(0 < part.seconds < 120 for part in PARTS.values())
+def test_every_part_takes_three_minutes_at_most_and_every_piece_below_ten():
+    assert all(0 < part.seconds <= 180 for part in PARTS.values())
     assert [name for piece in pieces() for name in piece] == [*PARTS]
     for piece in pieces():
         assert sum(PARTS[name].seconds for name in piece) <= PIECE_SECONDS < 600
