@@ -2,7 +2,8 @@
 
 No access has a stage of its own. Whenever a stage is free, it takes the access whose longest
 remaining chain of causes is the longest. It knows the whole stream, as no run does. So this is
-about what placement at run time could reach at best. It may also charge for layers that move.
+about what placement at run time could reach at best. It may also charge for layers that move, and
+rather take what it has the layer of.
 """
 
 from __future__ import annotations
@@ -104,12 +105,15 @@ class FreeStages:
         num_stages: which are all alike.
         window: subnets of a stream that are under way at most.
         copy_ns: what a stage waits for a layer that it has not.
+        looks_at: of so many accesses that are ready, the first is taken whose layer is on a stage
+            that is free; where there is none, the first.
     """
 
     streams: Sequence[Sequence[Sequence[Access]]]
     num_stages: int
     window: int
     copy_ns: Callable[[LayerId], int] = lambda layer: 0
+    looks_at: int = 1
     _now: int = 0
     _ready: list[tuple[int, int, int, Access]] = field(default_factory=list)
     _running: list[tuple[int, int, int, Access]] = field(default_factory=list)
@@ -159,7 +163,7 @@ class FreeStages:
 
     def _dispatch(self, free: list[int]) -> None:
         while self._ready and (free or not self._ready[0][3].took_ns):
-            access = heapq.heappop(self._ready)[3]
+            access = self._take(free)
             if not access.took_ns:  # a WRITE that takes no time needs no stage
                 self._finish(self._last[access.layer.stream, access.subnet], access)
                 continue
@@ -169,6 +173,19 @@ class FreeStages:
             end = begin + access.took_ns
             self._spans.append((stage, begin, end, access))
             heapq.heappush(self._running, (end, id(access), stage, access))
+
+    def _take(self, free: Sequence[int]) -> Access:
+        count = min(self.looks_at, len(self._ready)) if free else 1
+        looked_at = [heapq.heappop(self._ready) for _ in range(count)]
+        taken = next((each for each in looked_at if self._is_at_hand(each[3], free)), looked_at[0])
+        for each in looked_at:
+            if each is not taken:
+                heapq.heappush(self._ready, each)
+        return taken[3]
+
+    def _is_at_hand(self, access: Access, free: Sequence[int]) -> bool:
+        there = self._where.get(access.layer)
+        return not access.took_ns or there is None or not there.isdisjoint(free)
 
     def _choose(self, access: Access, free: Sequence[int]) -> int:
         """One that has the layer, or where the subnet was last."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import defaultdict
 from itertools import pairwise
 
@@ -43,10 +44,10 @@ def equal(blocks, candidates, **costs):
 
 
 @settings(max_examples=100)
-@given(pipelines(), st.integers(1, 5), st.integers(1, 9))
-def test_no_access_runs_before_what_it_needs(pipeline, num_stages, window):
+@given(pipelines(), st.integers(1, 5), st.integers(1, 9), st.sampled_from([1, 3, 64]))
+def test_no_access_runs_before_what_it_needs(pipeline, num_stages, window, looks_at):
     rules, subnets = pipeline[0], pipeline[1]
-    _, spans = ran(made(subnets, rules, table(rules)), num_stages, window)
+    _, spans = ran(made(subnets, rules, table(rules)), num_stages, window, looks_at=looks_at)
     last = len(rules) - 1
     forward, backward, write = AccessKind
     for subnet in subnets:
@@ -97,3 +98,16 @@ def test_a_layer_that_moves_is_waited_for():
     slow, _ = ran(made(subnets, [Exact()] * 3, costs), 3, copy_ns=lambda layer: 15)
     assert usual.moved > 0
     assert slow.bubble > usual.bubble
+
+
+def test_what_is_at_hand_moves_less_and_waits_less():
+    draws = random.Random(1)
+    subnets = [Subnet(0, y, tuple(draws.randrange(16) for _ in range(4))) for y in range(120)]
+    first, near = (
+        ran(
+            made(subnets, [Exact()] * 4, equal(4, 16)), 4, copy_ns=lambda layer: 10, looks_at=looks
+        )[0]
+        for looks in (1, 64)
+    )
+    assert near.moved < first.moved
+    assert near.bubble < first.bubble
