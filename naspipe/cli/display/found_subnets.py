@@ -45,18 +45,9 @@ def _table(
     """Numbers in full; choices and labels as far as there is room, else with an ellipsis."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     names = [
-        "subnet",
-        "loss",
-        "top-1",
-        "top-5",
-        "BLEU",
-        "synflow",
-        "naswot",
-        "combined",
-        "MFLOPs",
-        "params",
-        "ms",
-    ]
+        "subnet", "loss", "top-1", "top-5", "BLEU", "synflow", "naswot", "combined", "MFLOPs",
+        "params", "ms",
+    ]  # fmt: skip
     rows = [_row(each, measured) for each in candidates]
     used = [place for place in range(len(names)) if any(row[place] != "" for row in rows)]
     room = width

@@ -15,6 +15,7 @@ from naspipe.frontend.search.estimates import Estimates, proxies_in
 from naspipe.frontend.search.scoring_here import score_here
 from naspipe.runtime.evaluating.evaluation_stage import EvaluationJob
 from naspipe.runtime.evaluating.ports import ScoreObserver
+from naspipe.runtime.evaluating.score_sheet import ScoreSheet
 from naspipe.runtime.processes.evaluation_launcher import evaluate
 from naspipe.search.scores import Scores, parts_of, told_merit
 from naspipe.search.standard_scores import SAMPLE, StandardScores
@@ -50,7 +51,7 @@ class Judging:
         """
         if len(parts_of(self.score)) == 1:
             return None
-        found = _Sheet()
+        found = ScoreSheet()
         self.run(replace(job, budget=SAMPLE), sample(), found)
         scores = [found.scores[number] for number in sorted(found.scores)]
         return StandardScores.of_sample(self.score, scores)
@@ -95,16 +96,3 @@ class Judging:
     def _choices(self, source: StrategySource, number: int) -> tuple[int, ...]:
         is_choice = [not isinstance(block, Shared) for block in self.space.blocks]
         return tuple(compress(source.subnets[number].chain, is_choice))
-
-
-class _Sheet:
-    """Keeps the scores of a sample; see :class:`ScoreObserver`."""
-
-    def __init__(self) -> None:
-        self.scores: dict[int, Scores] = {}
-
-    def on_scores(self, subnet: int, scores: Scores) -> None:
-        self.scores[subnet] = scores
-
-    def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
-        pass

@@ -1,6 +1,7 @@
 """Who is told of an evaluation.
 
-Implementation: :class:`naspipe.frontend.search.search_record.Recorder`.
+Implementations: :class:`naspipe.frontend.search.search_record.Recorder` and
+:class:`naspipe.runtime.evaluating.score_sheet.ScoreSheet`.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from naspipe.core.ids import FIRST_STREAM
 from naspipe.core.partition import Partition
 from naspipe.runtime.evaluating.evaluation import evaluation_of
 from naspipe.runtime.evaluating.evaluation_stage import EvaluationJob
+from naspipe.runtime.evaluating.score_sheet import ScoreSheet
 from naspipe.runtime.forking.fork import leave_signals_to_launcher
 from naspipe.runtime.forking.own_thread import in_own_thread
 from naspipe.runtime.jobs.evaluation_recipe import EvaluationRecipe
@@ -139,7 +140,7 @@ def judge(
     evaluation = validation.evaluation
     source = _Fixed(evaluation, validation.choices)
     count = source.count
-    sheet = _Sheet()
+    sheet = ScoreSheet()
     job = EvaluationJob(
         evaluation=evaluation_of(evaluation, read_checkpoint(path)),
         source=source,
@@ -193,20 +194,6 @@ class _Fixed:
 
     def close(self) -> None:
         """Nothing to end."""
-
-
-class _Sheet:
-    """Keeps the scores of an evaluation."""
-
-    def __init__(self) -> None:
-        self.scores: dict[int, Scores] = {}
-
-    def on_scores(self, subnet: int, scores: Scores) -> None:
-        """A subnet is judged."""
-        self.scores[subnet] = scores
-
-    def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
-        """Of no matter here."""
 
 
 def means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
