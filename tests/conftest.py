@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from functools import partial
@@ -34,6 +35,16 @@ def pytest_configure(config):
         config.pluginmanager.register(stand_in.Watcher())
     if "PYTEST_XDIST_WORKER" in os.environ:
         config.pluginmanager.register(Alone())
+
+
+def pytest_collection():
+    """What tests are made of stays: nobody looks for garbage in it, now or later."""
+    gc.disable()
+
+
+def pytest_collection_finish():
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture

@@ -66,7 +66,7 @@ def kill():
 def interrupt():
     """Ask the launcher to end, as Ctrl-C does, and let it begin to."""
     os.kill(LAUNCHER, signal.SIGINT)
-    time.sleep(0.3)
+    time.sleep(1)
 
 
 def train(path, data, *, space=None, steps=24, stages=1, resume=False, optimizer="SGD",

@@ -80,7 +80,11 @@ def test_the_log_costs_little(tmp_path, capsys):
         block = block_ns()
     finally:
         torch.set_num_threads(threads)
-    record_ns, record_bytes = log_records(tmp_path)
+    measured = []
+    for number in range(3):  # a collection of the whole process's garbage may fall into one
+        (tmp_path / f"{number}").mkdir()
+        measured.append(log_records(tmp_path / f"{number}"))
+    record_ns, record_bytes = min(measured)
     share = RECORDS_PER_BLOCK * record_ns / block
     with capsys.disabled():
         print(
