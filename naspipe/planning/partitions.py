@@ -13,6 +13,7 @@ from naspipe.core.subnet import Subnet
 from naspipe.planning.ampa import AmpaPlacement
 from naspipe.planning.balance import balanced_partition
 from naspipe.planning.cost import CostTable
+from naspipe.planning.rotation import RotatedPlacement
 
 NEAR = 0.01
 """Part of a subnet's least peak that it gives up to be cut near where the others are: fewer
@@ -96,6 +97,7 @@ stream (or what stands for it), whether each block is shared, costs, and the num
 PLACEMENTS: dict[str, Placement] = {
     "balanced": partial(Partitioner, "balanced"),
     "static": partial(Partitioner, "static"),
+    "rotated": RotatedPlacement,
     "ampa": AmpaPlacement,
 }
 """Which stage runs which blocks, by the names of the setting ``partition``."""

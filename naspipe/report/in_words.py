@@ -13,7 +13,7 @@ from naspipe.core.access import Access, AccessKind
 from naspipe.core.errors import ConfigError
 from naspipe.core.events import Planned
 from naspipe.core.ids import SequenceId, StreamId
-from naspipe.core.partition import Partition, make_partition
+from naspipe.core.partition import Partition, partition_along
 from naspipe.core.steps import Steps
 from naspipe.core.subnet import Subnet
 from naspipe.planning.causal_bound import causal_bound
@@ -173,12 +173,9 @@ def _seen(run: Recorded, steps: Steps) -> _Seen:
 
 
 def _partition(stages: Sequence[int], num_stages: int) -> Partition | None:
-    """Where a chain was cut, which went through these stages; None where it went back."""
-    if list(stages) != sorted(stages):
-        return None
-    bounds = [sum(each < stage for each in stages) for stage in range(num_stages)]
+    """Where a chain was cut, which went through these stages; None where it came back to one."""
     try:
-        return make_partition((*bounds, len(stages)))
+        return partition_along(stages, num_stages)
     except ConfigError:
         return None
 

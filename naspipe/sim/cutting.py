@@ -160,7 +160,7 @@ def _clipped(cutter: Cutter, num_blocks: int) -> Callable[[Subnet], Partition]:
         whole = cutter(subnet)
         if whole not in made:
             inner = (min(bound, num_blocks) for bound in whole.bounds[:-1])
-            made[whole] = make_partition((*inner, num_blocks))
+            made[whole] = make_partition((*inner, num_blocks), whole.stages)
         return made[whole]
 
     return cut

@@ -100,8 +100,8 @@ def plan_pipeline(pipeline: Pipeline, execution: Execution, sizes: Sizes | None 
 
     One stage runs its subnets one after the other in any order. The policies bsp and asp keep
     one static partition and the paper's order, as the systems do that they stand for. Steps with
-    probes keep one static partition, as a probe's layers do not move. The order
-    ``auto`` is planned as ``paper``; :func:`naspipe.sim.simulation.choose_order` decides.
+    probes keep one static partition, as a probe's layers do not move. The order ``auto`` is planned
+    as ``paper``, the partition as ``balanced``; :func:`naspipe.sim.simulation.chosen_plan` decides.
 
     Args:
         pipeline: what is to be run.
@@ -116,6 +116,8 @@ def plan_pipeline(pipeline: Pipeline, execution: Execution, sizes: Sizes | None 
         execution = execution.changed(partition="static", order="paper")
     elif steps.probes:
         execution = execution.changed(partition="static")
+    elif execution.pipeline.partition == "auto":
+        execution = execution.changed(partition="balanced")
     cutters = cut_by_steps(pipeline.streams, execution, pipeline.wiring, steps)
     check_groups(execution.pipeline.groups, pipeline.policy, steps)
     cuts = [cut(each.subnets) for each, cut in zip(pipeline.streams, cutters, strict=True)]

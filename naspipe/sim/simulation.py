@@ -10,14 +10,14 @@ from naspipe.core.config import Execution
 from naspipe.core.ids import LayerId, StageId, StreamId
 from naspipe.core.ports import Admission
 from naspipe.planning.cost import CostTable
-from naspipe.planning.memory import MemoryPlan
+from naspipe.planning.memory import MemoryPlan, Sizes
 from naspipe.schedule.participation import participants
 from naspipe.sim.access_table import AccessTable
 from naspipe.sim.costs import PARCEL_NS, PAUSE_NS, StreamCosts, TableCosts
 from naspipe.sim.driver import Admitted, simulate_into
 from naspipe.sim.grown_lags import with_grown_lags
 from naspipe.sim.known_passes import KnownPasses
-from naspipe.sim.pipeline import RANKINGS, Pipeline, Plan
+from naspipe.sim.pipeline import RANKINGS, Pipeline, Plan, has_choice, plan_pipeline
 from naspipe.sim.ports import Costs
 from naspipe.sim.table_metrics import summarize_table
 from naspipe.sim.virtual_clock import VirtualClock
@@ -26,7 +26,16 @@ from naspipe.stage.residency import residency_of
 from naspipe.trace.reading.metrics import Summary
 
 PREVIEW_SUBNETS = 100
-"""How much of each stream ``order=auto`` simulates before it chooses."""
+"""How much of each stream is simulated to choose what is left to ``auto``."""
+
+AUTO, ROTATED, LATEST_START = "auto", "rotated", "latest-start"
+
+WORTH = 1.03
+"""Layers move from stage to stage where that is so many times as fast: simulations are not more
+exact."""
+
+Timing = Callable[[MemoryPlan | None], Costs]
+"""What everything takes, under a plan of the memory."""
 
 
 @dataclass(frozen=True)
@@ -133,29 +142,70 @@ def _admissions(pipeline: Pipeline, plan: Plan, streams: Sequence[int]) -> list[
     ]
 
 
-def choose_order(plan: Plan, pipeline: Pipeline, execution: Execution, timing: Costs) -> Plan:
-    """The fastest of the paper's order and those with priorities on each stream's first subnets.
+def chosen_plan(
+    pipeline: Pipeline, execution: Execution, sizes: Sizes | None, timing: Timing
+) -> Plan:
+    """The plan of a run: what is left to ``auto`` is simulated, on each stream's first subnets.
 
-    Lags count as grown: most of a stream comes behind that.
+    Of the order, the fastest of the paper's and those with priorities; a tie goes to the paper's.
+    Of the partition, ``rotated`` where that is :data:`WORTH` the moves, by its latest starts;
+    with a memory budget it is ``balanced``, which keeps layers near their users. Lags count as
+    grown: most of a stream comes behind that. Budgets are left out: they hardly change which order
+    is the fastest, and simulating what they swap takes four times as long.
 
-    A tie goes to the paper's. Memory budgets are left out: they hardly change which is the fastest,
-    and simulating what they swap takes four times as long.
+    Args:
+        pipeline: what is to be run.
+        execution: what the user asked for.
+        sizes: of every layer; needed where there is a memory budget.
+        timing: what everything takes, under a plan of the memory.
+
+    Raises:
+        ConfigError: as :func:`naspipe.sim.pipeline.plan_pipeline` does.
     """
-    shown = max(1, PREVIEW_SUBNETS // pipeline.steps.passes) * pipeline.steps.passes
-    preview = replace(
-        pipeline,
-        streams=tuple(
-            replace(stream, subnets=stream.subnets[:shown])
-            for stream in with_grown_lags(pipeline).streams
-        ),
-    )
-    shortened = tuple(replace(each, planned=each.planned[:shown]) for each in plan.streams)
-    first = replace(plan, streams=shortened, memory=None)
-    best = min(
-        (first, *(ranked(first, preview) for ranked in RANKINGS.values())),
-        key=lambda each: simulate_run(preview, each, execution, timing).makespan_ns,
-    )
-    return RANKINGS[best.order](plan, pipeline) if best.order in RANKINGS else plan
+    plan = plan_pipeline(pipeline, execution, sizes)
+    way = execution.pipeline
+    if AUTO not in (way.order, way.partition) or not has_choice(pipeline, execution):
+        return plan
+    preview = _Preview(pipeline, execution, timing(plan.memory))
+    first = preview.beginning(plan)
+    orders = (plan.order, *RANKINGS) if way.order == AUTO else (plan.order,)
+    took = {order: preview.takes_ns(first, order) for order in orders}
+    best = min(orders, key=took.__getitem__)
+    if way.partition == AUTO and not execution.memory.budget and not pipeline.steps.probes:
+        asked = execution.changed(partition=ROTATED)
+        order = LATEST_START if way.order == AUTO else best
+        rotated = plan_pipeline(preview.pipeline, asked, sizes)
+        if preview.takes_ns(rotated, order) * WORTH < took[best]:
+            plan, best = plan_pipeline(pipeline, asked, sizes), order
+    return _ranked(plan, best, pipeline)
+
+
+def _ranked(plan: Plan, order: str, pipeline: Pipeline) -> Plan:
+    return plan if order == plan.order else RANKINGS[order](plan, pipeline)
+
+
+class _Preview:
+    """Simulates the beginning of all streams, as if they ended there."""
+
+    def __init__(self, pipeline: Pipeline, execution: Execution, timing: Costs) -> None:
+        size = pipeline.steps.passes
+        self._shown = max(1, PREVIEW_SUBNETS // size) * size
+        streams = with_grown_lags(pipeline).streams
+        self.pipeline = replace(
+            pipeline,
+            streams=tuple(replace(each, subnets=each.subnets[: self._shown]) for each in streams),
+        )
+        self._execution, self._timing = execution, timing
+
+    def beginning(self, plan: Plan) -> Plan:
+        """The same plan of these subnets."""
+        streams = [replace(each, planned=each.planned[: self._shown]) for each in plan.streams]
+        return replace(plan, streams=tuple(streams))
+
+    def takes_ns(self, plan: Plan, order: str) -> int:
+        """How long they take, without a memory budget."""
+        ranked = replace(_ranked(plan, order, self.pipeline), memory=None)
+        return simulate_run(self.pipeline, ranked, self._execution, self._timing).makespan_ns
 
 
 def measured_timing(

@@ -230,7 +230,7 @@ class StageController:
             self._ready.running = None
             if work.todo:
                 self._changes += not self._ready.offer(work)  # it mostly goes on
-            elif output := hand_on(progress, work, self._ready.queue):
+            elif output := hand_on(work, self._ready.queue):
                 commands.append(output)
         if is_forward := task.kind is TaskKind.FORWARD:
             self._wake(self._inputs.begun(progress, block))

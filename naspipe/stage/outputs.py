@@ -7,31 +7,26 @@ from collections.abc import Sequence
 from typing import Any
 
 from naspipe.core.commands import SendOutput
-from naspipe.core.task import TaskKind
-from naspipe.stage.work import Progress, Work
+from naspipe.stage.work import Work
 
 _ANNOUNCED = 2
-"""Tasks that a stage announces to a neighbour with each output."""
+"""Tasks that a stage announces to another one with each output."""
 
 
-def hand_on(
-    progress: Progress, work: Work, queue: Sequence[tuple[tuple[Any, ...], Work]]
-) -> SendOutput | None:
-    """Hand a finished task's output on along the chain: to the next stage, or to the one before.
+def hand_on(work: Work, queue: Sequence[tuple[tuple[Any, ...], Work]]) -> SendOutput | None:
+    """Hand a finished task's output on along the chain, to the stage of the next block.
 
     None where there is none: the chain, or the part that a backward goes through, ends on this
     stage. ``queue`` says what comes after it.
     """
-    task, partition = work.task, progress.partition
-    blocks = partition.blocks(task.stage)
-    if task.kind is TaskKind.BACKWARD:
-        receiver = blocks.start - 1 if work.goes_back else -1
-    else:
-        receiver = blocks.stop if blocks.stop < partition.num_blocks else -1
-    if receiver < 0:
+    receiver = work.receiver
+    if receiver is None:
         return None
-    stage = partition.stage_of(receiver)
-    upcoming = heapq.nsmallest(
-        _ANNOUNCED, ((key, each.task) for key, each in queue if each.task.kind is task.kind)
+    following = (
+        (key, each.receiver)
+        for key, each in queue
+        if each.receiver is not None
+        and (each.receiver.stage, each.task.kind) == (receiver.stage, receiver.kind)
     )
-    return SendOutput(task.at(stage), tuple(next_task.at(stage) for _, next_task in upcoming))
+    upcoming = heapq.nsmallest(_ANNOUNCED, following)
+    return SendOutput(receiver, tuple(task for _, task in upcoming))

@@ -31,8 +31,9 @@ class Work:
     """Inputs that have not arrived. Without the chain's nothing can begin."""
     begins_here: bool = False
     """Of a backward: the block where it begins is on this stage."""
-    goes_back: bool = False
-    """Of a backward: its gradient goes on to an earlier stage."""
+    receiver: Task | None = None
+    """What takes its output on another stage; None where the chain, or the part that a backward
+    goes through, ends here."""
     priorities: tuple[int, ...] = ()
     """By block of the chain; empty where the order asks for none."""
     is_queued: bool = False
@@ -127,23 +128,28 @@ def begin_subnet(
 
     ``sections`` are the blocks that each of its backwards goes through.
     """
-    subnet, blocks = event.subnet, event.partition.blocks(stage)
+    subnet, partition = event.subnet, event.partition
+    blocks = partition.blocks(stage)
     task = Task(subnet.stream, subnet.sequence_id, TaskKind.FORWARD, stage)
     forward = Work(task, subnet, tickets, list(reversed(blocks)))
+    if blocks.stop < partition.num_blocks:
+        forward.receiver = task.at(partition.stage_of(blocks.stop))
     if blocks.start == 0:
         forward.missing.remove(CHAIN)
-    progress = Progress(subnet, event.partition, tickets, forward, {})
+    progress = Progress(subnet, partition, tickets, forward, {})
     for number, section in enumerate(sections if event.is_trained else ()):
         here = range(max(section.start, blocks.start), min(section.stop, blocks.stop))
         if here:
+            back = task._replace(kind=TaskKind.BACKWARD, section=number)
+            goes_on = here.start > section.start
             backward = Work(
-                task._replace(kind=TaskKind.BACKWARD, section=number),
+                back,
                 subnet,
                 tickets,
                 list(here),
                 forward.unclear,
                 begins_here=here.stop == section.stop,
-                goes_back=here.start > section.start,
+                receiver=back.at(partition.stage_of(here.start - 1)) if goes_on else None,
             )
             progress.backwards[number] = backward
     if event.priorities:

@@ -17,7 +17,7 @@ from naspipe.core.settings.allowed import (
 from naspipe.core.settings.declare import Flag, check, setting
 
 PARTITIONS = [
-    "balanced", "static", "ampa",
+    "auto", "balanced", "rotated", "static", "ampa",
     "free", "pairs", "packed", "layers", "hybrid", "shared",
 ]  # fmt: skip
 """The names of placements; :func:`naspipe.planning.partitions.register_placement` adds to them."""
@@ -61,10 +61,12 @@ class PipelineSettings:
         example="latest-start",
     )
     partition: str = setting(
-        "balanced",
-        "balanced (each subnet its own; layers are mirrored), static (one for all) or ampa (one "
-        "for all by GroPipe's algorithm, for comparison). With balanced, layers follow their users "
-        "over the stages. For blocks with teachers of their own: free (each block anywhere), pairs "
+        "auto",
+        "balanced (each subnet its own; layers are mirrored), rotated (so, too, and each subnet "
+        "begins one stage further than the one before), auto (the faster one of these two, as "
+        "simulated; balanced with a memory budget), static (one for all) or ampa (one "
+        "for all by GroPipe's algorithm, for comparison). With balanced and rotated, layers follow "
+        "their users over the stages. For blocks with teachers of their own: free (each block anywhere), pairs "
         "(consecutive ones), packed (pairs anywhere), layers (cut anywhere), hybrid (consecutive "
         "ones, whose passes several stages may share) or shared (all stages share all passes).",
         named_in(PARTITIONS),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from naspipe.core.config import Execution, first_gpu
 from naspipe.core.subnet import Subnet
@@ -17,8 +18,8 @@ from naspipe.runtime.measuring.profile_cache import cached_profile
 from naspipe.runtime.measuring.stateless_layers import stateless_layers
 from naspipe.runtime.sketching.layer_sizes import buffered_layers, measure_sizes
 from naspipe.sim.chains import Chain, Stream
-from naspipe.sim.pipeline import Pipeline, Plan, has_choice, plan_pipeline
-from naspipe.sim.simulation import choose_order, measured_timing
+from naspipe.sim.pipeline import Pipeline, Plan
+from naspipe.sim.simulation import chosen_plan, measured_timing
 
 
 def planning_costs(
@@ -96,11 +97,8 @@ def make_plan(
     if costs is None:
         costs = planning_costs(workloads, execution)
     pipeline = make_pipeline(workloads, execution, subnets, costs, wiring, samples)
-    plan = plan_pipeline(pipeline, execution, _sizes(workloads, execution))
-    if execution.pipeline.order != "auto" or not has_choice(pipeline, execution):
-        return plan
-    timing = measured_timing(pipeline, execution, plan.memory)
-    return choose_order(plan, pipeline, execution, timing)
+    timing = partial(measured_timing, pipeline, execution)
+    return chosen_plan(pipeline, execution, _sizes(workloads, execution), timing)
 
 
 def _buffered(workload: Workload) -> frozenset[tuple[int, int]]:

@@ -11,7 +11,7 @@ from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
 from naspipe.core.events import Planned
 from naspipe.core.ids import LayerId
-from naspipe.core.partition import Partition, make_partition
+from naspipe.core.partition import Partition, partition_along
 from naspipe.core.settings.declare import declared
 from naspipe.core.steps import Steps, recorded_steps
 from naspipe.core.subnet import Subnet
@@ -171,10 +171,10 @@ def _partitions(
             raise ConfigError(f"{path}: expected accesses of one stream, found {access}")
         stages[access.sequence_id][access.layer.block] = access.stage
     known: dict[tuple[int, ...], Partition] = {}
+    num_stages = 1 + max(map(max, stages))
     partitions = []
     for number, row in enumerate(stages):
         if min(row) < 0:
             raise ConfigError(f"{path}: expected a whole run, found subnet {number} unfinished")
-        bounds = (*(row.index(stage) for stage in range(max(row) + 1)), num_blocks)
-        partitions.append(known.setdefault(bounds, make_partition(bounds)))
+        partitions.append(known.setdefault(tuple(row), partition_along(row, num_stages)))
     return partitions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import search_spaces
@@ -18,9 +18,9 @@ from naspipe.core.subnet import Subnet
 from naspipe.planning.cost import CostTable
 from naspipe.planning.memory import DeviceSizes, MemoryPlan
 from naspipe.sim.chains import Chain, Stream
-from naspipe.sim.pipeline import Pipeline, Plan, has_choice, plan_pipeline
+from naspipe.sim.pipeline import Pipeline, Plan
 from naspipe.sim.ports import Costs
-from naspipe.sim.simulation import SimulatedRun, choose_order, simulate_run, table_timing
+from naspipe.sim.simulation import SimulatedRun, chosen_plan, simulate_run, table_timing
 from naspipe.streams.passes import in_passes, num_draws
 from naspipe.streams.samplers import draw_subnets
 from search_spaces.table5 import table5_costs, table5_sizes, without_shared
@@ -119,10 +119,7 @@ class Scenario:
         Raises:
             ConfigError: for more stages than blocks, or a budget below the least that works.
         """
-        plan = plan_pipeline(pipeline, execution, self.sizes)
-        if execution.pipeline.order != "auto" or not has_choice(pipeline, execution):
-            return plan
-        return choose_order(plan, pipeline, execution, self.timing(execution, plan.memory))
+        return chosen_plan(pipeline, execution, self.sizes, partial(self.timing, execution))
 
     def run(
         self, pipeline: Pipeline, execution: Execution, plan: Plan | None = None

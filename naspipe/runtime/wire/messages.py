@@ -126,8 +126,7 @@ def launcher_frames(message: LauncherMessage) -> list[Any]:
     if isinstance(message, ControlMessage):
         return [msgpack.packb([_CONTROL, message.what, message.cuts])]
     planned = [
-        [each.subnet.chain, each.partition.bounds, each.subnet.candidates]
-        for each in message.planned
+        [each.subnet.chain, *each.partition, each.subnet.candidates] for each in message.planned
     ]
     return [msgpack.packb([_SUBNETS, [message.stream, message.first], planned])]
 
@@ -239,16 +238,16 @@ def _control(what: Any, cuts: Any) -> ControlMessage:
 
 
 def _subnets(stream: int, first: int, entries: Sequence[Any]) -> SubnetsMessage:
-    if any(len(used) not in (0, len(chain)) for chain, _, used in entries):
+    if any(len(used) not in (0, len(chain)) for chain, *_, used in entries):
         raise ValueError("a subnet whose candidates are not those of its blocks")
     planned = tuple(
         Planned(
             Subnet(
                 StreamId(stream), SequenceId(first + place), _numbers(chain), _numbers(candidates)
             ),
-            make_partition(_numbers(bounds)),
+            make_partition(_numbers(bounds), _numbers(stages)),
         )
-        for place, (chain, bounds, candidates) in enumerate(entries)
+        for place, (chain, bounds, stages, candidates) in enumerate(entries)
     )
     return SubnetsMessage(StreamId(stream), first, planned)
 
