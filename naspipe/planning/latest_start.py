@@ -6,14 +6,18 @@ carried out backwards: from the last WRITE to the first READ, an access when all
 are through, each stage one at a time. When an access begins in that schedule, counted from the
 end, is its priority (`docs/schedule.md`, dispatch orders). Project planners call it a backward
 pass with resources.
+
+The first pass follows the paper's order. Then the stream is carried out forwards by what was found,
+and backwards again: what ends last comes first. That is forward-backward improvement (Tormos and
+Lova 2001), as often as it is worth the time.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from statistics import fmean
 
 from naspipe.core.events import Priorities
 from naspipe.core.ids import LayerId
@@ -23,6 +27,16 @@ from naspipe.core.rules import Exact, Follows, Frozen, steps_behind
 from naspipe.core.steps import ONE_PASS, Steps
 from naspipe.core.subnet import Subnet
 from naspipe.planning.cost import CostTable
+from naspipe.planning.list_schedule import Key, ListSchedule, Way
+
+SHARE, MOST_ROUNDS = 0.02, 8
+"""What part of the stream's own time may be spent on improvement, and how often at most."""
+
+PIECE = 1024
+"""Subnets of a stream that are looked at together, beside two windows of those behind them."""
+
+_ROUND_NS = 8_000
+"""What one access takes in one round, forwards and backwards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,101 +58,154 @@ class CutStream:
 
 
 def latest_start_priorities(
-    streams: Sequence[CutStream], steps: Steps = ONE_PASS, window: int = 64
+    streams: Sequence[CutStream],
+    steps: Steps = ONE_PASS,
+    window: int = 64,
+    rounds: int | None = None,
 ) -> list[list[Priorities]]:
     """The priorities of every subnet of every stream, in nanoseconds from the end of all.
 
-    O(subnets * blocks * log(window)) in time; of subnets, as many as the window are looked at
-    at once.
+    O(subnets * blocks * log(window)) in time, for each round.
 
     Args:
         streams: which share the stages.
         steps: how passes form steps, in every stream.
         window: sequence IDs of a stream that are under way at a time.
+        rounds: how often the schedule is improved; None for what is worth the time.
     """
-    schedule = _Backwards(steps)
-    for number, stream in enumerate(streams):
-        schedule.add(_StreamEnd(number, stream, steps, max(1, window // steps.passes)))
-    schedule.run()
-    return [each.found[::-1] for each in schedule.streams]
+    pieces = max(1, -(-max(len(each.subnets) for each in streams) // PIECE))
+    look = -(-2 * window // steps.passes) * steps.passes
+    found: list[list[Priorities]] = [[] for _ in streams]
+    for piece in reversed(range(pieces)):
+        ends = [_cut(stream, piece + 1, pieces, steps) for stream in streams]
+        begins = [_cut(stream, piece, pieces, steps) for stream in streams]
+        own = _of_piece(
+            [
+                replace(
+                    stream,
+                    subnets=stream.subnets[begin : end + look],
+                    partitions=stream.partitions[begin : end + look],
+                )
+                for stream, begin, end in zip(streams, begins, ends, strict=True)
+            ],
+            steps, window, rounds,
+        )  # fmt: skip
+        sizes = [end - begin for begin, end in zip(begins, ends, strict=True)]
+        later = _apart(own, sizes, found, window)
+        found = [
+            [_shifted(each, later) for each in mine[:size]] + behind
+            for mine, size, behind in zip(own, sizes, found, strict=True)
+        ]
+    return found
 
 
-@dataclass(slots=True, eq=False)
-class _Way:
-    """A subnet on its way back: backwards from the first block on, then forwards from the last."""
-
-    stream: int
-    number: int
-    """Counted from the end of its stream."""
-    stages: list[int]
-    """By place on the way."""
-    durations: list[int]
-    place: int
-    """The access that is next."""
-    unmet: Counter[int] = field(default_factory=Counter)
-    """By place, how many accesses of others come first."""
-    waiters: dict[int, list[tuple[_Way, int]]] = field(default_factory=dict)
-    """By place, the accesses of others that wait for it."""
-    levels: list[int] = field(default_factory=list)
-    """When the accesses so far began, from the end of all."""
-
-    def wait(self, place: int, other: _Way, until: int) -> None:
-        """The access at a place comes behind another's, unless that is through."""
-        if other.place <= until:
-            self.unmet[place] += 1
-            other.waiters.setdefault(until, []).append((self, place))
-
-    @property
-    def key(self) -> tuple[bool, int, int]:
-        """The paper's order, seen from the end: what was begun is finished, younger ones first."""
-        return (2 * self.place < len(self.stages), self.number, self.stream)
+def _cut(stream: CutStream, piece: int, pieces: int, steps: Steps) -> int:
+    """Where a piece begins."""
+    return len(stream.subnets) // steps.passes * piece // pieces * steps.passes
 
 
-class _StreamEnd:
-    """Lets the steps of one stream in, from the last to the first, and knows who waits for whom."""
+def _apart(
+    own: Sequence[Sequence[Priorities]],
+    sizes: Sequence[int],
+    found: Sequence[Sequence[Priorities]],
+    window: int,
+) -> int:
+    """How much later the streams end than a piece does, by the subnets that both have."""
+    levels = [
+        later.forward[0] - mine.forward[0]
+        for each, size, behind in zip(own, sizes, found, strict=True)
+        for mine, later in zip(each[size : size + window], behind, strict=False)
+    ]
+    return int(fmean(levels)) if levels else 0
 
-    def __init__(self, number: int, stream: CutStream, steps: Steps, window: int) -> None:
-        self.found: list[Priorities] = []
-        """Of the last subnet first."""
-        self._number, self._stream, self._steps, self._window = number, stream, steps, window
-        self._levels: dict[int, list[int]] = {}
-        self._num_left = len(stream.subnets)
-        self._readers: dict[LayerId, deque[tuple[int, list[_Way]]]] = {}
-        """By layer, the nearest later steps that use it, the nearest first."""
+
+def _shifted(own: Priorities, later: int) -> Priorities:
+    if not later:
+        return own
+    return Priorities(*(tuple(level + later for level in levels) for levels in own))
+
+
+def _of_piece(
+    streams: Sequence[CutStream], steps: Steps, window: int, rounds: int | None
+) -> list[list[Priorities]]:
+    ways = [
+        list(_StreamWays(number, stream, steps).made()) for number, stream in enumerate(streams)
+    ]
+    everyone = [way for own in ways for way in own]
+    size = (steps.passes, max(1, window // steps.passes))
+    for own in ways:
+        for way in own:
+            way.keys = _paper_backwards(way, own[-1].number)
+    ListSchedule(ways, *size, is_backwards=True).run()
+    for _ in range(_rounds(everyone) if rounds is None else rounds):
+        for way in everyone:
+            way.keys = [-level for level in way.ends]
+        ListSchedule(ways, *size, is_backwards=False).run()
+        for way in everyone:
+            way.keys = [-end for end in way.ends]
+        ListSchedule(ways, *size, is_backwards=True).run()
+    return [
+        [_priorities(way, len(stream.rules)) for way in own]
+        for own, stream in zip(ways, streams, strict=True)
+    ]
+
+
+def _paper_backwards(way: Way, last: int) -> list[Key]:
+    """The paper's order, seen from the end: what was begun is finished, younger ones first."""
+    blocks = len(way.stages) // 2
+    age = last - way.number
+    return [(place >= blocks, age, way.stream) for place in range(len(way.stages))]
+
+
+def _rounds(ways: Sequence[Way]) -> int:
+    """How often it is worth the time to improve the schedule."""
+    accesses = sum(len(way.stages) for way in ways)
+    if not accesses:
+        return 0
+    stages = len({stage for way in ways for stage in way.stages})
+    takes_ns = sum(sum(way.durations) for way in ways) / stages
+    return min(MOST_ROUNDS, int(SHARE * takes_ns / (accesses * _ROUND_NS)))
+
+
+def _priorities(way: Way, blocks: int) -> Priorities:
+    levels = way.ends or [0] * blocks
+    backward = levels[: blocks - 1 : -1] or [0] * blocks
+    return Priorities(tuple(levels[:blocks]), tuple(backward))
+
+
+class _StreamWays:
+    """Makes the ways of one stream, each with what it waits for in others."""
+
+    def __init__(self, number: int, stream: CutStream, steps: Steps) -> None:
+        self._number, self._stream, self._steps = number, stream, steps
+        self._writers: dict[LayerId, deque[tuple[int, list[Way]]]] = {}
+        """By layer, the last steps that changed it, and their ways that a reader waits for."""
         self._stages: dict[Partition, list[int]] = {}
 
-    def open(self) -> Iterator[_Way]:
-        """The subnets that may be under way now and were not yet."""
+    def made(self) -> Iterator[Way]:
+        """In sequence order."""
         size = self._steps.passes
-        first_open = len(self._stream.subnets) - len(self.found)
-        last_step = self._steps.step(first_open - 1)
-        while self._num_left and self._steps.step(self._num_left - 1) > last_step - self._window:
-            self._num_left -= size
-            yield from self._let_in(self._stream.subnets[self._num_left :][:size])
+        cut = list(zip(self._stream.subnets, self._stream.partitions, strict=True))
+        for first in range(0, len(cut), size):
+            yield from self._step(cut[first : first + size])
 
-    def retire(self, way: _Way) -> None:
-        """A subnet is through."""
-        self._levels[way.number] = way.levels
-        blocks = len(self._stream.rules)
-        while (levels := self._levels.pop(len(self.found), None)) is not None:
-            backward = levels[:-blocks] or [0] * blocks
-            self.found.append(Priorities(tuple(levels[: -blocks - 1 : -1]), tuple(backward)))
-
-    def _let_in(self, step: Sequence[Subnet]) -> list[_Way]:
-        written: set[LayerId] = set()
-        users: dict[LayerId, list[_Way]] = {}
-        ways: list[_Way] = []
-        for subnet in reversed(step):
-            way = self._begin(subnet, written)
-            ways.append(way)
-            for layer in self._layers(subnet):
-                self._follow_passes(way, layer, users.get(layer, ()))
-                users.setdefault(layer, []).append(way)
+    def _step(self, cut: Sequence[tuple[Subnet, Partition]]) -> list[Way]:
+        step = [subnet for subnet, _ in cut]
         number = self._steps.step(step[0].sequence_id)
-        self._follow_readers(number, ways, users)
+        ways = [self._begin(*each) for each in cut]
+        users: dict[LayerId, list[Way]] = {}
+        for subnet, way in zip(step, ways, strict=True):
+            for layer in self._layers(subnet):
+                self._follow_writers(way, layer, number)
+                self._follow_pass(way, layer, users.get(layer, ()))
+                users.setdefault(layer, []).append(way)
         for layer, own in users.items():
+            backward = self._backward(own[-1], layer)
+            own[-1].durations[backward] += self._write_ns(step, ways.index(own[-1]), layer)
             reach = steps_behind(rule_of(self._stream.rules, layer)) or 0
-            self._readers.setdefault(layer, deque(maxlen=reach + 1)).appendleft((number, own))
+            writers = ways if self._steps.is_gated else own
+            kept = self._writers.setdefault(layer, deque(maxlen=reach + 1))
+            kept.append((number, writers))
         return ways
 
     def _layers(self, subnet: Subnet) -> Iterator[LayerId]:
@@ -148,102 +215,38 @@ class _StreamEnd:
             if self._stream.is_trained and not isinstance(rule, Frozen | Follows):
                 yield layer
 
-    def _begin(self, subnet: Subnet, written: set[LayerId]) -> _Way:
-        partition, trained = self._stream.partitions[subnet.sequence_id], self._stream.is_trained
+    def _begin(self, subnet: Subnet, partition: Partition) -> Way:
+        trained = self._stream.is_trained
+        if not subnet.chain:
+            return Way(self._number, subnet.sequence_id, (), [])  # a pass that nobody needs
         if partition not in self._stages:
             there: list[int] = [*map(partition.stage_of, range(partition.num_blocks))]
-            self._stages[partition] = there + there[::-1] if trained else there[::-1]
+            self._stages[partition] = there + there[::-1] if trained else there
         chain = [self._stream.costs.of(*place) for place in enumerate(subnet.chain)]
-        durations = [cost.backward_ns for cost in chain] if trained else []
-        for layer in self._layers(subnet):
-            if layer not in written:
-                written.add(layer)
-                durations[layer.block] += chain[layer.block].write_ns
-        durations += [cost.forward_ns for cost in reversed(chain)]
-        number = len(self._stream.subnets) - 1 - subnet.sequence_id
-        return _Way(self._number, number, self._stages[partition], durations, 0)
+        durations = [cost.forward_ns for cost in chain]
+        durations += [cost.backward_ns for cost in reversed(chain)] if trained else []
+        return Way(self._number, subnet.sequence_id, self._stages[partition], durations)
 
-    def _follow_passes(self, way: _Way, layer: LayerId, later: Sequence[_Way]) -> None:
-        """Behind the next pass of the step, where passes go through a layer in their order."""
-        if not later or not isinstance(rule_of(self._stream.rules, layer), Exact):
+    def _write_ns(self, step: Sequence[Subnet], place: int, layer: LayerId) -> int:
+        return self._stream.costs.of(layer.block, step[place].chain[layer.block]).write_ns
+
+    def _backward(self, way: Way, layer: LayerId) -> int:
+        return len(way.stages) - 1 - layer.block
+
+    def _follow_pass(self, way: Way, layer: LayerId, before: Sequence[Way]) -> None:
+        """Behind the pass before of the step, where passes go through a layer in their order."""
+        if not before or not isinstance(rule_of(self._stream.rules, layer), Exact):
             return
         if self._stream.ordered is None or layer in self._stream.ordered:
-            place = len(way.stages) - 1 - layer.block
-            way.wait(place, later[-1], place)
+            way.follow(layer.block, before[-1], layer.block)
 
-    def _follow_readers(
-        self, step: int, ways: Sequence[_Way], users: dict[LayerId, list[_Way]]
-    ) -> None:
-        """Each backward behind the forwards that read what its step WRITEs."""
-        for layer, own in users.items():
-            rule = rule_of(self._stream.rules, layer)
-            later = self._readers.get(layer, ())
-            readers = next((ways for number, ways in later if rule.last_read(number) >= step), ())
-            for reader in readers:
-                until = len(reader.stages) - 1 - layer.block
-                for way in ways if self._steps.is_gated else own:
-                    way.wait(0 if self._steps.is_gated else layer.block, reader, until)
-
-
-class _Backwards:
-    """Stages that work from the end to the beginning, each on one access at a time."""
-
-    def __init__(self, steps: Steps) -> None:
-        self.streams: list[_StreamEnd] = []
-        self._now = 0
-        self._running: list[tuple[int, int, _Way]] = []
-        """A heap: when a stage will be through with an access."""
-        self._ready: dict[int, list[tuple[tuple[bool, int, int], _Way]]] = {}
-        """By stage, a heap."""
-        self._busy: set[int] = set()
-
-    def add(self, stream: _StreamEnd) -> None:
-        """One more stream."""
-        self.streams.append(stream)
-
-    def run(self) -> None:
-        """To the beginning of all streams."""
-        for stream in self.streams:
-            self._open(stream)
-        self._dispatch()
-        while self._running:
-            self._now = self._running[0][0]
-            while self._running and self._running[0][0] == self._now:
-                _, stage, way = heapq.heappop(self._running)
-                self._busy.remove(stage)
-                self._end(way)
-            self._dispatch()
-
-    def _open(self, stream: _StreamEnd) -> None:
-        for way in list(stream.open()):
-            if way.stages:
-                self._offer(way)
-            else:
-                stream.retire(way)  # a pass that nobody needs
-
-    def _offer(self, way: _Way) -> None:
-        if not way.unmet[way.place]:
-            heapq.heappush(self._ready.setdefault(way.stages[way.place], []), (way.key, way))
-
-    def _end(self, way: _Way) -> None:
-        place = way.place
-        way.levels.append(self._now)
-        way.place += 1
-        for other, its in way.waiters.pop(place, ()):
-            other.unmet[its] -= 1
-            if its == other.place:
-                self._offer(other)
-        if way.place < len(way.stages):
-            self._offer(way)
-        else:
-            stream = self.streams[way.stream]
-            stream.retire(way)
-            self._open(stream)
-
-    def _dispatch(self) -> None:
-        for stage, ready in self._ready.items():
-            if ready and stage not in self._busy:
-                _, way = heapq.heappop(ready)
-                self._busy.add(stage)
-                end = self._now + way.durations[way.place]
-                heapq.heappush(self._running, (end, stage, way))
+    def _follow_writers(self, way: Way, layer: LayerId, step: int) -> None:
+        """The forward behind the backwards of the step whose WRITE it reads."""
+        newest = rule_of(self._stream.rules, layer).last_read(step)
+        known = reversed(self._writers.get(layer, ()))
+        writers = next((ways for number, ways in known if number <= newest), ())
+        for writer in writers:
+            if writer.stages:
+                end = len(writer.stages) - 1
+                place = end if self._steps.is_gated else self._backward(writer, layer)
+                way.follow(layer.block, writer, place)

@@ -123,12 +123,13 @@ def two_streams():
 
 
 @settings(max_examples=200)
-@example(two_streams(), 8)
-@given(cut_streams(), st.integers(1, 9))
-def test_it_is_a_schedule_that_runs_backwards(pipeline, window):
+@example(two_streams(), 8, 0)
+@example(two_streams(), 8, 3)
+@given(cut_streams(), st.integers(1, 9), st.integers(0, 2))
+def test_it_is_a_schedule_that_runs_backwards(pipeline, window, rounds):
     streams, steps = pipeline
     on_stage = defaultdict(list)
-    found = latest_start_priorities(streams, steps, window)
+    found = latest_start_priorities(streams, steps, window, rounds)
     for stream, priorities in zip(streams, found, strict=True):
         took = durations(stream, steps)
         began = {
