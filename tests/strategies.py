@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from naspipe.core.layer_rules import PartlyFrozen
-from naspipe.core.partition import Partition
+from naspipe.core.partition import Partition, make_partition
 from naspipe.core.rules import Every, Exact, Frozen, Lag, steps_behind
 from naspipe.core.subnet import Subnet
 
@@ -77,7 +77,8 @@ def moving_pipelines(draw):
                 max_size=partition.num_stages - 1, unique=True,
             )
         ) if len(rules) > 1 else []  # fmt: skip
-        own = Partition((0, *sorted(cuts), len(rules)))
+        stages = draw(st.permutations(range(partition.num_stages)))
+        own = make_partition((0, *sorted(cuts), len(rules)), stages)
         stays = all(
             own.stage_of(block) == partition.stage_of(block)
             for block, rule in enumerate(rules) if steps_behind(rule) is not None

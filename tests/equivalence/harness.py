@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 import naspipe
-from naspipe.core.partition import Partition
+from naspipe.core.partition import make_partition
 from naspipe.core.rules import Every, Frozen, Lag
 from naspipe.core.space import Elastic
 from naspipe.planning.partitions import PLACEMENTS
@@ -137,7 +137,7 @@ def check(
 
 
 def restless(monkeypatch, seed=5):
-    """Cut every subnet somewhere else; shared layers are first and last and stay there.
+    """Cut every subnet somewhere else, its parts on any stages; parts with shared layers stay.
 
     Most layers that come back are made anew.
     """
@@ -145,9 +145,16 @@ def restless(monkeypatch, seed=5):
     def placement(subnets, is_shared, costs, num_stages):
         draw = random.Random(seed)
         inner = range(1, len(is_shared))
-        return lambda subnet: Partition(
-            (0, *sorted(draw.sample(inner, num_stages - 1)), len(is_shared))
-        )
+
+        def cut(subnet):
+            bounds = (0, *sorted(draw.sample(inner, num_stages - 1)), len(is_shared))
+            stages = [*range(num_stages)]
+            free = [part for part in stages if not any(is_shared[slice(*bounds[part:][:2])])]
+            for part, stage in zip(free, draw.sample(free, len(free)), strict=True):
+                stages[part] = stage
+            return make_partition(bounds, stages)
+
+        return cut
 
     monkeypatch.setitem(PLACEMENTS, "balanced", placement)
     monkeypatch.setattr(layer_store, "KEPT_AWAY", 2)

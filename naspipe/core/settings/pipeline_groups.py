@@ -64,11 +64,12 @@ class PipelineSettings:
         "auto",
         "balanced (each subnet its own; layers are mirrored), rotated (so, too, and each subnet "
         "begins one stage further than the one before), auto (the faster one of these two, as "
-        "simulated; balanced with a memory budget), static (one for all) or ampa (one "
-        "for all by GroPipe's algorithm, for comparison). With balanced and rotated, layers follow "
-        "their users over the stages. For blocks with teachers of their own: free (each block anywhere), pairs "
-        "(consecutive ones), packed (pairs anywhere), layers (cut anywhere), hybrid (consecutive "
-        "ones, whose passes several stages may share) or shared (all stages share all passes).",
+        "simulated; balanced with a memory budget), static (one for all) or ampa (one for all by "
+        "GroPipe's algorithm, for comparison). With balanced and rotated, layers follow their "
+        "users over the stages. For blocks with teachers of their own: free (each block "
+        "anywhere), pairs (consecutive ones), packed (pairs anywhere), layers (cut anywhere), "
+        "hybrid (consecutive ones, whose passes several stages may share) or shared (all stages "
+        "share all passes).",
         named_in(PARTITIONS),
         flag=Flag(),
         example="static",
