@@ -118,6 +118,11 @@ def plan_pipeline(pipeline: Pipeline, execution: Execution, sizes: Sizes | None 
         execution = execution.changed(partition="static")
     elif execution.pipeline.partition == "auto":
         execution = execution.changed(partition="balanced")
+    if (execution.pipeline.partition, execution.pipeline.order) == ("rotated", "model-parallel"):
+        raise ConfigError(
+            "partition=rotated: expected an order in which stages work side by side, found "
+            "order=model-parallel; use partition=balanced"
+        )
     cutters = cut_by_steps(pipeline.streams, execution, pipeline.wiring, steps)
     check_groups(execution.pipeline.groups, pipeline.policy, steps)
     cuts = [cut(each.subnets) for each, cut in zip(pipeline.streams, cutters, strict=True)]

@@ -171,13 +171,23 @@ def chosen_plan(
     orders = (plan.order, *RANKINGS) if way.order == AUTO else (plan.order,)
     took = {order: preview.takes_ns(first, order) for order in orders}
     best = min(orders, key=took.__getitem__)
-    if way.partition == AUTO and not execution.memory.budget and not pipeline.steps.probes:
+    if _may_rotate(pipeline, execution):
         asked = execution.changed(partition=ROTATED)
         order = LATEST_START if way.order == AUTO else best
         rotated = plan_pipeline(preview.pipeline, asked, sizes)
         if preview.takes_ns(rotated, order) * WORTH < took[best]:
             plan, best = plan_pipeline(pipeline, asked, sizes), order
     return _ranked(plan, best, pipeline)
+
+
+def _may_rotate(pipeline: Pipeline, execution: Execution) -> bool:
+    """Whether layers may go round, if that is faster.
+
+    Orders for comparison stand for systems in which the first block is on the first stage.
+    """
+    way = execution.pipeline
+    is_asked = way.partition == AUTO and way.order in (AUTO, "paper", *RANKINGS)
+    return is_asked and not execution.memory.budget and not pipeline.steps.probes
 
 
 def _ranked(plan: Plan, order: str, pipeline: Pipeline) -> Plan:

@@ -143,18 +143,19 @@ def restless(monkeypatch, seed=5):
     """
 
     def placement(subnets, is_shared, costs, num_stages):
-        draw = random.Random(seed)
+        draw, deal = random.Random(seed), random.Random(seed)
         inner = range(1, len(is_shared))
 
         def cut(subnet):
             bounds = (0, *sorted(draw.sample(inner, num_stages - 1)), len(is_shared))
             stages = [*range(num_stages)]
             free = [part for part in stages if not any(is_shared[slice(*bounds[part:][:2])])]
-            for part, stage in zip(free, draw.sample(free, len(free)), strict=True):
+            for part, stage in zip(free, deal.sample(free, len(free)), strict=True):
                 stages[part] = stage
             return make_partition(bounds, stages)
 
         return cut
 
-    monkeypatch.setitem(PLACEMENTS, "balanced", placement)
+    for name in ("balanced", "rotated"):
+        monkeypatch.setitem(PLACEMENTS, name, placement)
     monkeypatch.setattr(layer_store, "KEPT_AWAY", 2)
