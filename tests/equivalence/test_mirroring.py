@@ -6,6 +6,7 @@ import pytest
 from torch import nn
 
 import naspipe as npp
+from naspipe.core.access import AccessKind
 from naspipe.runtime.layers.stored_layer import StoredLayer
 from naspipe.trace.access.log import read_run_accesses
 from tests.equivalence import spaces
@@ -19,6 +20,13 @@ MOMENTUM = {"momentum": 0.9, "weight_decay": 1e-4}
 def moving(monkeypatch):
     """Layers move from stage to stage."""
     restless(monkeypatch)
+
+
+class Normed(nn.Sequential):
+    """With buffers, which come along."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(16, 16), nn.BatchNorm1d(16))
 
 
 OPTIMIZERS = [
@@ -40,6 +48,25 @@ def test_mirrored_layers_keep_their_bits(tmp_path, optimizer, options, stages):
     for access in read_run_accesses(runs[0].directory.path):
         stages.setdefault(access.layer, set()).add(access.stage)
     assert sum(len(found) > 1 for found in stages.values()) > 5, "layers did move"
+
+
+@pytest.mark.parametrize("more", [{}, long({"recompute": True, "memory_budget": "1.5x"})])
+def test_subnets_that_go_round_keep_their_bits(tmp_path, more):
+    """Every layer comes to every stage, the first and the last one, too."""
+    block = npp.Block([lambda: nn.Linear(16, 16), Normed, lambda: nn.Linear(16, 16)])
+    last = npp.Block([lambda: nn.Linear(16, 10), lambda: nn.Linear(16, 10)])
+    space = npp.Space("round", [block, block, block, block, last])
+    runs = check(
+        tmp_path, space, spaces.vectors, nn.CrossEntropyLoss(), stages=(2, 4), steps=24,
+        optimizer="Adam", sampler="fair", execution={"partition": "rotated", **more},
+    )  # fmt: skip
+    for run, stages in zip(runs, (2, 4), strict=True):
+        first = [
+            access.stage
+            for access in read_run_accesses(run.directory.path)
+            if access.layer.block == 0 and access.kind is AccessKind.FORWARD
+        ]
+        assert set(first) == set(range(stages))
 
 
 @pytest.mark.usefixtures("moving")

@@ -1,0 +1,92 @@
+"""Partitions that go round the stages."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from naspipe.core.config import Execution
+from naspipe.core.errors import ConfigError
+from naspipe.core.rules import Exact
+from naspipe.core.subnet import Subnet
+from naspipe.frontend.simulation.scenario import table5_scenario
+from naspipe.planning import latest_start
+from naspipe.planning.cost import CostTable, LayerCost
+from naspipe.planning.latest_start import CutStream, latest_start_priorities
+from naspipe.planning.rotation import RotatedPlacement
+from naspipe.sim.pipeline import plan_pipeline
+from naspipe.sim.simulation import chosen_plan
+
+COSTS = CostTable({(b, c): LayerCost(10 + b, 20 + c, 0) for b in range(8) for c in range(3)})
+SUBNETS = [Subnet(0, y, tuple((y + b) % 3 for b in range(8))) for y in range(9)]
+
+
+def stages_of(cut, subnet):
+    return [*dict.fromkeys(map(cut(subnet).stage_of, range(8)))]
+
+
+def test_each_subnet_begins_a_stage_further():
+    cut = RotatedPlacement(SUBNETS, [False] * 8, COSTS, 4)
+    found = [stages_of(cut, subnet) for subnet in SUBNETS]
+    assert found[:5] == [[0, 1, 2, 3], [1, 2, 3, 0], [2, 3, 0, 1], [3, 0, 1, 2], [0, 1, 2, 3]]
+
+
+def test_parts_with_shared_layers_stay():
+    cut = RotatedPlacement(SUBNETS, [True, *[False] * 6, True], COSTS, 4)
+    found = [stages_of(cut, subnet) for subnet in SUBNETS]
+    assert found[:3] == [[0, 1, 2, 3], [0, 2, 1, 3], [0, 1, 2, 3]]
+
+
+def chosen(sampler, **execution):
+    scenario = table5_scenario("nlp.c3", with_shared=False)
+    how = Execution(**{"stages": 4, "window": 32, "recompute": True, **execution})
+    pipeline = scenario.pipeline(sampler, 0, 60)
+    plan = chosen_plan(pipeline, how, scenario.sizes, partial(scenario.timing, how))
+    bubble = scenario.run(pipeline, how, plan).summary.bubble_ratio
+    return any(each.stages for each in plan.streams[0].partitions), bubble
+
+
+def test_it_is_chosen_where_it_pays():
+    """Rounds of fair draws begin together; uniform ones wait for each other anyway."""
+    goes_round, bubble = chosen("fair")
+    stays, before = chosen("fair", partition="balanced")
+    assert goes_round and not stays and bubble < before - 0.05
+    assert not chosen("uniform")[0]
+
+
+def test_it_is_left_where_something_is_in_its_way():
+    for other in ({"memory_budget": "3x"}, {"order": "model-parallel"}, {"order": "gpipe"}):
+        assert not chosen("fair", **other)[0], other
+    assert chosen("fair", order="latest-start")[0]
+    scenario = table5_scenario("nlp.c3", with_shared=False)
+    asked = Execution(stages=4, partition="rotated", order="model-parallel")
+    with pytest.raises(ConfigError, match=r"partition=rotated: expected .* side by side"):
+        plan_pipeline(scenario.pipeline("fair", 0, 12), asked)
+
+
+def test_rounds_of_improvement_make_it_faster_and_pieces_hardly_slower(monkeypatch):
+    scenario = table5_scenario("cv.c3", with_shared=False)
+    how = Execution(stages=8, window=32, recompute=True, partition="rotated", order="latest-start")
+    pipeline = scenario.pipeline("fair", 0, 240)
+    found = []
+    for rounds, piece in ((0, 1024), (8, 1024), (8, 80)):
+        monkeypatch.setattr(latest_start, "SHARE", 1.0)
+        monkeypatch.setattr(latest_start, "MOST_ROUNDS", rounds)
+        monkeypatch.setattr(latest_start, "PIECE", piece)
+        found.append(scenario.run(pipeline, how).summary.bubble_ratio)
+    whole, improved, in_pieces = found
+    assert improved < whole - 0.02 and in_pieces < whole - 0.01
+
+
+def test_levels_go_on_from_piece_to_piece(monkeypatch):
+    """One stage: what is left until the end is known exactly."""
+    monkeypatch.setattr(latest_start, "PIECE", 10)
+    costs = CostTable({(0, c): LayerCost(10, 20, 0) for c in range(40)})
+    subnets = [Subnet(0, y, (y,)) for y in range(40)]
+    cut = RotatedPlacement(subnets, [False], costs, 1)
+    stream = CutStream(
+        subnets=subnets, partitions=list(map(cut, subnets)), rules=[Exact()], costs=costs
+    )
+    (found,) = latest_start_priorities([stream], window=1)
+    assert [each.forward for each in found] == [(30 * (40 - y),) for y in range(40)]
