@@ -3,10 +3,10 @@
     scripts/bench_free_stages.py --only fair:nlp.c1 fair:cv.c3
 
 Costs are Table 5's, with recompute; messages take no time. "naspipe" is its own simulation, order
-and partition by its own choice; "balanced" is without parts that go round. "free" lets a block run on any stage that is free
-(scripts/free_stages.py): at best, with layers that move in no time; at 12 GB/s, for which the stage
-waits; and so, too, but "at hand" takes of 64 accesses the first whose layer is there. Results are
-kept as they come in artifacts/free_stages/, also a plot.
+and partition by its own choice; "balanced" is without parts that go round. "free" lets a
+block run on any stage that is free (scripts/free_stages.py): at best, with layers that move in no
+time; at 12 GB/s, for which the stage waits; and so, too, but "at hand" takes of 64 accesses the
+first whose layer is there. Results are kept as they come in artifacts/free_stages/, also a plot.
 """
 
 from __future__ import annotations

@@ -93,6 +93,8 @@ class Plan:
     memory: MemoryPlan | None = field(default=None, repr=False)
     buffered: frozenset[LayerId] | None = field(default=None, repr=False)
     """Layers whose forwards leave something for the next one; None for all."""
+    chosen: str = ""
+    """What simulation chose that layers move for, for the user."""
 
 
 def plan_pipeline(pipeline: Pipeline, execution: Execution, sizes: Sizes | None = None) -> Plan:

@@ -154,7 +154,7 @@ class Training:
             if plan.memory and self.others is None:
                 check_shared_gpus(device, plan.memory.budgets, self._gpus.memory_bytes)
             full = how_full(self.workloads, costs, self.execution.pipeline.stages)
-            notes = [full, *gain_notes(self.workloads, self.execution, subnets, costs)]
+            notes = [full, plan.chosen, *gain_notes(self.workloads, self.execution, subnets, costs)]
             for said in filter(None, notes):
                 self.observer.on_note(said)
             job = self.job(plan, costs)
