@@ -39,7 +39,8 @@ DEFINITION = {
 
 def test_manifests_from_before_are_read_and_written() -> None:
     execution = Execution(**MANIFEST)
-    assert execution == Execution(stages=2, window=16, memory_budget="3x", checkpoint_every=5)
+    own = {"window": 16, "partition": "balanced", "memory_budget": "3x", "checkpoint_every": 5}
+    assert execution == Execution(stages=2, **own)
     assert {key: execution.as_dict()[key] for key in MANIFEST} == MANIFEST
 
 
