@@ -182,7 +182,10 @@ class _Choice(NamedTuple):
         labels, budget = self.scenario.space.labels, self.execution.memory.budget or "none"
         reasons = bottlenecks(pipeline, labels, bound, found.plan, outcome, way.groups)
         shape = Shape(way.groups, way.stages)
-        return Row(sampler, passes, streams, shape, way.partition, budget, outcome, reasons, None)
+        partition = way.partition
+        if partition == "auto":
+            partition = "rotated" if found.plan.chosen else "balanced"
+        return Row(sampler, passes, streams, shape, partition, budget, outcome, reasons, None)
 
     def lag(self, row: Row) -> int | None:
         """The least K that is enough, on the first of the passes, in the order that was found."""
