@@ -121,7 +121,7 @@ def draw_curves(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
                 axis.plot(x, curve, lw=1.2, label=row["name"], color=COLOURS[row["name"]])
         axis.set(xlabel="passes", title=f"{passes} passes")
     axes[0][0].set_ylabel("loss of subnets in training")
-    axes[0][0].legend(fontsize=7)
+    axes[0][-1].legend(fontsize=7)
     return saved(figure, path)
 
 
