@@ -164,18 +164,20 @@ def chosen_plan(
     """
     plan = plan_pipeline(pipeline, execution, sizes)
     way = execution.pipeline
-    if AUTO not in (way.order, way.partition) or not has_choice(pipeline, execution):
+    may_rotate = _may_rotate(pipeline, execution)
+    if not (way.order == AUTO or may_rotate) or not has_choice(pipeline, execution):
         return plan
     preview = _Preview(pipeline, execution, timing(plan.memory))
     first = preview.beginning(plan)
     orders = (plan.order, *RANKINGS) if way.order == AUTO else (plan.order,)
     took = {order: preview.takes_ns(first, order) for order in orders}
     best = min(orders, key=took.__getitem__)
-    if _may_rotate(pipeline, execution):
+    if may_rotate:
         asked = execution.changed(partition=ROTATED)
         order = LATEST_START if way.order == AUTO else best
         rotated = plan_pipeline(preview.pipeline, asked, sizes)
-        gain = took[best] / preview.takes_ns(rotated, order)
+        goes_round = any(cut.stages for each in rotated.streams for cut in each.partitions)
+        gain = took[best] / preview.takes_ns(rotated, order) if goes_round else 1.0
         if gain > WORTH:
             note = f"partition=auto: rotated, simulated {gain:.2f} times as fast as balanced"
             plan, best = replace(plan_pipeline(pipeline, asked, sizes), chosen=note), order

@@ -15,6 +15,7 @@ from naspipe.planning import latest_start
 from naspipe.planning.cost import CostTable, LayerCost
 from naspipe.planning.latest_start import CutStream, latest_start_priorities
 from naspipe.planning.rotation import RotatedPlacement
+from naspipe.sim import simulation
 from naspipe.sim.pipeline import plan_pipeline
 from naspipe.sim.simulation import chosen_plan
 
@@ -63,6 +64,16 @@ def test_it_is_left_where_something_is_in_its_way():
     asked = Execution(stages=4, partition="rotated", order="model-parallel")
     with pytest.raises(ConfigError, match=r"partition=rotated: expected .* side by side"):
         plan_pipeline(scenario.pipeline("fair", 0, 12), asked)
+
+
+def test_it_is_not_chosen_where_nothing_could_go_round(monkeypatch):
+    """Parts with shared layers on both stages: other cuts alone are no reason."""
+    monkeypatch.setattr(simulation, "WORTH", 0.0)
+    scenario = table5_scenario("nlp.c3", with_shared=True)
+    how = Execution(stages=2, window=32)
+    pipeline = scenario.pipeline("fair", 0, 40)
+    plan = chosen_plan(pipeline, how, scenario.sizes, partial(scenario.timing, how))
+    assert not plan.chosen
 
 
 def test_rounds_of_improvement_make_it_faster_and_pieces_hardly_slower(monkeypatch):
