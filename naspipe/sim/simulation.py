@@ -177,7 +177,7 @@ def chosen_plan(
         order = LATEST_START if way.order == AUTO else best
         rotated = plan_pipeline(preview.pipeline, asked, sizes)
         goes_round = any(cut.stages for each in rotated.streams for cut in each.partitions)
-        gain = took[best] / preview.takes_ns(rotated, order) if goes_round else 1.0
+        gain = took[best] / preview.takes_ns(rotated, order) if goes_round else 0.0
         if gain > WORTH:
             note = f"partition=auto: rotated, simulated {gain:.2f} times as fast as balanced"
             plan, best = replace(plan_pipeline(pipeline, asked, sizes), chosen=note), order

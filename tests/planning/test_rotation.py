@@ -16,8 +16,9 @@ from naspipe.planning.cost import CostTable, LayerCost
 from naspipe.planning.latest_start import CutStream, latest_start_priorities
 from naspipe.planning.rotation import RotatedPlacement
 from naspipe.sim import simulation
-from naspipe.sim.pipeline import plan_pipeline
-from naspipe.sim.simulation import chosen_plan
+from naspipe.sim.chains import Chain, Stream
+from naspipe.sim.pipeline import Pipeline, plan_pipeline
+from naspipe.sim.simulation import chosen_plan, measured_timing
 
 COSTS = CostTable({(b, c): LayerCost(10 + b, 20 + c, 0) for b in range(8) for c in range(3)})
 SUBNETS = [Subnet(0, y, tuple((y + b) % 3 for b in range(8))) for y in range(9)]
@@ -69,11 +70,16 @@ def test_it_is_left_where_something_is_in_its_way():
 def test_it_is_not_chosen_where_nothing_could_go_round(monkeypatch):
     """Parts with shared layers on both stages: other cuts alone are no reason."""
     monkeypatch.setattr(simulation, "WORTH", 0.0)
-    scenario = table5_scenario("nlp.c3", with_shared=True)
-    how = Execution(stages=2, window=32)
-    pipeline = scenario.pipeline("fair", 0, 40)
-    plan = chosen_plan(pipeline, how, scenario.sizes, partial(scenario.timing, how))
-    assert not plan.chosen
+    chosen = []
+    for ends in (True, False):
+        shared = (ends, *[False] * 6, ends)
+        chain = Chain(rules=(Exact(),) * 8, is_shared=shared)
+        subnets = [Subnet(0, y, (0, *[y % 3] * 6, 0)) for y in range(9)]
+        pipeline = Pipeline(streams=(Stream(chain, tuple(subnets), COSTS),))
+        how = Execution(stages=2)
+        plan = chosen_plan(pipeline, how, None, partial(measured_timing, pipeline, how))
+        chosen.append(bool(plan.chosen))
+    assert chosen == [False, True]
 
 
 def test_rounds_of_improvement_make_it_faster_and_pieces_hardly_slower(monkeypatch):
