@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping
+from itertools import product
 from typing import Any
 
-from scripts.rankings import variants
 from scripts.rankings.cell_networks import convolutions
 from scripts.rankings.plain_search import METHODS
-from scripts.rankings.planned_items import FOUND_SEEDS, best_of, plain_search_unit
+from scripts.rankings.planned_items import (
+    COMPUTE,
+    FOUND_SEEDS,
+    best_of,
+    plain_search_unit,
+    supernet_searches,
+)
 from scripts.rankings.ranking_figures import SCORES, SIGNS, Evidence
 
 
 def searches(evidence: Evidence) -> Iterator[tuple[str, int, dict[str, Any]]]:
     """How, with which seed, and what each kept search found."""
     for seed in FOUND_SEEDS:
-        for name in (variants.BASE, *variants.POLICIES):
-            each = variants.Planned(name, variants.SEARCHED, seed)
-            (unit,) = variants.search_units(evidence.problem, each)
+        for each, unit in supernet_searches(evidence.problem, seed):
             if (result := evidence.kept.find(unit)) is not None and "best" in result:
-                yield f"supernet, {name}", seed, result
-        for method in METHODS:
-            unit = plain_search_unit(evidence.problem, method, seed)
+                yield f"supernet, {each.name}, {each.passes:,}", seed, result
+        for method, passes in product(METHODS, COMPUTE):
+            unit = plain_search_unit(evidence.problem, method, passes, seed)
             if (result := evidence.kept.find(unit)) is not None:
-                yield f"{method}, no supernet", seed, result
+                yield f"{method}, no supernet, as for {passes:,}", seed, result
 
 
 def found_figures(evidence: Evidence, alone: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,6 +23,8 @@ FORWARD = 1 / 3
 """What a forward costs beside a pass, which is a forward and a backward."""
 
 FOUND_SEEDS = (1, 2, 3)
+COMPUTE = variants.SEARCHED[variants.FAIR]
+"""What searches without a supernet may compute: as those with one of so many passes."""
 SHORT_STEPS, SHORT_JUDGED = 400, 79
 """Of a short training: its steps, and the batches that it is judged by."""
 
@@ -123,20 +127,27 @@ def found_items(plan: Plan) -> list[Item]:
     """Searches with and without a supernet, and the full training of what each found."""
     found = []
     for seed in FOUND_SEEDS:
-        for name in (variants.BASE, *variants.POLICIES):
-            each = variants.Planned(name, variants.SEARCHED, seed)
-            (search,) = variants.search_units(plan.problem, each)
-            if (result := plan.kept.find(search)) is None:
+        for each, search in supernet_searches(plan.problem, seed):
+            if (result := plan.kept.find(search)) is not None:
+                found += winner_items(plan, f"found by {each.name}, seed {seed}", result)
+            elif each.name not in variants.POLICIES:
                 found += supernet_item(plan, each)
-            else:
-                found += winner_items(plan, f"found by {name}, seed {seed}", result)
-        for method in METHODS:
-            unit = plain_search_unit(plan.problem, method, seed)
+        for method, passes in product(METHODS, COMPUTE):
+            unit = plain_search_unit(plan.problem, method, passes, seed)
             if (result := plan.kept.find(unit)) is None:
                 found.append(plain_search_item(plan, unit))
             else:
                 found += winner_items(plan, f"found by {words_of(unit)}", result)
     return found
+
+
+def supernet_searches(problem: Problem, seed: int) -> Iterator[tuple[variants.Planned, Unit]]:
+    """The supernets that are searched with a seed, each with its search."""
+    for name, lengths in variants.SEARCHED.items():
+        for passes in lengths:
+            each = variants.Planned(name, passes, seed)
+            for search in variants.search_units(problem, each):
+                yield each, search
 
 
 def plain_search_item(plan: Plan, unit: Unit) -> Item:
@@ -145,12 +156,10 @@ def plain_search_item(plan: Plan, unit: Unit) -> Item:
     return Item(name=words_of(unit), do=do_found, given=(*plan.places, unit), passes=passes)
 
 
-def plain_search_unit(problem: Problem, method: str, seed: int) -> Unit:
-    """A search without a supernet that computes what one with a supernet does."""
-    (search,) = variants.search_units(
-        problem, variants.Planned(variants.BASE, variants.SEARCHED, seed)
-    )
-    budget = (variants.SEARCHED + price(search)) // (SHORT_STEPS + int(FORWARD * SHORT_JUDGED))
+def plain_search_unit(problem: Problem, method: str, passes: int, seed: int) -> Unit:
+    """A search without a supernet that computes what one with a supernet of so many passes does."""
+    (search,) = variants.search_units(problem, variants.Planned(variants.FAIR, passes, seed))
+    budget = (passes + price(search)) // (SHORT_STEPS + int(FORWARD * SHORT_JUDGED))
     return unit_keys.found(problem, method, budget=budget, short_steps=SHORT_STEPS, seed=seed)
 
 

@@ -81,7 +81,9 @@ def words_of(unit: Mapping[str, Any]) -> str:
         edges = "".join(map(str, unit["architecture"]))
         return f"alone {edges}, {unit['steps']} steps, seed {unit['seed']}"
     if unit["kind"] == "found":
-        return f"{unit['method']} search without a supernet, seed {unit['seed']}"
+        return (
+            f"{unit['method']} search of {unit['budget']} without a supernet, seed {unit['seed']}"
+        )
     if unit["kind"] == "supernet":
         said = " ".join(f"{key} {value}" for key, value in unit["variant"].items())
         return f"supernet {said or 'csp uniform'}, {unit['steps']} steps, seed {unit['seed']}"

@@ -18,7 +18,7 @@ from scripts.rankings import unit_keys
 from scripts.rankings.cell_space import Problem
 from scripts.rankings.unit_keys import Unit
 
-BASE = "csp uniform"
+BASE, FAIR = "csp uniform", "csp fair"
 
 VARIANTS: dict[str, dict[str, Any]] = {
     BASE: {"recipe": {"ema": 0.99}},
@@ -29,7 +29,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "csp late": {
         "rules": {"stem": 4, "cells_1": 4, "cells_3": 4}, "recipe": {"norms": "deferred"}
     },
-    "csp fair": {"sampler": "fair"},
+    FAIR: {"sampler": "fair"},
     "csp fairnas": {
         "sampler": "fair", "passes": "fair", "per_step": 5, "recipe": {"lr": 0.02}
     },
@@ -43,11 +43,13 @@ The averages of ``ema`` change no bit of the training, so the first variant is j
 """
 
 POLICIES = ("bsp 4", "bsp 8", "asp 4", "asp 8")
-RECIPES = ("csp late", "csp fair", "csp fairnas", "csp sandwich", "csp warm-up")
+RECIPES = ("csp late", FAIR, "csp fairnas", "csp sandwich", "csp warm-up")
 CALIBRATIONS = {BASE: (4, 0, 16)}
 """Batches that statistics are taken from before judging; 4 for all that are not here."""
-SEARCHED, SEARCH_BUDGET = 10_000, 200
-"""Passes of the supernets that are searched by evolution, and how many subnets that judges."""
+SEARCHED = {BASE: (10_000,), FAIR: (10_000, 30_000), **dict.fromkeys(POLICIES, (10_000,))}
+"""Passes of the supernets that are searched by evolution."""
+SEARCH_BUDGET = 200
+"""How many subnets a search judges."""
 VALIDATION = {"fashion-mnist": 40, "digits": 6}
 """Held-out batches that inherited weights are judged by, of each data set."""
 
@@ -71,12 +73,14 @@ WAVES: tuple[tuple[Sequence[str], Sequence[int], Sequence[int]], ...] = (
     (RECIPES, (3000,), (2, 3)),
     (RECIPES, (10_000,), (1,)),
     (POLICIES, (1000,), (1, 2, 3)),
+    ((FAIR,), (30_000,), (1, 2)),
     ((BASE,), (30_000,), (1,)),
     (RECIPES, (1000,), (1, 2, 3)),
     (POLICIES, (10_000,), (2, 3)),
     (RECIPES, (10_000,), (2, 3)),
     (("bsp 8", "asp 8"), (30_000,), (1,)),
     ((BASE,), (30_000,), (2, 3)),
+    ((FAIR,), (30_000,), (3,)),
 )
 """Variants, passes and seeds: what tells most comes first, and all are in it once."""
 
@@ -114,7 +118,7 @@ def judging_units(
 
 def search_units(problem: Problem, planned: Planned) -> list[Unit]:
     """The search of a supernet, where it is one of those that are searched."""
-    if planned.passes != SEARCHED or planned.name not in (BASE, *POLICIES):
+    if planned.passes not in SEARCHED.get(planned.name, ()):
         return []
     of, validation = supernet_unit(problem, planned), VALIDATION[problem.data]
     return [

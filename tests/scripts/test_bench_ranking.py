@@ -242,7 +242,7 @@ def filled(directory):
             kept.keep(unit, judged, {})
     for seed in FOUND_SEEDS:
         for method in METHODS:
-            unit = plain_search_unit(DIGITS, method, seed)
+            unit = plain_search_unit(DIGITS, method, 10_000, seed)
             kept.keep(unit, {"best": list(sample()[seed]), "tried": [], "loss": []}, {})
     return kept
 
@@ -257,11 +257,11 @@ def test_what_was_found_is_trained_next(tmp_path):
         names[done] = [
             item.name for item in gathered(Plan(problem=DIGITS, kept=kept, options=options))
         ]
-    assert "random search without a supernet, seed 1" in names[False]
+    assert "random search of 25 without a supernet, seed 1" in names[False]
     assert "csp uniform, 10000 passes, seed 1" in names[False]
     assert not any("alone" in name for name in names[False])
     assert f"alone {''.join(map(str, sample()[1]))}, 7 steps, seed 2" in " ".join(names[True])
-    assert not any(name.startswith("random") for name in names[True])
+    assert not any(name.startswith("random search of 25") for name in names[True])
 
 
 def test_figures_and_pictures_of_what_is_kept(tmp_path):
