@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from naspipe.frontend.search.api import search_subnets as search_subnets
     from naspipe.frontend.search.block_rating import combine_blocks as combine_blocks
     from naspipe.frontend.search.block_rating import rate_blocks as rate_blocks
+    from naspipe.frontend.search.retraining import retrain_subnets as retrain_subnets
     from naspipe.frontend.teaching.label_writing import write_labels as write_labels
     from naspipe.frontend.teaching.momentum import Momentum as Momentum
     from naspipe.frontend.teaching.teachers import Teacher as Teacher
@@ -51,9 +52,9 @@ __all__ = [
     "Momentum", "NaspipeError", "Observer", "Run", "RunInterruptedError", "Shared", "Space",
     "StageFailedError", "StorageError", "Teacher", "Views", "chain", "combine_blocks",
     "compare_runs", "distill_blockwise", "elastic", "export_blocks", "export_subnet",
-    "from_dataset", "from_nni", "losses", "mixed", "open_run", "rate_blocks", "search_subnets",
-    "to_mlflow", "to_nni", "to_wandb", "train", "train_together", "validate_blocks", "workload",
-    "write_labels",
+    "from_dataset", "from_nni", "losses", "mixed", "open_run", "rate_blocks", "retrain_subnets",
+    "search_subnets", "to_mlflow", "to_nni", "to_wandb", "train", "train_together",
+    "validate_blocks", "workload", "write_labels",
 ]  # fmt: skip
 __version__ = "0.1.0"
 
@@ -74,6 +75,7 @@ _LATER = {
     "combine_blocks": "naspipe.frontend.search.block_rating",
     "Blockwise": "naspipe.frontend.training.distilled",
     "write_labels": "naspipe.frontend.teaching.label_writing",
+    "retrain_subnets": "naspipe.frontend.search.retraining",
     "search_subnets": "naspipe.frontend.search.api",
     "export_blocks": "naspipe.export.composed",
     "validate_blocks": "naspipe.export.composed",

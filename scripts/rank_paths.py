@@ -29,8 +29,8 @@ from naspipe.core.space import Block, Space  # noqa: E402
 from naspipe.frontend.search.block_rating import Lessons  # noqa: E402
 from naspipe.frontend.teaching.blockwise import BlockLoss  # noqa: E402
 from naspipe.runtime.devices.environment import describe_environment  # noqa: E402
+from naspipe.search.rank_agreement import interval, kendalls_tau  # noqa: E402
 from scripts.distill_images import PAIRS, Pair, Task, teach  # noqa: E402
-from scripts.ranking import interval, kendalls_tau  # noqa: E402
 
 
 def alone(space: Space, choices: Sequence[int]) -> Space:

@@ -26,7 +26,8 @@ from naspipe.frontend.training.training import Training  # noqa: E402
 from naspipe.runtime.jobs.workload import Batches, Workload  # noqa: E402
 from naspipe.runtime.wire.reports import Observer  # noqa: E402
 from naspipe.search.definition import SearchDefinition  # noqa: E402
-from naspipe.search.search_directory import Search, SearchDirectory, search_path  # noqa: E402
+from naspipe.search.run_searches import search_path  # noqa: E402
+from naspipe.search.search_directory import Search, SearchDirectory  # noqa: E402
 from naspipe.streams.from_file import write_stream  # noqa: E402
 from scripts.tiny_workload import tiny_workload  # noqa: E402
 

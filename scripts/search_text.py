@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 from naspipe.export.bleu import BleuScorer  # noqa: E402
 from naspipe.export.exporter import export_subnet  # noqa: E402
 from naspipe.frontend.given.run import Run  # noqa: E402
-from scripts.ranking import kendalls_tau  # noqa: E402
+from naspipe.search.rank_agreement import kendalls_tau  # noqa: E402
 from scripts.search_common import Bench, command, draw, keep, random_subnets  # noqa: E402
 
 

@@ -34,7 +34,7 @@ from naspipe.frontend.given.workloads import find_workload  # noqa: E402
 from naspipe.frontend.training.api import train_together  # noqa: E402
 from naspipe.runtime.devices.environment import describe_environment  # noqa: E402
 from naspipe.runtime.jobs.workload import Workload  # noqa: E402
-from scripts.ranking import kendalls_tau  # noqa: E402
+from naspipe.search.rank_agreement import kendalls_tau  # noqa: E402
 
 SEEDS = (1, 2, 3)
 JUDGED = {"validate_batches": 16, "validate_calibrate": 4}

@@ -148,7 +148,7 @@ def _as_searched(arguments: argparse.Namespace) -> tuple[int | None, bool]:
 
     The best subnet of a search is exported as the search judged it.
     """
-    from naspipe.search.search_directory import newest_search
+    from naspipe.search.run_searches import newest_search
 
     calibrate, ema = arguments.calibrate, arguments.ema
     if arguments.subnet == "best" and arguments.retrain is None:

@@ -31,6 +31,7 @@ SUBCOMMANDS = {
     "simulate": "run a training's schedule on a virtual clock",
     "plan": "show what more stages, other samplers or budgets would give",
     "search": "find the best subnets of a run, judged with its weights",
+    "retrain": "train subnets of a search alone, and say how far its ranking holds",
     "combine": "rate the paths of blocks that were taught, and combine the best within limits",
     "export": "write a subnet of a run as an ordinary PyTorch module",
     "data": "fetch and check the data sets that the examples train on",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from naspipe.cli.display.result_lines import tell
 from naspipe.cli.flags import add_flags, flags, given
-from naspipe.cli.sources.prepared_data import add_data_place
+from naspipe.cli.sources.judged_run import add_judged_run
 from naspipe.core.config import Execution
 
 if TYPE_CHECKING:
@@ -53,9 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, flags(Execution, "stages", "device", "memory_budget"), {})
     parser.add_argument("--name", default="", help="of the search (default: the next number)")
     parser.add_argument("--top", type=int, default=10, metavar="K", help="subnets to show")
-    parser.add_argument("--space", metavar="MODULE:ATTRIBUTE", help="of a run with your own space")
-    parser.add_argument("--data", metavar="NAME", help="the run's, if it is your own")
-    add_data_place(parser)
+    add_judged_run(parser)
     parser.add_argument("--quiet", action="store_true", help="no progress")
 
 
@@ -80,15 +78,7 @@ def _add_definition(parser: argparse.ArgumentParser) -> None:
         "--calibrate", type=int, default=4, metavar="C",
         help="training batches that running statistics are taken from; 0 for the run's own",
     )  # fmt: skip
-    parser.add_argument(
-        "--validate", type=int, metavar="V",
-        help="held-out batches to judge by; 0 for all (default: 8, or all where there are fewer)",
-    )  # fmt: skip
     parser.add_argument("--ema", action="store_true", help="judge by the averages of the weights")
-    parser.add_argument("--split", default="valid", help="of the data: valid or test")
-    parser.add_argument(
-        "--validation", metavar="MODULE:FUNCTION", help="held-out batches of your own"
-    )
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE",
         help="a setting of the strategy: population, tournament, mutation",
@@ -208,36 +198,17 @@ def _option(text: str) -> tuple[str, float]:
 
 
 def _searching(arguments: argparse.Namespace, definition: SearchDefinition) -> Searching:
-    from naspipe.cli.sources.run_source import run_source
-    from naspipe.frontend.given.held_out import find_held_out, judged_by
-    from naspipe.frontend.given.run import Run
-    from naspipe.frontend.given.run_losses import run_loss
-    from naspipe.frontend.given.workloads import as_trained, find_workload
+    from naspipe.cli.sources.judged_run import judged_run
     from naspipe.frontend.search.search_record import SilentSearchObserver
     from naspipe.frontend.search.searching import Searching
-    from naspipe.trace.results.run_directory import RunDirectory
 
-    directory = RunDirectory(arguments.run)
-    manifest = directory.read_manifest()
-    space, scale, data, sizes = run_source(arguments, manifest)
-    named = find_workload(space, scale, data, arguments.data_dir, sizes)
-    named = as_trained(named, manifest)
-    held_out = find_held_out(
-        space,
-        scale,
-        data or str(manifest["definition"]["data"]["name"]),
-        root=arguments.data_dir,
-        split=arguments.split,
-        own=arguments.validation,
-        sizes=sizes,
-    )
-    _, count = judged_by(named.data, held_out, arguments.validate)
+    found = judged_run(arguments)
     return Searching(
-        run=Run(named.space, arguments.run),
-        data=named.data,
-        held_out=held_out,
-        loss=run_loss(named, directory, (data, space)),
-        definition=replace(definition, validation=count),
+        run=found.run,
+        data=found.data,
+        held_out=found.held_out,
+        loss=found.loss,
+        definition=replace(definition, validation=found.validation),
         execution=Execution(**given(Execution, arguments)),
         name=arguments.name,
         observer=SilentSearchObserver(),

@@ -20,7 +20,7 @@ from naspipe.runtime.blocks.forms import form_of, form_text
 from naspipe.runtime.checkpoints.layer_bytes import layer_key, load_layer
 from naspipe.runtime.devices.determinism import deterministic_torch
 from naspipe.runtime.layers.layer_store import LayerStore
-from naspipe.search.search_directory import find_best
+from naspipe.search.run_searches import find_best
 from naspipe.streams.from_file import read_stream
 from naspipe.trace.snapshots.snapshot import read_checkpoint
 

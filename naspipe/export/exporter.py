@@ -5,13 +5,13 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from naspipe.core.config import Execution, Recipe
+from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError, InvariantError
 from naspipe.core.user_code import users_code
 from naspipe.export.assembly import ModuleChain, assemble, check_cuts, check_space
@@ -19,14 +19,14 @@ from naspipe.export.calibrated import with_own_statistics
 from naspipe.export.onnx_form import check_onnx, write_onnx
 from naspipe.export.pytorch_form import FILES, load_pytorch, same_outputs, write_pytorch
 from naspipe.frontend.given.run import Run
+from naspipe.frontend.search.alone import workload_alone
 from naspipe.frontend.training.training import Training
 from naspipe.runtime.devices.determinism import deterministic_torch
 from naspipe.runtime.jobs.losses import Loss
-from naspipe.runtime.jobs.workload import Batches, Workload
+from naspipe.runtime.jobs.workload import Batches
 from naspipe.runtime.wire.ports import LaunchObserver
 from naspipe.runtime.wire.reports import Observer
 from naspipe.search.scores import Scores
-from naspipe.streams.from_file import write_stream
 from naspipe.trace.results.run_directory import RunDirectory
 
 
@@ -189,26 +189,16 @@ def train_alone(
         ConfigError: as :func:`naspipe.train`.
     """
     path = Path(directory)
-    definition = run.manifest["definition"]
-    space = run.space
     if steps < 1:
         raise ConfigError(f"--retrain: expected 1 step or more, found {steps}")
     RunDirectory(path).check_new()
     path.parent.mkdir(parents=True, exist_ok=True)
     stream = path.parent / f"{path.name}-stream.jsonl"
-    write_stream(stream, [tuple(choices)] * steps)
-    recipe = Recipe(**definition["recipe"])
-    if recipe.steps.distills:
-        recipe = replace(recipe, passes="one")  # there is no larger subnet to learn from
-    alone = Workload.of(
-        space, data, loss, recipe=recipe, seed=definition["seed"],
-        steps=steps, sampler=f"file:{stream}", scale=definition["scale"],
-        loss_fields=tuple(definition.get("loss_fields", ())),
-    )  # fmt: skip
+    alone = workload_alone(run, choices, data, loss, steps=steps, stream=stream)
     Training(
         workloads=[alone],
         execution=Execution(),
         path=path,
         observer=observer or Observer(),
     ).run()
-    return Run(space, path)
+    return Run(alone.space, path)

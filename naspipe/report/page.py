@@ -16,7 +16,16 @@ from typing import Any
 
 from naspipe.trace.storage.whole_files import atomic_file
 
-_SCRIPTS = ("timeline.js", "sums.js", "teachers.js", "charts.js", "search.js", "page.js")
+_SCRIPTS = (
+    "timeline.js",
+    "sums.js",
+    "teachers.js",
+    "charts.js",
+    "search.js",
+    "winning.js",
+    "alone.js",
+    "page.js",
+)
 
 
 def render_page(title: str, runs: Sequence[Mapping[str, Any]]) -> str:

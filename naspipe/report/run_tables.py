@@ -23,7 +23,7 @@ from naspipe.report.reduction_tables import (
     reduction_routes,
 )
 from naspipe.report.reductions import Reductions
-from naspipe.report.search_tables import search_tables
+from naspipe.report.searches.search_tables import search_tables
 from naspipe.report.stage_balance import stage_balance
 from naspipe.report.stretches import thinned
 from naspipe.report.summary import facts, numbers

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -166,64 +165,6 @@ class SearchDirectory:
             _candidate(line, number, self.candidates) for number, line in enumerate(lines[:-1])
         )
         return Search(self.path, manifest, found)
-
-
-def default_name(run: Path) -> str:
-    """The first number that no search of a run has."""
-    taken = {path.name for path in run.glob(f"{PREFIX}*")}
-    number = 1
-    while f"{PREFIX}{number}" in taken:
-        number += 1
-    return str(number)
-
-
-def search_path(run: Path, name: str) -> Path:
-    """Where a search of a run is.
-
-    Raises:
-        ConfigError: for a name that is none.
-    """
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
-        raise ConfigError(f"--name {name!r:.80}: expected letters, digits, points, - and _")
-    return run / f"{PREFIX}{name}"
-
-
-def find_searches(run: Path) -> list[Search]:
-    """The searches of a run that came to their end, the newest first.
-
-    Raises:
-        LogError: when a file of one is damaged.
-    """
-    found = [
-        SearchDirectory(path).read()
-        for path in sorted(run.glob(f"{PREFIX}*"))
-        if (path / "manifest.json").is_file()
-    ]
-    whole = [each for each in found if each.manifest["status"] == "complete"]
-    return sorted(whole, key=lambda each: (-each.manifest["finished"], each.path.name))
-
-
-def find_best(run: Path) -> Candidate:
-    """The best subnet of a run's newest search.
-
-    Raises:
-        ConfigError: when there is none.
-    """
-    search = newest_search(run)
-    if ranked := search.ranked():
-        return ranked[0]
-    raise ConfigError(f"{search.path}: expected a subnet with a {search.score}, found none")
-
-
-def newest_search(run: Path) -> Search:
-    """A run's newest search that came to its end.
-
-    Raises:
-        ConfigError: when there is none.
-    """
-    for search in find_searches(run)[:1]:
-        return search
-    raise ConfigError(f"{run}: expected a finished search, found none; start naspipe search {run}")
 
 
 def _check(path: Path, manifest: Mapping[str, Any]) -> None:

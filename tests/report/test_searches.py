@@ -12,10 +12,12 @@ from naspipe.cli.main import main
 from naspipe.core.errors import ConfigError
 from naspipe.report.recorded import read_run
 from naspipe.report.run_tables import run_tables
-from naspipe.report.search_tables import search_tables
+from naspipe.report.searches.search_tables import search_tables
+from naspipe.report.searches.winning import winning
 from naspipe.search.limits import Cost
+from naspipe.search.retrained import Retrained, Terms, append_retrained
 from naspipe.search.scores import Scores
-from naspipe.search.search_directory import Candidate, SearchDirectory
+from naspipe.search.search_directory import Candidate, Search, SearchDirectory
 from naspipe.trace.access.decided import Decided
 from tests.report.browser import Browser, find_chromium
 from tests.trace.fake_run import FakeRun
@@ -83,6 +85,89 @@ def test_a_damaged_search_is_named(run: Path) -> None:
     (path / "manifest.json").write_text(json.dumps({"format": 1, "status": "complete"}))
     with pytest.raises(ConfigError, match="damaged: expected a definition with a score"):
         search_tables(run, Decided())
+
+
+LABELS = [[{"op0": ["skip"]}, {"op0": ["conv"]}], [{"op1": ["a"]}, {"op1": ["b"]}]]
+
+
+def searched(*judged: tuple[tuple[int, ...], float], score: str = "loss") -> Search:
+    """A search that judged these choices."""
+    candidates = [
+        Candidate(number, choices, Scores(loss, 1 - loss, math.nan), Cost(1.0, 1.0, 1.0))
+        for number, (choices, loss) in enumerate(judged)
+    ]
+    return Search(Path(), {"definition": {"score": score}}, tuple(candidates))
+
+
+def test_which_choices_win() -> None:
+    judged = [((n % 2, n % 3), n % 2 + n % 3 / 10) for n in range(6)]
+    (first, second), best = winning(searched(*judged), Decided())
+    assert best == 5 and (first.name, second.name) == ("0", "1")
+    zero, one = first.choices
+    assert (zero.name, zero.judged, zero.best) == ("0", 0.5, 3 / 5)
+    assert (one.name, one.judged, one.best) == ("1", 0.5, 2 / 5)
+    assert zero.gain == pytest.approx(1.0) and one.gain == pytest.approx(-1.0)
+    assert [choice.best for choice in second.choices] == [2 / 5, 2 / 5, 1 / 5]
+
+
+def test_of_many_subnets_a_tenth_are_the_best_and_each_counts_once() -> None:
+    judged = [((n % 5, n // 5), n / 100) for n in range(80)]
+    decisions, best = winning(searched(*judged, *judged, score="top1"), Decided())
+    assert best == 8
+    assert {each.name: each.best for each in decisions[1].choices}["0"] == 5 / 8
+
+
+def test_labels_are_the_decisions_where_there_are_any() -> None:
+    judged = [((n % 2, 1), float(n)) for n in range(4)]
+    (only,), _ = winning(searched(*judged), Decided(LABELS))
+    assert only.name == "op0", "op1 is b in every subnet"
+    assert [(each.name, each.judged) for each in only.choices] == [("conv", 0.5), ("skip", 0.5)]
+
+
+def test_a_search_that_judged_nothing_has_no_winners(run: Path) -> None:
+    assert winning(searched(), Decided()) == ([], 0)
+    assert winning(searched(((0,), math.nan)), Decided()) == ([], 0)
+
+
+def retrain(search: Path, count: int) -> None:
+    """The first subnets, each a little better alone than the one before it."""
+    for subnet in range(count):
+        scores = Scores(2.0 - subnet / 10, 0.5, math.nan)
+        append_retrained(search, Retrained(subnet, Terms(9, 1, "2 batches"), scores, "alone"))
+
+
+def test_subnets_alone_stand_beside_inherited_scores(run: Path) -> None:
+    path = write_search(run, "1")
+    assert search_tables(run, Decided())[0]["alone"] is None
+    retrain(path, 2)
+    alone = search_tables(run, Decided())[0]["alone"]
+    assert alone["subnets"] == [0, 1] and alone["ranks"] == [2, 1]
+    assert alone["scores"] == {"loss": [2.0, 1.9], "top1": [0.5, 0.5], "top5": [None, None]}
+    assert (alone["confidence"], alone["fewest"], alone["steps"]) == (None, 4, 9)
+    (path / "retrained.jsonl").write_text("x\n")
+    with pytest.raises(ConfigError, match=r"retrained.jsonl:1: expected a subnet that was"):
+        search_tables(run, Decided())
+
+
+@pytest.mark.skipif(find_chromium() is None, reason="needs chromium on PATH")
+def test_winners_and_subnets_alone_in_a_browser(run: Path, tmp_path: Path) -> None:
+    path = write_search(run, "1")
+    with Browser(tmp_path / "profile") as browser:
+        for count, said in ((0, "was trained alone yet"), (2, "say nothing"), (6, "tau with loss")):
+            retrain(path, count)
+            assert main(["report", str(run)]) == 0
+            browser.open(run / "report.html")
+            browser.wait_for("typeof naspipe !== 'undefined' && naspipe.isReady")
+            hint = browser.evaluate("document.getElementById('alone-hint').textContent")
+            assert said in hint
+        drawn = browser.evaluate(
+            "['winning', 'alone'].map((id) => document.getElementById(id).data[0])"
+        )
+        assert drawn[0]["x"] == ["0"] and drawn[0]["y"] == ["0", "1"]
+        assert "of the best 2" in drawn[0]["hovertext"][0][0]
+        assert drawn[1]["x"][0] == 2 and drawn[1]["text"][:2] == ["0", "1"]
+        assert browser.evaluate("document.querySelectorAll('#retrained tbody tr').length") == 6
+        assert browser.problems() == []
 
 
 @pytest.mark.skipif(find_chromium() is None, reason="needs chromium on PATH")

@@ -15,7 +15,7 @@ from naspipe.runtime.evaluating.calibration import (
     fresh_statistics,
     statistics_of,
 )
-from naspipe.search.search_directory import find_best, find_searches
+from naspipe.search.run_searches import find_best, find_searches
 from naspipe.search.strategies import make_strategy
 from naspipe.streams.feedback import FeedbackLoop
 from naspipe.trace.snapshots.snapshot import read_checkpoint

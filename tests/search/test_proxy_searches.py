@@ -11,10 +11,11 @@ from torch import nn
 
 import naspipe
 from naspipe.cli.main import main
-from naspipe.report.search_tables import search_tables
+from naspipe.report.searches.search_tables import search_tables
 from naspipe.runtime.evaluating.naswot import Naswot
 from naspipe.runtime.evaluating.synflow import Synflow
-from naspipe.search.search_directory import SearchDirectory, find_best
+from naspipe.search.run_searches import find_best
+from naspipe.search.search_directory import SearchDirectory
 from naspipe.search.strategies import make_strategy
 from naspipe.streams.feedback import FeedbackLoop
 from naspipe.streams.from_file import read_stream

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from naspipe.cli.display.settings_lists import key_list
 from naspipe.cli.flags import add_flags, flags
-from naspipe.cli.settings_lists import key_list
 from naspipe.cli.sources.prepared_data import add_data_place
 from naspipe.cli.training.train_arguments import add_run
 from naspipe.core.config import Definition, Execution

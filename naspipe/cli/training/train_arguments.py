@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from naspipe.cli.display.json_results import add_json
+from naspipe.cli.display.settings_lists import key_list
 from naspipe.cli.flags import add_flags, flags
 from naspipe.cli.ports import Options
-from naspipe.cli.settings_lists import key_list
 from naspipe.cli.sources.prepared_data import add_data_place
 from naspipe.cli.teaching import teacher
 from naspipe.core.config import Definition, Execution

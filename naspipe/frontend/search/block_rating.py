@@ -32,8 +32,9 @@ from naspipe.runtime.jobs.workload import Batches, define
 from naspipe.search.combination import Combination, RatedPath, combine
 from naspipe.search.definition import SearchDefinition
 from naspipe.search.limits import COSTS
+from naspipe.search.run_searches import search_path
 from naspipe.search.scores import merit
-from naspipe.search.search_directory import PREFIX, Search, search_path
+from naspipe.search.search_directory import PREFIX, Search
 
 AT_MOST = 2000
 """Paths of a block that are all rated; of more, as many are drawn."""

@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from naspipe.core.config import Definition, Execution, Recipe
+from naspipe.core.config import Execution, Recipe
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import FIRST_STREAM
 from naspipe.core.rules import Frozen
-from naspipe.core.user_code import is_same_name
 from naspipe.data.keyed.loader_pool import close_all
 from naspipe.frontend.checks.data_checks import check_is_data
 from naspipe.frontend.checks.device_checks import check_data_path, check_device
@@ -24,6 +23,7 @@ from naspipe.frontend.given.strategy_source import StrategySource, sample_stream
 from naspipe.frontend.search.estimates import Estimates, proxies_in
 from naspipe.frontend.search.judging import Judging
 from naspipe.frontend.search.ports import SearchObserver
+from naspipe.frontend.search.run_workload import run_workload
 from naspipe.frontend.search.search_parts import (
     Pricer,
     find_strategy,
@@ -40,10 +40,11 @@ from naspipe.runtime.evaluating.evaluation import evaluation_of
 from naspipe.runtime.evaluating.evaluation_stage import EvaluationJob
 from naspipe.runtime.jobs.evaluation_recipe import EvaluationRecipe
 from naspipe.runtime.jobs.losses import Loss
-from naspipe.runtime.jobs.workload import Batches, Workload, define
+from naspipe.runtime.jobs.workload import Batches, Workload
 from naspipe.runtime.wire.endpoints import check_endpoints
 from naspipe.search.definition import SearchDefinition
-from naspipe.search.search_directory import Search, SearchDirectory, default_name, search_path
+from naspipe.search.run_searches import default_name, search_path
+from naspipe.search.search_directory import Search, SearchDirectory
 from naspipe.search.standard_scores import SAMPLE
 from naspipe.sim.chains import Chain, Stream
 from naspipe.sim.cutting import CutSteps
@@ -82,7 +83,7 @@ class Searching:
         """
         execution = self.execution
         directory = self._check()
-        workload = self._workload()
+        workload = run_workload(self.run, self.data, self.loss)
         check_proof(workload)
         checkpoint = find_weights(self.run)
         costs = forward_costs(measured_costs([workload], execution)[0])
@@ -180,24 +181,6 @@ class Searching:
         check_endpoints(execution)
         check_limits(execution, 1)
         return directory
-
-    def _workload(self) -> Workload:
-        """The run's, as far as its layers' costs and weights depend on it."""
-        recorded = self.run.manifest["definition"]
-        fields = {**recorded, "recipe": Recipe(**recorded["recipe"])}
-        workload = Workload(
-            space=self.run.space, data=self.data, loss=self.loss, definition=Definition(**fields)
-        )
-        found = define(self.run.space, self.data, self.loss, recipe=Recipe(), steps=1).data
-        expected = recorded["data"]
-        for key in sorted(found.keys() | expected.keys()):
-            if not is_same_name(found.get(key), expected.get(key)):
-                raise ConfigError(
-                    f"run {self.run.directory.path} was trained on {expected.get('name')} data of "
-                    f"{key} {expected.get(key)!r:.80}, found {found.get(key)!r:.80}: expected the "
-                    f"run's own data; give them with --data, or leave it out"
-                )
-        return workload
 
     def _definition(self) -> SearchDefinition:
         """With what follows from the rest: the strategy's size, what the held-out data are."""

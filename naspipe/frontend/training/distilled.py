@@ -20,7 +20,8 @@ from naspipe.frontend.given.plain_chain import modules_digest
 from naspipe.frontend.given.run import Run, check_space
 from naspipe.frontend.teaching.blockwise import BlockLoss, folder, student_space
 from naspipe.runtime.jobs.workload import Batches, define
-from naspipe.search.search_directory import Search, SearchDirectory, newest_search, search_path
+from naspipe.search.run_searches import find_search
+from naspipe.search.search_directory import Search
 
 Choices = Sequence[Sequence[int]]
 """Of each student block, one choice per choice block."""
@@ -169,10 +170,7 @@ class Blockwise:
         Raises:
             ConfigError: when a block has not been rated.
         """
-        paths = [run.directory.path for run in self.blocks]
-        if not name:
-            return tuple(map(newest_search, paths))
-        return tuple(SearchDirectory(search_path(path, name)).read() for path in paths)
+        return tuple(find_search(run.directory.path, name) for run in self.blocks)
 
     def _chosen(self, choices: Choices | None) -> Iterator[tuple[Run, int, int]]:
         """Run, place in its chain and option of every layer of a network."""

@@ -37,7 +37,7 @@ function showSearch(run, place, cost) {
   fillTable("best", ["subnet", ...scores.map(scoreName), ...costs.map((name) => COST_NAMES[name]), "choices"],
     search.best.map((subnet) => [subnet, ...scores.map((name) => scoreText(name, search.scores[name][subnet])),
       ...costs.map((name) => costText(name, search.costs[name][subnet])), search.choices[subnet]]));
-  return draw("found", searchChart(search, cost));
+  return Promise.all([draw("found", searchChart(search, cost)), showWinning(search), showAlone(search)]);
 }
 
 function drawSearches(run) {

@@ -42,11 +42,15 @@ class Decided:
 
     def of_subnet(self, choices: Sequence[int]) -> str:
         """The values that all its layers together leave to each label."""
+        return _text(self.values_of(choices))
+
+    def values_of(self, choices: Sequence[int]) -> dict[str, tuple[str, ...]]:
+        """By label, the values that all layers of a subnet together leave."""
         left: dict[str, tuple[str, ...]] = {}
         for block, choice in enumerate(choices):
             for label, values in self._of(block, choice).items():
                 left[label] = tuple(each for each in left.get(label, values) if each in values)
-        return _text(left)
+        return left
 
     def find(self, text: str) -> tuple[int, int]:
         """The choice block and the candidate that ``op0=1`` decides, or ``kernel=3 width=8``.

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import pytest
 
+from naspipe.cli.display.settings_lists import key_list, page
 from naspipe.cli.flags import flags, given
 from naspipe.cli.main import Parser
-from naspipe.cli.settings_lists import key_list, page
 from naspipe.cli.training import train_arguments
 from naspipe.core.config import Execution, Settings, apply_settings
 from naspipe.core.errors import ConfigError, InvariantError

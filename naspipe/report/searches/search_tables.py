@@ -7,9 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from naspipe.core.errors import ConfigError, LogError
+from naspipe.report.searches.winning import as_table
 from naspipe.search.limits import COSTS
+from naspipe.search.retrained import (
+    COMPARED,
+    FEWEST,
+    compared_by,
+    confidence,
+    newest_alike,
+    read_retrained,
+)
+from naspipe.search.run_searches import find_searches
 from naspipe.search.scores import SCORES
-from naspipe.search.search_directory import Candidate, Search, find_searches
+from naspipe.search.search_directory import Candidate, Search
 from naspipe.trace.access.decided import Decided
 
 _SHOWN = 10
@@ -48,7 +58,27 @@ def _table(search: Search, decided: Decided) -> dict[str, Any]:
         "choices": [_text(each, decided) for each in search.candidates],
         "best": [each.sequence_id for each in best],
         "fronts": {name: [each.sequence_id for each in search.front(name)] for name in COSTS},
+        "winning": as_table(search, decided),
+        "alone": _alone(search),
     }  # fmt: skip
+
+
+def _alone(search: Search) -> dict[str, Any] | None:
+    """Subnets that were trained alone since, with the newest terms; None where there are none."""
+    retrained = newest_alike(read_retrained(search.path))
+    if not retrained:
+        return None
+    places = {each.sequence_id: place for place, each in enumerate(search.ranked(), 1)}
+    found = confidence(search, retrained)
+    return {
+        **retrained[0].terms._asdict(),
+        "subnets": [each.subnet for each in retrained],
+        "ranks": [places.get(each.subnet) for each in retrained],
+        "scores": {name: [_plain(each.scores.of(name)) for each in retrained] for name in COMPARED},
+        "compared_by": compared_by(search.score),
+        "confidence": None if found is None else {**found._asdict(), "pairs": found.right_pairs},
+        "fewest": FEWEST,
+    }
 
 
 def _text(candidate: Candidate, decided: Decided) -> str:

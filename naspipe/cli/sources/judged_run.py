@@ -1,0 +1,71 @@
+"""A run whose subnets are judged: its space, data and loss, and held-out batches."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, NamedTuple
+
+from naspipe.cli.sources.prepared_data import add_data_place
+
+if TYPE_CHECKING:
+    from naspipe.frontend.given.run import Run
+    from naspipe.runtime.jobs.losses import Loss
+    from naspipe.runtime.jobs.workload import Batches
+
+
+class JudgedRun(NamedTuple):
+    """What a run was made of, and what judges its subnets."""
+
+    run: Run
+    data: Batches
+    loss: Loss
+    held_out: Batches
+    validation: int
+    """How many of the held-out batches judge."""
+
+
+def add_judged_run(parser: argparse.ArgumentParser) -> None:
+    """Declare the options that :func:`judged_run` reads, but the run."""
+    parser.add_argument(
+        "--validate", type=int, metavar="V",
+        help="held-out batches to judge by; 0 for all (default: 8, or all where there are fewer)",
+    )  # fmt: skip
+    parser.add_argument("--split", default="valid", help="of the data: valid or test")
+    parser.add_argument(
+        "--validation", metavar="MODULE:FUNCTION", help="held-out batches of your own"
+    )
+    parser.add_argument("--space", metavar="MODULE:ATTRIBUTE", help="of a run with your own space")
+    parser.add_argument("--data", metavar="NAME", help="the run's, if it is your own")
+    add_data_place(parser)
+
+
+def judged_run(arguments: argparse.Namespace) -> JudgedRun:
+    """The run that ``arguments.run`` names, with its loss.
+
+    Raises:
+        ConfigError: when something of it cannot be found.
+    """
+    from naspipe.cli.sources.run_source import run_source
+    from naspipe.frontend.given.held_out import find_held_out, judged_by
+    from naspipe.frontend.given.run import Run
+    from naspipe.frontend.given.run_losses import run_loss
+    from naspipe.frontend.given.workloads import as_trained, find_workload
+    from naspipe.trace.results.run_directory import RunDirectory
+
+    directory = RunDirectory(arguments.run)
+    manifest = directory.read_manifest()
+    space, scale, data, sizes = run_source(arguments, manifest)
+    named = find_workload(space, scale, data, arguments.data_dir, sizes)
+    named = as_trained(named, manifest)
+    held_out = find_held_out(
+        space,
+        scale,
+        data or str(manifest["definition"]["data"]["name"]),
+        root=arguments.data_dir,
+        split=arguments.split,
+        own=arguments.validation,
+        sizes=sizes,
+    )
+    _, count = judged_by(named.data, held_out, arguments.validate)
+    loss = run_loss(named, directory, (data, space))
+    return JudgedRun(Run(named.space, arguments.run), named.data, loss, held_out, count)

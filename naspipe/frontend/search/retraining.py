@@ -1,0 +1,235 @@
+"""``naspipe.retrain_subnets``: subnets of a search alone, to see how far its ranking holds.
+
+They are trained side by side, each a stream of its own, so that a pipeline has something to do.
+What was trained already is not trained again; what was interrupted goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from naspipe.core.config import Execution
+from naspipe.core.errors import ConfigError
+from naspipe.core.settings.declare import declared, groups
+from naspipe.frontend.checks.loss_checks import check_is_loss
+from naspipe.frontend.checks.made_of_checks import check_run_loss
+from naspipe.frontend.display.watching import watching
+from naspipe.frontend.given.held_out import judged_by, part_of
+from naspipe.frontend.given.keywords import gathered
+from naspipe.frontend.given.run import Run, check_space
+from naspipe.frontend.search.alone import workload_alone
+from naspipe.frontend.search.run_workload import run_workload
+from naspipe.frontend.search.search_record import SilentSearchObserver
+from naspipe.frontend.search.searching import Searching
+from naspipe.frontend.training.beginnings import is_begun
+from naspipe.frontend.training.training import Training
+from naspipe.runtime.jobs.losses import Loss
+from naspipe.runtime.jobs.workload import Batches, Workload
+from naspipe.runtime.wire.ports import LaunchObserver
+from naspipe.search.definition import SearchDefinition
+from naspipe.search.retrained import Retrained, Terms, append_retrained, chosen, read_retrained
+from naspipe.search.run_searches import newest_search
+from naspipe.search.search_directory import Candidate, Search
+from naspipe.streams.from_file import write_stream
+from naspipe.trace.results.run_directory import RunDirectory
+
+
+def retrain_subnets(
+    run: Run, data: Batches, loss: Loss,
+    *, steps: int, search: Search | None = None, best: int = 3, others: int = 5,
+    held_out: Batches | None = None, validate: int | None = None, seed: int | None = None,
+    stages: int | None = None, settings: Mapping[str, Any] | None = None,
+    execution: Mapping[str, Any] | None = None, observer: LaunchObserver | None = None,
+    progress: bool | None = None, **more: Any,
+) -> list[Retrained]:  # fmt: skip
+    """Train subnets of a search alone, from their first weights, and judge them.
+
+    With at least four, ``naspipe.search.retrained.confidence`` and ``naspipe report`` say how far
+    the search's ranking holds. Each is an ordinary run below the search's directory, with the bits
+    of a plain loop over that subnet; those that are there already are not trained again.
+
+    Args:
+        run: that was searched.
+        data, loss: those of the run.
+        steps: of each subnet.
+        search: whose subnets; the run's newest by default.
+        best: so many of the search's best.
+        others: so many at even distances below them, down to the worst.
+        held_out: ``held_out(seed, number)``, batches to judge by; ``data.validation`` by default.
+        validate: batches of ``held_out``; 8, or all where there are fewer; 0 for all.
+        seed: of first weights and batches; the run's by default.
+        stages: stage processes, 1 for this process.
+        settings: ``execution``, too; settings of :class:`naspipe.core.config.Execution` by keys.
+        observer: told of the training; ``progress`` is that of :func:`naspipe.train`.
+        more: such settings as keywords.
+
+    Raises:
+        ConfigError: for input that cannot be used.
+        StageFailedError: when a layer, the data or the loss raises in any stage.
+    """
+    check_is_loss(loss)
+    known = [*declared(Execution), *groups(Execution)]
+    how = gathered(
+        retrain_subnets, known, keywords={"stages": stages, **more}, settings=settings,
+        execution=execution,
+    )  # fmt: skip
+    check_run_loss(run.directory, run.space, loss)
+    judges, count = judged_by(data, held_out, validate)
+    retraining = Retraining(
+        run=run, search=search or newest_search(run.path), data=data, loss=loss, held_out=judges,
+        validation=count, steps=steps, seed=seed, execution=Execution(**how),
+        watch=partial(watching, observer=observer, progress=progress),
+    )  # fmt: skip
+    return retraining.start(best, others)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retraining:
+    """Subnets of a search, to be trained alone."""
+
+    run: Run
+    search: Search
+    data: Batches
+    loss: Loss
+    held_out: Batches
+    """Batches to judge by."""
+    validation: int
+    """How many of them."""
+    steps: int
+    seed: int | None
+    execution: Execution
+    watch: Callable[[Sequence[Workload], int], AbstractContextManager[LaunchObserver]]
+    """Who is told of the training of streams on so many stages."""
+
+    def start(self, best: int, others: int) -> list[Retrained]:
+        """Train and judge what is not there yet; returns all of them, the best first.
+
+        Raises:
+            ConfigError: for input that cannot be used; nothing is written then.
+            StageFailedError: when a stage raised.
+        """
+        self._check(best, others)
+        wanted = chosen(self.search, best, others)
+        judged = read_retrained(self.search.path)
+        found = {each.subnet: each for each in judged if each.terms == self.terms}
+        missing = [each for each in wanted if each.sequence_id not in found]
+        self._train(missing)
+        for each in missing:
+            found[each.sequence_id] = self._judge(each)
+            append_retrained(self.search.path, found[each.sequence_id])
+        return [found[each.sequence_id] for each in wanted]
+
+    @property
+    def terms(self) -> Terms:
+        """What the subnets have in common."""
+        seed = self.run.manifest["definition"]["seed"] if self.seed is None else self.seed
+        record = getattr(self.held_out, "record", {})
+        known = [str(record[key]) for key in ("name", "split") if key in record]
+        part = part_of(self.held_out, self.validation)
+        return Terms(self.steps, seed, " ".join([part, *(["of"] if known else []), *known]))
+
+    def _check(self, best: int, others: int) -> None:
+        check_space(self.run)
+        run_workload(self.run, self.data, self.loss)
+        self._definition("file:")
+        if self.steps < 1:
+            raise ConfigError(f"--steps: expected 1 or more of each subnet, found {self.steps}")
+        if best < 0 or others < 0 or not best + others:
+            raise ConfigError(
+                f"expected one subnet or more to retrain, found --best {best} --others {others}"
+            )
+        if not self.search.path.is_relative_to(self.run.path):
+            raise ConfigError(f"expected a search of {self.run.path}, found {self.search.path}")
+        if not self.search.ranked():
+            raise ConfigError(
+                f"{self.search.path}: expected a subnet with a {self.search.score}, found none"
+            )
+
+    def _place(self, each: Candidate) -> str:
+        """Of its run, below the search's directory."""
+        return f"alone-{self.terms.steps}-{self.terms.seed}/subnet-{each.sequence_id}"
+
+    def _run_of(self, each: Candidate) -> Run:
+        return Run(self.run.space, self.search.path / self._place(each))
+
+    def _train(self, wanted: Sequence[Candidate]) -> None:
+        """What is not complete: first what was interrupted, then what was not begun."""
+        status = {each: status_of(self._run_of(each).directory) for each in wanted}
+        begun = [each for each in wanted if is_begun([status[each]])]
+        left = [each for each in begun if status[each] != "complete"]
+        for part in (left, [each for each in wanted if each not in begun]):
+            if part:
+                self._train_together(part)
+
+    def _train_together(self, part: Sequence[Candidate]) -> None:
+        with ExitStack() as stack:
+            stack.enter_context(nothing_left([self._run_of(each).path for each in part]))
+            workloads = [self._workload(each) for each in part]
+            told = stack.enter_context(self.watch(workloads, self.execution.pipeline.stages))
+            Training(
+                workloads=workloads,
+                execution=self.execution,
+                path=self.search.path,
+                observer=told,
+                sources=[self.run.manifest.get("source") or {}] * len(part),
+                places=[self._place(each) for each in part],
+                may_resume=True,
+            ).run()
+
+    def _workload(self, each: Candidate) -> Workload:
+        path = self._run_of(each).path
+        path.parent.mkdir(exist_ok=True)
+        return workload_alone(
+            self.run, each.choices, self.data, self.loss,
+            steps=self.steps, seed=self.seed, stream=list_of(path),
+        )  # fmt: skip
+
+    def _judge(self, each: Candidate) -> Retrained:
+        """By its own running statistics."""
+        alone = self._run_of(each)
+        listed = alone.path / "judged.jsonl"
+        write_stream(listed, [each.choices])
+        found = Searching(
+            run=alone, data=self.data, held_out=self.held_out, loss=self.loss,
+            definition=self._definition(f"file:{listed}"), execution=self.execution,
+            observer=SilentSearchObserver(),
+        ).start()  # fmt: skip
+        scores = found.candidates[0].scores
+        return Retrained(each.sequence_id, self.terms, scores, self._place(each))
+
+    def _definition(self, strategy: str) -> SearchDefinition:
+        """Of what judges one subnet."""
+        return SearchDefinition(
+            strategy=strategy, budget=1, calibration=0, validation=self.validation,
+            ema=self.search.ema,
+        )  # fmt: skip
+
+
+@contextmanager
+def nothing_left(places: Sequence[Path]) -> Iterator[None]:
+    """Remove the lists of runs that did not begin."""
+    try:
+        yield
+    finally:
+        for place in places:
+            if not place.exists():
+                list_of(place).unlink(missing_ok=True)
+                with suppress(OSError):  # others are there
+                    place.parent.rmdir()
+
+
+def list_of(place: Path) -> Path:
+    """Beside a run: the list of its one subnet."""
+    return place.with_name(f"{place.name}.jsonl")
+
+
+def status_of(directory: RunDirectory) -> str | None:
+    """What a run's manifest says; None where there is none."""
+    if not directory.manifest.exists():
+        return None
+    return str(directory.read_manifest().get("status"))

@@ -1,0 +1,1 @@
+"""Searches in the report: their tables, and which choices win."""
