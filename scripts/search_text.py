@@ -1,13 +1,16 @@
-"""nlp.c3 tiny on English-German, end to end: train, search by loss, decode, export, retrain.
+"""A space of text that has something to find, on English-German: does the supernet's ranking hold?
 
-Honestly small: minutes of one core. The found subnet and random ones are trained alone for the
-same steps; token loss and BLEU (beam search, sacrebleu) on the test split. Figures and a picture
+Its candidates differ by kind and by presence (scripts/rankings/text_space.py). Supernets of each
+length and seed judge the same random subnets by token loss; these are trained alone with two
+seeds, with naspipe.retrain_subnets. Each longest supernet is searched by evolution, and what it
+finds is trained alike. BLEU (beam search, sacrebleu) stands beside the loss. Figures and a picture
 go to artifacts/search/text.*. What is in --work already is not done again.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
 from collections.abc import Sequence
@@ -17,82 +20,177 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
+import naspipe as npp  # noqa: E402
+from naspipe.data import registry  # noqa: E402
+from naspipe.data.progress import ConsoleProgress  # noqa: E402
 from naspipe.export.bleu import BleuScorer  # noqa: E402
-from naspipe.export.exporter import export_subnet  # noqa: E402
-from naspipe.frontend.given.run import Run  # noqa: E402
-from naspipe.search.rank_agreement import kendalls_tau  # noqa: E402
-from scripts.search_common import Bench, command, draw, keep, random_subnets  # noqa: E402
+from naspipe.search.rank_agreement import interval, kendalls_tau  # noqa: E402
+from naspipe.search.run_searches import find_search  # noqa: E402
+from naspipe.search.search_directory import Search  # noqa: E402
+from scripts.rankings.text_space import kinds_of, text_space  # noqa: E402
+from scripts.search_common import command, draw, keep  # noqa: E402
+from search_spaces.nlp.shared_layers import TokenLoss  # noqa: E402
+
+DATA, TOKENS = "en-de-2k", 600
+RECIPE = {"optimizer": "Adam", "lr": 0.002, "schedule": "cosine", "warmup_steps": 100}
+SEEDS = (1, 2)
+
+
+class Bench:
+    """Space, data and loss, and what was trained of them.
+
+    Args:
+        options: of the command line.
+    """
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        if not registry.is_prepared(DATA):
+            with ConsoleProgress() as progress:
+                registry.prepare(DATA, progress=progress)
+        self.options = options
+        self.data, self.valid, self.test = (
+            registry.open_data(DATA, max_tokens=TOKENS, split=split)
+            for split in ("train", "valid", "test")
+        )
+        self.space = text_space(**self.data.info)
+        self.loss = TokenLoss(self.data.info["padding"])
+
+    def supernet(self, steps: int, seed: int) -> npp.Run:
+        """A run of so many steps."""
+        return npp.train(
+            self.space, self.data, self.loss, steps=steps, seed=seed, sampler="fair",
+            run_dir=self.options.work / f"supernet-{steps}-{seed}", resume="if_exists",
+            access_log="off", checkpoint_every=1000, keep_checkpoints=1, **RECIPE,
+        )  # fmt: skip
+
+    def searched(self, run: npp.Run, name: str, strategy: str, budget: int, seed: int) -> Search:
+        """A search of that name."""
+        if (run.path / f"search-{name}").is_dir():
+            return find_search(run.path, name)
+        return npp.search_subnets(
+            run, self.data, self.loss, held_out=self.valid, strategy=strategy, budget=budget,
+            seed=seed, validate=0, calibrate=0, name=name,
+        )  # fmt: skip
+
+    def alone(self, run: npp.Run, search: Search, best: int) -> list[dict[str, Any]]:
+        """The best of a search alone, of each seed its scores on the test split, with BLEU."""
+        asked = {"search": search, "steps": self.options.alone, "best": best, "others": 0}
+        found: list[dict[str, Any]] = []
+        for seed in SEEDS:
+            for place, each in enumerate(
+                npp.retrain_subnets(
+                    run, self.data, self.loss, held_out=self.test, validate=0, seed=seed, **asked
+                )
+            ):
+                if seed == SEEDS[0]:
+                    choices = search.candidates[each.subnet].choices
+                    bleu = self._bleu(search.path / each.run, choices)
+                    found.append({"choices": choices, "loss": [], "bleu": bleu})
+                found[place]["loss"].append(each.scores.loss)
+        return found
+
+    def _bleu(self, path: Path, choices: Sequence[int]) -> float:
+        """Of a subnet alone; kept beside its run."""
+        kept = path / "bleu.json"
+        if not kept.exists():
+            scorer = BleuScorer(npp.Run(self.space, path), self.test, self.options.decoded)
+            kept.write_text(json.dumps(scorer(choices)), "utf-8")
+        return float(json.loads(kept.read_text("utf-8")))
 
 
 def main() -> None:
     """Do all of it."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=1500, help="of the supernet")
-    parser.add_argument("--alone", type=int, default=400, help="steps of a subnet alone")
-    parser.add_argument("--subnets", type=int, default=5, help="random ones, trained alone")
-    parser.add_argument("--budget", type=int, default=80, help="of the search")
-    parser.add_argument("--validate", type=int, default=6, help="batches to judge inherited by")
-    parser.add_argument("--test", type=int, default=8, help="batches to judge retrained by")
-    parser.add_argument("--decoded", type=int, default=3, help="batches of them to decode")
+    parser.add_argument("--lengths", default="1000,3000,10000", help="steps of supernets")
+    parser.add_argument("--alone", type=int, default=1500, help="steps of a subnet alone")
+    parser.add_argument("--subnets", type=int, default=24, help="random ones, trained alone")
+    parser.add_argument("--budget", type=int, default=200, help="of a search")
+    parser.add_argument("--decoded", type=int, default=3, help="batches to decode")
     parser.add_argument("--work", type=Path, default=ROOT / "runs" / "search-text")
     options = parser.parse_args()
-    bench = Bench("nlp.c3", {"max_tokens": 600}, options.work, {})
-    listed = random_subnets(bench.space, options.subnets, seed=7)
-    run = bench.train("csp-uniform", options.steps, "uniform")
-    judged = {"calibration": 0, "validation": options.validate}
-    search = bench.judge(
-        run, "evolution", "valid", strategy="evolution", budget=options.budget, **judged
-    )
-    best = search.ranked()[0]
-    exported = options.work / "exported"
-    if not exported.exists():
-        export_subnet(run, best.choices, exported, data=bench.named.data)
-    inherited = bench.judge_listed(run, "listed", "valid", listed, **judged).candidates
-    found = reached(bench, options, "alone-found", best.choices)
-    alone = [reached(bench, options, f"alone-{n}", each) for n, each in enumerate(listed)]
-    losses, bleus = ([each[key] for each in alone] for key in ("loss", "bleu"))
-    supernet = BleuScorer(run, bench.held_out("test"), options.decoded)
+    bench, lengths = Bench(options), [int(each) for each in options.lengths.split(",")]
+    random: list[dict[str, Any]] = []
+    supernets, found = [], []
+    for seed in SEEDS:
+        for steps in lengths:
+            run = bench.supernet(steps, seed)
+            listed = bench.searched(run, "listed", "random", options.subnets, seed=7)
+            random = random or bench.alone(run, listed, options.subnets)
+            supernets.append({"steps": steps, "seed": seed, **inherited(listed, random)})
+            print(f"{steps} steps, seed {seed}: tau {supernets[-1]['tau']:.2f}", flush=True)
+        best = bench.searched(run, "evolution", "evolution", options.budget, seed=seed)
+        found.append({"seed": seed, **bench.alone(run, best, 1)[0]})
     result = {
         "command": command("scripts/search_text.py"),
         "settings": {key: str(value) for key, value in vars(options).items() if key != "work"},
-        "inherited": {"loss": best.scores.loss, "bleu": supernet(best.choices)},
-        "found": {"choices": list(best.choices), **found},
-        "random": alone,
-        "random_loss_mean": statistics.mean(losses),
-        "random_bleu_mean": statistics.mean(bleus),
-        "tau": kendalls_tau([each.scores.loss for each in inherited], losses),
-        "searched": [each.scores.loss for each in search.candidates],
+        "recipe": RECIPE,
+        "random": [{**each, "kinds": kinds_of(each["choices"])} for each in random],
+        "supernets": supernets,
+        "found": [{**each, "kinds": kinds_of(each["choices"])} for each in found],
+        **headline(random, found),
     }
-    print(keep("text", result), draw("text", lambda axes: paint(axes, result), 2))
-    print(
-        f"found: loss {found['loss']:.4f}, BLEU {found['bleu']:.2f} trained alone for "
-        f"{options.alone} steps; {len(alone)} random ones: mean {statistics.mean(losses):.4f} and "
-        f"{statistics.mean(bleus):.2f}; with the supernet's weights the found one has BLEU "
-        f"{result['inherited']['bleu']:.2f}"
-    )
+    print(keep("text", result), draw("text", lambda axes: paint(axes, result), 3))
+    print(json.dumps({key: result[key] for key in headline(random, found)}, indent=1))
 
 
-def reached(
-    bench: Bench, options: argparse.Namespace, name: str, choices: Sequence[int]
-) -> dict[str, Any]:
-    """What a subnet reaches alone, on the test split."""
-    run: Run = bench.train_alone(name, choices, options.alone)
-    (scored,) = bench.judge_listed(
-        run, "test", "test", [choices], calibration=0, validation=options.test
-    ).candidates
-    bleu = BleuScorer(run, bench.held_out("test"), options.decoded)(choices)
-    return {"loss": scored.scores.loss, "top1": scored.scores.top1, "bleu": bleu}
+def means(alone: Sequence[dict[str, Any]]) -> list[float]:
+    """Losses alone, over the seeds."""
+    return [statistics.mean(each["loss"]) for each in alone]
+
+
+def inherited(listed: Search, random: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """How a supernet's losses order the random subnets."""
+    by_choices = {each.choices: each.scores.loss for each in listed.candidates}
+    losses = [by_choices[tuple(each["choices"])] for each in random]
+    reached = means(random)
+    return {
+        "loss": losses,
+        "tau": kendalls_tau(losses, reached),
+        "tau_90": interval(losses, reached, 0.9),
+    }
+
+
+def headline(random: Sequence[dict[str, Any]], found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The noise ceiling, and how far what was found is from random subnets."""
+    first, second = zip(*(each["loss"] for each in random), strict=True)
+    reached = means(random)
+    mean, spread = statistics.mean(reached), statistics.stdev(reached)
+    return {
+        "noise_ceiling": kendalls_tau(first, second),
+        "noise_ceiling_90": interval(first, second, 0.9),
+        "tau_of_bleu": kendalls_tau([-each["bleu"] for each in random], reached),
+        "random_loss_mean": mean,
+        "random_loss_spread": spread,
+        "random_loss_best": min(reached),
+        "random_bleu_mean": statistics.mean(each["bleu"] for each in random),
+        "found_loss": means(found),
+        "found_bleu": [each["bleu"] for each in found],
+        "spreads_above_mean": [(mean - each) / spread for each in means(found)],
+    }
 
 
 def paint(axes: Any, result: dict[str, Any]) -> None:
-    """The search's course, and what is reached alone."""
-    axes[0].plot(result["searched"], ".", color="#4477aa")
-    axes[0].set(xlabel="subnet of the search", ylabel="token loss with inherited weights")
-    losses = [each["loss"] for each in result["random"]]
-    axes[1].plot(losses, [each["bleu"] for each in result["random"]], "o", label="random")
-    axes[1].plot(result["found"]["loss"], result["found"]["bleu"], "r*", ms=12, label="found")
-    axes[1].set(xlabel="token loss trained alone (test)", ylabel="BLEU")
-    axes[1].legend()
+    """Tau over steps; inherited against alone; BLEU against loss."""
+    for seed in SEEDS:
+        own = [each for each in result["supernets"] if each["seed"] == seed]
+        taus = [each["tau"] for each in own]
+        ends = [[abs(each["tau_90"][end] - each["tau"]) for each in own] for end in (0, 1)]
+        axes[0].errorbar(
+            [each["steps"] for each in own], taus, yerr=ends, marker="o", label=f"seed {seed}"
+        )
+    axes[0].axhline(result["noise_ceiling"], color="black", ls="--", lw=1, label="noise ceiling")
+    axes[0].set(xscale="log", xlabel="steps of the supernet", ylabel="Kendall's tau by loss")
+    axes[0].legend(fontsize=7)
+    reached, last = means(result["random"]), result["supernets"][len(result["supernets"]) // 2 - 1]
+    axes[1].plot(last["loss"], reached, "o", ms=4)
+    axes[1].axhline(means(result["found"])[0], color="red", lw=1, label="found, seed 1")
+    axes[1].set(xlabel=f"loss inherited, {last['steps']} steps", ylabel="loss alone (test)")
+    axes[1].legend(fontsize=7)
+    axes[2].plot(reached, [each["bleu"] for each in result["random"]], "o", ms=4, label="random")
+    found = [each["bleu"] for each in result["found"]]
+    axes[2].plot(means(result["found"]), found, "r*", ms=10, label="found")
+    axes[2].set(xlabel="loss alone (test)", ylabel="BLEU")
+    axes[2].legend(fontsize=7)
 
 
 if __name__ == "__main__":
