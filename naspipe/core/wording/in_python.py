@@ -33,8 +33,8 @@ _ARGUMENTS = {
     **{
         f"--{name}": f"{name.replace('-', '_')}="
         for name in (
-            "budget", "calibrate", "data", "data-dir", "ema", "name", "recipe", "run-dir", "score",
-            "validate",
+            "best", "budget", "calibrate", "data", "data-dir", "ema", "name", "others", "recipe",
+            "run-dir", "score", "validate",
         )
     },
     "--output": "directory=",

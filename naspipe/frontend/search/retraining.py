@@ -141,7 +141,7 @@ class Retraining:
             raise ConfigError(f"--steps: expected 1 or more of each subnet, found {self.steps}")
         if best < 0 or others < 0 or not best + others:
             raise ConfigError(
-                f"expected one subnet or more to retrain, found --best {best} --others {others}"
+                f"expected one subnet or more to retrain, found --best {best} and --others {others}"
             )
         if not self.search.path.is_relative_to(self.run.path):
             raise ConfigError(f"expected a search of {self.run.path}, found {self.search.path}")

@@ -24,6 +24,7 @@ TAKES_MORE = {
     npp.train: (*declared(Recipe), *declared(Execution)),
     npp.workload: declared(Recipe),
     npp.search_subnets: declared(Execution),
+    npp.retrain_subnets: declared(Execution),
 }
 """Those that take settings, too, and which."""
 
