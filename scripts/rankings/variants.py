@@ -18,7 +18,7 @@ from scripts.rankings import unit_keys
 from scripts.rankings.cell_space import Problem
 from scripts.rankings.unit_keys import Unit
 
-BASE, FAIR = "csp uniform", "csp fair"
+BASE, FAIR, DECAY = "csp uniform", "csp fair", "csp fair decay"
 
 VARIANTS: dict[str, dict[str, Any]] = {
     BASE: {"recipe": {"ema": 0.99}},
@@ -30,6 +30,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "rules": {"stem": 4, "cells_1": 4, "cells_3": 4}, "recipe": {"norms": "deferred"}
     },
     FAIR: {"sampler": "fair"},
+    DECAY: {
+        "sampler": "fair",
+        "recipe": {"optimizer_options": {"momentum": 0.9, "weight_decay": 5e-4}},
+    },
     "csp fairnas": {
         "sampler": "fair", "passes": "fair", "per_step": 5, "recipe": {"lr": 0.02}
     },
@@ -74,6 +78,7 @@ WAVES: tuple[tuple[Sequence[str], Sequence[int], Sequence[int]], ...] = (
     (RECIPES, (10_000,), (1,)),
     (POLICIES, (1000,), (1, 2, 3)),
     ((FAIR,), (30_000,), (1, 2)),
+    ((DECAY,), (10_000,), (1, 2)),
     ((BASE,), (30_000,), (1,)),
     (RECIPES, (1000,), (1, 2, 3)),
     (POLICIES, (10_000,), (2, 3)),
