@@ -24,7 +24,7 @@ FORWARD = 1 / 3
 
 FOUND_SEEDS = (1, 2, 3)
 COMPUTE = variants.SEARCHED[variants.BASE]
-"""Passes of the supernets that are trained to be searched, and of searches without any."""
+"""Passes of the fair supernets that are trained to be searched, and of searches without any."""
 SHORT_STEPS, SHORT_JUDGED = 400, 79
 """Of a short training: its steps, and the batches that it is judged by."""
 
@@ -130,7 +130,7 @@ def found_items(plan: Plan) -> list[Item]:
         for each, search in supernet_searches(plan.problem, seed):
             if (result := plan.kept.find(search)) is not None:
                 found += winner_items(plan, f"found by {each.name}, seed {seed}", result)
-            elif each.name not in variants.POLICIES and each.passes in COMPUTE:
+            elif each.name == variants.FAIR and each.passes in COMPUTE:
                 found += supernet_item(plan, each)
         for method, passes in product(METHODS, COMPUTE):
             unit = plain_search_unit(plan.problem, method, passes, seed)

@@ -35,6 +35,7 @@ RATES = {
     "fine-tune": cosine(1e-4),
     "spos": lambda y: 0.03 * (1.0 - y / STEPS),
     "fairnas": cosine(0.011),
+    "nasbench201": cosine(0.05),
     "evolved-transformer": lambda y: (
         7e-4 * (y + 1) / WARM_UP if y < WARM_UP else 7e-4 * math.sqrt(WARM_UP / y)
     ),
@@ -50,6 +51,7 @@ RATES = {
         ("dna", "uniform", "Adam", {"weight_decay": 1e-4}, 0.0, "one"),
         ("fine-tune", "uniform", "SGD", {"momentum": 0.9}, 0.0, "one"),
         ("fairnas", "fair", "SGD", SGD, 0.0, "fair:4"),  # its blocks have four candidates
+        ("nasbench201", "fair", "SGD", {"momentum": 0.9}, 0.0, "one"),
         ("evolved-transformer", "uniform", "Adam", ADAM, 0.1, "one"),
     ],
 )

@@ -258,7 +258,7 @@ def test_what_was_found_is_trained_next(tmp_path):
             item.name for item in gathered(Plan(problem=DIGITS, kept=kept, options=options))
         ]
     assert "random search of 25 without a supernet, seed 1" in names[False]
-    assert "csp uniform, 10000 passes, seed 1" in names[False]
+    assert "csp fair, 10000 passes, seed 1" in names[False]
     assert not any("alone" in name for name in names[False])
     assert f"alone {''.join(map(str, sample()[1]))}, 7 steps, seed 2" in " ".join(names[True])
     assert not any(name.startswith("random search of 25") for name in names[True])

@@ -38,9 +38,10 @@ samplers: uniform, fair, spaced:W, file:PATH (one JSON list of choices a line)
 streams: --streams 2 trains seeds K and K + 1 side by side, each as it would be alone; a file has
   one line per stream, as in {"space": "nlp.c3", "seed": 1, "steps": 50}; what a line leaves out
   is taken from the command
-recipes: spos, fairnas, greedynas, sandwich, evolved-transformer, byol, moco-v3, soft-target,
-  distil-bert, blockwise, blockwise-compress, dna, fine-tune (naspipe/recipes/), or a TOML file of
-  yours; what it says goes before the space's defaults, --sampler and --set go before it
+recipes: spos, fairnas, greedynas, sandwich, evolved-transformer, nasbench201, byol, moco-v3,
+  soft-target, distil-bert, blockwise, blockwise-compress, dna, fine-tune (naspipe/recipes/), or a
+  TOML file of yours; what it says goes before the space's defaults, --sampler and --set go before
+  it
 """
 
 DEFAULTS: dict[str, Any] = {
