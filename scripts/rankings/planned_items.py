@@ -124,21 +124,21 @@ def do_supernet(
 
 
 def found_items(plan: Plan) -> list[Item]:
-    """Searches with and without a supernet, and the full training of what each found."""
-    found = []
+    """Searches with and without a supernet, then the full training of what each found."""
+    supernets, others, winners = [], [], []
     for seed in FOUND_SEEDS:
         for each, search in supernet_searches(plan.problem, seed):
             if (result := plan.kept.find(search)) is not None:
-                found += winner_items(plan, f"found by {each.name}, seed {seed}", result)
+                winners += winner_items(plan, f"found by {each.name}, seed {seed}", result)
             elif each.name == variants.FAIR and each.passes in COMPUTE:
-                found += supernet_item(plan, each)
-        for method, passes in product(METHODS, COMPUTE):
-            unit = plain_search_unit(plan.problem, method, passes, seed)
-            if (result := plan.kept.find(unit)) is None:
-                found.append(plain_search_item(plan, unit))
-            else:
-                found += winner_items(plan, f"found by {words_of(unit)}", result)
-    return found
+                supernets += supernet_item(plan, each)
+    for method, passes, seed in product(reversed(METHODS), COMPUTE, FOUND_SEEDS):
+        unit = plain_search_unit(plan.problem, method, passes, seed)
+        if (result := plan.kept.find(unit)) is None:
+            others.append(plain_search_item(plan, unit))
+        else:
+            winners += winner_items(plan, f"found by {words_of(unit)}", result)
+    return [*supernets, *others, *winners]
 
 
 def supernet_searches(problem: Problem, seed: int) -> Iterator[tuple[variants.Planned, Unit]]:
