@@ -1,11 +1,12 @@
 """What a supernet's ranking is worth: inherited scores against networks that were trained alone.
 
 NAS-Bench-201's cell on Fashion-MNIST (docs/searches.md). ``alone`` trains forty different
-architectures from their first weights, with two seeds. ``supernets`` trains supernets and judges
-the forty with their weights. ``found`` searches by evolution with supernets, and without any by
-random search and by evolution that trains each network for a short time, at equal compute; what
-each finds is trained as the forty are. ``draw`` writes artifacts/ranking/ranking.json and
-pictures beside it. Parts are done in the order in which they are named.
+architectures from their first weights, with two seeds. ``proxies`` scores them without training.
+``supernets`` trains supernets and judges the forty with their weights. ``found`` searches by
+evolution with supernets, and without any by random search and by evolution that trains each
+network for a short time, at equal compute; what each finds is trained as the forty are. ``draw``
+writes artifacts/ranking/ranking.json and pictures beside it. Parts are done in the order in which
+they are named.
 
 Each unit is kept in artifacts/ranking/records/ when it is done, and is never done again. What
 runs leave in --work may be deleted while nobody is at work. --hours ends the beginning of units;

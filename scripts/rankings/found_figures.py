@@ -24,7 +24,8 @@ def searches(evidence: Evidence) -> Iterator[tuple[str, int, dict[str, Any]]]:
     for seed in FOUND_SEEDS:
         for each, unit in supernet_searches(evidence.problem, seed):
             if (result := evidence.kept.find(unit)) is not None and "best" in result:
-                yield f"supernet, {each.name}, {each.passes:,}", seed, result
+                how = f"supernet, {each.name}, {each.passes:,}, by {unit['score']}"
+                yield how, seed, result
         for method, passes in product(METHODS, COMPUTE):
             unit = plain_search_unit(evidence.problem, method, passes, seed)
             if (result := evidence.kept.find(unit)) is not None:

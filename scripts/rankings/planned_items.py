@@ -76,6 +76,22 @@ def do_alone(records: Path, work: Path, unit: Unit) -> str:
     return f"top-1 {found['test']['top1']:.3f}, loss {found['test']['loss']:.3f}"
 
 
+def proxy_items(plan: Plan) -> list[Item]:
+    """The forty by zero-cost proxies, with the first weights of each seed of a supernet."""
+    units = [unit_keys.proxies(plan.problem, sample(), seed) for seed in FOUND_SEEDS]
+    return [
+        Item(name=words_of(unit), do=do_proxies, given=(*plan.places, unit), passes=100)
+        for unit in units
+        if not plan.is_kept(unit)
+    ]
+
+
+def do_proxies(records: Path, work: Path, unit: Unit) -> str:
+    """In a process of its own."""
+    found = Worker(KeptUnits(records), work).proxies(unit)
+    return f"naswot {min(found['naswot']):.0f} to {max(found['naswot']):.0f}"
+
+
 def supernet_items(plan: Plan) -> list[Item]:
     """The supernets of the table, each with its judgings and searches."""
     wanted = (each for each in variants.planned() if is_wanted(plan.options, each))
@@ -132,6 +148,7 @@ def found_items(plan: Plan) -> list[Item]:
                 winners += winner_items(plan, f"found by {each.name}, seed {seed}", result)
             elif each.name == variants.FAIR and each.passes in COMPUTE:
                 supernets += supernet_item(plan, each)
+        supernets = list({item.name: item for item in supernets}.values())
     for method, passes, seed in product(reversed(METHODS), COMPUTE, FOUND_SEEDS):
         unit = plain_search_unit(plan.problem, method, passes, seed)
         if (result := plan.kept.find(unit)) is None:
@@ -158,7 +175,7 @@ def plain_search_item(plan: Plan, unit: Unit) -> Item:
 
 def plain_search_unit(problem: Problem, method: str, passes: int, seed: int) -> Unit:
     """A search without a supernet that computes what one with a supernet of so many passes does."""
-    (search,) = variants.search_units(problem, variants.Planned(variants.FAIR, passes, seed))
+    search, *_ = variants.search_units(problem, variants.Planned(variants.FAIR, passes, seed))
     budget = (passes + price(search)) // (SHORT_STEPS + int(FORWARD * SHORT_JUDGED))
     return unit_keys.found(problem, method, budget=budget, short_steps=SHORT_STEPS, seed=seed)
 
@@ -189,4 +206,6 @@ def do_found(records: Path, work: Path, unit: Unit) -> str:
     return f"{len(found['tried'])} tried, best loss {min(found['loss']):.3f}"
 
 
-ITEMS = {"alone": alone_items, "supernets": supernet_items, "found": found_items}
+ITEMS = {
+    "alone": alone_items, "proxies": proxy_items, "supernets": supernet_items, "found": found_items
+}  # fmt: skip

@@ -57,10 +57,20 @@ def judging(
     }  # fmt: skip
 
 
-def search(of: Unit, *, budget: int, seed: int, calibration: int, validation: int) -> Unit:
-    """Evolution with a supernet's weights, by loss."""
+def proxies(problem: Problem, architectures: Sequence[Sequence[int]], seed: int) -> Unit:
+    """Zero-cost scores of these architectures, with the first weights of a seed."""
+    listed = [list(each) for each in architectures]
     return {
-        "kind": "search", "supernet": of, "strategy": "evolution", "score": "loss",
+        "kind": "proxies", "problem": problem.as_dict(), "architectures": listed, "seed": seed
+    }  # fmt: skip
+
+
+def search(
+    of: Unit, *, budget: int, seed: int, calibration: int, validation: int, score: str = "loss"
+) -> Unit:
+    """Evolution with a supernet's weights."""
+    return {
+        "kind": "search", "supernet": of, "strategy": "evolution", "score": score,
         "budget": budget, "seed": seed, "calibration": calibration, "validation": validation,
     }  # fmt: skip
 
@@ -84,6 +94,8 @@ def words_of(unit: Mapping[str, Any]) -> str:
         return (
             f"{unit['method']} search of {unit['budget']} without a supernet, seed {unit['seed']}"
         )
+    if unit["kind"] == "proxies":
+        return f"proxies, seed {unit['seed']}"
     if unit["kind"] == "supernet":
         said = " ".join(f"{key} {value}" for key, value in unit["variant"].items())
         return f"supernet {said or 'csp uniform'}, {unit['steps']} steps, seed {unit['seed']}"

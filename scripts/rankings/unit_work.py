@@ -91,6 +91,22 @@ class Worker:
                 self._keep(each, self._search(each, run, own), watch)
         shutil.rmtree(run.path)
 
+    def proxies(self, unit: Unit) -> dict[str, Any]:
+        """Zero-cost scores, of the weights that a run of one step begins with."""
+        if (kept := self.kept.find(unit)) is not None:
+            return kept
+        watch, own, path = Watch(), setting(Problem(**unit["problem"])), self._path(unit)
+        shutil.rmtree(path, ignore_errors=True)
+        run = npp.train(
+            own.space, own.train, own.loss, steps=1, seed=unit["seed"], run_dir=path,
+            progress=False, **unit_keys.RECIPE,
+        )  # fmt: skip
+        scores = self._scores(unit["architectures"], run, own, validate=1, score="synflow+naswot")
+        result = {name: [getattr(each, name) for each in scores] for name in ("synflow", "naswot")}
+        shutil.rmtree(path)
+        self._keep(unit, result, watch)
+        return result
+
     def found(self, unit: Unit) -> dict[str, Any]:
         """The networks that a search without a supernet tried, and the best of them."""
         if (kept := self.kept.find(unit)) is not None:
@@ -124,16 +140,24 @@ class Worker:
         )  # fmt: skip
 
     def _judge(self, unit: Unit, run: Any, own: Setting) -> dict[str, Any]:
-        listed = self.work / f"{key_of(unit)}.jsonl"
-        write_stream(listed, [own.choices(tuple(each)) for each in unit["architectures"]])
+        scores = self._scores(
+            unit["architectures"], run, own,
+            calibrate=unit["calibration"], validate=unit["validation"], ema=unit["ema"],
+        )  # fmt: skip
+        return {"loss": [each.loss for each in scores], "top1": [each.top1 for each in scores]}
+
+    def _scores(
+        self, architectures: Sequence[Architecture], run: Any, own: Setting, **how: Any
+    ) -> list[Any]:
+        """Of these architectures, in their order."""
+        name = free_name(run)
+        listed = run.path / f"{name}.jsonl"
+        write_stream(listed, [own.choices(tuple(each)) for each in architectures])
         found = npp.search_subnets(
             run, own.train, own.loss, held_out=own.valid, strategy=f"file:{listed}",
-            budget=len(unit["architectures"]), calibrate=unit["calibration"],
-            validate=unit["validation"], ema=unit["ema"], name=free_name(run), progress=False,
+            budget=len(architectures), name=name, progress=False, **how,
         )  # fmt: skip
-        listed.unlink()
-        scores = [each.scores for each in found.candidates]
-        return {"loss": [each.loss for each in scores], "top1": [each.top1 for each in scores]}
+        return [each.scores for each in found.candidates]
 
     def _search(self, unit: Unit, run: Any, own: Setting) -> dict[str, Any]:
         found = npp.search_subnets(

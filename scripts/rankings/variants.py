@@ -54,6 +54,8 @@ SEARCHED = {BASE: (10_000,), FAIR: (10_000, 30_000), **dict.fromkeys(POLICIES, (
 """Passes of the supernets that are searched by evolution."""
 SEARCH_BUDGET = 200
 """How many subnets a search judges."""
+SCORES = {FAIR: ("loss", "loss+naswot")}
+"""What searches judge by; loss where nothing is said."""
 VALIDATION = {"fashion-mnist": 40, "digits": 6}
 """Held-out batches that inherited weights are judged by, of each data set."""
 
@@ -122,15 +124,18 @@ def judging_units(
 
 
 def search_units(problem: Problem, planned: Planned) -> list[Unit]:
-    """The search of a supernet, where it is one of those that are searched."""
+    """The searches of a supernet, where it is one of those that are searched."""
     if planned.passes not in SEARCHED.get(planned.name, ()):
         return []
     of, validation = supernet_unit(problem, planned), VALIDATION[problem.data]
     return [
         unit_keys.search(
-            of, budget=SEARCH_BUDGET, seed=planned.seed, calibration=4, validation=validation
+            of, budget=SEARCH_BUDGET, seed=planned.seed, calibration=4, validation=validation,
+            score=score,
         )
-    ]
+        for score in SCORES.get(planned.name, ("loss",))
+        if score == "loss" or planned.passes == SEARCHED[BASE][0]
+    ]  # fmt: skip
 
 
 def ema_of(variant: Mapping[str, Any]) -> float:

@@ -12,6 +12,7 @@ from numpy.random import RandomState
 from scipy.stats import kendalltau
 
 import naspipe as npp
+from naspipe.search import rank_agreement
 from naspipe.streams.from_file import write_stream
 from scripts.bench_ranking import gathered
 from scripts.rankings import unit_keys, unit_work, variants
@@ -264,7 +265,8 @@ def test_what_was_found_is_trained_next(tmp_path):
     assert not any(name.startswith("random search of 25") for name in names[True])
 
 
-def test_figures_and_pictures_of_what_is_kept(tmp_path):
+def test_figures_and_pictures_of_what_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(rank_agreement, "RESAMPLES", 50)
     evidence = Evidence(problem=DIGITS, kept=filled(tmp_path), steps=STEPS, seeds=2)
     alone, supernets = alone_figures(evidence), supernet_figures(evidence)
     first, second = zip(*(row["loss"] for row in alone["networks"]), strict=True)
