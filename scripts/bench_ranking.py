@@ -29,8 +29,10 @@ from scripts.rankings.kept_units import KeptUnits  # noqa: E402
 from scripts.rankings.planned_items import ITEMS, Plan  # noqa: E402
 from scripts.rankings.ranking_figures import (  # noqa: E402
     SCORES,
+    SUMS,
     Evidence,
     alone_figures,
+    between,
     over_seeds,
     supernet_figures,
 )
@@ -104,7 +106,8 @@ def draw(plan: Plan) -> None:
         "made": circumstances(),
         "problem": plan.problem.as_dict(),
         "alone": alone,
-        "taus": {score: over_seeds(supernets, WAY, score) for score in SCORES},
+        "taus": {score: over_seeds(supernets, WAY, score) for score in (*SCORES, *SUMS)},
+        "between_supernets": between(supernets, WAY, 10_000),
         "supernets": supernets,
         "found": found_figures(evidence, alone),
     }

@@ -122,6 +122,7 @@ LAUNCHING = (
     "scripts/test_bench_ranking.py::test_a_supernet_that_diverges_is_kept_as_such",
     "scripts/test_bench_ranking.py::test_a_supernet_and_its_judgings_are_kept",
     "scripts/test_bench_ranking.py::test_alone_has_the_bits_of_a_run_with_one_subnet",
+    "scripts/test_bench_ranking.py::test_proxies_are_scored_once",
     "scripts/test_bench_ranking.py::test_items_are_done_until_the_hours_are_over",
     "scripts/test_check_memory.py",
     "scripts/test_distill_images.py::test_a_few_steps_on_digits",

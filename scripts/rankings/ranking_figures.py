@@ -16,6 +16,7 @@ from scripts.rankings.kept_units import KeptUnits
 
 LEVEL = 0.9
 SCORES = ("loss", "top1")
+SUMS = ("loss+naswot", "loss+synflow", "loss+synflow+naswot")
 SIGNS = {"loss": 1, "top1": -1}
 """Less loss is better, more top-1 is."""
 
@@ -37,6 +38,10 @@ class Evidence:
         ]
         whole = [each for each in found if each is not None]
         return whole if len(whole) == self.seeds else None
+
+    def proxies(self, seed: int) -> dict[str, list[float]] | None:
+        """Zero-cost scores of the sample with the first weights of a seed; more is better."""
+        return self.kept.find(unit_keys.proxies(self.problem, sample(), seed))
 
     def truth(self) -> dict[Architecture, list[dict[str, Any]]]:
         """The architectures of the sample that all seeds trained."""
@@ -85,20 +90,55 @@ def alone_figures(evidence: Evidence) -> dict[str, Any]:
             "noise_ceiling": agreement(by_seed[0], by_seed[1]) if evidence.seeds > 1 else None,
             "by_convolutions": agreement([-sign * row["convolutions"] for row in rows], means),
             "by_params": agreement([-sign * row["params"] for row in rows], means),
+            **by_proxies(evidence, truth, score),
             **spread_of(rows, means),
         }
     return found
 
 
+def by_proxies(
+    evidence: Evidence, truth: Mapping[Architecture, list[dict[str, Any]]], score: str
+) -> dict[str, Any]:
+    """What each zero-cost proxy says, and both together, with the first weights of seed 1."""
+    if (known := evidence.proxies(1)) is None or len(truth) < len(sample()):
+        return {}
+    reached = [statistics.mean(r["test"][score] for r in each) for each in truth.values()]
+    sums = {"naswot": ("naswot",), "synflow": ("synflow",), "synflow+naswot": tuple(known)}
+    return {
+        f"by_{name}": agreement(standard_sums(known, parts), [-SIGNS[score] * r for r in reached])
+        for name, parts in sums.items()
+    }
+
+
+def standard_sums(known: Mapping[str, Sequence[float]], parts: Sequence[str]) -> list[float]:
+    """Sums of standard scores of the sample: of each part, where more is better."""
+    counts = [convolutions(each) for each in sample()]
+    columns = []
+    for part in parts:
+        mean, spread = over_space(counts, known[part])
+        columns.append([(value - mean) / spread for value in known[part]])
+    return [sum(row) for row in zip(*columns, strict=True)]
+
+
 def spread_of(rows: Sequence[Mapping[str, Any]], values: Sequence[float]) -> dict[str, float]:
-    """Mean and standard deviation over the whole space: strata count as they do there."""
+    """Mean and standard deviation over the whole space."""
+    mean, spread = over_space([row["convolutions"] for row in rows], values)
+    return {"random_mean": round(mean, 5), "random_spread": round(spread, 5)}
+
+
+def over_space(counts: Sequence[int], values: Sequence[float]) -> tuple[float, float]:
+    """Mean and standard deviation where strata count as they do in the whole space.
+
+    Args:
+        counts: of convolutions, of each network.
+        values: theirs.
+    """
     shares = strata_shares()
-    counts = [row["convolutions"] for row in rows]
     weights = [shares[count] / counts.count(count) for count in counts]
     total = sum(weights)
     mean = sum(w * v for w, v in zip(weights, values, strict=True)) / total
     square = sum(w * (v - mean) ** 2 for w, v in zip(weights, values, strict=True)) / total
-    return {"random_mean": round(mean, 5), "random_spread": round(square**0.5, 5)}
+    return mean, square**0.5
 
 
 def supernet_figures(evidence: Evidence) -> list[dict[str, Any]]:
@@ -116,15 +156,21 @@ def supernet_figures(evidence: Evidence) -> list[dict[str, Any]]:
         for way, unit in judgings.items():
             scores = evidence.kept.find(unit)
             if scores is not None and "failed" not in scores and len(truth) > 2:
-                row["judged"][way] = taus_of(scores, truth)
+                row["judged"][way] = taus_of(scores, truth, evidence.proxies(each.seed))
         found.append(row)
     return found
 
 
 def taus_of(
-    scores: Mapping[str, Sequence[float]], truth: Mapping[Architecture, list[dict[str, Any]]]
+    scores: Mapping[str, Sequence[float]],
+    truth: Mapping[Architecture, list[dict[str, Any]]],
+    proxies: Mapping[str, Sequence[float]] | None = None,
 ) -> dict[str, Any]:
-    """Agreement of inherited scores with what was reached alone, by each score."""
+    """Agreement of inherited scores with what was reached alone, by each score.
+
+    With proxies of the whole sample also that of the loss with each, and with both, as
+    ``naspipe search --score loss+naswot`` ranks.
+    """
     places = [number for number, each in enumerate(sample()) if each in truth]
     counts = [convolutions(sample()[place]) for place in places]
     found: dict[str, Any] = {}
@@ -136,6 +182,11 @@ def taus_of(
             "tau_alike": tau_within(inherited, reached, counts),
             "inherited": [round(value, 4) for value in inherited],
         }
+    if proxies is not None and len(truth) == len(sample()):
+        reached = [-statistics.mean(r["test"]["loss"] for r in each) for each in truth.values()]
+        known = {"loss": [-value for value in scores["loss"]], **proxies}
+        for name in SUMS:
+            found[name] = agreement(standard_sums(known, name.split("+")), reached)
     return found
 
 
@@ -143,9 +194,28 @@ def over_seeds(rows: Sequence[Mapping[str, Any]], way: str, score: str) -> list[
     """Of each variant and length, the taus of all seeds, and their mean."""
     taus: dict[tuple[str, int], list[float]] = {}
     for row in rows:
-        if (judged := row["judged"].get(way)) is not None:
+        if score in (judged := row["judged"].get(way, {})):
             taus.setdefault((row["name"], row["passes"]), []).append(judged[score]["tau"])
     return [
         {"name": name, "passes": passes, "taus": each, "mean": round(statistics.mean(each), 3)}
         for (name, passes), each in sorted(taus.items())
     ]
+
+
+def between(rows: Sequence[Mapping[str, Any]], way: str, least: int) -> dict[str, float]:
+    """How alike supernets of so many passes or more order the sample by loss, pair by pair.
+
+    Where they agree with each other more than with networks alone, chance is not what they err by.
+    """
+    orders = [
+        row["judged"][way]["loss"]["inherited"]
+        for row in rows
+        if row["passes"] >= least and way in row["judged"]
+    ]
+    taus = [kendalls_tau(one, other) for one, other in combinations(orders, 2)]
+    if not taus:
+        return {}
+    return {
+        "passes": least, "supernets": len(orders), "mean": round(statistics.mean(taus), 3),
+        "least": round(min(taus), 3), "most": round(max(taus), 3),
+    }  # fmt: skip

@@ -15,7 +15,16 @@ from matplotlib import pyplot
 from scripts.rankings import variants
 
 WAY = "calibration 4"
-COLOURS = dict(zip(variants.VARIANTS, pyplot.get_cmap("tab10").colors, strict=False))
+SHOWN = ("loss", "top1", "loss+naswot")
+LINES = {"noise_ceiling": "--", "by_convolutions": ":", "by_naswot": "-."}
+"""What supernets are beside: figures of networks alone, and how their lines are drawn."""
+COLOURS = dict(
+    zip(
+        variants.VARIANTS,
+        pyplot.get_cmap("tab20").colors[::2] + pyplot.get_cmap("tab20").colors[1::2],
+        strict=False,
+    )
+)
 
 
 def draw_all(figures: Mapping[str, Any], folder: Path) -> list[Path]:
@@ -36,8 +45,8 @@ def draw_all(figures: Mapping[str, Any], folder: Path) -> list[Path]:
 
 def draw_taus(rows: Sequence[Mapping[str, Any]], alone: Mapping[str, Any], path: Path) -> Path:
     """Tau over passes; each variant's mean over seeds, with the mean interval of its supernets."""
-    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.2), sharey=True)
-    for axis, score in zip(axes, ("loss", "top1"), strict=True):
+    figure, axes = pyplot.subplots(1, len(SHOWN), figsize=(15, 4.4), sharey=True)
+    for axis, score in zip(axes, SHOWN, strict=True):
         for place, name in enumerate(variants.VARIANTS):
             points = by_length(rows, name, score)
             if points:
@@ -48,17 +57,18 @@ def draw_taus(rows: Sequence[Mapping[str, Any]], alone: Mapping[str, Any], path:
                     x, middle, yerr=list(zip(*errors, strict=True)), label=name, marker="o", ms=4,
                     lw=1, elinewidth=0.6, color=COLOURS[name],
                 )  # fmt: skip
-        for key, style in (("noise_ceiling", "--"), ("by_convolutions", ":")):
-            if alone[score][key]:
+        known = alone.get(score, alone["loss"])
+        for key, style in LINES.items():
+            if known.get(key):
                 label = key.replace("_", " ")
-                axis.axhline(alone[score][key]["tau"], color="black", ls=style, lw=1, label=label)
+                axis.axhline(known[key]["tau"], color="black", ls=style, lw=1, label=label)
         axis.set(xscale="log", xlabel="passes of the supernet", title=f"by {score}")
         lengths = sorted({row["passes"] for row in rows})
         axis.set_xticks(lengths, [f"{passes:,}" for passes in lengths])
         axis.minorticks_off()
         axis.set_xlim(lengths[0] / 1.3, lengths[-1] * 1.5)
     axes[0].set_ylabel("Kendall's tau with networks alone")
-    axes[1].legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    axes[-1].legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return saved(figure, path)
 
 
@@ -68,7 +78,7 @@ def by_length(
     """Of a variant, what its supernets of each length have by a score."""
     found: dict[int, list[Mapping[str, Any]]] = {}
     for row in rows:
-        if row["name"] == name and WAY in row["judged"]:
+        if row["name"] == name and score in row["judged"].get(WAY, {}):
             found.setdefault(row["passes"], []).append(row["judged"][WAY][score])
     return dict(sorted(found.items()))
 
