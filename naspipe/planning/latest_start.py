@@ -19,6 +19,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+import numpy as np
+
 from naspipe.core.events import Priorities
 from naspipe.core.ids import LayerId
 from naspipe.core.layer_rules import BlockRule, rule_of
@@ -27,15 +29,15 @@ from naspipe.core.rules import Exact, Follows, Frozen, steps_behind
 from naspipe.core.steps import ONE_PASS, Steps
 from naspipe.core.subnet import Subnet
 from naspipe.planning.cost import CostTable
-from naspipe.planning.list_schedule import Key, ListSchedule, Way
+from naspipe.planning.list_schedule import ListSchedule, Way
 
-SHARE, MOST_ROUNDS = 0.02, 8
+SHARE, MOST_ROUNDS = 0.02, 16
 """What part of the stream's own time may be spent on improvement, and how often at most."""
 
 PIECE = 1024
 """Subnets of a stream that are looked at together, beside two windows of those behind them."""
 
-_ROUND_NS = 8_000
+_ROUND_NS = 4_000
 """What one access takes in one round, forwards and backwards."""
 
 
@@ -131,44 +133,48 @@ def _of_piece(
     ways = [
         list(_StreamWays(number, stream, steps).made()) for number, stream in enumerate(streams)
     ]
-    everyone = [way for own in ways for way in own]
-    size = (steps.passes, max(1, window // steps.passes))
-    for own in ways:
-        for way in own:
-            way.keys = _paper_backwards(way, own[-1].number)
-    ListSchedule(ways, *size, is_backwards=True).run()
-    for _ in range(_rounds(everyone) if rounds is None else rounds):
-        for way in everyone:
-            way.keys = [-level for level in way.ends]
-        ListSchedule(ways, *size, is_backwards=False).run()
-        for way in everyone:
-            way.keys = [-end for end in way.ends]
-        ListSchedule(ways, *size, is_backwards=True).run()
+    schedule = ListSchedule(ways, steps.passes, max(1, window // steps.passes))
+    ends = schedule.run(_paper_backwards(ways), is_backwards=True)
+    numbers = [way.number for own in ways for way in own for _ in way.stages]
+    for _ in range(_rounds(ways) if rounds is None else rounds):
+        latest = schedule.run(_last_first(ends, numbers), is_backwards=False)
+        ends = schedule.run(_last_first(latest, numbers), is_backwards=True)
     return [
-        [_priorities(way, len(stream.rules)) for way in own]
+        [_priorities(way, ends, len(stream.rules)) for way in own]
         for own, stream in zip(ways, streams, strict=True)
     ]
 
 
-def _paper_backwards(way: Way, last: int) -> list[Key]:
+def _paper_backwards(ways: Sequence[Sequence[Way]]) -> list[int]:
     """The paper's order, seen from the end: what was begun is finished, younger ones first."""
-    blocks = len(way.stages) // 2
-    age = last - way.number
-    return [(place >= blocks, age, way.stream) for place in range(len(way.stages))]
+    keys = [
+        (place >= len(way.stages) // 2, own[-1].number - way.number, way.stream)
+        for own in ways
+        for way in own
+        for place in range(len(way.stages))
+    ]
+    return sorted(range(len(keys)), key=keys.__getitem__)
 
 
-def _rounds(ways: Sequence[Way]) -> int:
+def _last_first(ends: Sequence[int], numbers: Sequence[int]) -> list[int]:
+    """Accesses in another order: what ended last comes first, and of equal ones older subnets."""
+    found: list[int] = np.lexsort((np.array(numbers), -np.array(ends, int))).tolist()
+    return found
+
+
+def _rounds(ways: Sequence[Sequence[Way]]) -> int:
     """How often it is worth the time to improve the schedule."""
-    accesses = sum(len(way.stages) for way in ways)
+    everyone = [way for own in ways for way in own]
+    accesses = sum(len(way.stages) for way in everyone)
     if not accesses:
         return 0
-    stages = len({stage for way in ways for stage in way.stages})
-    takes_ns = sum(sum(way.durations) for way in ways) / stages
+    stages = len({stage for way in everyone for stage in way.stages})
+    takes_ns = sum(sum(way.durations) for way in everyone) / stages
     return min(MOST_ROUNDS, int(SHARE * takes_ns / (accesses * _ROUND_NS)))
 
 
-def _priorities(way: Way, blocks: int) -> Priorities:
-    levels = way.ends or [0] * blocks
+def _priorities(way: Way, ends: Sequence[int], blocks: int) -> Priorities:
+    levels = ends[way.first : way.first + len(way.stages)] or [0] * blocks
     backward = levels[: blocks - 1 : -1] or [0] * blocks
     return Priorities(tuple(levels[:blocks]), tuple(backward))
 

@@ -1,16 +1,15 @@
-"""A list schedule: each stage takes, of the accesses that are ready, the one of the least key.
+"""A list schedule: each stage takes, of the accesses that are ready, the first by a given order.
 
 It carries streams out forwards, or backwards from the end: then an access is ready when all that
-wait for it are through.
+wait for it are through. It is carried out many times, so accesses are numbers, and what is known
+of them stands in lists.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-
-Key = int | tuple[int, int, int]
 
 
 @dataclass(slots=True, eq=False)
@@ -25,133 +24,140 @@ class Way:
     """In its stream."""
     stages: Sequence[int]
     durations: list[int]
-    later: dict[int, list[tuple[Way, int]]] = field(default_factory=dict)
-    """By place, the accesses of other ways that come behind it."""
-    earlier: dict[int, list[tuple[Way, int]]] = field(default_factory=dict)
-    """By place, those that come before it."""
-    keys: Sequence[Key] = ()
-    """By place, in the schedule that comes next."""
-    ends: list[int] = field(default_factory=list)
-    """By place, when an access was through in the last schedule, counted from where it began."""
+    earlier: list[tuple[int, Way, int]] = field(default_factory=list)
+    """A place, and the access of another way that comes before it."""
+    first: int = 0
+    """The number of its first access; the others have the next ones."""
 
     def follow(self, place: int, other: Way, its: int) -> None:
         """The access at a place comes behind another way's."""
-        self.earlier.setdefault(place, []).append((other, its))
-        other.later.setdefault(its, []).append((self, place))
+        self.earlier.append((place, other, its))
 
 
 class ListSchedule:
-    """Carries streams out once.
+    """Streams that can be carried out again and again, each time in another order.
 
     Args:
-        streams: the ways of each in sequence order, whole steps, with their keys.
+        streams: the ways of each in sequence order, whole steps.
         passes: of a step.
         window: steps of a stream that are under way at most.
-        is_backwards: from the last step to the first, each way from its last place to its first.
     """
 
-    def __init__(
-        self, streams: Sequence[Sequence[Way]], passes: int, window: int, is_backwards: bool
-    ) -> None:
-        self._is_backwards = is_backwards
-        self._streams = [own[::-1] if is_backwards else own for own in streams]
+    def __init__(self, streams: Sequence[Sequence[Way]], passes: int, window: int) -> None:
+        self._streams = streams
         self._passes, self._window = passes, window
-        self._let_in = [0] * len(streams)
-        """Ways of each stream that may run, or did."""
-        self._oldest = [0] * len(streams)
-        self._left: dict[Way, int] = {}
-        """Accesses that are before each of those."""
-        self._unmet: dict[Way, int] = {}
-        """How many accesses of others a way's next one waits for."""
-        self._now = 0
-        self._running: list[tuple[int, int, Way]] = []
-        """A heap: when a stage is through with an access."""
-        self._ready: dict[int, list[tuple[Key, int, int, Way]]] = {}
-        """By stage, a heap."""
-        self._busy: set[int] = set()
-        self._news: set[int] = set()
-        """Stages that may have something to begin with."""
+        self.stages: list[int] = []
+        """Of each access; those of a way have one number behind the other."""
+        self._durations: list[int] = []
+        for way in (way for own in streams for way in own):
+            way.first = len(self.stages)
+            self.stages += way.stages
+            self._durations += way.durations
+        count = len(self.stages)
+        before: list[list[int]] = [[] for _ in range(count)]
+        behind: list[list[int]] = [[] for _ in range(count)]
+        for one, other in self._pairs():
+            behind[one].append(other)
+            before[other].append(one)
+        self._before, self._behind = before, behind
 
-    def run(self) -> None:
-        """To the end; every way then has its ends."""
-        for stream in range(len(self._streams)):
-            self._open(stream)
-        self._begin()
-        while self._running:
-            self._now = self._running[0][0]
-            while self._running and self._running[0][0] == self._now:
-                _, stage, way = heapq.heappop(self._running)
-                self._busy.remove(stage)
-                self._news.add(stage)
-                self._end(way)
-            self._begin()
+    def _pairs(self) -> Iterable[tuple[int, int]]:
+        """Accesses that come one before the other."""
+        for own in self._streams:
+            for way in own:
+                end = way.first + len(way.stages)
+                yield from zip(range(way.first, end - 1), range(way.first + 1, end), strict=True)
+                for place, other, its in way.earlier:
+                    yield other.first + its, way.first + place
 
-    def _open(self, stream: int) -> None:
-        """Let in as many steps as the window holds, from the oldest on that is not through."""
-        own, passes, oldest = self._streams[stream], self._passes, self._oldest[stream]
+    def run(self, order: Sequence[int], is_backwards: bool) -> list[int]:
+        """When each access was through, counted from where it began.
+
+        Args:
+            order: all accesses; of those that are ready, a stage takes the first.
+            is_backwards: from the last step to the first, each way from its last access on.
+        """
+        stages, durations = self.stages, self._durations
+        waiters = self._before if is_backwards else self._behind
+        unmet = [len(each) for each in (self._behind if is_backwards else self._before)]
+        windows = [_Window(own, self._passes, self._window, is_backwards) for own in self._streams]
+        window_of: dict[int, _Window] = {}
+        for window in windows:
+            for entry, last in zip(window.entries, window.lasts, strict=True):
+                if entry >= 0:
+                    unmet[entry] += 1  # until it is let in
+                    window_of[last] = window
+        place_in_order = [0] * len(stages)
+        for place, access in enumerate(order):
+            place_in_order[access] = place
+        count = 1 + max(stages, default=0)
+        ready: list[list[int]] = [[] for _ in range(count)]
+        taken = [-1] * count
+        ends = [0] * len(stages)
+        running: list[int] = []  # a heap: when a stage is through, and which
+        met = [entry for window in windows for entry in window.let_in()]
+        now, push, pop = 0, heapq.heappush, heapq.heappop
         while True:
-            while oldest < self._let_in[stream] and not self._left[own[oldest]]:
-                oldest += 1
-            self._oldest[stream] = oldest
-            begin = self._let_in[stream]
-            end = self._let_in[stream] = min(len(own), (oldest // passes + self._window) * passes)
+            for access in met:
+                unmet[access] -= 1
+                if not unmet[access]:
+                    stage = stages[access]
+                    push(ready[stage], place_in_order[access])
+            for stage, waiting in enumerate(ready):
+                if waiting and taken[stage] < 0:
+                    access = taken[stage] = order[pop(waiting)]
+                    push(running, (now + durations[access]) * count + stage)
+            if not running:
+                return ends
+            now = running[0] // count
+            until, met = (now + 1) * count, []
+            while running and running[0] < until:
+                stage = pop(running) % count
+                access, taken[stage] = taken[stage], -1
+                ends[access] = now
+                met += waiters[access]
+                if access in window_of:
+                    met += window_of[access].let_in_behind(access)
+
+
+class _Window:
+    """Which ways of a stream may run: so many steps from the oldest on that is not through.
+
+    Args:
+        own: all ways, in sequence order.
+        passes: of a step.
+        window: how many steps.
+        is_backwards: from the last way on, each from its last access on.
+    """
+
+    def __init__(self, own: Sequence[Way], passes: int, window: int, is_backwards: bool) -> None:
+        ways = own[::-1] if is_backwards else own
+        ends = [(way.first, way.first + len(way.stages) - 1) for way in ways]
+        if is_backwards:
+            ends = [(last, first) for first, last in ends]
+        empty = [not way.stages for way in ways]
+        self.entries = [-1 if no else first for (first, _), no in zip(ends, empty, strict=True)]
+        """Of each way the access that it begins with; -1 where it has none."""
+        self.lasts = [last for _, last in ends]
+        self._places = {last: place for place, (_, last) in enumerate(ends) if not empty[place]}
+        self._is_through = empty
+        self._passes, self._window = passes, window
+        self._oldest = self._let_in = 0
+
+    def let_in(self) -> list[int]:
+        """The first accesses of those that may run now, too."""
+        found: list[int] = []
+        while True:
+            while self._oldest < self._let_in and self._is_through[self._oldest]:
+                self._oldest += 1
+            begin = self._let_in
+            end = (self._oldest // self._passes + self._window) * self._passes
+            end = self._let_in = min(len(self.entries), end)
             if end <= begin:
-                return
-            for way in own[begin:end]:
-                self._left[way] = len(way.stages)
-                way.ends = [0] * len(way.stages)
-                if way.stages:
-                    self._offer(way)
+                return found
+            found += [each for each in self.entries[begin:end] if each >= 0]
 
-    def _next(self, way: Way, left: int) -> int:
-        """The place of the next access of a way that has so many before it."""
-        return left - 1 if self._is_backwards else len(way.stages) - left
-
-    def _offer(self, way: Way) -> None:
-        """Its next access is ready, unless it waits for others."""
-        place = self._next(way, self._left[way])
-        waits = (way.later if self._is_backwards else way.earlier).get(place)
-        if waits and (unmet := sum(not self._is_through(*each) for each in waits)):
-            self._unmet[way] = unmet
-        else:
-            self._queue(way, place)
-
-    def _is_through(self, way: Way, place: int) -> bool:
-        left = self._left.get(way)
-        if left is None:
-            return False
-        return left <= place if self._is_backwards else len(way.stages) - left > place
-
-    def _queue(self, way: Way, place: int) -> None:
-        stage = way.stages[place]
-        entry = (way.keys[place], way.number, way.stream, way)
-        heapq.heappush(self._ready.setdefault(stage, []), entry)
-        self._news.add(stage)
-
-    def _end(self, way: Way) -> None:
-        """An access is through."""
-        left = self._left[way]
-        place = self._next(way, left)
-        self._left[way] = left - 1
-        way.ends[place] = self._now
-        for other, its in (way.earlier if self._is_backwards else way.later).get(place, ()):
-            if other in self._unmet and its == self._next(other, self._left[other]):
-                self._unmet[other] -= 1
-                if not self._unmet[other]:
-                    del self._unmet[other]
-                    self._queue(other, its)
-        if left > 1:
-            self._offer(way)
-        else:
-            self._open(way.stream)
-
-    def _begin(self) -> None:
-        """Every stage that is free takes what is ready, if anything is."""
-        for stage in sorted(self._news):
-            ready = self._ready.get(stage)
-            if ready and stage not in self._busy:
-                way = heapq.heappop(ready)[3]
-                self._busy.add(stage)
-                place = self._next(way, self._left[way])
-                heapq.heappush(self._running, (self._now + way.durations[place], stage, way))
-        self._news.clear()
+    def let_in_behind(self, last: int) -> list[int]:
+        """The same when a way is through, whose last access that is."""
+        self._is_through[self._places[last]] = True
+        return self.let_in()
