@@ -142,11 +142,21 @@ def inherited(listed: Search, random: Sequence[dict[str, Any]]) -> dict[str, Any
     """How a supernet's losses order the random subnets."""
     by_choices = {each.choices: each.scores.loss for each in listed.candidates}
     losses = [by_choices[tuple(each["choices"])] for each in random]
-    reached = means(random)
+    return {"loss": losses, **agreements(losses, means(random), random)}
+
+
+def agreements(
+    one: Sequence[float], other: Sequence[float], random: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    """Tau over all random subnets, and over those that read the source: others cannot translate."""
+    reading = [n for n, each in enumerate(random) if "source" in kinds_of(each["choices"])]
+    few_one, few_other = ([values[n] for n in reading] for values in (one, other))
     return {
-        "loss": losses,
-        "tau": kendalls_tau(losses, reached),
-        "tau_90": interval(losses, reached, 0.9),
+        "tau": kendalls_tau(one, other),
+        "tau_90": interval(one, other, 0.9),
+        "reading": len(reading),
+        "tau_of_reading": kendalls_tau(few_one, few_other),
+        "tau_of_reading_90": interval(few_one, few_other, 0.9),
     }
 
 
@@ -156,8 +166,7 @@ def headline(random: Sequence[dict[str, Any]], found: Sequence[dict[str, Any]]) 
     reached = means(random)
     mean, spread = statistics.mean(reached), statistics.stdev(reached)
     return {
-        "noise_ceiling": kendalls_tau(first, second),
-        "noise_ceiling_90": interval(first, second, 0.9),
+        "noise_ceiling": agreements(first, second, random),
         "tau_of_bleu": kendalls_tau([-each["bleu"] for each in random], reached),
         "random_loss_mean": mean,
         "random_loss_spread": spread,
@@ -178,7 +187,9 @@ def paint(axes: Any, result: dict[str, Any]) -> None:
         axes[0].errorbar(
             [each["steps"] for each in own], taus, yerr=ends, marker="o", label=f"seed {seed}"
         )
-    axes[0].axhline(result["noise_ceiling"], color="black", ls="--", lw=1, label="noise ceiling")
+    axes[0].axhline(
+        result["noise_ceiling"]["tau"], color="black", ls="--", lw=1, label="noise ceiling"
+    )
     axes[0].set(xscale="log", xlabel="steps of the supernet", ylabel="Kendall's tau by loss")
     axes[0].legend(fontsize=7)
     reached, last = means(result["random"]), result["supernets"][len(result["supernets"]) // 2 - 1]
