@@ -66,7 +66,10 @@ class Bench:
     def searched(self, run: npp.Run, name: str, strategy: str, budget: int, seed: int) -> Search:
         """A search of that name."""
         if (run.path / f"search-{name}").is_dir():
-            return find_search(run.path, name)
+            search = find_search(run.path, name)
+            if search.manifest["definition"]["budget"] == budget:
+                return search
+            sys.exit(f"{search.path} judged another number of subnets; choose another --work")
         return npp.search_subnets(
             run, self.data, self.loss, held_out=self.valid, strategy=strategy, budget=budget,
             seed=seed, validate=0, calibrate=0, name=name,
@@ -91,7 +94,7 @@ class Bench:
 
     def _bleu(self, path: Path, choices: Sequence[int]) -> float:
         """Of a subnet alone; kept beside its run."""
-        kept = path / "bleu.json"
+        kept = path / f"bleu-{self.options.decoded}.json"
         if not kept.exists():
             scorer = BleuScorer(npp.Run(self.space, path), self.test, self.options.decoded)
             kept.write_text(json.dumps(scorer(choices)), "utf-8")

@@ -182,8 +182,7 @@ def train_alone(
 ) -> Run:
     """Train one subnet from its first weights, with a run's recipe and seed; without a sandwich.
 
-    It is an ordinary run whose every step takes the same subnet; the stream is written beside
-    the run directory.
+    It is an ordinary run whose every step takes the same subnet.
 
     Raises:
         ConfigError: as :func:`naspipe.train`.
@@ -192,9 +191,7 @@ def train_alone(
     if steps < 1:
         raise ConfigError(f"--retrain: expected 1 step or more, found {steps}")
     RunDirectory(path).check_new()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    stream = path.parent / f"{path.name}-stream.jsonl"
-    alone = workload_alone(run, choices, data, loss, steps=steps, stream=stream)
+    alone = workload_alone(run, choices, data, loss, steps=steps)
     Training(
         workloads=[alone],
         execution=Execution(),

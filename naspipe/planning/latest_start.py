@@ -67,7 +67,7 @@ def latest_start_priorities(
 ) -> list[list[Priorities]]:
     """The priorities of every subnet of every stream, in nanoseconds from the end of all.
 
-    O(subnets * blocks * log(window)) in time, for each round.
+    O(n * log(n)) in time for n accesses, for each round.
 
     Args:
         streams: which share the stages.

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from itertools import combinations
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from naspipe.core.errors import LogError
@@ -59,24 +61,22 @@ class Confidence(NamedTuple):
     low: float
     high: float
     """Ends of its interval, over subnets."""
-
-    @property
-    def right_pairs(self) -> float:
-        """Of 100 pairs, in how many the better one is named."""
-        return 50 * (1 + self.tau)
+    right_pairs: float
+    """Of 100 pairs, in how many the better one is named; a pair that is equal in either is half."""
 
 
-def read_retrained(search: Path) -> list[Retrained]:
-    """Those of a search's directory, the oldest first; of the same subnet and terms, the newest.
+def read_retrained(search: Search) -> list[Retrained]:
+    """Those of a search, the oldest first; of the same subnet and terms, the newest.
 
     Raises:
         LogError: when the file is damaged.
     """
-    path = search / _FILE
+    path = search.path / _FILE
     if not path.is_file():
         return []
     lines = path.read_bytes().split(b"\n")[:-1]
-    found = [_parsed(line, number, path) for number, line in enumerate(lines, 1)]
+    count = len(search.candidates)
+    found = [_parsed(line, number, path, count) for number, line in enumerate(lines, 1)]
     newest: dict[tuple[int, Terms], Retrained] = {}
     for each in reversed(found):
         newest.setdefault((each.subnet, each.terms), each)
@@ -90,12 +90,22 @@ def append_retrained(search: Path, each: Retrained) -> None:
         StorageError: when it cannot be written.
     """
     scores = {name: getattr(each.scores, name) for name in COMPARED}
-    known = {name: value for name, value in scores.items() if math.isfinite(value)}
+    known = {
+        name: value if math.isfinite(value) else repr(value)
+        for name, value in scores.items()
+        if not math.isnan(value)
+    }
     fields = {"subnet": each.subnet, **each.terms._asdict(), **known, "run": each.run}
-    line = json.dumps(fields, allow_nan=False) + "\n"
+    line = json.dumps(fields, allow_nan=False).encode() + b"\n"
     path = search / _FILE
-    with writing(path, len(line)), path.open("a", encoding="utf-8") as file:
+    with writing(path, len(line)), path.open("ab") as file:
+        file.truncate(_whole_lines(path))
         file.write(line)
+
+
+def _whole_lines(path: Path) -> int:
+    """The bytes of a file up to its last line's end: what a full disk cut off is left out."""
+    return path.read_bytes().rfind(b"\n") + 1
 
 
 def newest_alike(retrained: Sequence[Retrained]) -> list[Retrained]:
@@ -110,10 +120,9 @@ def compared_by(score: str) -> str:
 
 def confidence(search: Search, retrained: Sequence[Retrained]) -> Confidence | None:
     """How far subnets with the same terms confirm a search's order; None for too few of them."""
-    candidates = {each.sequence_id: each for each in search.candidates}
     pairs = [
         (
-            merit(candidates[each.subnet].scores, search.score),
+            merit(search.candidates[each.subnet].scores, search.score),
             merit(each.scores, compared_by(search.score)),
         )
         for each in retrained
@@ -123,7 +132,10 @@ def confidence(search: Search, retrained: Sequence[Retrained]) -> Confidence | N
         return None
     inherited, alone = zip(*known, strict=True)
     low, high = interval(inherited, alone, LEVEL)
-    return Confidence(len(known), kendalls_tau(inherited, alone), low, high)
+    signs = [(a > c) - (a < c) for a, c in combinations(inherited, 2)]
+    theirs = [(a > c) - (a < c) for a, c in combinations(alone, 2)]
+    right = fmean((1 + one * other) / 2 for one, other in zip(signs, theirs, strict=True))
+    return Confidence(len(known), kendalls_tau(inherited, alone), low, high, 100 * right)
 
 
 def chosen(search: Search, best: int, others: int) -> list[Candidate]:
@@ -142,12 +154,14 @@ def chosen(search: Search, best: int, others: int) -> list[Candidate]:
     return ranked[:best] + [ranked[place] for place in places]
 
 
-def _parsed(line: bytes, number: int, path: Path) -> Retrained:
+def _parsed(line: bytes, number: int, path: Path, count: int) -> Retrained:
     try:
         fields = parse_json(line)
         terms = Terms(_whole(fields["steps"]), _whole(fields["seed"]), str(fields["judged_by"]))
         scores = [float(fields.get(name, "nan")) for name in COMPARED]
-        return Retrained(_whole(fields["subnet"]), terms, Scores(*scores), str(fields["run"]))
+        if _whole(fields["subnet"]) >= count:
+            raise ValueError
+        return Retrained(fields["subnet"], terms, Scores(*scores), str(fields["run"]))
     except (ValueError, TypeError, KeyError) as error:
         raise LogError(
             f"{path}:{number}: expected a subnet that was trained alone, found {line!r:.120}"

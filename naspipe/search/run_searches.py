@@ -49,6 +49,7 @@ def find_best(run: Path) -> Candidate:
 
     Raises:
         ConfigError: when there is none.
+        LogError: when a file of one is damaged.
     """
     search = newest_search(run)
     if ranked := search.ranked():
@@ -61,6 +62,7 @@ def newest_search(run: Path) -> Search:
 
     Raises:
         ConfigError: when there is none.
+        LogError: when a file of one is damaged.
     """
     for search in find_searches(run)[:1]:
         return search
@@ -72,6 +74,7 @@ def find_search(run: Path, name: str = "") -> Search:
 
     Raises:
         ConfigError: when there is none, or it did not come to its end.
+        LogError: when a file of it is damaged.
     """
     if not name:
         return newest_search(run)

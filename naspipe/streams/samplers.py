@@ -24,11 +24,14 @@ from naspipe.streams.ports import Sampler
 Subnet = tuple[int, ...]
 """One choice per choice block."""
 
-SAMPLERS = ("uniform", "fair", "spaced:W", "file:PATH", "repeat:PATH")
+SAMPLERS = ("uniform", "fair", "spaced:W", "file:PATH", "repeat:PATH", "only:CHOICES")
 """What a sampler may be called."""
 
 FILES = ("file", "repeat")
 """Those that read a list, once or again and again."""
+
+_GIVEN = (*FILES, "only")
+"""Those that are given choices, and draw nothing."""
 
 _CHUNK = 256
 
@@ -50,6 +53,8 @@ def make_sampler(
     if name in FILES and argument:
         repeats = name == "repeat"
         return FileSampler(Path(argument), candidate_counts, choices_of, repeats=repeats)
+    if name == "only" and argument:
+        return _Only(argument, candidate_counts)
     if seed < 0:
         raise ConfigError(f"seed {seed}: expected 0 or more")
     rule: _BlockRule
@@ -101,7 +106,7 @@ def draw_subnets(text: str, space: Space, seed: int, count: int) -> list[Subnet]
         ConfigError: as :func:`draw_stream`.
     """
     decisions = space.decisions
-    if decisions is None or text.partition(":")[0] in FILES:
+    if decisions is None or text.partition(":")[0] in _GIVEN:
         choices_of = decisions.choices_of if decisions else None
         return draw_stream(text, space.candidate_counts, seed, count, choices_of)
     drawn = draw_stream(text, space.drawn_counts, seed, count)
@@ -115,7 +120,7 @@ def iterate_subnets(text: str, space: Space, seed: int) -> Iterator[Subnet]:
         ConfigError: as :func:`make_sampler`.
     """
     decisions = space.decisions
-    if decisions is None or text.partition(":")[0] in FILES:
+    if decisions is None or text.partition(":")[0] in _GIVEN:
         choices_of = decisions.choices_of if decisions else None
         return iter(make_sampler(text, space.candidate_counts, seed, choices_of))
     return map(decisions.choices, make_sampler(text, space.drawn_counts, seed))
@@ -132,6 +137,31 @@ class _BlockSampler:
 
     def draw(self) -> Subnet:
         return tuple(map(next, self._blocks))
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Subnet:
+        return self.draw()
+
+
+class _Only:
+    """One subnet again and again: ``0,3,1``, one choice per choice block."""
+
+    def __init__(self, text: str, candidate_counts: Sequence[int]) -> None:
+        is_listed = re.fullmatch("[0-9]{1,9}(,[0-9]{1,9})*", text)
+        self._subnet = tuple(map(int, text.split(","))) if is_listed else ()
+        pairs = zip(self._subnet, candidate_counts, strict=False)
+        has_all = len(self._subnet) == len(candidate_counts)
+        if not has_all or any(choice >= count for choice, count in pairs):
+            least = ",".join("0" * len(candidate_counts))
+            raise ConfigError(
+                f"sampler only:{text:.80}: expected one choice for each of {len(candidate_counts)} "
+                f"choice blocks, as in only:{least:.80}, each below its number of candidates"
+            )
+
+    def draw(self) -> Subnet:
+        return self._subnet
 
     def __iter__(self) -> Self:
         return self

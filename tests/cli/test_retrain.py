@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import shutil
 import signal
@@ -11,6 +13,7 @@ import pytest
 
 import naspipe
 from naspipe.cli.main import main
+from naspipe.frontend.search.alone import workload_alone
 from naspipe.search.retrained import chosen, read_retrained
 from naspipe.search.run_searches import find_search
 from naspipe.streams.from_file import read_stream
@@ -52,7 +55,7 @@ def test_subnets_alone_have_the_bits_of_plain_loops(run, capsys):
     assert output[0].startswith("alone for 6 steps, seed 1; 2 held-out batches")
     assert "Kendall's tau with loss alone" in " ".join(output)
     search = find_search(run)
-    retrained = read_retrained(search.path)
+    retrained = read_retrained(search)
     assert [each.subnet for each in retrained] == [n.sequence_id for n in chosen(search, 2, 2)]
     assert len(retrained) == 4
     assert [line.split()[0] for line in output[2:6]] == [str(each.subnet) for each in retrained]
@@ -72,7 +75,7 @@ def test_the_same_scores_on_any_number_of_stages_and_from_python(run, tmp_path):
         naspipe.Run(own.space, other), own.batches, own.loss, steps=6, best=2, others=2,
         held_out=own.held, validate=2, progress=False,
     )  # fmt: skip
-    assert found == read_retrained(run / "search-new") == read_retrained(other / "search-new")
+    assert found == read_retrained(find_search(run)) == read_retrained(find_search(other))
 
 
 def test_what_is_there_is_not_trained_again_and_more_is_added(run, capsys):
@@ -85,11 +88,75 @@ def test_what_is_there_is_not_trained_again_and_more_is_added(run, capsys):
     assert {path: path.stat().st_mtime_ns for path in search.path.rglob("*")} == before
     assert main([*command, "--others", "7"]) == 0
     assert (search.path / "retrained.jsonl").read_bytes().startswith(lines)
-    assert len(read_retrained(search.path)) == len(search.ranked())
+    assert len(read_retrained(search)) == len(search.ranked())
     assert main([*command, "--seed", "5", "--others", "0", "--search", "old"]) == 0
-    old = read_retrained(run / "search-old")
+    old = read_retrained(find_search(run, "old"))
     assert {each.terms.seed for each in old} == {5} and len(old) == 2
-    assert (run / "search-old" / old[0].run).name.startswith("subnet-")
+    manifest = naspipe.Run(own.space, run / "search-old" / old[0].run).manifest
+    assert (manifest["definition"]["seed"], manifest["definition"]["steps"]) == (5, 6)
+
+
+def test_what_others_judged_is_judged_again(run):
+    asked = {"steps": 6, "best": 1, "others": 1, "validate": 2, "progress": False}
+    found = [
+        naspipe.retrain_subnets(
+            naspipe.Run(own.space, run), own.batches, own.loss, held_out=held_out, **asked
+        )
+        for held_out in (own.held, own.others, own.held)
+    ]
+    assert found[0] == found[2] != found[1]
+    assert len(read_retrained(find_search(run))) == 4
+    assert len(list(run.glob("search-new/alone-*/subnet-*"))) == 2, "trained once"
+
+
+@pytest.mark.parametrize(
+    ("held_out", "said"), [([1, 2], "expected a function of"), (lambda s, n: 1 / 0, "division")]
+)
+def test_what_judges_is_tried_before_anything_is_trained(run, held_out, said):
+    with pytest.raises((naspipe.ConfigError, ZeroDivisionError), match=said):
+        naspipe.retrain_subnets(
+            naspipe.Run(own.space, run), own.batches, own.loss, held_out=held_out, validate=1,
+            steps=6, progress=False,
+        )  # fmt: skip
+    assert not list(run.glob("search-new/alone-*"))
+
+
+def test_a_subnet_that_diverges_stops_no_other_one(run):
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest["definition"]["recipe"]["lr"] = 1e4
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    found = naspipe.retrain_subnets(
+        naspipe.Run(own.space, run), own.batches, own.loss, held_out=own.held, validate=2,
+        steps=40, best=2, others=2, progress=False,
+    )  # fmt: skip
+    assert len(found) == 4 and any(math.isnan(each.scores.loss) for each in found)
+    assert found == read_retrained(find_search(run))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "expected"),
+    [
+        ({"passes": "fair"}, "one"), ({"passes": "sandwich:2"}, "one"),
+        ({"passes": "subnets:2"}, "one"), ({"passes": "accumulate:2"}, "accumulate:2"),
+        ({"passes": "accumulate:2", "probes": "best:2"}, "accumulate:2"),
+    ],
+)  # fmt: skip
+def test_steps_of_several_subnets_become_steps_of_one(tmp_path, recipe, expected):
+    run = naspipe.train(
+        own.space, own.batches, own.loss, steps=2, seed=1, run_dir=tmp_path / "run",
+        sampler="fair", progress=False, recipe=recipe,
+    )  # fmt: skip
+    found = workload_alone(run, (0, 1, 2, 3), own.batches, own.loss, steps=3)
+    assert (found.recipe.passes, found.recipe.probes) == (expected, "none")
+
+
+def test_a_warm_up_that_never_ends_is_refused(tmp_path):
+    run = naspipe.train(
+        own.space, own.batches, own.loss, steps=4, seed=1, run_dir=tmp_path / "run",
+        progress=False, warmup_steps=3,
+    )  # fmt: skip
+    with pytest.raises(naspipe.ConfigError, match="warmup_steps=3: expected at most"):
+        workload_alone(run, (0, 1, 2, 3), own.batches, own.loss, steps=2)
 
 
 class Interrupts(naspipe.Observer):
@@ -104,15 +171,15 @@ class Interrupts(naspipe.Observer):
             os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_what_was_interrupted_goes_on(run, tmp_path):
+def test_what_was_interrupted_goes_on(run, tmp_path, monkeypatch):
     other = Path(shutil.copytree(run, tmp_path / "other"))
     terms = {"steps": 40, "best": 1, "others": 2, "held_out": own.held, "validate": 2}
     interrupted, whole = naspipe.Run(own.space, run), naspipe.Run(own.space, other)
-    with pytest.raises(naspipe.RunInterruptedError):
-        naspipe.retrain_subnets(
-            interrupted, own.batches, own.loss, observer=Interrupts(30), **terms
-        )
-    assert not read_retrained(run / "search-new")
+    monkeypatch.chdir(tmp_path)
+    relative = naspipe.Run(own.space, Path("run"))
+    with pytest.raises(naspipe.RunInterruptedError, match="go on with the same naspipe retrain"):
+        naspipe.retrain_subnets(relative, own.batches, own.loss, observer=Interrupts(30), **terms)
+    assert not read_retrained(find_search(run))
     found = [
         naspipe.retrain_subnets(each, own.batches, own.loss, progress=False, **terms)
         for each in (interrupted, whole)

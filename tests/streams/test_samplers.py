@@ -200,3 +200,13 @@ def test_a_missing_or_binary_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="binary"):
         read_stream(tmp_path / "binary")
+
+
+def test_only_is_one_subnet_again_and_again() -> None:
+    assert draw_stream("only:2,0", [3, 1], 7, 3) == [(2, 0)] * 3
+
+
+@pytest.mark.parametrize("text", ["only:2", "only:3,0", "only:a,0", "only:0,0,0", "only:-1,0"])
+def test_a_subnet_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="expected one choice for each of 2 choice blocks, as in"):
+        draw_stream(text, [3, 1], 7, 3)

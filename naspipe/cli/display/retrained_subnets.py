@@ -10,6 +10,8 @@ from rich.table import Table
 from naspipe.search.retrained import FEWEST, Retrained, compared_by, confidence
 from naspipe.search.search_directory import Search
 
+_NAMES = {"loss": "loss", "top1": "top-1", "top5": "top-5"}
+
 
 def print_retrained(search: Search, retrained: Sequence[Retrained]) -> None:
     """Scores of each subnet in the search and alone, the search's best first.
@@ -22,9 +24,10 @@ def print_retrained(search: Search, retrained: Sequence[Retrained]) -> None:
     if not console.is_terminal:
         console.width = 120
     terms = retrained[0].terms
-    title = f"alone for {terms.steps} steps, seed {terms.seed}; {terms.judged_by}"
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for head in ("subnet", "rank", search.score, "loss alone", "top-1 alone", "top-5 alone"):
+    console.print(f"alone for {terms.steps} steps, seed {terms.seed}; {terms.judged_by}")
+    table = Table(box=None, pad_edge=False)
+    heads = [_NAMES.get(search.score, search.score), *(f"{each} alone" for each in _NAMES.values())]
+    for head in ("subnet", "rank", *heads):
         table.add_column(head, justify="right", no_wrap=True)
     table.add_column("choices", overflow="ellipsis", no_wrap=True)
     places = {each.sequence_id: place for place, each in enumerate(search.ranked(), 1)}
@@ -32,12 +35,19 @@ def print_retrained(search: Search, retrained: Sequence[Retrained]) -> None:
         candidate, scores = search.candidates[each.subnet], each.scores
         table.add_row(
             str(each.subnet), str(places[each.subnet]),
-            f"{candidate.scores.of(search.score):.4f}", f"{scores.loss:.4f}",
-            *(f"{100 * value:.2f}" if value == value else "" for value in scores[1:3]),
+            _text(search.score, candidate.scores.of(search.score)),
+            *(_text(name, scores.of(name)) for name in _NAMES),
             ",".join(map(str, candidate.choices)),
         )  # fmt: skip
     console.print(table)
     console.print(in_words(search, retrained))
+
+
+def _text(name: str, value: float) -> str:
+    """Shares in percent, as ``naspipe search`` shows them."""
+    if value != value:
+        return ""
+    return f"{100 * value:.2f}" if name in ("top1", "top5") else f"{value:.4f}"
 
 
 def in_words(search: Search, retrained: Sequence[Retrained]) -> str:

@@ -34,7 +34,7 @@ examples:
 spaces: nlp.c0 nlp.c1 nlp.c2 nlp.c3 cv.c1 cv.c2 cv.c3, or MODULE:ATTRIBUTE of your own
 plain networks: vgg8 vgg16 vgg19 resnet50 resnet101 resnet152 mobilenet-v2 mobilenet-v3 bert-base
   bert-mini distil-bert vit cnn byol moco-v3
-samplers: uniform, fair, spaced:W, file:PATH (one JSON list of choices a line)
+samplers: uniform, fair, spaced:W, file:PATH (one JSON list of choices a line), only:0,3,1
 streams: --streams 2 trains seeds K and K + 1 side by side, each as it would be alone; a file has
   one line per stream, as in {"space": "nlp.c3", "seed": 1, "steps": 50}; what a line leaves out
   is taken from the command

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 from naspipe.core.config import Recipe
 from naspipe.core.steps import NO_PROBES
 from naspipe.frontend.given.run import Run
 from naspipe.runtime.jobs.losses import Loss
 from naspipe.runtime.jobs.workload import Batches, Workload
-from naspipe.streams.from_file import write_stream
 
 
 def workload_alone(
@@ -21,31 +20,33 @@ def workload_alone(
     loss: Loss,
     *,
     steps: int,
-    stream: Path,
     seed: int | None = None,
+    **recipe: Any,
 ) -> Workload:
     """A subnet from its first weights, with a run's recipe.
 
-    Steps have one pass where the run's had several: there are no other subnets to learn with.
+    Where each pass of the run's steps had a subnet of its own, or learnt from a larger one, steps
+    have one pass; nothing is probed. There are no other subnets to learn with.
 
     Args:
         run: whose subnet.
         choices: one per choice block.
         data, loss: those of the run.
         steps: of the subnet.
-        stream: where the subnet is written, for the sampler to read.
         seed: of first weights and batches; the run's by default.
+        recipe: what is otherwise than in the run's recipe.
 
     Raises:
-        ConfigError: for what the recipe cannot be with.
+        ConfigError: for steps that end before the warm-up does, and for what a recipe cannot be.
     """
     definition = run.manifest["definition"]
-    write_stream(stream, [tuple(choices)])
-    recipe = Recipe(**definition["recipe"])
-    if recipe.steps.distills or recipe.steps.draws_each or recipe.steps.probes:
-        recipe = replace(recipe, passes="one", probes=NO_PROBES)
+    own = Recipe(**{**definition["recipe"], **recipe})
+    has_others = own.steps.distills or own.steps.draws_each
+    own = replace(own, passes="one" if has_others else own.passes, probes=NO_PROBES)
+    own.check_warmup(steps)
+    only = ",".join(map(str, choices))
     return Workload.of(
-        run.space, data, loss, recipe=recipe, steps=steps, sampler=f"repeat:{stream}",
+        run.space, data, loss, recipe=own, steps=steps, sampler=f"only:{only}",
         seed=definition["seed"] if seed is None else seed, scale=definition["scale"],
         loss_fields=tuple(definition.get("loss_fields", ())),
     )  # fmt: skip

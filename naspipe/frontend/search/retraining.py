@@ -6,16 +6,17 @@ What was trained already is not trained again; what was interrupted goes on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from naspipe.core.config import Execution
+from naspipe.core.config import DATA_SIZES, Execution
 from naspipe.core.errors import ConfigError
 from naspipe.core.settings.declare import declared, groups
+from naspipe.core.user_code import full_name
+from naspipe.frontend.checks.data_checks import check_is_data
 from naspipe.frontend.checks.loss_checks import check_is_loss
 from naspipe.frontend.checks.made_of_checks import check_run_loss
 from naspipe.frontend.display.watching import watching
@@ -27,6 +28,7 @@ from naspipe.frontend.search.run_workload import run_workload
 from naspipe.frontend.search.search_record import SilentSearchObserver
 from naspipe.frontend.search.searching import Searching
 from naspipe.frontend.training.beginnings import is_begun
+from naspipe.frontend.training.generations import RETRAIN
 from naspipe.frontend.training.training import Training
 from naspipe.runtime.jobs.losses import Loss
 from naspipe.runtime.jobs.workload import Batches, Workload
@@ -70,7 +72,10 @@ def retrain_subnets(
 
     Raises:
         ConfigError: for input that cannot be used.
+        LogError: when what is kept of the search is damaged.
+        RunInterruptedError: behind a checkpoint; the same call goes on.
         StageFailedError: when a layer, the data or the loss raises in any stage.
+        StorageError: when a file cannot be written.
     """
     check_is_loss(loss)
     known = [*declared(Execution), *groups(Execution)]
@@ -110,12 +115,15 @@ class Retraining:
         """Train and judge what is not there yet; returns all of them, the best first.
 
         Raises:
-            ConfigError: for input that cannot be used; nothing is written then.
+            ConfigError: for input that cannot be used.
+            LogError: when what is kept of the search is damaged.
+            RunInterruptedError: behind a checkpoint; the same call goes on.
             StageFailedError: when a stage raised.
+            StorageError: when a file cannot be written.
         """
         self._check(best, others)
         wanted = chosen(self.search, best, others)
-        judged = read_retrained(self.search.path)
+        judged = read_retrained(self.search)
         found = {each.subnet: each for each in judged if each.terms == self.terms}
         missing = [each for each in wanted if each.sequence_id not in found]
         self._train(missing)
@@ -128,22 +136,22 @@ class Retraining:
     def terms(self) -> Terms:
         """What the subnets have in common."""
         seed = self.run.manifest["definition"]["seed"] if self.seed is None else self.seed
-        record = getattr(self.held_out, "record", {})
-        known = [str(record[key]) for key in ("name", "split") if key in record]
         part = part_of(self.held_out, self.validation)
-        return Terms(self.steps, seed, " ".join([part, *(["of"] if known else []), *known]))
+        return Terms(self.steps, seed, f"{part} of {held_out_name(self.held_out)}")
 
     def _check(self, best: int, others: int) -> None:
         check_space(self.run)
         run_workload(self.run, self.data, self.loss)
         self._definition("file:")
+        check_is_data(self.held_out, "held_out")
+        self.held_out(self.terms.seed, 0)
         if self.steps < 1:
             raise ConfigError(f"--steps: expected 1 or more of each subnet, found {self.steps}")
         if best < 0 or others < 0 or not best + others:
             raise ConfigError(
                 f"expected one subnet or more to retrain, found --best {best} and --others {others}"
             )
-        if not self.search.path.is_relative_to(self.run.path):
+        if not self.search.path.resolve().is_relative_to(self.run.path.resolve()):
             raise ConfigError(f"expected a search of {self.run.path}, found {self.search.path}")
         if not self.search.ranked():
             raise ConfigError(
@@ -167,26 +175,25 @@ class Retraining:
                 self._train_together(part)
 
     def _train_together(self, part: Sequence[Candidate]) -> None:
-        with ExitStack() as stack:
-            stack.enter_context(nothing_left([self._run_of(each).path for each in part]))
-            workloads = [self._workload(each) for each in part]
-            told = stack.enter_context(self.watch(workloads, self.execution.pipeline.stages))
+        workloads = [self._workload(each) for each in part]
+        source = {**(self.run.manifest.get("source") or {}), "command": RETRAIN}
+        with self.watch(workloads, self.execution.pipeline.stages) as told:
             Training(
                 workloads=workloads,
                 execution=self.execution,
                 path=self.search.path,
                 observer=told,
-                sources=[self.run.manifest.get("source") or {}] * len(part),
+                sources=[source] * len(part),
                 places=[self._place(each) for each in part],
                 may_resume=True,
             ).run()
 
     def _workload(self, each: Candidate) -> Workload:
-        path = self._run_of(each).path
-        path.parent.mkdir(exist_ok=True)
+        """One that diverges is no reason to stop the others: its scores are then none."""
+        nonfinite = self.run.manifest["definition"]["recipe"]["nonfinite"]
         return workload_alone(
-            self.run, each.choices, self.data, self.loss,
-            steps=self.steps, seed=self.seed, stream=list_of(path),
+            self.run, each.choices, self.data, self.loss, steps=self.steps, seed=self.seed,
+            nonfinite="keep" if nonfinite == "stop" else nonfinite,
         )  # fmt: skip
 
     def _judge(self, each: Candidate) -> Retrained:
@@ -210,22 +217,12 @@ class Retraining:
         )  # fmt: skip
 
 
-@contextmanager
-def nothing_left(places: Sequence[Path]) -> Iterator[None]:
-    """Remove the lists of runs that did not begin."""
-    try:
-        yield
-    finally:
-        for place in places:
-            if not place.exists():
-                list_of(place).unlink(missing_ok=True)
-                with suppress(OSError):  # others are there
-                    place.parent.rmdir()
-
-
-def list_of(place: Path) -> Path:
-    """Beside a run: the list of its one subnet."""
-    return place.with_name(f"{place.name}.jsonl")
+def held_out_name(held_out: Batches) -> str:
+    """What held-out batches are told apart by: what their record says, or the function's name."""
+    record = getattr(held_out, "record", {})
+    known = [str(record[key]) for key in ("name", "split") if key in record]
+    sizes = [f"{key} {record[key]}" for key in DATA_SIZES if key in record]
+    return " ".join([*known, *sizes]) or full_name(held_out)
 
 
 def status_of(directory: RunDirectory) -> str | None:

@@ -188,6 +188,10 @@ class Generations:
                 error.add_note(f"and the manifest cannot be written: {another}")
 
 
+RETRAIN = "retrain"
+"""What the sources of subnets of a search call their command."""
+
+
 def how_to_go_on(sources: Sequence[Mapping[str, Any]], path: Path) -> str:
     """What to do with a run that has ended before its end: as it was started.
 
@@ -195,9 +199,12 @@ def how_to_go_on(sources: Sequence[Mapping[str, Any]], path: Path) -> str:
         sources: of each stream, what the command line called it; empty where none started it.
         path: of the run.
     """
+    commands = {source.get("command") for source in sources}
+    if RETRAIN in commands:
+        return "go on with the same naspipe retrain, or the same call"
     if any(sources):
-        is_distilled = any(source.get("command") == "distill" for source in sources)
-        return f"go on with: naspipe {'distill' if is_distilled else 'train'} --resume {path}"
+        command = "distill" if "distill" in commands else "train"
+        return f"go on with: naspipe {command} --resume {path}"
     return f"go on with the same call, with run_dir={str(path)!r} and resume=True"
 
 

@@ -9,7 +9,7 @@ function aloneWords(search) {
   if (!found) return `${how}Fewer than ${alone.fewest} subnets say nothing of the ranking.`;
   const ends = `${found.low.toFixed(2)} to ${found.high.toFixed(2)}`;
   return `${how}Kendall's tau with ${scoreName(alone.compared_by)} alone is ${found.tau.toFixed(2)} (${ends}, 90 %) over ` +
-    `${found.subnets} subnets: the better one of two is named in ${found.pairs.toFixed(0)} of 100 pairs.`;
+    `${found.subnets} subnets: the better one of two is named in ${found.right_pairs.toFixed(0)} of 100 pairs.`;
 }
 
 function aloneChart(search) {

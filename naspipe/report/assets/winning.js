@@ -32,6 +32,6 @@ function showWinning(search) {
   byId("winning-section").hidden = !decisions.length;
   if (!decisions.length) return undefined;
   byId("winning-hint").textContent = `Of the best ${best} subnets, how many have each choice; blue where it is more than ` +
-    "among all that were judged, red where it is less. Decisions that all subnets make alike are left out.";
+    "among all that were judged, red where it is less. Left out is what all subnets have alike, or some have not at all.";
   return draw("winning", winningChart(search.winning));
 }

@@ -65,7 +65,7 @@ def _table(search: Search, decided: Decided) -> dict[str, Any]:
 
 def _alone(search: Search) -> dict[str, Any] | None:
     """Subnets that were trained alone since, with the newest terms; None where there are none."""
-    retrained = newest_alike(read_retrained(search.path))
+    retrained = newest_alike(read_retrained(search))
     if not retrained:
         return None
     places = {each.sequence_id: place for place, each in enumerate(search.ranked(), 1)}
@@ -76,7 +76,7 @@ def _alone(search: Search) -> dict[str, Any] | None:
         "ranks": [places.get(each.subnet) for each in retrained],
         "scores": {name: [_plain(each.scores.of(name)) for each in retrained] for name in COMPARED},
         "compared_by": compared_by(search.score),
-        "confidence": None if found is None else {**found._asdict(), "pairs": found.right_pairs},
+        "confidence": None if found is None else {**found._asdict()},
         "fewest": FEWEST,
     }
 
