@@ -23,7 +23,8 @@ function winningChart({ best, decisions }) {
     colorbar: { title: { text: "share of the best<br>less share of all", font: { size: 11 } }, tickformat: ".0%", thickness: 12 },
     ...(isRoomy ? { text: cells((choice) => `${(100 * choice.best).toFixed(0)} %`), texttemplate: "%{text}" } : {}),
   };
-  return [[trace], layout(Math.min(600, 150 + 28 * names.length), {
+  return [[trace], layout(Math.min(600, 174 + 28 * names.length), {
+    margin: { l: 56, r: 14, t: 34, b: 44 },
     xaxis: { ...title("decision"), type: "category" }, yaxis: { ...title("choice"), type: "category" } })];
 }
 
