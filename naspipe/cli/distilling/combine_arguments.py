@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from naspipe.cli.flags import add_flags, flags
 from naspipe.cli.search import add_cost_limits
+from naspipe.cli.sources.judged_run import add_held_out
 from naspipe.cli.sources.prepared_data import add_data_place
 from naspipe.core.config import Execution
 
@@ -61,14 +62,7 @@ def _add_rating(parser: Options) -> None:
         help="training batches that running statistics are taken from; 0 for the run's own "
         "(default: 4)",
     )  # fmt: skip
-    parser.add_argument(
-        "--validate", type=int, metavar="V",
-        help="held-out batches to judge by; 0 for all (default: 8, or all where there are fewer)",
-    )  # fmt: skip
-    parser.add_argument("--split", default="valid", help="of the data: valid or test")
-    parser.add_argument(
-        "--validation", metavar="MODULE:FUNCTION", help="held-out batches of your own"
-    )
+    add_held_out(parser)
     parser.add_argument(
         "--ratings", metavar="NAME", help=f"take those of an earlier call: a name, or {NEWEST}"
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from naspipe.cli.sources.prepared_data import add_data_place
 
 if TYPE_CHECKING:
+    from naspipe.cli.ports import Options
     from naspipe.frontend.given.run import Run
     from naspipe.runtime.jobs.losses import Loss
     from naspipe.runtime.jobs.workload import Batches
@@ -24,8 +25,8 @@ class JudgedRun(NamedTuple):
     """How many of the held-out batches judge."""
 
 
-def add_judged_run(parser: argparse.ArgumentParser) -> None:
-    """Declare the options that :func:`judged_run` reads, but the run."""
+def add_held_out(parser: Options) -> None:
+    """Declare the options that say what judges."""
     parser.add_argument(
         "--validate", type=int, metavar="V",
         help="held-out batches to judge by; 0 for all (default: 8, or all where there are fewer)",
@@ -34,6 +35,11 @@ def add_judged_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--validation", metavar="MODULE:FUNCTION", help="held-out batches of your own"
     )
+
+
+def add_judged_run(parser: argparse.ArgumentParser) -> None:
+    """Declare the options that :func:`judged_run` reads, but the run."""
+    add_held_out(parser)
     parser.add_argument("--space", metavar="MODULE:ATTRIBUTE", help="of a run with your own space")
     parser.add_argument("--data", metavar="NAME", help="the run's, if it is your own")
     add_data_place(parser)
