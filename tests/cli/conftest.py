@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from naspipe.runtime.forking import apart
+from naspipe.runtime.measuring import profile_apart
 from tests.cli.refusals import MODULE, Refusal
 
 
@@ -25,5 +27,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def refused(place: Path, capsys: pytest.CaptureFixture[str]) -> Refusal:
+def refused(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Refusal:
+    for module in (apart, profile_apart):
+        monkeypatch.setattr(module, "SLOW_SECONDS", 60.0)  # a busy machine adds no line
     return Refusal(place, capsys)

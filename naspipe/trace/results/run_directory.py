@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Mapping
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import StageId
@@ -105,7 +107,7 @@ class RunDirectory:
         return self.path.is_dir() and any(self.path.iterdir())
 
     def check_new(self) -> None:
-        """Refuse a place where something is already; writes nothing.
+        """Refuse a place where something is already, or nothing can be; writes nothing.
 
         Raises:
             ConfigError: naming the place and what to do.
@@ -120,6 +122,11 @@ class RunDirectory:
                 f"run directory {self.path} exists and is not empty; remove it, choose another "
                 f"with --run-dir, or go on with it: --resume, or --resume-if-exists"
             )
+        above = next(path for path in self.path.absolute().parents if path.exists())
+        if not above.is_dir():
+            self._refuse(os.strerror(errno.ENOTDIR))
+        if not self.path.exists() and not os.access(above, os.W_OK | os.X_OK):
+            self._refuse(os.strerror(errno.EACCES))
 
     def create(self) -> None:
         """Make the directory and its folders.
@@ -132,10 +139,12 @@ class RunDirectory:
             for folder in ("access", "events", "checkpoints"):
                 (self.path / folder).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(
-                f"run directory {self.path} cannot be made: {error.strerror}; choose "
-                f"another with --run-dir"
-            ) from error
+            self._refuse(error.strerror, error)
+
+    def _refuse(self, why: str | None, error: OSError | None = None) -> NoReturn:
+        raise ConfigError(
+            f"run directory {self.path} cannot be made: {why}; choose another with --run-dir"
+        ) from error
 
     def write_manifest(self, manifest: Mapping[str, Any]) -> None:
         """Replace the manifest, atomically."""

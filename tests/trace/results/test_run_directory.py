@@ -186,3 +186,19 @@ def test_a_torn_last_line_is_dropped_and_damage_is_named(tmp_path: Path) -> None
         read_losses(path)
     with pytest.raises(LogError, match="No such file"):
         read_losses(tmp_path / "nothing")
+
+
+def test_a_place_below_a_file_is_refused_before_anything_is_made(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ConfigError, match="below/run cannot be made: Not a directory; choose"):
+        RunDirectory(tmp_path / "file" / "below" / "run").check_new()
+    RunDirectory(tmp_path / "new" / "run").check_new()
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_place_that_may_not_be_written_is_refused_before_anything_is_made(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)  # root may always
+    with pytest.raises(ConfigError, match="run cannot be made: Permission denied; choose"):
+        RunDirectory(tmp_path / "new" / "run").check_new()
+    (tmp_path / "empty").mkdir()
+    RunDirectory(tmp_path / "empty").check_new()
