@@ -54,7 +54,7 @@ check_given() {
     local missing
     missing=$("$NASPIPE_PYTHON" -c '
 import importlib.util, sys
-needed = "torch numpy msgpack zmq rich safetensors sklearn subword_nmt plotly scipy"
+needed = "torch numpy msgpack zmq rich safetensors sklearn subword_nmt plotly scipy isal"
 print(*[name for name in needed.split() if importlib.util.find_spec(name) is None])
 sys.exit(sys.version_info < (3, 11))') || {
         echo "naspipe: expected NASPIPE_PYTHON to be Python 3.11 or newer, found $NASPIPE_PYTHON" >&2

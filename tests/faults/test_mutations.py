@@ -8,7 +8,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-import zlib
 from contextlib import contextmanager, suppress
 
 import pytest
@@ -18,7 +17,7 @@ from naspipe.runtime.processes.claim import Claim
 from naspipe.runtime.processes.publishing import merge_parts
 from naspipe.trace.results import losses_file
 from naspipe.trace.results.run_directory import RunDirectory
-from naspipe.trace.snapshots import checkpoints, snapshot
+from naspipe.trace.snapshots import checkpoints, shards, snapshot
 from naspipe.trace.snapshots.checkpoints import CheckpointFolder, cut_name
 from naspipe.trace.snapshots.shards import RawTensor, pack, write_shard
 from naspipe.trace.snapshots.snapshot import read_checkpoint
@@ -169,7 +168,7 @@ MUTATIONS = {
     "the fence in names of logs": (
         "zombies_are_fenced", RunDirectory, "access_log", lambda self, stage, generation=0: stage),
     "the lock": ("one_launcher_at_a_time", fcntl, "lockf", lambda *arguments: None),
-    "the checksum of tensors": ("damaged_tensors_are_seen", zlib, "crc32", lambda *data: 0),
+    "the checksum of tensors": ("damaged_tensors_are_seen", shards, "crc32", lambda *data: 0),
     "the digest of headers": ("damaged_headers_are_seen", hashlib, "blake2b", NoDigest),
     "the checksum of records": ("damaged_records_are_seen", framing, "crc32", lambda *data: 0),
     "the checksum of losses": ("damaged_losses_are_seen", losses_file, "crc32", lambda *data: 0),

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
-from zlib import crc32
 
 import msgpack
 import torch
+from isal.isal_zlib import crc32
 
 from naspipe.core.config import Definition
 from naspipe.core.errors import ConfigError, TransportError

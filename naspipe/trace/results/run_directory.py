@@ -125,8 +125,6 @@ class RunDirectory:
         above = next(path for path in self.path.absolute().parents if path.exists())
         if not above.is_dir():
             self._refuse(os.strerror(errno.ENOTDIR))
-        if not self.path.exists() and not os.access(above, os.W_OK | os.X_OK):
-            self._refuse(os.strerror(errno.EACCES))
 
     def create(self) -> None:
         """Make the directory and its folders.

@@ -11,12 +11,13 @@ import hashlib
 import json
 import math
 import struct
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
+
+from isal.isal_zlib import crc32
 
 from naspipe.core.errors import LogError
 from naspipe.core.json_text import parse_json
@@ -101,7 +102,7 @@ def write_shard(
         writer = DirectWriter(file.fileno())
         writer.write(header)
         for _, (_, _, data) in pieces:
-            checksums.append([len(data), zlib.crc32(data)])
+            checksums.append([len(data), crc32(data)])
             writer.write(data)
         writer.finish()
     return {
@@ -183,10 +184,10 @@ def _read_pieces(
         raise LogError(f"{path} is damaged: expected pieces of {length} bytes in all")
     for number, (size, crc) in enumerate(checksums):
         data = file.read(size)
-        if len(data) != size or zlib.crc32(data) != crc:
+        if len(data) != size or crc32(data) != crc:
             raise LogError(
                 f"{path} is damaged: piece {number} of {size} bytes: expected CRC32 {crc:08x}, "
-                f"found {zlib.crc32(data):08x}"
+                f"found {crc32(data):08x}"
             )
         yield data
 
