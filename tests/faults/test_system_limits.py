@@ -121,6 +121,15 @@ def hang_up_behind_sigterm():
     hang_up()
 
 
+@pytest.fixture
+def heeds_hang_ups():
+    """Also where the tests were started by nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("heeds_hang_ups")
 @pytest.mark.parametrize(("stages", "how"), [(1, hang_up), (2, hang_up_behind_sigterm)])
 def test_a_terminal_that_is_closed_leaves_a_checkpoint(tmp_path, stages, how):
     path = tmp_path / "run"
