@@ -163,6 +163,7 @@ def test_a_plan_lists_the_best_first_and_says_why(capsys: pytest.CaptureFixture[
     assert "causal order: the longest chain" in out
 
 
+@pytest.mark.long
 def test_a_plan_says_how_late_is_late_enough(capsys: pytest.CaptureFixture[str]) -> None:
     """The least K that is about as fast as a long one: one less is slower."""
     words = ("cv.c1", "--costs", "table5", "--steps", "50")

@@ -133,7 +133,7 @@ def test_a_step_sends_parameters_once_up_and_once_down_for_each_further_group(tm
         assert 0 < found <= count * header, f"{what}: sent again, or not sent at all"
 
 
-@pytest.mark.parametrize("how", [long(fail), kill, interrupt])
+@pytest.mark.parametrize("how", [long(fail), long(kill), interrupt])
 def test_it_goes_on_with_other_groups(tmp_path, how):
     def train(data, groups, stages, **kw):
         return npp.train(

@@ -45,7 +45,7 @@ def served(run, group):
     return there, answered
 
 
-@pytest.mark.parametrize(("teachers", "shares"), [long(1, (1, 1)), (2, (1, 1)), (3, (2, 1))])
+@pytest.mark.parametrize(("teachers", "shares"), [long(1, (1, 1)), long(2, (1, 1)), (3, (2, 1))])
 def test_two_groups(tmp_path, teachers, shares):
     how = {**QUICK, "teachers": teachers, "groups": 2, "labels_ahead": 6, "labels_again": 3}
     run = train(tmp_path / "run", 1, PASSES, how, data=SLOW, steps=40)
@@ -57,6 +57,7 @@ def test_two_groups(tmp_path, teachers, shares):
     assert all(sum(answered.values()) >= 40 for _, answered in found)
 
 
+@pytest.mark.long
 def test_a_teacher_that_one_group_refuses_is_no_share(tmp_path):
     """Two teachers and two groups: the group whose share is refused has the other one."""
     registry = f"tcp://127.0.0.1:{free_port()}"

@@ -39,7 +39,7 @@ def records(path):
     return read_teacher_events(path)
 
 
-@pytest.mark.parametrize(("stages", "lines"), [(1, 9), long(2, 2), (2, 20)])
+@pytest.mark.parametrize(("stages", "lines"), [long(1, 9), long(2, 2), (2, 20)])
 def test_one_is_killed(tmp_path, stages, lines):
     path = tmp_path / "run"
     with meanwhile(path, lines, lambda: os.kill(teacher_pids()[0], signal.SIGKILL)):

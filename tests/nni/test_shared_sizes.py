@@ -23,6 +23,7 @@ from naspipe.trace.snapshots.snapshot import read_checkpoint
 from tests.nni.one_shot import OneShotLoop, named_of, one_shot, set_sample
 from tests.nni.spaces import batches, make
 from tests.oracle import bits
+from tests.thinned import long
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using a non-tuple sequence")  # by NNI itself
 
@@ -129,7 +130,7 @@ def test_extremes_are_those_of_all_architectures(name, share):
     assert weight(smallest) == min(map(weight, sizes))
 
 
-@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("stages", [long(1), 2])
 def test_steps_leave_the_bits_of_a_loop_over_nnis_one_shot_model(tmp_path, stages):
     space = sliced("autoformer")
     run = naspipe.train(

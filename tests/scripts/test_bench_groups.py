@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from naspipe.core.config import Execution
 from naspipe.planning.causal_bound import causal_bound
 from naspipe.sim.simulation import simulate_run
@@ -9,6 +11,7 @@ from scripts import bench_groups
 from scripts.bench_groups import DEVICES, GroupCosts, scenario_of, stage_bound
 
 
+@pytest.mark.long
 def test_stages_leave_a_bubble_where_the_causal_bound_leaves_none(monkeypatch):
     monkeypatch.setattr(bench_groups, "BOUNDED", 80)
     scenario = scenario_of("nlp.c3", "equal", "subnets:8")

@@ -115,6 +115,7 @@ def test_the_summary_leaves_out_what_has_no_headlines(tmp_path):
     assert "two/" in others and "three/" in others and "one/" not in others
 
 
+@pytest.mark.long
 def test_a_real_run_reports_the_access_order_of_table_4(tmp_path):
     stream = tmp_path / "stream.jsonl"
     lines = [[0 if y in (2, 5) else y + 1] * 8 for y in range(6)]

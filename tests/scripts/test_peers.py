@@ -44,6 +44,7 @@ def test_a_fixed_stream_repeats_its_subnet():
     assert tuple(uniform.stream(uniform.named())[0]) == tuple(stream[0])
 
 
+@pytest.mark.long
 def test_data_parallel_ranks_read_the_first_weights_each_with_its_own_subnet():
     """So the first loss of rank 1 is that of subnet 1 before anything was written, which the
     plain loop never sees."""
