@@ -9,7 +9,7 @@ pass with resources.
 
 The first pass follows the paper's order. Then the stream is carried out forwards by what was found,
 and backwards again: what ends last comes first. That is forward-backward improvement (Tormos and
-Lova 2001), as often as it is worth the time.
+Lova 2001), as often as it is worth the time. The shortest schedule backwards counts.
 """
 
 from __future__ import annotations
@@ -127,22 +127,45 @@ def _shifted(own: Priorities, later: int) -> Priorities:
     return Priorities(*(tuple(level + later for level in levels) for levels in own))
 
 
+def shortest_ns(streams: Sequence[CutStream], steps: Steps, window: int, rounds: int) -> int:
+    """How long all streams take in the shortest schedule that was found; see above.
+
+    Args:
+        streams: which share the stages.
+        steps: how passes form steps, in every stream.
+        window: sequence IDs of a stream that are under way at a time.
+        rounds: how often the schedule is improved.
+    """
+    _, ends = _scheduled(streams, steps, window, rounds)
+    return max(ends, default=0)
+
+
 def _of_piece(
     streams: Sequence[CutStream], steps: Steps, window: int, rounds: int | None
 ) -> list[list[Priorities]]:
-    ways = [
-        list(_StreamWays(number, stream, steps).made()) for number, stream in enumerate(streams)
-    ]
-    schedule = ListSchedule(ways, steps.passes, max(1, window // steps.passes))
-    ends = schedule.run(_paper_backwards(ways), is_backwards=True)
-    numbers = [way.number for own in ways for way in own for _ in way.stages]
-    for _ in range(_rounds(ways) if rounds is None else rounds):
-        latest = schedule.run(_last_first(ends, numbers), is_backwards=False)
-        ends = schedule.run(_last_first(latest, numbers), is_backwards=True)
+    ways, ends = _scheduled(streams, steps, window, rounds)
     return [
         [_priorities(way, ends, len(stream.rules)) for way in own]
         for own, stream in zip(ways, streams, strict=True)
     ]
+
+
+def _scheduled(
+    streams: Sequence[CutStream], steps: Steps, window: int, rounds: int | None
+) -> tuple[list[list[Way]], list[int]]:
+    """Each stream's ways, and how long before the end each of their accesses begins."""
+    ways = [
+        list(_StreamWays(number, stream, steps).made()) for number, stream in enumerate(streams)
+    ]
+    schedule = ListSchedule(ways, steps.passes, max(1, window // steps.passes))
+    ends = shortest = schedule.run(_paper_backwards(ways), is_backwards=True)
+    numbers = [way.number for own in ways for way in own for _ in way.stages]
+    for _ in range(_rounds(ways) if rounds is None else rounds):
+        latest = schedule.run(_last_first(ends, numbers), is_backwards=False)
+        ends = schedule.run(_last_first(latest, numbers), is_backwards=True)
+        if max(ends) < max(shortest):
+            shortest = ends
+    return ways, shortest
 
 
 def _paper_backwards(ways: Sequence[Sequence[Way]]) -> list[int]:

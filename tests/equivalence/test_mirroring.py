@@ -7,6 +7,7 @@ from torch import nn
 
 import naspipe as npp
 from naspipe.core.access import AccessKind
+from naspipe.planning.rotation import RotatedPlacement
 from naspipe.runtime.layers.stored_layer import StoredLayer
 from naspipe.trace.access.log import read_run_accesses
 from tests.equivalence import spaces
@@ -50,9 +51,17 @@ def test_mirrored_layers_keep_their_bits(tmp_path, optimizer, options, stages):
     assert sum(len(found) > 1 for found in stages.values()) > 5, "layers did move"
 
 
-@pytest.mark.parametrize("more", [{}, long({"recompute": True, "memory_budget": "1.5x"})])
-def test_subnets_that_go_round_keep_their_bits(tmp_path, more):
-    """Every layer comes to every stage, the first and the last one, too."""
+SWAPPED = {"recompute": True, "memory_budget": "1.5x"}
+
+
+@pytest.mark.parametrize(
+    ("parts", "more"), [(4, {}), (2, SWAPPED), long(3, {}), long(4, SWAPPED), long(3, SWAPPED)]
+)
+def test_subnets_that_go_round_keep_their_bits(tmp_path, monkeypatch, parts, more):
+    """Every layer comes to every stage, the first and the last one, too; some may have none."""
+    monkeypatch.setattr(
+        RotatedPlacement, "_fastest", lambda cut, subnets: min(parts, cut._num_stages)
+    )
     block = npp.Block([lambda: nn.Linear(16, 16), Normed, lambda: nn.Linear(16, 16)])
     last = npp.Block([lambda: nn.Linear(16, 10), lambda: nn.Linear(16, 10)])
     space = npp.Space("round", [block, block, block, block, last])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import pairwise
 
 import pytest
 
@@ -28,10 +29,59 @@ def stages_of(cut, subnet):
     return [*dict.fromkeys(map(cut(subnet).stage_of, range(8)))]
 
 
-def test_each_subnet_begins_a_stage_further():
-    cut = RotatedPlacement(SUBNETS, [False] * 8, COSTS, 4)
+@pytest.fixture
+def in_parts(monkeypatch):
+    """What cuts subnets into so many parts."""
+
+    def make(parts, stages):
+        monkeypatch.setattr(RotatedPlacement, "_fastest", lambda cut, subnets: parts)
+        return RotatedPlacement(SUBNETS, [False] * 8, COSTS, stages)
+
+    return make
+
+
+def test_each_subnet_begins_a_stage_further(in_parts):
+    cut = in_parts(4, 4)
     found = [stages_of(cut, subnet) for subnet in SUBNETS]
     assert found[:5] == [[0, 1, 2, 3], [1, 2, 3, 0], [2, 3, 0, 1], [3, 0, 1, 2], [0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("parts", "stages", "expected"),
+    [
+        (3, 8, [[0, 3, 6], [1, 4, 7], [2, 5, 0]]),
+        (2, 4, [[0, 2], [1, 3], [2, 0]]),
+        (3, 4, [[0, 1, 2], [1, 2, 3], [2, 3, 0]]),
+        (4, 7, [[0, 2, 4, 6], [1, 3, 5, 0], [2, 4, 6, 1]]),
+        (4, 8, [[0, 2, 4, 6], [1, 3, 5, 7], [2, 4, 6, 0]]),
+    ],
+)
+def test_few_parts_are_far_from_each_other(in_parts, parts, stages, expected):
+    cut = in_parts(parts, stages)
+    assert [stages_of(cut, subnet) for subnet in SUBNETS[:3]] == expected
+    found = cut(SUBNETS[0])
+    assert sum(len(found.blocks(stage)) for stage in range(stages)) == 8
+    assert sum(not found.blocks(stage) for stage in range(stages)) == stages - parts
+
+
+def test_as_many_parts_as_are_fastest(monkeypatch):
+    """Blocks of cv.c3 are few and unequal: parts of few of them are more so."""
+    scenario = table5_scenario("cv.c3", with_shared=False)
+    how = Execution(stages=8, window=32, recompute=True, partition="rotated", order="latest-start")
+    pipeline = scenario.pipeline("fair", 0, 240)
+
+    def found():
+        plan = scenario.plan(pipeline, how)
+        parts = {sum(low < high for low, high in pairwise(cut.bounds)) for cut in partitions(plan)}
+        return parts, scenario.run(pipeline, how, plan).summary.bubble_ratio
+
+    def partitions(plan):
+        return plan.streams[0].partitions
+
+    few, chosen = found()
+    monkeypatch.setattr(RotatedPlacement, "_fastest", lambda cut, subnets: 8)
+    all_of_them, before = found()
+    assert all_of_them == {8} and few < {3, 4, 5} and chosen < before - 0.005
 
 
 def test_parts_with_shared_layers_stay():
