@@ -24,8 +24,8 @@ from naspipe.planning.latest_start import CutStream, shortest_ns
 FEW = 3
 """Parts that are tried beside one for each stage, and one for every second."""
 
-_LOOK, _ROUNDS, _WINDOW = 200, 3, 64
-"""Subnets that are scheduled to choose, how often that is improved, and how many run at a time."""
+_ACCESSES, _ROUNDS, _WINDOW = 12_800, 3, 64
+"""Of the first subnets, scheduled to choose; how often that is improved; how many run at a time."""
 
 
 class RotatedPlacement:
@@ -62,7 +62,8 @@ class RotatedPlacement:
         self._made: dict[Partition, Partition] = {}
         self._parts = num_stages
         if not self._homes:
-            self._parts = self._fastest([each for each in subnets if each.chain][:_LOOK])
+            first = max(1, _ACCESSES // (2 * len(is_shared)))
+            self._parts = self._fastest([each for each in subnets if each.chain][:first])
 
     def __call__(self, subnet: Subnet) -> Partition:
         """The partition of a subnet."""
