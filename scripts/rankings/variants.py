@@ -18,7 +18,7 @@ from scripts.rankings import unit_keys
 from scripts.rankings.cell_space import Problem
 from scripts.rankings.unit_keys import Unit
 
-BASE, FAIR, DECAY = "csp uniform", "csp fair", "csp fair decay"
+BASE, FAIR, DECAY, SUBNETS = "csp uniform", "csp fair", "csp fair decay", "csp subnets"
 
 VARIANTS: dict[str, dict[str, Any]] = {
     BASE: {"recipe": {"ema": 0.99}},
@@ -39,6 +39,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "csp sandwich": {"passes": "sandwich:2", "per_step": 4, "recipe": {"lr": 0.02}},
     "csp warm-up": {"recipe": {"warmup_steps": 150}},
+    SUBNETS: {"passes": "subnets:4", "per_step": 4, "recipe": {"lr": 0.02}},
 }  # fmt: skip
 """Fields of ``naspipe.train``, with those that differ from the common recipe under ``recipe``.
 
@@ -88,6 +89,7 @@ WAVES: tuple[tuple[Sequence[str], Sequence[int], Sequence[int]], ...] = (
     (("bsp 8", "asp 8"), (30_000,), (1,)),
     ((BASE,), (30_000,), (2, 3)),
     ((FAIR,), (30_000,), (3,)),
+    ((SUBNETS,), (3000,), (1, 2)),
 )
 """Variants, passes and seeds: what tells most comes first, and all are in it once."""
 
