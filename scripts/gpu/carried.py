@@ -13,7 +13,7 @@ NEEDED = {
     "safetensors": "safetensors", "rich": "rich", "markdown_it": "markdown-it-py",
     "mdurl": "mdurl", "pygments": "Pygments", "pytest": "pytest", "iniconfig": "iniconfig",
     "pluggy": "pluggy", "packaging": "packaging", "pytest_timeout": "pytest-timeout",
-    "hypothesis": "hypothesis", "sortedcontainers": "sortedcontainers",
+    "hypothesis": "hypothesis", "sortedcontainers": "sortedcontainers", "isal": "isal",
 }  # fmt: skip
 """Packages by the name they are imported by, with all that they need in turn but torch's own."""
 
