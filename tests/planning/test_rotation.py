@@ -72,16 +72,14 @@ def test_as_many_parts_as_are_fastest(monkeypatch):
 
     def found():
         plan = scenario.plan(pipeline, how)
-        parts = {sum(low < high for low, high in pairwise(cut.bounds)) for cut in partitions(plan)}
+        cuts = plan.streams[0].partitions
+        parts = {sum(low < high for low, high in pairwise(cut.bounds)) for cut in cuts}
         return parts, scenario.run(pipeline, how, plan).summary.bubble_ratio
-
-    def partitions(plan):
-        return plan.streams[0].partitions
 
     few, chosen = found()
     monkeypatch.setattr(RotatedPlacement, "_fastest", lambda cut, subnets: 8)
     all_of_them, before = found()
-    assert all_of_them == {8} and few < {3, 4, 5} and chosen < before - 0.005
+    assert all_of_them == {8} and few <= {3, 4} and chosen < before - 0.005
 
 
 def test_parts_with_shared_layers_stay():
