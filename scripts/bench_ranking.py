@@ -10,7 +10,8 @@ they are named.
 
 Each unit is kept in artifacts/ranking/records/ when it is done, and is never done again. What
 runs leave in --work may be deleted while nobody is at work. --hours ends the beginning of units;
-start again to go on.
+start again to go on. --short leaves the supernets that the first answers need: about two hours on
+two cores.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ def main() -> None:
     parser.add_argument("--variants", help="only these supernets, with commas between them")
     parser.add_argument("--lengths", help="only these numbers of passes, with commas between them")
     parser.add_argument("--seeds", help="only these seeds of supernets, with commas between them")
+    parser.add_argument("--short", action="store_true", help="only what first answers need")
     parser.add_argument("--hours", type=float, default=1000.0, help="nothing begins after these")
     parser.add_argument("--jobs", type=int, default=2, help="units at once, one thread each")
     parser.add_argument("--first", type=int, default=0, help="only so many items of each part")

@@ -123,6 +123,8 @@ def price(unit: Unit) -> int:
 
 def is_wanted(options: argparse.Namespace, each: variants.Planned) -> bool:
     """What the command leaves of the table."""
+    if options.short and each not in variants.SHORT:
+        return False
     pairs = (
         (options.variants, each.name), (options.lengths, each.passes), (options.seeds, each.seed)
     )  # fmt: skip

@@ -93,6 +93,12 @@ WAVES: tuple[tuple[Sequence[str], Sequence[int], Sequence[int]], ...] = (
 )
 """Variants, passes and seeds: what tells most comes first, and all are in it once."""
 
+SHORT = frozenset(
+    {(FAIR, SEARCHED[BASE][0], seed) for seed in (1, 2, 3)}
+    | {(name, 3000, seed) for name in (BASE, *POLICIES) for seed in (1, 2)}
+)
+"""What the first answers need: the recipe with each seed, and the policies with two."""
+
 
 def planned() -> Iterator[Planned]:
     """All supernets, in the order in which they are trained."""

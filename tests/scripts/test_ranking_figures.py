@@ -79,6 +79,22 @@ def test_what_was_found_is_trained_next(tmp_path):
     assert not any(name.startswith("random search of 25") for name in names[True])
 
 
+def test_short_leaves_the_recipe_and_the_policies(tmp_path):
+    options = argparse.Namespace(
+        parts=["supernets"], first=0, short=True, variants=None, lengths="3000", seeds="2",
+        work=tmp_path,
+    )  # fmt: skip
+    plan = Plan(problem=DIGITS, kept=KeptUnits(tmp_path / "records"), options=options)
+    assert sorted(item.name for item in gathered(plan)) == [
+        f"{name}, 3000 passes, seed 2"
+        for name in ("asp 4", "asp 8", "bsp 4", "bsp 8", "csp uniform")
+    ]
+    options.lengths, options.seeds = "10000", None
+    assert [item.name for item in gathered(plan)] == [
+        f"csp fair, 10000 passes, seed {seed}" for seed in (1, 2, 3)
+    ]
+
+
 def test_figures_and_pictures_of_what_is_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(rank_agreement, "RESAMPLES", 50)
     evidence = Evidence(problem=DIGITS, kept=filled(tmp_path), steps=STEPS, seeds=2)
