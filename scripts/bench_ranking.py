@@ -25,6 +25,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
+from naspipe.data import registry  # noqa: E402
+from naspipe.data.progress import ConsoleProgress  # noqa: E402
 from scripts.rankings.cell_space import DIGITS, Problem  # noqa: E402
 from scripts.rankings.kept_units import KeptUnits  # noqa: E402
 from scripts.rankings.planned_items import ITEMS, Plan  # noqa: E402
@@ -73,6 +75,9 @@ def main() -> None:
 def work_on(plan: Plan) -> None:
     """All units that are not kept, while there is time."""
     options = plan.options
+    if not registry.is_prepared(plan.problem.data):
+        with ConsoleProgress() as progress:
+            registry.prepare(plan.problem.data, progress=progress)
     end = time.monotonic() + 3600 * options.hours
     with plan.kept.alone_at_work():
         while items := gathered(plan):
