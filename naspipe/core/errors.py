@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 
 class NaspipeError(Exception):
-    """Root of every error that naspipe raises on purpose."""
+    """Root of every error that naspipe raises on purpose.
+
+    It crosses a user's own process pool unchanged, whatever its class is made with.
+    """
+
+    def __reduce__(self) -> tuple[Callable[..., NaspipeError], tuple[Any, ...]]:
+        return _made_again, (type(self), self.args, vars(self))
+
+
+def _made_again(
+    kind: type[NaspipeError], arguments: tuple[Any, ...], values: Mapping[str, Any]
+) -> NaspipeError:
+    """An error of another process."""
+    error = kind.__new__(kind, *arguments)
+    error.__dict__.update(values)
+    return error
 
 
 def reason(error: BaseException) -> str:
