@@ -1,5 +1,9 @@
 """What a checkpoint every 100 steps costs, in time and in CPU time: runs with and without, in turn.
 
+Runs differ by more than a checkpoint costs. So each is also compared with itself: the steps behind
+each place of a checkpoint with as many later ones. In runs without any that says how far chance
+goes.
+
 Writes artifacts/faults/checkpoint_cost.json. Run it with a high priority on a busy machine.
 """
 
@@ -12,6 +16,7 @@ import resource
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -25,6 +30,8 @@ from naspipe.runtime.wire.reports import Observer  # noqa: E402
 from scripts.tiny_workload import tiny_workload  # noqa: E402
 
 WARM_UP = 20
+BEHIND = 0.4
+"""Of the steps from one checkpoint to the next, those that it may slow down."""
 
 
 class Clock(Observer):
@@ -43,6 +50,24 @@ class Measured(NamedTuple):
 
     speed: float
     cpu: float
+    slowed: list[float]
+    """For each place of a checkpoint: what was lost there, of the time from one to the next."""
+
+
+def slowed(times: Sequence[float], every: int) -> list[float]:
+    """For each place: the steps behind it took so much longer than as many later ones.
+
+    As a share of the time from one place to the next. Places without enough steps behind are left
+    out. ``times``: of each loss, in seconds.
+    """
+    behind = round(BEHIND * every)
+    found = []
+    for place in range(every, len(times) - 2 * behind, every):
+        begin, middle, end = (times[place - 2 + steps] for steps in (0, behind, 2 * behind))
+        late = (end - middle) / behind
+        lost = (middle - begin) - behind * late
+        found.append(lost / (lost + every * late))
+    return found
 
 
 def measure(named: Workload, arguments: argparse.Namespace, sampler: str, every: int) -> Measured:
@@ -60,7 +85,8 @@ def measure(named: Workload, arguments: argparse.Namespace, sampler: str, every:
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     seconds = clock.times[-1] - clock.times[WARM_UP]
-    return Measured((len(clock.times) - 1 - WARM_UP) / seconds, cpu)
+    speed = (len(clock.times) - 1 - WARM_UP) / seconds
+    return Measured(speed, cpu, slowed(clock.times, arguments.every))
 
 
 def main() -> int:
@@ -92,6 +118,10 @@ def main() -> int:
         sampler: {
             "median_cost": median(each["cost"] for each in found),
             "median_cpu_cost": median(each["cpu_cost"] for each in found),
+            "within_a_run": {
+                kind: median(lost for each in found for lost in each[kind]["slowed"])
+                for kind in ("with", "without")
+            },
             "pairs": found,
         }
         for sampler, found in pairs.items()
