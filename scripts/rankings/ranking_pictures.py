@@ -120,15 +120,15 @@ def draw_scatter(shown: Sequence[Mapping[str, Any]], alone: Mapping[str, Any], p
 
 def draw_curves(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
     """Losses of the supernets of each policy over passes, of each length the first seed."""
-    lengths = sorted({row["passes"] for row in rows})
+    policies = (variants.BASE, *variants.POLICIES)
+    shown = [row for row in rows if row["seed"] == 1 and row["name"] in policies] or rows[:1]
+    lengths = sorted({row["passes"] for row in shown})
     figure, axes = pyplot.subplots(1, len(lengths), figsize=(4 * len(lengths), 3.6), squeeze=False)
     for axis, passes in zip(axes[0], lengths, strict=True):
-        for row in rows:
-            policies = (variants.BASE, *variants.POLICIES)
-            if row["passes"] == passes and row["seed"] == 1 and row["name"] in policies:
-                curve = smooth(row.get("curve", []), 10)
-                x = [passes * (n + 1) / len(curve) for n in range(len(curve))]
-                axis.plot(x, curve, lw=1.2, label=row["name"], color=COLOURS[row["name"]])
+        for row in (row for row in shown if row["passes"] == passes):
+            curve = smooth(row.get("curve", []), 10)
+            x = [passes * (n + 1) / len(curve) for n in range(len(curve))]
+            axis.plot(x, curve, lw=1.2, label=row["name"], color=COLOURS[row["name"]])
         axis.set(xlabel="passes", title=f"{passes} passes")
     axes[0][0].set_ylabel("loss of subnets in training")
     axes[0][-1].legend(fontsize=7)
