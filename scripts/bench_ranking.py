@@ -25,8 +25,6 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from naspipe.data import registry  # noqa: E402
-from naspipe.data.progress import ConsoleProgress  # noqa: E402
 from scripts.rankings.cell_space import DIGITS, Problem  # noqa: E402
 from scripts.rankings.kept_units import KeptUnits  # noqa: E402
 from scripts.rankings.planned_items import ITEMS, Plan  # noqa: E402
@@ -42,6 +40,7 @@ from scripts.rankings.ranking_figures import (  # noqa: E402
 from scripts.rankings.unit_queue import Item, run_items  # noqa: E402
 from scripts.rankings.unit_work import circumstances  # noqa: E402
 from scripts.search_common import command  # noqa: E402
+from scripts.tiny_workload import prepare_data  # noqa: E402
 
 PROBLEMS = {"fashion-mnist": Problem(), "digits": DIGITS}
 
@@ -75,9 +74,7 @@ def main() -> None:
 def work_on(plan: Plan) -> None:
     """All units that are not kept, while there is time."""
     options = plan.options
-    if not registry.is_prepared(plan.problem.data):
-        with ConsoleProgress() as progress:
-            registry.prepare(plan.problem.data, progress=progress)
+    prepare_data(plan.problem.data)
     end = time.monotonic() + 3600 * options.hours
     with plan.kept.alone_at_work():
         while items := gathered(plan):

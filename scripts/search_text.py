@@ -22,13 +22,13 @@ sys.path.insert(0, str(ROOT))
 
 import naspipe as npp  # noqa: E402
 from naspipe.data import registry  # noqa: E402
-from naspipe.data.progress import ConsoleProgress  # noqa: E402
 from naspipe.export.bleu import BleuScorer  # noqa: E402
 from naspipe.search.rank_agreement import interval, kendalls_tau  # noqa: E402
 from naspipe.search.run_searches import find_search  # noqa: E402
 from naspipe.search.search_directory import Search  # noqa: E402
 from scripts.rankings.text_space import kinds_of, text_space  # noqa: E402
 from scripts.search_common import command, draw, keep  # noqa: E402
+from scripts.tiny_workload import prepare_data  # noqa: E402
 from search_spaces.nlp.shared_layers import TokenLoss  # noqa: E402
 
 DATA, TOKENS = "en-de-2k", 600
@@ -45,9 +45,7 @@ class Bench:
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
-        if not registry.is_prepared(DATA):
-            with ConsoleProgress() as progress:
-                registry.prepare(DATA, progress=progress)
+        prepare_data(DATA)
         self.options = options
         self.data, self.valid, self.test = (
             registry.open_data(DATA, max_tokens=TOKENS, split=split)

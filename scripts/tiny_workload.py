@@ -27,8 +27,12 @@ def tiny_workload(name: str, sizes: Mapping[str, int] | None = None) -> Workload
 
 def workload_with_data(name: str, scale: str, sizes: Mapping[str, int] | None = None) -> Workload:
     """The same at any scale."""
-    data = search_spaces.defaults(name, scale).data
-    if not registry.is_prepared(data):
-        with ConsoleProgress() as progress:
-            registry.prepare(data, progress=progress)
+    prepare_data(search_spaces.defaults(name, scale).data)
     return find_workload(name, scale, None, None, sizes)
+
+
+def prepare_data(name: str) -> None:
+    """Prepare a data set, where it is not yet; says how far it is."""
+    if not registry.is_prepared(name):
+        with ConsoleProgress() as progress:
+            registry.prepare(name, progress=progress)
