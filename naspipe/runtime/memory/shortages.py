@@ -22,62 +22,30 @@ _NO_HANDLE = (
 """In messages of errors that mean a shortage."""
 
 
-class _Seen:
-    """What this process knows of its allocator."""
-
-    refused = 0
-    """What was noted."""
-    told = 0
-    """What the allocator told of."""
-    tells: bool | None = None
-    """Whether it tells; None until it was asked to."""
-
-
 def refused_allocations() -> int:
     """How often torch's allocator had no memory so far, raised or not; 0 without CUDA."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return 0
-    if _Seen.tells is None:
-        _Seen.tells = _tells()
-    return _Seen.told if _Seen.tells else _counted()
+    stats = torch.cuda.memory_stats_as_nested_dict()
+    return int(stats["num_ooms"])
+
+
+class _Seen:
+    """What this process knows of its allocator: to ask costs as much as a small kernel's launch."""
+
+    refused = 0
 
 
 def note() -> None:
-    """What was refused up to now is known: a stage begins, or a shortage was raised and seen to.
-
-    An allocator that told of another number than it counts is not relied on any more.
-    """
+    """What was refused up to now is known: a stage begins, or a shortage was raised and seen to."""
     _Seen.refused = refused_allocations()
-    if _Seen.tells and _Seen.told != (counted := _counted()):
-        _Seen.tells, _Seen.refused = False, counted
-
-
-def _counted() -> int:
-    """As torch counts. To answer, it makes some 200 numbers: as long as a kernel's launch."""
-    return int(torch.cuda.memory_stats_as_nested_dict()["num_ooms"])
-
-
-def _tells() -> bool:
-    """Have the allocator tell of all that it refuses; not every one can."""
-    if torch.cuda.get_allocator_backend() != "native":
-        return False
-    _Seen.told = _counted()
-    try:
-        torch._C._cuda_attach_out_of_memory_observer(_tell)  # type: ignore[attr-defined]
-    except (AttributeError, RuntimeError):
-        return False
-    return True
-
-
-def _tell(*_: int) -> None:
-    _Seen.told += 1
 
 
 class raising_shortages:  # noqa: N801
     """Have every shortage of memory within raised, whatever torch makes of it.
 
-    What was refused is looked at once, at the end. So a shortage that came before and that nobody
-    noted counts as one of what is inside. That is computed again, and has the same bits.
+    The allocator is asked once, at the end. So a shortage that came before and that nobody noted
+    counts as one of what is inside. That is computed again, and has the same bits.
 
     Raises:
         torch.OutOfMemoryError: also where the work was done with an algorithm that needs less.
