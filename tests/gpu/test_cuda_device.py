@@ -18,6 +18,7 @@ from naspipe.runtime.devices.open_device import open_device
 from naspipe.runtime.layers.layer_layout import StateSizes
 from naspipe.runtime.layers.resident_layer import LayerMemory
 from naspipe.runtime.layers.stored_layer import StoredLayer
+from naspipe.runtime.memory import shortages
 from naspipe.runtime.memory.swapper import Swapper
 from tests.oracle import bits
 from tests.runtime.layers.swapped_layers import finish
@@ -158,3 +159,12 @@ def wait(swapper):
     while not swapper.take_finished():
         assert time.monotonic() < deadline
         time.sleep(swapper.left_seconds)
+
+
+def test_the_allocator_tells_of_what_it_refuses(device):
+    device.allocate(SIZE)
+    before = shortages.refused_allocations()
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.empty(1 << 50, dtype=torch.uint8, device=device.torch_device)
+    assert shortages._Seen.tells
+    assert shortages.refused_allocations() == before + 1

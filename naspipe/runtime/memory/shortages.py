@@ -7,6 +7,8 @@ that everything else knows.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import torch
 
 from naspipe.core.errors import reason
@@ -22,18 +24,56 @@ _NO_HANDLE = (
 """In messages of errors that mean a shortage."""
 
 
+_TOO_MUCH_BYTES = 1 << 50
+"""More than any device has, and less than torch refuses without asking it."""
+
+
+class _Seen:
+    """What this process knows of its allocator."""
+
+    refused = 0
+    """What was noted."""
+    told = 0
+    """What the allocator told of."""
+    tells: bool | None = None
+    """Whether it tells; None until that was tried."""
+    provoked = 0
+    """What it refused when that was tried."""
+
+
 def refused_allocations() -> int:
     """How often torch's allocator had no memory so far, raised or not; 0 without CUDA."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return 0
-    stats = torch.cuda.memory_stats_as_nested_dict()
-    return int(stats["num_ooms"])
+    if _Seen.tells is None:
+        _Seen.tells = _tells()
+    return (_Seen.told if _Seen.tells else _counted()) - _Seen.provoked
 
 
-class _Seen:
-    """What this process knows of its allocator: to ask costs as much as a small kernel's launch."""
+def _counted() -> int:
+    """As torch counts. To answer, it makes some 200 numbers: as long as a kernel's launch."""
+    return int(torch.cuda.memory_stats_as_nested_dict()["num_ooms"])
 
-    refused = 0
+
+def _tells() -> bool:
+    """Have the allocator tell of what it refuses; whether it does, as it is asked for too much.
+
+    Not every allocator can, and the call is private. So whatever comes out but one call is not
+    relied on.
+    """
+    _Seen.told = before = _counted()
+    try:
+        torch._C._cuda_attach_out_of_memory_observer(_tell)  # type: ignore[attr-defined]
+    except (AttributeError, RuntimeError):
+        return False
+    with suppress(torch.OutOfMemoryError):
+        torch.empty(_TOO_MUCH_BYTES, dtype=torch.uint8, device="cuda")
+    _Seen.provoked = _counted() - before
+    return _Seen.provoked == 1 == _Seen.told - before
+
+
+def _tell(*_: int) -> None:
+    _Seen.told += 1
 
 
 def note() -> None:
@@ -44,8 +84,8 @@ def note() -> None:
 class raising_shortages:  # noqa: N801
     """Have every shortage of memory within raised, whatever torch makes of it.
 
-    The allocator is asked once, at the end. So a shortage that came before and that nobody noted
-    counts as one of what is inside. That is computed again, and has the same bits.
+    What was refused is looked at once, at the end. So a shortage that came before and that nobody
+    noted counts as one of what is inside. That is computed again, and has the same bits.
 
     Raises:
         torch.OutOfMemoryError: also where the work was done with an algorithm that needs less.
