@@ -7,8 +7,6 @@ that everything else knows.
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 import torch
 
 from naspipe.core.errors import reason
@@ -24,10 +22,6 @@ _NO_HANDLE = (
 """In messages of errors that mean a shortage."""
 
 
-_TOO_MUCH_BYTES = 1 << 50
-"""More than any device has, and less than torch refuses without asking it."""
-
-
 class _Seen:
     """What this process knows of its allocator."""
 
@@ -36,9 +30,7 @@ class _Seen:
     told = 0
     """What the allocator told of."""
     tells: bool | None = None
-    """Whether it tells; None until that was tried."""
-    provoked = 0
-    """What it refused when that was tried."""
+    """Whether it tells; None until it was asked to."""
 
 
 def refused_allocations() -> int:
@@ -47,7 +39,17 @@ def refused_allocations() -> int:
         return 0
     if _Seen.tells is None:
         _Seen.tells = _tells()
-    return (_Seen.told if _Seen.tells else _counted()) - _Seen.provoked
+    return _Seen.told if _Seen.tells else _counted()
+
+
+def note() -> None:
+    """What was refused up to now is known: a stage begins, or a shortage was raised and seen to.
+
+    An allocator that told of another number than it counts is not relied on any more.
+    """
+    _Seen.refused = refused_allocations()
+    if _Seen.tells and _Seen.told != (counted := _counted()):
+        _Seen.tells, _Seen.refused = False, counted
 
 
 def _counted() -> int:
@@ -56,29 +58,19 @@ def _counted() -> int:
 
 
 def _tells() -> bool:
-    """Have the allocator tell of what it refuses; whether it does, as it is asked for too much.
-
-    Not every allocator can, and the call is private. So whatever comes out but one call is not
-    relied on.
-    """
-    _Seen.told = before = _counted()
+    """Have the allocator tell of all that it refuses; not every one can."""
+    if torch.cuda.get_allocator_backend() != "native":
+        return False
+    _Seen.told = _counted()
     try:
         torch._C._cuda_attach_out_of_memory_observer(_tell)  # type: ignore[attr-defined]
     except (AttributeError, RuntimeError):
         return False
-    with suppress(torch.OutOfMemoryError):
-        torch.empty(_TOO_MUCH_BYTES, dtype=torch.uint8, device="cuda")
-    _Seen.provoked = _counted() - before
-    return _Seen.provoked == 1 == _Seen.told - before
+    return True
 
 
 def _tell(*_: int) -> None:
     _Seen.told += 1
-
-
-def note() -> None:
-    """What was refused up to now is known: a stage begins, or a shortage was raised and seen to."""
-    _Seen.refused = refused_allocations()
 
 
 class raising_shortages:  # noqa: N801

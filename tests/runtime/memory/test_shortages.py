@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 import pytest
 import torch
 
@@ -26,45 +24,55 @@ def refused(monkeypatch):
 class Allocator:
     """In the stead of torch's, on a GPU: it counts what it refuses, and may tell of it."""
 
-    def __init__(self, monkeypatch, tells):
-        self.count, self.observer, self.asked, self.tells = 5, None, 0, tells
+    def __init__(self, monkeypatch, how):
+        self.count, self.observer, self.asked, self.how = 5, None, 0, how
+        backend = "cudaMallocAsync" if how == "another" else "native"
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: backend)
         monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", self.stats)
         monkeypatch.setattr(
             torch._C, "_cuda_attach_out_of_memory_observer", self.attach, raising=False
         )
-        monkeypatch.setattr(torch, "empty", self.refuse)
         monkeypatch.setattr(shortages, "_Seen", type("Seen", (shortages._Seen,), {"tells": None}))
 
     def attach(self, observer):
-        if self.tells == "raises":
-            raise RuntimeError("cudaMallocAsync does not support this")
-        self.observer = observer if self.tells == "calls" else None
+        if self.how == "raises":
+            raise RuntimeError("not supported")
+        self.observer = observer if self.how != "never" else None
 
-    def refuse(self, *_, **__):
+    def refuse(self):
         self.count += 1
         if self.observer is not None:
             self.observer(0, 1, 2, 3)
-        raise torch.OutOfMemoryError
 
     def stats(self):
         self.asked += 1
         return {"num_ooms": self.count}
 
 
-@pytest.mark.parametrize("tells", ["calls", "never", "raises"])
-def test_an_allocator_that_does_not_tell_is_asked(monkeypatch, tells):
-    allocator = Allocator(monkeypatch, tells)
+@pytest.mark.parametrize("how", ["tells", "another", "raises"])
+def test_an_allocator_that_does_not_tell_is_asked(monkeypatch, how):
+    allocator = Allocator(monkeypatch, how)
     shortages.note()
     began = allocator.asked
     with raising_shortages():
         pass
-    raised = pytest.raises(torch.OutOfMemoryError, match="less, which may")
-    with raised, raising_shortages(), suppress(torch.OutOfMemoryError):
-        torch.empty(1)
+    with pytest.raises(torch.OutOfMemoryError, match="less, which may"), raising_shortages():
+        allocator.refuse()
     with raising_shortages():
         pass
-    assert allocator.asked - began == (0 if tells == "calls" else 3)
+    assert allocator.asked - began == (0 if how == "tells" else 3)
+
+
+def test_an_allocator_that_told_of_less_than_it_counts_is_asked_from_then_on(monkeypatch):
+    allocator = Allocator(monkeypatch, "never")
+    shortages.note()
+    allocator.refuse()
+    shortages.note()  # as behind one that was raised
+    with raising_shortages():
+        pass
+    with pytest.raises(torch.OutOfMemoryError), raising_shortages():
+        allocator.refuse()
 
 
 def test_an_operation_that_went_on_with_less_memory_is_a_shortage(refused):
