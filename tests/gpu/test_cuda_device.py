@@ -161,11 +161,19 @@ def wait(swapper):
         time.sleep(swapper.left_seconds)
 
 
-def test_the_allocator_tells_of_what_it_refuses(device):
-    device.allocate(SIZE)
+@pytest.fixture
+def no_memory():
+    share = torch.cuda.get_per_process_memory_fraction()
+    torch.cuda.set_per_process_memory_fraction(0.0)
+    yield
+    torch.cuda.set_per_process_memory_fraction(share)
+
+
+def test_the_allocator_tells_of_what_it_refuses(device, no_memory):
+    shortages.note()
     before = shortages.refused_allocations()
     with pytest.raises(torch.OutOfMemoryError):
-        torch.empty(1 << 50, dtype=torch.uint8, device=device.torch_device)
+        torch.empty(1 << 30, dtype=torch.uint8, device=device.torch_device)
     assert shortages.refused_allocations() == before + 1
     shortages.note()
     assert shortages._Seen.tells, "torch told of another number than it counts"

@@ -7,6 +7,8 @@ that everything else knows.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import torch
 
 from naspipe.core.errors import reason
@@ -21,6 +23,9 @@ _NO_HANDLE = (
 )
 """In messages of errors that mean a shortage."""
 
+_PROBE_BYTES = 64 << 20
+"""More than the allocator can have at hand where a stage begins."""
+
 
 class _Seen:
     """What this process knows of its allocator."""
@@ -30,7 +35,9 @@ class _Seen:
     told = 0
     """What the allocator told of."""
     tells: bool | None = None
-    """Whether it tells; None until it was asked to."""
+    """Whether it tells; None until that was tried."""
+    provoked = 0
+    """What it refused when that was tried."""
 
 
 def refused_allocations() -> int:
@@ -39,7 +46,7 @@ def refused_allocations() -> int:
         return 0
     if _Seen.tells is None:
         _Seen.tells = _tells()
-    return _Seen.told if _Seen.tells else _counted()
+    return (_Seen.told if _Seen.tells else _counted()) - _Seen.provoked
 
 
 def note() -> None:
@@ -48,25 +55,37 @@ def note() -> None:
     An allocator that told of another number than it counts is not relied on any more.
     """
     _Seen.refused = refused_allocations()
-    if _Seen.tells and _Seen.told != (counted := _counted()):
-        _Seen.tells, _Seen.refused = False, counted
+    if _Seen.tells and _Seen.told != _counted():
+        _Seen.tells = False
+        _Seen.refused = refused_allocations()
 
 
 def _counted() -> int:
-    """As torch counts. To answer, it makes some 200 numbers: as long as a kernel's launch."""
+    """As torch counts. To answer, it makes some 200 numbers: as long as a few kernels' launches."""
     return int(torch.cuda.memory_stats_as_nested_dict()["num_ooms"])
 
 
 def _tells() -> bool:
-    """Have the allocator tell of all that it refuses; not every one can."""
-    if torch.cuda.get_allocator_backend() != "native":
-        return False
-    _Seen.told = _counted()
+    """Have the allocator tell of all that it refuses; whether it does, as it is made to refuse once.
+
+    Not every allocator can, and the call is private. So whatever comes out but one call is not
+    relied on. It refuses as this process may have no memory for a moment: a request that is too
+    large for any device is no way, as segments that grow do not stand it.
+    """
+    _Seen.told = before = _counted()
     try:
         torch._C._cuda_attach_out_of_memory_observer(_tell)  # type: ignore[attr-defined]
+        share = torch.cuda.get_per_process_memory_fraction()
     except (AttributeError, RuntimeError):
         return False
-    return True
+    torch.cuda.set_per_process_memory_fraction(0.0)
+    try:
+        with suppress(torch.OutOfMemoryError):
+            torch.empty(_PROBE_BYTES, dtype=torch.uint8, device="cuda")
+    finally:
+        torch.cuda.set_per_process_memory_fraction(share)
+    _Seen.provoked = _counted() - before
+    return _Seen.provoked == 1 == _Seen.told - before
 
 
 def _tell(*_: int) -> None:

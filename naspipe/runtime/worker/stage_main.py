@@ -55,7 +55,6 @@ def _run_stage(
     """Run one stage to its end; a failure is reported, never raised."""
     task = "start"
     device_waits.begin()
-    shortages.note()
     try:
         with ExitStack() as stack:
             # Before the device starts: cuBLAS reads its settings once.
@@ -64,6 +63,7 @@ def _run_stage(
             transport = stack.enter_context(connect(wakeup))
             stage = job.positions.stage(worker)
             placement = stack.enter_context(open_placement(job, worker))
+            shortages.note()
             stage_run = make(job, StageSeat(stage, transport, reporter, placement, wakeup))
             reporter.watch(lambda: stage_run.current)
             try:

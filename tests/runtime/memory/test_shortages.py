@@ -25,20 +25,36 @@ class Allocator:
     """In the stead of torch's, on a GPU: it counts what it refuses, and may tell of it."""
 
     def __init__(self, monkeypatch, how):
-        self.count, self.observer, self.asked, self.how = 5, None, 0, how
-        backend = "cudaMallocAsync" if how == "another" else "native"
-        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-        monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: backend)
-        monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", self.stats)
-        monkeypatch.setattr(
-            torch._C, "_cuda_attach_out_of_memory_observer", self.attach, raising=False
-        )
+        self.count, self.observer, self.asked, self.how, self.share = 5, None, 0, how, 0.5
+        cuda = {
+            "is_initialized": lambda: True,
+            "memory_stats_as_nested_dict": self.stats,
+            "get_per_process_memory_fraction": lambda: self.share,
+            "set_per_process_memory_fraction": self.set_share,
+        }
+        for name, function in cuda.items():
+            monkeypatch.setattr(torch.cuda, name, function)
+        if how == "no call":
+            monkeypatch.delattr(torch._C, "_cuda_attach_out_of_memory_observer", raising=False)
+        else:
+            monkeypatch.setattr(
+                torch._C, "_cuda_attach_out_of_memory_observer", self.attach, raising=False
+            )
+        monkeypatch.setattr(torch, "empty", self.empty)
         monkeypatch.setattr(shortages, "_Seen", type("Seen", (shortages._Seen,), {"tells": None}))
 
     def attach(self, observer):
         if self.how == "raises":
             raise RuntimeError("not supported")
         self.observer = observer if self.how != "never" else None
+
+    def set_share(self, share):
+        self.share = share
+
+    def empty(self, size, *, dtype, device):
+        if self.share == 0.0 and self.how != "at hand":
+            self.refuse()
+            raise torch.OutOfMemoryError
 
     def refuse(self):
         self.count += 1
@@ -50,10 +66,12 @@ class Allocator:
         return {"num_ooms": self.count}
 
 
-@pytest.mark.parametrize("how", ["tells", "another", "raises"])
+@pytest.mark.parametrize("how", ["tells", "raises", "never", "no call", "at hand"])
 def test_an_allocator_that_does_not_tell_is_asked(monkeypatch, how):
     allocator = Allocator(monkeypatch, how)
     shortages.note()
+    assert allocator.share == 0.5
+    assert shortages.refused_allocations() == 5
     began = allocator.asked
     with raising_shortages():
         pass
@@ -65,12 +83,13 @@ def test_an_allocator_that_does_not_tell_is_asked(monkeypatch, how):
 
 
 def test_an_allocator_that_told_of_less_than_it_counts_is_asked_from_then_on(monkeypatch):
-    allocator = Allocator(monkeypatch, "never")
+    allocator = Allocator(monkeypatch, "tells")
     shortages.note()
-    allocator.refuse()
+    allocator.count += 1
     shortages.note()  # as behind one that was raised
     with raising_shortages():
         pass
+    allocator.observer = None
     with pytest.raises(torch.OutOfMemoryError), raising_shortages():
         allocator.refuse()
 
