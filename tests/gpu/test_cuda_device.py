@@ -173,7 +173,7 @@ def test_the_allocator_tells_of_what_it_refuses(device, no_memory):
     shortages.note()
     before = shortages.refused_allocations()
     with pytest.raises(torch.OutOfMemoryError):
-        torch.empty(1 << 30, dtype=torch.uint8, device=device.torch_device)
+        torch.empty(1 << 31, dtype=torch.uint8, device=device.torch_device)
     assert shortages.refused_allocations() == before + 1
     shortages.note()
     assert shortages._Seen.tells, "torch told of another number than it counts"

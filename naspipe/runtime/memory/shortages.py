@@ -23,7 +23,7 @@ _NO_HANDLE = (
 )
 """In messages of errors that mean a shortage."""
 
-_PROBE_BYTES = 64 << 20
+_PROBE_BYTES = 1 << 30
 """More than the allocator can have at hand where a stage begins."""
 
 
@@ -66,7 +66,7 @@ def _counted() -> int:
 
 
 def _tells() -> bool:
-    """Have the allocator tell of all that it refuses; whether it does, as it is made to refuse once.
+    """Have the allocator tell of all that it refuses; whether it does, when made to refuse.
 
     Not every allocator can, and the call is private. So whatever comes out but one call is not
     relied on. It refuses as this process may have no memory for a moment: a request that is too
