@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from ctypes import memmove
+from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -26,7 +27,8 @@ _State = Mapping[str, Any]
 _NO_STATE: _State = {}
 
 
-class _Form(NamedTuple):
+@dataclass(slots=True)
+class _Form:
     """What a layer's tensors are, in the order in which they are found, while it has these keys."""
 
     keys: tuple[tuple[str, ...], ...]
@@ -36,6 +38,8 @@ class _Form(NamedTuple):
     tensors: tuple[tuple[str, Shape], ...]
     sizes: tuple[int, ...]
     """In bytes."""
+    addresses: list[int] = field(default_factory=list)
+    """Where all of them were in host memory, when they were looked at last."""
 
 
 class Capturer:
@@ -60,9 +64,8 @@ class Capturer:
             for state in states:
                 values += state.values()
             form = self._form(stored, states, values)
-            is_whole = form.dtype and not any(form.buffers)
-            if is_whole and all(value.is_cpu for value in values):
-                return LayerSnapshot(versions, (_copy(form, values, memory),), {}, {})
+            if form.dtype and not any(form.buffers) and _are_on_host(form, values):
+                return LayerSnapshot(versions, (_copy(form, memory),), {}, {})
         return _capture_any(stored, versions, memory)
 
     def _form(self, stored: StoredLayer, states: Sequence[_State], values: Sequence[Any]) -> _Form:
@@ -70,8 +73,8 @@ class Capturer:
         form = self._forms.get(stored)
         if form is None or form.keys != keys:
             form = _find_form(stored, keys, values)
-            alike = self._tensors.setdefault(form.tensors, form.tensors)
-            self._forms[stored] = form = form._replace(tensors=alike)
+            form.tensors = self._tensors.setdefault(form.tensors, form.tensors)
+            self._forms[stored] = form
         return form
 
 
@@ -104,10 +107,20 @@ def _is_plain(value: torch.Tensor) -> bool:
     return is_dense and value.is_contiguous()
 
 
-def _copy(form: _Form, values: Sequence[torch.Tensor], memory: Lease) -> Packed:
+def _are_on_host(form: _Form, values: Sequence[torch.Tensor]) -> bool:
+    """Look where they are. No device has an address that host memory has."""
+    addresses = [value.data_ptr() for value in values]
+    if addresses == form.addresses:
+        return True
+    if is_there := all(value.is_cpu for value in values):
+        form.addresses = addresses
+    return is_there
+
+
+def _copy(form: _Form, memory: Lease) -> Packed:
     data, address = memory.reserve(sum(form.sizes))
-    for value, nbytes in zip(values, form.sizes, strict=True):
-        memmove(address, value.data_ptr(), nbytes)
+    for source, nbytes in zip(form.addresses, form.sizes, strict=True):
+        memmove(address, source, nbytes)
         address += nbytes
     return Packed(form.dtype, form.tensors, data)
 
