@@ -2,7 +2,8 @@
 
 Runs differ by more than a checkpoint costs. So each is also compared with itself: the steps behind
 each place of a checkpoint with as many later ones. In runs without any that says how far chance
-goes.
+goes. And what copying and writing take of the stages' processor time is measured by itself, for
+each checkpoint.
 
 Writes artifacts/faults/checkpoint_cost.json. Run it with a high priority on a busy machine.
 """
@@ -12,24 +13,30 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import resource
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import naspipe  # noqa: E402
+from naspipe.runtime.checkpoints.checkpointer import Checkpointer  # noqa: E402
 from naspipe.runtime.jobs.workload import Workload  # noqa: E402
 from naspipe.runtime.wire.reports import Observer  # noqa: E402
 from scripts.tiny_workload import tiny_workload  # noqa: E402
 
 WARM_UP = 20
+OWN = ("first", "later")
 BEHIND = 0.4
 """Of the steps from one checkpoint to the next, those that it may slow down."""
 
@@ -52,6 +59,38 @@ class Measured(NamedTuple):
     cpu: float
     slowed: list[float]
     """For each place of a checkpoint: what was lost there, of the time from one to the next."""
+    own: list[float]
+    """CPU seconds of each checkpoint, of all stages: to copy and to write."""
+
+
+@contextmanager
+def watched(place: Path) -> Iterator[None]:
+    """Have stages that begin meanwhile write what each checkpoint takes of them, in CPU seconds.
+
+    A line for each to ``place``; what is copied for the next one before its line counts with it.
+    """
+    spent = [0.0]
+
+    def timed(function: Callable[..., Any], is_last: bool = False) -> Callable[..., Any]:
+        @wraps(function)
+        def inner(*given: Any) -> Any:
+            begin = time.thread_time()
+            try:
+                return function(*given)
+            finally:
+                spent[0] += time.thread_time() - begin
+                if is_last:
+                    with (place / str(os.getpid())).open("a") as file:
+                        file.write(f"{spent[0]}\n")
+                    spent[0] = 0.0
+
+        return inner
+
+    with (
+        patch.object(Checkpointer, "carry_out", timed(Checkpointer.carry_out)),
+        patch.object(Checkpointer, "_write", timed(Checkpointer._write, is_last=True)),
+    ):
+        yield
 
 
 def slowed(times: Sequence[float], every: int) -> list[float]:
@@ -74,7 +113,7 @@ def measure(named: Workload, arguments: argparse.Namespace, sampler: str, every:
     """Train with a checkpoint every so many steps; 0 for none."""
     clock = Clock()
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch, watched(Path(scratch)):
         naspipe.train(
             named.space, named.data, named.loss, steps=arguments.steps, stages=arguments.stages,
             sampler=sampler, optimizer=named.recipe.optimizer, lr=named.recipe.lr,
@@ -82,11 +121,25 @@ def measure(named: Workload, arguments: argparse.Namespace, sampler: str, every:
             optimizer_options=dict(named.recipe.optimizer_options),
             execution={"checkpoint_every": every},
         )  # fmt: skip
+        stages = [each.read_text().split() for each in Path(scratch).iterdir() if each.is_file()]
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     seconds = clock.times[-1] - clock.times[WARM_UP]
     speed = (len(clock.times) - 1 - WARM_UP) / seconds
-    return Measured(speed, cpu, slowed(clock.times, arguments.every))
+    own = [sum(map(float, parts)) for parts in zip(*stages, strict=True)]
+    return Measured(speed, cpu, slowed(clock.times, arguments.every), own)
+
+
+def own_cost(found: Measured, times: float) -> dict[str, float]:
+    """The first checkpoint's share of the CPU time from one to the next, and that of later ones.
+
+    ``times``: how often the run is as long as from one to the next.
+    """
+    rest = found.cpu - sum(found.own)
+    return {
+        name: own / (own + rest / times)
+        for name, own in zip(OWN, (found.own[0], median(found.own[1:])), strict=True)
+    }
 
 
 def main() -> int:
@@ -111,6 +164,7 @@ def main() -> int:
         pair = {"without": without._asdict(), "with": with_them._asdict()}
         pair |= {"cost": 1 - with_them.speed / without.speed}
         pair |= {"cpu_cost": with_them.cpu / without.cpu - 1}
+        pair |= {"own_cost": own_cost(with_them, arguments.steps / arguments.every)}
         pairs[sampler].append(pair)
         print(sampler, pair, flush=True)
     how = {name: getattr(arguments, name) for name in ("space", "steps", "stages", "every")}
@@ -118,6 +172,9 @@ def main() -> int:
         sampler: {
             "median_cost": median(each["cost"] for each in found),
             "median_cpu_cost": median(each["cpu_cost"] for each in found),
+            "median_own_cost": {
+                name: median(each["own_cost"][name] for each in found) for name in OWN
+            },
             "within_a_run": {
                 kind: median(lost for each in found for lost in each[kind]["slowed"])
                 for kind in ("with", "without")
