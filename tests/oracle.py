@@ -26,9 +26,16 @@ def keyed_seed(text):
 
 
 def start_draws(text):
-    """Start every global generator; returns the key."""
+    """Start every global generator; returns the key.
+
+    ``torch.manual_seed`` does the same for torch's. For each kind of device that is not there it
+    also writes down where it was called, which takes as long as a small layer: no plain loop that
+    is timed should be as slow as that.
+    """
     key = keyed_seed(text)
-    torch.manual_seed(key)
+    torch.default_generator.manual_seed(key)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(key)
     np.random.seed(key % 2**32)
     random.seed(key)
     return key
@@ -229,7 +236,8 @@ class PlainLoop(LateLayers):
             optimizer = self.optimizers[block, candidate]
             rule = self.stale.get(block, {})
             self.begin_step(block, newest)
-            before = {p: p.detach().clone() for p in newest.parameters() if p.grad is not None}
+            stepped = [p for p in newest.parameters() if p.grad is not None and block in self.history]
+            before = {p: p.detach().clone() for p in stepped}
             if optimizer is not None and self.gathers(newest, step, rule.get("every", 1)):
                 lr = self.lr(step) if callable(self.lr) else self.lr
                 for group in optimizer.param_groups:
