@@ -10,35 +10,13 @@ from __future__ import annotations
 
 import copy
 import functools
-import hashlib
 import math
-import random
 from contextlib import nullcontext
 
-import numpy as np
 import torch
 
+from tests.keyed_draws import start_draws
 from tests.plain_rules import LateLayers
-
-
-def keyed_seed(text):
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
-
-
-def start_draws(text):
-    """Start every global generator; returns the key.
-
-    ``torch.manual_seed`` does the same for torch's. For each kind of device that is not there it
-    also writes down where it was called, which takes as long as a small layer: no plain loop that
-    is timed should be as slow as that.
-    """
-    key = keyed_seed(text)
-    torch.default_generator.manual_seed(key)
-    if torch.cuda.is_initialized():
-        torch.cuda.manual_seed_all(key)
-    np.random.seed(key % 2**32)
-    random.seed(key)
-    return key
 
 
 class PlainLoop(LateLayers):
@@ -236,8 +214,8 @@ class PlainLoop(LateLayers):
             optimizer = self.optimizers[block, candidate]
             rule = self.stale.get(block, {})
             self.begin_step(block, newest)
-            stepped = [p for p in newest.parameters() if p.grad is not None and block in self.history]
-            before = {p: p.detach().clone() for p in stepped}
+            stepped = [p for p in newest.parameters() if p.grad is not None]
+            before = {p: p.detach().clone() for p in stepped if block in self.history}
             if optimizer is not None and self.gathers(newest, step, rule.get("every", 1)):
                 lr = self.lr(step) if callable(self.lr) else self.lr
                 for group in optimizer.param_groups:

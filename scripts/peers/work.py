@@ -15,7 +15,7 @@ from naspipe.runtime.jobs.workload import Workload
 from naspipe.streams.from_file import write_stream
 from naspipe.streams.samplers import draw_stream
 from scripts.tiny_workload import tiny_workload
-from tests.oracle import keyed_seed
+from tests.keyed_draws import keyed_seed
 
 SEED = 0
 

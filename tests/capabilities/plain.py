@@ -6,7 +6,7 @@ import torch
 
 from naspipe.streams.from_file import read_stream
 from tests.equivalence.harness import oracle_of, plain_torch
-from tests.oracle import keyed_seed
+from tests.keyed_draws import keyed_seed
 
 
 def modules_of(loop, y, chain):

@@ -7,7 +7,8 @@ from collections import deque
 
 import torch
 
-from tests.oracle import PlainLoop, keyed_seed
+from tests.keyed_draws import keyed_seed
+from tests.oracle import PlainLoop
 
 
 def forward(modules, x, key, seed, role=""):

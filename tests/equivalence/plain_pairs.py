@@ -7,7 +7,7 @@ import math
 import torch
 
 from tests.equivalence.plain_paths import PlainBlock
-from tests.oracle import keyed_seed
+from tests.keyed_draws import keyed_seed
 
 
 class PlainPairs(PlainBlock):

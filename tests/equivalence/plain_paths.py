@@ -10,7 +10,7 @@ import math
 import torch
 from torch import nn
 
-from tests.oracle import keyed_seed
+from tests.keyed_draws import keyed_seed
 
 
 class PlainBlock:

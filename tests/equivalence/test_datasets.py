@@ -22,7 +22,8 @@ from naspipe.trace.results.metrics_file import read_metrics
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, plain_loop
 from tests.faults.helpers import Ends, assert_identical, fail
-from tests.oracle import bits, keyed_seed
+from tests.keyed_draws import keyed_seed
+from tests.oracle import bits
 from tests.thinned import long
 
 FIELDS = ("target", "weight")

@@ -16,7 +16,7 @@ from tests.equivalence.harness import assert_same_bits, plain_torch
 from tests.equivalence.plain_paths import PlainBlock
 from tests.equivalence.test_timing_and_mutations import inject_delays
 from tests.faults.helpers import Calm, Ends, assert_identical, interrupt
-from tests.oracle import keyed_seed
+from tests.keyed_draws import keyed_seed
 from tests.thinned import long
 
 SEED, LR, STEPS, EVERY, START = 4, 0.05, 24, 3, 6

@@ -13,7 +13,8 @@ from naspipe.core.errors import ConfigError
 from naspipe.streams.from_file import read_stream
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, oracle_of, plain_loop
-from tests.oracle import PlainLoop, keyed_seed
+from tests.keyed_draws import keyed_seed
+from tests.oracle import PlainLoop
 from tests.thinned import long
 
 STEPS = 18

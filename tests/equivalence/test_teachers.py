@@ -19,7 +19,7 @@ from naspipe.trace.access.log import read_joint_accesses
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, oracle_of, plain_torch, restless
 from tests.faults.helpers import Calm, Ends, interrupt, kill
-from tests.oracle import keyed_seed
+from tests.keyed_draws import keyed_seed
 from tests.thinned import long
 
 SEED, LR = 1, 0.02

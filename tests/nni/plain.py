@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 from nni.nas.nn.pytorch import InputChoice, LayerChoice, Repeat
 
-from tests.oracle import bits, keyed_seed
+from tests.keyed_draws import keyed_seed
+from tests.oracle import bits
 
 
 def set_architecture(space, sample):

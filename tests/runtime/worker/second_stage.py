@@ -21,7 +21,8 @@ from naspipe.stage.admission import AdmissionWindow
 from naspipe.stage.builder import build_controller
 from naspipe.stage.intake import Intake
 from naspipe.trace.snapshots.checkpoints import CheckpointFolder
-from tests.oracle import bits, keyed_seed
+from tests.keyed_draws import keyed_seed
+from tests.oracle import bits
 from tests.runtime.checkpoints.bench import Log, held
 from tests.runtime.small_parts import (
     CHAINS,
