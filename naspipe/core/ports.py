@@ -155,6 +155,11 @@ class Ahead(Protocol):
 class Residency(Protocol):
     """What of a stage's layers is on its device: the paper's context manager."""
 
+    @property
+    def limits_memory(self) -> bool:
+        """Whether there is a budget: then a gradient is used up before the next one is made."""
+        ...
+
     def acquire(self, layers: Sequence[LayerId]) -> int:
         """Pin the leading layers that are on the device; returns how many they are."""
         ...

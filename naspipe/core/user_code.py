@@ -58,8 +58,14 @@ class called:  # noqa: N801
         self, kind: type[BaseException] | None, error: BaseException | None, trace: object
     ) -> None:
         """Add the line."""
-        if isinstance(error, Exception) and not isinstance(error, NaspipeError):
-            error.add_note(self._what())
+        if error is not None:
+            add_call(error, self._what)
+
+
+def add_call(error: BaseException, what: Callable[[], str]) -> None:
+    """Add a line to what the user's code raised, that says what was called; see :class:`called`."""
+    if isinstance(error, Exception) and not isinstance(error, NaspipeError):
+        error.add_note(what())
 
 
 def users_traceback(error: BaseException) -> str:

@@ -22,6 +22,9 @@ class AllResident:
     resident: tuple[LayerId, ...] = ()
     """Not listed."""
 
+    limits_memory = False
+    """So gradients may wait for their WRITEs until a run is over."""
+
     def is_resident(self, layer: LayerId) -> bool:
         """Always."""
         return True

@@ -75,6 +75,9 @@ class ResidencyManager:
             self._ledger, size_of, self._away, max_loads, REACH if prefetches else 1
         )
 
+    limits_memory = True
+    """See :class:`naspipe.core.ports.Residency`."""
+
     @property
     def used_bytes(self) -> int:
         """Bytes that layers occupy now, loads under way included."""

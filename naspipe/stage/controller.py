@@ -90,6 +90,9 @@ class StageController:
         self._inputs = Inputs(wiring, self._taps, self._clearance)
         self._predictor = Predictor(history.rules, ready.order)
         self._joins = bool(wiring.taps) or policy.steps.passes > 1  # whether others wait for blocks
+        self.follows_blocks = self._joins or residency.limits_memory
+        """Whether a block leads to something before its run is over. WRITEs come behind it, else:
+        others wait for what a run hands on."""
         self._run: deque[tuple[LayerId, Version]] = deque()
         """What is left of the run, from the first block that was not commanded yet."""
         self._commanded = 0  # blocks commanded and not finished
@@ -135,6 +138,10 @@ class StageController:
             case StreamResumed():
                 self._book.resume(event.stream, event.first, event.layers)
                 self._whereabouts.resume(event.layers)
+        if self._writes.are_due and (self._commanded == 0 or self.follows_blocks):
+            commands += (begun := self._writes.begin())
+            if begun:
+                self._stalls.end(event.time_ns)
         if self._commanded == 0 and not self._writes.are_under_way:
             self._advance(event.time_ns, commands)
         self._changes += self._ready.running is None
@@ -163,15 +170,11 @@ class StageController:
 
     def _advance(self, now_ns: int, commands: list[Command]) -> None:
         """Go on with the run, or begin the next one, as far as its layers are on the device."""
-        if due := self._writes.resume():
-            commands += due
-            self._stalls.end(now_ns)
-            return
         work = self._ready.running
         if work is None:
             work = self._ready.begin()
             if work is None:
-                if any(self._writes.due):
+                if self._writes.are_due:
                     self._stalls.begin(now_ns)
                 return
             if work.task.kind is TaskKind.FORWARD:

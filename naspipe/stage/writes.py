@@ -48,13 +48,18 @@ class Writes:
         self._owed: dict[tuple[LayerId, Version], tuple[Progress, int]] = {}
         """By layer and the version that the WRITE follows."""
         self._due: dict[LayerId, tuple[Progress, int]] = {}
-        """Nothing is in their way but that the layer is not on the device."""
+        """Nothing is in their way but a run, or that the layer is not on the device."""
         self._num_under_way = 0
 
     @property
     def are_under_way(self) -> bool:
         """Whether one was commanded and has not finished."""
         return self._num_under_way > 0
+
+    @property
+    def are_due(self) -> bool:
+        """Whether any waits for nothing but its turn, or for its layer to be on the device."""
+        return bool(self._due)
 
     @property
     def due(self) -> Iterator[LayerId]:
@@ -82,7 +87,7 @@ class Writes:
         self._sums.setdefault(layer, deque()).append(version)
 
     def owe(self, progress: Progress, block: int) -> list[Command]:
-        """The gradient of a block is there; returns the WRITE, if it can begin."""
+        """The gradient of a block is there; returns what comes before its WRITE."""
         ticket = self._book.queue_write(progress.tickets[block], progress.subnet.sequence_id)
         if (base := self._instead.pop((ticket.layer, ticket.base), None)) is not None:
             ticket = ticket._replace(base=base)
@@ -91,7 +96,10 @@ class Writes:
         return self.follow(ticket.layer)
 
     def follow(self, layer: LayerId) -> list[Command]:
-        """A layer was written, a reader is done with it, or a sum came: the next WRITE, if any."""
+        """A layer was written, a reader is done with it, or a sum came: its next WRITE may be due.
+
+        Returns the joins of sums that come before it.
+        """
         joined = self._join(layer) if layer in self._sums else []
         key = (layer, self._book.newest(layer))
         if key not in self._owed or not self._book.may_replace(layer):
@@ -105,10 +113,10 @@ class Writes:
         ):
             return joined
         self._due[layer] = self._owed.pop(key)
-        return joined + self._begin(layer)
+        return joined
 
     def wrote(self, layer: LayerId, version: Version) -> list[Command]:
-        """A layer was written; returns the WRITEs that can begin now, of it and of its kin."""
+        """A layer was written: the next WRITEs of it and of its kin may be due; as ``follow``."""
         commands = self.follow(layer)
         has_ended = self._book.ends_step(layer, version)
         for each in self._followers.wrote(layer, version) if has_ended else ():
@@ -141,12 +149,12 @@ class Writes:
         return [JoinSum(layer, version, base, keeps_base), *drops]
 
     def release(self, progress: Progress) -> list[Command]:
-        """The WRITEs of a step are held back no longer; returns those of a pass that can begin."""
+        """The WRITEs of a step are held back no longer: a pass's may be due; as ``follow``."""
         layers = [ticket.layer for ticket in progress.tickets.values() if ticket.is_writer]
-        return [write for layer in layers for write in self.follow(layer)]
+        return [command for layer in layers for command in self.follow(layer)]
 
-    def resume(self) -> list[Command]:
-        """The WRITEs that are due and whose layers are on the device by now."""
+    def begin(self) -> list[Command]:
+        """The WRITEs that are due and whose layers are on the device."""
         return [write for layer in list(self._due) for write in self._begin(layer)]
 
     def finish(self, event: WriteFinished, progress: Progress) -> Ticket:

@@ -108,8 +108,8 @@ def test_activations_are_held_from_forward_to_backward():
 
 @pytest.mark.parametrize("sampler", ["uniform", "spaced:7"])
 def test_auto_takes_the_fastest_order(sampler):
-    """The critical path suits uniform sampling, the paper's order spaced; latest starts both, and
-    the paper's order is taken where they are as fast."""
+    """The critical path suits uniform sampling, the paper's order spaced; latest starts both, to a
+    millisecond: they choose anew at every block, so a run's WRITEs never wait for its end."""
     how = Execution(stages=3, order="auto", partition="balanced", window=32)
     pipeline = Pipeline(streams=(Stream(CHAIN, tuple(stream(sampler, 100)), COSTS),))
     plan = plan_pipeline(pipeline, how)
@@ -122,7 +122,8 @@ def test_auto_takes_the_fastest_order(sampler):
         makespan, (plan, by_critical_path(plan, pipeline), by_latest_start(plan, pipeline))
     )
     assert (critical < paper) == (sampler == "uniform")
-    assert latest <= min(paper, critical) and (latest < paper) == (sampler == "uniform")
+    assert latest < min(paper, critical) + 10**6
+    assert (latest < paper) == (sampler == "uniform")
     best = by_latest_start(plan, pipeline) if latest < paper else plan
     assert chosen_plan(pipeline, how, None, lambda memory: timing) == best
 

@@ -82,15 +82,19 @@ def sends(text, *upcoming):
 
 
 def test_one_subnet_on_one_stage():
-    """The last stage's backward needs no input; WRITEs go before the next run."""
+    """The last stage's backward needs no input; WRITEs go behind a run and before the next one."""
     d = Driver(0, (0, 2))
     assert d.admit(1, 0) == [runs("0.0F@0", (0, 1, -1), (1, 0, -1))]
     assert d.block("0F", 0) == [d.record(0, 1, 0, "F", -1)]
     backward = runs("0.0B@0", (1, 0, -1), (0, 1, -1))
     assert d.block("0F", 1) == [d.record(1, 0, 0, "F", -1), backward]
-    assert d.block("0B", 1) == [WriteLayer(layer(1, 0), 0, -1, False), d.record(1, 0, 0, "B", -1)]
+    assert d.block("0B", 1) == [d.record(1, 0, 0, "B", -1)]
+    assert d.block("0B", 0) == [
+        d.record(0, 1, 0, "B", -1),
+        WriteLayer(layer(1, 0), 0, -1, False),
+        WriteLayer(layer(0, 1), 0, -1, False),
+    ]
     assert d.written(1, 0, 0, "abc") == [d.record(1, 0, 0, "W", 0, "abc")]
-    assert d.block("0B", 0) == [WriteLayer(layer(0, 1), 0, -1, False), d.record(0, 1, 0, "B", -1)]
     assert d.written(0, 1, 0) == [d.record(0, 1, 0, "W", 0), RetireSubnet(0, 0)]
     assert d.controller.unfinished == []
 
@@ -106,8 +110,9 @@ def test_the_middle_one_of_three_stages():
     d.block("0B", 2)
     assert d.block("0B", 1) == [
         sends("0.0B@0"),
-        WriteLayer(layer(1, 1), 0, -1, False),
         d.record(1, 1, 0, "B", -1),
+        WriteLayer(layer(2, 2), 0, -1, False),
+        WriteLayer(layer(1, 1), 0, -1, False),
     ]
     assert d.controller.unfinished == ["0.0B@1 waits for 2 WRITEs before its own"]
     assert d.written(2, 2, 0) == [d.record(2, 2, 0, "W", 0)]
@@ -140,7 +145,8 @@ def test_backward_before_forward_then_the_older_subnet():
     assert d.block("1F", 0)[-1] == runs("0.2F@0", (0, 2, -1))
     assert d.input("1B") == [] and d.input("0B") == []
     assert d.block("2F", 0)[-1] == runs("0.0B@0", (0, 0, -1))
-    assert d.block("0B", 0)[-1] == d.record(0, 0, 0, "B", -1), "nothing starts before its WRITE"
+    write = WriteLayer(layer(0, 0), 0, -1, False)
+    assert d.block("0B", 0)[-1] == write, "nothing starts before its WRITE"
     assert d.written(0, 0, 0)[-1] == runs("0.1B@0", (0, 1, -1))
     d.block("1B", 0)
     assert d.written(0, 1, 1)[-1] == runs("0.3F@0", (0, 3, -1))
@@ -163,9 +169,8 @@ def test_a_partly_clear_forward_starts_with_what_is_clear():
     assert d.block("1F", 0) == [d.record(0, 1, 1, "F", -1)]
     assert d.controller.unfinished[1] == "0.1F@0 waits for 0:1.0v0"
     assert d.input("0B") == [runs("0.0B@0", (1, 0, -1), (0, 0, -1))]
-    d.block("0B", 1)
-    assert d.written(1, 0, 0) == [d.record(1, 0, 0, "W", 0)], "the backward goes on"
-    d.block("0B", 0)
+    d.block("0B", 1), d.block("0B", 0)
+    assert d.written(1, 0, 0) == [d.record(1, 0, 0, "W", 0)], "another WRITE is under way"
     assert d.written(0, 0, 0)[-1] == runs("0.1F@0", (1, 0, 0)), "then the rest of 1F"
     assert d.block("1F", 1)[0] == sends("0.1F@1")
 
@@ -173,7 +178,7 @@ def test_a_partly_clear_forward_starts_with_what_is_clear():
 def test_the_papers_rule_waits_until_all_blocks_are_clear():
     d, commands = start_of_two(partly=False)
     assert commands == [sends("0.0F@1"), d.record(1, 0, 0, "F", -1)]
-    d.input("0B"), d.block("0B", 1), d.written(1, 0, 0), d.block("0B", 0)
+    d.input("0B"), d.block("0B", 1), d.block("0B", 0), d.written(1, 0, 0)
     assert d.written(0, 0, 0)[-1] == runs("0.1F@0", (0, 1, -1), (1, 0, 0))
 
 
@@ -193,14 +198,14 @@ def test_lag_keeps_the_base_that_is_still_read():
     assert d.admit(0) == [runs("0.0F@0", (0, 0, -1))]
     d.admit(0), d.admit(0)
     assert d.block("0F", 0)[-1] == runs("0.0B@0", (0, 0, -1))
-    assert d.block("0B", 0)[0] == WriteLayer(layer(0, 0), 0, -1, True)
+    assert d.block("0B", 0)[-1] == WriteLayer(layer(0, 0), 0, -1, True)
     done = d.written(0, 0, 0)
     assert done[1:] == [RetireSubnet(0, 0), runs("0.1F@0", (0, 0, -1))]
     d.block("1F", 0)
     assert d.block("1B", 0) == [
         DropVersion(layer(0, 0), -1),
-        WriteLayer(layer(0, 0), 1, 0, True),
         d.record(0, 0, 1, "B", -1),
+        WriteLayer(layer(0, 0), 1, 0, True),
     ]
     assert d.written(0, 0, 1)[-1] == runs("0.2F@0", (0, 0, 0))
 
@@ -213,9 +218,9 @@ def test_lag_writes_in_sequence_order_whatever_the_order_of_backwards():
     assert d.block("1B", 0) == [d.record(0, 0, 1, "B", -1)], "no WRITE yet: subnet 0 owes one"
     assert d.controller.unfinished[1] == "0.1B@0 waits for 1 WRITEs before its own"
     assert d.input("0B") == [runs("0.0B@0", (0, 0, -1))]
-    assert d.block("0B", 0)[0] == WriteLayer(layer(0, 0), 0, -1, True)
+    assert d.block("0B", 0)[-1] == WriteLayer(layer(0, 0), 0, -1, True)
     assert d.written(0, 0, 0) == [
-        WriteLayer(layer(0, 0), 1, 0, True), d.record(0, 0, 0, "W", 0), RetireSubnet(0, 0)
+        d.record(0, 0, 0, "W", 0), RetireSubnet(0, 0), WriteLayer(layer(0, 0), 1, 0, True)
     ]  # fmt: skip
     assert d.written(0, 0, 1) == [d.record(0, 0, 1, "W", 1), RetireSubnet(0, 1)]
 
@@ -223,15 +228,17 @@ def test_lag_writes_in_sequence_order_whatever_the_order_of_backwards():
 def test_frozen_layers_are_not_written():
     d = Driver(0, (0, 2), rules=[Frozen(), Exact()])
     d.admit(0, 0), d.admit(0, 1)
-    d.block("0F", 0), d.block("0F", 1), d.block("0B", 1), d.written(1, 0, 0)
-    assert d.block("0B", 0) == [
-        d.record(0, 0, 0, "B", -1), RetireSubnet(0, 0), runs("0.1F@0", (0, 0, -1), (1, 1, -1))
+    d.block("0F", 0), d.block("0F", 1), d.block("0B", 1)
+    write = WriteLayer(layer(1, 0), 0, -1, False)
+    assert d.block("0B", 0) == [d.record(0, 0, 0, "B", -1), write], "of the other layer only"
+    assert d.written(1, 0, 0) == [
+        d.record(1, 0, 0, "W", 0), RetireSubnet(0, 0), runs("0.1F@0", (0, 0, -1), (1, 1, -1))
     ]  # fmt: skip
 
 
 def test_a_replay_gives_the_same_commands():
     d, _ = start_of_two(partly=True)
-    d.block("1F", 0), d.input("0B"), d.block("0B", 1), d.written(1, 0, 0)
+    d.block("1F", 0), d.input("0B"), d.block("0B", 1), d.block("0B", 0), d.written(1, 0, 0)
     again = build_controller(0, [[Exact()] * 4], starts_partly_clear=True)
     each = [again.handle(event) for event in d.told]
     fresh = build_controller(0, [[Exact()] * 4], starts_partly_clear=True)

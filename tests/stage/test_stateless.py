@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from naspipe.core.commands import RetireSubnet
+from naspipe.core.commands import RetireSubnet, WriteLayer
+from naspipe.core.ids import LayerId
 from naspipe.core.layer_rules import PartlyFrozen
 from naspipe.core.rules import Exact
 from tests.stage.test_controller import Driver, runs
@@ -17,5 +18,6 @@ def test_layers_without_state_let_subnets_pass():
     d.block("1F", 0)
     assert d.block("1F", 1)[-1] == d.record(1, 1, 1, "F", -1), "subnet 2 waits for layer 1.0"
     d.input("0B"), d.block("0B", 1)
-    d.written(1, 0, 0)
-    assert d.block("0B", 0)[:2] == [d.record(0, 1, 0, "B", -1), RetireSubnet(0, 0)], "no WRITE"
+    write = WriteLayer(LayerId(0, 1, 0), 0, -1, False)
+    assert d.block("0B", 0) == [d.record(0, 1, 0, "B", -1), write], "of the other layer only"
+    assert d.written(1, 0, 0)[1] == RetireSubnet(0, 0)

@@ -1,4 +1,4 @@
-"""What each pass of a step counts in the step's loss: all alike, or by the items of its batch."""
+"""What the backward of a pass starts with: its part of the step's loss, all alike or by items."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from functools import lru_cache
 
 import torch
 
-from naspipe.core.errors import ConfigError
+from naspipe.core.errors import ConfigError, NotFiniteError
+from naspipe.runtime.blocks.segment import Gradient
+from naspipe.runtime.devices.device_waits import Wait, on_host
 from naspipe.runtime.jobs.losses import Loss
 from naspipe.runtime.jobs.workload import Workload, field_of
 
@@ -54,6 +56,27 @@ class Averaging:
             return int(own(seed, number))
         target = field_of(data(seed, number), self._workload.target_field, number)
         return counted_items(target, self._workload.loss)
+
+
+def first_gradient(loss: torch.Tensor, nonfinite: str, sequence_id: int) -> Gradient:
+    """What a backward starts with; None for a step whose parameters stay as they are.
+
+    Args:
+        loss: of one pass.
+        nonfinite: the recipe's choice: ``stop``, ``skip`` or ``keep``.
+        sequence_id: the subnet, for the message.
+
+    Raises:
+        NotFiniteError: when the choice is to stop.
+    """
+    if nonfinite == "keep" or bool(on_host(torch.isfinite(loss).all(), Wait.FINITE)):
+        return torch.ones_like(loss)
+    if nonfinite == "skip":
+        return None
+    raise NotFiniteError(
+        f"subnet {sequence_id}: expected a finite loss, found {float(loss):g}; choose a lower lr, "
+        f"or --set nonfinite=skip (its layers stay as they are) or keep (train on)"
+    )
 
 
 def counted_items(target: torch.Tensor, loss: Loss) -> int:

@@ -9,13 +9,13 @@ import torch
 from naspipe.core.ids import LayerId, SequenceId, StreamId, Version
 from naspipe.core.task import Task, TaskKind
 from naspipe.core.wiring import CHAIN, FIELD, PLAIN, InputName, TapRole, Wiring
-from naspipe.runtime.blocks.averaging import Averaging
+from naspipe.runtime.blocks.averaging import Averaging, first_gradient
 from naspipe.runtime.blocks.forward_only import forward_only, probe
-from naspipe.runtime.blocks.nonfinite import first_gradient
 from naspipe.runtime.blocks.objectives import Ending, JoinedObjective, metrics_of, objectives_of
-from naspipe.runtime.blocks.pass_state import PassState, StepStates
+from naspipe.runtime.blocks.pass_state import PassState, StepStates, TappedOutputs
 from naspipe.runtime.blocks.ports import BlockResult
-from naspipe.runtime.blocks.segment import Gradient, Segment, SegmentSpec, Tensors
+from naspipe.runtime.blocks.segment import Gradient, Segment
+from naspipe.runtime.blocks.specs import SegmentSpec, spec_of
 from naspipe.runtime.blocks.updates import Passes, StageUpdates
 from naspipe.runtime.checkpoints.restored import Restored
 from naspipe.runtime.devices.determinism import block_seed
@@ -30,6 +30,9 @@ from naspipe.stage.builder import build_policy
 
 _Place = tuple[StreamId, int]
 """A block of a stream."""
+
+_Form = tuple[SegmentSpec, tuple[str, ...]]
+"""What is the same in all passes of a block, and the batch fields that it is given."""
 
 
 class StageCompute:
@@ -59,15 +62,15 @@ class StageCompute:
         self._together = StepStates(self._steps)
         self._averaging = tuple(map(Averaging, workloads))
         self._passes: Passes = {}
-        self._tapped = self._most_tapped = 0
         room = self.memory_retry.wrapped(placement.make_room)
         self.updates = StageUpdates(
             workloads, self._passes, self._together, self.stores, room, wiring.exchanges
         )
         """WRITEs, on the same layers."""
         lengths = [len(workload.space) for workload in workloads]
-        self._taps = wiring.completed(lengths, self._steps[0]).taps if self._steps else ()
-        taught = {tap.sink for tap in self._taps if tap.role is TapRole.LESSON}
+        taps = wiring.completed(lengths, self._steps[0]).taps if self._steps else ()
+        self._tapped = TappedOutputs(taps)
+        taught = {tap.sink for tap in taps if tap.role is TapRole.LESSON}
         self._objectives = [
             objectives_of(workload, (stream, length - 1) in taught)
             for stream, (workload, length) in enumerate(zip(workloads, lengths, strict=True))
@@ -77,6 +80,8 @@ class StageCompute:
             for each in (w.wiring.sections(len(w.space)) for w in workloads)
         ]
         """Of each stream, by the block that a backward begins in."""
+        self._forms: dict[tuple[StreamId, int, int], _Form] = {}
+        """By stream, block and option."""
 
     def accept(self, task: Task, tensors: tuple[Gradient, ...], name: InputName = CHAIN) -> None:
         """Take an input of a task: leaf tensors for a forward, gradients for a backward."""
@@ -92,7 +97,7 @@ class StageCompute:
             (state.fields[name.removeprefix(FIELD)],) = there
         else:
             state.arrived[name] = there
-            self._count_tapped(bool(there))
+            self._tapped.count(bool(there))
 
     def output(self, task: Task, name: InputName = CHAIN) -> tuple[Gradient, ...]:
         """What a task hands on: leaf tensors, or gradients (absent ones as None).
@@ -138,7 +143,7 @@ class StageCompute:
     @property
     def measured(self) -> dict[str, int]:
         """``most_tapped``: outputs held at once for others, or taken from them; see ``Tap``."""
-        return {"most_tapped": self._most_tapped}
+        return {"most_tapped": self._tapped.most}
 
     @property
     def kept_bytes(self) -> int:
@@ -175,7 +180,7 @@ class StageCompute:
     def retire(self, stream: StreamId, sequence_id: SequenceId) -> None:
         """Forget a subnet's tensors, and with the last pass of a step what they had in common."""
         state = self._passes.pop((stream, sequence_id), None)
-        self._count_tapped(-state.num_tapped if state else 0)
+        self._tapped.count(-state.num_tapped if state else 0)
         self._together.retire(stream, sequence_id)
 
     def _forward(
@@ -185,7 +190,7 @@ class StageCompute:
         workload, block = self._workloads[task.stream], layer.block
         place, is_last = (task.stream, block), block == len(workload.space) - 1
         bound = self.layer(layer).bind(version)
-        inputs = (*state.inputs, *self._tapped_for(state, place, TapRole.INPUT))
+        inputs = (*state.inputs, *self._tapped.given(state, place, TapRole.INPUT))
         objective = self._objectives[task.stream].get(block)
         ending = self._ending(state, task, place, objective) if objective else None
         spec = self._spec(state, task, (block, option), ending)
@@ -196,7 +201,7 @@ class StageCompute:
             if workload.follows is not None:
                 state.parameter_gradients[layer] = {}
                 state.statistics[layer] = statistics
-            self._keep_tapped(state, place, state.inputs)
+            self._tapped.keep(state, place, state.inputs)
             return None
         if self._steps[task.stream].is_probe(task.sequence_id):
             state.inputs = self.placement.apart(layer, probe(spec, bound, inputs))
@@ -212,7 +217,7 @@ class StageCompute:
         if segment.statistics:
             state.statistics[layer] = segment.statistics
         state.inputs = ending.take_outputs() if ending else outputs
-        self._keep_tapped(state, place, state.inputs)
+        self._tapped.keep(state, place, state.inputs)
         if ending is None:
             return None
         if is_last:
@@ -236,17 +241,17 @@ class StageCompute:
         self, state: PassState, task: Task, chosen: tuple[int, int], ending: Ending | None
     ) -> SegmentSpec:
         workload, steps = self._workloads[task.stream], self._steps[task.stream]
-        space, definition, (block, option) = workload.space, workload.definition, chosen
+        key = (task.stream, *chosen)
+        if key not in self._forms:
+            recipe, kind = workload.definition.recipe, self.placement.torch_device.type
+            spec = spec_of(workload.space, recipe, *chosen, kind)
+            self._forms[key] = spec, workload.space.fields(chosen[0])
+        spec, names = self._forms[key]
         step, number = steps.step(task.sequence_id), steps.pass_of(task.sequence_id)
-        return SegmentSpec(
-            label=space.option_label(block, option),
-            rule=space.blocks[block].rule,
-            setting=space.blocks[block].setting(option),
-            seed=block_seed(definition.seed, step, block, number, not workload.is_trained),
-            precision=definition.recipe.precision,
-            device_type=self.placement.torch_device.type,
-            defers_norms=definition.recipe.norms == "deferred",
-            fields=tuple(self._field(state, task, name) for name in space.fields(block)),
+        seed, is_teacher = workload.definition.seed, not workload.is_trained
+        return spec._replace(
+            seed=block_seed(seed, step, chosen[0], number, is_teacher),
+            fields=tuple([self._field(state, task, name) for name in names]),
             finish=ending,
         )
 
@@ -254,26 +259,10 @@ class StageCompute:
         if isinstance(objective, JoinedObjective):
             number = self._steps[task.stream].pass_of(task.sequence_id)
             objective = objective.of_pass(number)
-        lessons = self._tapped_for(state, place, TapRole.LESSON)
+        lessons = self._tapped.given(state, place, TapRole.LESSON)
         fields = tuple(self._field(state, task, name) for name in objective.fields)
         metrics = metrics_of(self._workloads[task.stream], place[1])
         return Ending(objective, lessons, fields, metrics)
-
-    def _tapped_for(self, state: PassState, place: _Place, role: TapRole) -> Tensors:
-        """What was tapped for a block, in the order of the taps."""
-        taps = (tap for tap in self._taps if tap.sink == place and tap.role is role)
-        return tuple(tensor for tap in taps for tensor in state.arrived.get(tap.name, ()))
-
-    def _keep_tapped(self, state: PassState, place: _Place, outputs: Tensors) -> None:
-        before = len(state.tapped)
-        for tap in self._taps:
-            if tap.source == place:
-                state.tapped[tap.name] = tuple(output.detach() for output in outputs)
-        self._count_tapped(len(state.tapped) - before)
-
-    def _count_tapped(self, change: int) -> None:
-        self._tapped += change
-        self._most_tapped = max(self._most_tapped, self._tapped)
 
     def _field(self, state: PassState, task: Task, name: str) -> torch.Tensor:
         """A batch field: one that has arrived, or from the batch, which is made when needed."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -19,48 +20,72 @@ def times_edited(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-class left_as_it_is:  # noqa: N801
-    """What is called inside changes neither its inputs nor fields of the batch.
+class Edits:
+    """Whether a call changed its inputs or fields of the batch in place.
 
     Torch does not count what is done to ``tensor.data``, or by NumPy: only the bits tell.
 
-    Raises:
-        BlockInputEditedError: when it did.
+    Args:
+        inputs: of the call.
+        fields: of the batch.
+        looks_at_bits: do not rely on what torch counts.
     """
 
-    __slots__ = ("_before", "_copies", "_given", "_name", "_num_inputs")
+    __slots__ = ("_before", "_copies", "_given", "_num_inputs")
 
     def __init__(
         self,
-        name: str,
         inputs: Sequence[torch.Tensor],
         fields: Sequence[torch.Tensor] = (),
         looks_at_bits: bool = False,
     ) -> None:
-        self._name, self._num_inputs = name, len(inputs)
-        self._given = (*inputs, *fields)
+        self._given, self._num_inputs = (*inputs, *fields), len(inputs)
         self._before = [times_edited(each) for each in self._given]
         copies = [each.detach().clone() for each in self._given] if looks_at_bits else None
         self._copies = copies
 
-    def __enter__(self) -> None:
-        """All that is needed is known."""
+    def check(self, name: Callable[[], str]) -> None:
+        """Behind the call, which messages name so.
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
-    ) -> None:
-        """Compare, or say an error of torch's about an edit in words of ours."""
-        if error is None:
-            self._compare()
-        elif isinstance(error, RuntimeError) and _LEAF in str(error) and "in-place" in str(error):
-            raise _edited(self._name, "its input") from error
-
-    def _compare(self) -> None:
+        Raises:
+            BlockInputEditedError: when something was changed.
+        """
         for place, each in enumerate(self._given):
             is_same = self._copies is None or same_bits(each, self._copies[place], Wait.INPUT)
             if times_edited(each) != self._before[place] or not is_same:
                 what = "its input" if place < self._num_inputs else "a field of its batch"
-                raise _edited(self._name, what)
+                raise _edited(name(), what)
+
+    @staticmethod
+    def explain(error: BaseException, name: Callable[[], str]) -> None:
+        """Say an error of torch's about an edit in words of ours.
+
+        Raises:
+            BlockInputEditedError: when it is one.
+        """
+        if isinstance(error, RuntimeError) and _LEAF in str(error) and "in-place" in str(error):
+            raise _edited(name(), "its input") from error
+
+
+@contextmanager
+def left_as_it_is(
+    name: str,
+    inputs: Sequence[torch.Tensor],
+    fields: Sequence[torch.Tensor] = (),
+    looks_at_bits: bool = False,
+) -> Iterator[None]:
+    """What is called inside changes neither its inputs nor fields of the batch.
+
+    Raises:
+        BlockInputEditedError: when it did.
+    """
+    edits = Edits(inputs, fields, looks_at_bits)
+    try:
+        yield
+    except RuntimeError as error:
+        edits.explain(error, lambda: name)
+        raise
+    edits.check(lambda: name)
 
 
 def _edited(name: str, what: str) -> BlockInputEditedError:

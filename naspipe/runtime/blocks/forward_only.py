@@ -12,7 +12,8 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.user_code import called
 from naspipe.runtime.blocks.edits import left_as_it_is
 from naspipe.runtime.blocks.forms import form_of, form_text
-from naspipe.runtime.blocks.segment import SegmentSpec, Tensors, as_tuple, autocast
+from naspipe.runtime.blocks.segment import as_tuple, autocast
+from naspipe.runtime.blocks.specs import SegmentSpec, Tensors
 from naspipe.runtime.devices.determinism import seed_draws
 from naspipe.runtime.devices.tensor_bytes import same_bits
 from naspipe.runtime.layers.bound_layer import BoundLayer

@@ -12,7 +12,7 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.recipe import Recipe
 from naspipe.runtime.blocks.edits import left_as_it_is
 from naspipe.runtime.blocks.loss_state import LossState
-from naspipe.runtime.blocks.segment import Tensors
+from naspipe.runtime.blocks.specs import Tensors
 from naspipe.runtime.jobs.losses import (
     Loss,
     Metric,

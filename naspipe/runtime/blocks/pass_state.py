@@ -12,10 +12,11 @@ import torch
 from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId
 from naspipe.core.steps import Steps
 from naspipe.core.user_code import called
-from naspipe.core.wiring import InputName
+from naspipe.core.wiring import InputName, Tap, TapRole
 from naspipe.data.keyed.batch_digest import short_digest
 from naspipe.runtime.blocks.ports import PassSum
-from naspipe.runtime.blocks.segment import Gradient, Segment, Tensors
+from naspipe.runtime.blocks.segment import Gradient, Segment
+from naspipe.runtime.blocks.specs import Tensors
 from naspipe.runtime.blocks.sums import REDUCTIONS, GradientSum
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.layers.bound_layer import Gradients
@@ -71,6 +72,38 @@ class PassState:
             yield from named.values()
         for segment in self.segments.values():
             yield from segment.kept
+
+
+class TappedOutputs:
+    """Which outputs of blocks are kept for others, who gets them, and how many there are.
+
+    Args:
+        taps: with names.
+    """
+
+    def __init__(self, taps: Sequence[Tap]) -> None:
+        self._from = {
+            tap.source: [each for each in taps if each.source == tap.source] for tap in taps
+        }
+        self._to = {tap.sink: [each for each in taps if each.sink == tap.sink] for tap in taps}
+        self._num = self.most = 0
+
+    def given(self, state: PassState, place: tuple[StreamId, int], role: TapRole) -> Tensors:
+        """What was tapped for a block, in the order of the taps."""
+        taps = [tap for tap in self._to.get(place, ()) if tap.role is role]
+        return tuple([tensor for tap in taps for tensor in state.arrived.get(tap.name, ())])
+
+    def keep(self, state: PassState, place: tuple[StreamId, int], outputs: Tensors) -> None:
+        """A block was computed: keep its outputs for whoever taps them."""
+        before = len(state.tapped)
+        for tap in self._from.get(place, ()):
+            state.tapped[tap.name] = tuple(output.detach() for output in outputs)
+        self.count(len(state.tapped) - before)
+
+    def count(self, change: int) -> None:
+        """So many more are held, or taken."""
+        self._num += change
+        self.most = max(self.most, self._num)
 
 
 @dataclass(slots=True)

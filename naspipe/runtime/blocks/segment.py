@@ -7,9 +7,8 @@ random draws are keyed by :func:`naspipe.runtime.devices.determinism.block_seed`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -17,38 +16,18 @@ import torch
 from torch import nn
 
 from naspipe.core.errors import ConfigError
-from naspipe.core.rules import Exact, Rule
-from naspipe.core.user_code import called
-from naspipe.runtime.blocks.edits import left_as_it_is
+from naspipe.core.rules import Exact
+from naspipe.core.user_code import add_call, called
+from naspipe.runtime.blocks.edits import Edits
 from naspipe.runtime.blocks.forms import form_of, form_text
+from naspipe.runtime.blocks.specs import SegmentSpec, Tensors
 from naspipe.runtime.devices.determinism import backward_seed, seed_draws
 from naspipe.runtime.devices.tensor_bytes import same_bits
 from naspipe.runtime.layers.bound_layer import BoundLayer
 from naspipe.runtime.layers.norm_statistics import KNOWN, Statistics, collected
 from naspipe.runtime.memory.shortages import raising_shortages
 
-Tensors = tuple[torch.Tensor, ...]
 Gradient = torch.Tensor | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SegmentSpec:
-    """What is fixed about one block of one pass.
-
-    ``finish`` turns the module's outputs into the segment's own: the loss, in the last block.
-    """
-
-    label: str
-    rule: Rule
-    seed: int
-    precision: str
-    device_type: str = "cpu"
-    defers_norms: bool = False
-    """Batch statistics are left to the step's end; see ``Segment.statistics``."""
-    fields: Tensors = ()
-    setting: Mapping[str, Any] = field(default_factory=dict)
-    """What an elastic layer is called with, beside tensors."""
-    finish: Callable[[Tensors], Tensors] | None = None
 
 
 class Segment:
@@ -188,25 +167,39 @@ class Segment:
                 owner._buffers[name] = buffer
 
     def _compute(self, statistics: Statistics) -> Tensors:
-        seed_draws(self._spec.seed)
-        with torch.enable_grad(), autocast(self._spec.precision, self._spec.device_type):
-            aliases = [leaf.view_as(leaf) for leaf in self._inputs]
-            self._arrived[:] = [None] * len(aliases)
-            for place, alias in enumerate(aliases):
-                if alias.grad_fn is not None:
-                    alias.grad_fn.register_prehook(partial(_arrive, self._arrived, place))
-            name = f"block {self._spec.label} ({type(self._layer.module).__name__})"
-            fields, is_first = self._spec.fields, self._layer.is_first
-            with left_as_it_is(name, self._inputs, fields, is_first), called(self._told):
-                outputs = self._call(aliases, statistics)
-            if self._spec.finish is None:
-                return outputs
-            with called(lambda: f"in the loss, called with {form_text(form_of(outputs))}"):
-                return self._spec.finish(outputs)
+        spec = self._spec
+        seed_draws(spec.seed)
+        if spec.precision == "fp32" and torch.is_grad_enabled():
+            return self._computed(statistics)
+        with torch.enable_grad(), autocast(spec.precision, spec.device_type):
+            return self._computed(statistics)
+
+    def _computed(self, statistics: Statistics) -> Tensors:
+        spec, arrived = self._spec, self._arrived
+        aliases = [leaf.view_as(leaf) for leaf in self._inputs]
+        for place, alias in enumerate(aliases):
+            arrived[place] = None
+            if (node := alias.grad_fn) is not None:
+                node.register_prehook(partial(_arrive, arrived, place))
+        edits = Edits(self._inputs, spec.fields, self._layer.is_first)
+        try:
+            outputs = self._call(aliases, statistics)
+        except Exception as error:
+            add_call(error, self._told)
+            edits.explain(error, self._block_name)
+            raise
+        edits.check(self._block_name)
+        if spec.finish is None:
+            return outputs
+        with called(lambda: f"in the loss, called with {form_text(form_of(outputs))}"):
+            return spec.finish(outputs)
 
     def _told(self) -> str:
         given = form_text(form_of((*self._inputs, *self._spec.fields)))
         return f"in {self._name}, called with {given}"
+
+    def _block_name(self) -> str:
+        return f"block {self._spec.label} ({type(self._layer.module).__name__})"
 
     @property
     def _name(self) -> str:

@@ -180,7 +180,6 @@ def _write_bytes(stored: StoredLayer) -> int:
     two temporaries of the step; what the optimizer keeps, where it has not made that yet; and what
     it kept before, where a part stands still.
     """
-    own = sum(parameter.nbytes for parameter in stored.parameters.values())
     is_new = stored.optimizer is not None and not stored.optimizer.state
     more = _STATE_COPIES * (is_new + stored.is_sliced)
-    return own * (_WRITE_COPIES + more)
+    return stored.parameter_bytes * (_WRITE_COPIES + more)

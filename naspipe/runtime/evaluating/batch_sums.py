@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from naspipe.runtime.blocks.segment import Tensors
+from naspipe.runtime.blocks.specs import Tensors
 from naspipe.runtime.devices.device_waits import Wait, on_host
 from naspipe.runtime.jobs.losses import Loss, check_one_number, name_of_loss
 

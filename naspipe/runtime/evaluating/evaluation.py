@@ -18,7 +18,8 @@ from naspipe.core.space import Space
 from naspipe.core.task import Task
 from naspipe.core.wiring import InputName
 from naspipe.runtime.blocks.ports import BlockResult
-from naspipe.runtime.blocks.segment import Gradient, Tensors
+from naspipe.runtime.blocks.segment import Gradient
+from naspipe.runtime.blocks.specs import Tensors
 from naspipe.runtime.checkpoints.restored import Restored
 from naspipe.runtime.devices.determinism import block_seed, seed_draws
 from naspipe.runtime.devices.out_of_memory import DeviceFullError, explain_shortage

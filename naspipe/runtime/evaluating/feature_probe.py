@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional
 
-from naspipe.runtime.blocks.segment import Tensors
+from naspipe.runtime.blocks.specs import Tensors
 
 NEIGHBOURS, TEMPERATURE = 20, 0.07
 """Of the vote of neighbours (Wu et al. 2018, section 3.4), for small banks."""

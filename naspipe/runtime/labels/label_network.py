@@ -13,7 +13,7 @@ from torch import nn
 from naspipe.core.errors import ConfigError
 from naspipe.core.rules import Frozen
 from naspipe.runtime.blocks.forward_only import forward_only
-from naspipe.runtime.blocks.segment import SegmentSpec, Tensors
+from naspipe.runtime.blocks.specs import SegmentSpec, Tensors
 from naspipe.runtime.devices.determinism import block_seed
 from naspipe.runtime.jobs.workload import Workload, field_of
 from naspipe.runtime.layers.bound_layer import BoundLayer

@@ -52,6 +52,7 @@ class StoredLayer:
         self._is_called = False
         self.own_step = own_step(rule) if own is None else own
         self.parameters = dict(module.named_parameters())
+        self.parameter_bytes = sum(each.nbytes for each in self.parameters.values())
         if isinstance(rule, Frozen | Follows):
             module.requires_grad_(False)
         self._reads_buffers = isinstance(rule, Follows) and not module.training

@@ -16,7 +16,8 @@ from naspipe.core.ids import SequenceId
 from naspipe.core.user_code import users_code
 from naspipe.planning.cost import LayerCost
 from naspipe.runtime.blocks.forward_only import forward_only
-from naspipe.runtime.blocks.segment import Segment, SegmentSpec, Tensors
+from naspipe.runtime.blocks.segment import Segment
+from naspipe.runtime.blocks.specs import SegmentSpec, Tensors
 from naspipe.runtime.devices.ports import Clock
 from naspipe.runtime.layers.bound_layer import BoundLayer
 from naspipe.runtime.layers.following import follow

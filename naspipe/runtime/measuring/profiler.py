@@ -11,7 +11,7 @@ import torch
 
 from naspipe.core.ids import FIRST_STREAM, LayerId
 from naspipe.planning.cost import CostTable, first_of_kind
-from naspipe.runtime.blocks.segment import SegmentSpec, Tensors
+from naspipe.runtime.blocks.specs import SegmentSpec, Tensors, spec_of
 from naspipe.runtime.devices.clock import open_clock
 from naspipe.runtime.jobs.losses import check_one_number, name_of_loss
 from naspipe.runtime.jobs.workload import Workload, field_of
@@ -215,14 +215,8 @@ class _Bench:
 
     def _spec(self, block: int, option: int, is_last: bool) -> SegmentSpec:
         space, batch = self._workload.space, self._batch
-        return SegmentSpec(
-            label=space.option_label(block, option),
-            setting=space.blocks[block].setting(option),
-            rule=space.blocks[block].rule,
-            seed=0,
-            precision=self._workload.definition.recipe.precision,
-            device_type=self._device.type,
-            defers_norms=self._workload.definition.recipe.norms == "deferred",
+        recipe = self._workload.definition.recipe
+        return spec_of(space, recipe, block, option, self._device.type)._replace(
             fields=tuple(field_of(batch, name, 0) for name in space.fields(block)),
             finish=self._end if is_last and self._workload.is_trained else None,
         )

@@ -11,7 +11,8 @@ import torch
 from naspipe.core.errors import BlockInputEditedError, ConfigError, NaspipeError
 from naspipe.core.ids import FIRST_STREAM, LayerId
 from naspipe.core.user_code import users_code
-from naspipe.runtime.blocks.segment import Segment, SegmentSpec, Tensors, autocast
+from naspipe.runtime.blocks.segment import Segment, autocast
+from naspipe.runtime.blocks.specs import Tensors, spec_of
 from naspipe.runtime.jobs.workload import Workload, field_of
 from naspipe.runtime.layers.layer_store import LayerStore
 
@@ -63,13 +64,7 @@ class FirstBlocks:
         )
         own = space.blocks[block]
         stored = store.make(LayerId(FIRST_STREAM, block, own.candidate(option)))
-        spec = SegmentSpec(
-            label=space.option_label(block, option),
-            setting=own.setting(option),
-            rule=own.rule,
-            seed=0,
-            precision=recipe.precision,
-            defers_norms=recipe.norms == "deferred",
+        spec = spec_of(space, recipe, block, option)._replace(
             fields=tuple(field_of(self.batch, name, 0) for name in space.fields(block)),
         )
         return Segment(spec, stored.bind(stored.version), inputs, keeps_graph=False).forward()

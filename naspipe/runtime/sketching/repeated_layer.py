@@ -15,7 +15,8 @@ from torch import nn
 
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import FIRST_STREAM, LayerId
-from naspipe.runtime.blocks.segment import Segment, SegmentSpec, Tensors
+from naspipe.runtime.blocks.segment import Segment
+from naspipe.runtime.blocks.specs import Tensors, spec_of
 from naspipe.runtime.devices.tensor_bytes import same_bits
 from naspipe.runtime.jobs.workload import Workload, field_of
 from naspipe.runtime.layers.layer_store import LayerStore
@@ -111,13 +112,8 @@ class RepeatedLayer:
         """The outputs; and these with all gradients."""
         recipe, (block, option) = self._workload.recipe, self._place
         space, batch = self._workload.space, self._batches[number]
-        spec = SegmentSpec(
-            label=space.option_label(block, option),
-            setting=space.blocks[block].setting(option),
-            rule=space.blocks[block].rule,
+        spec = spec_of(space, recipe, block, option)._replace(
             seed=number,
-            precision=recipe.precision,
-            defers_norms=recipe.norms == "deferred",
             fields=tuple(field_of(batch, name, 0) for name in space.fields(block)),
         )
         segment = Segment(spec, stored.bind(stored.version), inputs, keeps_graph=True)

@@ -11,7 +11,8 @@ import torch
 
 from naspipe.core.errors import ConfigError
 from naspipe.runtime.blocks.loss_state import LossState
-from naspipe.runtime.blocks.segment import Tensors, autocast
+from naspipe.runtime.blocks.segment import autocast
+from naspipe.runtime.blocks.specs import Tensors
 from naspipe.runtime.devices.determinism import seed_draws
 from naspipe.runtime.jobs.losses import name_of_loss
 from naspipe.runtime.jobs.workload import Workload, field_of

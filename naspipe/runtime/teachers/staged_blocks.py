@@ -17,7 +17,7 @@ import torch
 
 from naspipe.core.errors import ConfigError, TransportError
 from naspipe.planning.balance import balanced_partition
-from naspipe.runtime.blocks.segment import Tensors
+from naspipe.runtime.blocks.specs import Tensors
 from naspipe.runtime.devices.determinism import deterministic_torch
 from naspipe.runtime.forking.fork import FORK, end_all, quiet_fork
 from naspipe.runtime.forking.own_thread import in_own_thread

@@ -88,6 +88,8 @@ class StageDriver:
         self._unadmitted: deque[Planned] = deque()
         self._is_held = False
         self._run: deque[tuple[Task, LayerId, Version, int]] = deque()
+        self._computed: deque[BlockFinished] = deque()
+        """Blocks of the run that the controller was not told of yet."""
         self._events: deque[Event] = deque()
         self._idle_work = IdleWork(controller, effects.stores, self._tell)
         self._memory_retry = effects.compute.memory_retry
@@ -129,7 +131,6 @@ class StageDriver:
         while self._controller.owes_layers or not all(each.is_finished for each in self._intakes):
             if self._run:
                 self._step()
-                self._look()
             else:
                 self._wait()
         self._idle_work.finish()
@@ -138,14 +139,18 @@ class StageDriver:
         self._checkpointer.drain()
 
     def _step(self) -> None:
-        """Compute the next block of the run."""
+        """Compute the next block of the run, and tell of what nobody has been told of."""
         access = task, layer, _, _ = self._run.popleft()
         self._doing = (task, layer)
         start_ns = time.monotonic_ns()
         result = self._memory_retry.attempt(lambda: self._compute.run_block(*access))
         if result is not None:
             self._sink.result(task.stream, task.sequence_id, result)
-        self._tell(BlockFinished(time.monotonic_ns(), task, layer.block, start_ns))
+        self._computed.append(BlockFinished(time.monotonic_ns(), task, layer.block, start_ns))
+        if not self._run or self._controller.follows_blocks:
+            while self._computed:
+                self._tell(self._computed.popleft())
+            self._look()
 
     def _look(self) -> None:
         """Take in every message that is here already, and every copy that is over."""

@@ -10,7 +10,8 @@ from naspipe.core.config import Recipe
 from naspipe.core.errors import BlockInputEditedError
 from naspipe.core.rules import Exact, Frozen
 from naspipe.runtime.blocks.forward_only import forward_only
-from naspipe.runtime.blocks.segment import Segment, SegmentSpec
+from naspipe.runtime.blocks.segment import Segment
+from naspipe.runtime.blocks.specs import SegmentSpec
 from naspipe.runtime.layers.stored_layer import StoredLayer
 
 

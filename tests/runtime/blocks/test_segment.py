@@ -8,7 +8,8 @@ from torch import nn
 
 from naspipe.core.rules import Exact, Lag
 from naspipe.runtime.blocks import segment
-from naspipe.runtime.blocks.segment import Segment, SegmentSpec
+from naspipe.runtime.blocks.segment import Segment
+from naspipe.runtime.blocks.specs import SegmentSpec
 from naspipe.runtime.layers.bound_layer import BoundLayer
 
 

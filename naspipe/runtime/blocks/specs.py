@@ -1,0 +1,58 @@
+"""What is fixed about one block of one pass, before it is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+
+from naspipe.core.recipe import Recipe
+from naspipe.core.rules import Rule
+from naspipe.core.space import Space
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+class SegmentSpec(NamedTuple):
+    """What is fixed about one block of one pass.
+
+    ``finish`` turns the module's outputs into the segment's own: the loss, in the last block.
+    """
+
+    label: str
+    rule: Rule
+    seed: int
+    precision: str
+    device_type: str = "cpu"
+    defers_norms: bool = False
+    """Batch statistics are left to the step's end; see ``Segment.statistics``."""
+    fields: Tensors = ()
+    setting: Mapping[str, Any] = MappingProxyType({})
+    """What an elastic layer is called with, beside tensors."""
+    finish: Callable[[Tensors], Tensors] | None = None
+
+
+def spec_of(
+    space: Space, recipe: Recipe, block: int, option: int, device_type: str = "cpu"
+) -> SegmentSpec:
+    """What all passes by an option of a block have in common; without seed, fields and finish.
+
+    Args:
+        space: with the block.
+        recipe: of the run.
+        block: its position in the chain.
+        option: of the block.
+        device_type: where it is computed, as in ``torch.device(...).type``.
+    """
+    own = space.blocks[block]
+    return SegmentSpec(
+        label=space.option_label(block, option),
+        rule=own.rule,
+        seed=0,
+        precision=recipe.precision,
+        device_type=device_type,
+        defers_norms=recipe.norms == "deferred",
+        setting=own.setting(option),
+    )
