@@ -54,7 +54,7 @@ from naspipe.stage.intake import Intake
 
 
 class StageDriver:
-    """One stage's loop: messages in, one block at a time, WRITEs between blocks.
+    """One stage's loop: messages in, a run of blocks, what it hands on, its WRITEs.
 
     Args:
         stage: which stage this is.
