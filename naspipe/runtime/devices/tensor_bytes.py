@@ -6,6 +6,10 @@ import torch
 
 from naspipe.runtime.devices.device_waits import Wait, count
 
+_WORD = 8
+"""Bytes that are compared at once: torch compares element by element, and bytes would take eight
+times as long."""
+
 
 def tensor_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """Its elements in row-major order as a flat uint8 tensor on its device.
@@ -25,4 +29,9 @@ def same_bits(one: torch.Tensor | None, other: torch.Tensor, why: Wait = Wait.BU
         return False
     if not one.is_cpu:
         count(why)
-    return torch.equal(tensor_bytes(one), tensor_bytes(other))
+    ours, theirs = tensor_bytes(one), tensor_bytes(other)
+    if ours.storage_offset() % _WORD or theirs.storage_offset() % _WORD:
+        return torch.equal(ours, theirs)
+    size = ours.numel() - ours.numel() % _WORD
+    heads = ours[:size].view(torch.int64), theirs[:size].view(torch.int64)
+    return torch.equal(*heads) and torch.equal(ours[size:], theirs[size:])

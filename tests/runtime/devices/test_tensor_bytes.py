@@ -61,6 +61,17 @@ def test_checkpoints_and_comparisons_take_them(name):
     assert not same_bits(tensor, other)
 
 
+@pytest.mark.parametrize("offset", [0, 3, 8])
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 24, 29])
+def test_every_byte_is_compared(size, offset):
+    tensor = torch.arange(offset + size, dtype=torch.uint8)[offset:]
+    assert same_bits(tensor, tensor.clone())
+    for place in range(size):
+        other = tensor.clone()
+        other[place] ^= 0x80
+        assert not same_bits(tensor, other) and not same_bits(other, tensor)
+
+
 def test_a_contiguous_tensor_is_not_copied():
     tensor = torch.arange(6.0)[2:]
     assert tensor_bytes(tensor).data_ptr() == tensor.data_ptr()
