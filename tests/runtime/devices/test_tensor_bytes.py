@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+from itertools import product
+from operator import mul
 
 import pytest
 import torch
@@ -70,6 +72,51 @@ def test_every_byte_is_compared(size, offset):
         other = tensor.clone()
         other[place] ^= 0x80
         assert not same_bits(tensor, other) and not same_bits(other, tensor)
+
+
+LAZY = {
+    "conjugated": torch.tensor([1 + 2j, 3 - 4j]).conj(),
+    "negated": torch.tensor([1 + 2j, 3 - 4j]).conj().imag,
+    "negated and dense": torch.tensor([1 + 2j]).conj().imag,
+}
+
+
+@pytest.mark.parametrize("name", LAZY)
+def test_what_is_in_memory_is_not_what_is_read(name):
+    tensor = LAZY[name]
+    assert tensor.is_conj() or tensor.is_neg()
+    read = tensor.resolve_conj().resolve_neg()
+    assert same_bits(tensor, read) and same_bits(read, tensor)
+    assert tensor_bytes(tensor).tolist() == tensor_bytes(read).tolist()
+    other = tensor.detach().clone()
+    other[-1] += 1
+    assert not same_bits(tensor, other) and not same_bits(other, tensor)
+
+
+@pytest.mark.parametrize("strides", [(12, 4, 1), (1, 2, 6), (4, 8, 1), (24, 1, 3), (48, 8, 2)])
+def test_every_element_counts_in_whatever_order_memory_has_them(strides):
+    shape = (2, 3, 4)
+    places = list(product(*map(range, shape)))
+    of_elements = [sum(map(mul, place, strides)) for place in places]
+    one, other = torch.full((128,), 0.5), torch.zeros(128)  # what lies between does not count
+    one[of_elements] = other[of_elements] = torch.arange(24.0)
+    one, other = one.as_strided(shape, strides), other.as_strided(shape, strides)
+    assert same_bits(one, other) and same_bits(one, one.contiguous())
+    for place in places:
+        was = other[place].item()
+        other[place] = -was - 1
+        assert not same_bits(one, other) and not same_bits(other, one)
+        other[place] = was
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_a_tensor_whose_memory_was_freed_is_not_the_same(layout):
+    tensor = torch.ones(2, 3, 4, 5).to(memory_format=layout)
+    copy = tensor.clone()
+    tensor.untyped_storage().resize_(tensor.nbytes - 1)
+    assert not same_bits(tensor, copy) and not same_bits(copy, tensor)
+    tensor.untyped_storage().resize_(0)
+    assert not same_bits(tensor, copy) and not same_bits(copy, tensor)
 
 
 def test_a_contiguous_tensor_is_not_copied():
