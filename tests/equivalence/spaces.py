@@ -76,6 +76,26 @@ class Encode(nn.Module):
         return self.linear(x), self.other(x)
 
 
+class ToSpectrum(nn.Module):
+    """Returns what torch conjugates when it is read."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x):
+        return torch.fft.rfft(self.linear(x)).conj()
+
+
+class FromSpectrum(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, spectrum):
+        return self.linear(torch.fft.irfft(spectrum))
+
+
 class First(nn.Module):
     """Keeps the first of several tensors."""
 
@@ -148,6 +168,16 @@ def several():
         npp.Block([lambda: Pair(24)] * 2),
         *(npp.Block([lambda: Pair(24), lambda: IgnoreSide(24)]) for _ in range(4)),
         npp.Shared("head", lambda: First(24, 10)),
+    ])  # fmt: skip
+
+
+def spectra():
+    """Blocks that pass complex tensors, which torch conjugates when they are read."""
+    there, back = [lambda: ToSpectrum(24)] * 2, [lambda: FromSpectrum(24)] * 2
+    return npp.Space("spectra", [
+        npp.Shared("stem", lambda: nn.Linear(16, 24), rule=npp.Lag(2)),
+        *(npp.Block(candidates) for candidates in (there, back, there, back)),
+        npp.Shared("head", lambda: nn.Linear(24, 10)),
     ])  # fmt: skip
 
 

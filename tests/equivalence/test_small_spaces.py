@@ -54,6 +54,14 @@ def test_blocks_that_pass_several_tensors(tmp_path, recompute):
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("recompute", [long(False), True])
+def test_blocks_that_pass_what_is_conjugated_when_it_is_read(tmp_path, recompute):
+    check(
+        tmp_path, spaces.spectra(), spaces.vectors, nn.CrossEntropyLoss(), stages=(1, 4),
+        execution={"recompute": recompute},
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("bf16", [False, True])
 def test_a_tensor_read_twice_by_every_block(tmp_path, recompute, bf16):

@@ -3,6 +3,8 @@
 A boundary that made a channels-last tensor contiguous, or moved its data to another
 alignment, could change bits downstream. So a frame is the span of storage that the tensor
 covers, and the receiver rebuilds the same strides at the same offset from an aligned address.
+What torch conjugates or negates only when it is read is sent as it lies in memory, and said so:
+kernels take other ways with what is conjugated already.
 """
 
 from __future__ import annotations
@@ -36,6 +38,9 @@ _DTYPES = {
 }  # fmt: skip
 
 
+_CONJUGATED, _NEGATED = "conjugated", "negated"
+
+
 def describe(tensor: torch.Tensor) -> list[Any]:
     """The header entry of a tensor: all there is to know but its bytes."""
     alignment = HOST_ALIGNMENT if tensor.device.type == "cpu" else ALIGNMENT
@@ -44,7 +49,27 @@ def describe(tensor: torch.Tensor) -> list[Any]:
 
 def _described(tensor: torch.Tensor, phase: int) -> list[Any]:
     name = str(tensor.dtype).removeprefix("torch.")
-    return [name, tuple(tensor.shape), tensor.stride(), phase, tensor.requires_grad]
+    shape, strides = tuple(tensor.shape), tensor.stride()
+    return [name, shape, strides, phase, tensor.requires_grad, *_marks(tensor)]
+
+
+def _marks(tensor: torch.Tensor) -> list[str]:
+    """How its memory is read; nothing for most."""
+    return [_CONJUGATED] * tensor.is_conj() + [_NEGATED] * tensor.is_neg()
+
+
+def _marked(tensor: torch.Tensor, marks: Sequence[Any]) -> torch.Tensor:
+    """The same memory, read as marks say that differ from its own.
+
+    Raises:
+        ValueError: when there is no such mark, or not of this dtype.
+    """
+    known = {_CONJUGATED, _NEGATED} if tensor.is_complex() else {_NEGATED}
+    if not {*marks} <= known:
+        raise ValueError(f"marks {marks} of {tensor.dtype}")
+    if _CONJUGATED in marks:
+        tensor = tensor.conj()
+    return torch._neg_view(tensor) if _NEGATED in marks else tensor
 
 
 def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -52,7 +77,8 @@ def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
     span = _span(tensor.shape, tensor.stride())
     if not span:
         return torch.empty(0, dtype=torch.uint8, device=tensor.device)
-    data = tensor.detach().as_strided((span,), (1,), tensor.storage_offset())
+    plain = _marked(tensor.detach(), _marks(tensor))
+    data = plain.as_strided((span,), (1,), tensor.storage_offset())
     return data.view(torch.uint8)
 
 
@@ -77,8 +103,9 @@ def decode_into(entry: Any, frame: Any, target: torch.Tensor) -> None:
     """
     expected = describe(target)
     raw = raw_bytes(target)
-    alike = [expected[0], list(expected[1]), list(expected[2])]
-    if not isinstance(entry, list) or entry[:3] != alike or len(frame) != len(raw):
+    alike = [expected[0], list(expected[1]), list(expected[2]), *expected[5:]]
+    is_entry = isinstance(entry, list)
+    if not is_entry or entry[:3] + entry[5:] != alike or len(frame) != len(raw):
         raise TransportError(f"tensor header {entry!r:.200} does not fit {expected!r:.200}")
     if raw.device.type == "cpu":
         _filled(raw, frame)
@@ -114,7 +141,7 @@ def blank(
         TransportError: when the entry describes no tensor, or one of another size.
     """
     try:
-        name, sizes, strides, phase, requires_grad = entry
+        name, sizes, strides, phase, requires_grad, *marks = entry
         dtype = _DTYPES[name]
         _check(sizes, strides, phase)
         if phase % dtype.itemsize:
@@ -124,12 +151,13 @@ def blank(
             raise ValueError(f"it takes {size} bytes, found {nbytes}")
         if requires_grad and not (dtype.is_floating_point or dtype.is_complex):
             raise ValueError(f"a gradient of {name}")
+        _marked(torch.empty(0, dtype=dtype), marks)
     except (KeyError, TypeError, ValueError) as error:
         raise TransportError(f"tensor header {entry!r:.200} does not fit: {error}") from error
     memory = allocate(size + 2 * ALIGNMENT)
     start = -memory.data_ptr() % ALIGNMENT + phase
     raw = memory[start : start + size]
-    tensor = raw.view(dtype).as_strided(sizes, strides)
+    tensor = _marked(raw.view(dtype).as_strided(sizes, strides), marks)
     return (tensor.requires_grad_() if requires_grad else tensor), raw
 
 

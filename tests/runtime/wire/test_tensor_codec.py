@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
+import msgpack
 import pytest
 import torch
 from hypothesis import given
@@ -38,6 +39,9 @@ def views():
     yield torch.arange(6).reshape(2, 3) > 2
     yield base.to(torch.bfloat16)[..., 1:]
     yield torch.tensor([1 + 2j])
+    yield torch.tensor([[1 + 2j, 3 - 4j], [0j, -5j]]).T.conj()
+    yield torch.tensor([1 + 2j, 3 - 4j]).conj().imag
+    yield torch._neg_view(torch.tensor([1 + 2j, 3 - 4j]).conj())
 
 
 @pytest.mark.parametrize("tensor", list(views()), ids=lambda t: f"{t.dtype}{t.stride()}")
@@ -48,6 +52,19 @@ def test_round_trip(tensor):
     alignment = HOST_ALIGNMENT
     assert found.data_ptr() % alignment == tensor.data_ptr() % alignment or tensor.numel() == 0
     assert bits(found) == bits(tensor)
+    assert (found.is_conj(), found.is_neg()) == (tensor.is_conj(), tensor.is_neg())
+    target = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+    if (tensor.is_conj(), tensor.is_neg()) == (False, False):
+        decode_into(entry_of(entry), bytes(frame), target)
+        assert bits(target) == bits(tensor)
+    else:
+        with pytest.raises(TransportError):
+            decode_into(entry_of(entry), bytes(frame), target)
+
+
+def entry_of(described):
+    """As it arrives."""
+    return msgpack.unpackb(msgpack.packb(described))
 
 
 def test_absent_and_wanted_gradients():
@@ -65,6 +82,9 @@ def test_absent_and_wanted_gradients():
         ["float32", [4], [1], 512, False],
         ["float32", [4], [1], 3, False],
         ["pickle", [4], [1], 0, False],
+        ["float32", [4], [1], 0, False, "conjugated"],
+        ["float32", [4], [1], 0, False, "turned"],
+        ["float32", [4], [1], 0, False, ["negated"]],
         [],
         7,
     ],
@@ -84,6 +104,7 @@ def test_a_copy_on_a_device_keeps_strides_and_alignment(tensor):
     assert found.stride() == tensor.stride() and found.requires_grad == tensor.requires_grad
     assert found.data_ptr() % ALIGNMENT == tensor.data_ptr() % ALIGNMENT or tensor.numel() == 0
     assert bits(found) == bits(tensor)
+    assert (found.is_conj(), found.is_neg()) == (tensor.is_conj(), tensor.is_neg())
     assert found.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr()
 
 
