@@ -27,7 +27,10 @@ class Edits(nn.Module):
             x.detach().numpy()[0] = 7
         elif self._how == "field":
             fields[0].data.zero_()
-        return x + 1
+        result = x + 1
+        if self._how == "freed":
+            x.untyped_storage().resize_(0)
+        return result
 
 
 def of(module, rule, *fields):
@@ -36,7 +39,7 @@ def of(module, rule, *fields):
     return stored, spec, (torch.ones(4, 3),)
 
 
-@pytest.mark.parametrize("how", ["data", "numpy", "field"])
+@pytest.mark.parametrize("how", ["data", "numpy", "field", "freed"])
 def test_what_torch_does_not_count(how):
     what = "a field of its batch" if how == "field" else "its input"
     stored, spec, inputs = of(Edits(how), Exact(), torch.ones(4))
