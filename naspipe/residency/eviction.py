@@ -43,13 +43,18 @@ def choose_victims(
     Those that turn out not to be needed, because a later one is large enough, are spared,
     the soonest used first. Empty when all candidates together are too small.
     """
+    return enough_of(eviction_order(candidates, next_uses), needed_bytes)
+
+
+def enough_of(candidates: Iterable[Candidate], needed_bytes: int) -> list[LayerId]:
+    """The same, of candidates that are in order; no more of them are drawn than are enough."""
     chosen: list[Candidate] = []
     missing = needed_bytes
-    for candidate in eviction_order(candidates, next_uses):
-        if missing <= 0:
-            break
+    for candidate in candidates:
         chosen.append(candidate)
         missing -= candidate.size_bytes
+        if missing <= 0:
+            break
     if missing > 0:
         return []
     spare = -missing

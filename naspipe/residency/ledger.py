@@ -6,7 +6,8 @@ above it, the budget holds and no byte is lost.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
@@ -92,6 +93,8 @@ class Ledger:
         self._is_permanent = is_permanent
         self._entries: dict[LayerId, _Entry] = {}
         self._evictable: dict[LayerId, _Entry] = {}
+        self._by_age: list[tuple[int, LayerId]] = []
+        """The evictable layers, each behind its last use, in order."""
         self._unsaved: dict[LayerId, _Entry] = {}
         self._uses = 0
 
@@ -142,6 +145,11 @@ class Ledger:
         """Clean layers that nothing holds, in no particular order."""
         return _candidates(self._evictable)
 
+    def oldest(self) -> Iterator[Candidate]:
+        """The same, the least recently used first; drawn no further than anyone looks."""
+        for last_used, layer in self._by_age:
+            yield Candidate(layer, self._evictable[layer].size_bytes, last_used)
+
     def unsaved(self) -> list[Candidate]:
         """Dirty layers that nothing holds and that are not being saved, oldest first."""
         return _candidates(self._unsaved)
@@ -187,9 +195,9 @@ class Ledger:
         self._expect(layer, entry.state is LayerState.RESIDENT, "pinned", "resident")
         self.num_pinned += entry.pins == 0
         entry.pins += 1
-        self._use(entry)
         if entry.pins == 1:
             self._settle(layer, entry)
+        self._use(entry)
 
     def unpin(self, layer: LayerId, wrote: bool) -> None:
         """Take one pin away; ``wrote`` says that the device copy was changed meanwhile.
@@ -243,8 +251,7 @@ class Ledger:
         is_free = layer in self._evictable
         self._expect(layer, is_free, "evicted", "resident, clean, not in use and not permanent")
         entry = self._entries.pop(layer)
-        del self._evictable[layer]
-        self.evictable_bytes -= entry.size_bytes
+        self._keep(layer, entry)
         self.used_bytes -= entry.size_bytes
         self.gains += 1
 
@@ -273,11 +280,17 @@ class Ledger:
             return
         if is_evictable:
             self._evictable[layer] = entry
+            insort(self._by_age, (entry.last_used, layer))
             self.evictable_bytes += entry.size_bytes
             self.gains += 1
         else:
-            del self._evictable[layer]
-            self.evictable_bytes -= entry.size_bytes
+            self._keep(layer, entry)
+
+    def _keep(self, layer: LayerId, entry: _Entry) -> None:
+        """It can be evicted no longer: it is used again, or gone."""
+        del self._evictable[layer]
+        del self._by_age[bisect_left(self._by_age, (entry.last_used, layer))]
+        self.evictable_bytes -= entry.size_bytes
 
     def _expect(self, layer: LayerId, is_good: bool, what: str, expected: str) -> None:
         if not is_good:
