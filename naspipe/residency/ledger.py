@@ -141,18 +141,15 @@ class Ledger:
         entry = self._evictable.get(layer)
         return entry.size_bytes if entry else 0
 
-    def evictable(self) -> list[Candidate]:
-        """Clean layers that nothing holds, in no particular order."""
-        return _candidates(self._evictable)
-
-    def oldest(self) -> Iterator[Candidate]:
-        """The same, the least recently used first; drawn no further than anyone looks."""
+    def evictable(self) -> Iterator[Candidate]:
+        """Clean layers that nothing holds, the least recently used first."""
         for last_used, layer in self._by_age:
             yield Candidate(layer, self._evictable[layer].size_bytes, last_used)
 
     def unsaved(self) -> list[Candidate]:
         """Dirty layers that nothing holds and that are not being saved, oldest first."""
-        return _candidates(self._unsaved)
+        unsaved = self._unsaved.items()
+        return [Candidate(layer, row.size_bytes, row.last_used) for layer, row in unsaved]
 
     def load(self, layer: LayerId) -> None:
         """A load begins.
@@ -195,7 +192,7 @@ class Ledger:
         self._expect(layer, entry.state is LayerState.RESIDENT, "pinned", "resident")
         self.num_pinned += entry.pins == 0
         entry.pins += 1
-        if entry.pins == 1:
+        if entry.pins == 1:  # by its age so far it is found among the evictable ones
             self._settle(layer, entry)
         self._use(entry)
 
@@ -251,7 +248,7 @@ class Ledger:
         is_free = layer in self._evictable
         self._expect(layer, is_free, "evicted", "resident, clean, not in use and not permanent")
         entry = self._entries.pop(layer)
-        self._keep(layer, entry)
+        self._withdraw(layer, entry)
         self.used_bytes -= entry.size_bytes
         self.gains += 1
 
@@ -284,9 +281,9 @@ class Ledger:
             self.evictable_bytes += entry.size_bytes
             self.gains += 1
         else:
-            self._keep(layer, entry)
+            self._withdraw(layer, entry)
 
-    def _keep(self, layer: LayerId, entry: _Entry) -> None:
+    def _withdraw(self, layer: LayerId, entry: _Entry) -> None:
         """It can be evicted no longer: it is used again, or gone."""
         del self._evictable[layer]
         del self._by_age[bisect_left(self._by_age, (entry.last_used, layer))]
@@ -296,7 +293,3 @@ class Ledger:
         if not is_good:
             found = self._entries.get(layer, _ABSENT)
             raise InvariantError(f"layer {layer} to be {what}: expected {expected}, found {found}")
-
-
-def _candidates(entries: dict[LayerId, _Entry]) -> list[Candidate]:
-    return [Candidate(layer, row.size_bytes, row.last_used) for layer, row in entries.items()]

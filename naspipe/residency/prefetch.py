@@ -10,7 +10,7 @@ from naspipe.core.commands import EvictLayer, LoadLayer
 from naspipe.core.errors import InvariantError
 from naspipe.core.ids import LayerId
 from naspipe.core.ports import Ahead
-from naspipe.residency.eviction import choose_victims, eviction_order, enough_of
+from naspipe.residency.eviction import choose_victims, enough_of, eviction_order
 from naspipe.residency.ledger import LayerState, Ledger
 
 REACH = 128
@@ -172,10 +172,10 @@ class Prefetcher:
         Who does not look ahead does not know that either.
         """
         if self._reach > 1:
-            unused = (row for row in self._ledger.oldest() if not ahead.may_use(row.layer))
+            unused = (row for row in self._ledger.evictable() if not ahead.may_use(row.layer))
             if victims := enough_of(unused, missing_bytes):
                 return victims
-        evictable = self._ledger.evictable()
+        evictable = list(self._ledger.evictable())
         next_uses = ahead.next_uses([row.layer for row in evictable], self._reach)
         return choose_victims(evictable, next_uses, missing_bytes)
 

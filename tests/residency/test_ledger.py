@@ -78,7 +78,7 @@ def test_uses_are_ordered():
     book = ledger(A, B, budget=110)
 
     def oldest():
-        return [row.layer for row in sorted(book.evictable(), key=lambda row: row.last_used)]
+        return [row.layer for row in book.evictable()]
 
     assert oldest() == [A, B]
     book.pin(A)
@@ -86,9 +86,20 @@ def test_uses_are_ordered():
     assert oldest() == [B, A]
 
 
+def test_a_layer_that_was_saved_late_is_as_old_as_its_last_use():
+    book = ledger(A, B, budget=110)
+    book.pin(A)
+    book.unpin(A, wrote=True)
+    book.save(A)
+    book.pin(B)
+    book.unpin(B, wrote=False)
+    book.saved(A)
+    assert [row.layer for row in book.evictable()] == [A, B]
+
+
 def test_a_permanent_layer_is_neither_saved_nor_evicted():
     book = dirty(SHARED)
-    assert book.unsaved() == [] == book.evictable() and book.evictable_bytes == 0
+    assert book.unsaved() == [] == list(book.evictable()) and book.evictable_bytes == 0
     with pytest.raises(InvariantError, match="not permanent, found resident, dirty, permanent"):
         book.evict(SHARED)
     with pytest.raises(InvariantError, match="to be saved"):
@@ -100,7 +111,7 @@ def test_a_layer_of_no_bytes_is_always_there():
     assert book.is_resident(EMPTY) and book.is_empty(EMPTY) and not book.is_empty(A)
     book.pin(EMPTY)
     book.unpin(EMPTY, wrote=True)
-    assert not book.needs_save(EMPTY) and book.unsaved() == [] == book.evictable()
+    assert not book.needs_save(EMPTY) and book.unsaved() == [] == list(book.evictable())
     assert book.resident == () and book.used_bytes == 0
     with pytest.raises(InvariantError):
         book.load(EMPTY)
