@@ -128,6 +128,7 @@ LAUNCHING = (
     "scripts/test_distill_images.py::test_a_few_steps_on_digits",
     "scripts/test_gpu_check.py",
     "scripts/test_gpu_parts.py",
+    "scripts/test_measure.py::test_a_run_says_how_it_ended_and_what_it_took",
     "scripts/test_registry.py",
     "scripts/test_peers.py",
     "search/test_block_rating.py",
