@@ -109,7 +109,7 @@ def _git(root: Path, *words: str) -> str:
     return done.stdout.strip()
 
 
-def measure(command: str, root: Path = ROOT) -> dict[str, Any]:
+def run_one(command: str, root: Path = ROOT) -> dict[str, Any]:
     """Run a script in a process of its own, and say how it ended and what went on meanwhile."""
     begun, before = datetime.now(UTC), Seconds.now()
     status = subprocess.run(
@@ -147,7 +147,7 @@ def main(words: Sequence[str] | None = None) -> int:
     kept = json.loads(arguments.output.read_text())["rows"] if arguments.output.exists() else {}
     failed = False
     for row, commands in rows.items():
-        found = [measure(command) for command in commands]
+        found = [run_one(command) for command in commands]
         failed |= any(each["status"] for each in found)
         kept[row] = {"commit": commit, "runs": found}
         write_json(arguments.output, {"environment": describe_environment(), "rows": kept})

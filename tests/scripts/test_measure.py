@@ -12,7 +12,7 @@ import pytest
 
 from naspipe.core.errors import ConfigError
 from scripts import measure
-from scripts.measure import MORE, ROOT, ROWS, Seconds, commit_of, measure
+from scripts.measure import MORE, ROOT, ROWS, Seconds, commit_of, run_one
 
 SPIN = "import time\nend = time.process_time() + 0.4\nwhile time.process_time() < end: pass\n"
 
@@ -34,7 +34,7 @@ def test_load_is_split_by_whose_it_is():
 def test_a_run_says_how_it_ended_and_what_it_took(tmp_path):
     (tmp_path / "scripts").mkdir()
     (tmp_path / "scripts/spin.py").write_text(SPIN + "raise SystemExit(3)")
-    found = measure("spin.py --twice", tmp_path)
+    found = run_one("spin.py --twice", tmp_path)
     assert found["command"] == "scripts/spin.py --twice" and found["status"] == 3
     assert found["own_processors"] * found["seconds"] >= 0.35
     assert found["seconds"] >= 0.4 and found["other_processors"] < (os.cpu_count() or 1)
@@ -73,7 +73,7 @@ def test_a_row_is_kept_beside_the_others(tmp_path, monkeypatch):
     monkeypatch.setattr(measure, "commit_of", lambda root: "ab" * 20)
     load = dict.fromkeys(("own_processors", "other_processors", "stolen_processors"), 0.5)
     monkeypatch.setattr(
-        measure, "measure",
+        measure, "run_one",
         lambda command: {"command": command, "status": int(command == "c.py"), "seconds": 1.0}
         | load,
     )  # fmt: skip
