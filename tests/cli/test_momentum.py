@@ -19,6 +19,7 @@ RUN = (
 )  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_resume_goes_on_with_both(tmp_path: Path) -> None:
     length = ("--steps", "12", "--data", "tests.cli.slow_digits:views")
     assert main([*RUN, *length, "--run-dir", str(tmp_path / "whole")]) == 0

@@ -45,7 +45,7 @@ def compared(
     [
         {"passes": "sandwich:2", "probes": "worst:3"}, {"probes": "best:2", "ema": 0.9},
         long({"passes": "accumulate:3", "probes": "best:2"}),
-        {"passes": "subnets:2", "probes": "worst:2", "clip_global_norm": 1.0},
+        long({"passes": "subnets:2", "probes": "worst:2", "clip_global_norm": 1.0}),
         {"passes": "accumulate:4", "probes": "best:2", "reduction": "tree"},
     ],
 )  # fmt: skip

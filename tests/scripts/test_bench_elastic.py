@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from scripts import bench_elastic
 from scripts.elastic_verdicts import MOST_BYTES, judged
 
 
+@pytest.mark.long
 def test_a_few_steps(tmp_path, capsys):
     output = tmp_path / "real.json"
     words = ["--only", "bytes", "label", "--pairs", "1", "--seconds", "0.1", "--batch-size", "4"]

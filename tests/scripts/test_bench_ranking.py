@@ -60,6 +60,7 @@ def test_alone_has_the_bits_of_a_run_with_one_subnet(tmp_path, one_thread):
             assert torch.equal(value, kept[name])
 
 
+@pytest.mark.long
 def test_a_supernet_and_its_judgings_are_kept(worker, monkeypatch):
     planned = variants.Planned("bsp 4", 8, 1)
     unit = variants.supernet_unit(DIGITS, planned)
@@ -93,6 +94,7 @@ def test_a_supernet_that_diverges_is_kept_as_such(worker):
     assert "expected a finite loss" in worker.kept.find(unit)["failed"]
 
 
+@pytest.mark.long
 def test_proxies_are_scored_once(tmp_path):
     worker = Worker(KeptUnits(tmp_path / "records"), tmp_path / "work")
     unit = unit_keys.proxies(DIGITS, [SKIPS, (3, 3, 3, 3, 3, 3)], 1)
@@ -101,6 +103,7 @@ def test_proxies_are_scored_once(tmp_path):
     assert worker.proxies(unit) == found and not list((tmp_path / "work").iterdir())
 
 
+@pytest.mark.long
 def test_items_are_done_until_the_hours_are_over(capsys):
     unit = unit_keys.alone(DIGITS, SKIPS, STEPS, 1)
     items = [Item(name=f"n{n}", do=unit_keys.words_of, given=(unit,), passes=1) for n in range(3)]

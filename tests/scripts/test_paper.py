@@ -59,6 +59,7 @@ def test_throughput_must_fall_with_the_space(monkeypatch, speeds, holds):
     assert ("not so" in result.headlines[0].ours) is not holds
 
 
+@pytest.mark.long
 def test_simulated_throughput_falls_for_real():
     result = throughput.run(Options(is_real=False, steps=60, seeds=1))
     assert result.holds, result.headlines

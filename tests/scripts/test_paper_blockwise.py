@@ -13,6 +13,7 @@ def result():
     return pipebd.run(Options(stages=(4,), spaces=("NAS CIFAR-10",)))
 
 
+@pytest.mark.long
 def test_the_shape_holds(result):
     assert result.holds and "4 GPUs" in result.headlines[0].paper
     plain, split = result.rows

@@ -56,6 +56,7 @@ def test_data_parallel_ranks_read_the_first_weights_each_with_its_own_subnet():
     assert found["losses"][0] != pytest.approx(ours.plain(work, 1)["losses"][1], rel=1e-4)
 
 
+@pytest.mark.long
 def test_a_rank_that_fails_ends_both():
     with pytest.raises(RuntimeError, match="ddp: a rank failed"):
         two_ranks.run_ranks("ddp", Work(space="cv.c9", sampler="uniform", steps=2))

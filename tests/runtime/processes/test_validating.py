@@ -21,6 +21,7 @@ from tests.equivalence import spaces
 from tests.equivalence.harness import oracle_of, plain_torch
 from tests.faults.helpers import LAUNCHER, Calm, Ends, assert_identical, interrupt
 from tests.search.plain import held_out, judge
+from tests.thinned import long
 
 LOSS = nn.CrossEntropyLoss()
 EVERY = {"validate_every": 8, "validate_subnets": "2", "validate_batches": 2,
@@ -80,7 +81,7 @@ def test_figures_are_the_plain_loops_and_the_training_is_the_same(tmp_path, make
     assert len({each.scores["loss"] for each in found}) == 3
 
 
-@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("stages", [long(1), 2])
 def test_a_resume_fills_the_gap_and_repeats_nothing(tmp_path, stages):
     whole = train(tmp_path / "whole", stages=stages)
     path, narrow = tmp_path / "run", {"window": 2}
