@@ -6,7 +6,8 @@
 
 Each row's own results go where its script puts them. artifacts/measured.json holds, for each row,
 its command, the commit, and what else went on meanwhile: the processors that other work took, and
-those that the machine's host kept to itself. Run it on a fresh clone with nothing beside it.
+those that the machine's host kept to itself. Run it on a fresh clone with nothing beside it, and
+scripts/draw_measured.py behind it.
 """
 
 from __future__ import annotations
