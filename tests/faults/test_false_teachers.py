@@ -67,7 +67,6 @@ def test_false_teachers_are_refused_by_a_line_each(tmp_path, part):
     assert run.manifest["measured"]["teachers"]["refused"].keys() == set(names)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("since", [long(-1), 3])
 def test_a_teacher_that_never_stops_talking_is_refused_too(tmp_path, since):
     """From its first answer on, or later: nobody else waits for it."""

@@ -77,7 +77,6 @@ def assert_identical(whole: Path, path: Path) -> None:
         assert found.is_identical, str(found)
 
 
-@pytest.mark.long
 def test_the_bits_of_one_process(tmp_path, teacher, whole):
     path = tmp_path / "run"
     with ExitStack() as stack:

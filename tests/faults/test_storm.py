@@ -18,7 +18,6 @@ from tests.faults.storm import (
     reference,
     run_case,
 )
-from tests.thinned import long
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +61,7 @@ def whole_of_passes(tmp_path_factory):
     return reference(tmp_path_factory.mktemp("passes"), case=GROUP_CASES[0])
 
 
-@pytest.mark.parametrize("case", [long(GROUP_CASES[0]), *GROUP_CASES[1:]], ids=str)
+@pytest.mark.parametrize("case", GROUP_CASES, ids=str)
 def test_a_killed_run_on_groups_ends_with_the_same_bits(tmp_path, whole_of_passes, case):
     done = run_case(case, tmp_path)
     assert done["hit"] and done["ends"][-1] == 0

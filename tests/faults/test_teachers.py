@@ -62,7 +62,7 @@ def test_all_are_killed_and_hired_anew(tmp_path):
     assert [each["event"] for each in records(path)].count("joined") > 2
 
 
-@pytest.mark.parametrize("seconds", [0.3, long(2.0)])
+@pytest.mark.parametrize("seconds", [0.3, 2.0])
 def test_one_is_stopped_for_less_and_for_more_than_it_may_be_silent(tmp_path, seconds):
     def stop():
         pid = teacher_pids()[0]
@@ -115,7 +115,6 @@ def server_keys(server):
         return client.dbsize()
 
 
-@pytest.mark.long
 def test_one_joins_over_the_runs_own_registry(tmp_path):
     registry = f"tcp://127.0.0.1:{free_port()}"
     path = tmp_path / "run"
@@ -136,7 +135,6 @@ def test_one_joins_over_the_runs_own_registry(tmp_path):
     assert len(joined) == 2
 
 
-@pytest.mark.long
 def test_redis_is_killed_and_comes_back_empty(tmp_path):
     path = tmp_path / "run"
     with redis_server(tmp_path) as server, elsewhere(tmp_path, server.url):
@@ -171,7 +169,6 @@ def test_a_stage_is_killed(tmp_path, which):
     assert run.manifest["measured"]["teachers"]["by_teacher"]["teacher-0"]["answered"] > 0
 
 
-@pytest.mark.long
 def test_one_joins_while_checkpoints_are_taken(tmp_path):
     path = tmp_path / "run"
     how = {**QUICK, "teachers": 1, "teachers_most": 3, "checkpoint_every": 1, "labels_ahead": 2}

@@ -114,7 +114,6 @@ def test_a_port_that_is_taken(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.long
 def test_teachers_that_cannot_start_are_not_started_for_ever(tmp_path, monkeypatch, capfd):
     def fails(*values):
         raise MemoryError("no room for a teacher")

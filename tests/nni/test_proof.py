@@ -89,7 +89,6 @@ def test_nothing_is_profiled_or_simulated_without_it(tmp_path, monkeypatch, caps
         assert "expected the chain to be NNI's own model" in err and err.count("\n") == 1
 
 
-@pytest.mark.long
 def test_the_command_is_silent_about_nnis_own_warnings(tmp_path):
     (tmp_path / "cell.py").write_text(MINE.format(room="filtered", kind="Cell"))
     command = (

@@ -165,7 +165,6 @@ def first_weights(space, seed):
     return found
 
 
-@pytest.mark.long
 def test_a_search_and_an_export_have_the_sizes_that_were_chosen(tmp_path):
     space = sliced("autoformer")
     run = naspipe.train(

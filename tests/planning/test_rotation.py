@@ -64,7 +64,6 @@ def test_few_parts_are_far_from_each_other(in_parts, parts, stages, expected):
     assert sum(not found.blocks(stage) for stage in range(stages)) == stages - parts
 
 
-@pytest.mark.long
 def test_as_many_parts_as_are_fastest(monkeypatch):
     """Blocks of cv.c3 are few and unequal: parts of few of them are more so."""
     scenario = table5_scenario("cv.c3", with_shared=False)
@@ -131,7 +130,6 @@ def test_it_is_not_chosen_where_nothing_could_go_round(monkeypatch):
     assert chosen == [False, True]
 
 
-@pytest.mark.long
 def test_rounds_of_improvement_make_it_faster_and_pieces_hardly_slower(monkeypatch):
     scenario = table5_scenario("cv.c3", with_shared=False)
     how = Execution(stages=8, window=32, recompute=True, partition="rotated", order="latest-start")

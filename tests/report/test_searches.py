@@ -149,7 +149,6 @@ def test_subnets_alone_stand_beside_inherited_scores(run: Path) -> None:
         search_tables(run, Decided())
 
 
-@pytest.mark.long
 @pytest.mark.skipif(find_chromium() is None, reason="needs chromium on PATH")
 def test_winners_and_subnets_alone_in_a_browser(run: Path, tmp_path: Path) -> None:
     path = write_search(run, "1")

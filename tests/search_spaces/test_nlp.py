@@ -152,7 +152,6 @@ def test_loss_is_the_mean_over_real_tokens() -> None:
     torch.testing.assert_close(smoothed, 0.9 * expected + 0.1 * means)
 
 
-@pytest.mark.long
 def test_a_synthetic_language_is_learned() -> None:
     """The target repeats the source, so 40 steps of uniform subnets already lower the loss."""
     torch.manual_seed(0)
