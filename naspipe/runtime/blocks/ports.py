@@ -91,8 +91,8 @@ class BlockCompute(Protocol):
 class Updates(Protocol):
     """What only a training has: WRITEs, and what other stages have to say to them."""
 
-    def write(self, command: WriteLayer) -> None:
-        """Apply a WRITE."""
+    def write(self, *commands: WriteLayer) -> None:
+        """Apply WRITEs."""
         ...
 
     def give_sum(self, layer: LayerId, version: Version) -> GradientSum:

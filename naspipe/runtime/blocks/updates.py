@@ -16,6 +16,7 @@ from naspipe.runtime.blocks.sums import GradientSum
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.layers.bound_layer import Gradients
 from naspipe.runtime.layers.following import follow
+from naspipe.runtime.layers.joint_steps import JointSteps
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.layers.norm_statistics import fold
 from naspipe.runtime.layers.stored_layer import StoredLayer
@@ -58,11 +59,17 @@ class StageUpdates:
         self._steps = [recipe.steps for recipe in recipes]
         own = [NORMS] if any(steps.is_gated for steps in self._steps) else []
         self._exchanges = {name: EXCHANGES[name](recipes) for name in (*own, *exchanges)}
+        self._joint = JointSteps()
         self._sums: dict[tuple[LayerId, Version], GradientSum] = {}
         """Of other stages' passes, up to one of them; until this stage's follow."""
 
-    def write(self, command: WriteLayer) -> None:
-        """Apply a WRITE with the gradients of its step, or only add a pass's to them."""
+    def write(self, *commands: WriteLayer) -> None:
+        """Apply WRITEs with the gradients of their steps, or only add a pass's to them."""
+        for command in commands:
+            self._write(command)
+        self._joint.take()
+
+    def _write(self, command: WriteLayer) -> None:
         layer, sequence_id = command.layer, command.sequence_id
         stored = self._stores[layer.stream][layer]
         self._make_room(_write_bytes(stored))
@@ -100,7 +107,7 @@ class StageUpdates:
         number = self._steps[layer.stream].step(sequence_id)
         lr = learning_rate(definition.recipe, number, definition.steps)
         base, keeps_base = command.base, command.keeps_base
-        stored.write(gradients, sequence_id, base, keeps_base, number, lr, options)
+        stored.write(gradients, sequence_id, base, keeps_base, number, lr, options, self._joint)
 
     def _follow(self, command: WriteLayer, stored: StoredLayer, update: MomentumUpdate) -> None:
         """One step towards the layer's source, which has made its own."""
@@ -113,6 +120,7 @@ class StageUpdates:
         number = self._steps[layer.stream].step(sequence_id)
         tau = update.rate(number, workload.definition.steps)
         stored.advance(sequence_id, command.base, command.keeps_base)
+        self._joint.take()  # the source's may be among them
         follow(stored, self._stores[rule.stream][source], update, tau)
 
     def give_sum(self, layer: LayerId, version: Version) -> GradientSum:

@@ -78,10 +78,8 @@ def take_step(
         lr: by the recipe.
         used: of the parameters that are not stepped as a whole, which entries are; in host memory.
     """
-    for group in optimizer.param_groups:
-        if FACTOR in group:
-            group["lr"] = lr * own.lr * group[FACTOR]
-    parameters = list(_parameters(optimizer))
+    set_rates(optimizer, own, lr)
+    parameters = list(parameters_of(optimizer))
     before = {each: each.clone() for each in parameters if own.predicts and each.grad is not None}
     if own.every == 1:
         if used:
@@ -102,6 +100,13 @@ def take_step(
                 state[AHEAD] = own.predicts_of(step)
 
 
+def set_rates(optimizer: torch.optim.Optimizer, own: OwnStep, lr: float) -> None:
+    """Those of its groups, from the recipe's."""
+    for group in optimizer.param_groups:
+        if FACTOR in group:
+            group["lr"] = lr * own.lr * group[FACTOR]
+
+
 def step_of(optimizer: torch.optim.Optimizer) -> None:
     """One step, without what torch wraps around every optimizer's for its profiler and for hooks.
 
@@ -110,14 +115,16 @@ def step_of(optimizer: torch.optim.Optimizer) -> None:
     """
     step = getattr(type(optimizer), "step", None)
     is_wrapped = getattr(step, "__code__", None) is _WRAPPER and "step" not in vars(optimizer)
-    if is_wrapped and not any(map(len, (*_EVERYONES, *_hooks(optimizer)))):
+    if is_wrapped and not has_hooks(optimizer):
         step.__wrapped__(optimizer)  # type: ignore[union-attr]
     else:
         optimizer.step()
 
 
-def _hooks(optimizer: torch.optim.Optimizer) -> tuple[Sized, Sized]:
-    return optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+def has_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its step calls anything before it or behind it."""
+    own = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+    return any(map(len, (*_EVERYONES, *own)))
 
 
 _WRAPPER = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__
@@ -220,6 +227,7 @@ def _momentum(options: Mapping[str, Any]) -> float:
     return float(options["momentum"] if "momentum" in options else options.get("betas", (0.0,))[0])
 
 
-def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.nn.Parameter]:
+def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.nn.Parameter]:
+    """All that it steps, group by group."""
     for group in optimizer.param_groups:
         yield from group["params"]

@@ -17,6 +17,7 @@ from naspipe.elastic.used_entries import UsedEntries
 from naspipe.runtime.devices.device_waits import Wait, count, on_host
 from naspipe.runtime.devices.tensor_bytes import tensor_bytes
 from naspipe.runtime.layers.bound_layer import Applied, Apply, BoundLayer, Gradients
+from naspipe.runtime.layers.joint_steps import JointSteps
 from naspipe.runtime.layers.layer_layout import is_moved
 from naspipe.runtime.layers.optimizers import make_optimizer
 from naspipe.runtime.layers.own_steps import UPDATE, ahead, take_step
@@ -90,18 +91,13 @@ class StoredLayer:
         return self._applied.call
 
     def write(
-        self,
-        gradients: Gradients,
-        version: SequenceId,
-        base: Version,
-        keeps_base: bool,
-        step: int,
-        lr: float,
-        options: frozenset[int] = frozenset(),
-    ) -> None:
+        self, gradients: Gradients, version: SequenceId, base: Version, keeps_base: bool, step: int,
+        lr: float, options: frozenset[int] = frozenset(), joint: JointSteps | None = None,
+    ) -> None:  # fmt: skip
         """One optimizer step on top of ``base``; parameters without a gradient are left alone.
 
-        ``step`` is its number, ``lr`` the rate by the recipe, ``options`` what its passes chose.
+        ``step`` is its number, ``lr`` the rate by the recipe, ``options`` what its passes chose;
+        ``joint`` may take it later, with those of other layers.
 
         Raises:
             InvariantError: when the newest version is not ``base``.
@@ -112,6 +108,8 @@ class StoredLayer:
             used = {} if self._used is None else self._used.among(gradients, options)
             for name, gradient in gradients.items():
                 self.parameters[name].grad = gradient
+            if joint and not used and joint.takes(self.optimizer, self.own_step, lr):
+                return
             entries = {self.parameters[name]: mask for name, mask in used.items()}
             take_step(self.optimizer, self.own_step, step, lr, entries)
             for name in gradients:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import cast
 
 import torch
 
@@ -34,7 +36,6 @@ from naspipe.core.events import (
     InputArrived,
     Planned,
     SubnetAdmitted,
-    WriteFinished,
 )
 from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
 from naspipe.core.task import Task
@@ -79,6 +80,7 @@ class StageDriver:
         self._placement, self._transport = effects.placement, effects.transport
         self._outputs = effects.output_sender(stage)
         self._contributions = effects.contributions(stage)
+        self._writing = effects.writing(options.digests)
         self._sink, self._checkpointer = effects.sink, effects.checkpointer
         self._updates, self._fields = effects.updates, effects.fields
         self._layers = effects.layer_exchange()
@@ -251,8 +253,12 @@ class StageDriver:
             return
         while self._events:
             self._sink.event(self._events[0])
-            for command in self._controller.handle(self._events[0]):
-                self._carry_out(command)
+            for kind, alike in groupby(self._controller.handle(self._events[0]), type):
+                commands = list(alike)
+                if kind is WriteLayer:
+                    self._write(cast(list[WriteLayer], commands))
+                for command in commands if kind is not WriteLayer else ():
+                    self._carry_out(command)
             self._events.popleft()
 
     def _carry_out(self, command: Command) -> None:
@@ -261,8 +267,6 @@ class StageDriver:
                 self._sink.access(access)
             case RunTask(task):
                 self._run.extend((task, *access) for access in command.accesses())
-            case WriteLayer():
-                self._write(command)
             case SendOutput():
                 self._outputs.send(command)
             case RequestField(task, field):
@@ -289,12 +293,8 @@ class StageDriver:
                 self._compute.retire(stream, sequence_id)
                 self._admit(self._intakes[stream].retire(sequence_id))
 
-    def _write(self, command: WriteLayer) -> None:
-        layer, sequence_id = command.layer, command.sequence_id
-        self._doing = (f"{layer.stream}.{sequence_id} WRITE of", layer)
-        start_ns = time.monotonic_ns()
-        needed(self._updates, command).write(command)
-        end_ns = time.monotonic_ns()
-        is_version = self._options.digests and command.ends_step
-        digest = self._stores[layer.stream][layer].digest() if is_version else ""
-        self._tell(WriteFinished(end_ns, layer, sequence_id, start_ns, digest))
+    def _write(self, commands: Sequence[WriteLayer]) -> None:
+        first = commands[0]
+        self._doing = (f"{first.layer.stream}.{first.sequence_id} WRITE of", first.layer)
+        for event in needed(self._writing, first).write(commands):
+            self._tell(event)

@@ -23,6 +23,7 @@ from naspipe.runtime.worker.late_fields import LateFields
 from naspipe.runtime.worker.layer_exchange import LayerExchange
 from naspipe.runtime.worker.output_sender import OutputSender
 from naspipe.runtime.worker.ports import StageSink
+from naspipe.runtime.worker.writing import Writing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +69,10 @@ class Effects:
         if self.updates is None:
             return None
         return Contributions(stage, self.updates, self.transport, self.positions)
+
+    def writing(self, digests: bool) -> Writing | None:
+        """What applies WRITEs; None where nothing is trained."""
+        return Writing(self.updates, self.stores, digests) if self.updates else None
 
 
 Part = TypeVar("Part")

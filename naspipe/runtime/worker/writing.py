@@ -1,0 +1,38 @@
+"""WRITEs that were commanded together, carried out and told of."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+from naspipe.core.commands import WriteLayer
+from naspipe.core.events import WriteFinished
+from naspipe.runtime.blocks.ports import Updates
+from naspipe.runtime.layers.layer_store import LayerStore
+
+
+class Writing:
+    """Applies WRITEs on one stage.
+
+    Args:
+        updates: what applies them.
+        stores: the layers of each stream.
+        digests: hash the bytes that each leaves.
+    """
+
+    def __init__(self, updates: Updates, stores: Sequence[LayerStore], digests: bool) -> None:
+        self._updates = updates
+        self._stores = tuple(stores)
+        self._digests = digests
+
+    def write(self, commands: Sequence[WriteLayer]) -> Iterator[WriteFinished]:
+        """Apply them; each is said to have taken the same share of the time."""
+        start_ns = time.monotonic_ns()
+        self._updates.write(*commands)
+        share_ns = (time.monotonic_ns() - start_ns) // len(commands)
+        for command in commands:
+            layer, end_ns = command.layer, start_ns + share_ns
+            is_version = self._digests and command.ends_step
+            digest = self._stores[layer.stream][layer].digest() if is_version else ""
+            yield WriteFinished(end_ns, layer, command.sequence_id, start_ns, digest)
+            start_ns = end_ns
