@@ -21,8 +21,8 @@ from naspipe.core.config import Recipe
 from naspipe.core.errors import ConfigError
 from naspipe.frontend.checks.optimizer_checks import check_optimizer
 from naspipe.runtime.jobs.workload import Workload
-from naspipe.runtime.layers.optimizers import PER_LAYER
 from naspipe.runtime.sketching.layer_sizes import measure_sizes
+from naspipe.runtime.stepping.optimizers import PER_LAYER
 from tests.runtime.small_parts import batches, space
 
 NAME = "standin"

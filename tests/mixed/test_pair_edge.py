@@ -11,7 +11,7 @@ from torch import nn
 from naspipe.core.recipe import Recipe
 from naspipe.mixed import Alpha, PairEdge
 from naspipe.mixed.rounds import ARCHITECTURE, WEIGHTS
-from naspipe.runtime.layers.optimizers import make_optimizer
+from naspipe.runtime.stepping.optimizers import make_optimizer
 
 START = [0.4, -0.3, 0.1, 1.2]
 

@@ -26,10 +26,10 @@ from naspipe.runtime.jobs.losses import needs_teacher
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.layers.norm_statistics import unknown_norm
-from naspipe.runtime.layers.optimizers import ENTRY_BY_ENTRY
-from naspipe.runtime.layers.parameter_names import named_parameters
 from naspipe.runtime.layers.stored_layer import StoredLayer
 from naspipe.runtime.sketching.layer_sizes import sketch
+from naspipe.runtime.stepping.optimizers import ENTRY_BY_ENTRY
+from naspipe.runtime.stepping.parameter_names import named_parameters
 from naspipe.schedule.groups import check_groups
 
 

@@ -19,7 +19,7 @@ from naspipe.core.user_code import users_code
 from naspipe.frontend.checks.own_optimizers import REFUSED, check_own
 from naspipe.mixed.alphas import Alpha
 from naspipe.runtime.forking.fitness import done_fit
-from naspipe.runtime.layers.optimizers import (
+from naspipe.runtime.stepping.optimizers import (
     MEANINGLESS,
     OF_ALPHAS,
     PER_LAYER,

@@ -15,7 +15,7 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.rules import OwnStep
 from naspipe.core.user_code import users_code
 from naspipe.runtime.layers.layer_layout import is_moved
-from naspipe.runtime.layers.optimizers import make_optimizer
+from naspipe.runtime.stepping.optimizers import make_optimizer
 
 REFUSED = {
     "LBFGS": "it needs a closure and one state over all parameters",

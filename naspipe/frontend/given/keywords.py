@@ -194,7 +194,7 @@ def _unknown(
 
 def _options_of_optimizers() -> set[str]:
     """Of all that train per layer."""
-    from naspipe.runtime.layers.optimizers import PER_LAYER, options_of
+    from naspipe.runtime.stepping.optimizers import PER_LAYER, options_of
 
     return {option for name in PER_LAYER for option in options_of(name)}
 

@@ -18,7 +18,7 @@ from naspipe.core.settings.schedules import schedule_of, table_text
 from naspipe.core.user_code import users_code
 from naspipe.core.wording.known_keywords import did_you_mean
 from naspipe.frontend.given.keywords import Stated
-from naspipe.runtime.layers.optimizers import PER_LAYER
+from naspipe.runtime.stepping.optimizers import PER_LAYER
 
 Optimizer = str | Callable[..., torch.optim.Optimizer]
 """By name, or a class or function that is called with parameters and returns one."""

@@ -16,10 +16,10 @@ from naspipe.runtime.blocks.sums import GradientSum
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.layers.bound_layer import Gradients
 from naspipe.runtime.layers.following import follow
-from naspipe.runtime.layers.joint_steps import JointSteps
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.layers.norm_statistics import fold
 from naspipe.runtime.layers.stored_layer import StoredLayer
+from naspipe.runtime.stepping.joint_steps import JointSteps
 from naspipe.stage.gates import NORMS
 from naspipe.teaching.momentum_update import MomentumUpdate
 

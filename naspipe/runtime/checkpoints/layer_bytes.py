@@ -12,7 +12,7 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.ids import LayerId
 from naspipe.core.space import Space
 from naspipe.runtime.checkpoints.capture_memory import Lease
-from naspipe.runtime.layers.around_step import AVERAGE
+from naspipe.runtime.stepping.around_step import AVERAGE
 from naspipe.trace.snapshots.shards import Packed, RawTensor
 
 _NAMES = {

@@ -15,9 +15,9 @@ from naspipe.core.ids import FIRST_STREAM, INITIAL, LayerId, StageId, StreamId, 
 from naspipe.core.space import Space
 from naspipe.runtime.checkpoints.layer_bytes import from_raw, layer_key
 from naspipe.runtime.devices.tensor_bytes import tensor_bytes
-from naspipe.runtime.layers.around_step import AVERAGE
 from naspipe.runtime.layers.bound_layer import Gradients
 from naspipe.runtime.layers.stored_layer import StoredLayer
+from naspipe.runtime.stepping.around_step import AVERAGE
 from naspipe.trace.snapshots.shards import Packed, RawTensor, pack
 from naspipe.trace.snapshots.snapshot import Checkpoint
 

@@ -1,1 +1,1 @@
-"""One layer on a stage: its module, versions, optimizer and bytes; the store that makes them."""
+"""One layer on a stage: its module, versions and bytes; the store that makes them."""

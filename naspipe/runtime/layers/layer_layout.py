@@ -14,9 +14,9 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.rules import RECIPES, OwnStep
 from naspipe.mixed.alphas import Alpha
 from naspipe.runtime.devices.host_arena import ALIGNMENT, round_up
-from naspipe.runtime.layers.optimizers import make_optimizer
-from naspipe.runtime.layers.own_steps import GROUP, take_step
 from naspipe.runtime.layers.ports import Layer
+from naspipe.runtime.stepping.optimizers import make_optimizer
+from naspipe.runtime.stepping.own_steps import GROUP, take_step
 
 
 class StateSizes:

@@ -17,12 +17,12 @@ from naspipe.elastic.used_entries import UsedEntries
 from naspipe.runtime.devices.device_waits import Wait, count, on_host
 from naspipe.runtime.devices.tensor_bytes import tensor_bytes
 from naspipe.runtime.layers.bound_layer import Applied, Apply, BoundLayer, Gradients
-from naspipe.runtime.layers.joint_steps import JointSteps
 from naspipe.runtime.layers.layer_layout import is_moved
-from naspipe.runtime.layers.optimizers import make_optimizer
-from naspipe.runtime.layers.own_steps import UPDATE, ahead, take_step
-from naspipe.runtime.layers.parameter_names import grouping
 from naspipe.runtime.layers.ports import Received
+from naspipe.runtime.stepping.joint_steps import JointSteps
+from naspipe.runtime.stepping.optimizers import make_optimizer
+from naspipe.runtime.stepping.own_steps import UPDATE, ahead, take_step
+from naspipe.runtime.stepping.parameter_names import grouping
 
 
 class StoredLayer:

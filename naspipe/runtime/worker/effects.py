@@ -21,9 +21,9 @@ from naspipe.runtime.wire.ports import Transport
 from naspipe.runtime.worker.contributions import Contributions
 from naspipe.runtime.worker.late_fields import LateFields
 from naspipe.runtime.worker.layer_exchange import LayerExchange
+from naspipe.runtime.worker.layer_writes import LayerWrites
 from naspipe.runtime.worker.output_sender import OutputSender
 from naspipe.runtime.worker.ports import StageSink
-from naspipe.runtime.worker.writing import Writing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +70,9 @@ class Effects:
             return None
         return Contributions(stage, self.updates, self.transport, self.positions)
 
-    def writing(self, digests: bool) -> Writing | None:
+    def writing(self, digests: bool) -> LayerWrites | None:
         """What applies WRITEs; None where nothing is trained."""
-        return Writing(self.updates, self.stores, digests) if self.updates else None
+        return LayerWrites(self.updates, self.stores, digests) if self.updates else None
 
 
 Part = TypeVar("Part")

@@ -13,9 +13,9 @@ from naspipe.core.config import Recipe
 from naspipe.core.ids import SequenceId, Version
 from naspipe.core.rules import Lag
 from naspipe.runtime.layers.layer_layout import is_moved
-from naspipe.runtime.layers.optimizers import PER_LAYER
 from naspipe.runtime.layers.stored_layer import StoredLayer
 from naspipe.runtime.memory.placement import Placement
+from naspipe.runtime.stepping.optimizers import PER_LAYER
 
 ELSEWHERE = torch.device("meta")
 

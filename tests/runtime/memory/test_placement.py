@@ -14,9 +14,9 @@ from naspipe.core.ids import FIRST_STREAM, LayerId
 from naspipe.core.rules import Lag
 from naspipe.runtime.devices.out_of_memory import LayerUse
 from naspipe.runtime.layers.layer_layout import is_moved
-from naspipe.runtime.layers.optimizers import PER_LAYER
 from naspipe.runtime.layers.stored_layer import StoredLayer
 from naspipe.runtime.memory.placement import Placement, SwappedPlacement
+from naspipe.runtime.stepping.optimizers import PER_LAYER
 
 LAYER = LayerId(FIRST_STREAM, 0, 0)
 META = torch.device("meta")

@@ -8,7 +8,7 @@ import torch
 from naspipe.core.config import Recipe
 from naspipe.core.errors import ConfigError
 from naspipe.frontend.checks.optimizer_checks import check_optimizer
-from naspipe.runtime.layers.lars import LARS
+from naspipe.runtime.stepping.lars import LARS
 
 
 def test_the_scale_is_that_of_the_paper():

@@ -12,7 +12,7 @@ from naspipe.frontend.checks.optimizer_checks import check_optimizer
 from naspipe.mixed import Alpha
 from naspipe.mixed.alphas import WithAlphas, alpha_optimizer
 from naspipe.runtime.layers.layer_layout import StateSizes
-from naspipe.runtime.layers.optimizers import make_optimizer
+from naspipe.runtime.stepping.optimizers import make_optimizer
 
 SGD = Recipe(optimizer="SGD", lr=0.5, optimizer_options={"momentum": 0.9, "weight_decay": 0.1})
 

@@ -11,7 +11,7 @@ from naspipe.runtime.blocks.ports import Updates
 from naspipe.runtime.layers.layer_store import LayerStore
 
 
-class Writing:
+class LayerWrites:
     """Applies WRITEs on one stage.
 
     Args:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from naspipe.core.rules import OwnStep
-from naspipe.runtime.layers.own_steps import (
+from naspipe.runtime.stepping.own_steps import (
     FACTOR,
     GROUP,
     has_hooks,

@@ -18,7 +18,7 @@ from naspipe.core.config import Recipe
 from naspipe.core.errors import ConfigError
 from naspipe.core.rules import OwnStep
 from naspipe.runtime.devices.device_waits import Wait, count
-from naspipe.runtime.layers.around_step import AVERAGE
+from naspipe.runtime.stepping.around_step import AVERAGE
 
 SUM = "naspipe_sum"
 """In a parameter's state: its gradients since the layer was changed last, added up."""

@@ -16,10 +16,10 @@ from naspipe.core.rules import RECIPES, OwnStep
 from naspipe.core.settings.given_code import GivenCode
 from naspipe.core.user_code import import_attribute
 from naspipe.mixed.alphas import Alpha, WithAlphas, alpha_optimizer
-from naspipe.runtime.layers.around_step import add_hooks
-from naspipe.runtime.layers.lars import LARS
-from naspipe.runtime.layers.own_steps import FACTOR, GROUP, with_momentum
-from naspipe.runtime.layers.parameter_names import GroupOf, no_groups
+from naspipe.runtime.stepping.around_step import add_hooks
+from naspipe.runtime.stepping.lars import LARS
+from naspipe.runtime.stepping.own_steps import FACTOR, GROUP, with_momentum
+from naspipe.runtime.stepping.parameter_names import GroupOf, no_groups
 
 PER_LAYER = (
     "SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam",
@@ -102,9 +102,9 @@ def make_optimizer(
     recipe: Recipe, parameters: Iterable[torch.nn.Parameter], own: OwnStep = RECIPES,
     group_of: GroupOf = no_groups,
 ) -> torch.optim.Optimizer:  # fmt: skip
-    """One layer's optimizer, for :func:`~naspipe.runtime.layers.own_steps.take_step`.
+    """One layer's optimizer, for :func:`~naspipe.runtime.stepping.own_steps.take_step`.
 
-    Its step clips and averages as the recipe says (:mod:`naspipe.runtime.layers.around_step`).
+    Its step clips and averages as the recipe says (:mod:`naspipe.runtime.stepping.around_step`).
     Architecture parameters have an optimizer of their own in it, at a constant rate.
 
     Args:

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from naspipe.runtime.layers import own_steps
-from naspipe.runtime.layers.own_steps import step_of
+from naspipe.runtime.stepping import own_steps
+from naspipe.runtime.stepping.own_steps import step_of
 
 
 def _made(kind=torch.optim.SGD):

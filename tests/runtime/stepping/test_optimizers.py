@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from naspipe.core.config import Recipe
-from naspipe.runtime.layers.optimizers import BESIDE, PER_LAYER, make_optimizer
+from naspipe.runtime.stepping.optimizers import BESIDE, PER_LAYER, make_optimizer
 
 ELSEWHERE = torch.device("meta")
 

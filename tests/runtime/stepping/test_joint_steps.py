@@ -10,10 +10,10 @@ import torch
 
 from naspipe.core.config import Recipe
 from naspipe.core.rules import RECIPES, OwnStep
-from naspipe.runtime.layers import joint_steps
-from naspipe.runtime.layers.joint_steps import JOINED, JointSteps
-from naspipe.runtime.layers.optimizers import make_optimizer
-from naspipe.runtime.layers.own_steps import take_step
+from naspipe.runtime.stepping import joint_steps
+from naspipe.runtime.stepping.joint_steps import JOINED, JointSteps
+from naspipe.runtime.stepping.optimizers import make_optimizer
+from naspipe.runtime.stepping.own_steps import take_step
 
 SHAPES = ((64, 33), (1,), (), (3, 2, 5, 5), (257,))
 CHOICES = {
