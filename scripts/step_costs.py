@@ -39,6 +39,7 @@ from naspipe.runtime.devices.environment import describe_environment  # noqa: E4
 from naspipe.runtime.jobs.workload import Workload  # noqa: E402
 from naspipe.runtime.layers import layer_store, stored_layer  # noqa: E402
 from naspipe.runtime.memory import placement  # noqa: E402
+from naspipe.runtime.stepping import joint_steps  # noqa: E402
 from naspipe.runtime.wire.reports import Observer  # noqa: E402
 from naspipe.runtime.worker import driver, stage_files  # noqa: E402
 from naspipe.stage import controller  # noqa: E402
@@ -53,6 +54,7 @@ PARTS: tuple[tuple[str, object, tuple[str, ...]], ...] = (
     (FORWARD, segment.Segment, ("_call",)),
     (BACKWARD, segment, ("backward_from",)),
     (OPTIMIZERS, stored_layer, ("take_step",)),
+    (OPTIMIZERS, joint_steps.JointSteps, ("take",)),
     (DATA, pass_state.PassState, ("made_batch",)),
     ("blocks, around modules", compute.StageCompute, ("run_block",)),
     ("WRITEs, around optimizers", driver.StageDriver, ("_write",)),
