@@ -16,7 +16,7 @@ from naspipe.core.rules import OwnStep
 from naspipe.runtime.stepping.own_steps import (
     FACTOR,
     GROUP,
-    has_hooks,
+    is_bare,
     parameters_of,
     set_rates,
     step_of,
@@ -28,6 +28,9 @@ JOINED = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "R
 ENTRIES = 1 << 18
 """Of the parameters that are stepped in one call: more would leave a processor's cache between one
 operation and the next."""
+
+ENOUGH = 8
+"""Parameters of a layer that is stepped alone: with fewer, a loop over them is as fast."""
 
 _KINDS = {getattr(torch.optim, name) for name in JOINED}
 _PRECISIONS = (torch.float32, torch.float64)  # with fewer bits, foreach rounds at other places
@@ -65,10 +68,10 @@ class JointSteps:
         for optimizer in due:
             alike.setdefault(type(optimizer), []).append(optimizer)
         for optimizers in alike.values():
-            if len(optimizers) == 1:
-                step_of(optimizers[0])
-            else:
+            if len(optimizers) > 1:
                 _step(optimizers)
+            else:
+                _step_alone(optimizers[0])
         for optimizer in due:
             for parameter in parameters_of(optimizer):
                 parameter.grad = None
@@ -76,7 +79,7 @@ class JointSteps:
 
 def _can_be_joined(optimizer: torch.optim.Optimizer) -> bool:
     """Whether nothing but its kind's own step is asked of it, in host memory and with loops."""
-    if type(optimizer) not in _KINDS or has_hooks(optimizer):
+    if type(optimizer) not in _KINDS or not is_bare(optimizer):
         return False
     groups = optimizer.param_groups
     if any(group.get("foreach") is False or group.get("fused") for group in groups):
@@ -87,6 +90,25 @@ def _can_be_joined(optimizer: torch.optim.Optimizer) -> bool:
         and (each.grad is None or each.grad.layout is torch.strided)
         for each in parameters_of(optimizer)
     )
+
+
+def _step_alone(optimizer: torch.optim.Optimizer) -> None:
+    """One step of an optimizer, whose parameters may be enough for one call for all."""
+    groups = optimizer.param_groups
+    if not optimizer.state or not all(  # where nothing is kept, there is little to call
+        len(group["params"]) >= ENOUGH
+        and sum([each.numel() for each in group["params"]]) <= ENTRIES
+        and _has_same_bits(type(optimizer), _options(group))
+        for group in groups
+    ):
+        step_of(optimizer)
+        return
+    asked = [group.get("foreach") for group in groups]
+    for group in groups:
+        group["foreach"] = True
+    step_of(optimizer)
+    for group, before in zip(groups, asked, strict=True):
+        group["foreach"] = before
 
 
 def _step(optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -139,7 +161,7 @@ def _take_over(own: _State, state: _State, parameters: Iterable[torch.Tensor]) -
 _SIZES = (1, 37, 256)
 _STEPS = 3
 _LEFT_OUT = ("lr", GROUP, FACTOR)
-_proved: dict[str, bool] = {}
+_proved: list[tuple[type, _Options, bool]] = []
 
 
 def _has_same_bits(kind: type[Any], options: _Options) -> bool:
@@ -148,11 +170,12 @@ def _has_same_bits(kind: type[Any], options: _Options) -> bool:
     The rate and whose group it is are left out: these change from step to step and layer to layer.
     """
     given = {name: value for name, value in options.items() if name not in _LEFT_OUT}
-    key = f"{kind.__name__} {given}"
-    if key not in _proved:
-        one, other = (_stepped(kind, {**given, "foreach": joined}) for joined in (False, True))
-        _proved[key] = all(map(torch.equal, one, other))
-    return _proved[key]
+    for known, those, is_same in _proved:
+        if known is kind and those == given:
+            return is_same
+    one, other = (_stepped(kind, {**given, "foreach": joined}) for joined in (False, True))
+    _proved.append((kind, given, all(map(torch.equal, one, other))))
+    return _proved[-1][-1]
 
 
 def _stepped(kind: type[Any], options: _Options) -> list[torch.Tensor]:

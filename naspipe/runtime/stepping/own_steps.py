@@ -113,18 +113,19 @@ def step_of(optimizer: torch.optim.Optimizer) -> None:
     To name the step to the profiler costs a quarter of a small layer's step. Where there is a hook,
     or whatever else than torch's wrapper, it is called as usual.
     """
-    step = getattr(type(optimizer), "step", None)
-    is_wrapped = getattr(step, "__code__", None) is _WRAPPER and "step" not in vars(optimizer)
-    if is_wrapped and not has_hooks(optimizer):
-        step.__wrapped__(optimizer)  # type: ignore[union-attr]
+    if is_bare(optimizer):
+        type(optimizer).step.__wrapped__(optimizer)  # type: ignore[attr-defined]
     else:
         optimizer.step()
 
 
-def has_hooks(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether its step calls anything before it or behind it."""
+def is_bare(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its step is its kind's, and calls nothing before it or behind it."""
+    step = getattr(type(optimizer), "step", None)
+    if getattr(step, "__code__", None) is not _WRAPPER or "step" in vars(optimizer):
+        return False
     own = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
-    return any(map(len, (*_EVERYONES, *own)))
+    return not any(map(len, (*_EVERYONES, *own)))
 
 
 _WRAPPER = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__

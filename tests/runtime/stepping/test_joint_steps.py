@@ -138,6 +138,28 @@ def test_no_more_than_fit_a_cache_are_stepped_together(monkeypatch):
     assert len(_joint_calls(monkeypatch)) > 1
 
 
+@pytest.mark.parametrize(("enough", "calls"), [(3, [1]), (100, [0])])
+def test_a_layer_of_enough_parameters_is_stepped_so_alone(monkeypatch, enough, calls):
+    monkeypatch.setattr(joint_steps, "ENOUGH", enough)
+    recipe = Recipe(optimizer="Adam", lr=0.1)
+    (alone,), (joined,), joint = _layers(recipe, 1), _layers(recipe, 1), JointSteps()
+    module = importlib.import_module("torch.optim.adam")
+    inner, found = module._multi_tensor_adam, []
+    for step in range(1, 4):
+        _give([alone], step)
+        _give([joined], step)
+        take_step(alone, RECIPES, step, 0.1)
+        assert joint.takes(joined, RECIPES, 0.1)
+        monkeypatch.setattr(
+            module, "_multi_tensor_adam", lambda *a, **k: (found.append(1), inner(*a, **k))
+        )
+        joint.take()
+        monkeypatch.setattr(module, "_multi_tensor_adam", inner)
+        assert _same([alone], [joined])
+        assert joined.param_groups[0]["foreach"] is None
+    assert [min(len(found), 1)] == calls
+
+
 def test_groups_and_rates_of_their_own_are_kept_apart():
     recipe = Recipe(optimizer="Adam", lr=0.1)
     alone, joined, joint = _layers(recipe), _layers(recipe), JointSteps()
@@ -162,6 +184,19 @@ def test_layers_with_steps_of_their_own_are_not_joined():
     assert not joint.takes(optimizer, RECIPES, 0.1)
 
 
+def test_a_step_of_a_users_own_is_not_joined():
+    (optimizer,) = _layers(Recipe(optimizer="Adam", lr=0.1), 1)
+    optimizer.step = lambda: None
+    assert not JointSteps().takes(optimizer, RECIPES, 0.1)
+
+
+def test_sparse_gradients_are_not_joined():
+    parameter = torch.nn.Parameter(torch.ones(4, 2))
+    optimizer = make_optimizer(Recipe(optimizer="SGD", lr=0.1), [parameter])
+    parameter.grad = torch.ones(4, 2).to_sparse()
+    assert not JointSteps().takes(optimizer, RECIPES, 0.1)
+
+
 @pytest.mark.parametrize(
     "recipe",
     [
@@ -183,7 +218,7 @@ def test_fewer_bits_are_not_joined():
 
 
 def test_a_torch_whose_joint_step_differs_is_found_out(monkeypatch):
-    monkeypatch.setattr(joint_steps, "_proved", {})
+    monkeypatch.setattr(joint_steps, "_proved", [])
     module = importlib.import_module("torch.optim.sgd")
     inner = module._multi_tensor_sgd
 
