@@ -130,11 +130,9 @@ class StageDriver:
             self._tell(event)
         for intake in self._intakes:
             self._admit(intake.open())
-        while self._controller.owes_layers or not all(each.is_finished for each in self._intakes):
-            if self._run:
-                self._step()
-            else:
-                self._wait()
+        controller, intakes = self._controller, self._intakes
+        while self._run or controller.owes_layers or not all(each.is_finished for each in intakes):
+            self._step() if self._run else self._wait()
         self._idle_work.finish()
         self._hold()
         self._doing = ("writing its last checkpoint", None)
