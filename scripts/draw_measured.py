@@ -52,7 +52,7 @@ def _scaling(folder: Path) -> Iterator[Row]:
                 beside = "one" if under == "1" else under
                 yield Row(f"two stages over {beside}, nlp.c1 {sampler}", found["values"])
     for space in SPACES:
-        results = first if space == "nlp.c1" else _read(folder / f"one_stage_{space}.json")
+        results = _read(folder / f"one_stage_{space}.json")
         for sampler in SAMPLERS:
             if found := results.get(f"{sampler}: speed of 1 over plain"):
                 yield Row(f"one stage over a plain loop, {space} {sampler}", found["values"], 0.97)
