@@ -8,7 +8,7 @@ from torch import nn
 
 import naspipe as npp
 from naspipe.core.recipe import Recipe
-from naspipe.runtime.layers import around_step
+from naspipe.runtime.stepping import around_step
 from naspipe.runtime.stepping.optimizers import PER_LAYER
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, check, plain_loop, restless

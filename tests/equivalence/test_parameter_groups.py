@@ -8,13 +8,8 @@ from torch import nn
 
 import naspipe as npp
 from naspipe.core.recipe import Recipe
-from naspipe.runtime.layers import (
-    around_step,
-    optimizers,
-    own_steps,
-    parameter_names,
-    stored_layer,
-)
+from naspipe.runtime.layers import stored_layer
+from naspipe.runtime.stepping import around_step, optimizers, own_steps, parameter_names
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, check, plain_loop, restless
 from tests.faults.helpers import Calm, Ends, fail

@@ -10,7 +10,8 @@ from torch import nn
 
 import naspipe as npp
 from naspipe.core.rules import Every, Lag, OwnStep, parse_rule
-from naspipe.runtime.stepping import own_steps, stored_layer
+from naspipe.runtime.layers import stored_layer
+from naspipe.runtime.stepping import own_steps
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, check, plain_loop
 from tests.faults.helpers import interrupt_and_resume
