@@ -120,7 +120,6 @@ class StageUpdates:
         number = self._steps[layer.stream].step(sequence_id)
         tau = update.rate(number, workload.definition.steps)
         stored.advance(sequence_id, command.base, command.keeps_base)
-        self._joint.take()  # the source's may be among them
         follow(stored, self._stores[rule.stream][source], update, tau)
 
     def give_sum(self, layer: LayerId, version: Version) -> GradientSum:
