@@ -186,6 +186,7 @@ LAUNCHING = (
     "runtime/*test_out_of_memory.py::test_a_run_with_the_stated_budget_goes_through",
     "runtime/*test_out_of_memory.py::test_host_memory_that_runs_out_in_a_stage_is_one_line",
     "runtime/*test_out_of_memory.py::test_the_second_try_has_the_memory_of_the_first",
+    "runtime/worker/test_layer_writes.py",
     "scripts/test_check_long_run.py::test_children_come_and_go",
     "scripts/test_check_long_run.py::test_the_allocator_is_read_from_what_a_process_has_mapped",
     "scripts/test_compare_code.py::test_the_whole_script_sees_a_changed_bit",

@@ -167,7 +167,7 @@ def threaten(case: Case, path: Path, marker: Path):
         case "recovery":
             inject(case, killer)
             again = Killer(replace(at_once, victim="a stage"), first)
-            before(StageUpdates, "write", Behind(path, again))
+            before(StageUpdates, "_write", Behind(path, again))
         case _:
             inject(case, killer)
     return lambda: None

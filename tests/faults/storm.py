@@ -152,7 +152,7 @@ def inject(case: Case, killer: Killer) -> None:
             kind = TaskKind.FORWARD if case.point == "forward" else TaskKind.BACKWARD
             before(StageCompute, "run_block", killer, lambda task, *rest: task.kind is kind)
         case "write":
-            before(StageUpdates, "write", killer)
+            before(StageUpdates, "_write", killer)
         case "send":
             before(
                 ZmqTransport,
@@ -228,7 +228,7 @@ def live(case: Case, path: Path, marker: Path, number: int, steps: int) -> None:
     if case.point == "recovery":  # which is a second kill: the first one makes it necessary
         first = Killer(replace(case, call=1), marker.with_suffix(".first"))
         there = checkpoints.CheckpointFolder(path / "checkpoints")
-        before(StageUpdates, "write", first, lambda write: has_cut(there, write.sequence_id))
+        before(StageUpdates, "_write", first, lambda write: has_cut(there, write.sequence_id))
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     execution = {"checkpoint_every": 4, **MODES[case.mode]}
     if case.groups:

@@ -13,7 +13,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -91,8 +91,8 @@ class BlockCompute(Protocol):
 class Updates(Protocol):
     """What only a training has: WRITEs, and what other stages have to say to them."""
 
-    def write(self, *commands: WriteLayer) -> None:
-        """Apply WRITEs."""
+    def write(self, *commands: WriteLayer, begin: Callable[[WriteLayer], None]) -> None:
+        """Apply WRITEs; ``begin`` is called before each."""
         ...
 
     def give_sum(self, layer: LayerId, version: Version) -> GradientSum:

@@ -63,9 +63,12 @@ class StageUpdates:
         self._sums: dict[tuple[LayerId, Version], GradientSum] = {}
         """Of other stages' passes, up to one of them; until this stage's follow."""
 
-    def write(self, *commands: WriteLayer) -> None:
+    def write(
+        self, *commands: WriteLayer, begin: Callable[[WriteLayer], None] = lambda _: None
+    ) -> None:
         """Apply WRITEs with the gradients of their steps, or only add a pass's to them."""
         for command in commands:
+            begin(command)
             self._write(command)
         self._joint.take()
 

@@ -292,7 +292,9 @@ class StageDriver:
                 self._admit(self._intakes[stream].retire(sequence_id))
 
     def _write(self, commands: Sequence[WriteLayer]) -> None:
-        first = commands[0]
-        self._doing = (f"{first.layer.stream}.{first.sequence_id} WRITE of", first.layer)
-        for event in needed(self._writing, first).write(commands):
+        for event in needed(self._writing, commands[0]).write(commands, self._begin_write):
             self._tell(event)
+
+    def _begin_write(self, command: WriteLayer) -> None:
+        layer = command.layer
+        self._doing = (f"{layer.stream}.{command.sequence_id} WRITE of", layer)

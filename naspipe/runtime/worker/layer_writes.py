@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from naspipe.core.commands import WriteLayer
 from naspipe.core.events import WriteFinished
@@ -25,10 +25,15 @@ class LayerWrites:
         self._stores = tuple(stores)
         self._digests = digests
 
-    def write(self, commands: Sequence[WriteLayer]) -> Iterator[WriteFinished]:
-        """Apply them; each is said to have taken the same share of the time."""
+    def write(
+        self, commands: Sequence[WriteLayer], begin: Callable[[WriteLayer], None]
+    ) -> Iterator[WriteFinished]:
+        """Apply them; each is said to have taken the same share of the time.
+
+        ``begin`` is called before each, so that whatever one raises can be told of by its layer.
+        """
         start_ns = time.monotonic_ns()
-        self._updates.write(*commands)
+        self._updates.write(*commands, begin=begin)
         share_ns = (time.monotonic_ns() - start_ns) // len(commands)
         for command in commands:
             layer, end_ns = command.layer, start_ns + share_ns

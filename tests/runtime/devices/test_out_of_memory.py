@@ -144,7 +144,7 @@ def test_a_failing_write_is_no_second_try(tmp_path, monkeypatch, computes_here):
         calls.append(arguments)
         raise torch.OutOfMemoryError(SHORT)
 
-    monkeypatch.setattr(StageUpdates, "write", write)
+    monkeypatch.setattr(StageUpdates, "_write", write)
     with pytest.raises(ConfigError, match=r"out of device memory in 0\.0 WRITE of block"):
         train(tmp_path / "run", 1, memory_budget="2x")
     assert len(calls) == 1
