@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -108,6 +109,11 @@ def answered_signals(answer: Callable[[int], None]) -> Iterator[None]:
         yield
 
 
+class _AskedToEnd(BaseException):
+    """On its way to where the signals are answered, as Ctrl-C's is: no check may take it for a
+    fault of what it checks."""
+
+
 @contextmanager
 def ended_by_signals(when: str) -> Iterator[None]:
     """Have SIGTERM and SIGHUP raise where they would end the process without a word.
@@ -128,11 +134,39 @@ def ended_by_signals(when: str) -> Iterator[None]:
     def handle(number: int, frame: FrameType | None) -> None:
         if os.getpid() != owner:  # of a process that was forked meanwhile
             os._exit(128 + number)
-        raise RunInterruptedError(number, f"interrupted by {signal.Signals(number).name} {when}")
+        raise _AskedToEnd(number)
 
     silent = (signal.SIGTERM, signal.SIGHUP)
-    with _handled([each for each in silent if signal.getsignal(each) is signal.SIG_DFL], handle):
+    try:
+        with (
+            _handled([each for each in silent if signal.getsignal(each) is signal.SIG_DFL], handle),
+            _sent_again(),
+        ):
+            yield
+    except _AskedToEnd as asked:
+        (number,) = asked.args
+        raise RunInterruptedError(
+            number, f"interrupted by {signal.Signals(number).name} {when}"
+        ) from None
+
+
+@contextmanager
+def _sent_again() -> Iterator[None]:
+    """Have a signal come again where Python drops what is raised: finalizers, hooks of a fork."""
+    before, main = sys.unraisablehook, threading.get_ident()
+
+    def hook(dropped: sys.UnraisableHookArgs) -> None:
+        if isinstance(dropped.exc_value, _AskedToEnd):
+            (number,) = dropped.exc_value.args
+            threading.Timer(0.01, signal.pthread_kill, (main, number)).start()
+        else:
+            before(dropped)
+
+    sys.unraisablehook = hook
+    try:
         yield
+    finally:
+        sys.unraisablehook = before
 
 
 @contextmanager

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
+import time
+from contextlib import suppress
 
 import pytest
 
+from naspipe.core.errors import RunInterruptedError
 from naspipe.runtime.processes.liveness import Liveness, Place, no_sign_of_life
-from naspipe.runtime.processes.stopping import Stop, answered_signals
+from naspipe.runtime.processes.stopping import Stop, answered_signals, ended_by_signals
 from naspipe.runtime.wire.messages import HOLD, STOP, ControlMessage, launcher_frames, read_message
 from naspipe.runtime.wire.reports import WAITING
 
@@ -173,3 +177,28 @@ def test_other_threads_leave_signals_alone():
     thread.start()
     thread.join()
     assert found == [before]
+
+
+class Dying:
+    """Asks for the end of this process while Python drops whatever is raised."""
+
+    def __del__(self):
+        signal.raise_signal(signal.SIGTERM)
+
+
+def check_that_takes_all_for_faults():
+    with suppress(Exception):
+        signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("plans", [check_that_takes_all_for_faults, Dying])
+def test_a_signal_before_the_training_is_lost_nowhere(plans):
+    """Neither a check that catches all exceptions nor a finalizer keeps it for itself."""
+    before, hook = signal.getsignal(signal.SIGTERM), sys.unraisablehook
+    told = pytest.raises(RunInterruptedError, match="by SIGTERM while it plans")
+    with told as error, ended_by_signals("while it plans"):
+        plans()
+        time.sleep(20)
+    assert error.value.signal_number == signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert sys.unraisablehook is hook
