@@ -47,7 +47,7 @@ def rows_of(space: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
             found[kind].append(run)
     rows = []
     for kind in KINDS:
-        speeds = [run["steps_per_second"] for run in found[kind]]
+        speeds = [run["passes_per_second"] for run in found[kind]]
         rows.append(
             {
                 "space": space, "sampler": arguments.sampler, "partition": kind,

@@ -129,6 +129,7 @@ LAUNCHING = (
     "scripts/test_gpu_check.py",
     "scripts/test_gpu_parts.py",
     "scripts/test_measure.py::test_a_run_says_how_it_ended_and_what_it_took",
+    "scripts/test_paper.py::test_who_reads_what_a_real_run_measured_finds_it",
     "scripts/test_registry.py",
     "scripts/test_peers.py",
     "search/test_block_rating.py",

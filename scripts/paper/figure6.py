@@ -103,9 +103,9 @@ def real(space: str, options: Options) -> list[dict[str, Any]]:
             "bubble": mean([run["bubble_ratio"] for run in runs]),
             "hit_rate": mean([run["hit_rate"] for run in runs]),
             "stall": mean([run["stall_ratio"] for run in runs]),
-            "steps_per_second": mean([run["steps_per_second"] for run in runs]),
-            "least_steps_per_second": min(run["steps_per_second"] for run in runs),
-            "most_steps_per_second": max(run["steps_per_second"] for run in runs),
+            "steps_per_second": mean([run["passes_per_second"] for run in runs]),
+            "least_steps_per_second": min(run["passes_per_second"] for run in runs),
+            "most_steps_per_second": max(run["passes_per_second"] for run in runs),
         }
         for name, runs in rows.items()
     ]

@@ -92,7 +92,7 @@ def real(spaces: tuple[str, ...], options: Options) -> list[dict[str, Any]]:
             "least": min(map(steady_speed, runs)),
             "most": max(map(steady_speed, runs)),
             "bubble": statistics.median(run["bubble_ratio"] for run in runs),
-            "whole_run": statistics.median(run["steps_per_second"] for run in runs),
+            "whole_run": statistics.median(run["passes_per_second"] for run in runs),
         }
         for space, runs in found.items()
     ]
