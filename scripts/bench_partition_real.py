@@ -42,7 +42,7 @@ def rows_of(space: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
         for kind in KINDS:
             run = real_run(
                 space=space, sampler=arguments.sampler, steps=arguments.steps, stages=STAGES,
-                execution={"partition": kind},
+                flows=True, execution={"partition": kind},
             )  # fmt: skip
             found[kind].append(run)
     rows = []

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.streams.from_file import write_stream
 from naspipe.streams.samplers import draw_stream
-from scripts.tiny_workload import tiny_workload
+from scripts.tiny_workload import flowing, tiny_workload
 from tests.keyed_draws import keyed_seed
 
 SEED = 0
@@ -33,8 +33,8 @@ class Work:
     """That end in one optimizer step."""
 
     def named(self) -> Workload:
-        """The space with its data, loss and recipe, at the scale tiny."""
-        return tiny_workload(self.space)
+        """The space with its data, loss and recipe, at the scale tiny; its lags have grown."""
+        return flowing(tiny_workload(self.space))
 
     def stream(self, named: Workload) -> Sequence[Sequence[int]]:
         """One choice per choice block and step."""

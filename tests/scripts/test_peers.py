@@ -44,6 +44,12 @@ def test_a_fixed_stream_repeats_its_subnet():
     assert tuple(uniform.stream(uniform.named())[0]) == tuple(stream[0])
 
 
+def test_lags_of_what_is_timed_have_grown():
+    """A run of 60 steps would else wait for the stem all the time, as no longer one does."""
+    rules = Work(space="cv.c3", sampler="uniform", steps=60).named().space.shared_rules
+    assert rules["stem"].over == 0 < rules["stem"].subnets
+
+
 @pytest.mark.long
 def test_data_parallel_ranks_read_the_first_weights_each_with_its_own_subnet():
     """So the first loss of rank 1 is that of subnet 1 before anything was written, which the
