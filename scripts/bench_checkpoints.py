@@ -31,6 +31,7 @@ sys.path.insert(0, str(ROOT))
 
 import naspipe  # noqa: E402
 from naspipe.runtime.checkpoints.checkpointer import Checkpointer  # noqa: E402
+from naspipe.runtime.checkpoints.parts import Part  # noqa: E402
 from naspipe.runtime.jobs.workload import Workload  # noqa: E402
 from naspipe.runtime.wire.reports import Observer  # noqa: E402
 from scripts.tiny_workload import tiny_workload  # noqa: E402
@@ -88,7 +89,8 @@ def watched(place: Path) -> Iterator[None]:
 
     with (
         patch.object(Checkpointer, "carry_out", timed(Checkpointer.carry_out)),
-        patch.object(Checkpointer, "_write", timed(Checkpointer._write, is_last=True)),
+        patch.object(Part, "write", timed(Part.write)),
+        patch.object(Checkpointer, "_finish", timed(Checkpointer._finish, is_last=True)),
     ):
         yield
 

@@ -40,11 +40,12 @@ from naspipe.runtime.wire.reports import read_report
 from naspipe.streams.from_file import read_stream
 from naspipe.trace.results.run_directory import RunDirectory
 from naspipe.trace.results.validation_file import read_validations
-from naspipe.trace.snapshots.shards import RawTensor, pack, write_shard
+from naspipe.trace.snapshots.shards import RawTensor
 from naspipe.trace.snapshots.snapshot import read_checkpoint, write_checkpoint_manifest
 from tests.faults.fuzz_target import Target, pieces, put, texts
 from tests.faults.label_targets import LABEL_TARGETS
 from tests.faults.log_targets import LOG_TARGETS
+from tests.trace.shards import write_shard
 
 
 def message(data, place):
@@ -161,7 +162,7 @@ def report_seeds(place):
 def shard_seeds(place):
     tensors = {"param/w": RawTensor("F32", (2, 2), b"\1" * 16)}
     tensors |= {"buffer/n": RawTensor("I64", (2,), b"\2" * 16)}
-    write_shard(place, "seed.safetensors", {"0/a/": pack(tensors)})
+    write_shard(place, "seed.safetensors", {"0/a/": tensors})
     return [(place / "seed.safetensors").read_bytes()]
 
 

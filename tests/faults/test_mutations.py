@@ -19,19 +19,20 @@ from naspipe.trace.results import losses_file
 from naspipe.trace.results.run_directory import RunDirectory
 from naspipe.trace.snapshots import checkpoints, shards, snapshot
 from naspipe.trace.snapshots.checkpoints import CheckpointFolder, cut_name
-from naspipe.trace.snapshots.shards import RawTensor, pack, write_shard
+from naspipe.trace.snapshots.shards import RawTensor
 from naspipe.trace.snapshots.snapshot import read_checkpoint
 from naspipe.trace.storage import framing
 from naspipe.trace.storage import whole_files as files
 from naspipe.trace.storage.framing import FramedWriter, read_frames
 from naspipe.trace.storage.whole_files import write_json
+from tests.trace.shards import write_shard
 
 MAGIC = b"TESTTEST"
 
 
 def part(folder, generation, value):
     """One stage's part of the checkpoint at 4, as a generation writes it."""
-    tensors = pack({"param/w": RawTensor("U8", (4,), bytes([value] * 4))})
+    tensors = {"param/w": RawTensor("U8", (4,), bytes([value] * 4))}
     directory = folder.working(cut_name(4), generation)
     shard = write_shard(directory, "s.safetensors", {"0/a/": tensors})
     kinds = ("versions", "history", "scalars", "strides")

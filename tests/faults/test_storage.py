@@ -15,7 +15,7 @@ import pytest
 
 import naspipe as npp
 from naspipe.core.errors import LogError, StorageError
-from naspipe.runtime.checkpoints import checkpointer
+from naspipe.runtime.checkpoints.parts import Part
 from naspipe.runtime.wire.reports import Observer
 from naspipe.trace.access.log import AccessLogWriter
 from naspipe.trace.reading.compare import compare_runs
@@ -161,7 +161,7 @@ def failing(method, how, call):
 
 @pytest.mark.parametrize("how", [no_space, read_only])
 @pytest.mark.parametrize(("owner", "name", "call"), [
-    (checkpointer, "write_part", 3), (checkpoints, "write_checkpoint_manifest", 3),
+    (Part, "finish", 3), (checkpoints, "write_checkpoint_manifest", 3),
     (Path, "rename", 3), (losses_file.LossWriter, "sync", 3), (AccessLogWriter, "flush", 4),
 ])  # fmt: skip
 def test_a_disk_that_fails_at_any_write(ended, tmp_path, monkeypatch, how, owner, name, call):

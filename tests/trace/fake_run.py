@@ -12,8 +12,9 @@ from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
 from naspipe.trace.access.log import AccessLogWriter
 from naspipe.trace.results.losses_file import LossWriter
 from naspipe.trace.results.run_directory import RunDirectory
-from naspipe.trace.snapshots.shards import RawTensor, pack, write_shard
+from naspipe.trace.snapshots.shards import RawTensor
 from naspipe.trace.snapshots.snapshot import write_checkpoint_manifest
+from tests.trace.shards import write_shard
 
 SPACE = {
     "name": "toy",
@@ -139,7 +140,7 @@ class FakeRun:
                 for record in self.accesses:
                     if record.stage == stage:
                         log.append(record)
-        shard = write_shard(run.checkpoint(), "stage-0.safetensors", {"": pack(self.tensors)})
+        shard = write_shard(run.checkpoint(), "stage-0.safetensors", {"": self.tensors})
         write_checkpoint_manifest(
             run.checkpoint(),
             {

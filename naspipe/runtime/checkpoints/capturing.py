@@ -7,39 +7,35 @@ its bytes. What stays the same from one checkpoint to the next is therefore foun
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from ctypes import memmove
-from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 
 from naspipe.core.ids import Version
-from naspipe.runtime.checkpoints.capture_memory import Lease
-from naspipe.runtime.checkpoints.layer_bytes import dtype_name, to_packed
+from naspipe.runtime.checkpoints.capture_memory import Captured, Span, checksum
+from naspipe.runtime.checkpoints.layer_bytes import dtype_name, in_a_row
 from naspipe.runtime.checkpoints.restored import LayerSnapshot
 from naspipe.runtime.layers.stored_layer import StoredLayer
-from naspipe.trace.snapshots.shards import Packed, Shape
+from naspipe.trace.snapshots.shard_headers import Listing
 
 _State = Mapping[str, Any]
 _NO_STATE: _State = {}
 
 
-@dataclass(slots=True)
-class _Form:
-    """What a layer's tensors are, in the order in which they are found, while it has these keys."""
+class _Form(NamedTuple):
+    """A layer's tensors as they were copied last, one after another."""
 
     keys: tuple[tuple[str, ...], ...]
+    """What the optimizer keeps of each parameter."""
+    addresses: list[int]
+    """In host memory. No device has an address that host memory has."""
     buffers: tuple[Mapping[str, Any], ...]
-    """Where the layer's modules keep theirs."""
-    dtype: str
-    tensors: tuple[tuple[str, Shape], ...]
-    sizes: tuple[int, ...]
-    """In bytes."""
-    addresses: list[int] = field(default_factory=list)
-    """Where all of them were in host memory, when they were looked at last."""
+    """Where the layer's modules keep theirs: there were none."""
+    listing: Listing
 
 
 class Capturer:
@@ -47,10 +43,11 @@ class Capturer:
 
     def __init__(self) -> None:
         self._forms: WeakKeyDictionary[StoredLayer, _Form] = WeakKeyDictionary()
-        self._tensors: dict[object, tuple[tuple[str, Shape], ...]] = {}
+        self._names: dict[object, tuple[str, ...]] = {}
+        self._listings: dict[object, Listing] = {}
 
     def capture(
-        self, stored: StoredLayer, versions: tuple[Version, ...], memory: Lease
+        self, stored: StoredLayer, versions: tuple[Version, ...], into: Captured
     ) -> LayerSnapshot:
         """Copy a layer's state, wherever it is; of all versions but the last the parameters only.
 
@@ -58,87 +55,122 @@ class Capturer:
             InvariantError: when one of the versions is not here.
         """
         stored.at_hand()
-        if len(versions) == 1:
-            states = _states(stored)
-            values = [*stored.parameters.values()]
-            for state in states:
-                values += state.values()
-            form = self._form(stored, states, values)
-            if form.dtype and not any(form.buffers) and _are_on_host(form, values):
-                return LayerSnapshot(versions, (_copy(form, memory),), {}, {})
-        return _capture_any(stored, versions, memory)
+        form = self._form(stored) if len(versions) == 1 else None
+        if form is None:
+            return self._capture_any(stored, versions, into)
+        listing = form.listing
+        crc = _copy(form, into.reserve(listing.nbytes, listing.item_bytes))
+        return LayerSnapshot(versions, ((listing, crc),), {}, {})
 
-    def _form(self, stored: StoredLayer, states: Sequence[_State], values: Sequence[Any]) -> _Form:
+    def _form(self, stored: StoredLayer) -> _Form | None:
+        """None when it is not all plain tensors of one dtype, in host memory."""
+        state = {} if stored.optimizer is None else stored.optimizer.state
+        states = [state.get(parameter, _NO_STATE) for parameter in stored.parameters.values()]
+        values: list[Any] = [*stored.parameters.values()]
+        for of_parameter in states:
+            values += of_parameter.values()
         keys = tuple(map(tuple, states))
         form = self._forms.get(stored)
-        if form is None or form.keys != keys:
-            form = _find_form(stored, keys, values)
-            form.tensors = self._tensors.setdefault(form.tensors, form.tensors)
+        if form is None or form.keys != keys or form.addresses != _addresses(values):
+            form = self._find_form(stored, keys, values)
+            if form is None:
+                return None
             self._forms[stored] = form
-        return form
+        return None if any(form.buffers) else form
+
+    def _find_form(
+        self, stored: StoredLayer, keys: tuple[tuple[str, ...], ...], values: Sequence[Any]
+    ) -> _Form | None:
+        addresses = _addresses(values)
+        if not addresses:
+            return None
+        dtype = values[0].dtype
+        is_plain = not dtype.is_complex and all(
+            value.dtype == dtype
+            and value.is_cpu
+            and value.layout == torch.strided
+            and value.is_contiguous()
+            and not value.is_neg()
+            for value in values
+        )
+        if not is_plain:
+            return None
+        key = tuple(stored.parameters), keys
+        if key not in self._names:
+            self._names[key] = _names(*key)
+        listing = self._listing(dtype, self._names[key], values)
+        buffers = tuple(module._buffers for module in stored.module.modules())
+        return _Form(keys, addresses, buffers, listing)
+
+    def _capture_any(
+        self, stored: StoredLayer, versions: tuple[Version, ...], into: Captured
+    ) -> LayerSnapshot:
+        scalars: dict[str, Any] = {}
+        strides: dict[str, Sequence[int]] = {}
+        alike: dict[tuple[torch.dtype, bool], dict[str, torch.Tensor]] = defaultdict(dict)
+        copies = stored.copies(versions[:-1])
+        older = ((f"version/{version}/{name}", value) for version, name, value in copies)
+        for name, value in chain(stored.tensors(), older):
+            if isinstance(value, torch.Tensor):
+                alike[value.dtype, value.is_cpu][name] = value
+                if not value.is_contiguous():
+                    strides[name] = value.stride()
+            else:
+                scalars[name] = value
+        kept = []
+        for (dtype, _), tensors in alike.items():
+            listing = self._listing(dtype, tuple(tensors), tensors.values())
+            spans = into.keep(in_a_row(tensors.values()), listing.item_bytes)
+            kept.append((listing, checksum(spans)))
+        return LayerSnapshot(versions, tuple(kept), scalars, strides)
+
+    def _listing(
+        self, dtype: torch.dtype, names: tuple[str, ...], tensors: Iterable[torch.Tensor]
+    ) -> Listing:
+        shapes = tuple([tensor.shape for tensor in tensors])
+        key = dtype, names, shapes
+        if key not in self._listings:
+            named = tuple(zip(names, shapes, strict=True))
+            self._listings[key] = Listing(dtype_name(dtype), named)
+        return self._listings[key]
 
 
-def _states(stored: StoredLayer) -> list[_State]:
-    """What the optimizer keeps of each parameter."""
-    state = {} if stored.optimizer is None else stored.optimizer.state
-    return [state.get(parameter, _NO_STATE) for parameter in stored.parameters.values()]
+def _addresses(values: Sequence[Any]) -> list[int]:
+    """In memory; none when they are not all tensors."""
+    try:
+        return [value.data_ptr() for value in values]
+    except AttributeError:
+        return []
 
 
-def _find_form(
-    stored: StoredLayer, keys: tuple[tuple[str, ...], ...], values: Sequence[Any]
-) -> _Form:
-    """The form of a layer; without a dtype when its bytes cannot be copied one after another."""
-    buffers = tuple(module._buffers for module in stored.module.modules())
-    irregular = _Form(keys, buffers, "", (), ())
-    if not values or not all(isinstance(value, torch.Tensor) for value in values):
-        return irregular
-    dtype = values[0].dtype
-    if not all(value.dtype == dtype and _is_plain(value) for value in values):
-        return irregular
-    names = [f"param/{name}" for name in stored.parameters]
-    for name, of_parameter in zip(stored.parameters, keys, strict=True):
+def _names(parameters: Iterable[str], keys: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    names = [f"param/{name}" for name in parameters]
+    for name, of_parameter in zip(parameters, keys, strict=True):
         names += [f"optimizer/{name}/{key}" for key in of_parameter]
-    tensors = tuple((name, value.shape) for name, value in zip(names, values, strict=True))
-    return _Form(keys, buffers, dtype_name(dtype), tensors, tuple(v.nbytes for v in values))
+    return tuple(names)
 
 
-def _is_plain(value: torch.Tensor) -> bool:
-    is_dense = value.layout == torch.strided and not value.is_conj() and not value.is_neg()
-    return is_dense and value.is_contiguous()
+def _copy(form: _Form, spans: Sequence[Span]) -> int:
+    """Copy all tensors; returns the CRC32 of their bytes."""
+    if len(spans) == 1:
+        address = spans[0].address
+        for source, nbytes in zip(form.addresses, form.listing.sizes, strict=True):
+            memmove(address, source, nbytes)
+            address += nbytes
+    else:
+        _scatter(form, spans)
+    return checksum(spans)
 
 
-def _are_on_host(form: _Form, values: Sequence[torch.Tensor]) -> bool:
-    """Look where they are. No device has an address that host memory has."""
-    addresses = [value.data_ptr() for value in values]
-    if addresses == form.addresses:
-        return True
-    if is_there := all(value.is_cpu for value in values):
-        form.addresses = addresses
-    return is_there
-
-
-def _copy(form: _Form, memory: Lease) -> Packed:
-    data, address = memory.reserve(sum(form.sizes))
-    for source, nbytes in zip(form.addresses, form.sizes, strict=True):
-        memmove(address, source, nbytes)
-        address += nbytes
-    return Packed(form.dtype, form.tensors, data)
-
-
-def _capture_any(
-    stored: StoredLayer, versions: tuple[Version, ...], memory: Lease
-) -> LayerSnapshot:
-    scalars: dict[str, Any] = {}
-    strides: dict[str, Sequence[int]] = {}
-    alike: dict[tuple[torch.dtype, bool], dict[str, torch.Tensor]] = defaultdict(dict)
-    copies = stored.copies(versions[:-1])
-    older = ((f"version/{version}/{name}", value) for version, name, value in copies)
-    for name, value in chain(stored.tensors(), older):
-        if isinstance(value, torch.Tensor):
-            alike[value.dtype, value.is_cpu][name] = value
-            if not value.is_contiguous():
-                strides[name] = value.stride()
-        else:
-            scalars[name] = value
-    packed = tuple(to_packed(tensors, memory) for tensors in alike.values())
-    return LayerSnapshot(versions, packed, scalars, strides)
+def _scatter(form: _Form, spans: Sequence[Span]) -> None:
+    targets = iter(spans)
+    address = left = 0
+    for source, nbytes in zip(form.addresses, form.listing.sizes, strict=True):
+        while nbytes:
+            if not left:
+                span = next(targets)
+                address, left = span.address, len(span.view)
+            fits = min(nbytes, left)
+            memmove(address, source, fits)
+            address, left = address + fits, left - fits
+            source, nbytes = source + fits, nbytes - fits

@@ -6,24 +6,29 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Queue
+from threading import Semaphore
 from typing import Any, NamedTuple, Self
 
 from naspipe.core.commands import CaptureLayer, FinishCut
 from naspipe.core.errors import InvariantError, StorageError
 from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version, alone_in
 from naspipe.core.space import Space
-from naspipe.runtime.checkpoints.capture_memory import CaptureMemory, Lease
+from naspipe.runtime.checkpoints.capture_memory import Block, CaptureMemory
 from naspipe.runtime.checkpoints.capturing import Capturer
 from naspipe.runtime.checkpoints.layer_bytes import layer_key
+from naspipe.runtime.checkpoints.parts import Part
 from naspipe.runtime.checkpoints.ports import Log
-from naspipe.runtime.checkpoints.restored import LayerSnapshot, Restored
+from naspipe.runtime.checkpoints.restored import Restored
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.wire.ports import Reporter
 from naspipe.trace.snapshots.checkpoints import CheckpointFolder, cut_name
-from naspipe.trace.snapshots.shards import write_shard
 from naspipe.trace.storage.writing import cannot_write
+
+_MOST_UNWRITTEN = 2
+"""Parts that are captured whole and not on disk: one is written, one waits."""
 
 
 class CheckpointStream(NamedTuple):
@@ -43,24 +48,29 @@ class CheckpointStream(NamedTuple):
         return self.restored.first if self.restored else 0
 
 
-class _Job(NamedTuple):
+@dataclass(slots=True)
+class _Job:
     stream: StreamId
     cut: SequenceId
-    memory: Lease
-    layers: dict[str, LayerSnapshot]
+    part: Part
+    body: dict[str, Any] = field(default_factory=dict)
+    error: Exception | None = None
+    """Of the thread that writes; told when all is captured."""
 
 
-class _Outcome(NamedTuple):
+class _Step(NamedTuple):
+    """What the thread that writes does next: a block, or without one all that is left."""
+
     job: _Job
-    body: dict[str, Any]
-    error: Exception | None
+    block: Block | None = None
 
 
 class Checkpointer:
     """Captures and writes; a context manager whose thread ends with it.
 
-    All methods are for the thread that computes. At most one part waits while another is
-    written: a disk that is too slow for the wish holds the training up instead of filling memory.
+    All methods are for the thread that computes. What is captured is written meanwhile, and its
+    memory is used again. At most one part that is captured whole waits while another is written:
+    a disk that is too slow for the wish holds the training up instead of filling memory.
 
     Args:
         stage: whose part.
@@ -89,8 +99,9 @@ class Checkpointer:
         self._memory = CaptureMemory()
         self._capturer = Capturer()
         self._under_way: dict[tuple[StreamId, SequenceId], _Job] = {}
-        self._jobs: Queue[_Job | None] = Queue(maxsize=1)
-        self._outcomes: deque[_Outcome] = deque()
+        self._steps: Queue[_Step | None] = Queue()
+        self._unwritten = Semaphore(_MOST_UNWRITTEN)
+        self._outcomes: deque[_Job] = deque()
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
@@ -99,12 +110,14 @@ class Checkpointer:
     def __exit__(self, *exception: object) -> None:
         # Also when the stage fails: what is captured whole may be the part that others wait for.
         self._end()
+        for job in self._under_way.values():
+            job.part.end()
         while self._outcomes and self._outcomes[0].error is None:
             self._report_next()
 
     def _end(self) -> None:
         if self._thread is not None:
-            self._jobs.put(None)
+            self._steps.put(None)
             self._thread.join()
             self._thread = None
 
@@ -140,30 +153,36 @@ class Checkpointer:
         job = self._job(layer.stream, cut)
         stored = stream.store.find(layer)
         is_there = stored is not None and stored.version == versions[-1]
-        earlier = stream.restored.snapshot(layer) if stream.restored and not is_there else None
-        if stored is None and earlier is None:
+        earlier = None if is_there else stream.restored
+        earlier_version = earlier.version(layer) if earlier else None
+        if stored is None and earlier_version is None:
             stored = stream.store[layer]  # frozen, and its first user has not come to it yet
         if stored is not None and stored.version == versions[-1]:
-            snapshot = self._capturer.capture(stored, versions, job.memory)
-        elif earlier is not None and earlier.versions[-1] == versions[-1]:
-            snapshot = earlier._replace(versions=versions)
+            snapshot = self._capturer.capture(stored, versions, job.part.captured)
+        elif earlier is not None and earlier_version == versions[-1]:
+            snapshot = earlier.capture(layer, versions, job.part.captured)
         else:
             raise InvariantError(
                 f"layer {layer}: version {versions[-1]} belongs to the checkpoint at {cut}, "
-                f"found {stored.version if stored else earlier}"
+                f"found {stored.version if stored else earlier_version}"
             )
-        key = layer_key(stream.space, alone_in(layer))
-        job.layers[key] = snapshot
+        job.part.add(layer_key(stream.space, alone_in(layer)), snapshot)
 
     def finish(self, stream: StreamId, cut: SequenceId) -> None:
         """Write what was captured, and put the log of what led to it on disk first."""
         for log in self._logs(stream):
             log.flush()
+        job = self._job(stream, cut)
+        del self._under_way[stream, cut]
+        job.part.close()
+        self._unwritten.acquire()
+        self._hand_on(_Step(job))
+
+    def _hand_on(self, step: _Step) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="naspipe-checkpoint")
             self._thread.start()
-        self._jobs.put(self._job(stream, cut))
-        del self._under_way[stream, cut]
+        self._steps.put(step)
 
     def _logs(self, stream: StreamId) -> Iterator[Log]:
         """The stream's own, and those of whoever may have taught it: they have no checkpoints."""
@@ -171,9 +190,16 @@ class Checkpointer:
         yield from (each.log for each in self._streams if not each.is_written)
 
     def _job(self, stream: StreamId, cut: SequenceId) -> _Job:
-        if (stream, cut) not in self._under_way:
-            self._under_way[stream, cut] = _Job(stream, cut, self._memory.lend(), {})
-        return self._under_way[stream, cut]
+        found = self._under_way.get((stream, cut))
+        if found is None:
+            own = self._streams[stream]
+            directory = own.folder.working(cut_name(cut), self._generation)
+            part = Part(
+                directory, self._stage, self._memory, lambda: own.store.num_parameters,
+                hand_on=lambda block: self._hand_on(_Step(job, block)),
+            )  # fmt: skip
+            found = self._under_way[stream, cut] = job = _Job(stream, cut, part)
+        return found
 
     def report(self) -> None:
         """Tell the launcher of the parts that are on disk by now.
@@ -194,7 +220,8 @@ class Checkpointer:
         self.report()
 
     def _report_next(self) -> None:
-        job, body, error = self._outcomes.popleft()
+        job = self._outcomes.popleft()
+        error = job.error
         if isinstance(error, OSError):
             folder = self._streams[job.stream].folder.path
             said = cannot_write(Path(error.filename or folder), error)
@@ -203,38 +230,27 @@ class Checkpointer:
             ) from error
         if error is not None:
             raise error
-        self._reporter.report("part", {"stream": job.stream, "cut": job.cut, **body})
+        self._reporter.report("part", {"stream": job.stream, "cut": job.cut, **job.body})
 
     def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            body: dict[str, Any] = {}
-            error: Exception | None = None
-            try:
-                body = self._write(job)
-            except Exception as caught:  # told by the thread that computes
-                error = caught
-            job.layers.clear()
-            job.memory.end()
-            self._outcomes.append(_Outcome(job, body, error))
-            self._wake()
+        while (step := self._steps.get()) is not None:
+            self._write(*step)
 
-    def _write(self, job: _Job) -> dict[str, Any]:
-        stream = self._streams[job.stream]
+    def _write(self, job: _Job, block: Block | None) -> None:
+        try:
+            if job.error is None:
+                self._finish(job) if block is None else job.part.write(block)
+        except Exception as caught:  # told by the thread that computes
+            job.error = caught
+        if block is not None:
+            self._memory.give_back(block)
+            return
+        job.part.end()
+        self._outcomes.append(job)
+        self._unwritten.release()
+        self._wake()
+
+    def _finish(self, job: _Job) -> None:
         for log in self._logs(job.stream):
             os.fsync(log.fileno())
-        directory = stream.folder.working(cut_name(job.cut), self._generation)
-        return write_part(directory, self._stage, job.layers)
-
-
-def write_part(directory: Path, stage: StageId, layers: dict[str, LayerSnapshot]) -> dict[str, Any]:
-    """Write one stage's shard; returns its part of the checkpoint's manifest."""
-    part: dict[str, dict[str, Any]] = {"versions": {}, "history": {}, "scalars": {}, "strides": {}}
-    for key, snapshot in layers.items():
-        part["versions"][key] = int(snapshot.versions[-1])
-        if len(snapshot.versions) > 1:
-            part["history"][key] = list(map(int, snapshot.versions))
-        for kind, values in (("scalars", snapshot.scalars), ("strides", snapshot.strides)):
-            part[kind] |= {f"{key}/{name}": value for name, value in values.items()}
-    packed = {f"{key}/": snapshot.tensors for key, snapshot in layers.items()}
-    shard = write_shard(directory, f"stage-{stage}.safetensors", packed)
-    return {"shard": shard, **part}
+        job.body = job.part.finish()

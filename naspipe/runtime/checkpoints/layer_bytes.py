@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import nn
@@ -11,9 +11,9 @@ from torch._utils import _flatten_dense_tensors
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import LayerId
 from naspipe.core.space import Space
-from naspipe.runtime.checkpoints.capture_memory import Lease
+from naspipe.runtime.devices.device_waits import Wait, on_host
 from naspipe.runtime.stepping.around_step import AVERAGE
-from naspipe.trace.snapshots.shards import Packed, RawTensor
+from naspipe.trace.snapshots.shards import RawTensor
 
 _NAMES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
@@ -28,11 +28,10 @@ def layer_key(space: Space, layer: LayerId) -> str:
     return f"{layer.stream}/{space.label(layer.block, layer.candidate)}"
 
 
-def to_packed(tensors: Mapping[str, torch.Tensor], memory: Lease) -> Packed:
-    """Copy tensors of one dtype, on one device, without a graph, each in row-major order."""
-    flat: torch.Tensor = _flatten_dense_tensors(tuple(tensors.values()))  # type: ignore[no-untyped-call]
-    shapes = tuple((name, tensor.shape) for name, tensor in tensors.items())
-    return Packed(dtype_name(flat.dtype), shapes, memory.keep(flat))
+def in_a_row(tensors: Iterable[torch.Tensor]) -> memoryview:
+    """The bytes of tensors of one dtype, on one device, without a graph, each row by row."""
+    flat: torch.Tensor = _flatten_dense_tensors(tuple(tensors))  # type: ignore[no-untyped-call]
+    return on_host(flat, Wait.CAPTURE).view(torch.uint8).numpy().data
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -13,24 +13,27 @@ from naspipe.core.errors import LogError
 from naspipe.core.events import KeptLayer
 from naspipe.core.ids import FIRST_STREAM, INITIAL, LayerId, StageId, StreamId, Version
 from naspipe.core.space import Space
+from naspipe.runtime.checkpoints.capture_memory import Captured, checksum
 from naspipe.runtime.checkpoints.layer_bytes import from_raw, layer_key
 from naspipe.runtime.devices.tensor_bytes import tensor_bytes
 from naspipe.runtime.layers.bound_layer import Gradients
 from naspipe.runtime.layers.stored_layer import StoredLayer
 from naspipe.runtime.stepping.around_step import AVERAGE
-from naspipe.trace.snapshots.shards import Packed, RawTensor, pack
+from naspipe.trace.snapshots.shard_headers import Listing
+from naspipe.trace.snapshots.shards import RawTensor
 from naspipe.trace.snapshots.snapshot import Checkpoint
 
 
 class LayerSnapshot(NamedTuple):
     """One layer's state at a cut, by names without the layer's own.
 
-    ``versions`` may still be read, oldest first; all but the last one are parameters only.
+    ``tensors`` are those of one dtype each, with the CRC32 of their bytes. ``versions`` may still
+    be read, oldest first; all but the last one are parameters only.
     ``strides`` are those of tensors that are not contiguous.
     """
 
     versions: tuple[Version, ...]
-    tensors: tuple[Packed, ...]
+    tensors: tuple[tuple[Listing, int], ...]
     scalars: Mapping[str, Any]
     strides: Mapping[str, Sequence[int]]
 
@@ -88,16 +91,29 @@ class Restored:
             for keeper, (layer, key) in zip(cycle(sorted(stages)), found, strict=False)
         )
 
-    def snapshot(self, layer: LayerId, newest_only: bool = False) -> LayerSnapshot | None:
-        """A layer as the checkpoint holds it; None when nobody had used it before the cut."""
+    def version(self, layer: LayerId) -> Version | None:
+        """The newest one of a layer; None when nobody had used it before the cut."""
+        state = self._state(layer)
+        return state.versions[-1] if state else None
+
+    def capture(
+        self, layer: LayerId, versions: tuple[Version, ...], into: Captured
+    ) -> LayerSnapshot:
+        """Copy a layer as the checkpoint holds it, of versions but the last the parameters only.
+
+        Raises:
+            KeyError: when nobody had used it before the cut.
+        """
         state = self._state(layer)
         if state is None:
-            return None
-        versions, tensors = state.versions, state.tensors
-        if newest_only:
-            versions = versions[-1:]
-            tensors = {k: v for k, v in tensors.items() if not k.startswith("version/")}
-        return LayerSnapshot(versions, pack(tensors), state.scalars, state.strides)
+            raise KeyError(layer)
+        asked = tuple(f"version/{version}/" for version in versions[:-1])
+        tensors = {
+            name: raw
+            for name, raw in state.tensors.items()
+            if not name.startswith("version/") or name.startswith(asked)
+        }
+        return LayerSnapshot(versions, _keep(tensors, into), state.scalars, state.strides)
 
     def _state(self, layer: LayerId) -> _State | None:
         key = layer_key(self._space, layer._replace(stream=FIRST_STREAM))
@@ -166,6 +182,21 @@ def _by_layer(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         stream, label, rest = name.split("/", 2)
         found[f"{stream}/{label}"][rest] = value
     return dict(found)
+
+
+def _keep(tensors: Mapping[str, RawTensor], into: Captured) -> tuple[tuple[Listing, int], ...]:
+    alike: dict[str, list[str]] = defaultdict(list)
+    for name, raw in tensors.items():
+        alike[raw.dtype].append(name)
+    kept = []
+    for dtype, names in alike.items():
+        listing = Listing(dtype, tuple((name, tensors[name].shape) for name in names))
+        crc = 0
+        for name in names:
+            spans = into.keep(memoryview(tensors[name].data), listing.item_bytes)
+            crc = checksum(spans, crc)
+        kept.append((listing, crc))
+    return tuple(kept)
 
 
 def _restore(stored: StoredLayer, state: _State) -> None:

@@ -117,6 +117,11 @@ class LayerStore:
         self._left.pop(layer, None)
         return self[layer]
 
+    @property
+    def num_parameters(self) -> int:
+        """Of all layers that have been made, as tensors."""
+        return sum(len(stored.parameters) for stored in self._layers.values())
+
     def find(self, layer: LayerId) -> StoredLayer | None:
         """The layer, if it has been made."""
         return self._layers.get(layer)

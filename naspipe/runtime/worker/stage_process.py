@@ -16,8 +16,9 @@ from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, WorkerId, a
 from naspipe.runtime.blocks.compute import StageCompute
 from naspipe.runtime.checkpoints.capture_memory import CaptureMemory
 from naspipe.runtime.checkpoints.capturing import Capturer
-from naspipe.runtime.checkpoints.checkpointer import Checkpointer, CheckpointStream, write_part
+from naspipe.runtime.checkpoints.checkpointer import Checkpointer, CheckpointStream
 from naspipe.runtime.checkpoints.layer_bytes import layer_key
+from naspipe.runtime.checkpoints.parts import Part
 from naspipe.runtime.devices.cuda_device import measured_memory
 from naspipe.runtime.devices.open_device import open_device
 from naspipe.runtime.devices.out_of_memory import LayerUse
@@ -230,20 +231,22 @@ class StageRun:
             store: the layers here.
         """
         space = stream.workload.space
-        memory, capturer = CaptureMemory().lend(), Capturer()
+        capturer = Capturer()
         elsewhere = self._unchanged_elsewhere(stream, homes)
-        layers = {
-            layer_key(space, alone_in(layer)): capturer.capture(stored, (stored.version,), memory)
-            for layer, stored in store.items()
-            if layer in homes and layer not in elsewhere
-        }
-        for layer, _, keeper in stream.kept:
-            if keeper == self._stage and layer not in homes and stream.restored:
-                snapshot = stream.restored.snapshot(layer, newest_only=True)
-                if snapshot is not None:
-                    layers[layer_key(space, alone_in(layer))] = snapshot
         directory = stream.directory.checkpoints.working(FINAL, self._job.generation)
-        return write_part(directory, self._stage, layers)
+        with Part(directory, self._stage, CaptureMemory(), lambda: store.num_parameters) as part:
+            for layer, stored in store.items():
+                if layer in homes and layer not in elsewhere:
+                    snapshot = capturer.capture(stored, (stored.version,), part.captured)
+                    part.add(layer_key(space, alone_in(layer)), snapshot)
+            for layer, _, keeper in stream.kept:
+                if keeper == self._stage and layer not in homes and stream.restored:
+                    newest = stream.restored.version(layer)
+                    if newest is not None:
+                        kept = stream.restored.capture(layer, (newest,), part.captured)
+                        part.add(layer_key(space, alone_in(layer)), kept)
+            part.close()
+            return part.finish()
 
     def _unchanged_elsewhere(
         self, stream: StreamJob, homes: Mapping[LayerId, StageId]

@@ -19,7 +19,8 @@ from naspipe.trace.access.order import by_steps, groups_of_layers, layer_order
 from naspipe.trace.access.stored import Wanted
 from naspipe.trace.reading.agreement import unequal_layers
 from naspipe.trace.results.losses_file import Loss
-from naspipe.trace.snapshots.shards import ITEM_BYTES, RawTensor
+from naspipe.trace.snapshots.shard_headers import ITEM_BYTES
+from naspipe.trace.snapshots.shards import RawTensor
 from naspipe.trace.snapshots.snapshot import Checkpoint
 
 _WHATS = (

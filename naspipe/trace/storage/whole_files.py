@@ -26,7 +26,7 @@ def atomic_file(path: Path, needed_bytes: int = 0) -> Iterator[BinaryIO]:
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("wb") as file:
+        with temporary.open("w+b") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -23,9 +23,9 @@ _KNOWN = "naspipe_known"
 def note_room(error: OSError, path: Path, needed_bytes: int) -> None:
     """Have an error know, for :func:`cannot_write`, what was to be written, and the room there.
 
-    To be called before anything is tidied up, which makes room.
+    To be called before anything is tidied up, which makes room. What it knows already, it keeps.
     """
-    vars(error)[_KNOWN] = needed_bytes, _room(path, error)
+    vars(error).setdefault(_KNOWN, (needed_bytes, _room(path, error)))
 
 
 @contextmanager

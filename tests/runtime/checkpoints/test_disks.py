@@ -10,7 +10,7 @@ import pytest
 
 from naspipe.core.errors import StorageError
 from naspipe.core.ids import FIRST_STREAM, INITIAL
-from naspipe.runtime.checkpoints import checkpointer as module
+from naspipe.runtime.checkpoints.parts import Part
 from tests.runtime.checkpoints.bench import SECONDS, STEM, Bench
 
 
@@ -37,7 +37,7 @@ def test_a_disk_that_is_full_is_one_line_behind_the_parts_that_are_good(
 ):
     with bench.checkpointer as checkpointer:
         finished(bench, 4)
-        monkeypatch.setattr(module, "write_part", no_space)
+        monkeypatch.setattr(Part, "finish", no_space)
         finished(bench, 8)
         with pytest.raises(
             StorageError, match=r"checkpoint at subnet 8: .* cannot be written: .*No space left"
@@ -51,7 +51,7 @@ def test_what_else_goes_wrong_is_raised_as_it_is(bench, monkeypatch):
     def broken(*arguments):
         raise ZeroDivisionError("ours")
 
-    monkeypatch.setattr(module, "write_part", broken)
+    monkeypatch.setattr(Part, "finish", broken)
     with bench.checkpointer as checkpointer:
         finished(bench, 4)
         with pytest.raises(ZeroDivisionError, match="ours"):
@@ -71,13 +71,13 @@ def test_a_stage_that_fails_still_hands_on_what_it_has_captured_whole(bench):
 
 def test_a_slow_disk_holds_the_training_up_instead_of_filling_memory(bench, monkeypatch):
     """One part is written, one waits, and the third finish waits with it."""
-    gate, write_part = threading.Event(), module.write_part
+    gate, finish = threading.Event(), Part.finish
 
     def slow(*arguments):
         assert gate.wait(SECONDS)
-        return write_part(*arguments)
+        return finish(*arguments)
 
-    monkeypatch.setattr(module, "write_part", slow)
+    monkeypatch.setattr(Part, "finish", slow)
     with bench.checkpointer as checkpointer:
         for cut in (4, 8, 12):
             checkpointer.capture(STEM, (INITIAL,), cut)

@@ -12,8 +12,7 @@ from torch import nn
 
 from naspipe.core.config import Recipe
 from naspipe.core.rules import Exact
-from naspipe.runtime.checkpoints.capture_memory import CaptureMemory
-from naspipe.runtime.checkpoints.layer_bytes import from_raw, to_packed
+from naspipe.runtime.checkpoints.layer_bytes import dtype_name, from_raw, in_a_row
 from naspipe.runtime.devices.tensor_bytes import same_bits, tensor_bytes
 from naspipe.runtime.layers.stored_layer import StoredLayer
 from naspipe.trace.snapshots.shards import RawTensor
@@ -52,10 +51,8 @@ def test_bytes_are_those_of_the_elements_in_order(name):
 @pytest.mark.parametrize("name", [name for name in ODD if name != "no element"])
 def test_checkpoints_and_comparisons_take_them(name):
     tensor = ODD[name]
-    packed = to_packed({"one": tensor.detach(), "two": tensor.detach()}, CaptureMemory().lend())
-    assert packed.tensors == (("one", tuple(tensor.shape)), ("two", tuple(tensor.shape)))
-    assert packed.data == 2 * bits(tensor)[2]
-    raw = RawTensor(packed.dtype, tuple(tensor.shape), bits(tensor)[2])
+    assert in_a_row([tensor.detach(), tensor.detach()]) == 2 * bits(tensor)[2]
+    raw = RawTensor(dtype_name(tensor.dtype), tuple(tensor.shape), bits(tensor)[2])
     assert bits(from_raw(raw)) == bits(tensor)
     assert same_bits(tensor, tensor.detach().clone())
     other = tensor.detach().clone(memory_format=torch.contiguous_format)

@@ -12,7 +12,8 @@ from naspipe.core.errors import LogError, StorageError
 from naspipe.runtime.processes.publishing import Publisher
 from naspipe.trace.results.losses_file import SectionLosses, check_losses
 from naspipe.trace.snapshots.checkpoints import CheckpointFolder, cut_name
-from naspipe.trace.snapshots.shards import RawTensor, pack, write_shard
+from naspipe.trace.snapshots.shards import RawTensor
+from tests.trace.shards import write_shard
 
 
 class Reader:
@@ -43,7 +44,7 @@ class Bench:
 
     def part(self, stage, cut):
         """What a stage writes and then says."""
-        tensors = pack({"param/w": RawTensor("U8", (2,), bytes([stage, cut]))})
+        tensors = {"param/w": RawTensor("U8", (2,), bytes([stage, cut]))}
         directory = self.folder.working(cut_name(cut), 3)
         shard = write_shard(directory, f"stage-{stage}.safetensors", {f"0/{stage}.0/": tensors})
         kinds = {kind: {} for kind in ("history", "scalars", "strides")}

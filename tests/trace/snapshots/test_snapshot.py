@@ -14,8 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from naspipe.core.errors import ConfigError, LogError
-from naspipe.trace.snapshots.shards import ITEM_BYTES, RawTensor, pack, write_shard
+from naspipe.trace.snapshots.shard_headers import ITEM_BYTES
+from naspipe.trace.snapshots.shards import RawTensor
 from naspipe.trace.snapshots.snapshot import read_checkpoint, write_checkpoint_manifest
+from tests.trace.shards import write_shard
 
 
 @st.composite
@@ -36,7 +38,7 @@ def save(
     versions: dict[str, int] | None = None,
 ) -> Path:
     entries = [
-        write_shard(directory, f"stage-{stage}.safetensors", {"": pack(tensors)})
+        write_shard(directory, f"stage-{stage}.safetensors", {"": tensors})
         for stage, tensors in enumerate(shards)
     ]
     write_checkpoint_manifest(
@@ -66,7 +68,7 @@ def test_the_safetensors_library_reads_our_shards(tmp_path: Path) -> None:
         "empty": RawTensor("I64", (0, 4), b""),
         "scalar": RawTensor("F64", (), b"12345678"),
     }
-    write_shard(tmp_path, "x.safetensors", {"": pack(tensors)})
+    write_shard(tmp_path, "x.safetensors", {"": tensors})
     found = safetensors.deserialize((tmp_path / "x.safetensors").read_bytes())
     assert {
         name: RawTensor(entry["dtype"], tuple(entry["shape"]), bytes(entry["data"]))
@@ -155,12 +157,12 @@ def test_a_tensor_in_two_shards_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tensor", "message"),
     [
-        (RawTensor("F32", (2,), b"1234"), "has 8 bytes, found 4"),
+        (RawTensor("F32", (2,), b"1234"), "have 8 bytes, found 4"),
         (RawTensor("float32", (1,), b"1234"), "dtype 'float32'"),
         (RawTensor("F32", (-1, -1), b"1234"), "F32 of shape"),
     ],
 )
 def test_bytes_that_do_not_fit_are_refused(tmp_path: Path, tensor: RawTensor, message: str) -> None:
     with pytest.raises(LogError, match=message):
-        write_shard(tmp_path, "stage-0.safetensors", {"a/": pack({"b": tensor})})
+        write_shard(tmp_path, "stage-0.safetensors", {"a/": {"b": tensor}})
     assert list(tmp_path.iterdir()) == []
