@@ -13,18 +13,15 @@ from unittest.mock import patch
 
 import torch
 
-from naspipe.runtime.checkpoints.capturing import Capturer
+from naspipe.runtime.checkpoints.capture_memory import Captured
 from naspipe.runtime.checkpoints.checkpointer import Checkpointer
-from naspipe.runtime.checkpoints.restored import LayerSnapshot
 from naspipe.runtime.devices.cuda_device import CudaCopy, CudaDevice
 from naspipe.runtime.devices.staging import Staging
 from naspipe.runtime.layers.resident_layer import LayerMemory
 from naspipe.runtime.memory.placement import SwappedPlacement
 from naspipe.runtime.memory.swapper import SwapKind, Swapper
 from naspipe.runtime.wire.shared_rings import SharedFrames
-from naspipe.trace.snapshots.shards import Packed
-from tests.happens_before.gpu_memory import PINNED
-from tests.happens_before.torch_on_gpu import GPU, span_of
+from tests.happens_before.torch_on_gpu import GPU
 from tests.happens_before.watched_stage import WatchedStage
 
 Mutant = Callable[[], AbstractContextManager[None]]
@@ -173,19 +170,15 @@ def _give_back_early(original: Any, self: Any, frames: Any) -> Any:
     return whole
 
 
-@changes("a capture keeps the layer's own memory", Capturer, "capture")
-def _capture_views(original: Any, self: Any, stored: Any, versions: Any, memory: Any) -> Any:
-    tensors = list(stored.tensors())
-    if not all(tensor.is_cpu for _, tensor in tensors):
-        return original(self, stored, versions, memory)
-    packed = tuple(
-        Packed("F32", ((name, tuple(tensor.shape)),), memoryview(PINNED.bytes(span_of(tensor))))
-        for name, tensor in tensors
-    )
-    return LayerSnapshot(versions, packed, {}, {})
+@changes("a block of a checkpoint is handed on before it is filled", Captured, "reserve")
+def _hand_on_early(original: Any, self: Any, nbytes: int, item_bytes: int) -> Any:
+    spans = original(self, nbytes, item_bytes)
+    self._hand_on_full(self._lanes[item_bytes], item_bytes)
+    return spans
 
 
-@changes("a checkpoint's memory is lent again before it is written", Checkpointer, "finish")
-def _end_early(original: Any, self: Any, stream: Any, cut: Any) -> None:
-    self._job(stream, cut).memory.end()
-    original(self, stream, cut)
+@changes("a checkpoint's memory is lent again before it is written", Checkpointer, "_hand_on")
+def _end_early(original: Any, self: Any, step: Any) -> None:
+    if step.block is not None:
+        self._memory.give_back(step.block)
+    original(self, step)

@@ -91,7 +91,7 @@ def _beside(stage: WatchedStage) -> Iterator[Action]:
         yield "output", stage.send_output
     if stage.captures.waits:
         yield "writing thread", stage.captures.write
-    elif stage.captures.num_captured:
+    if stage.captures.may_finish:
         yield "finish cut", stage.captures.finish_cut
     if stage.captures.checkpointer._outcomes:
         yield "report checkpoints", stage.captures.checkpointer.report
@@ -128,5 +128,5 @@ def _moving(stage: WatchedStage, layer: LayerId) -> Iterator[Action]:
         yield "hand over", partial(stage.push, layer, LAYER)
     if is_done or where in ("resident", "saving"):
         yield "copy to the other stage", partial(stage.push, layer, STATE)
-    if stage.captures.num_captured < MOST_UNDER_WAY:
+    if stage.captures.may_capture(layer):
         yield "capture", partial(stage.captures.capture, layer, stage.writes[layer])

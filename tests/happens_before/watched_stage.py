@@ -250,7 +250,8 @@ class WatchedStage:
         for layer in LAYERS:
             if self.where[layer] == "resident":
                 self.evict(layer)
-        self.captures.write()
+        while self.captures.waits:
+            self.captures.write()
         self.torch.gpu.finish()
         for layer, stored in self.store.items():
             for span, byte in parts_of(layer, stored, self.writes[layer]):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
+from naspipe.core.errors import InvariantError
 from naspipe.core.ids import StageId
 from naspipe.runtime.checkpoints.capture_memory import Block, Captured, CaptureMemory
 from naspipe.runtime.checkpoints.restored import LayerSnapshot
@@ -53,8 +54,14 @@ class Part:
         self.end()
 
     def add(self, key: str, snapshot: LayerSnapshot) -> None:
-        """A layer whose tensors are in :attr:`captured`, behind those that were added before."""
+        """A layer whose tensors are in :attr:`captured`, behind those that were added before.
+
+        Raises:
+            InvariantError: when it is there already.
+        """
         versions, tensors, scalars, strides = snapshot
+        if key in self._said["versions"]:
+            raise InvariantError(f"layer {key} was captured twice for one checkpoint")
         for listing, crc in tensors:
             self._header.add(f"{key}/", listing, crc)
         self._said["versions"][key] = int(versions[-1])

@@ -52,15 +52,18 @@ class Log:
 class Bench:
     """A checkpointer over real layers and folders; a context manager."""
 
-    def __init__(self, path, *, restored=None, every=4, streams=1):
+    def __init__(self, path, *, restored=None, every=4, streams=1, own_space=None):
+        own_space = own_space or space()
         path.mkdir(exist_ok=True)
         self.log, self.reported = Log(path / "log"), []
         self.woken = threading.Semaphore(0)
         self.streams = []
         for number in range(streams):
-            store = LayerStore(space(), number, SGD, restore=restored.restore if restored else None)
+            store = LayerStore(
+                own_space, number, SGD, restore=restored.restore if restored else None
+            )
             folder = CheckpointFolder(path / f"checkpoints-{number}")
-            self.streams.append(CheckpointStream(space(), folder, store, restored, self.log))
+            self.streams.append(CheckpointStream(own_space, folder, store, restored, self.log))
         self.store, self.folder = self.streams[0].store, self.streams[0].folder
         self.checkpointer = Checkpointer(2, 5, self.streams, every, self, self.woken.release)
 
