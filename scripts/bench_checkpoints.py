@@ -30,8 +30,8 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import naspipe  # noqa: E402
+from naspipe.runtime.checkpoints.checkpoint_part import Part  # noqa: E402
 from naspipe.runtime.checkpoints.checkpointer import Checkpointer  # noqa: E402
-from naspipe.runtime.checkpoints.parts import Part  # noqa: E402
 from naspipe.runtime.jobs.workload import Workload  # noqa: E402
 from naspipe.runtime.wire.reports import Observer  # noqa: E402
 from scripts.tiny_workload import tiny_workload  # noqa: E402

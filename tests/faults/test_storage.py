@@ -15,7 +15,7 @@ import pytest
 
 import naspipe as npp
 from naspipe.core.errors import LogError, StorageError
-from naspipe.runtime.checkpoints.parts import Part
+from naspipe.runtime.checkpoints.checkpoint_part import Part
 from naspipe.runtime.wire.reports import Observer
 from naspipe.trace.access.log import AccessLogWriter
 from naspipe.trace.reading.compare import compare_runs

@@ -14,7 +14,7 @@ from unittest.mock import patch
 import torch
 
 from naspipe.core.ids import FIRST_STREAM, LayerId, SequenceId, StageId
-from naspipe.runtime.checkpoints import capture_memory, capturing, parts
+from naspipe.runtime.checkpoints import capture_memory, capturing, checkpoint_part
 from naspipe.runtime.checkpoints.capture_memory import Block, Captured, Span
 from naspipe.runtime.checkpoints.checkpointer import Checkpointer, CheckpointStream
 from naspipe.runtime.checkpoints.layer_bytes import layer_key
@@ -72,7 +72,7 @@ class WatchedCaptures:
         """As the command, of a layer that has seen so many WRITEs."""
         _ = self._store[layer]
         self._captured.setdefault(self._cut, {})[layer_key(SPACE, layer)] = (layer, writes)
-        with patch.object(parts, "ShardWriter", partial(WatchedShard, self, self._cut)):
+        with patch.object(checkpoint_part, "ShardWriter", partial(WatchedShard, self, self._cut)):
             self.checkpointer.capture(layer, (version_after(writes),), SequenceId(self._cut))
 
     def finish_cut(self) -> None:

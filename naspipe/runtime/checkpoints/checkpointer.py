@@ -18,8 +18,8 @@ from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version, al
 from naspipe.core.space import Space
 from naspipe.runtime.checkpoints.capture_memory import Block, CaptureMemory
 from naspipe.runtime.checkpoints.capturing import Capturer
+from naspipe.runtime.checkpoints.checkpoint_part import Part
 from naspipe.runtime.checkpoints.layer_bytes import layer_key
-from naspipe.runtime.checkpoints.parts import Part
 from naspipe.runtime.checkpoints.ports import Log
 from naspipe.runtime.checkpoints.restored import Restored
 from naspipe.runtime.layers.layer_store import LayerStore

@@ -16,9 +16,9 @@ from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, WorkerId, a
 from naspipe.runtime.blocks.compute import StageCompute
 from naspipe.runtime.checkpoints.capture_memory import CaptureMemory
 from naspipe.runtime.checkpoints.capturing import Capturer
+from naspipe.runtime.checkpoints.checkpoint_part import Part
 from naspipe.runtime.checkpoints.checkpointer import Checkpointer, CheckpointStream
 from naspipe.runtime.checkpoints.layer_bytes import layer_key
-from naspipe.runtime.checkpoints.parts import Part
 from naspipe.runtime.devices.cuda_device import measured_memory
 from naspipe.runtime.devices.open_device import open_device
 from naspipe.runtime.devices.out_of_memory import LayerUse

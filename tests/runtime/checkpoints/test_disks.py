@@ -10,7 +10,7 @@ import pytest
 
 from naspipe.core.errors import StorageError
 from naspipe.core.ids import FIRST_STREAM, INITIAL
-from naspipe.runtime.checkpoints.parts import Part
+from naspipe.runtime.checkpoints.checkpoint_part import Part
 from tests.runtime.checkpoints.bench import SECONDS, STEM, Bench
 
 

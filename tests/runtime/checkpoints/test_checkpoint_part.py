@@ -17,7 +17,7 @@ from naspipe.core.space import Block, Shared, Space
 from naspipe.runtime.checkpoints import capture_memory
 from naspipe.runtime.checkpoints.capture_memory import CaptureMemory
 from naspipe.runtime.checkpoints.capturing import Capturer
-from naspipe.runtime.checkpoints.parts import Part
+from naspipe.runtime.checkpoints.checkpoint_part import Part
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.trace.snapshots.checkpoints import cut_name
 from naspipe.trace.snapshots.shard_writer import ShardWriter
