@@ -119,20 +119,27 @@ class Capturer:
                 scalars[name] = value
         kept = []
         for (dtype, _), tensors in alike.items():
-            listing = self._listing(dtype, tuple(tensors), tensors.values())
+            listing = self._listing(dtype, tuple(tensors), tensors.values(), len(versions) == 1)
             spans = into.keep(in_a_row(tensors.values()), listing.item_bytes)
             kept.append((listing, checksum(spans)))
         return LayerSnapshot(versions, tuple(kept), scalars, strides)
 
     def _listing(
-        self, dtype: torch.dtype, names: tuple[str, ...], tensors: Iterable[torch.Tensor]
+        self,
+        dtype: torch.dtype,
+        names: tuple[str, ...],
+        tensors: Iterable[torch.Tensor],
+        comes_again: bool = True,
     ) -> Listing:
+        """Kept, unless its names are not those of the next checkpoint, too."""
         shapes = tuple([tensor.shape for tensor in tensors])
         key = dtype, names, shapes
-        if key not in self._listings:
-            named = tuple(zip(names, shapes, strict=True))
-            self._listings[key] = Listing(dtype_name(dtype), named)
-        return self._listings[key]
+        listing = self._listings.get(key)
+        if listing is None:
+            listing = Listing(dtype_name(dtype), tuple(zip(names, shapes, strict=True)))
+            if comes_again:
+                self._listings[key] = listing
+        return listing
 
 
 def _addresses(values: Sequence[Any]) -> list[int]:

@@ -142,3 +142,4 @@ def test_older_versions_come_with_their_parameters():
     names = [name for name, _ in listing.tensors]
     assert [n for n in names if n.startswith("version/")] == [f"version/-1/{n}" for n in older]
     assert data.endswith(b"".join(value[2] for value in older.values()))
+    assert not capturer._listings, "the next checkpoint has versions of other names"
