@@ -49,7 +49,7 @@ ROWS: dict[str, tuple[str, ...]] = {
 MORE: dict[str, tuple[str, ...]] = {
     "peers": ("bench_peers.py --fresh",),
     "groups": ("bench_groups_real.py",),
-    "checkpoints": ("bench_checkpoints.py --samplers uniform --pairs 2",),
+    "checkpoints": ("bench_checkpoints.py --samplers uniform --pairs 5",),
     "budget": (
         "bench_pairs.py nlp.c2 --right memory_budget=1.5x --output artifacts/residency/pairs.json",
     ),
