@@ -12,7 +12,7 @@ import heapq
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import count, pairwise
 
 from naspipe.core.access import AccessKind
 from naspipe.core.ids import LayerId
@@ -116,7 +116,8 @@ class FreeStages:
     looks_at: int = 1
     _now: int = 0
     _ready: list[tuple[int, int, int, Access]] = field(default_factory=list)
-    _running: list[tuple[int, int, int, Access]] = field(default_factory=list)
+    _offers: Iterator[int] = field(default_factory=count)
+    _running: list[tuple[int, int, Access]] = field(default_factory=list)
     _where: dict[LayerId, set[int]] = field(default_factory=dict)
     """Stages that have a layer's newest version."""
     _last: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -139,7 +140,7 @@ class FreeStages:
         while self._running:
             self._now = self._running[0][0]
             while self._running and self._running[0][0] == self._now:
-                _, _, stage, access = heapq.heappop(self._running)
+                _, stage, access = heapq.heappop(self._running)
                 free.append(stage)
                 self._finish(stage, access)
             self._dispatch(free)
@@ -156,9 +157,9 @@ class FreeStages:
                 self._offer(stream[own][0])
 
     def _offer(self, access: Access) -> None:
-        """Of equal levels, older subnets first."""
+        """Of equal levels, older subnets first; of equal subnets, what was offered first."""
         if access.subnet < self._admitted[access.layer.stream]:
-            key = (-access.level, access.subnet, id(access), access)
+            key = (-access.level, access.subnet, next(self._offers), access)
             heapq.heappush(self._ready, key)
 
     def _dispatch(self, free: list[int]) -> None:
@@ -172,11 +173,11 @@ class FreeStages:
             begin = self._now + self._fetch(access, stage)
             end = begin + access.took_ns
             self._spans.append((stage, begin, end, access))
-            heapq.heappush(self._running, (end, id(access), stage, access))
+            heapq.heappush(self._running, (end, stage, access))
 
     def _take(self, free: Sequence[int]) -> Access:
-        count = min(self.looks_at, len(self._ready)) if free else 1
-        looked_at = [heapq.heappop(self._ready) for _ in range(count)]
+        most = min(self.looks_at, len(self._ready)) if free else 1
+        looked_at = [heapq.heappop(self._ready) for _ in range(most)]
         taken = next((each for each in looked_at if self._is_at_hand(each[3], free)), looked_at[0])
         for each in looked_at:
             if each is not taken:

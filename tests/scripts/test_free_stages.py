@@ -111,3 +111,13 @@ def test_what_is_at_hand_moves_less_and_waits_less():
     )
     assert near.moved < first.moved
     assert near.bubble < first.bubble
+
+
+@pytest.mark.parametrize("is_made_first", [True, False])
+def test_of_equals_the_one_that_was_offered_first_runs(is_made_first):
+    """Wherever they lie in memory: figures are the same in every run."""
+    both = [made([Subnet(0, 0, (0,))], [Exact()], equal(1, 1)) for _ in range(2)]
+    one, other = both if is_made_first else both[::-1]
+    stages = FreeStages([one, other], 1, 64)
+    stages.run()
+    assert any(stages._spans[0][3] is access for access in one[0])
