@@ -21,6 +21,8 @@ class Priorities(NamedTuple):
 
     forward: tuple[int, ...]
     backward: tuple[int, ...]
+    write: tuple[int, ...] = ()
+    """Empty where each WRITE goes before all else."""
 
 
 class Planned(NamedTuple):

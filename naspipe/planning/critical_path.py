@@ -131,15 +131,18 @@ def critical_path_priorities(
 def _levels(chain: Sequence[LayerCost], after_write: Sequence[int]) -> Priorities:
     """Longest paths through one subnet, given what waits for each of its WRITEs."""
     backward: list[int] = []
+    write: list[int] = []
     longest = 0
     for cost, waits in zip(chain, after_write, strict=True):
-        longest = cost.backward_ns + max(longest, cost.write_ns + waits)
+        written = cost.write_ns + waits
+        longest = cost.backward_ns + max(longest, written)
         backward.append(longest)
+        write.append(written if cost.write_ns else longest)
     forward: list[int] = []
     for cost in reversed(chain):
         longest += cost.forward_ns
         forward.append(longest)
-    return Priorities(tuple(reversed(forward)), tuple(backward))
+    return Priorities(tuple(reversed(forward)), tuple(backward), tuple(write))
 
 
 def _next_reader(rule: Rule, step: int, later: tuple[tuple[int, int], ...]) -> int:

@@ -64,6 +64,7 @@ def latest_start_priorities(
     steps: Steps = ONE_PASS,
     window: int = 64,
     rounds: int | None = None,
+    defers_writes: bool = False,
 ) -> list[list[Priorities]]:
     """The priorities of every subnet of every stream, in nanoseconds from the end of all.
 
@@ -74,6 +75,8 @@ def latest_start_priorities(
         steps: how passes form steps, in every stream.
         window: sequence IDs of a stream that are under way at a time.
         rounds: how often the schedule is improved; None for what is worth the time.
+        defers_writes: a stage may do other things between a backward and its WRITE. Only where
+            every pass is a step, and no step waits for all of its gradients.
     """
     pieces = max(1, -(-max(len(each.subnets) for each in streams) // PIECE))
     look = -(-2 * window // steps.passes) * steps.passes
@@ -90,7 +93,7 @@ def latest_start_priorities(
                 )
                 for stream, begin, end in zip(streams, begins, ends, strict=True)
             ],
-            steps, window, rounds,
+            steps, window, rounds, defers_writes,
         )  # fmt: skip
         sizes = [end - begin for begin, end in zip(begins, ends, strict=True)]
         later = _apart(own, sizes, found, window)
@@ -136,30 +139,38 @@ def shortest_ns(streams: Sequence[CutStream], steps: Steps, window: int, rounds:
         window: sequence IDs of a stream that are under way at a time.
         rounds: how often the schedule is improved.
     """
-    _, ends = _scheduled(streams, steps, window, rounds)
-    return max(ends, default=0)
+    return max(_scheduled(streams, steps, window, rounds)[1], default=0)
 
 
 def _of_piece(
-    streams: Sequence[CutStream], steps: Steps, window: int, rounds: int | None
+    streams: Sequence[CutStream],
+    steps: Steps,
+    window: int,
+    rounds: int | None,
+    defers_writes: bool,
 ) -> list[list[Priorities]]:
-    ways, ends = _scheduled(streams, steps, window, rounds)
+    ways, ends = _scheduled(streams, steps, window, rounds, defers_writes)
     return [
-        [_priorities(way, ends, len(stream.rules)) for way in own]
+        [_priorities(way, ends, len(stream.rules), defers_writes) for way in own]
         for own, stream in zip(ways, streams, strict=True)
     ]
 
 
 def _scheduled(
-    streams: Sequence[CutStream], steps: Steps, window: int, rounds: int | None
+    streams: Sequence[CutStream],
+    steps: Steps,
+    window: int,
+    rounds: int | None,
+    defers_writes: bool = False,
 ) -> tuple[list[list[Way]], list[int]]:
     """Each stream's ways, and how long before the end each of their accesses begins."""
     ways = [
-        list(_StreamWays(number, stream, steps).made()) for number, stream in enumerate(streams)
+        list(_StreamWays(number, stream, steps, defers_writes).made())
+        for number, stream in enumerate(streams)
     ]
     schedule = ListSchedule(ways, steps.passes, max(1, window // steps.passes))
     ends = shortest = schedule.run(_paper_backwards(ways), is_backwards=True)
-    numbers = [way.number for own in ways for way in own for _ in way.stages]
+    numbers = [way.number for own in ways for way in own for _ in way.numbers]
     for _ in range(_rounds(ways) if rounds is None else rounds):
         latest = schedule.run(_last_first(ends, numbers), is_backwards=False)
         ends = schedule.run(_last_first(latest, numbers), is_backwards=True)
@@ -174,7 +185,7 @@ def _paper_backwards(ways: Sequence[Sequence[Way]]) -> list[int]:
         (place >= len(way.stages) // 2, own[-1].number - way.number, way.stream)
         for own in ways
         for way in own
-        for place in range(len(way.stages))
+        for place in range(len(way.durations))
     ]
     return sorted(range(len(keys)), key=keys.__getitem__)
 
@@ -188,7 +199,7 @@ def _last_first(ends: Sequence[int], numbers: Sequence[int]) -> list[int]:
 def _rounds(ways: Sequence[Sequence[Way]]) -> int:
     """How often it is worth the time to improve the schedule."""
     everyone = [way for own in ways for way in own]
-    accesses = sum(len(way.stages) for way in everyone)
+    accesses = sum(len(way.durations) for way in everyone)
     if not accesses:
         return 0
     stages = len({stage for way in everyone for stage in way.stages})
@@ -196,17 +207,21 @@ def _rounds(ways: Sequence[Sequence[Way]]) -> int:
     return min(MOST_ROUNDS, int(SHARE * takes_ns / (accesses * _ROUND_NS)))
 
 
-def _priorities(way: Way, ends: Sequence[int], blocks: int) -> Priorities:
+def _priorities(way: Way, ends: Sequence[int], blocks: int, defers_writes: bool) -> Priorities:
     levels = ends[way.first : way.first + len(way.stages)] or [0] * blocks
     backward = levels[: blocks - 1 : -1] or [0] * blocks
-    return Priorities(tuple(levels[:blocks]), tuple(backward))
+    write = [*backward] if defers_writes else []
+    for place, its in way.written.items():
+        write[2 * blocks - 1 - place] = ends[way.first + its]
+    return Priorities(tuple(levels[:blocks]), tuple(backward), tuple(write))
 
 
 class _StreamWays:
     """Makes the ways of one stream, each with what it waits for in others."""
 
-    def __init__(self, number: int, stream: CutStream, steps: Steps) -> None:
+    def __init__(self, number: int, stream: CutStream, steps: Steps, defers_writes: bool) -> None:
         self._number, self._stream, self._steps = number, stream, steps
+        self._defers_writes = defers_writes
         self._writers: dict[LayerId, deque[tuple[int, list[Way]]]] = {}
         """By layer, the last steps that changed it, and their ways that a reader waits for."""
         self._stages: dict[Partition, list[int]] = {}
@@ -230,7 +245,11 @@ class _StreamWays:
                 users.setdefault(layer, []).append(way)
         for layer, own in users.items():
             backward = self._backward(own[-1], layer)
-            own[-1].durations[backward] += self._write_ns(step, ways.index(own[-1]), layer)
+            takes = self._write_ns(step, ways.index(own[-1]), layer)
+            if self._defers_writes and takes:
+                own[-1].write(backward, takes)
+            else:
+                own[-1].durations[backward] += takes
             reach = steps_behind(rule_of(self._stream.rules, layer)) or 0
             writers = ways if self._steps.is_gated else own
             kept = self._writers.setdefault(layer, deque(maxlen=reach + 1))
@@ -278,4 +297,4 @@ class _StreamWays:
             if writer.stages:
                 end = len(writer.stages) - 1
                 place = end if self._steps.is_gated else self._backward(writer, layer)
-                way.follow(layer.block, writer, place)
+                way.follow(layer.block, writer, writer.written.get(place, place))

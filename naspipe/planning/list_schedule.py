@@ -16,18 +16,40 @@ from dataclasses import dataclass, field
 class Way:
     """A subnet's accesses in the order of its chain: forwards, then backwards, each by its place.
 
-    A backward has the layer's WRITE with it.
+    A backward has the layer's WRITE with it, unless that is an access of its own: those have the
+    places behind the chain.
     """
 
     stream: int
     number: int
     """In its stream."""
     stages: Sequence[int]
+    """Of the chain."""
     durations: list[int]
+    written: dict[int, int] = field(default_factory=dict)
+    """By the place of a backward, that of its WRITE, where it is an access of its own."""
     earlier: list[tuple[int, Way, int]] = field(default_factory=list)
     """A place, and the access of another way that comes before it."""
     first: int = 0
     """The number of its first access; the others have the next ones."""
+
+    def write(self, place: int, takes: int) -> None:
+        """The WRITE behind the backward at a place is an access of its own."""
+        self.written[place] = len(self.durations)
+        self.durations.append(takes)
+
+    @property
+    def numbers(self) -> range:
+        """Of all its accesses."""
+        return range(self.first, self.first + len(self.durations))
+
+    def ends(self) -> tuple[list[int], list[int]]:
+        """The numbers of the accesses that nothing of it comes before, and behind."""
+        last = len(self.stages) - 1
+        if last < 0:
+            return [], []
+        behind = [*self.written.values()] + [last] * (last not in self.written)
+        return [self.first], [self.first + place for place in behind]
 
     def follow(self, place: int, other: Way, its: int) -> None:
         """The access at a place comes behind another way's."""
@@ -51,7 +73,7 @@ class ListSchedule:
         self._durations: list[int] = []
         for way in (way for own in streams for way in own):
             way.first = len(self.stages)
-            self.stages += way.stages
+            self.stages += [*way.stages, *(way.stages[place] for place in way.written)]
             self._durations += way.durations
         count = len(self.stages)
         before: list[list[int]] = [[] for _ in range(count)]
@@ -67,6 +89,8 @@ class ListSchedule:
             for way in own:
                 end = way.first + len(way.stages)
                 yield from zip(range(way.first, end - 1), range(way.first + 1, end), strict=True)
+                for place, its in way.written.items():
+                    yield way.first + place, way.first + its
                 for place, other, its in way.earlier:
                     yield other.first + its, way.first + place
 
@@ -83,10 +107,9 @@ class ListSchedule:
         windows = [_Window(own, self._passes, self._window, is_backwards) for own in self._streams]
         window_of: dict[int, _Window] = {}
         for window in windows:
-            for entry, last in zip(window.entries, window.lasts, strict=True):
-                if entry >= 0:
-                    unmet[entry] += 1  # until it is let in
-                    window_of[last] = window
+            for entry in (entry for entries in window.entries for entry in entries):
+                unmet[entry] += 1  # until it is let in
+            window_of |= dict.fromkeys(window.places, window)
         place_in_order = [0] * len(stages)
         for place, access in enumerate(order):
             place_in_order[access] = place
@@ -132,15 +155,13 @@ class _Window:
 
     def __init__(self, own: Sequence[Way], passes: int, window: int, is_backwards: bool) -> None:
         ways = own[::-1] if is_backwards else own
-        ends = [(way.first, way.first + len(way.stages) - 1) for way in ways]
-        if is_backwards:
-            ends = [(last, first) for first, last in ends]
-        empty = [not way.stages for way in ways]
-        self.entries = [-1 if no else first for (first, _), no in zip(ends, empty, strict=True)]
-        """Of each way the access that it begins with; -1 where it has none."""
-        self.lasts = [last for _, last in ends]
-        self._places = {last: place for place, (_, last) in enumerate(ends) if not empty[place]}
-        self._is_through = empty
+        ends = [way.ends()[:: -1 if is_backwards else 1] for way in ways]
+        self.entries = [first for first, _ in ends]
+        """Of each way the accesses that it begins with."""
+        self.places = {each: place for place, (_, last) in enumerate(ends) for each in last}
+        """Of the accesses that a way ends with: which way that is."""
+        self._left = [len(last) for _, last in ends]
+        """How many of them each has still to do."""
         self._passes, self._window = passes, window
         self._oldest = self._let_in = 0
 
@@ -148,16 +169,16 @@ class _Window:
         """The first accesses of those that may run now, too."""
         found: list[int] = []
         while True:
-            while self._oldest < self._let_in and self._is_through[self._oldest]:
+            while self._oldest < self._let_in and not self._left[self._oldest]:
                 self._oldest += 1
             begin = self._let_in
             end = (self._oldest // self._passes + self._window) * self._passes
             end = self._let_in = min(len(self.entries), end)
             if end <= begin:
                 return found
-            found += [each for each in self.entries[begin:end] if each >= 0]
+            found += [entry for entries in self.entries[begin:end] for entry in entries]
 
     def let_in_behind(self, last: int) -> list[int]:
-        """The same when a way is through, whose last access that is."""
-        self._is_through[self._places[last]] = True
-        return self.let_in()
+        """The same when a way is through with an access that it ends with."""
+        self._left[place := self.places[last]] -= 1
+        return [] if self._left[place] else self.let_in()

@@ -17,15 +17,8 @@ from naspipe.core.partition import Partition
 from naspipe.core.steps import ONE_PASS, Steps
 from naspipe.core.subnet import Subnet
 from naspipe.core.wiring import PLAIN, Wiring
-from naspipe.planning.causal_bound import chain_lengths
 from naspipe.planning.cost import CostTable
-from naspipe.planning.critical_path import (
-    GRAIN,
-    STREAMS_GRAIN,
-    coarsened,
-    critical_path_priorities,
-    rolling_priorities,
-)
+from naspipe.planning.critical_path import GRAIN, STREAMS_GRAIN
 from naspipe.planning.latest_start import CutStream, latest_start_priorities
 from naspipe.planning.memory import MemoryPlan, Sizes, check_host_memory, plan_memory
 from naspipe.planning.window import plan_window
@@ -34,6 +27,7 @@ from naspipe.schedule.groups import check_groups
 from naspipe.schedule.traits import traits_of
 from naspipe.sim.chains import Stream
 from naspipe.sim.cutting import CutSteps, are_cut_alike, cut_by_steps
+from naspipe.sim.longest_paths import costs_of, longest_paths, mean_lengths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,11 +168,10 @@ def by_critical_path(plan: Plan, pipeline: Pipeline, known: int | None = None) -
         known: how many of the next subnets a subnet's priorities may look at; None for all.
     """
     grain = GRAIN if len(pipeline.streams) == 1 else STREAMS_GRAIN
-    usual = [] if known is None or grain == GRAIN else _mean_lengths(pipeline)
-    priorities = [
-        _priorities(stream, pipeline.steps, grain, known, usual) for stream in pipeline.streams
-    ]
-    return _ranked(plan, "critical-path", priorities)
+    streams, steps = pipeline.streams, pipeline.steps
+    usual = [] if known is None or grain == GRAIN else mean_lengths(streams, steps)
+    priorities = [longest_paths(stream, steps, grain, known, usual) for stream in streams]
+    return _ranked(plan, pipeline, "critical-path", priorities)
 
 
 def by_latest_start(plan: Plan, pipeline: Pipeline) -> Plan:
@@ -193,14 +186,16 @@ def by_latest_start(plan: Plan, pipeline: Pipeline) -> Plan:
             subnets=stream.subnets,
             partitions=each.partitions,
             rules=stream.chain.rules,
-            costs=_costs(stream),
+            costs=costs_of(stream),
             ordered=plan.buffered,
             is_trained=pipeline.wiring.of(number).is_trained,
         )
         for number, (each, stream) in enumerate(zip(plan.streams, pipeline.streams, strict=True))
     ]
-    found = latest_start_priorities(streams, pipeline.steps, plan.window)
-    return _ranked(plan, "latest-start", found)
+    found = latest_start_priorities(
+        streams, pipeline.steps, plan.window, defers_writes=_defers_writes(plan, pipeline)
+    )
+    return _ranked(plan, pipeline, "latest-start", found)
 
 
 RANKINGS: Mapping[str, Callable[[Plan, Pipeline], Plan]] = {
@@ -210,41 +205,30 @@ RANKINGS: Mapping[str, Callable[[Plan, Pipeline], Plan]] = {
 """What gives accesses their priorities, by the order that asks for them."""
 
 
-def _ranked(plan: Plan, order: str, priorities: Sequence[Sequence[Priorities]]) -> Plan:
+def _defers_writes(plan: Plan, pipeline: Pipeline) -> bool:
+    """Whether WRITEs that nobody waits for come behind what others wait for.
+
+    With a budget a gradient is used up before the next one is made. Where a step has several passes
+    or waits for all its gradients, and where streams are joined, others wait for each block.
+    """
+    steps = pipeline.steps
+    is_plain = steps.passes == 1 and not steps.is_gated and not pipeline.wiring.taps
+    return plan.memory is None and is_plain
+
+
+def _ranked(
+    plan: Plan, pipeline: Pipeline, order: str, priorities: Sequence[Sequence[Priorities]]
+) -> Plan:
+    defers_writes = _defers_writes(plan, pipeline)
+
+    def ranked(planned: Planned, own: Priorities) -> Planned:
+        return planned._replace(priorities=own if defers_writes else own._replace(write=()))
+
     streams = tuple(
-        replace(each, planned=tuple(map(_with_priorities, each.planned, own)))
+        replace(each, planned=tuple(map(ranked, each.planned, own)))
         for each, own in zip(plan.streams, priorities, strict=True)
     )
     return replace(plan, order=order, streams=streams)
-
-
-def _with_priorities(planned: Planned, priorities: Priorities) -> Planned:
-    return planned._replace(priorities=priorities)
-
-
-def _mean_lengths(pipeline: Pipeline) -> list[float]:
-    chains = ((each.subnets, each.chain.rules, _costs(each)) for each in pipeline.streams)
-    lengths = (chain_lengths(*each, pipeline.steps) for each in chains)
-    return [sum(each) / len(each) for each in zip(*lengths, strict=False)]
-
-
-def _costs(stream: Stream) -> CostTable:
-    if stream.costs is None:
-        raise ConfigError("dispatch order: expected layers of known costs, found none")
-    return stream.costs
-
-
-def _priorities(
-    stream: Stream, steps: Steps, grain: float, known: int | None, usual: Sequence[float]
-) -> list[Priorities]:
-    subnets, rules, costs = stream.subnets, stream.chain.rules, _costs(stream)
-    if known is None:
-        levels = critical_path_priorities(subnets, rules, costs, steps)
-    else:
-        levels = rolling_priorities(subnets, rules, costs, known, usual, steps)
-    places = (place for subnet in subnets for place in enumerate(subnet.chain))
-    work_ns = sum(costs.of(*place).total_ns for place in places)
-    return coarsened(levels, max(1, int(grain * work_ns / len(subnets))))
 
 
 def _memory(

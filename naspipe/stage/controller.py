@@ -77,7 +77,7 @@ class StageController:
         self._whereabouts = history.whereabouts
         self._cuts = Cuts(stage, self._book, self._whereabouts)
         self._gates = Gates(gates)
-        self._writes = Writes(self._book, residency, self._gates, policy.steps)
+        self._writes = Writes(self._book, residency, self._gates, policy.steps, ready.order)
         self._subnets: dict[tuple[StreamId, SequenceId], Progress] = {}
         self._ready = ready
         self._clearance = Clearance(self._book, policy, self._whereabouts.has_buffers)
@@ -139,7 +139,7 @@ class StageController:
                 self._book.resume(event.stream, event.first, event.layers)
                 self._whereabouts.resume(event.layers)
         if self._writes.are_due and (self._commanded == 0 or self.follows_blocks):
-            commands += (begun := self._writes.begin())
+            commands += (begun := self._writes.begin(self._ready.first_key))
             if begun:
                 self._stalls.end(event.time_ns)
         if self._commanded == 0 and not self._writes.are_under_way:

@@ -64,6 +64,11 @@ class ReadyTasks:
         work.todo.pop()
         return work
 
+    @property
+    def first_key(self) -> tuple[Any, ...] | None:
+        """Of the task that would run next; None where there is none."""
+        return self.queue[0][0] if self.queue else None
+
     def begin(self) -> Work | None:
         """Run the first one; None where there is none."""
         if not self.queue:

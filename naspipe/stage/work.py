@@ -88,6 +88,8 @@ class Progress:
     to be taken: the last of them retires the subnet."""
     holds: int = 0
     """Gates that its WRITEs wait for."""
+    write_priorities: tuple[int, ...] = ()
+    """By block of the chain; empty where each WRITE goes before all tasks."""
     writing: set[int] = field(default_factory=set)
     """Blocks whose WRITE was commanded and has not finished."""
 
@@ -153,7 +155,7 @@ def begin_subnet(
             )
             progress.backwards[number] = backward
     if event.priorities:
-        forward.priorities, backwards = event.priorities
+        forward.priorities, backwards, progress.write_priorities = event.priorities
         for backward in progress.backwards.values():
             backward.priorities = backwards
     num_tasks = len(progress.backwards) or bool(blocks)

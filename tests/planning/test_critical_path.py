@@ -49,9 +49,11 @@ def longest_paths(subnets, rules, costs, passes=1):
         if kind == "F":
             follower = level("F", y, block + 1) if block < last else level("B", y, last)
             return cost.forward_ns + follower
-        waiting = max((level("F", z, block) for z in readers(y, block)), default=0)
-        after_write = cost.write_ns + waiting
-        return cost.backward_ns + max(level("B", y, block - 1) if block else 0, after_write)
+        if kind == "W":
+            waiting = max((level("F", z, block) for z in readers(y, block)), default=0)
+            return cost.write_ns + waiting
+        before = level("B", y, block - 1) if block else 0
+        return cost.backward_ns + max(before, level("W", y, block))
 
     return level
 
@@ -67,6 +69,7 @@ def test_priorities_are_longest_paths(pipeline, passes):
         for block in range(len(rules)):
             assert priorities.forward[block] == level("F", y, block)
             assert priorities.backward[block] == level("B", y, block)
+            assert priorities.write[block] == level("W", y, block)
 
 
 @settings(max_examples=100)
@@ -153,8 +156,8 @@ def test_a_stream_that_lags_goes_first():
 
 def test_near_priorities_are_left_to_the_papers_order():
     """In whole grains, rounded down, also below zero: a stage then takes the backward."""
-    found = coarsened([Priorities((19, 10, 9), (0, -1, -11))], 10)
-    assert found == [Priorities((1, 1, 0), (0, -1, -2))]
+    found = coarsened([Priorities((19, 10, 9), (0, -1, -11), (9, 30, -20))], 10)
+    assert found == [Priorities((1, 1, 0), (0, -1, -2), (0, 3, -2))]
     order = CriticalPathOrder()
     forward = Task(0, 3, TaskKind.FORWARD, 0)
     backward = Task(0, 5, TaskKind.BACKWARD, 0)

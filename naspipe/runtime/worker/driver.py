@@ -90,8 +90,7 @@ class StageDriver:
         self._unadmitted: deque[Planned] = deque()
         self._is_held = False
         self._run: deque[tuple[Task, LayerId, Version, int]] = deque()
-        self._computed: deque[BlockFinished] = deque()
-        """Blocks of the run that the controller was not told of yet."""
+        self._computed: deque[BlockFinished] = deque()  # that the controller was not told of yet
         self._events: deque[Event] = deque()
         self._idle_work = IdleWork(controller, effects.stores, self._tell)
         self._memory_retry = effects.compute.memory_retry
@@ -252,10 +251,10 @@ class StageDriver:
         while self._events:
             self._sink.event(self._events[0])
             for kind, alike in groupby(self._controller.handle(self._events[0]), type):
-                commands = list(alike)
                 if kind is WriteLayer:
-                    self._write(cast(list[WriteLayer], commands))
-                for command in commands if kind is not WriteLayer else ():
+                    self._write(cast(list[WriteLayer], list(alike)))
+                    continue
+                for command in alike:
                     self._carry_out(command)
             self._events.popleft()
 
@@ -292,9 +291,10 @@ class StageDriver:
                 self._admit(self._intakes[stream].retire(sequence_id))
 
     def _write(self, commands: Sequence[WriteLayer]) -> None:
-        for event in needed(self._writing, commands[0]).write(commands, self._begin_write):
-            self._tell(event)
+        written = list(needed(self._writing, commands[0]).write(commands, self._begin_write))
+        if not self._controller.follows_blocks:
+            self._look()  # what came meanwhile may go before the next WRITE
+        self._events += written
 
     def _begin_write(self, command: WriteLayer) -> None:
-        layer = command.layer
-        self._doing = (f"{layer.stream}.{command.sequence_id} WRITE of", layer)
+        self._doing = (f"{command.layer.stream}.{command.sequence_id} WRITE of", command.layer)

@@ -61,7 +61,9 @@ class Script:
 class Bench:
     """The driver of stage 1, and all that it works on; a context manager."""
 
-    def __init__(self, path, script, *, known=4, window=4, every=0, work=None, **options):
+    def __init__(
+        self, path, script, *, known=4, window=4, every=0, work=None, levels=None, **options
+    ):
         self.compute = StageCompute([work or workload()], Placement(torch.device("cpu")))
         self.script, self.told, self.reported = script, [], []
         self.log, self.folder = Log(path / "log"), CheckpointFolder(path / "checkpoints")
@@ -72,8 +74,10 @@ class Bench:
             transport=script, positions=OnePipeline(2), sink=self, checkpointer=self.checkpointer,
             updates=options.pop("updates", self.compute.updates),
         )  # fmt: skip
-        controller = build_controller(1, [space().rules])
-        intake = Intake(AdmissionWindow(window, len(CHAINS)), planned(known))
+        order = "latest-start" if levels else "paper"
+        controller = build_controller(1, [space().rules], order=order)
+        subnets = [each._replace(priorities=levels) for each in planned(known)]
+        intake = Intake(AdmissionWindow(window, len(CHAINS)), subnets)
         how = DriverOptions(**{"timeout_seconds": 0.2, **options})
         self.driver = StageDriver(1, controller, effects, [intake], how)
 

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from naspipe.core.errors import InvariantError, TransportError
+from naspipe.core.events import Priorities
 from naspipe.core.ids import FIRST_STREAM, INITIAL
 from naspipe.runtime.devices.out_of_memory import DeviceFullError
 from naspipe.runtime.processes.publishing import merge_parts
@@ -36,6 +37,21 @@ def test_inputs_become_losses_gradients_and_writes(tmp_path, window):
         assert bench.of("held") == [([4],)]
         kinds = [kind for _, y, kind in bench.of("access") if y == 0]
         assert sorted(kinds) == ["BACKWARD"] * 2 + ["FORWARD"] * 2 + ["WRITE"] * 2
+
+
+def test_what_comes_during_a_write_goes_before_the_next_one(tmp_path):
+    first = FirstStage()
+
+    def later():
+        return first.input(1) if bench.driver.current.startswith("0.0 WRITE") else None
+
+    script = Script(first.input(0), later, first.input(2), first.input(3))
+    levels = Priorities((90,) * 4, (80,) * 4, (10,) * 4)
+    with Bench(tmp_path, script, levels=levels) as bench:
+        bench.driver.run()
+        assert_as_plain(bench, first)
+        kinds = [kind for *_, kind in bench.of("access")]
+        assert kinds[:6] == ["FORWARD"] * 2 + ["BACKWARD"] * 2 + ["WRITE", "FORWARD"]
 
 
 def test_an_input_of_a_subnet_that_nobody_has_told_of_waits(tmp_path):
