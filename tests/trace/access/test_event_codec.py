@@ -33,7 +33,7 @@ options = st.lists(numbers, max_size=9).map(tuple)
 subnets = st.builds(Subnet, numbers, numbers, options, options)
 partitions = st.builds(Partition, st.lists(numbers, min_size=1, max_size=5).map(tuple), options)
 paths = st.lists(numbers, max_size=4).map(tuple)
-priorities = st.one_of(st.none(), st.builds(Priorities, paths, paths))
+priorities = st.one_of(st.none(), st.builds(Priorities, paths, paths, paths))
 events = st.one_of(
     st.builds(SubnetAdmitted, numbers, subnets, partitions, priorities, st.booleans()),
     st.builds(
