@@ -193,3 +193,17 @@ def test_of_a_stream_that_is_not_trained_there_are_forwards_alone():
     )  # fmt: skip
     (found,) = latest_start_priorities([stream])
     assert found == [((40, 30), (0, 0), ()), ((20, 10), (0, 0), ())]
+
+
+def test_a_write_that_takes_no_time_is_as_urgent_as_its_backward():
+    """To put it off would gain nothing, and others wait for it."""
+    costs = CostTable({(0, 0): LayerCost(10, 20, 0), (1, 0): LayerCost(10, 20, 5)})
+    subnets = [Subnet(0, y, (0, 0)) for y in range(2)]
+    stream = CutStream(
+        subnets=subnets, partitions=[Partition((0, 1, 2))] * 2, rules=[Exact()] * 2, costs=costs
+    )
+    (starts,) = latest_start_priorities([stream], defers_writes=True)
+    for found in (starts, critical_path_priorities(subnets, stream.rules, costs)):
+        for each in found:
+            assert each.write[0] == each.backward[0]
+            assert each.write[1] < each.backward[1]
