@@ -96,7 +96,7 @@ class Segment:
     def backward(self, gradients: Sequence[Gradient]) -> tuple[Gradient, ...]:
         """Take the gradients of the outputs; returns those of the inputs, absent ones as None.
 
-        The parameters' gradients are left in the bound layer.
+        The parameters' gradients are left in the bound layer, in memory that no other has.
 
         Raises:
             torch.OutOfMemoryError: when memory was short; see :meth:`undo_backward`.
@@ -112,6 +112,7 @@ class Segment:
                 seed_draws(backward_seed(self._spec.seed))
                 with called(lambda: f"in the backward of {self._name}"):
                     backward_from(roots)
+                self._layer.part_gradients((*gradients, *self._arrived))
         found = tuple(self._arrived)
         self._arrived[:] = [None] * len(found)
         return found

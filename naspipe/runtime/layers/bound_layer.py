@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -35,6 +36,24 @@ class BoundLayer:
         self.is_first = is_first
         """Whether nothing has called the layer here before, so that it is looked at closely."""
 
+    def part_gradients(self, others: Iterable[torch.Tensor | None]) -> None:
+        """Give gradients that are in the memory of one of the others memory of their own.
+
+        The gradient of ``p`` in ``x + p.view_as(x)`` is that of the sum, and so is that of ``x``.
+        What changes it in place, as clipping does, must not change what goes back along the chain.
+        Those of one layer that share memory still do, as in a plain loop.
+        """
+        storages = (each.untyped_storage() for each in others if each is not None)
+        taken = {(each.data_ptr(), each.data_ptr() + each.nbytes()) for each in storages}
+        shared = [
+            parameter
+            for parameter in self.parameters.values()
+            if parameter.grad is not None and _is_within(parameter.grad, taken)
+        ]
+        copies = deepcopy([each.grad for each in shared]) if shared else ()
+        for parameter, copy in zip(shared, copies, strict=True):
+            parameter.grad = copy
+
     def take_gradients(self) -> Gradients:
         """Move the gradients out of the parameters, leaving them absent."""
         gradients: Gradients = {}
@@ -43,6 +62,11 @@ class BoundLayer:
                 gradients[name] = parameter.grad
                 parameter.grad = None
         return gradients
+
+
+def _is_within(tensor: torch.Tensor, memory: Iterable[tuple[int, int]]) -> bool:
+    begin = (tensor._values() if tensor.is_sparse else tensor).data_ptr()
+    return any(first <= begin < end for first, end in memory)
 
 
 class Applied:

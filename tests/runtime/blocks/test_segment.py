@@ -134,3 +134,42 @@ def test_a_subclass_of_tensors_keeps_its_own_backward():
     calls.clear()
     segment.backward_from([(output, torch.ones(2))])
     assert torch.autograd.backward in calls
+
+
+class Twice(nn.Module):
+    """Two parameters whose gradients torch leaves in the memory of the output's."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = (nn.Parameter(torch.zeros(12)) for _ in range(2))
+        self.third = nn.Parameter(torch.zeros(4, 3))
+
+    def forward(self, x):
+        return x * (1 + self.third) + self.one.view(4, 3) + self.other.view(4, 3)
+
+
+def test_a_parameters_gradient_is_in_memory_of_its_own():
+    """Those of one layer share it, as in a plain loop, which may change both by one."""
+    block = of(Twice(), Exact())
+    block.forward()
+    given = torch.ones(4, 3)
+    (handed,) = block.backward([given])
+    gradients = block.take_gradients()
+    assert list(gradients) == ["one", "other", "third"]
+    gradients["one"].mul_(2)
+    assert given.eq(1).all() and handed.eq(1).all()
+    assert gradients["other"].eq(2).all()
+
+
+def test_a_sparse_gradient_is_in_memory_of_its_own():
+    table = nn.Embedding(4, 3, sparse=True)
+    spec = SegmentSpec(label="table", rule=Exact(), seed=1, precision="fp32")
+    layer = BoundLayer(table, table, dict(table.named_parameters()))
+    block = Segment(spec, layer, (torch.arange(4),), keeps_graph=False)
+    block.forward()
+    given = torch.ones(4, 3)
+    block.backward([given])
+    gradient = block.take_gradients()["weight"]
+    assert gradient.is_sparse
+    gradient._values().mul_(2)
+    assert given.eq(1).all()
