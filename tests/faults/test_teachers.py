@@ -17,6 +17,7 @@ from naspipe.runtime.registries.teacher_keys import own_pair
 from naspipe.trace.results.teacher_events import read_teacher_events
 from tests.equivalence.harness import assert_same_bits
 from tests.equivalence.test_teachers import network, plain_loop, train
+from tests.faults.helpers import Calm
 from tests.faults.other_teachers import (
     QUICK,
     SLOW,
@@ -25,6 +26,7 @@ from tests.faults.other_teachers import (
     elsewhere,
     meanwhile,
     of_registry,
+    slow,
     teacher_pids,
 )
 from tests.runtime.registries.servers import free_port, redis_server
@@ -37,6 +39,10 @@ def same_bits(run):
 
 def records(path):
     return read_teacher_events(path)
+
+
+def joined(path):
+    return {each["teacher"] for each in records(path) if each["event"] == "joined"}
 
 
 @pytest.mark.parametrize(("stages", "lines"), [long(1, 9), long(2, 2), (2, 20)])
@@ -115,6 +121,19 @@ def server_keys(server):
         return client.dbsize()
 
 
+class UntilJoined(Calm):
+    """Steps take longer from some number on, until so many teachers have come."""
+
+    def __init__(self, path, teachers, since):
+        super().__init__(slow)
+        self.path, self.teachers, self.since = path, teachers, since
+
+    def __call__(self, seed, sequence_id):
+        if sequence_id >= self.since and len(joined(self.path)) < self.teachers:
+            time.sleep(0.2)
+        return super().__call__(seed, sequence_id)
+
+
 def test_one_joins_over_the_runs_own_registry(tmp_path):
     registry = f"tcp://127.0.0.1:{free_port()}"
     path = tmp_path / "run"
@@ -128,11 +147,10 @@ def test_one_joins_over_the_runs_own_registry(tmp_path):
 
     with meanwhile(path, 5, join):
         how = {**of_registry(tmp_path, registry), "teachers": 1}
-        run = train(path, 2, execution=how, data=SLOW, steps=150)
+        run = train(path, 2, execution=how, data=UntilJoined(path, 2, since=20), steps=150)
     stack[0].__exit__(None, None, None)
     same_bits(run)
-    joined = {each["teacher"] for each in records(path) if each["event"] == "joined"}
-    assert len(joined) == 2
+    assert len(joined(path)) == 2
 
 
 def test_redis_is_killed_and_comes_back_empty(tmp_path):
