@@ -5,9 +5,9 @@
     scripts/measure.py speed peers       these only
 
 Each row's own results go where its script puts them. artifacts/measured.json holds, for each row,
-its command, the commit, and what else went on meanwhile: the processors that other work took, and
-those that the machine's host kept to itself. Run it on a fresh clone with nothing beside it, and
-scripts/draw_measured.py behind it.
+its command, the commit, the machine, and what else went on meanwhile: the processors that other
+work took, and those that the machine's host kept to itself. Run it on a fresh clone with nothing
+beside it, and scripts/draw_measured.py behind it.
 """
 
 from __future__ import annotations
@@ -150,8 +150,8 @@ def main(words: Sequence[str] | None = None) -> int:
     for row, commands in rows.items():
         found = [run_one(command) for command in commands]
         failed |= any(each["status"] for each in found)
-        kept[row] = {"commit": commit, "runs": found}
-        write_json(arguments.output, {"environment": describe_environment(), "rows": kept})
+        kept[row] = {"commit": commit, "environment": describe_environment(), "runs": found}
+        write_json(arguments.output, {"rows": kept})
     report(kept)
     return int(failed)
 

@@ -83,6 +83,7 @@ def test_a_row_is_kept_beside_the_others(tmp_path, monkeypatch):
     rows = json.loads(output.read_text())["rows"]
     assert [len(rows[row]["runs"]) for row in ("one", "two")] == [1, 2]
     assert rows["two"]["commit"] == "ab" * 20
+    assert all(row["environment"]["hardware"]["cores"] for row in rows.values())
 
 
 def test_an_unknown_row_is_one_line(capsys):
