@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from naspipe.core.config import parse_bytes, parse_subnets
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import LayerId, StageId, StreamId
-from naspipe.core.layer_rules import BlockRule, rule_of
+from naspipe.core.layer_rules import BlockRule, rule_of, rule_with_state
 from naspipe.core.partition import Partition
-from naspipe.core.rules import most_copies
+from naspipe.core.rules import most_copies, steps_behind
 from naspipe.core.subnet import Subnet
 from naspipe.planning.size import LayerSize, SizeTable
 
@@ -57,7 +57,7 @@ class StageNeed:
     """Bytes that one stage's layers take."""
 
     permanent_bytes: int
-    """Its shared layers, which stay."""
+    """Its layers that stay on the device, the shared ones above all."""
     largest_bytes: int
     """The largest of its other layers."""
     subnet_bytes: float
@@ -87,21 +87,22 @@ def plan_memory(
     subnets: Sequence[Subnet],
     partitions: Sequence[Partition],
     sizes: Sizes,
-    is_shared: Sequence[Sequence[bool]],
+    stays: Sequence[Sequence[bool]],
     is_sample: bool = False,
 ) -> MemoryPlan:
     """Turn a budget as users write it into bytes for each stage.
 
     ``subnets`` may be those of several streams, one after the other. Where they are a sample,
     which uses every layer, each stage can hold the largest layer of all: any may come to it.
-    ``is_shared`` says of each stream, of each block, whether every subnet uses its only layer.
+    ``stays`` says of each stream, of each block, whether its layers are never evicted:
+    see :func:`staying_blocks`.
 
-    ``3x`` is the stage's shared layers and three times what a subnet has there on average, but
+    ``3x`` is the stage's layers that stay and three times what a subnet has there on average, but
     never less than the stage can run with, and a byte where it has no layers; ``512MiB`` is the
     same for every stage.
     """
     needs = tuple(
-        _stage_need(StageId(stage), subnets, partitions, sizes, is_shared)
+        _stage_need(StageId(stage), subnets, partitions, sizes, stays)
         for stage in range(partitions[0].num_stages)
     )
     if is_sample:
@@ -116,11 +117,32 @@ def plan_memory(
     )
     permanent = frozenset(
         (stream, block)
-        for stream, blocks in enumerate(is_shared)
-        for block, shared in enumerate(blocks)
-        if shared
+        for stream, blocks in enumerate(stays)
+        for block, is_staying in enumerate(blocks)
+        if is_staying
     )
     return MemoryPlan(budgets, needs, sizes, permanent)
+
+
+def staying_blocks(
+    rules: Sequence[BlockRule], is_shared: Sequence[bool], groups: int
+) -> tuple[bool, ...]:
+    """Whether the layers of each block stay on the device once they are loaded.
+
+    Layers that every subnet uses stay, because they are always needed next. With several groups,
+    so do layers whose older versions are read (those of a momentum teacher that lags): after a
+    group has handed its part of a step on, its stage has no current version of the layer that
+    could be loaded again, although subnets still read the older versions there.
+
+    Args:
+        rules: of each block of a chain.
+        is_shared: of each block, whether every subnet uses its only layer.
+        groups: copies of the pipeline.
+    """
+    return tuple(
+        shared or (groups > 1 and bool(steps_behind(rule_with_state(rule))))
+        for rule, shared in zip(rules, is_shared, strict=True)
+    )
 
 
 def check_host_memory(limit: str, needs: Sequence[StageNeed]) -> None:
@@ -148,9 +170,9 @@ def _stage_need(
     subnets: Sequence[Subnet],
     partitions: Sequence[Partition],
     sizes: Sizes,
-    is_shared: Sequence[Sequence[bool]],
+    stays: Sequence[Sequence[bool]],
 ) -> StageNeed:
-    permanent: dict[tuple[StreamId, int], int] = {}
+    permanent: dict[LayerId, int] = {}
     on_host: dict[LayerId, int] = {}
     largest = total = count = 0
     for subnet, partition in zip(subnets, partitions, strict=True):
@@ -159,8 +181,8 @@ def _stage_need(
             layer = subnet.layer(block)
             size_bytes = sizes.of(block, layer.candidate, subnet.stream).state_bytes
             on_host[layer] = sizes.on_host(block, layer.candidate, subnet.stream)
-            if is_shared[subnet.stream][block]:
-                permanent[subnet.stream, block] = size_bytes
+            if stays[subnet.stream][block]:
+                permanent[layer] = size_bytes
             else:
                 largest = max(largest, size_bytes)
                 total += size_bytes

@@ -20,7 +20,13 @@ from naspipe.core.wiring import PLAIN, Wiring
 from naspipe.planning.cost import CostTable
 from naspipe.planning.critical_path import GRAIN, STREAMS_GRAIN
 from naspipe.planning.latest_start import CutStream, latest_start_priorities
-from naspipe.planning.memory import MemoryPlan, Sizes, check_host_memory, plan_memory
+from naspipe.planning.memory import (
+    MemoryPlan,
+    Sizes,
+    check_host_memory,
+    plan_memory,
+    staying_blocks,
+)
 from naspipe.planning.window import plan_window
 from naspipe.residency.check import check_budget
 from naspipe.schedule.groups import check_groups
@@ -254,8 +260,10 @@ def _memory(
     subnets = [subnet for stream in pipeline.streams for subnet in stream.subnets]
     partitions = [partition for cut in cuts for partition in cut]
     is_sample = any(stream.is_sample for stream in pipeline.streams)
-    is_shared = [stream.chain.is_shared for stream in pipeline.streams]
-    memory = plan_memory(budget, subnets, partitions, sizes, is_shared, is_sample)
+    groups = execution.pipeline.groups
+    chains = [stream.chain for stream in pipeline.streams]
+    stays = [staying_blocks(chain.rules, chain.is_shared, groups) for chain in chains]
+    memory = plan_memory(budget, subnets, partitions, sizes, stays, is_sample)
     for budget_bytes, need in zip(memory.budgets, memory.needs, strict=True):
         check_budget(budget_bytes, need.permanent_bytes, need.largest_bytes)
     check_host_memory(execution.memory.host, memory.needs)

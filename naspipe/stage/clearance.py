@@ -50,18 +50,18 @@ class Clearance:
         work, stream = progress.forward, progress.subnet.stream
         for block, ticket in progress.tickets.items():
             if not self._book.is_clear(ticket):
-                self._wait(work, block, (ticket.layer, ticket.reads))
+                self._await_read(work, block, (ticket.layer, ticket.reads))
             if self._steps.passes > 1:
                 for before in self._before(ticket, work.task.sequence_id):
-                    self._wait(work, block, (stream, before, block))
+                    self._await_read(work, block, (stream, before, block))
 
     def written(self, layer: LayerId, version: Version) -> Iterator[Work]:
-        """A version exists here now; returns the forwards of which a block became clear."""
-        return self._wake((layer, version))
+        """A version exists here now; returns the forwards that it may make ready."""
+        return self._wake_readers((layer, version))
 
     def passed(self, stream: StreamId, sequence_id: int, block: int) -> Iterator[Work]:
-        """A forward is through a block; returns the forwards of which a block became clear."""
-        return self._wake((stream, SequenceId(sequence_id), block))
+        """A forward is through a block; returns the forwards that it may make ready."""
+        return self._wake_readers((stream, SequenceId(sequence_id), block))
 
     def _before(self, ticket: Ticket, sequence_id: SequenceId) -> set[SequenceId]:
         """The passes of the same step whose forward through this block comes first."""
@@ -77,17 +77,29 @@ class Clearance:
 
     def arrived(self, task: Task, name: InputName) -> Iterator[Work]:
         """An input is here; returns the forward, for each of its blocks that became clear."""
-        return self._wake((task, name))
+        return (work for work, is_clear in self._arrive((task, name)) if is_clear)
+
+    def _await_read(self, work: Work, block: int, what: _Written | _Passed) -> None:
+        work.num_unread += 1
+        self._wait(work, block, what)
+
+    def _wake_readers(self, what: _Written | _Passed) -> Iterator[Work]:
+        for work, is_clear in self._arrive(what):
+            work.num_unread -= 1
+            if is_clear or not work.num_unread:
+                yield work
 
     def _wait(self, work: Work, block: int, what: _Written | _Passed | _Input) -> None:
         work.unclear.add(block)
         self._open[work.task, block] += 1
         self._waiting.setdefault(what, []).append((work, block))
 
-    def _wake(self, what: _Written | _Passed | _Input) -> Iterator[Work]:
+    def _arrive(self, what: _Written | _Passed | _Input) -> Iterator[tuple[Work, bool]]:
+        """Something is there: each forward that waited for it, and whether a block became clear."""
         for work, block in self._waiting.pop(what, ()):
             self._open[work.task, block] -= 1
-            if not self._open[work.task, block]:
+            is_clear = not self._open[work.task, block]
+            if is_clear:
                 del self._open[work.task, block]
                 work.unclear.discard(block)
-                yield work
+            yield work, is_clear

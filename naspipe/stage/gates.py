@@ -254,6 +254,9 @@ class Gates:
 
     def __init__(self, gates: Sequence[WriteGate]) -> None:
         self._gates = {gate.exchange: gate for gate in gates}
+        self._trained: set[StreamId] = set()
+        """Streams with WRITEs of their own. A momentum teacher's sums concern no gate: its layers
+        follow those of the student, whose WRITEs the gates hold back."""
 
     @property
     def are_none(self) -> bool:
@@ -262,8 +265,10 @@ class Gates:
 
     def admit(self, progress: Progress, moves: Moves, is_trained: bool) -> None:
         """A subnet is under way; only one that is trained has WRITEs."""
-        for gate in self._gates.values() if is_trained else ():
-            gate.admit(progress, moves)
+        if is_trained:
+            self._trained.add(progress.subnet.stream)
+            for gate in self._gates.values():
+                gate.admit(progress, moves)
 
     def passed(self, progress: Progress) -> list[Command]:
         """The backwards of a subnet are through here: every gate is told."""
@@ -271,7 +276,8 @@ class Gates:
 
     def joined(self, layer: LayerId, version: Version) -> list[Command]:
         """The gradients of another group's passes, up to ``version``, are with this stage's."""
-        return [command for gate in self._gates.values() for command in gate.joined(layer, version)]
+        gates = self._gates.values() if layer.stream in self._trained else ()
+        return [command for gate in gates for command in gate.joined(layer, version)]
 
     def hold_sum(self, layer: LayerId, version: Version) -> bool:
         """Whether a layer's gradients, added up to the pass ``version``, have to stay here."""

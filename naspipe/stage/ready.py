@@ -20,7 +20,8 @@ class ReadyTasks:
 
     Args:
         order: which of several runs first.
-        starts_partly_clear: a forward is ready before all of the stage's blocks are clear.
+        starts_partly_clear: a forward is ready as soon as its next block is clear. Otherwise it also
+            waits until every version is there that its blocks on the stage will read.
     """
 
     def __init__(self, order: DispatchOrder, starts_partly_clear: bool) -> None:
@@ -46,7 +47,7 @@ class ReadyTasks:
         if work.todo[-1] in work.unclear:
             return False
         is_forward = work.task.kind is TaskKind.FORWARD
-        return not work.unclear or not is_forward or self._starts_partly_clear
+        return not is_forward or self._starts_partly_clear or not work.num_unread
 
     def _queue(self, work: Work) -> None:
         work.is_queued = True

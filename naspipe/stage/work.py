@@ -27,6 +27,9 @@ class Work:
     unclear: set[int] = field(default_factory=set)
     """Blocks whose version, or whose own input, is not there. One set for a subnet's forward and
     backwards, so that none is loaded too early."""
+    num_unread: int = 0
+    """Versions and earlier passes that blocks of a forward still wait for. Inputs do not count: an
+    input may be made by another pass of the same step, which may in turn need this one's output."""
     missing: set[InputName] = field(default_factory=lambda: {CHAIN})
     """Inputs that have not arrived. Without the chain's nothing can begin."""
     begins_here: bool = False

@@ -83,8 +83,9 @@ def train(path, stages=1, *, lag=1, batches=2, loss=None, steps=STEPS, data=None
 
 
 def plain(
-    lag=1, batches=2, backward=by_pass, steps=STEPS, mode="train", buffers="own", device="cpu"
-):
+    lag=1, batches=2, backward=by_pass, steps=STEPS, mode="train", buffers="own", device="cpu",
+    clip=0.0,
+):  # fmt: skip
     def optimizer(parameters):
         return torch.optim.SGD(parameters, lr=LR, momentum=0.9)
 
@@ -92,7 +93,7 @@ def plain(
         return 1.0 - (1.0 - 0.9) * 0.5 * (1 + math.cos(math.pi * step / steps))
 
     views = npp.Views(spaces.vectors, noisy, views=2, batches=batches)
-    loop = MomentumLoop(FACTORIES, 4, SEED, optimizer, mode, buffers, device)
+    loop = MomentumLoop(FACTORIES, 4, SEED, optimizer, mode, buffers, device, clip)
     with plain_torch():
         loop.train(steps, 2 * batches, views, tau, lag, backward)
     return loop

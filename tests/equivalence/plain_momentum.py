@@ -39,8 +39,9 @@ class MomentumLoop:
     """
 
     def __init__(
-        self, factories, count, seed, optimizer, mode="train", buffers="own", device="cpu"
-    ):
+        self, factories, count, seed, optimizer, mode="train", buffers="own", device="cpu",
+        clip_global_norm=0.0,
+    ):  # fmt: skip
         self.student = []
         for block, make in enumerate(factories):
             torch.manual_seed(keyed_seed(f"{seed}/layer/{block}/0"))
@@ -52,6 +53,7 @@ class MomentumLoop:
         self.optimizers = [optimizer(parameters) if parameters else None for parameters in each]
         self.seed, self.mode, self.buffers, self.losses = seed, mode, buffers, []
         self.device = device
+        self.clip_global_norm = clip_global_norm
 
     def train(self, steps, passes, data, tau, lag, backward, num_lessons=None):
         history = deque([copy.deepcopy(self.teacher)], maxlen=lag + 1)
@@ -70,6 +72,8 @@ class MomentumLoop:
                 outputs.append(x)
                 own += found
             self.losses += backward(outputs, lessons)
+            if self.clip_global_norm:
+                PlainLoop.clip(self, self.student)
             for optimizer in filter(None, self.optimizers):
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)

@@ -12,6 +12,7 @@ import naspipe as npp
 from naspipe.core.errors import RunInterruptedError
 from naspipe.report.recorded import read_run
 from naspipe.report.run_tables import run_tables
+from naspipe.stage.ready import ReadyTasks
 from naspipe.streams.from_file import read_stream
 from naspipe.trace.access.log import read_run_accesses
 from naspipe.trace.reading.compare import compare_runs
@@ -49,6 +50,9 @@ def test_one_loss_over_all_passes(tmp_path, stages, lag, batches):
         (1, {"groups": 4}),
         (2, {"memory_budget": "1x"}),
         long(1, {"memory_budget": "2x"}),
+        (1, {"groups": 2, "memory_budget": "1x", "checkpoint_every": 2}),
+        long(2, {"groups": 2, "memory_budget": "2x"}),
+        (2, {"partly_clear": False}),
     ],
 )
 def test_however_it_is_carried_out(tmp_path, stages, execution):
@@ -63,10 +67,43 @@ def test_its_cuts_are_the_students(tmp_path):
         train(tmp_path / "other", 2, execution={"teacher_cuts": "own"})
 
 
-@pytest.mark.parametrize("execution", [long({}), {"groups": 2}, {"order": "model-parallel"}])
+@pytest.mark.parametrize("lag", [0, 2])
+def test_older_versions_on_groups_with_a_budget(tmp_path, lag):
+    """A stage reads them after it has handed its part of the step on."""
+    how = {"groups": 2, "memory_budget": "1x"}
+    run = train(tmp_path / "run", 1, lag=lag, execution=how)
+    assert differences(run, plain(lag)) == []
+
+
+@pytest.mark.parametrize("execution", [{}, {"groups": 2}, {"groups": 4, "window": 4}])
+def test_a_clipped_student(tmp_path, execution):
+    """The WRITEs of the student wait for the norm of the step; the teacher has no gradients."""
+    recipe = {"clip_global_norm": 0.05}
+    run = train(tmp_path / "run", 1, recipe=recipe, execution=execution)
+    assert differences(run, plain(clip=0.05)) == []
+
+
+@pytest.mark.parametrize(
+    "execution",
+    [long({}), {"groups": 2}, {"order": "model-parallel"}, {"partly_clear": False}],
+)
 def test_one_loss_on_groups(tmp_path, execution):
     run = train(tmp_path / "run", 2, loss=npp.losses.Contrastive(), execution=execution)
     assert differences(run, plain(backward=joined)) == []
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_forward_that_waits_for_other_passes_outputs_is_seen(tmp_path, monkeypatch, stages):
+    """Each pass would wait for the outputs of the others before it begins."""
+
+    def needs_all(tasks, work):
+        return ReadyTasks.offered(tasks, work) and not work.unclear
+
+    monkeypatch.setattr(ReadyTasks, "offered", ReadyTasks._is_ready, raising=False)
+    monkeypatch.setattr(ReadyTasks, "_is_ready", needs_all)
+    how = {"partly_clear": False, "order": "paper", "timeout_seconds": 1.0}
+    with pytest.raises(npp.NaspipeError, match="0.0[FB]@0 (waits for|has no input)"):
+        train(tmp_path / "run", stages, loss=npp.losses.Contrastive(), execution=how)
 
 
 def test_a_tree_of_passes(tmp_path, monkeypatch):

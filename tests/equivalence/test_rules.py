@@ -62,6 +62,8 @@ def test_with_a_budget_and_recompute(tmp_path, text):
         ("lag(3,predict)", "accumulate:3", {}), ("every(3)", "accumulate:2", {}),
         ("lag(0..3,over=6)", "subnets:2", {}), ("lag(0..3,over=6,predict)", "accumulate:2", {}),
         ("lag(2,predict)", "accumulate:4", {"groups": 2}),
+        ("lag(0..3,over=6,predict)", "accumulate:4", {"groups": 2}),
+        long("lag(0..1,over=5,predict)", "subnets:3", {"groups": 3}),
         long("every(3,lr=2.0)", "accumulate:4", {"groups": 2}),
         long("lag(3,momentum=0.0)", "accumulate:4", {"groups": 2}),
     ],
@@ -155,6 +157,18 @@ def test_nothing_is_foreseen_where_nobody_knows_how_far(tmp_path, policy):
         for text in ("lag(3)", "lag(3,predict)")
     ]  # fmt: skip
     assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("missing", own_steps.READ_STATES)
+def test_a_copy_without_what_its_readers_predict_from_is_seen(tmp_path, monkeypatch, missing):
+    """The readers of another group then see the layer elsewhere than those of its own group."""
+    sent = tuple(each for each in own_steps.READ_STATES if each != missing)
+    monkeypatch.setattr(stored_layer, "READ_STATES", sent)
+    with pytest.raises(AssertionError, match="first loss that differs"):
+        check(
+            tmp_path, space_of("lag(0..3,over=6,predict)"), spaces.vectors, LOSS, stages=(1,),
+            steps=8, options=MOMENTUM, recipe={"passes": "accumulate:2"}, execution={"groups": 2},
+        )  # fmt: skip
 
 
 def test_what_a_rule_cannot_have(tmp_path):

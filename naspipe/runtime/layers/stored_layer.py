@@ -21,7 +21,7 @@ from naspipe.runtime.layers.layer_layout import is_moved
 from naspipe.runtime.layers.ports import Received
 from naspipe.runtime.stepping.joint_steps import JointSteps
 from naspipe.runtime.stepping.optimizers import make_optimizer
-from naspipe.runtime.stepping.own_steps import UPDATE, ahead, take_step
+from naspipe.runtime.stepping.own_steps import READ_STATES, ahead, take_step
 from naspipe.runtime.stepping.parameter_names import grouping
 
 
@@ -198,17 +198,18 @@ class StoredLayer:
     def copied(self, *kinds: str, lends: bool = False) -> list[tuple[str, Any]]:
         """The tensors and values whose names begin so, for stages that only read them.
 
-        With parameters goes what says where they will be.
+        Parameters are accompanied by the optimizer state from which readers predict them.
 
         Args:
             kinds: how names begin.
             lends: share the memory of all but the buffers, which the next forward here may change.
                 The next WRITE waits for the gradients of whoever is sent this.
         """
+        is_read = tuple(f"/{key}" for key in READ_STATES) if "param/" in kinds else ()
         return [
             (name, value.clone() if self._must_copy(name, value, lends) else value)
             for name, value in self.tensors()
-            if name.startswith(kinds) or (name.endswith(f"/{UPDATE}") and "param/" in kinds)
+            if name.startswith(kinds) or name.endswith(is_read)
         ]
 
     @staticmethod

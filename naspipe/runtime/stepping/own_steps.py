@@ -32,6 +32,8 @@ UPDATE = "naspipe_update"
 """What its last step added to it; zeros where it had no gradient."""
 AHEAD = "naspipe_ahead"
 """How many steps on its readers see it, where that grows."""
+READ_STATES = (UPDATE, AHEAD)
+"""The optimizer state that :func:`ahead` reads: a copy of a layer is not readable without it."""
 
 
 Used = Mapping[torch.nn.Parameter, torch.Tensor]
