@@ -20,8 +20,8 @@ class ReadyTasks:
 
     Args:
         order: which of several runs first.
-        starts_partly_clear: a forward is ready as soon as its next block is clear. Otherwise it also
-            waits until every version is there that its blocks on the stage will read.
+        starts_partly_clear: a forward is ready as soon as its next block is clear. Otherwise it
+            also waits until every version is there that its blocks on the stage will read.
     """
 
     def __init__(self, order: DispatchOrder, starts_partly_clear: bool) -> None:

@@ -65,18 +65,21 @@ def joined(outputs, lessons):
     return [loss.detach()] * len(outputs)
 
 
-def train(path, stages=1, *, lag=1, batches=2, loss=None, steps=STEPS, data=None, **more):
+def train(
+    path, stages=1, *, lag=1, batches=2, loss=None, steps=STEPS, data=None, space=None, **more
+):
     momentum = {
         "tau": 0.9,
         "end": 1.0,
         "lag": lag,
-        "without": ["block4"],
+        "without": ["block4" if space is None else space.labels[-1]],
         **more.pop("teacher", {}),
     }
     views = npp.Views(data or spaces.vectors, noisy, views=2, batches=batches)
     recipe = {"passes": f"accumulate:{2 * batches}", "norms": "deferred", **more.pop("recipe", {})}
     return npp.train(
-        npp.Space("views", SPACE), views, loss or npp.losses.BYOL(), steps=steps, seed=SEED, lr=LR,
+        space or npp.Space("views", SPACE), views, loss or npp.losses.BYOL(), steps=steps,
+        seed=SEED, lr=LR,
         stages=stages, run_dir=path, recipe=recipe, optimizer_options={"momentum": 0.9},
         teacher=npp.Momentum(momentum.pop("tau"), **momentum), **more,
     )  # fmt: skip
