@@ -49,7 +49,7 @@ class Fork(nn.Module):
 
 
 class Join(Fork):
-    """Reads what was handed on twice, too: without aliases gradients add in another order."""
+    """Reads both, the one that was handed on twice."""
 
     def forward(self, x, y):
         return self.net(y) * x + torch.cos(x)
