@@ -34,6 +34,7 @@ NAMED = {
     "ports.md": lambda: {"setting": setting, "at_least": at_least, "Flag": Flag},
     "wiring.md": dict,
     "elastic-layers.md": dict,
+    "reproducibility.md": dict,
 }
 
 NUMBERS = {"steps": 4, "stages": 1, "start": 2, "every": 2, "calibrate": 1, "validate": 2,

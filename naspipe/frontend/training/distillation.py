@@ -65,7 +65,7 @@ def distill_blockwise(
         last_loss: of the last one; by default cross entropy against the teacher's softmax.
         stages: stage processes. ``execution={"partition": ...}`` says which of them runs which
             block: ``free`` (the default), ``pairs``, ``packed``, ``layers`` or ``hybrid``.
-        seed: of data and paths; block i draws its parameters from ``seed + i``.
+        seed: of the data; block i has ``seed + i`` for its parameters, its paths and its draws.
         sampler: of every block's paths; ``recipe``, ``execution``, ``resume``, ``observer`` and
             ``optimizer`` (with ``lr`` and ``optimizer_options``) as of :func:`naspipe.train`.
         relay: ``decoupled``; for comparison ``barrier`` or ``apart``, see
