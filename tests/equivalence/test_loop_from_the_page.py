@@ -55,15 +55,9 @@ class Join(Fork):
         return self.net(y) * x + torch.cos(x)
 
 
-UNTOLD = pytest.mark.xfail(
-    strict=True,
-    reason="groups do not hand on how far a growing lag foresees: drop this once they do",
-)
-
-
 @pytest.mark.parametrize(
     ("stages", "groups", "lag", "over"),
-    [(1, 1, 2, 4), (2, 1, 2, 4), (1, 2, 2, 0), pytest.param(1, 2, 2, 4, marks=UNTOLD)],
+    [(1, 1, 2, 4), (2, 1, 2, 4), (1, 2, 2, 0), (1, 2, 2, 4)],
 )
 def test_a_supernet(tmp_path, stages, groups, lag, over):
     factories = [
