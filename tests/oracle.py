@@ -66,14 +66,14 @@ class PlainLoop(LateLayers):
 
     def take(
         self, step, passes, loss_fn, *, averages_loss=False, averages_users=False, distill=None,
-        weighs_items=False,
+        weighs_items=False, lessons=None,
     ):  # fmt: skip
         """One optimizer step for several passes, each of them (choices, batch).
 
         Micro-batches divide each loss by their number. With ``averages_users`` each layer's sum of
         gradients is divided by how many passes used it. With ``distill`` the passes behind the
         first one learn its output. With ``weighs_items`` each loss counts by its batch's targets.
-        Lag counts steps.
+        With ``lessons`` each pass learns one of them by the loss's ``distill``. Lag counts steps.
         """
         used, users, taught, leaves = {}, {}, [], []
         items = [self.items(batch["target"], loss_fn) for _, batch in passes if weighs_items]
@@ -82,14 +82,12 @@ class PlainLoop(LateLayers):
             return distill(output, taught[0])
 
         for number, (choices, batch) in enumerate(passes):
-            for block, candidate in self.layers_of(choices):
-                module = self.layer(block, candidate)
-                lags = block in self.history
-                used[block, candidate] = self.read(block, step) if lags else module
-                users[block, candidate] = users.get((block, candidate), 0) + 1
-            modules = [used[pair] for pair in self.layers_of(choices)]
-            calls = [self.call(m, b, choices[b]) for b, m in enumerate(modules)]
+            modules, calls = self.begin_pass(step, choices, used)
+            for pair in self.layers_of(choices):
+                users[pair] = users.get(pair, 0) + 1
             end = learn if distill and number else loss_fn
+            if lessons is not None:
+                end = LearnsFrom(loss_fn, lessons[number])
             state, loss = self.forward(step, number, modules, batch, end, calls)
             taught = taught or state
             if self.nonfinite != "skip" or loss.isfinite():
@@ -108,6 +106,29 @@ class PlainLoop(LateLayers):
                 p.grad.div_(count)
         self.write(step, used)
 
+    def take_joined(self, step, passes, loss_fn, lessons):
+        """One optimizer step with one loss over the outputs of all passes."""
+        used, outputs = {}, []
+        for number, (choices, batch) in enumerate(passes):
+            modules, calls = self.begin_pass(step, choices, used)
+            _, output = self.forward(step, number, modules, batch, AsItIs(), calls)
+            outputs.append(output)
+        loss = loss_fn.joined(outputs, lessons)
+        gradients = torch.autograd.grad(loss, outputs, retain_graph=True)
+        for output, gradient in zip(outputs, gradients, strict=True):
+            output.backward(gradient)
+        self.losses += [loss.detach().cpu().clone()] * len(passes)
+        self.write(step, used)
+
+    def begin_pass(self, step, choices, used):
+        """The modules that a pass reads, which are noted, and what computes its options."""
+        for block, candidate in self.layers_of(choices):
+            module = self.layer(block, candidate)
+            lags = block in self.history
+            used[block, candidate] = self.read(block, step) if lags else module
+        modules = [used[pair] for pair in self.layers_of(choices)]
+        return modules, [self.call(m, b, choices[b]) for b, m in enumerate(modules)]
+
     def layers_of(self, choices):
         """Block and candidate: all options of an elastic layer are the first one."""
         return [(b, 0 if b in self.settings else choice) for b, choice in enumerate(choices)]
@@ -123,7 +144,8 @@ class PlainLoop(LateLayers):
     @staticmethod
     def items(target, loss_fn):
         """Targets that a loss counts."""
-        return sum(1 for value in target.flatten().tolist() if value != loss_fn.ignore_index)
+        ignored = getattr(loss_fn, "ignore_index", None)
+        return sum(1 for value in target.flatten().tolist() if value != ignored)
 
     @staticmethod
     def leaf(modules):
@@ -276,6 +298,31 @@ class PlainLoop(LateLayers):
                 for key, value in state.items():
                     found[block, candidate, f"optimizer/{names[p]}/{key}"] = value
         return found
+
+
+class LearnsFrom:
+    """The loss of one pass with what its teacher says."""
+
+    def __init__(self, loss, lesson):
+        self.loss, self.lesson = loss, lesson
+        self.fields = getattr(loss, "fields", ("target",))
+        if isinstance(loss, torch.nn.CrossEntropyLoss):
+            self.fields = ()
+
+    def __call__(self, *args):
+        outputs, fields = args[: len(args) - len(self.fields)], args[len(args) - len(self.fields) :]
+        if isinstance(self.loss, torch.nn.CrossEntropyLoss):
+            return torch.nn.functional.cross_entropy(*outputs, self.lesson.softmax(1))
+        return self.loss.distill(*outputs, self.lesson, *fields)
+
+
+class AsItIs:
+    """In the place of a loss: the output itself."""
+
+    fields = ()
+
+    def __call__(self, output):
+        return output
 
 
 def bits(tensor):

@@ -145,7 +145,7 @@ def build_controller(
     if any(ranks) or not all(wiring.of(stream).is_trained for stream in range(len(rules))):
         order = RankedOrder(order, ranks)
     lengths = list(map(len, rules))
-    completed = wiring.completed(lengths, steps)
+    completed = wiring.completed(lengths, steps).among(streams)
     tasks = (
         WholeSteps(order, lengths, completed, steps)
         if way.order in WHOLE_STEPS
@@ -160,7 +160,7 @@ def build_controller(
         tasks,
         residency or AllResident(),
         [make(steps) for make in (*(GATES[name] for name in gated), *launches)],
-        completed.among(streams),
+        completed,
     )
 
 

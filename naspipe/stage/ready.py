@@ -112,7 +112,8 @@ class WholeSteps(ReadyTasks):
     Args:
         order: which of several runs first.
         lengths: blocks of each stream's chain.
-        wiring: how the streams are joined, completed.
+        wiring: how the streams that the stage takes part in are joined, completed. It is told of
+            no admission of other streams, so it must not wait for any.
         steps: how passes form steps, in every stream.
     """
 

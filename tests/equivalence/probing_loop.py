@@ -21,15 +21,24 @@ def probing_loop(
     ``extremes`` are the choices of a sandwich's largest and smallest subnet.
     """
     oracle = oracle_of(space, seed, optimizer, lr, options, **recipe)
-    kind, _, number = passes.partition(":")
+    stream = read_stream(run.directory.stream)
+    train_probed(oracle, space, data, loss, stream, probes, passes, seed, extremes)
+    return oracle
+
+
+def train_probed(
+    oracle, space, data, loss, stream, probes, passes, seed, extremes=(), sampler="uniform"
+):
+    """Train an oracle; ``stream`` are the choices of every pass that a run recorded."""
+    kind, number, average = (*passes.split(":"), "", "")[:3]
     draws = int(number) if kind in ("sandwich", "subnets") else 1
     count = {"one": 1, "accumulate": int(number or 1), "subnets": draws, "sandwich": draws + 2}[
         kind
     ]
     keep, each = {"best": min, "worst": max}[probes.split(":")[0]], int(probes.split(":")[1])
-    drawn, subnets = iterate_subnets("uniform", space, seed), []
+    drawn, subnets = iterate_subnets(sampler, space, seed), []
     with plain_torch():
-        for step in range(len(read_stream(run.directory.stream)) // (count + draws * each)):
+        for step in range(len(stream) // (count + draws * each)):
 
             def batch(n, step=step):
                 return data(seed, step if kind == "sandwich" else step * count + n)
@@ -50,9 +59,11 @@ def probing_loop(
             subnets += trained
             pairs = [(space.chain(each), batch(n)) for n, each in enumerate(trained)]
             how = {"distill": taught} if kind == "sandwich" else {}
-            oracle.take(step, pairs, loss, averages_loss=kind == "accumulate", **how)
-    assert read_stream(run.directory.stream) == subnets
-    return oracle
+            oracle.take(
+                step, pairs, loss, averages_loss=kind == "accumulate" or average == "passes",
+                averages_users=average == "users", **how,
+            )  # fmt: skip
+    assert stream == subnets
 
 
 def taught(output, lesson):

@@ -20,12 +20,14 @@ class SlicedLoop(PlainLoop):
         super().__init__(*args, **kw)
         self.sliced, self.chosen, self.masks = sliced, {}, {}
 
-    def take(self, step, passes, loss_fn, **kw):
-        self.chosen = {
-            block: {choices[block] for choices, _ in passes}
-            for block in {b for choices, _ in passes for b, _ in enumerate(choices)}
-        }
-        super().take(step, passes, loss_fn, **kw)
+    def begin_pass(self, step, choices, used):
+        for block, option in enumerate(choices):
+            self.chosen.setdefault(block, set()).add(option)
+        return super().begin_pass(step, choices, used)
+
+    def write(self, step, used):
+        super().write(step, used)
+        self.chosen.clear()
 
     def call(self, module, block, option):
         found = super().call(module, block, option)
@@ -38,6 +40,7 @@ class SlicedLoop(PlainLoop):
 
         return look_first
 
+    @torch.enable_grad()  # a teacher's or a probe's forward may be the first
     def reached(self, module, block, option, inputs):
         """Of several random networks, as one may have dead entries by chance.
 
@@ -46,7 +49,7 @@ class SlicedLoop(PlainLoop):
         found = [torch.zeros_like(p, dtype=torch.bool) for p in module.parameters()]
         with torch.random.fork_rng():
             for _ in range(12):
-                twin = copy.deepcopy(module).eval()
+                twin = copy.deepcopy(module).eval().requires_grad_(True)
                 for p in twin.parameters():
                     p.data.normal_()
                 twin.zero_grad(set_to_none=True)
@@ -91,7 +94,7 @@ class SlicedLoop(PlainLoop):
                 continue
             p[~mask] = old[p][~mask]
             for key, value in optimizer.state[p].items():
-                if key in ("exp_avg", "exp_avg_sq", "momentum_buffer") and value is not None:
+                if torch.is_tensor(value) and value.dim() and value.shape == p.shape:
                     before = kept.get(p, {}).get(key, torch.zeros_like(p))
                     value[~mask] = before[~mask]
             if p in self.averages:

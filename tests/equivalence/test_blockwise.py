@@ -125,6 +125,7 @@ def check(found, **how):
         (2, {"window": 2, "partition": "pairs"}),
         (2, {"memory_budget": "2x", "partition": "packed"}),
         (3, {"checkpoint_every": 3, "partition": "layers"}),
+        (3, {"order": "model-parallel", "partition": "pairs", "timeout_seconds": 5.0}),
         long(4, {"checkpoint_every": 4}),
     ],
 )

@@ -18,6 +18,8 @@ class Allowed:
     text: str
     """As in "expected 1 or more"."""
     holds: Callable[[Any], bool]
+    words: tuple[str, ...] = ()
+    """All values that are allowed, where they are a list of words."""
 
 
 def at_least(least: float) -> Allowed:
@@ -51,12 +53,12 @@ def norm() -> Allowed:
 
 def one_of(*words: str) -> Allowed:
     """Some words."""
-    return Allowed(" or ".join(words), lambda value: value in words)
+    return Allowed(" or ".join(words), lambda value: value in words, words)
 
 
 def named_in(words: Sequence[str]) -> Allowed:
-    """Words of a list to which others may be added later."""
-    return Allowed(" or ".join(words), lambda value: value in words)
+    """Words of a list to which others may be added later; ``words`` has those of now."""
+    return Allowed(" or ".join(words), lambda value: value in words, tuple(words))
 
 
 def like(pattern: str, text: str) -> Allowed:
