@@ -88,6 +88,38 @@ def test_labels_from_everywhere_leave_the_same_bits(tmp_path, middle, data, more
         assert found.is_identical, str(found)
 
 
+def unlabelled(seed, number):
+    return {"input": batches(seed, number)["input"]}
+
+
+def negative(seed, number):
+    batch = batches(seed, number)
+    return {**batch, "target": batch["target"] - 2}
+
+
+@pytest.mark.parametrize("data", [unlabelled, negative])
+def test_cross_entropy_needs_no_target_with_a_lesson(tmp_path, data):
+    """Neither in the training nor where layers are measured for a plan."""
+    paths = [tmp_path / f"{labels}-{n}" for labels in ("pipeline", "inline") for n in (1, 2)]
+    for path in paths:
+        labels, _, stages = path.name.partition("-")
+        npp.train(
+            student(), data, nn.CrossEntropyLoss(), steps=6, teacher=teacher(), labels=labels,
+            stages=int(stages), run_dir=path,
+        )  # fmt: skip
+    for found in compare_runs(paths):
+        assert found.is_identical, str(found)
+
+
+def test_a_weighted_average_needs_the_target_all_the_same(tmp_path):
+    with pytest.raises(npp.ConfigError, match="batch 0: expected a tensor called 'target'"):
+        npp.train(
+            student(), unlabelled, nn.CrossEntropyLoss(), steps=2, teacher=teacher(),
+            recipe={"passes": "accumulate:2", "weight": "items"}, run_dir=tmp_path / "run",
+        )  # fmt: skip
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("match", ["predictor.*", "norm"])
 def test_groups_of_layers_that_a_momentum_teacher_does_not_have(tmp_path, match):
     predictor = npp.Shared("predictor", lambda: nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3)))
